@@ -1,0 +1,50 @@
+# The two commands of the README are `make run` and `make test`; both set everything up on a bare machine.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+RUN    ?= runs/first
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev run test test-slow lint format bench docs clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/base: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/dev: $(VENV)/base
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+setup: $(VENV)/base ## make .venv with what `make run` needs
+setup-dev: $(VENV)/dev ## … and with what the tests need
+
+run: setup ## train a federated keyboard model on the built-in corpus and report (about 5 minutes)
+	$(BIN)/keyfed train fedavg --out $(RUN) --resume --config first.toml
+
+test: setup-dev lint ## lint, types, all tests but the slow ones (at most 10 minutes)
+	$(BIN)/pytest
+
+test-slow: setup-dev ## training to a quality on real corpora (minutes each)
+	$(BIN)/pytest -m slow
+
+lint: setup-dev ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup-dev ## let ruff format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## our engine beside the plain PyTorch loop
+	$(BIN)/keyfed bench
+
+docs: setup ## write the generated pages of docs/ again
+	$(BIN)/python -m keyfed.run.pages docs
+
+clean: ## remove the virtual environment and caches (runs/ stays)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,60 @@
+"""Keyfed: federated training of keyboard language models, every method compared honestly.
+
+    import keyfed
+
+    config = keyfed.configure("fedavg", data="sotu", model="cifg", rounds=5)
+    result = keyfed.train(config, "runs/mine")
+    model = keyfed.load_model("runs/mine")
+    print(result["test"]["perplexity"], keyfed.suggest(model, "the state of the"))
+
+The names below are the whole public interface; everything is imported on first use, so `import keyfed` is instant.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from keyfed.api import configure, conformance, evaluate, load_model, report, suggest, train
+    from keyfed.errors import KeyfedError
+    from keyfed.federated.methods import METHODS
+    from keyfed.model.conformance import check_model
+    from keyfed.model.presets import PRESETS
+    from keyfed.text.named import load_corpus
+
+_HOME = {
+    "configure": "keyfed.api",
+    "train": "keyfed.api",
+    "load_model": "keyfed.api",
+    "suggest": "keyfed.api",
+    "evaluate": "keyfed.api",
+    "report": "keyfed.api",
+    "conformance": "keyfed.api",
+    "check_model": "keyfed.model.conformance",
+    "load_corpus": "keyfed.text.named",
+    "METHODS": "keyfed.federated.methods",
+    "PRESETS": "keyfed.model.presets",
+    "KeyfedError": "keyfed.errors",
+}
+
+__all__ = [
+    "METHODS",
+    "PRESETS",
+    "KeyfedError",
+    "check_model",
+    "configure",
+    "conformance",
+    "evaluate",
+    "load_corpus",
+    "load_model",
+    "report",
+    "suggest",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'keyfed' has no attribute {name!r}; public names: {', '.join(__all__)}")

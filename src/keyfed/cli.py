@@ -1,0 +1,331 @@
+"""The command line: every verb parses, calls one function and prints.
+
+Exit codes: 0, 1 (a defect of ours, with its traceback), 2 (a mistake of the caller's: one line), 130 (Ctrl-C). torch is
+imported by the verbs, not here: `keyfed --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import keyfed
+from keyfed.errors import ConfigError, KeyfedError, RunError, nearest
+
+if TYPE_CHECKING:
+    from keyfed.config import Config
+
+app = typer.Typer(
+    name="keyfed",
+    help="Train the language model behind a keyboard across many people's devices without moving their text.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(name="data", help="Look at corpora: list, describe, get, explore.", no_args_is_help=True)
+app.add_typer(data_app)
+
+DataOption = Annotated[str | None, typer.Option("--data", help="Corpus name (`keyfed data list`) or a path.")]
+DirOption = Annotated[str | None, typer.Option("--data-dir", help="Folder of the named corpora; else KEYFED_DATA.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="Model preset (`keyfed methods --models`).")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="section.key=value for any option; a bare key is the method's.")
+]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML file with [data] [model] [method] [train].")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+RunArgument = Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")]
+
+
+def _configure(
+    method: str | None,
+    config: Path | None,
+    named: dict[str, Any],
+    settings: list[str] | None,
+    base: Config | None = None,
+) -> Config:
+    """Defaults (or a run's own), then the TOML file, then named options, then --set."""
+    from keyfed.config import Config, apply_settings, check, read_config, set_value
+    from keyfed.federated.methods import method_options
+
+    if method is not None:
+        method_options(method)  # an unknown method is said first
+    if config is not None:
+        made = read_config(config, method)
+    elif base is not None:
+        if method is not None and method != base.method:
+            raise RunError(f'this run was started with method "{base.method}", not "{method}"')
+        made = base
+    else:
+        made = Config(method=method or "fedavg")
+    for key, value in named.items():
+        if value is not None:
+            made = set_value(made, key, value)
+    return check(apply_settings(made, settings or []))
+
+
+def _print_json(value: Any) -> None:
+    from keyfed.run.folder import strict
+
+    typer.echo(json.dumps(strict(value), indent=1, allow_nan=False))
+
+
+def _default_out(config: Config, resume: bool) -> Path:
+    from keyfed.run.folder import free_name
+
+    corpus = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(config.data.name).name)
+    base = Path("runs") / f"{config.method}-{corpus}-{config.model.name}"
+    return base if resume else free_name(base)
+
+
+@app.command()
+def train(
+    method: Annotated[str | None, typer.Argument(help="Method (`keyfed methods`); fedavg by default.")] = None,
+    data: DataOption = None,
+    data_dir: DirOption = None,
+    model: ModelOption = None,
+    rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Everything random derives from it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/METHOD-DATA-MODEL by default.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or start it.")] = False,
+    settings: SetOption = None,
+    config: ConfigOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done, with sizes; do nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a model federatedly and report how it stands.
+
+    METHOD is one of `keyfed methods`, fedavg by default. Without options it trains on the built-in corpus (U.S. State
+    of the Union addresses, one client per president) and writes a run folder: report, metrics, checkpoints, model.
+
+      keyfed train fedavg --data ptb --model gru --rounds 50 --set lr=1 --set train.cohort=10
+    """
+    from keyfed.run.console import Narrator
+    from keyfed.run.folder import read_run_toml
+
+    named = {
+        "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
+    }  # fmt: skip
+    base = None
+    if resume and out is not None and (out / "run.toml").exists():
+        base = read_run_toml(out)[0]
+    resolved = _configure(method, config, named, settings, base)
+    if dry_run:
+        from keyfed.run.dry import describe_plan
+
+        description = describe_plan(resolved)
+        _print_json(description) if as_json else typer.echo(description["text"])
+        return
+    from keyfed.run.results import report_run
+    from keyfed.run.train import train as run_training
+
+    folder = out or _default_out(resolved, resume)
+    with Narrator() as narrator:
+        try:
+            result = run_training(resolved, folder, resume=resume, listener=narrator)
+        except KeyboardInterrupt:
+            narrator.stop()
+            typer.echo(f"stopped; go on with: keyfed train --resume --out {folder}", err=True)
+            raise
+    report = report_run(folder)
+    _print_json(result) if as_json else typer.echo(report)
+
+
+@app.command()
+def evaluate(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Test a run's model again: perplexity, accuracy, spread over clients, on seen and unseen clients."""
+    from keyfed.run.results import evaluate_run, table_text
+
+    result = evaluate_run(run)
+    _print_json(result) if as_json else typer.echo(table_text(result))
+
+
+@app.command()
+def suggest(
+    run: RunArgument,
+    text: Annotated[str, typer.Argument(help="What has been typed so far.")],
+    count: Annotated[int, typer.Option("-k", help="How many suggestions.", min=1)] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the most probable next words after a text."""
+    from keyfed.run.folder import load_model
+    from keyfed.run.suggest import suggest as suggest_words
+
+    trained = load_model(run)
+    words = suggest_words(trained.spec, trained.params, trained.vocab, text, count)
+    _print_json({"text": text, "suggestions": words}) if as_json else typer.echo("\n".join(words))
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method, for its equation and options.")] = None,
+    models: Annotated[bool, typer.Option("--models", help="List the model presets instead.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the methods, or print one's equation, options and reference."""
+    from keyfed.run.catalogue import describe_methods, describe_models, method_page
+
+    if name is not None:
+        page = method_page(name)
+        _print_json(page) if as_json else typer.echo(page["text"])
+        return
+    rows = describe_models() if models else describe_methods()
+    if as_json:
+        _print_json([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
+        return
+    from keyfed.run.console import print_table
+
+    print_table(rows)
+
+
+@app.command()
+def conformance(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Check a model for the defects that falsify numbers: context used, causal, rows independent, padding neutral, …
+
+    Exit code 1 if a check fails.
+    """
+    from keyfed.run.results import check_run
+
+    checks = check_run(run)
+    if as_json:
+        _print_json({"passed": all(c["passed"] for c in checks), "checks": checks})
+    else:
+        for c in checks:
+            typer.echo(f"{'ok  ' if c['passed'] else 'FAIL'}  {c['name']}: {c['detail']}")
+    if not all(c["passed"] for c in checks):
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    model: Annotated[str, typer.Option(help="Model preset.")] = "gru",
+    vocab: Annotated[int, typer.Option(help="Vocabulary size.", min=100)] = 10_000,
+    clients: Annotated[int, typer.Option(help="Clients of the round.", min=1)] = 10,
+    tokens: Annotated[int, typer.Option(help="Tokens of each client.", min=100)] = 8_890,
+    repeats: Annotated[int, typer.Option(help="Runs of each, interleaved; medians are printed.", min=1)] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure one FedAvg round on one thread: our engine beside a plain PyTorch loop, in the same run."""
+    from keyfed.run.bench import bench_round, bench_text
+
+    result = bench_round(model=model, vocab=vocab, clients=clients, tokens=tokens, repeats=repeats)
+    _print_json(result) if as_json else typer.echo(bench_text(result))
+
+
+@data_app.command("list")
+def data_list(data_dir: DirOption = None, as_json: JsonOption = False) -> None:
+    """List the corpora known by name and whether they are at hand."""
+    from keyfed.run.catalogue import describe_corpora
+
+    rows = describe_corpora(Path(data_dir) if data_dir else None)
+    if as_json:
+        _print_json([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
+        return
+    from keyfed.run.console import print_table
+
+    print_table(rows)
+
+
+@data_app.command("describe")
+def data_describe(
+    name: Annotated[str, typer.Argument(help="Corpus name or path.")] = "sotu",
+    data_dir: DirOption = None,
+    model: ModelOption = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Partition a corpus and print its statistics: clients, tokens, vocabulary, unknown words."""
+    from keyfed.run.catalogue import describe_data
+
+    config = _configure(None, None, {"data.name": name, "data.dir": data_dir, "model.name": model}, settings)
+    description = describe_data(config)
+    _print_json(description["statistics"]) if as_json else typer.echo(description["text"])
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, typer.Argument(help="Corpus name.")], data_dir: DirOption = None) -> None:
+    """Fetch a corpus (with its checksum) if it is not at hand, and say where it is."""
+    from keyfed.text.named import NAMED, load_corpus
+
+    if name not in NAMED:
+        raise ConfigError(f'corpus "{name}" is not known{nearest(name, NAMED)}. Corpora: {", ".join(NAMED)}.')
+    corpus = load_corpus(name, data_dir=Path(data_dir) if data_dir else None)
+    lines = sum(len(a.lines) for a in corpus.authors)
+    typer.echo(f"{name}: at hand, {len(corpus.authors):,} authors, {lines:,} lines ({corpus.about})")
+
+
+@data_app.command("explore")
+def data_explore(
+    name: Annotated[str, typer.Argument(help="Corpus name or path.")] = "sotu",
+    out: Annotated[Path, typer.Option(help="Folder for the plots.")] = Path("runs/explore"),
+    top: Annotated[int, typer.Option(help="Entries of each table.", min=1)] = 20,
+    data_dir: DirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Top uni- and bigrams, TF-IDF, lengths and (for character corpora) entropies, with plots."""
+    from keyfed.text.explore import explore
+    from keyfed.text.named import load_corpus
+
+    corpus = load_corpus(name, data_dir=Path(data_dir) if data_dir else None)
+    result = explore(corpus, top=top, out=out / corpus.name)
+    if as_json:
+        _print_json(result)
+        return
+    from keyfed.run.catalogue import exploration_text
+
+    typer.echo(exploration_text(result))
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"keyfed {keyfed.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    del version  # acted on by its callback
+
+
+def main() -> None:
+    """Entry point: errors of the caller are one line and exit code 2."""
+    import click
+
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(standalone_mode=False)
+    except KeyfedError as e:
+        typer.echo(f"error: {e}", err=True)
+        code = 2
+    except click.exceptions.NoArgsIsHelpError as e:
+        typer.echo(e.format_message())
+        code = 2
+    except click.ClickException as e:
+        typer.echo(f"error: {_explain(e)}", err=True)
+        code = 2
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    sys.exit(code or 0)
+
+
+def _explain(error: Any) -> str:
+    """One line for a usage error, with the nearest command or option."""
+    message = str(error.format_message()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    commands = getattr(getattr(context, "command", None), "commands", None)
+    if commands and message.startswith("No such command"):
+        got = message.split("'")[1]
+        return f'command "{got}" is not known{nearest(got, commands)}. Commands: {", ".join(commands)}.'
+    where = getattr(context, "command_path", "keyfed")
+    return f"{message}. See `{where} --help`."

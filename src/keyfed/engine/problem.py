@@ -1,0 +1,156 @@
+"""The local problem of a block of clients: their text, cut into steps, under the model.
+
+`Problem` is everything a process needs to train any client: numbers and shared tensors only, so that it can be handed
+to worker processes. `solve_block` is the one way a client trains in simulation, whatever the process or device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from keyfed.engine.kernels import KERNELS
+from keyfed.federated.sampling import derive_seed
+from keyfed.federated.types import Gradient, Method, Params, Solution
+from keyfed.model.dropout import Dropout
+from keyfed.model.language_model import (
+    Batch,
+    ModelSpec,
+    ModelState,
+    detach_state,
+    initial_state,
+    mean_nats,
+)
+from keyfed.text.batches import Batching, Step, epoch_steps, limit_text, sweep_steps
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStore:
+    """Every client's training tokens in one flat tensor, so that processes share it without copies.
+
+    Attributes:
+      flat: int32 tokens of all clients, one after the other.
+      bounds: client k owns flat[bounds[k] : bounds[k + 1]].
+      names: client ids.
+    """
+
+    flat: Tensor
+    bounds: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def stream(self, client: int) -> NDArray[np.int32]:
+        """Return client k's tokens, not copied."""
+        return self.flat[self.bounds[client] : self.bounds[client + 1]].numpy()
+
+    def tokens(self, client: int) -> int:
+        """Number of client k's tokens."""
+        return self.bounds[client + 1] - self.bounds[client]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def make_store(streams: Sequence[NDArray[np.int32]], names: Sequence[str]) -> ClientStore:
+    """Join client streams into a store in shared memory."""
+    flat = torch.from_numpy(np.concatenate(list(streams)) if streams else np.empty(0, np.int32))
+    bounds = (0, *np.cumsum([len(s) for s in streams]).tolist())
+    return ClientStore(flat.share_memory_(), bounds, tuple(names))
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What it takes to train any client of a run.
+
+    Attributes:
+      batching: how text is cut; `rows` is replaced by the method's batch size.
+      seed: the run's seed; everything random derives from it.
+      sweep: tokens a "round" of central training reads; None for federated methods.
+    """
+
+    spec: ModelSpec
+    store: ClientStore
+    batching: Batching
+    seed: int
+    device: str = "cpu"
+    sweep: int | None = None
+
+
+class TextObjective:
+    """m clients' text under the model, step by step in lockstep; state carried inside an epoch."""
+
+    def __init__(self, problem: Problem, clients: Sequence[int], round: int, rows: int) -> None:
+        self.clients = len(clients)
+        self._problem = problem
+        self._members = list(clients)
+        self._round = round
+        self._batching = replace(problem.batching, rows=rows)
+        self._seeds = torch.tensor([self._seed(k, "dropout") for k in clients], dtype=torch.int64)
+        self._taken = torch.zeros(len(clients), dtype=torch.int64)
+        self._carried: ModelState | None = None
+
+    def _seed(self, client: int, purpose: str, *more: int) -> int:
+        name = self._problem.store.names[client]
+        return derive_seed(self._problem.seed, self._round, name, purpose, *more)
+
+    def _client_steps(self, client: int, epoch: int) -> list[Step]:
+        stream = self._problem.store.stream(client)
+        if self._problem.sweep is not None:
+            return sweep_steps(stream, self._batching, self._problem.sweep, self._round)
+        stream = limit_text(stream, self._batching, self._seed(client, "text"))
+        return epoch_steps(stream, self._batching, self._seed(client, "order", epoch))
+
+    def steps(self, epoch: int) -> Iterator[Callable[[Params], Gradient]]:
+        """Yield the epoch's steps; clients that run out of text are padded with masked batches."""
+        own = [self._client_steps(k, epoch) for k in self._members]
+        count = max(len(steps) for steps in own)
+        rows = max((s.inputs.shape[0] for steps in own for s in steps), default=1)
+        self._carried = None
+        for number in range(count):
+            present = [steps[number] if number < len(steps) else None for steps in own]
+            batch, fresh = stack_steps(present, rows, self._problem.device)
+            # Each client counts its own steps: what it drops must not depend on who else is in the block.
+            self._taken = self._taken + torch.tensor([s is not None for s in present])
+            yield partial(self._gradient, batch, fresh, self._taken)
+
+    def _gradient(self, batch: Batch, fresh: bool, taken: Tensor, params: Params) -> Gradient:
+        spec = self._problem.spec
+        state = self._carried
+        if fresh or state is None:
+            state = initial_state(spec, params, batch.inputs.shape[1])
+        drop = Dropout(spec.dropout, self._seeds, taken) if spec.dropout else None
+        leaves = {name: w.detach().requires_grad_() for name, w in params.items()}
+        loss, tokens, after = mean_nats(spec, leaves, batch, state, drop, KERNELS[spec.cell])
+        grads = torch.autograd.grad(loss, list(leaves.values()), grad_outputs=torch.ones_like(loss))
+        self._carried = detach_state(after)
+        return Gradient(loss.detach() * tokens, tokens, dict(zip(leaves, grads, strict=True)))
+
+
+def stack_steps(steps: Sequence[Step | None], rows: int, device: str) -> tuple[Batch, bool]:
+    """Stack the clients' batches of one step, [m, rows, time]; an absent one is all padding."""
+    time = max(s.inputs.shape[1] for s in steps if s is not None)
+    m = len(steps)
+    if m == 1 and steps[0] is not None and steps[0].inputs.shape[0] == rows:
+        only = steps[0]
+        parts = [np.ascontiguousarray(a)[None] for a in (only.inputs, only.targets, only.mask)]
+    else:
+        parts = [np.zeros((m, rows, time), t) for t in (np.int64, np.int64, np.float32)]
+        for k, s in enumerate(steps):
+            if s is not None:
+                height, width = s.inputs.shape
+                parts[0][k, :height, :width] = s.inputs
+                parts[1][k, :height, :width] = s.targets
+                parts[2][k, :height, :width] = s.mask
+    inputs, targets, mask = (torch.from_numpy(p).to(device) for p in parts)
+    return Batch(inputs, targets, mask), any(s.fresh for s in steps if s is not None)
+
+
+def solve_block(problem: Problem, theta: Params, clients: Sequence[int], method: Method, round: int) -> Solution:
+    """Train a block of clients from θ and return their stacked uploads."""
+    objective = TextObjective(problem, clients, round, method.batch_size)
+    return method.solver.solve(theta, objective, round)

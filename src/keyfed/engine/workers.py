@@ -1,0 +1,145 @@
+"""Worker processes: one thread each, θ and uploads in shared memory, results handed over in client order.
+
+On a CPU two processes of one thread beat one process of two threads, and stacking clients gains nothing. Workers get
+numbers (which client, which round, which method) and shared tensors; nothing crosses the process boundary but those
+and the scalars that come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import traceback
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from keyfed.engine.problem import Problem, solve_block
+from keyfed.federated.methods import build_method
+from keyfed.federated.types import MethodSpec, Params
+
+Result = tuple[int, Params, float, int, int]  # client, upload, loss, tokens, tokens worked
+
+
+def write_flat(flat: Tensor, params: Params) -> None:
+    """Copy named tensors into one flat tensor, in their order."""
+    at = 0
+    for p in params.values():
+        flat[at : at + p.numel()].copy_(p.reshape(-1))
+        at += p.numel()
+
+
+def read_flat(flat: Tensor, shapes: dict[str, tuple[int, ...]]) -> Params:
+    """View a flat tensor as named tensors; nothing is copied."""
+    out, at = {}, 0
+    for name, shape in shapes.items():
+        size = torch.Size(shape).numel()
+        out[name] = flat[at : at + size].view(shape)
+        at += size
+    return out
+
+
+def _work(problem: Problem, shapes: dict[str, tuple[int, ...]], theta: Tensor, slots: Tensor, pipe: Any) -> None:
+    """A worker's life: wait for (client, round, method, slot), train, write the upload into the slot."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    torch.set_num_threads(1)
+    params = read_flat(theta, shapes)
+    while True:
+        try:
+            client, round, spec, slot = pipe.recv()
+        except EOFError:  # the parent is gone
+            return
+        try:
+            solution = solve_block(problem, params, [client], build_method(spec), round)
+            write_flat(slots[slot], solution.upload)
+            pipe.send((client, float(solution.loss), int(solution.tokens), int(solution.worked), None))
+        except Exception:
+            pipe.send((client, 0.0, 0, 0, traceback.format_exc()))
+
+
+class WorkerPool:
+    """`workers` processes that train clients one at a time."""
+
+    def __init__(self, problem: Problem, workers: int) -> None:
+        self._problem = problem
+        self._workers = workers
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+
+    def _start(self, params: Params) -> None:
+        shapes = {name: tuple(p.shape) for name, p in params.items()}
+        size = sum(p.numel() for p in params.values())
+        dtype = next(iter(params.values())).dtype
+        self._shapes = shapes
+        self._theta = torch.zeros(size, dtype=dtype).share_memory_()
+        # One slot in training and one waiting its turn for every worker.
+        self._slots = torch.zeros(2 * self._workers, size, dtype=dtype).share_memory_()
+        context = mp.get_context("spawn")
+        for _ in range(self._workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_work, args=(self._problem, shapes, self._theta, self._slots, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    def solve(self, params: Params, cohort: Sequence[int], spec: MethodSpec, round: int) -> Iterator[Result]:
+        """Yield every client's result in the order of the cohort; an upload lives until the next one is asked for.
+
+        Clients are handed out in order, so the next one to be summed is always in training or done: slots cannot run
+        dry.
+        """
+        if not self._processes:
+            self._start(params)
+        write_flat(self._theta, params)
+        waiting = list(reversed(cohort))
+        free = list(range(len(self._slots)))
+        busy: dict[Connection, int] = {}  # pipe → slot
+        done: dict[int, tuple[int, float, int, int]] = {}  # client → slot and scalars
+
+        def hand_out() -> None:
+            for pipe in self._pipes:
+                if waiting and free and pipe not in busy:
+                    busy[pipe] = free.pop()
+                    pipe.send((waiting.pop(), round, spec, busy[pipe]))
+
+        for client in cohort:
+            hand_out()
+            while client not in done:
+                for pipe in wait(list(busy)):
+                    assert isinstance(pipe, Connection)
+                    finished, loss, tokens, worked, failure = self._receive(pipe)
+                    if failure is not None:
+                        raise RuntimeError(f"worker failed on client {finished}, round {round}:\n{failure}")
+                    done[finished] = (busy.pop(pipe), loss, tokens, worked)
+                hand_out()
+            slot, loss, tokens, worked = done.pop(client)
+            yield client, read_flat(self._slots[slot], self._shapes), loss, tokens, worked
+            free.append(slot)
+
+    def _receive(self, pipe: Connection) -> tuple[int, float, int, int, str | None]:
+        try:
+            return pipe.recv()  # type: ignore[no-any-return]
+        except EOFError as e:
+            code = self._processes[self._pipes.index(pipe)].exitcode
+            raise RuntimeError(
+                f"a worker process died (exit code {code}); out of memory? Try --set train.workers=1"
+            ) from e
+
+    def close(self) -> None:
+        """End all workers; safe to call twice."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                with contextlib.suppress(OSError):
+                    process.terminate()
+                process.join(timeout=5)
+        self._processes, self._pipes = [], []

@@ -1,0 +1,54 @@
+"""Every error Keyfed raises on purpose.
+
+    KeyfedError                 one line on stderr, exit code 2
+    ├── ConfigError             an option, method, model or command that does not exist or makes no sense
+    ├── DataError               a corpus that is missing, empty, damaged or too small
+    ├── ShapeMismatch           tensors that do not fit the model
+    ├── RunError                a run folder: exists, locked, changed configuration, no valid checkpoint
+    └── DownloadError           a corpus that could not be fetched, or whose checksum is wrong
+
+A message says what was got, what was expected, where, and what to do. Anything that is not a
+`KeyfedError` is a defect of ours and keeps its traceback (exit code 1).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class KeyfedError(Exception):
+    """Base of all errors a user can cause and mend."""
+
+
+class ConfigError(KeyfedError):
+    """An option, method, model or value that does not exist or makes no sense."""
+
+
+class DataError(KeyfedError):
+    """A corpus that is missing, empty, damaged or too small."""
+
+
+class ShapeMismatch(KeyfedError):
+    """Tensors that do not fit the model they are meant for."""
+
+
+class RunError(KeyfedError):
+    """A run folder that cannot be used as asked."""
+
+
+class DownloadError(KeyfedError):
+    """A corpus that could not be fetched, or whose checksum is wrong."""
+
+
+def nearest(got: str, known: Iterable[str]) -> str:
+    """Return `" (did you mean X?)"` for the closest known name, or an empty string.
+
+    Example:
+      >>> nearest("fedvag", ["fedavg", "fedsgd"])
+      ' (did you mean fedavg?)'
+      >>> nearest("zzz", ["fedavg"])
+      ''
+    """
+    close = difflib.get_close_matches(got, list(known), n=1, cutoff=0.55)
+    return f" (did you mean {close[0]}?)" if close else ""

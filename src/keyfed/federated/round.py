@@ -1,0 +1,72 @@
+"""One round, the same for every method and every transport."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from keyfed.federated.types import (
+    Aggregate,
+    ClientId,
+    Federation,
+    LayerNumbers,
+    Method,
+    Params,
+    Refusal,
+    Report,
+    State,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSummary:
+    """What a round tells the log.
+
+    Attributes:
+      loss: mean nats per token over the cohort's last local epoch, weighted by tokens (never a mean of means).
+      tokens: tokens of that epoch over the cohort.
+      worked: tokens predicted over all local epochs.
+      effective_clients: (Σ mass)² / Σ mass² per layer; m when all count alike.
+    """
+
+    round: int
+    loss: float
+    tokens: int
+    worked: int
+    contributors: tuple[ClientId, ...]
+    refused: tuple[Refusal, ...]
+    effective_clients: LayerNumbers
+
+
+def initial_state(method: Method, params: Params) -> State:
+    """Return the state before the first round."""
+    return State(params, method.mediator.init(), method.server.init(params), 0)
+
+
+def run_round(
+    method: Method, state: State, cohort: Sequence[ClientId], federation: Federation
+) -> tuple[State, RoundSummary]:
+    """Train the cohort, weigh, sum, step (DESIGN: local solver + report + mediator + linear sum + server rule)."""
+    reports = federation.train(state.params, cohort, method, state.round)
+    memory, shares = method.mediator.weigh(state.mediator, reports)
+    aggregate = federation.collect(shares)
+    params, server = method.server.step(state.params, aggregate, state.server)
+    federation.acknowledge(aggregate.contributors)
+    summary = summarise(state.round, reports, aggregate)
+    return State(params, memory, server, state.round + 1), summary
+
+
+def summarise(round: int, reports: Mapping[ClientId, Report], aggregate: Aggregate) -> RoundSummary:
+    """Condense a round for the log; clients that were refused do not count."""
+    kept = [reports[client] for client in aggregate.contributors]
+    tokens = sum(r.tokens for r in kept)
+    nats = sum(r.loss * r.tokens for r in kept)
+    return RoundSummary(
+        round=round,
+        loss=nats / tokens if tokens else float("nan"),
+        tokens=tokens,
+        worked=sum(r.worked for r in kept),
+        contributors=aggregate.contributors,
+        refused=aggregate.refused,
+        effective_clients=aggregate.effective_clients(),
+    )

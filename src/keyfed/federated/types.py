@@ -1,0 +1,198 @@
+r"""The few values that every method, engine and transport share.
+
+    θ ──► clients solve locally ──► reports (scalars) ──► mediator: share (scale, mass) per client and layer
+                                                                        │
+    θ' ◄── server rule ◄── total^l = Σ_k scale_k^l · upload_k^l ,  mass^l = Σ_k mass_k^l
+
+Fixed once: an upload points towards the client (w_k − θ), so the server *adds*; losses are nats per token; a layer is
+one named parameter tensor; only `Aggregate.mean` divides. Everything local carries a leading client axis: "stacked"
+means `[m, …]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+Params = dict[str, Tensor]
+ClientId = str
+Memory = Any  # whatever a mediator keeps between rounds: a small, JSON-able value
+LayerNumbers = Mapping[str, float]  # one number a layer
+
+
+class Gradient(NamedTuple):
+    """One local step of m stacked clients.
+
+    Attributes:
+      nats: summed loss of the step's tokens, [m].
+      tokens: predicted tokens, [m]; 0 for a client that has run out of text (its step is masked).
+      grads: gradient of each client's own mean nats per token, stacked.
+    """
+
+    nats: Tensor
+    tokens: Tensor
+    grads: Params
+
+
+class Objective(Protocol):
+    """The local problem of m stacked clients, as the solver sees it; engines make one from text and model."""
+
+    clients: int
+
+    def steps(self, epoch: int) -> Iterator[Callable[[Params], Gradient]]:
+        """Yield the epoch's steps in order; each takes the stacked parameters and returns a `Gradient`."""
+        ...
+
+
+class Solution(NamedTuple):
+    """What a local solver returns for m stacked clients.
+
+    Attributes:
+      upload: points from θ towards the client, stacked.
+      loss: mean nats per token over the last local epoch as trained, [m].
+      tokens: tokens predicted in the last local epoch, [m].
+      worked: tokens predicted over all epochs, [m].
+    """
+
+    upload: Params
+    loss: Tensor
+    tokens: Tensor
+    worked: Tensor
+
+
+class Solver(NamedTuple):
+    """How a client works: (θ, its objective, number of the round) → Solution."""
+
+    solve: Callable[[Params, Objective, int], Solution]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a client tells before anything is summed: scalars only."""
+
+    client: ClientId
+    tokens: int
+    loss: float
+    worked: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How much of a client enters the sum, layer by layer: total += scale · upload, mass += mass."""
+
+    scale: LayerNumbers
+    mass: LayerNumbers
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A client left out of the round, with a typed reason."""
+
+    client: ClientId
+    reason: Literal["non-finite loss", "non-finite upload", "exploding upload"]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """The linear sum over whoever arrived."""
+
+    total: Params
+    mass: LayerNumbers
+    squares: LayerNumbers  # Σ mass², for the effective number of clients
+    contributors: tuple[ClientId, ...]
+    refused: tuple[Refusal, ...] = ()
+
+    def mean(self) -> Params:
+        """Return total / mass, layer by layer; a layer of mass 0 takes no step."""
+        return {
+            name: total / self.mass[name] if self.mass[name] > 0 else total.new_zeros(total.shape)
+            for name, total in self.total.items()
+        }
+
+    def effective_clients(self) -> LayerNumbers:
+        """Return (Σ mass)² / Σ mass² per layer: m when all count alike, 1 when one client is everything."""
+        return {name: mass**2 / self.squares[name] if mass > 0 else 0.0 for name, mass in self.mass.items()}
+
+
+class Mediator(NamedTuple):
+    """Decides how much each client counts.
+
+    Attributes:
+      init: memory before the first round.
+      weigh: (memory, reports) → (memory, shares). Shares is None where `share` exists: the clients have weighed
+        themselves while they trained, and their uploads are already in the sum.
+      share: a client's own share from its own report, for rules that need nothing of the others. Such rules stream
+        (memory O(block × model)) and can hide every report.
+    """
+
+    init: Callable[[], Memory]
+    weigh: Callable[[Memory, Mapping[ClientId, Report]], tuple[Memory, Mapping[ClientId, Share] | None]]
+    share: Callable[[Report, Sequence[str]], Share] | None = None
+
+
+class ServerRule(NamedTuple):
+    """How the server moves: state = init(θ), (θ', state') = step(θ, aggregate, state)."""
+
+    init: Callable[[Params], Params]
+    step: Callable[[Params, Aggregate, Params], tuple[Params, Params]]
+
+
+@dataclass(frozen=True, slots=True)
+class MethodSpec:
+    """A method as data: its name and numbers. This travels and is stored; both sides build the method from it."""
+
+    name: str
+    options: Mapping[str, float | int | str | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way of learning across clients: solver + mediator + server rule.
+
+    Attributes:
+      batch_size: rows (streams or sentences) of a local step.
+      epochs: local epochs of a round.
+      cohort: "sample" draws a cohort each round, "all" takes every client (FedSGD), "pooled" trains one client that
+        holds everybody's text (central training, the limit a federation is measured against).
+      spec: how to build this method again elsewhere; None for a method written outside the package.
+    """
+
+    name: str
+    solver: Solver
+    mediator: Mediator
+    server: ServerRule
+    batch_size: int
+    epochs: int
+    cohort: Literal["sample", "all", "pooled"] = "sample"
+    spec: MethodSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that survives a round. A checkpoint is this value and nothing else."""
+
+    params: Params
+    mediator: Memory
+    server: Params
+    round: int
+
+
+class Federation(Protocol):
+    """A transport: a simulation in this process, or real clients. Methods do not know which."""
+
+    def train(
+        self, params: Params, cohort: Sequence[ClientId], method: Method, round: int
+    ) -> Mapping[ClientId, Report]:
+        """Let the cohort solve locally; return the reports of those who answered."""
+        ...
+
+    def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:
+        """Return the sum of scale · upload over those who uploaded."""
+        ...
+
+    def acknowledge(self, contributors: Sequence[ClientId]) -> None:
+        """Tell clients whose upload is in the sum (stateful methods move on only then)."""
+        ...

@@ -1,0 +1,233 @@
+"""Language models over stacked clients: embedding → recurrent layers → (dense) → tied or free output layer.
+
+A model is a value (`ModelSpec`) and functions of it. Parameters are `dict[str, Tensor]` with torch.nn's names; a
+cohort's parameters carry a leading client axis. A tied matrix occurs once, as `embedding.weight`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from keyfed.errors import ShapeMismatch
+from keyfed.model.cells import CELLS, CellName, CellWeights, Recurrence, State, gates_of, zero_state
+from keyfed.model.dropout import Dropout, apply_dropout
+from keyfed.model.output import linear_cross_entropy
+
+Params = dict[str, Tensor]
+ModelState = tuple[State, ...]  # one cell state a layer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Everything that fixes a model's parameters and arithmetic.
+
+    Attributes:
+      name: preset it came from.
+      cell: recurrent cell.
+      vocab: size of the vocabulary, specials included.
+      embed: width of the embedding.
+      hidden: units of each recurrent layer.
+      layers: number of recurrent layers.
+      dense: width of a linear layer after the recurrence, or None.
+      projection: recurrent projection of the CIFG, or None.
+      tied: the output layer is the transposed embedding.
+      biases: bias vectors per gate: 2 as torch.nn, 1 as Keras.
+      dropout: rate after the embedding and after every recurrent layer while training.
+    """
+
+    name: str
+    cell: CellName
+    vocab: int
+    embed: int
+    hidden: int
+    layers: int = 1
+    dense: int | None = None
+    projection: int | None = None
+    tied: bool = False
+    biases: int = 2
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.tied and self.output_width != self.embed:
+            raise ShapeMismatch(
+                f'model "{self.name}": a tied output needs width {self.embed} (the embedding), '
+                f"the last layer has {self.output_width}; set tied=false or the same width"
+            )
+
+    @property
+    def width(self) -> int:
+        """Width of a recurrent layer's output."""
+        return self.projection or self.hidden
+
+    @property
+    def output_width(self) -> int:
+        """Width of what the output layer reads."""
+        return self.dense or self.width
+
+
+def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every parameter, in the order they are stored and sent.
+
+    Example:
+      >>> spec = ModelSpec("gru", "gru", vocab=10_001, embed=300, hidden=300, tied=True)
+      >>> sum(torch.Size(s).numel() for s in shapes(spec).values())
+      3552101
+    """
+    rows = gates_of(spec.cell) * spec.hidden
+    out: dict[str, tuple[int, ...]] = {"embedding.weight": (spec.vocab, spec.embed)}
+    for layer in range(spec.layers):
+        out[f"rnn.weight_ih_l{layer}"] = (rows, spec.embed if layer == 0 else spec.width)
+        out[f"rnn.weight_hh_l{layer}"] = (rows, spec.width)
+        out[f"rnn.bias_ih_l{layer}"] = (rows,)
+        if spec.biases == 2:
+            out[f"rnn.bias_hh_l{layer}"] = (rows,)
+        if spec.projection:
+            out[f"rnn.weight_hr_l{layer}"] = (spec.projection, spec.hidden)
+    if spec.dense:
+        out["dense.weight"] = (spec.dense, spec.width)
+        out["dense.bias"] = (spec.dense,)
+    if not spec.tied:
+        out["output.weight"] = (spec.vocab, spec.output_width)
+    out["output.bias"] = (spec.vocab,)
+    return out
+
+
+def parameter_count(spec: ModelSpec) -> int:
+    """Number of parameters, a tied matrix counted once."""
+    return sum(torch.Size(shape).numel() for shape in shapes(spec).values())
+
+
+def init_params(spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float32) -> Params:
+    """Draw initial parameters: U(−0.1, 0.1) for embedding and output, U(±1/√fan) elsewhere, output bias 0.
+
+    Each tensor has its own generator seeded by (seed, name): adding a layer does not change the others.
+    """
+    params: Params = {}
+    for name, shape in shapes(spec).items():
+        digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+        if name == "output.bias":
+            params[name] = torch.zeros(shape, dtype=dtype)
+            continue
+        bound = 0.1 if name in ("embedding.weight", "output.weight") else spec.hidden**-0.5
+        params[name] = torch.empty(shape, dtype=dtype).uniform_(-bound, bound, generator=generator)
+    return params
+
+
+def check_params(spec: ModelSpec, params: Params, origin: str) -> None:
+    """Raise ShapeMismatch unless `params` (not stacked) has exactly the model's names and shapes."""
+    want = shapes(spec)
+    for name in [*want, *params]:
+        got = tuple(params[name].shape) if name in params else None
+        if got != want.get(name):
+            raise ShapeMismatch(
+                f'{origin}: "{name}" is {list(got) if got else "missing"}, model "{spec.name}" '
+                f"has {list(want[name]) if name in want else 'no such layer'}"
+            )
+
+
+class Batch(NamedTuple):
+    """One step's tokens for m clients; positions with mask 0 are padding."""
+
+    inputs: Tensor  # [m, batch, time] int64
+    targets: Tensor  # [m, batch, time] int64
+    mask: Tensor  # [m, batch, time] float
+
+
+def initial_state(spec: ModelSpec, params: Params, batch: int) -> ModelState:
+    """Return zero states of every layer for m clients × `batch` rows."""
+    like = params["embedding.weight"]
+    one = zero_state(spec.cell, like.shape[0], batch, spec.hidden, spec.width, like)
+    return tuple(tuple(s.clone() for s in one) for _ in range(spec.layers))
+
+
+def layer_weights(params: Params, layer: int) -> CellWeights:
+    """Pick the named tensors of one recurrent layer."""
+    return CellWeights(
+        ih=params[f"rnn.weight_ih_l{layer}"],
+        hh=params[f"rnn.weight_hh_l{layer}"],
+        bias_ih=params[f"rnn.bias_ih_l{layer}"],
+        bias_hh=params.get(f"rnn.bias_hh_l{layer}"),
+        hr=params.get(f"rnn.weight_hr_l{layer}"),
+    )
+
+
+def features(
+    spec: ModelSpec,
+    params: Params,
+    tokens: Tensor,
+    state: ModelState,
+    drop: Dropout | None = None,
+    recurrence: Recurrence | None = None,
+) -> tuple[Tensor, ModelState]:
+    """Run the network up to the output layer.
+
+    Args:
+      params: stacked, [m, …].
+      tokens: [m, batch, time].
+      state: carried state, see `initial_state`.
+      recurrence: the cell to run; None takes the definition in `cells`.
+
+    Returns:
+      ([m, time, batch, width], new state). Time comes before batch so that a step is contiguous.
+    """
+    run = recurrence or CELLS[spec.cell]
+    table = params["embedding.weight"]
+    m, vocab, width = table.shape
+    offsets = torch.arange(m, device=tokens.device)[:, None, None] * vocab
+    x = F.embedding(tokens.transpose(1, 2) + offsets, table.reshape(m * vocab, width))
+    x = apply_dropout(x, drop, 0)
+    last = []
+    for layer in range(spec.layers):
+        x, s = run(x, layer_weights(params, layer), state[layer])
+        last.append(s)
+        x = apply_dropout(x, drop, layer + 1)
+    if spec.dense:
+        flat = x.reshape(m, -1, x.shape[-1])
+        flat = torch.baddbmm(params["dense.bias"][:, None], flat, params["dense.weight"].mT)
+        x = flat.view(*x.shape[:-1], spec.dense)
+    return x, tuple(last)
+
+
+def output_layer(spec: ModelSpec, params: Params) -> tuple[Tensor, Tensor]:
+    """Return the output layer's weight [m, V, width] (the embedding when tied) and bias [m, V]."""
+    return params["embedding.weight" if spec.tied else "output.weight"], params["output.bias"]
+
+
+def mean_nats(
+    spec: ModelSpec,
+    params: Params,
+    batch: Batch,
+    state: ModelState,
+    drop: Dropout | None = None,
+    recurrence: Recurrence | None = None,
+) -> tuple[Tensor, Tensor, ModelState]:
+    """Return (mean nats per real token [m], real tokens [m], new state) of one batch.
+
+    A client whose batch is all padding has loss 0 and no gradient.
+    """
+    x, state = features(spec, params, batch.inputs, state, drop, recurrence)
+    m = x.shape[0]
+    mask = batch.mask.to(x.dtype)
+    counts = mask.sum((1, 2))
+    scale = (mask / counts.clamp(min=1)[:, None, None]).transpose(1, 2).reshape(m, -1)
+    targets = batch.targets.transpose(1, 2).reshape(m, -1)
+    weight, bias = output_layer(spec, params)
+    loss = linear_cross_entropy(x.reshape(m, -1, x.shape[-1]), weight, bias, targets, scale)
+    return loss, counts, state
+
+
+def stack(params: Params, m: int) -> Params:
+    """Give every client of a cohort its own copy of the parameters, [m, …]."""
+    return {name: p.unsqueeze(0).repeat(m, *([1] * p.dim())) for name, p in params.items()}
+
+
+def detach_state(state: ModelState) -> ModelState:
+    """Cut the graph between windows: the state is carried, the gradient is not."""
+    return tuple(tuple(s.detach() for s in layer) for layer in state)

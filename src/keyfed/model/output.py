@@ -1,0 +1,132 @@
+r"""The output layer: linear map to the vocabulary and cross-entropy, fused and chunked.
+
+A cohort of m clients with N tokens each would need `[m, N, V]` logits (10 clients × 350 tokens × 33,278 words: 466 MB)
+and as much again for the gradient. Here the tokens go through in chunks; each chunk's softmax becomes its own gradient
+in place and is consumed by two products before the next chunk starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK_ELEMENTS = 4_000_000  # logits alive at a time: 16 MB in float32
+
+
+def chunks(tokens: int, clients: int, vocab: int, limit: int | None = None) -> Iterator[slice]:
+    """Cut `tokens` positions into slices whose logits hold at most `limit` (default CHUNK_ELEMENTS) numbers.
+
+    Slices are of nearly equal length: a short last product would cost almost as much as a full one.
+    """
+    limit = CHUNK_ELEMENTS if limit is None else limit
+    most = max(1, limit // max(1, clients * vocab))
+    pieces = max(1, -(-tokens // most))
+    size = -(-tokens // pieces) if tokens else 0
+    for start in range(0, tokens, size or 1):
+        yield slice(start, min(start + size, tokens))
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Loss and all three gradients in one pass over the chunks; backward only scales them."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
+        m, tokens, _ = features.shape
+        vocab = weight.shape[1]
+        want = any(ctx.needs_input_grad[:3])
+        loss = features.new_zeros(m)
+        d_features = torch.empty_like(features) if want else None
+        d_weight = d_bias = None
+        for part in chunks(tokens, m, vocab):
+            logits = torch.baddbmm(bias[:, None], features[:, part], weight.mT)
+            index = targets[:, part, None]
+            top = logits.amax(-1, keepdim=True)
+            logits.sub_(top)
+            picked = logits.gather(-1, index)
+            probabilities = logits.exp_()
+            total = probabilities.sum(-1, keepdim=True)
+            part_scale = scale[:, part, None]
+            loss += ((total.log() - picked) * part_scale).sum((1, 2))
+            if d_features is None:
+                continue
+            # d(scale · nats)/d logits = scale · (softmax − onehot)
+            grad = probabilities.mul_(part_scale / total)
+            grad.scatter_add_(-1, index, -part_scale)
+            d_features[:, part] = torch.bmm(grad, weight)
+            if d_weight is None or d_bias is None:  # the first chunk writes, later ones add
+                d_weight, d_bias = torch.bmm(grad.mT, features[:, part]), grad.sum(1)
+            else:
+                d_weight.baddbmm_(grad.mT, features[:, part])
+                d_bias += grad.sum(1)
+        if d_features is not None and (d_weight is None or d_bias is None):  # a batch of no tokens
+            d_weight, d_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+        ctx.gradients = (d_features, d_weight, d_bias)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        d_features, d_weight, d_bias = ctx.gradients
+        ctx.gradients = None
+        if not (grad.device.type == "cpu" and bool((grad == 1).all())):
+            d_features = d_features * grad[:, None, None]
+            d_weight = d_weight * grad[:, None, None]
+            d_bias = d_bias * grad[:, None]
+        return d_features, d_weight, d_bias, None, None
+
+
+def linear_cross_entropy(features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
+    r"""Return each client's Σ_n scale_n · (−log softmax(W f_n + b)[y_n]), never holding all logits.
+
+    Args:
+      features: [m, tokens, width].
+      weight, bias: [m, vocabulary, width] and [m, vocabulary].
+      targets: [m, tokens], int64.
+      scale: [m, tokens]; 0 for padding, 1/(number of real tokens) for a mean.
+
+    Returns:
+      [m], differentiable with respect to features, weight and bias (once).
+    """
+    loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        features, weight, bias, targets, scale
+    )
+    return loss
+
+
+class TokenScores(NamedTuple):
+    """What evaluation keeps of every position: nats and the rank of the true token (0 = first guess)."""
+
+    nats: Tensor  # [m, tokens] float64
+    rank: Tensor  # [m, tokens] int64
+
+
+@torch.no_grad()
+def score_tokens(features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> TokenScores:
+    r"""Score every position. Of words that tie with the true one, those of lower index come before it.
+
+    With d = logits − logit of the true token: nats = log Σ exp(d), and the rank counts d > 0.
+    """
+    m, tokens, _ = features.shape
+    vocab = weight.shape[1]
+    nats, ranks = [], []
+    for part in chunks(tokens, m, vocab):
+        d = torch.baddbmm(bias[:, None], features[:, part], weight.mT)
+        index = targets[:, part, None]
+        d.sub_(d.gather(-1, index))
+        sign = d.sign()
+        balance = sign.sum(-1)  # number above − number below; exact in float32 up to 2^24 words
+        differing = sign.abs_().sum(-1)  # number above + number below
+        rank = ((differing + balance) / 2).long()
+        if bool((differing < vocab - 1).any()):  # somebody ties
+            before = torch.arange(vocab, device=d.device) < index
+            rank += ((d == 0) & before).sum(-1)
+        top = d.amax(-1, keepdim=True)
+        nats.append(d.sub_(top).exp_().sum(-1).double().log() + top[..., 0].double())
+        ranks.append(rank)
+    if not nats:
+        empty = features.new_zeros(m, 0)
+        return TokenScores(empty.double(), empty.long())
+    return TokenScores(torch.cat(nats, 1), torch.cat(ranks, 1))

@@ -1,0 +1,32 @@
+"""Count-based baselines on the same tokens: has the network earned its keep?"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from keyfed.model.ngram import fit_kneser_ney, fit_unigram
+from keyfed.run.evaluate import evaluate_ngram, total
+from keyfed.run.prepare import Prepared
+
+
+def score_baselines(prepared: Prepared, order: int) -> dict[str, Any]:
+    """Fit a unigram and an interpolated modified Kneser–Ney model on all clients' training text and score both."""
+    streams = [prepared.store.stream(k) for k in range(len(prepared.store))]
+    size = len(prepared.vocab)
+    out: dict[str, Any] = {}
+    for name, fit in (
+        ("unigram", lambda: fit_unigram(streams, size)),
+        ("kneser_ney", lambda: fit_kneser_ney(streams, size, order)),
+    ):
+        began = time.monotonic()
+        model = fit()
+        out[name] = {
+            "test": total(evaluate_ngram(model.nats, model.top, prepared.test)).summary(),
+            "unseen": total(evaluate_ngram(model.nats, model.top, prepared.unseen)).summary()
+            if prepared.unseen
+            else None,
+            "seconds": time.monotonic() - began,
+        }
+    out["kneser_ney"]["order"] = order
+    return out

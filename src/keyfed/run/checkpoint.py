@@ -1,0 +1,129 @@
+"""Checkpoints that survive kill -9 and a full disk.
+
+A checkpoint is two files, `round-000012.safetensors` and the manifest `round-000012.json`. Each is written under a
+temporary name, fsynced and renamed; the manifest comes last, so a manifest means a whole checkpoint. It holds the
+SHA-256 of the tensors and the length of metrics.jsonl at that moment. Loading walks back to the newest one whose sum
+is right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load, save
+
+from keyfed.errors import RunError
+from keyfed.federated.types import Params, State
+
+KEEP = 3
+_NAME = re.compile(r"round-(\d{6,})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The model chosen on validation so far."""
+
+    round: int
+    nats: float
+    params: Params
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """All that a run needs to go on."""
+
+    state: State
+    best: Best | None
+    metrics_length: int
+    seconds: float
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write under a temporary name, fsync, rename, fsync the folder; a failure leaves the old file alone."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as e:
+        temporary.unlink(missing_ok=True)
+        raise RunError(
+            f"{path}: could not be written ({e.strerror or e}); what was there before is whole. "
+            "Free some space; a run goes on with --resume"
+        ) from e
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint and drop all but the last three."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state, best = checkpoint.state, checkpoint.best
+    tensors = {f"params/{n}": t for n, t in state.params.items()}
+    tensors |= {f"server/{n}": t for n, t in state.server.items()}
+    if best is not None:
+        # A tensor may not occur twice in a file; the best model is often the current one.
+        tensors |= {f"best/{n}": t.clone() for n, t in best.params.items()}
+    data = save({name: t.contiguous() for name, t in tensors.items()})
+    name = f"round-{state.round:06d}"
+    manifest = {
+        "round": state.round,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "metrics_length": checkpoint.metrics_length,
+        "seconds": checkpoint.seconds,
+        "mediator": state.mediator,
+        "best": None if best is None else {"round": best.round, "nats": best.nats},
+    }
+    write_atomically(folder / f"{name}.safetensors", data)
+    write_atomically(folder / f"{name}.json", json.dumps(manifest, indent=1).encode())
+    for old in sorted(_rounds(folder))[:-KEEP]:
+        (folder / f"round-{old:06d}.json").unlink(missing_ok=True)
+        (folder / f"round-{old:06d}.safetensors").unlink(missing_ok=True)
+
+
+def _rounds(folder: Path) -> list[int]:
+    return [int(m[1]) for p in folder.glob("round-*.json") if (m := _NAME.fullmatch(p.name))]
+
+
+def load_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """Return the newest whole checkpoint, saying which damaged ones were passed over; None if there never was one."""
+    rounds = sorted(_rounds(folder), reverse=True)
+    for number in rounds:
+        try:
+            return _read(folder, number)
+        except (OSError, ValueError, KeyError, TypeError, RunError) as e:
+            warn(f"checkpoint of round {number} is damaged ({e}); falling back to the one before")
+    if rounds:
+        raise RunError(f"{folder}: none of the {len(rounds)} checkpoints is whole; start again with another --out")
+    return None
+
+
+def _read(folder: Path, number: int) -> Checkpoint:
+    manifest: dict[str, Any] = json.loads((folder / f"round-{number:06d}.json").read_text("utf-8"))
+    data = (folder / f"round-{number:06d}.safetensors").read_bytes()
+    if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
+        raise RunError("checksum does not match")
+    tensors = load(data)
+
+    def part(prefix: str) -> Params:
+        return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+    best = manifest["best"]
+    return Checkpoint(
+        state=State(part("params/"), manifest["mediator"], part("server/"), int(manifest["round"])),
+        best=None if best is None else Best(best["round"], best["nats"], part("best/")),
+        metrics_length=int(manifest["metrics_length"]),
+        seconds=float(manifest["seconds"]),
+    )

@@ -1,0 +1,79 @@
+"""Automatic choices: device, block and workers, each with its reason."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from keyfed.config import TrainConfig
+from keyfed.errors import ConfigError
+from keyfed.model.language_model import ModelSpec, parameter_count
+
+WORTH_A_WORKER = 2e12  # operations below which starting processes costs more than it saves (about 20 s of one core)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where and how clients train."""
+
+    device: str
+    block: int
+    workers: int
+    threads: int  # of each training process
+    reason: str
+
+
+def usable_cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def choose(train: TrainConfig, spec: ModelSpec, tokens_per_round: int, members: int) -> Choice:
+    """Pick device, block and workers where the configuration leaves them open.
+
+    Args:
+      tokens_per_round: tokens all clients of a round predict together.
+      members: clients of a round.
+    """
+    if train.device not in ("auto", "cpu") and not train.device.startswith("cuda"):
+        raise ConfigError(f'train.device is "{train.device}"; expected auto, cpu or cuda')
+    has_gpu = torch.cuda.is_available()
+    if train.device.startswith("cuda") and not has_gpu:
+        raise ConfigError(f"train.device is {train.device}, but torch sees no GPU; use cpu or auto")
+    device = train.device if train.device != "auto" else ("cuda" if has_gpu else "cpu")
+    if device != "cpu":
+        return _on_gpu(train, spec, members, device)
+    block = train.block or 1
+    work = 6.0 * parameter_count(spec) * tokens_per_round * max(1, train.rounds)
+    cores = usable_cores()
+    if train.workers:
+        workers, why = train.workers, "as set"
+    elif members == 1 or cores == 1:
+        workers, why = 1, "one client at a time" if members == 1 else "one core"
+    elif work < WORTH_A_WORKER:
+        workers, why = 1, "too little work to pay for starting processes"
+    else:
+        workers, why = min(cores, members), f"one process of one thread per core, {cores} cores"
+    if block > 1 and workers > 1:
+        raise ConfigError(f"train.block={block} stacks clients in one process; set train.workers=1 with it")
+    # A lone client may use every core; several are summed bitwise alike whatever the workers, one thread each.
+    threads = cores if members == 1 else 1
+    gpu = "no GPU" if not has_gpu else "as set"
+    return Choice("cpu", block, workers, threads, f"cpu ({gpu}), block {block}, workers {workers}: {why}")
+
+
+def _on_gpu(train: TrainConfig, spec: ModelSpec, members: int, device: str) -> Choice:
+    free, _ = torch.cuda.mem_get_info(device)
+    # Weights, gradients, momentum, upload and the output layer's chunk.
+    per_client = 4 * 6 * parameter_count(spec) + 64 * 2**20
+    fits = max(1, int(0.8 * free // per_client))
+    block = train.block or min(members, fits)
+    if train.workers and train.workers > 1:
+        raise ConfigError("train.workers is for CPUs; on a GPU clients are stacked (train.block)")
+    return Choice(
+        device, block, 1, usable_cores(), f"{device}, block {block}: {members} clients a round, {fits} fit in memory"
+    )

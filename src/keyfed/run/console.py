@@ -1,0 +1,89 @@
+"""What a person sees in the terminal: a progress bar with time left, one line a round, tables. All on stderr or stdout
+as told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+def human_bytes(count: float) -> str:
+    """Write a number of bytes for people.
+
+    Example:
+      >>> human_bytes(14_208_404)
+      '14.2 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def print_table(rows: Sequence[Sequence[str]], title: str | None = None, *, file: Any = None) -> None:
+    """Print a table whose first row is the header; columns of numbers are set to the right."""
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for name, *cells in zip(*rows, strict=True):
+        numbers = all(str(cell)[:1].isdigit() or str(cell) in "–-" for cell in cells)
+        table.add_column(name, justify="right" if numbers else "left")
+    for row in rows[1:]:
+        table.add_row(*map(str, row))
+    Console(file=file or sys.stdout, width=None if (file or sys.stdout).isatty() else 120).print(table)
+
+
+class Narrator:
+    """Follows a run on stderr: explanations, a bar with the time left, one line a round."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._bar: Progress | None = None
+        self._task: Any = None
+
+    def say(self, line: str) -> None:
+        """Print a line of explanation."""
+        (self._bar.console if self._bar else self._console).print(line, markup=False)
+
+    def start(self, what: str, rounds: int, done: int) -> None:
+        """Begin a bar over the rounds."""
+        self.stop()
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
+            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=self._console, transient=True,
+        )  # fmt: skip
+        if self._console.is_terminal:
+            self._bar.start()
+        self._task = self._bar.add_task(what, total=rounds, completed=done)
+
+    def round(self, record: dict[str, Any]) -> None:
+        """Print the round's line and move the bar."""
+        valid = record.get("valid")
+        line = f"round {record['round']:>4}  train {record['loss']:.3f} nats"
+        if valid:
+            line += (
+                f"  valid perplexity {valid['perplexity']:8.1f}  top-1 {valid['top1']:.1%}  top-3 {valid['top3']:.1%}"
+            )
+        line += f"  {len(record['contributors'])}/{record['cohort']} clients  {record['seconds']:.1f} s"
+        if record["refused"]:
+            reasons = sorted(set(record["refused"].values()))
+            line += f"  refused {len(record['refused'])}: {', '.join(reasons)}"
+        self.say(line)
+        if self._bar is not None:
+            self._bar.advance(self._task)
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def __enter__(self) -> Narrator:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()

@@ -1,0 +1,191 @@
+"""Evaluation: perplexity and accuracy on held-out streams, as mergeable counts (never a mean of means).
+
+Headline: exp(mean nats per predicted token) over each stream in order, state carried, zero at the start, every token
+after the first predicted, line ends included, nothing padded counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from keyfed.engine.kernels import KERNELS
+from keyfed.model.language_model import ModelSpec, Params, features, initial_state, output_layer, stack
+from keyfed.model.output import score_tokens
+from keyfed.text.batches import lines_of
+from keyfed.text.vocab import BOS, EOS, PAD, UNK
+
+Ids = NDArray[np.int32]
+SPAN = 512  # tokens a stream advances between two output products
+SIDE_BY_SIDE = 32  # streams read in one batch
+LINES_SIDE_BY_SIDE = 128  # lines, which are short
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Counts over predicted tokens; scores add. "Words" are targets that are neither <unk> nor <eos>."""
+
+    tokens: int = 0
+    nats: float = 0.0
+    top1: int = 0
+    top3: int = 0
+    words: int = 0
+    words_top1: int = 0
+    words_top3: int = 0
+    unknown: int = 0
+
+    def __add__(self, other: Score) -> Score:
+        return Score(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Score)))
+
+    @property
+    def mean_nats(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens if self.tokens else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        """exp(mean nats); infinite rather than an overflow."""
+        return math.exp(self.mean_nats) if self.mean_nats < 700 else math.inf
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures a report shows."""
+
+        def share(hits: int, of: int) -> float:
+            return hits / of if of else math.nan
+
+        return {
+            "perplexity": self.perplexity,
+            "nats": self.mean_nats,
+            "top1": share(self.top1, self.tokens),
+            "top3": share(self.top3, self.tokens),
+            "top1_words": share(self.words_top1, self.words),
+            "top3_words": share(self.words_top3, self.words),
+            "oov_rate": share(self.unknown, self.tokens),
+            "tokens": self.tokens,
+        }
+
+
+def score_of(targets: NDArray[Any], nats: NDArray[Any], rank: NDArray[Any]) -> Score:
+    """Count one stream's positions; `rank` 0 means the true token was the first guess."""
+    word = (targets != UNK) & (targets != EOS)
+    return Score(
+        tokens=len(targets),
+        nats=float(nats.sum()),
+        top1=int((rank < 1).sum()),
+        top3=int((rank < 3).sum()),
+        words=int(word.sum()),
+        words_top1=int((word & (rank < 1)).sum()),
+        words_top3=int((word & (rank < 3)).sum()),
+        unknown=int((targets == UNK).sum()),
+    )
+
+
+def limit_streams(streams: Mapping[str, Ids], most: int | None) -> dict[str, Ids]:
+    """Keep about `most` tokens in all: the same share from the start of every stream, at least two tokens each."""
+    total = sum(len(s) for s in streams.values())
+    if most is None or total <= most:
+        return dict(streams)
+    return {name: s[: max(2, round(len(s) * most / total))] for name, s in streams.items()}
+
+
+@torch.no_grad()
+def _score_group(spec: ModelSpec, params: Params, group: list[Ids], device: str) -> list[Score]:
+    """Read streams side by side, [1, streams, time]; sorted by length, so that finished ones drop off the end."""
+    weight, bias = output_layer(spec, params)
+    order = sorted(range(len(group)), key=lambda i: -len(group[i]))
+    streams = [group[i] for i in order]
+    state = initial_state(spec, params, len(streams))
+    nats = [np.empty(len(s) - 1) for s in streams]
+    ranks = [np.empty(len(s) - 1, np.int64) for s in streams]
+    for at in range(0, len(streams[0]) - 1, SPAN):
+        lengths = [min(SPAN, len(s) - 1 - at) for s in streams if len(s) - 1 > at]
+        alive, time = len(lengths), lengths[0]
+        state = tuple(tuple(part[:, :alive] for part in layer) for layer in state)
+        tokens = np.full((2, alive, time), PAD, np.int64)
+        for row, n in enumerate(lengths):
+            tokens[:, row, :n] = streams[row][at : at + n], streams[row][at + 1 : at + n + 1]
+        inputs, targets = torch.from_numpy(tokens).to(device)
+        x, state = features(spec, params, inputs[None], state, recurrence=KERNELS[spec.cell])
+        # Padded positions are dropped before the output layer, which is where the time goes.
+        real = torch.arange(time, device=device) < torch.tensor(lengths, device=device)[:, None]
+        scores = score_tokens(x[0].transpose(0, 1)[real][None], weight, bias, targets[real][None])
+        ends = np.cumsum(lengths)
+        for row, (some_nats, some_ranks) in enumerate(
+            zip(
+                np.split(scores.nats[0].cpu().numpy(), ends)[:-1],
+                np.split(scores.rank[0].cpu().numpy(), ends)[:-1],
+                strict=True,
+            )
+        ):
+            nats[row][at : at + lengths[row]] = some_nats
+            ranks[row][at : at + lengths[row]] = some_ranks
+    out = [Score()] * len(group)
+    for place, i in enumerate(order):
+        out[i] = score_of(group[i][1:], nats[place], ranks[place])
+    return out
+
+
+def evaluate(spec: ModelSpec, params: Params, streams: Mapping[str, Ids], device: str = "cpu") -> dict[str, Score]:
+    """Score every stream from a zero state; `params` is one model, not stacked."""
+    stacked = stack({name: p.to(device) for name, p in params.items()}, 1)
+    names = sorted(streams, key=lambda name: -len(streams[name]))
+    out: dict[str, Score] = {}
+    for at in range(0, len(names), SIDE_BY_SIDE):
+        group = names[at : at + SIDE_BY_SIDE]
+        scores = _score_group(spec, stacked, [streams[name] for name in group], device)
+        out.update(zip(group, scores, strict=True))
+    return {name: out[name] for name in streams}
+
+
+def evaluate_sentences(spec: ModelSpec, params: Params, streams: Mapping[str, Ids], device: str = "cpu") -> Score:
+    """Score every line on its own, <bos> first and the state reset: the `sentence` perplexity."""
+    lines = [np.concatenate([np.array([BOS], np.int32), line]) for s in streams.values() for line in lines_of(s)]
+    stacked = stack({name: p.to(device) for name, p in params.items()}, 1)
+    lines.sort(key=len)
+    return sum(
+        (
+            score
+            for at in range(0, len(lines), LINES_SIDE_BY_SIDE)
+            for score in _score_group(spec, stacked, lines[at : at + LINES_SIDE_BY_SIDE], device)
+        ),
+        Score(),
+    )
+
+
+def total(scores: Mapping[str, Score]) -> Score:
+    """Add the scores of all streams."""
+    return sum(scores.values(), Score())
+
+
+def spread(scores: Mapping[str, Score]) -> dict[str, Any]:
+    """Return how unequal clients fare: quantiles of perplexity over clients and the worst decile's mean accuracy."""
+    per_client = sorted(s.perplexity for s in scores.values() if s.tokens)
+    if len(per_client) < 2:
+        return {}
+    worst = sorted((s for s in scores.values() if s.tokens), key=lambda s: -s.perplexity)
+    worst = worst[: max(1, len(worst) // 10)]
+    q = np.quantile(per_client, [0.0, 0.1, 0.5, 0.9, 1.0])
+    return {
+        "clients": len(per_client),
+        **dict(zip(("best", "p10", "median", "p90", "worst"), map(float, q), strict=True)),
+        "worst_decile": sum(worst, Score()).summary(),
+    }
+
+
+def evaluate_ngram(
+    nats: Callable[[Ids], NDArray[Any]], top: Callable[[Ids, int], NDArray[Any]], streams: Mapping[str, Ids]
+) -> dict[str, Score]:
+    """Score a count-based model on the same positions as the network."""
+    out = {}
+    for name, stream in streams.items():
+        guesses = top(stream, 3)
+        hit = guesses == stream[1:, None]
+        rank = np.where(hit.any(1), hit.argmax(1), 3)
+        out[name] = score_of(stream[1:], nats(stream), rank)
+    return out

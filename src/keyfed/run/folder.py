@@ -1,0 +1,187 @@
+"""A run is a folder: created, locked, described by run.toml, and found again."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import platform
+import subprocess
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+import keyfed
+from keyfed.config import Config, config_from, differences, dump_toml, to_document
+from keyfed.errors import RunError
+from keyfed.model.language_model import ModelSpec, Params, check_params
+from keyfed.model.presets import build_spec
+from keyfed.run.checkpoint import write_atomically
+from keyfed.text.vocab import Vocab
+
+
+def free_name(base: Path) -> Path:
+    """Return `base`, or `base-2`, `base-3`, … if that exists."""
+    candidate, number = base, 1
+    while candidate.exists():
+        number += 1
+        candidate = base.with_name(f"{base.name}-{number}")
+    return candidate
+
+
+@contextmanager
+def open_folder(folder: Path, resume: bool) -> Iterator[Path]:
+    """Create (or with `resume` reopen) a run folder and keep other processes out while it is in use."""
+    if (folder / "run.toml").exists() and not resume:
+        raise RunError(f"{folder} holds a run already; go on with it by --resume, or choose another --out")
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is a file; expected a folder for the run")
+    if folder.is_dir() and not resume and any(folder.iterdir()):
+        raise RunError(f"{folder} exists and is not empty; choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "run.lock").open("w")
+    except OSError as e:
+        raise RunError(f"{folder}: {e.strerror or e}; choose another --out") from e
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"{folder} is in use by another process; wait for it or choose another --out") from None
+        yield folder
+
+
+def made_by(choice: Any, fingerprint: str) -> dict[str, Any]:
+    """Return what it takes to repeat the run beside its configuration."""
+    return {
+        "keyfed": keyfed.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()} {platform.system()}",
+        "commit": _commit(),
+        "data_sha256": fingerprint,
+        "device": choice.device,
+        "block": choice.block,
+        "workers": choice.workers,
+        "threads": choice.threads,
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, where the package runs from one."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+            capture_output=True, text=True, timeout=5, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def write_run_toml(folder: Path, config: Config, made: Mapping[str, Any]) -> None:
+    """Write the resolved configuration and what made it: enough to repeat the run."""
+    write_atomically(folder / "run.toml", dump_toml({**to_document(config), "made": made}).encode())
+
+
+def read_run_toml(folder: Path) -> tuple[Config, dict[str, Any]]:
+    """Return the configuration of a run and its `made` section."""
+    try:
+        document = tomllib.loads((folder / "run.toml").read_text("utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{folder} is not a run folder (it has no run.toml); `keyfed train` makes one") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+        raise RunError(f"{folder / 'run.toml'} cannot be read: {e}") from None
+    return config_from(document, str(folder / "run.toml")), dict(document.get("made", {}))
+
+
+def refuse_changes(folder: Path, config: Config, fingerprint: str) -> dict[str, Any]:
+    """Refuse to go on with a run under another configuration or other data; return its `made` section."""
+    old, made = read_run_toml(folder)
+    changed = differences(to_document(old), to_document(config))
+    if made.get("data_sha256") != fingerprint:
+        changed.append(f"the text of the corpus: {str(made.get('data_sha256'))[:12]} → {fingerprint[:12]}")
+    if changed:
+        raise RunError(f"{folder} was started with another configuration: {'; '.join(changed)}")
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A model on disk, ready to use."""
+
+    folder: Path
+    config: Config
+    spec: ModelSpec
+    params: Params
+    vocab: Vocab
+
+
+def save_model(folder: Path, params: Params, vocab: Vocab) -> None:
+    """Write model.safetensors and vocab.json."""
+    write_atomically(folder / "model.safetensors", save({n: t.contiguous() for n, t in params.items()}))
+    write_atomically(folder / "vocab.json", vocab.to_json().encode())
+
+
+def load_model(folder: Path) -> Trained:
+    """Load a finished run's model; shapes are checked against its configuration."""
+    config, _ = read_run_toml(folder)
+    try:
+        data = (folder / "model.safetensors").read_bytes()
+        vocab = Vocab.from_json((folder / "vocab.json").read_text("utf-8"))
+    except FileNotFoundError as e:
+        raise RunError(
+            f"{folder} has no {Path(str(e.filename)).name}: the run is not finished; go on with "
+            f"`keyfed train --resume --out {folder}`"
+        ) from None
+    try:
+        params = load(data)
+    except Exception as e:  # safetensors raises its own error class for damaged files
+        raise RunError(f"{folder / 'model.safetensors'} is damaged: {e}") from None
+    m = config.model
+    spec = build_spec(
+        m.name, len(vocab), dropout=m.dropout, tied=m.tied, embed=m.embed, hidden=m.hidden, layers=m.layers
+    )
+    check_params(spec, params, str(folder / "model.safetensors"))
+    return Trained(folder, config, spec, params, vocab)
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """Return a finished run's result.json, or None."""
+    try:
+        return dict(json.loads((folder / "result.json").read_text("utf-8")))
+    except FileNotFoundError:
+        return None
+    except ValueError as e:
+        raise RunError(f"{folder / 'result.json'} is damaged: {e}") from None
+
+
+def strict(value: Any) -> Any:
+    """Replace numbers that JSON does not have (NaN, ∞) by None, all the way down."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: strict(v) for k, v in value.items()}
+    return [strict(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> int:
+    """Append one JSON line, fsync, and return the file's new length."""
+    with path.open("ab") as f:
+        f.write(json.dumps(strict(record), allow_nan=False).encode() + b"\n")
+        f.flush()
+        os.fsync(f.fileno())
+        return f.tell()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl."""
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []

@@ -1,0 +1,249 @@
+"""The plots of a run as PNG bytes: perplexity and accuracy by round, spread over clients, traffic.
+
+matplotlib is imported when the first plot is drawn, without pyplot: no window, no global list of figures to
+close. Labels are fixed words and numbers; names from files are never drawn (a `$` would be read as a formula).
+Colours are Okabe and Ito's, told apart by colour-blind readers; line styles differ as well.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keyfed.run.markup import finite, show
+
+Record = Mapping[str, Any]
+Draw = Callable[[Any, "Theme"], None]
+SIZE = (5.8, 3.8)  # inches at 150 dots each: small, so that labels stay readable on a phone
+
+HIGHEST = 1e30  # a perplexity above it is off the scale: the model has diverged, and axes would overflow
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """Colours of a plot on a light or a dark page."""
+
+    page: str
+    ink: str
+    soft: str
+    grid: str
+    colours: tuple[str, str, str, str]  # blue, orange, green, pink
+
+
+LIGHT = Theme("#ffffff", "#1c2430", "#5a6675", "#e3e7ec", ("#0072b2", "#d55e00", "#009e73", "#b0588c"))
+DARK = Theme("#1b2027", "#e4e8ee", "#9aa6b4", "#313944", ("#56b4e9", "#e69f00", "#3dbf94", "#e0a0c4"))
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A drawn plot: file name without ending, description, PNG for light and dark pages."""
+
+    name: str
+    alt: str
+    light: bytes
+    dark: bytes
+
+
+def draw_plots(result: Record, records: Sequence[Record]) -> list[Plot]:
+    """Draw every plot for which the run has numbers.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+    """
+    drawings = (_perplexity(result, records), _accuracy(records), _clients(result), _traffic(result, records))
+    return [
+        Plot(name, alt, _png(draw, LIGHT), _png(draw, DARK))
+        for name, alt, draw in (d for d in drawings if d is not None)
+    ]
+
+
+def validation(records: Iterable[Record], key: str) -> tuple[list[int], list[float]]:
+    """Return rounds and values of one validation figure, where it was measured and finite."""
+    pairs = [(int(r["round"]), finite((r.get("valid") or {}).get(key))) for r in records if "round" in r]
+    points = [(at, value) for at, value in pairs if value is not None]
+    return [at for at, _ in points], [value for _, value in points]
+
+
+def _png(draw: Draw, theme: Theme) -> bytes:
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style: dict[Any, Any] = {
+        "font.family": "DejaVu Sans", "font.size": 11, "text.color": theme.ink, "axes.labelcolor": theme.ink,
+        "axes.edgecolor": theme.soft, "axes.facecolor": theme.page, "axes.titlesize": 12, "axes.titleweight": "bold",
+        "axes.titlelocation": "left", "axes.titlepad": 10, "axes.spines.top": False, "axes.spines.right": False,
+        "axes.grid": True, "axes.axisbelow": True, "grid.color": theme.grid, "grid.linewidth": 0.8,
+        "xtick.color": theme.soft, "ytick.color": theme.soft, "xtick.labelcolor": theme.ink,
+        "ytick.labelcolor": theme.ink, "legend.frameon": False, "legend.fontsize": 9.5, "lines.linewidth": 2.0,
+        "figure.facecolor": theme.page, "figure.constrained_layout.use": True, "figure.constrained_layout.w_pad": 0.1,
+        "figure.constrained_layout.h_pad": 0.1,
+    }  # fmt: skip
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=SIZE, dpi=150)
+        canvas = FigureCanvasAgg(figure)
+        draw(figure.add_subplot(), theme)
+        figure.legend(loc="outside lower center", ncols=2)
+        out = io.BytesIO()
+        canvas.print_png(out, metadata={"Software": None})  # the same numbers give the same bytes
+    return out.getvalue()
+
+
+def _rounds_axis(axes: Any, rounds: Sequence[int]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if min(rounds) == max(rounds):
+        axes.set_xlim(rounds[0] - 1, rounds[0] + 1)
+
+
+def _perplexity_axis(axes: Any, values: Sequence[float]) -> None:
+    """Label the axis; logarithmic, with plain numbers, where values span more than a factor of four."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = min(values), max(values)
+    axes.set_ylabel("perplexity")
+    if low > 0 and high / low > 4:
+        axes.set_yscale("log")
+        axes.set_ylabel("perplexity (log scale)")
+        subs = (1.0, 2.0, 5.0) if high / low < 1e4 else (1.0,)
+        axes.yaxis.set_major_locator(LogLocator(subs=subs))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}" if 1 <= y < 1e6 else f"{y:g}"))
+
+
+def _off_the_scale(points: int) -> str:
+    """Return what a label adds where points cannot be drawn."""
+    return f" ({points:,} off the scale)" if points > 0 else ""
+
+
+def _perplexity(result: Record, records: Sequence[Record]) -> tuple[str, str, Draw] | None:
+    measured = sum(bool(r.get("valid")) for r in records)
+    points = [p for p in zip(*validation(records, "perplexity"), strict=True) if p[1] < HIGHEST]
+    if not points:
+        return None
+    rounds, values = [at for at, _ in points], [value for _, value in points]
+    curve = "this run, validation" + _off_the_scale(measured - len(points))
+    baselines = result.get("baselines") or {}
+    lines: list[tuple[str, float]] = []
+    for key, label in (("unigram", "unigram"), ("kneser_ney", "Kneser–Ney"), ("central", "central")):
+        level = finite(((baselines.get(key) or {}).get("test") or {}).get("perplexity"))
+        if level is not None and level < HIGHEST:
+            lines.append((f"{label}, test: {show(level)}", level))
+    best = finite(result.get("best_round"))
+    tested = finite((result.get("test") or {}).get("perplexity"))
+
+    def draw(axes: Any, theme: Theme) -> None:
+        blue, *others = theme.colours
+        axes.set_title("Perplexity by round")
+        axes.plot(rounds, values, "o-", color=blue, markersize=4 if len(rounds) < 60 else 0, label=curve)
+        shown = [*values, *(level for _, level in lines)]
+        if best is not None and tested is not None and tested < HIGHEST:
+            axes.plot(
+                [best], [tested], "D", color=blue, markersize=8, markeredgecolor=theme.ink, linestyle="none",
+                label=f"this run, test (round {best:.0f}): {show(tested)}", zorder=4,
+            )  # fmt: skip
+            shown.append(tested)
+        for (label, level), colour, dashes in zip(lines, others, ((6, 2), (2, 1.5), (6, 2, 1, 2)), strict=False):
+            axes.axhline(level, color=colour, dashes=dashes, linewidth=1.8, label=label)
+        _rounds_axis(axes, rounds)
+        _perplexity_axis(axes, shown)
+
+    alt = f"Perplexity by round: validation from {show(values[0])} in round {rounds[0]} to {show(values[-1])} in round "
+    return "perplexity", alt + f"{rounds[-1]}" + "".join(f"; {label}" for label, _ in lines), draw
+
+
+def _accuracy(records: Sequence[Record]) -> tuple[str, str, Draw] | None:
+    curves = [
+        (label, validation(records, key), colour, style)
+        for key, label, colour, style in (
+            ("top1", "top-1", 0, "o-"),
+            ("top3", "top-3", 1, "o-"),
+            ("top1_words", "top-1, words only", 0, "s:"),
+            ("top3_words", "top-3, words only", 1, "s:"),
+        )
+    ]
+    curves = [curve for curve in curves if curve[1][0]]
+    if not curves:
+        return None
+
+    def draw(axes: Any, theme: Theme) -> None:
+        from matplotlib.ticker import PercentFormatter
+
+        axes.set_title("Accuracy by round (validation)")
+        for label, (rounds, values), colour, style in curves:
+            size = 4 if len(rounds) < 60 else 0
+            axes.plot(rounds, values, style, color=theme.colours[colour], markersize=size, label=label)
+        axes.set_ylabel("tokens guessed right")
+        top = max(max(values) for _, (_, values), _, _ in curves) or 1.0
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, 0 if top > 0.05 else None, " %"))
+        _rounds_axis(axes, curves[0][1][0])
+        axes.set_ylim(-0.02 * top, 1.08 * top)
+
+    parts = [f"{label} {values[-1]:.1%}" for label, (_, values), _, _ in curves]
+    return "accuracy", "Accuracy by round on validation text, at the end: " + ", ".join(parts), draw
+
+
+def _clients(result: Record) -> tuple[str, str, Draw] | None:
+    given = result.get("clients_perplexity") or {}
+    groups: list[tuple[str, list[float], int]] = []
+    for colour, key in enumerate(("seen", "unseen")):
+        numbers = list(given.get(key) or ())
+        values = sorted(v for v in map(finite, numbers) if v is not None and v < HIGHEST)
+        if values:
+            groups.append(
+                (f"{key} clients ({len(values):,})" + _off_the_scale(len(numbers) - len(values)), values, colour)
+            )
+    if not groups:
+        return None
+
+    def draw(axes: Any, theme: Theme) -> None:
+        from matplotlib.ticker import PercentFormatter
+
+        axes.set_title("Test perplexity of each client, best to worst")
+        for (label, values, colour), marker in zip(groups, "o^", strict=False):
+            # A client stands in the middle of its share of all clients, so that two groups lie side by side.
+            places = [(k + 0.5) / len(values) for k in range(len(values))]
+            size = 6 if len(values) < 60 else 4 if len(values) < 400 else 2.5
+            axes.plot(
+                places, values, marker, color=theme.colours[colour], markersize=size, markeredgewidth=0, label=label
+            )
+        axes.set_xlim(0, 1)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, None, " %"))
+        axes.set_xlabel("share of clients with at most this perplexity")
+        _perplexity_axis(axes, [v for _, values, _ in groups for v in values])
+
+    parts = [f"{label} from {show(values[0])} to {show(values[-1])}" for label, values, _ in groups]
+    return "clients", "Test perplexity of each client: " + ", ".join(parts), draw
+
+
+def _traffic(result: Record, records: Sequence[Record]) -> tuple[str, str, Draw] | None:
+    rounds: list[int] = [0]
+    down, up = [0.0], [0.0]
+    for record in records:
+        moved = record.get("traffic")
+        if moved and "round" in record:
+            rounds.append(int(record["round"]))
+            down.append(down[-1] + moved.get("down", 0) / 1e6)
+            up.append(up[-1] + moved.get("up", 0) / 1e6)
+    if result.get("method") == "central" or down[-1] + up[-1] == 0:
+        return None  # text that lies in one place moves nothing
+
+    def draw(axes: Any, theme: Theme) -> None:
+        axes.set_title("Traffic of all clients, added up")
+        both = [d + u for d, u in zip(down, up, strict=True)]
+        for low, high, colour, label in (
+            ([0.0] * len(rounds), down, theme.colours[0], f"down: {down[-1]:,.1f} MB"),
+            (down, both, theme.colours[1], f"up: {up[-1]:,.1f} MB"),
+        ):
+            axes.fill_between(rounds, low, high, color=colour, alpha=0.35, linewidth=0, label=label)
+            axes.plot(rounds, high, color=colour)
+        axes.set_ylabel("MB (millions of bytes)")
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(0, rounds[-1])
+        _rounds_axis(axes, rounds)
+
+    return "traffic", f"Traffic added up over rounds: {down[-1]:,.1f} MB down, {up[-1]:,.1f} MB up", draw

@@ -1,0 +1,342 @@
+"""The report of a finished run: report.md, report.html and plots/, made from run.toml, metrics.jsonl, result.json.
+
+Parts for which a run has no numbers (baselines, unseen clients, suggestions, plots) are left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from keyfed.config import Config, dump_toml, to_document
+from keyfed.errors import RunError
+from keyfed.run.checkpoint import write_atomically
+from keyfed.run.folder import read_metrics, read_result, read_run_toml
+from keyfed.run.markup import Block, Code, Heading, Picture, Table, Text, finite, show, to_html, to_markdown
+from keyfed.run.plots import Plot, draw_plots, validation
+
+Record = Mapping[str, Any]
+Rows = list[list[str]]
+LEVEL = 0.01  # perplexities this close, relative, count as level
+NONE = "–"
+
+
+def write_report(folder: Path, suggestions: Sequence[tuple[str, Sequence[str]]] = ()) -> list[Path]:
+    """Write report.md, report.html and plots/*.png into the folder of a finished run.
+
+    Args:
+      suggestions: pairs of a text as typed so far and the words the model suggests next, best first.
+
+    Returns:
+      The files written, the reports first. Without matplotlib there are no plots, and the report says so.
+
+    Raises:
+      RunError: the folder holds no run, or one that is not finished.
+    """
+    config, made = read_run_toml(folder)
+    result = read_result(folder)
+    if result is None:
+        raise RunError(
+            f"{folder} has no result.json: the run is not finished; go on with `keyfed train --resume --out {folder}`"
+        )
+    records = read_metrics(folder)
+    try:
+        plots: list[Plot] | None = draw_plots(result, records)
+    except ImportError:
+        plots = None
+    blocks = document(result, records, config, made, suggestions, plots)
+    written = [folder / "report.md", folder / "report.html"]
+    for path, text in zip(written, (to_markdown(blocks), to_html(blocks)), strict=True):
+        write_atomically(path, text.encode("utf-8"))
+    for plot in plots or ():
+        (folder / "plots").mkdir(exist_ok=True)
+        written.append(folder / "plots" / f"{plot.name}.png")
+        write_atomically(written[-1], plot.light)
+    return written
+
+
+def document(
+    result: Record,
+    records: Sequence[Record],
+    config: Config,
+    made: Record,
+    suggestions: Sequence[tuple[str, Sequence[str]]] = (),
+    plots: Sequence[Plot] | None = (),
+) -> list[Block]:
+    """Return the whole report as blocks; `plots` is None where matplotlib is missing."""
+    drawn = {p.name: Picture(f"plots/{p.name}.png", p.alt, p.light, p.dark) for p in plots or ()}
+
+    def pictures(*names: str) -> list[Block]:
+        return [drawn[name] for name in names if name in drawn]
+
+    words = f"{result.get('method') or config.method} on {result.get('data') or config.data.name}"
+    blocks: list[Block] = [
+        Heading(f"{words}, model {result.get('model') or config.model.name}", 1),
+        Text(verdict(result), "verdict"),
+        Heading("Result"),
+        Table(result_table(result)),
+        *(Text(line, "note") for line in _cautions(result)),
+        *pictures("perplexity", "accuracy"),
+    ]
+    if plots is None:
+        blocks.append(Text("No plots: matplotlib is not installed (pip install matplotlib).", "note"))
+    spread = _spread_table(result)
+    if spread or "clients" in drawn:
+        blocks += [Heading("Spread over clients"), *([Table(spread)] if spread else []), *pictures("clients")]
+        blocks.append(Text(SPREAD_NOTE, "note"))
+    if suggestions:
+        blocks += [Heading("Suggestions"), Table(_suggestion_table(suggestions), numbers=False)]
+    blocks += [Heading("Training"), _facts(_training(result, records)), *pictures("traffic")]
+    blocks += [Heading("Data and vocabulary"), _facts(_data(result, config))]
+    blocks += [Heading("Configuration"), Code(dump_toml(to_document(config)), "toml")]
+    if made:
+        blocks += [Heading("Made by"), _facts([(str(k), NONE if v is None else str(v)) for k, v in made.items()])]
+    return [*blocks, Heading("Definitions"), *(Text(line, "note") for line in DEFINITIONS)]
+
+
+DEFINITIONS = (
+    "Perplexity is exp(mean nats per predicted token). Each client's held-out text is read in order as one stream: "
+    "the state is zero at its start and carried on, every token after the first is predicted, line ends are counted "
+    "as tokens, unknown words as <unk>. Tokens of all clients are added before the mean is taken, so a client counts "
+    "by its text.",
+    "Top-1 and top-3 are the shares of predicted tokens that are the first, or among the first three, guesses. On "
+    "words: only targets that are neither <unk> nor a line end, which is what a keyboard is asked for.",
+    "The model of the best validation round is tested, once. Unseen clients took no part in training. Kneser–Ney "
+    "and unigram are counted on the pooled training text of all clients and scored on the same tokens; central is "
+    "the same network trained on the pooled text with the same number of tokens.",
+    "Traffic is the size of the serialised model times the clients that received it (down) or sent an upload (up), "
+    "and the clients' reports (control). MB are millions of bytes.",
+)
+SPREAD_NOTE = (
+    "Perplexity of single clients; p10, median and p90 are quantiles over clients, each counting once. The worst "
+    "decile is the tenth of clients with the highest perplexity (at least one), its tokens added up."
+)
+
+
+def result_table(result: Record) -> Rows:
+    """Return the result as rows of text, the header first: this run, central, Kneser–Ney, unigram.
+
+    Example:
+      >>> rows = result_table({"method": "fedavg", "test": {"perplexity": 120.0, "top1": 0.15}})
+      >>> rows[1][:4]
+      ['fedavg (this run)', '120.0', '–', '15.0 %']
+    """
+    models = [(f"{result.get('method') or 'network'} (this run)", result)]
+    models += [(label, found) for key, label, found in _baselines(result)][::-1]
+    columns = [
+        ("test", "perplexity", "test perplexity"),
+        ("test", "nats", "nats"),
+        ("test", "top1", "top-1"),
+        ("test", "top3", "top-3"),
+        ("test", "top1_words", "top-1 words"),
+        ("test", "top3_words", "top-3 words"),
+        ("unseen", "perplexity", "unseen perplexity"),
+        ("unseen", "top1", "unseen top-1"),
+    ]
+    if not any(found.get("unseen") for _, found in models):
+        columns = columns[:6]
+    rows = [["model", *(title for _, _, title in columns)]]
+    for label, found in models:
+        rows.append([label, *(_cell(key, (found.get(part) or {}).get(key)) for part, key, _ in columns)])
+    return rows
+
+
+def verdict(result: Record) -> str:
+    """Say in one sentence how the network stands to unigram, Kneser–Ney and central training.
+
+    Example:
+      >>> scores = {"unigram": {"test": {"perplexity": 200.0}}}
+      >>> verdict({"method": "fedavg", "rounds": 5, "test": {"perplexity": 250.0}, "baselines": scores})
+      'With a test perplexity of 250.0 after 5 rounds, fedavg is behind the unigram (perplexity 25 % higher): \
+it predicts worse than plain word frequencies.'
+    """
+    who = str(result.get("method") or "the network")
+    value = (result.get("test") or {}).get("perplexity")
+    own = finite(value)
+    if own is None or own <= 0:
+        return (
+            f"There is no finite test perplexity of {who} (got {show(value)}): the training diverged or was not tested."
+        )
+    stands: dict[str, int] = {}
+    clauses = []
+    for key, label, found in _baselines(result):
+        other = finite((found.get("test") or {}).get("perplexity"))
+        if other is not None and other > 0:
+            stands[key], clause = _compare(
+                own, other, "central training of the same model" if key == "central" else label
+            )
+            clauses.append(clause)
+    rounds = finite(result.get("rounds"))
+    after = "" if rounds is None else f" after {rounds:,.0f} round{'' if rounds == 1 else 's'}"
+    start = f"With a test perplexity of {show(own)}{after}, {who} "
+    if not clauses:
+        return start + "stands alone: the run has no baselines to compare it with."
+    listed = clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
+    because = _because(stands, pooled=who == "central")
+    return f"{start}is {listed}" + (f": {because}." if because else ".")
+
+
+def _baselines(result: Record) -> list[tuple[str, str, Record]]:
+    """Return key, label and scores of the baselines a result has, weakest first."""
+    given = result.get("baselines") or {}
+    order = (given.get("kneser_ney") or {}).get("order")
+    labels = {
+        "unigram": "unigram",
+        "kneser_ney": "Kneser–Ney" + (f"-{order}" if order else ""),
+        "central": "central",
+    }
+    return [(key, label, given[key]) for key, label in labels.items() if given.get(key)]
+
+
+def _compare(own: float, other: float, label: str) -> tuple[int, str]:
+    """Return −1 (behind), 0 (level) or 1 (ahead) and the clause that says so."""
+    ratio = own / other
+    name = "the unigram" if label == "unigram" else label
+    if abs(ratio - 1) <= LEVEL:
+        return 0, f"level with {name} (within {LEVEL * 100:.0f} %)"
+    percent = abs(ratio - 1) * 100
+    amount = f"{percent:.1f}" if percent < 9.95 else f"{percent:.0f}"
+    if ratio < 1:
+        much = f"perplexity {amount} % lower" if ratio > 0.5 else f"perplexity × {ratio:.2g}"
+        return 1, f"ahead of {name} ({much})"
+    much = f"perplexity {amount} % higher" if ratio < 2 else f"perplexity × {ratio:.3g}"
+    return -1, f"behind {name} ({much})"
+
+
+def _because(stands: Mapping[str, int], pooled: bool) -> str:
+    """Return what the comparison means, the most sobering first."""
+    counts = (
+        "a count model of the same text"
+        if pooled
+        else "a count model of the pooled text, which no federation could have,"
+    )
+    if stands.get("unigram") == -1:
+        return "it predicts worse than plain word frequencies"
+    if stands.get("kneser_ney") == -1:
+        return f"{counts} predicts better after this many rounds"
+    if stands.get("unigram") == 0:
+        return "it predicts about as well as plain word frequencies"
+    if stands.get("kneser_ney") == 0:
+        return f"{counts} predicts as well"
+    if stands.get("kneser_ney") == 1:
+        return f"it predicts better than {counts.rstrip(',')}"
+    return ""
+
+
+def _cautions(result: Record) -> Iterable[str]:
+    """Yield what a reader of the table might overlook."""
+    test = result.get("test") or {}
+    unknown = finite(test.get("oov_rate")) or 0.0
+    if test.get("top1_words") == 0:
+        yield "The first guess is never a word that comes next: top-1 rests on <unk> and line ends alone."
+    elif unknown > 0.1:
+        yield f"{_percent(unknown)} of the test tokens are <unk>, which is easy to guess: compare the columns on words."
+
+
+def _spread_table(result: Record) -> Rows:
+    found = [(label, result.get(key)) for key, label in (("spread", "seen"), ("unseen_spread", "unseen"))]
+    rows = [["clients", "number", "best", "p10", "median", "p90", "worst", "worst decile", "worst decile top-1"]]
+    for label, spread in found:
+        if spread:
+            worst = spread.get("worst_decile") or {}
+            quantiles = [show(spread.get(key)) for key in rows[0][2:7]]
+            tail = [show(worst.get("perplexity")), _percent(worst.get("top1"))]
+            rows.append([label, _count(spread.get("clients")), *quantiles, *tail])
+    return rows if len(rows) > 1 else []
+
+
+def _suggestion_table(suggestions: Sequence[tuple[str, Sequence[str]]]) -> Rows:
+    rows = [["typed so far", "first", "second", "third"]]
+    return rows + [[context, *[*words, NONE, NONE, NONE][:3]] for context, words in suggestions]
+
+
+def _training(result: Record, records: Sequence[Record]) -> list[tuple[str, str]]:
+    rounds, values = validation(records, "perplexity")
+    best = result.get("best_round")
+    late = " (the last one: more rounds may still help)" if rounds and best == rounds[-1] and len(rounds) > 1 else ""
+    facts = [
+        ("rounds", _count(result.get("rounds"))),
+        ("clients in a round (cohort)", _count(result.get("cohort"))),
+        ("clients in all", _count(result.get("clients"))),
+        ("tokens trained on", _count(result.get("tokens_trained"))),
+        ("best validation round", _count(best) + late),
+    ]
+    if values:
+        facts.append(
+            ("validation perplexity", f"{show(values[0])} first, {show(min(values))} best, {show(values[-1])} last")
+        )
+    effective = [e for e in (finite(r.get("effective_clients")) for r in records) if e is not None]
+    if effective and result.get("method") != "central":
+        facts.append(("effective clients in a round, mean", f"{sum(effective) / len(effective):.2f}"))
+    for key, label in (
+        ("seconds", "training"),
+        ("evaluation_seconds", "evaluation"),
+        ("baseline_seconds", "baselines"),
+    ):
+        if finite(result.get(key)) is not None:
+            facts.append((f"time, {label}", _duration(result[key])))
+    traffic = result.get("traffic") or {}
+    if traffic and result.get("method") != "central":
+        moved = (f"{(finite(traffic.get(key)) or 0) / 1e6:,.2f} MB {key}" for key in ("down", "up", "control"))
+        facts.append(("traffic", ", ".join(moved)))
+    reasons = Counter(str(why) for r in records for why in (r.get("refused") or {}).values())
+    why = "; ".join(f"{reason}: {n:,}" for reason, n in reasons.most_common(5))
+    facts.append(("refused clients", _count(result.get("refused") or 0) + (f" ({why})" if why else "")))
+    return facts
+
+
+def _data(result: Record, config: Config) -> list[tuple[str, str]]:
+    test, unseen = result.get("test") or {}, result.get("unseen") or {}
+    people = (result.get("unseen_spread") or {}).get("clients")
+    oov = result.get("oov_rate") or {}
+    facts = [
+        ("corpus", str(result.get("data") or config.data.name)),
+        ("partition", config.data.partition or "the corpus's own"),
+        ("clients", _count(result.get("clients"))),
+        ("test tokens", _count(test.get("tokens"))),
+    ]
+    if unseen:
+        of = f" of {people:,} clients" if people else ""
+        facts.append(("test tokens, unseen clients", _count(unseen.get("tokens")) + of))
+    facts.append(("vocabulary", _count(result.get("vocabulary"))))
+    facts += [(f"unknown tokens, {part}", _percent(rate, 2)) for part, rate in oov.items()]
+    if unseen:
+        facts.append(("unknown tokens, unseen clients", _percent(unseen.get("oov_rate"), 2)))
+    if finite(test.get("sentence_perplexity")) is not None:
+        facts.append(
+            ("test perplexity line by line", f"{show(test['sentence_perplexity'])} (state reset at every line)")
+        )
+    return [*facts, ("parameters of the model", _count(result.get("parameters")))]
+
+
+def _facts(rows: Iterable[tuple[str, str]]) -> Table:
+    return Table([["", ""], *([name, value] for name, value in rows)], numbers=False)
+
+
+def _cell(key: str, value: Any) -> str:
+    if key == "perplexity":
+        return show(value)
+    if key == "nats":
+        number = finite(value)
+        return NONE if number is None else f"{number:.3f}"
+    return _percent(value)
+
+
+def _percent(value: Any, digits: int = 1) -> str:
+    number = finite(value)
+    return NONE if number is None else f"{number * 100:.{digits}f} %"
+
+
+def _count(value: Any) -> str:
+    number = finite(value)
+    return NONE if number is None else f"{number:,.0f}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

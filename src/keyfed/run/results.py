@@ -1,0 +1,102 @@
+"""What can be asked of a finished run: its report, a new evaluation, the conformance of its model."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyfed.errors import DataError, RunError
+from keyfed.model.conformance import check_model, check_vocabulary, predictor_of
+from keyfed.run.console import human_bytes, print_table
+from keyfed.run.evaluate import evaluate, evaluate_sentences, spread, total
+from keyfed.run.folder import Trained, load_model, read_result
+from keyfed.run.prepare import Prepared, prepare
+from keyfed.run.report import result_table, verdict, write_report
+from keyfed.run.suggest import PROMPTS, suggest
+from keyfed.text.vocab import PAD, SPECIALS, words_of
+
+CONFORMANCE_TOKENS = 20_000
+
+
+def table_text(result: dict[str, Any]) -> str:
+    """Return the result table and the verdict as text."""
+    with redirect_stdout(io.StringIO()) as out:
+        print_table(result_table(result))
+    return f"{out.getvalue()}{verdict(result)}"
+
+
+def report_run(folder: Path) -> str:
+    """Write report.md, report.html and plots of a finished run; return what the terminal shows."""
+    result = read_result(folder)
+    if result is None:
+        raise RunError(f"{folder} has no result yet; go on with `keyfed train --resume --out {folder}`")
+    trained = load_model(folder)
+    examples = [(p, suggest(trained.spec, trained.params, trained.vocab, p)) for p in PROMPTS]
+    written = write_report(folder, examples)
+    lines = [table_text(result), ""]
+    lines += [f"  {prompt} …  {' | '.join(words)}" for prompt, words in examples]
+    traffic = result["traffic"]
+    lines += [
+        "",
+        f"{result['rounds']} rounds in {result['seconds']:.0f} s, {result['tokens_trained']:,} tokens; "
+        f"down {human_bytes(traffic['down'])}, up {human_bytes(traffic['up'])}",
+        f"report: {next((p for p in written if p.suffix == '.html'), folder)}",
+        f'try:    keyfed suggest {folder} "the state of"',
+    ]
+    return "\n".join(lines)
+
+
+def _with_data(folder: Path) -> tuple[Trained, Prepared]:
+    """Load a run's model and its corpus, and refuse if the vocabulary has changed."""
+    trained = load_model(folder)
+    prepared = prepare(trained.config)
+    if prepared.vocab != trained.vocab:
+        raise DataError(
+            f"{folder}: the corpus {prepared.corpus.name} gives another vocabulary than the run was trained with; "
+            "its text has changed"
+        )
+    return trained, prepared
+
+
+def evaluate_run(folder: Path) -> dict[str, Any]:
+    """Evaluate a run's model anew on its held-out text."""
+    trained, prepared = _with_data(folder)
+    tested = evaluate(trained.spec, trained.params, prepared.test)
+    unseen = evaluate(trained.spec, trained.params, prepared.unseen)
+    sentences = evaluate_sentences(trained.spec, trained.params, prepared.test)
+    return {
+        "run": str(folder),
+        "method": trained.config.method,
+        "model": trained.spec.name,
+        "data": prepared.corpus.name,
+        "test": {**total(tested).summary(), "sentence_perplexity": sentences.perplexity},
+        "unseen": total(unseen).summary() if unseen else None,
+        "spread": spread(tested),
+        "unseen_spread": spread(unseen),
+        "baselines": (read_result(folder) or {}).get("baselines", {}),
+    }
+
+
+def check_run(folder: Path) -> list[dict[str, Any]]:
+    """Run the conformance suite on a run's model and vocabulary."""
+    trained, prepared = _with_data(folder)
+    text = np.concatenate([*prepared.test.values(), *prepared.unseen.values()])[:CONFORMANCE_TOKENS]
+    checks = check_model(
+        predictor_of(trained.spec, trained.params), text, vocab_size=len(trained.vocab), pad=PAD, seed=0
+    )
+    if trained.vocab.kind == "word":
+        population, vocab = prepared.population, trained.vocab
+
+        def words(lines: Any) -> set[str]:
+            return {w for line in lines for w in words_of(line, tokenised=vocab.tokenised, lower=vocab.lower)}
+
+        train = words(line for c in population.clients for line in c.train)
+        held_out = [line for c in (*population.clients, *population.unseen) for line in (*c.valid, *c.test)]
+        test = words([*held_out, *(population.valid or ()), *(population.test or ())])
+        checks.append(check_vocabulary(vocab.words, train, test, SPECIALS))
+    return [asdict(c) for c in checks]

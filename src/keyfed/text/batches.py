@@ -1,0 +1,181 @@
+"""Batches: from a client's stream of tokens to the steps of one local epoch.
+
+Two ways of cutting, both with the time axis last and every predicted token counted once:
+
+- **stream**: the text is one stream, cut into `rows` contiguous pieces read side by side in windows; the network's
+  state is carried from window to window. Nothing is lost: n tokens give n − 1 predictions.
+- **sentences**: every line is its own sequence, `<bos> w₁ … wₙ → w₁ … wₙ <eos>`, padded to a multiple of eight and
+  masked.
+
+A client's shapes depend on that client alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyfed.text.vocab import BOS, EOS, PAD
+
+Ids = NDArray[np.int32]
+BUCKET = 8  # sentence batches are padded to a multiple of this
+
+
+class Step(NamedTuple):
+    """One batch: inputs, targets and mask are [rows, time]; `fresh` starts from a zero state."""
+
+    inputs: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    mask: NDArray[np.float32]
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How a client's text is cut.
+
+    Attributes:
+      kind: "stream" or "sentences".
+      rows: batch size B.
+      window: tokens a window predicts; sentences are cut to it.
+      max_sentences: lines drawn per client and round, None for all.
+      max_tokens: tokens used per client and round, None for all.
+    """
+
+    kind: Literal["stream", "sentences"]
+    rows: int
+    window: int
+    max_sentences: int | None = None
+    max_tokens: int | None = None
+
+
+def lines_of(stream: Ids) -> list[Ids]:
+    """Cut a stream after every <eos>; a rest without one is a line too.
+
+    Example:
+      >>> [line.tolist() for line in lines_of(np.array([7, 8, 2, 9, 2, 5], dtype=np.int32))]
+      [[7, 8, 2], [9, 2], [5]]
+    """
+    ends = np.flatnonzero(stream == EOS) + 1
+    return [piece for piece in np.split(stream, ends) if len(piece)]
+
+
+def limit_text(stream: Ids, batching: Batching, seed: int) -> Ids:
+    """Draw what a client reads this round: at most `max_sentences` lines (kept in order), then `max_tokens` tokens.
+
+    The tokens are one contiguous piece whose start is drawn by the seed, one more than are predicted.
+    """
+    rng = np.random.default_rng(seed)
+    if batching.max_sentences is not None:
+        lines = lines_of(stream)
+        if len(lines) > batching.max_sentences:
+            chosen = np.sort(rng.choice(len(lines), batching.max_sentences, replace=False))
+            stream = np.concatenate([lines[i] for i in chosen])
+    if batching.max_tokens is not None:
+        most = batching.max_tokens + (batching.kind == "stream")  # a stream's first token is not predicted
+        if len(stream) > most:
+            start = int(rng.integers(0, len(stream) - most + 1))
+            stream = stream[start : start + most]
+    return stream
+
+
+def _windows(
+    inputs: NDArray[np.int64], targets: NDArray[np.int64], mask: NDArray[np.float32], window: int
+) -> list[Step]:
+    """Cut [rows, columns] side-by-side streams into windows; the last one may be shorter."""
+    return [
+        Step(inputs[:, at : at + window], targets[:, at : at + window], mask[:, at : at + window], at == 0)
+        for at in range(0, inputs.shape[1], window)
+    ]
+
+
+def stream_steps(stream: Ids, rows: int, window: int) -> list[Step]:
+    """Read a stream in `rows` contiguous pieces side by side (fewer where the text is short), state carried.
+
+    Example:
+      >>> steps = stream_steps(np.arange(10, 17, dtype=np.int32), rows=2, window=2)
+      >>> steps[0].inputs.tolist(), steps[0].targets.tolist()
+      ([[10, 11], [13, 14]], [[11, 12], [14, 15]])
+      >>> steps[1].inputs.tolist(), steps[1].targets.tolist(), steps[1].fresh
+      ([[12], [15]], [[13], [16]], False)
+    """
+    predicted = len(stream) - 1
+    if predicted < 1:
+        return []
+    rows = max(1, min(rows, predicted // window))
+    columns = -(-predicted // rows)
+    spare = rows * columns - predicted
+    inputs = np.concatenate([stream[:-1], np.full(spare, PAD)]).astype(np.int64).reshape(rows, columns)
+    targets = np.concatenate([stream[1:], np.full(spare, PAD)]).astype(np.int64).reshape(rows, columns)
+    mask = np.ones(rows * columns, np.float32)
+    mask[predicted:] = 0
+    return _windows(inputs, targets, mask.reshape(rows, columns), window)
+
+
+def sentence_steps(stream: Ids, rows: int, window: int, seed: int) -> list[Step]:
+    """Batch lines of similar length, in an order drawn by the seed; every line starts from a zero state."""
+    lines = [line[:window] for line in lines_of(stream)]
+    rng = np.random.default_rng(seed)
+    by_bucket: dict[int, list[Ids]] = {}
+    for index in rng.permutation(len(lines)):
+        line = lines[index]
+        by_bucket.setdefault(-(-len(line) // BUCKET) * BUCKET, []).append(line)
+    batches = [
+        (min(length, window), group[at : at + rows])
+        for length, group in sorted(by_bucket.items())
+        for at in range(0, len(group), rows)
+    ]
+    return [_pad(batches[i][1], batches[i][0]) for i in rng.permutation(len(batches))]
+
+
+def _pad(lines: list[Ids], length: int) -> Step:
+    inputs = np.full((len(lines), length), PAD, np.int64)
+    targets = np.full((len(lines), length), PAD, np.int64)
+    mask = np.zeros((len(lines), length), np.float32)
+    for row, line in enumerate(lines):
+        n = len(line)
+        inputs[row, 0], inputs[row, 1:n] = BOS, line[:-1]
+        targets[row, :n] = line
+        mask[row, :n] = 1
+    return Step(inputs, targets, mask, True)
+
+
+def epoch_steps(stream: Ids, batching: Batching, seed: int) -> list[Step]:
+    """Return one epoch's steps of a client whose text was limited already (`limit_text`)."""
+    if batching.kind == "stream":
+        return stream_steps(stream, batching.rows, batching.window)
+    return sentence_steps(stream, batching.rows, batching.window, seed)
+
+
+def sweep_steps(stream: Ids, batching: Batching, budget: int, turn: int) -> list[Step]:
+    """Return the `turn`-th piece of about `budget` tokens of an endless pass over pooled text (central training).
+
+    The whole text lies in `rows` contiguous pieces side by side, as in ordinary language-model training; each turn
+    reads the next columns and starts over at the end. Sentences are read in one shuffled order, turn by turn.
+    """
+    if batching.kind == "sentences":
+        return _sweep_sentences(stream, batching, budget, turn)
+    rows = max(1, min(batching.rows, (len(stream) - 1) // batching.window))
+    columns = (len(stream) - 1) // rows
+    inputs = stream[: rows * columns].astype(np.int64).reshape(rows, columns)
+    targets = stream[1 : rows * columns + 1].astype(np.int64).reshape(rows, columns)
+    width = max(1, min(columns, round(budget / rows)))
+    turns = max(1, columns // width)
+    start = (turn % turns) * width
+    stop = columns if turn % turns == turns - 1 else start + width
+    mask = np.ones((rows, stop - start), np.float32)
+    return _windows(inputs[:, start:stop], targets[:, start:stop], mask, batching.window)
+
+
+def _sweep_sentences(stream: Ids, batching: Batching, budget: int, turn: int) -> list[Step]:
+    lines = lines_of(stream)
+    order = np.random.default_rng(0).permutation(len(lines))
+    ends = np.cumsum([min(len(lines[i]), batching.window) for i in order])
+    turns = max(1, round(ends[-1] / budget))
+    first, last = np.searchsorted(ends, np.array([turn % turns, turn % turns + 1]) * ends[-1] / turns)
+    return sentence_steps(
+        np.concatenate([lines[i] for i in order[first : last + 1]]), batching.rows, batching.window, turn
+    )

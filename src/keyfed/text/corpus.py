@@ -1,0 +1,276 @@
+"""A corpus is authors with their lines, and any text on disk can become one.
+
+`read_corpus` takes what people have lying about:
+
+    folder of *.txt, *.txt.gz, *.md, extension-less files     a file is a client, its lines are the lines
+    one such file                                             one pool of text, to be dealt into shards
+    .jsonl / .csv / .tsv (also .gz) with author and text      an author is a client, rows in order of time
+    LEAF .json (users, user_data: {u: {x, y}})                a user is a client
+
+What cannot be used (empty, binary, not UTF-8, broken JSON, a missing field) is left out and counted in
+`Corpus.skipped` with the reason; only a corpus with nothing left is an error. Handles found in an author
+column are never kept: see `pseudonym`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from keyfed.errors import DataError
+from keyfed.text.leaf import lines_of, users_of
+from keyfed.text.records import UNREADABLE, Record, Refused, by_time, read_records, suffix_of
+
+TEXT_SUFFIXES = ("", ".txt", ".md")
+TABLE_SUFFIXES = (".jsonl", ".csv", ".tsv")
+
+_Found = tuple[tuple["Author", ...], tuple["Skipped", ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """One natural client: a person, a role, an article, a file.
+
+    Attributes:
+      name: Never a chat, forum or review handle (see `pseudonym`).
+      lines: In order of time; one line is one unit ended by <eos>: a sentence, a message, a paragraph.
+      topic: What the author's text is about where that is known (play, decade).
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    topic: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file or record that was left out, and the reason."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Text by author, with the published validation and test lines where there are any.
+
+    Attributes:
+      tokenised: Words are what stands between blanks (PTB, WikiText-2).
+      natural: The authors are natural clients; otherwise they are one pool of text to be sharded.
+      characters: Meant for character models: blank lines and indentation are part of the text.
+      about: One line: origin, licence.
+    """
+
+    name: str
+    authors: tuple[Author, ...]
+    valid: tuple[str, ...] | None = None
+    test: tuple[str, ...] | None = None
+    tokenised: bool = False
+    natural: bool = True
+    characters: bool = False
+    skipped: tuple[Skipped, ...] = ()
+    about: str = ""
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 (hex) of the authors' names and all text, whatever the corpus is called.
+
+        Example:
+          >>> one, two = Author("a", ("x", "y")), Author("a", ("x y",))
+          >>> Corpus("c", (one,)).fingerprint() == Corpus("d", (one,)).fingerprint()
+          True
+          >>> Corpus("c", (one,)).fingerprint() == Corpus("c", (two,)).fingerprint()
+          False
+        """
+        digest = hashlib.sha256()
+        parts: list[tuple[str, tuple[str, ...] | None]] = [(a.name, a.lines) for a in self.authors]
+        for name, lines in (*parts, ("valid", self.valid), ("test", self.test)):
+            head, body = name.encode(), "\n".join(lines or ()).encode()
+            count = -1 if lines is None else len(lines)
+            digest.update(b"%d %d %d\n" % (len(head), count, len(body)))  # lengths first: nothing runs together
+            digest.update(head + body)
+        return digest.hexdigest()
+
+
+def pseudonym(name: str) -> str:
+    """Return the name under which a handle is kept: stable, and not the handle.
+
+    Example:
+      >>> pseudonym("crimsun")
+      'u-d24fd8f7867d'
+    """
+    return "u-" + hashlib.sha256(name.encode()).hexdigest()[:12]
+
+
+def split_lines(text: str) -> list[str]:
+    r"""Cut a comment, review or post into its lines, without blank ones.
+
+    Example:
+      >>> split_lines("Good beer.\r\n\r\n  Would come again. ")
+      ['Good beer.', 'Would come again.']
+    """
+    return [line for piece in re.split(r"\r\n?|\n", text) if (line := piece.strip())]
+
+
+def raw_lines(path: Path) -> list[str]:
+    """Return every line of a text file as it is, blank ones too, without the line ends.
+
+    Raises:
+      DataError: The file is unreadable, binary or not UTF-8.
+    """
+    try:
+        return _lines_of(path)
+    except _Unusable as error:
+        raise DataError(f"{path}: {error}; expected UTF-8 text; replace the file") from None
+
+
+def read_corpus(path: Path, *, author_column: str | None = None, text_column: str | None = None) -> Corpus:
+    """Read a folder, a text file, a table or a LEAF file as a corpus.
+
+    Args:
+      path: See the table at the top of this module.
+      author_column: Column (JSON field) of the author; found by itself among `records.AUTHOR_COLUMNS`.
+      text_column: Column (JSON field) of the text; found by itself among `records.TEXT_COLUMNS`.
+
+    Raises:
+      DataError: The path does not exist, is of a kind unknown here, or holds no usable text.
+    """
+    suffix = suffix_of(path)
+    if path.is_dir():
+        authors, skipped = _read_folder(path)
+        corpus = Corpus(path.resolve().name, authors, skipped=skipped)
+    elif not path.exists():
+        raise DataError(f"{path}: no such file or folder; expected text, .jsonl, .csv, .tsv or LEAF .json")
+    elif suffix in TABLE_SUFFIXES:
+        records, refused = read_records(path, author_column=author_column, text_column=text_column)
+        authors, skipped = authors_from(records)
+        corpus = Corpus(path.name, authors, skipped=left_out(path, refused) + skipped)
+    elif suffix == ".json":
+        corpus = _read_leaf(path)
+    elif suffix in TEXT_SUFFIXES:
+        author, skipped = _read_author(path, path.name)
+        corpus = Corpus(path.name, author, natural=False, skipped=skipped)
+    else:
+        known = ", ".join((*TEXT_SUFFIXES[1:], *TABLE_SUFFIXES, ".json"))
+        raise DataError(f"{path}: unknown kind of file {suffix!r}; expected {known} (also .gz) or a folder")
+    return must_have_text(corpus, path)
+
+
+def must_have_text(corpus: Corpus, path: Path) -> Corpus:
+    """Return the corpus, or raise `DataError` with what was left out if no text remained."""
+    if corpus.authors:
+        return corpus
+    reasons = "; ".join(f"{s.what}: {s.why}" for s in corpus.skipped[:3]) or "nothing in it"
+    more = f" and {len(corpus.skipped) - 3} more" if len(corpus.skipped) > 3 else ""
+    raise DataError(f"{path}: no usable text ({reasons}{more}); expected UTF-8 text with at least one line")
+
+
+def authors_from(records: Sequence[Record]) -> _Found:
+    """Group records by pseudonym, in order of time if every record has one, else as they come.
+
+    Example:
+      >>> authors_from([Record("ann", "second", "2011-02-01"), Record("ann", "first", "2011-01-31")])[0]
+      (Author(name='u-49915e0d7d4b', lines=('first', 'second'), topic=None),)
+    """
+    skipped: tuple[Skipped, ...] = ()
+    try:
+        records = by_time(records)
+    except ValueError as error:
+        if any(record.time is not None for record in records):
+            skipped = (Skipped("order of time", f"{error}; rows kept in file order"),)
+    lines: dict[str, list[str]] = {}
+    for record in records:
+        if found := split_lines(record.text):
+            lines.setdefault(record.author, []).extend(found)
+    return tuple(Author(pseudonym(name), tuple(own)) for name, own in lines.items()), skipped
+
+
+def left_out(path: Path, refused: Sequence[Refused]) -> tuple[Skipped, ...]:
+    """Say which rows of a file were left out.
+
+    Example:
+      >>> left_out(Path("chat.csv"), [Refused("empty text", 3, 17)])
+      (Skipped(what='3 rows of chat.csv from line 17', why='empty text'),)
+    """
+    return tuple(Skipped(f"{r.rows} row{'s' * (r.rows > 1)} of {path.name} from line {r.line}", r.why) for r in refused)
+
+
+class _Unusable(ValueError):
+    """Why a file cannot be used."""
+
+
+def _lines_of(path: Path) -> list[str]:
+    try:
+        data = path.read_bytes()
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+    except UNREADABLE as error:
+        raise _Unusable(f"unreadable ({error})") from None
+    if b"\0" in data:
+        raise _Unusable("binary (it has a NUL byte)")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _Unusable(f"not UTF-8 (byte {error.start})") from None
+    lines = re.split(r"\r\n?|\n", text)
+    return lines if lines[-1] else lines[:-1]
+
+
+def _read_author(path: Path, name: str) -> _Found:
+    try:
+        lines = tuple(line for raw in _lines_of(path) if (line := raw.strip()))
+    except _Unusable as error:
+        return (), (Skipped(name, str(error)),)
+    return ((Author(name, lines),), ()) if lines else ((), (Skipped(name, "empty"),))
+
+
+def _read_folder(folder: Path) -> _Found:
+    """A file is a client, by its path in the folder; hidden files are passed over."""
+    authors: list[Author] = []
+    skipped: list[Skipped] = []
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        name = inside.as_posix().encode(errors="backslashreplace").decode()
+        if not path.is_file() or any(part.startswith(".") for part in inside.parts):
+            continue
+        if suffix_of(path) in TEXT_SUFFIXES:
+            author, why_not = _read_author(path, name)
+            authors.extend(author)
+            skipped.extend(why_not)
+        else:
+            skipped.append(Skipped(name, f"not a text file ({suffix_of(path)})"))
+    return tuple(authors), tuple(skipped)
+
+
+def _read_leaf(path: Path) -> Corpus:
+    try:
+        users = users_of(json.loads("\n".join(_lines_of(path))))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: {error}; expected a LEAF file: one JSON object") from None
+    if users is None:
+        raise DataError(f"{path}: no users and user_data; expected a LEAF file; rows of JSON go in a .jsonl")
+    authors: list[Author] = []
+    skipped: list[Skipped] = []
+    kind = None
+    for user, samples in users.items():
+        name = pseudonym(user)
+        try:
+            own, lines = lines_of(samples)
+        except ValueError as error:
+            skipped.append(Skipped(name, str(error)))
+            continue
+        kind = kind or own
+        if own == kind and lines:
+            authors.append(Author(name, tuple(lines)))
+        else:
+            skipped.append(Skipped(name, f"holds {own}, others {kind}" if lines else "empty"))
+    return Corpus(
+        path.name,
+        tuple(authors),
+        tokenised=kind == "tokens",
+        characters=kind == "characters",
+        skipped=tuple(skipped),
+    )

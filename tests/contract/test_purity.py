@@ -1,0 +1,130 @@
+"""What the parts of the package may know of each other and of the world, read from their imports."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import keyfed
+
+SOURCE = Path(keyfed.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+PURE = ("text", "model", "federated")
+WORLDLY = ("pathlib", "os", "io", "shutil", "tempfile", "time", "datetime", "socket", "subprocess", "sys", "logging")
+PICKLES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"), str(path))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Yield every module imported anywhere in a file, in full; names imported from one count as its parts."""
+    package = module_of(path).split(".")
+    package = package if path.name == "__init__.py" else package[:-1]
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            whole = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{whole}.{alias.name}" for alias in node.names)
+
+
+def calls_of(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield the dotted name of everything called in a file, and the line."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Call):
+            yield dotted(node.func), node.lineno
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "…"
+
+
+def within(folder: str) -> list[Path]:
+    found = sorted((SOURCE / folder).rglob("*.py"))
+    assert found, f"keyfed.{folder} is gone"
+    return found
+
+
+def name(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+@pytest.mark.parametrize("path", [p for folder in PURE for p in within(folder)], ids=name)
+def test_text_model_and_federated_know_only_themselves_and_the_errors(path):
+    own = f"keyfed.{path.relative_to(SOURCE).parts[0]}"
+    for module in imports_of(path):
+        if module == "keyfed" or module.startswith("keyfed."):
+            known = module == own or module.startswith((f"{own}.", "keyfed.errors."))
+            assert known, f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("path", within("engine"), ids=name)
+def test_the_engine_does_not_know_runs(path):
+    for module in imports_of(path):
+        outer = ("keyfed.run", "keyfed.cli", "keyfed.config", "keyfed.keyboard", "keyfed.private")
+        assert not module.startswith(outer), f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("path", within("federated"), ids=name)
+def test_methods_touch_nothing_outside_their_arguments(path):
+    imported = list(imports_of(path))
+    for module in imported:
+        assert module.split(".")[0] not in WORLDLY, f"{path} imports {module}"
+        assert not module.startswith("numpy.random"), f"{path} imports {module}"
+        if module.split(".")[0] == "random":
+            assert module in ("random", "random.Random"), f"{path} imports {module}"
+    for call, line in calls_of(path):
+        where = f"{path}:{line} calls {call}"
+        assert call not in ("open", "print", "input", "exec", "eval", "__import__"), where
+        if call.startswith("random."):
+            assert call == "random.Random", where
+        assert not call.startswith(("np.random.", "numpy.random.")), where
+        assert "manual_seed" not in call, where
+        assert call not in ("torch.rand", "torch.randn", "torch.randint", "torch.randperm", "torch.save"), where
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_nothing_is_pickled_or_printed_and_no_global_seed_is_set(path):
+    for module in imports_of(path):
+        assert module.split(".")[0] not in PICKLES, f"{path} imports {module}"
+        assert module not in ("torch.load", "torch.save"), f"{path} imports {module}"
+    for call, line in calls_of(path):
+        where = f"{path}:{line} calls {call}"
+        assert call not in ("torch.load", "torch.save", "np.load", "numpy.load"), where
+        assert call not in ("torch.manual_seed", "np.random.seed", "numpy.random.seed", "random.seed"), where
+        if path != SOURCE / "cli.py":
+            assert call != "print", where
+
+
+def test_no_global_numpy_or_python_generator_is_used_anywhere():
+    allowed = ("random.Random", "np.random.default_rng", "np.random.Generator")
+    for path in FILES:
+        imported = {m.split(".")[0] for m in imports_of(path) if m == "random"}
+        for call, line in calls_of(path):
+            if call.startswith("np.random.") or (call.startswith("random.") and "random" in imported):
+                assert call in allowed, f"{path}:{line} calls {call}"
+
+
+def test_the_reader_of_imports_reads_them(tmp_path, monkeypatch):
+    inside = tmp_path / "keyfed" / "text"
+    inside.mkdir(parents=True)
+    path = inside / "a.py"
+    path.write_text(
+        "import os.path as p\nfrom . import b\nfrom ..model import c\nfrom keyfed.errors import d\nx.y(z())\n"
+    )
+    monkeypatch.setattr(f"{__name__}.SOURCE", tmp_path / "keyfed")
+    assert list(imports_of(path)) == ["os.path", "keyfed.text.b", "keyfed.model.c", "keyfed.errors.d"]
+    assert sorted(calls_of(path)) == [("x.y", 5), ("z", 5)]

@@ -1,0 +1,69 @@
+"""A small corpus and the command line as a function."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from keyfed import cli
+
+SUBJECTS = ["the president", "a farmer", "the congress", "my sister", "the river", "an old friend"]
+VERBS = ["sees", "helps", "follows", "remembers", "calls"]
+OBJECTS = ["the people", "a letter", "the long road", "our house", "the union"]
+ENDS = ["in the morning", "every day", "without fear", "again", "with good reason"]
+TINY = [
+    "model.embed=8", "model.hidden=12", "data.vocab=60", "train.cohort=3", "train.workers=1", "data.window=8",
+    "optimiser=sgd", "lr=2", "train.valid_tokens=500",
+]  # fmt: skip
+
+
+def sentence(draw: random.Random) -> str:
+    return " ".join(draw.choice(part) for part in (SUBJECTS, VERBS, OBJECTS, ENDS))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Eight text files, one client each, in a small regular language."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for k in range(8):
+        draw = random.Random(k)
+        lines = [sentence(draw) for _ in range(60 + 10 * k)]
+        (folder / f"writer{k}.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    return folder
+
+
+@pytest.fixture
+def keyfed(monkeypatch, capfd):
+    """Run a command in this process; return (exit code, stdout, stderr)."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["keyfed", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capfd.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def train_tiny(keyfed, corpus, tmp_path):
+    """Train a tiny run and return (folder, result)."""
+
+    def call(*extra: str, method: str = "fedavg", rounds: int = 3, name: str = "run") -> tuple[Path, dict]:
+        out = tmp_path / name
+        own = [s for s in TINY if method != "fedsgd" or not s.startswith("optimiser")]
+        settings = [item for s in [*own, *extra] for item in ("--set", s)]
+        code, stdout, stderr = keyfed(
+            "train", method, "--data", corpus, "--rounds", rounds, "--out", out, "--json", *settings
+        )
+        assert code == 0, stderr
+        return out, json.loads(stdout)
+
+    return call

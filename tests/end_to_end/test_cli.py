@@ -1,0 +1,172 @@
+"""The command line as a person uses it, right and wrong."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.end_to_end.conftest import TINY, sentence
+
+
+def test_train_prints_one_json_object_and_writes_the_run(train_tiny):
+    out, result = train_tiny()
+    for key in ("run", "method", "rounds", "seconds"):
+        assert key in result
+    for key in ("perplexity", "top1", "top3", "oov_rate"):
+        assert isinstance(result["test"][key], float)
+    assert result["traffic"]["down"] > 0
+    assert result["traffic"]["up"] > 0
+    for name in ("run.toml", "metrics.jsonl", "model.safetensors", "vocab.json", "report.md", "report.html"):
+        assert (out / name).stat().st_size > 0, name
+    assert list((out / "plots").glob("*.png"))
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_trained_model_beats_the_unigram_on_a_regular_language(train_tiny):
+    _, result = train_tiny("train.cohort=6", rounds=15)
+    assert result["test"]["perplexity"] < 0.6 * result["baselines"]["unigram"]["test"]["perplexity"]
+
+
+def test_every_method_runs(train_tiny):
+    for method in ("fedsgd", "central"):
+        _, result = train_tiny(method=method, rounds=1, name=method)
+        assert result["method"] == method
+
+
+def test_central_is_trained_beside_the_federation_on_as_many_tokens(train_tiny):
+    out, result = train_tiny("train.central=true", rounds=4)
+    central = result["baselines"]["central"]
+    assert central["test"]["perplexity"] > 1
+    tokens = [
+        sum(json.loads(line)["worked"] for line in (folder / "metrics.jsonl").read_text().splitlines())
+        for folder in (out, out / "central")
+    ]
+    assert tokens[1] == pytest.approx(tokens[0], rel=0.25)  # cohorts differ in size
+
+
+def test_suggest_evaluate_and_conformance_of_a_run(train_tiny, keyfed):
+    out, result = train_tiny("train.cohort=6", rounds=12)
+    code, stdout, _ = keyfed("suggest", out, "the president", "--json")
+    words = json.loads(stdout)["suggestions"]
+    assert code == 0
+    assert len(words) == 3
+    assert not {"<unk>", "<eos>", "<pad>", "<bos>"} & set(words)
+    code, stdout, _ = keyfed("evaluate", out, "--json")
+    assert code == 0
+    assert json.loads(stdout)["test"]["perplexity"] == pytest.approx(result["test"]["perplexity"])
+
+
+def test_conformance_passes_a_trained_model_and_catches_a_broken_one(train_tiny, keyfed, corpus):
+    for k, path in enumerate(sorted(corpus.iterdir())):
+        draw = random.Random(100 + k)
+        path.write_text("\n".join(sentence(draw) for _ in range(500)), "utf-8")
+    out, _ = train_tiny("train.cohort=6", rounds=6)
+    code, stdout, stderr = keyfed("conformance", out)
+    assert code == 0, stdout + stderr
+    assert stdout.count("ok ") == 7
+    broken = load_file(out / "model.safetensors")
+    for name in broken:  # a network that forgets its past: nothing recurrent, all from the last token
+        if name.startswith(("rnn.weight_hh", "rnn.weight_hr")):
+            broken[name].zero_()
+    save_file(broken, out / "model.safetensors")
+    code, stdout, _ = keyfed("conformance", out, "--json")
+    assert code == 1
+    assert [c["name"] for c in json.loads(stdout)["checks"] if not c["passed"]] == ["context is used"]
+
+
+def test_conformance_says_when_there_is_too_little_text(train_tiny, keyfed):
+    out, _ = train_tiny(rounds=1)
+    code, _, stderr = keyfed("conformance", out)
+    assert code == 2
+    assert "tokens" in one_line(stderr)
+
+
+def test_dry_run_trains_nothing(keyfed, corpus, tmp_path):
+    settings = [item for s in TINY for item in ("--set", s)]
+    code, stdout, _ = keyfed("train", "--data", corpus, "--out", tmp_path / "none", "--dry-run", "--json", *settings)
+    plan = json.loads(stdout)
+    assert code == 0
+    assert not (tmp_path / "none").exists()
+    assert plan["parameters"] > 0
+    assert plan["bytes_per_round"]["down"] == 3 * plan["bytes_per_client"]
+
+
+def one_line(stderr: str) -> str:
+    lines = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, stderr
+    assert "Traceback" not in stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("train", "fedvag"), "did you mean fedavg?"),
+        (("train", "--set", "lrr=1"), "did you mean lr?"),
+        (("train", "--set", "cohort=3"), "did you mean train.cohort?"),
+        (("train", "--set", "train.cohrot=3"), "did you mean cohort?"),
+        (("train", "--set", "trian.cohort=3"), "did you mean train?"),
+        (("train", "--set", "lr=abc"), "expected float"),
+        (("train", "--set", "lr"), "section.key=value"),
+        (("train", "--set", "lr=-1"), "expected > 0"),
+        (("train", "--model", "gruu"), "did you mean gru"),
+        (("train", "--data", "ptbb"), "did you mean ptb?"),
+        (("train", "--data", "./no/such/folder"), "no/such/folder"),
+        (("train", "--set", "data.partition=iidd"), "did you mean iid?"),
+        (("train", "--set", "train.device=tpu"), "expected auto, cpu or cuda"),
+        (("train", "--config", "missing.toml"), "missing.toml"),
+        (("trian",), "did you mean train?"),
+        (("train", "--rounds", "many"), "--help"),
+        (("suggest", "no-run", "hello"), "not a run folder"),
+        (("evaluate", "no-run"), "not a run folder"),
+        (("conformance", "no-run"), "not a run folder"),
+        (("methods", "fedat"), "is not known"),
+        (("data", "get", "ptbb"), "did you mean ptb?"),
+    ],
+)
+def test_user_errors_are_one_line_and_exit_code_2(keyfed, arguments, hint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, stderr = keyfed(*arguments)
+    assert code == 2
+    assert hint in one_line(stderr)
+    assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").rglob("metrics.jsonl"))
+
+
+def test_a_cohort_larger_than_the_population_is_said_before_training(keyfed, corpus, tmp_path):
+    code, _, stderr = keyfed("train", "--data", corpus, "--out", tmp_path / "run", "--set", "train.cohort=100")
+    assert code == 2
+    assert "fewer than the cohort of 100" in one_line(stderr)
+
+
+def test_clients_too_small_for_a_window_are_said_before_training(keyfed, corpus, tmp_path):
+    code, _, stderr = keyfed("train", "--data", corpus, "--out", tmp_path / "run", "--set", "data.window=100000")
+    assert code == 2
+    assert "one window" in one_line(stderr)
+
+
+def test_bad_files_are_skipped_counted_and_named(keyfed, corpus, tmp_path):
+    (corpus / "empty.txt").write_text("")
+    (corpus / "binary.txt").write_bytes(b"\x00\x01\x02" * 50)
+    (corpus / "latin.txt").write_bytes("d\xe9j\xe0 vu ".encode("latin-1") * 50)
+    settings = [item for s in TINY for item in ("--set", s)]
+    code, _, stderr = keyfed("train", "--data", corpus, "--out", tmp_path / "run", "--rounds", 1, *settings)
+    assert code == 0, stderr
+    for name in ("empty.txt", "binary.txt", "latin.txt"):
+        assert name in stderr
+
+
+def test_help_does_not_import_torch():
+    script = "import sys, keyfed.cli; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_sentences_and_characters_train_too(train_tiny):
+    _, words = train_tiny("data.batches=sentences", rounds=2, name="sentences")
+    _, characters = train_tiny("model.name=char-lstm", "data.window=20", rounds=2, name="characters")
+    assert words["test"]["perplexity"] > 1
+    assert characters["vocabulary"] < 60

@@ -1,0 +1,277 @@
+"""A run that is interrupted, however rudely, ends where it would have ended."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig, dump_toml, to_document
+from keyfed.errors import RunError
+from keyfed.run.folder import load_model, open_folder, read_metrics
+from keyfed.run.train import Silent, train
+
+ROUNDS = 6
+CLIENTS = 8
+TIMES = {"seconds", "elapsed"}
+
+# The same run in another process, which says when its rounds begin.
+SCRIPT = """
+import sys, tomllib
+from pathlib import Path
+from keyfed.config import config_from
+from keyfed.run.train import Silent, train
+
+class Speaking(Silent):
+    def start(self, what, rounds, done):
+        print("rounds begin", done, flush=True)
+
+config = config_from(tomllib.loads(Path(sys.argv[1]).read_text("utf-8")), "test")
+train(config, Path(sys.argv[2]), resume=True, listener=Speaking())
+"""
+
+
+def write_corpus(folder: Path) -> Path:
+    """Eight authors, each with words of their own beside those of all; sentences follow simple rules."""
+    folder.mkdir()
+    rng = random.Random(7)
+    words = [f"{a}{b}" for a in "bdfgklm" for b in ("a", "e", "i", "o", "u", "an", "el", "is")]
+    for k in range(CLIENTS):
+        mine = rng.sample(words, 30)
+        lines = []
+        for _ in range(40 + 10 * k):
+            start = rng.randrange(len(mine))
+            lines.append(" ".join(mine[(start + i * (1 + k % 3)) % len(mine)] for i in range(rng.randint(4, 9))))
+        (folder / f"author{k}.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    return folder
+
+
+def tiny(corpus: Path, rounds: int = ROUNDS, **train_options: Any) -> Config:
+    options = {"cohort": 3, "seed": 3, "workers": 1, "device": "cpu", "baselines": False, "valid_tokens": 300}
+    return Config(
+        data=DataConfig(name=str(corpus), vocab=200, window=10),
+        model=ModelConfig(name="cifg", embed=8, hidden=12, dropout=0.2),
+        train=TrainConfig(rounds=rounds, **(options | train_options)),
+        options={"optimiser": "sgd", "lr": 1.0, "momentum": 0.5, "batch_size": 4},
+    )
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory) -> Path:
+    """The run nobody interrupted."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    train(tiny(corpus), out)
+    return out
+
+
+class Interrupting(Silent):
+    """Presses Ctrl-C when a round has ended."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        self.said: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    def round(self, record: dict[str, Any]) -> None:
+        if record["round"] == self.after:
+            raise KeyboardInterrupt
+
+
+def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in r.items() if k not in TIMES} for r in records]
+
+
+def checkpoints(out: Path) -> dict[str, Any]:
+    """What lies in the checkpoint folder, apart from times (and lengths that depend on how times are written)."""
+    found: dict[str, Any] = {}
+    for manifest in sorted((out / "checkpoint").glob("*.json")):
+        content = json.loads(manifest.read_text("utf-8"))
+        assert content.pop("seconds") >= 0
+        assert content.pop("metrics_length") <= (out / "metrics.jsonl").stat().st_size
+        found[manifest.stem] = (content, manifest.with_suffix(".safetensors").read_bytes())
+    return found
+
+
+def result_of(out: Path) -> dict[str, Any]:
+    content = json.loads((out / "result.json").read_text("utf-8"))
+    return {k: v for k, v in content.items() if "seconds" not in k and k != "run"}
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    assert (one / "vocab.json").read_bytes() == (other / "vocab.json").read_bytes()
+    assert without_times(read_metrics(one)) == without_times(read_metrics(other))
+    assert checkpoints(one) == checkpoints(other)
+    assert result_of(one) == result_of(other)
+
+
+def test_a_run_writes_what_it_says(whole, corpus):
+    records = read_metrics(whole)
+    assert [r["round"] for r in records] == list(range(1, ROUNDS + 1))
+    assert all(len(r["contributors"]) == 3 and r["refused"] == {} for r in records)
+    assert len({tuple(r["contributors"]) for r in records}) > 1
+    assert sorted(checkpoints(whole)) == [f"round-{n:06d}" for n in (4, 5, 6)]
+    result = result_of(whole)
+    best = min(records, key=lambda r: r["valid"]["nats"])
+    assert result["best_round"] == best["round"]
+    assert result["test"]["perplexity"] < result["vocabulary"]
+    assert result["tokens_trained"] == sum(r["worked"] for r in records)
+    trained = load_model(whole)
+    assert trained.spec.hidden == 12
+    assert trained.config.train == tiny(corpus).train
+
+
+def test_the_same_run_again_is_the_same_bit_for_bit(whole, corpus, tmp_path):
+    train(tiny(corpus), tmp_path / "again")
+    assert_same_run(whole, tmp_path / "again")
+    train(tiny(corpus, seed=4), tmp_path / "other")
+    assert (whole / "model.safetensors").read_bytes() != (tmp_path / "other" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("after", [1, 3, ROUNDS])
+def test_ctrl_c_and_resume_change_nothing(whole, corpus, tmp_path, after):
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(corpus), out, listener=Interrupting(after))
+    assert not (out / "model.safetensors").exists()
+    assert len(read_metrics(out)) == after
+    listener = Interrupting(-1)
+    train(tiny(corpus), out, resume=True, listener=listener)
+    assert f"resuming after round {after} of {ROUNDS}" in listener.said
+    assert_same_run(whole, out)
+
+
+def test_ctrl_c_between_two_checkpoints_loses_no_round(corpus, tmp_path):
+    config = tiny(corpus, checkpoint_every=4, eval_every=2)
+    train(config, tmp_path / "whole")
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(config, out, listener=Interrupting(3))
+    assert sorted(checkpoints(out)) == ["round-000003"]
+    train(config, out, resume=True)
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert without_times(read_metrics(out)) == without_times(read_metrics(tmp_path / "whole"))
+    assert result_of(out) == result_of(tmp_path / "whole")
+
+
+def test_lines_after_the_last_checkpoint_are_written_again(whole, corpus, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(corpus), out, listener=Interrupting(3))
+    with (out / "metrics.jsonl").open("a") as f:
+        f.write('{"round": 4, "loss"')  # killed while it wrote a line
+    train(tiny(corpus), out, resume=True)
+    assert_same_run(whole, out)
+
+
+def test_a_damaged_checkpoint_costs_a_round(whole, corpus, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(corpus), out, listener=Interrupting(3))
+    newest = out / "checkpoint" / "round-000003.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-10])
+    listener = Interrupting(-1)
+    train(tiny(corpus), out, resume=True, listener=listener)
+    assert any("round 3 is damaged" in line for line in listener.said)
+    assert f"resuming after round 2 of {ROUNDS}" in listener.said
+    assert_same_run(whole, out)
+
+
+def test_a_finished_run_returns_its_result(whole, corpus):
+    before = {p.name: p.stat().st_mtime_ns for p in whole.iterdir() if p.name != "run.lock"}
+    listener = Interrupting(-1)
+    result = train(tiny(corpus), whole, resume=True, listener=listener)
+    assert result == json.loads((whole / "result.json").read_text("utf-8"))
+    assert any("is finished; nothing to do" in line for line in listener.said)
+    assert {p.name: p.stat().st_mtime_ns for p in whole.iterdir() if p.name != "run.lock"} == before
+
+
+def test_a_changed_configuration_is_refused_with_the_difference(whole, corpus, tmp_path):
+    config = tiny(corpus)
+    other = replace(config, train=replace(config.train, seed=9), options={**config.options, "lr": 0.5})
+    with pytest.raises(RunError, match=r"method\.lr: 1\.0 → 0\.5; train\.seed: 3 → 9$"):
+        train(other, whole, resume=True)
+    with pytest.raises(RunError, match=r"model\.dropout: 0\.2 → 0\.0"):
+        train(replace(config, model=replace(config.model, dropout=0.0)), whole, resume=True)
+    with pytest.raises(RunError, match=r"method\.name: fedavg → fedsgd"):
+        train(replace(config, method="fedsgd", options={}), whole, resume=True)
+
+
+def test_changed_text_is_refused(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus")
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(corpus), out, listener=Interrupting(1))
+    with (corpus / "author0.txt").open("a") as f:
+        f.write("one more line\n")
+    with pytest.raises(RunError, match="the text of the corpus"):
+        train(tiny(corpus), out, resume=True)
+
+
+def test_an_existing_folder_is_refused(whole, corpus, tmp_path):
+    with pytest.raises(RunError, match="holds a run already; go on with it by --resume"):
+        train(tiny(corpus), whole)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "diary.txt").write_text("keep me")
+    with pytest.raises(RunError, match="exists and is not empty"):
+        train(tiny(corpus), tmp_path / "mine")
+    assert (tmp_path / "mine" / "diary.txt").read_text() == "keep me"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="is a file"):
+        train(tiny(corpus), tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    with open_folder(tmp_path / "empty", resume=False):
+        pass
+
+
+def command(config: Config, out: Path, folder: Path) -> list[str]:
+    described = folder / "config.toml"
+    described.write_text(dump_toml(to_document(config)), "utf-8")
+    return [sys.executable, "-c", SCRIPT, str(described), str(out)]
+
+
+def test_a_second_process_is_kept_out(corpus, tmp_path):
+    out = tmp_path / "run"
+    with open_folder(out, resume=False):
+        with pytest.raises(RunError, match="in use by another process"):
+            train(tiny(corpus), out, resume=True)
+        done = subprocess.run(command(tiny(corpus), out, tmp_path), capture_output=True, text=True, check=False)
+        assert done.returncode != 0
+        assert "RunError" in done.stderr
+        assert "in use by another process" in done.stderr
+    with open_folder(out, resume=True):  # the lock ends with its holder
+        pass
+
+
+def test_kill_9_at_any_moment_changes_nothing(corpus, tmp_path):
+    config = tiny(corpus, rounds=20)
+    began = time.monotonic()
+    train(config, tmp_path / "whole")
+    takes = time.monotonic() - began
+    out = tmp_path / "run"
+    rng = random.Random(11)
+    codes = []
+    for _ in range(3):
+        with subprocess.Popen(command(config, out, tmp_path), stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("rounds begin")
+            time.sleep(rng.uniform(0, 0.3) * takes)
+            process.kill()
+        codes.append(process.returncode)
+    assert -9 in codes
+    train(config, out, resume=True)
+    assert_same_run(tmp_path / "whole", out)

@@ -1,0 +1,260 @@
+"""Every token is predicted once an epoch, from the token before it, and time runs along the last axis."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keyfed.text.batches import (
+    BUCKET,
+    Batching,
+    epoch_steps,
+    limit_text,
+    lines_of,
+    sentence_steps,
+    stream_steps,
+    sweep_steps,
+)
+from keyfed.text.vocab import BOS, EOS, PAD, SPECIALS
+
+FIRST = len(SPECIALS)
+
+
+def ids(values) -> np.ndarray:
+    return np.array(list(values), np.int32)
+
+
+def distinct(n: int) -> np.ndarray:
+    """A text in which every token says where it stands."""
+    return np.arange(FIRST, FIRST + n, dtype=np.int32)
+
+
+@st.composite
+def texts(draw: st.DrawFn, most: int = 120) -> np.ndarray:
+    """Distinct words with line ends strewn in; lines of any length, with or without an end at the end."""
+    n = draw(st.integers(0, most))
+    out = distinct(n)
+    for at in draw(st.lists(st.integers(0, max(0, n - 1)), max_size=20)):
+        if n:
+            out[at] = EOS
+    return out
+
+
+def joined(steps, part: str) -> np.ndarray:
+    """Put the windows of a stream side by side again: [rows, columns]."""
+    return np.concatenate([getattr(s, part) for s in steps], axis=1)
+
+
+def check_shapes(steps) -> None:
+    for s in steps:
+        assert s.inputs.shape == s.targets.shape == s.mask.shape
+        assert s.inputs.dtype == s.targets.dtype == np.int64
+        assert s.mask.dtype == np.float32
+        assert set(np.unique(s.mask)) <= {0, 1}
+        assert s.mask.sum() > 0
+        assert (s.inputs[s.mask == 0] == PAD).all()
+        assert (s.targets[s.mask == 0] == PAD).all()
+
+
+sizes = {"rows": st.integers(1, 7), "window": st.integers(1, 12)}
+
+
+# Stream
+
+
+@settings(max_examples=80, deadline=None)
+@given(n=st.integers(0, 200), **sizes)
+def test_stream_predicts_every_token_but_the_first_exactly_once(n, rows, window):
+    text = distinct(n)
+    steps = stream_steps(text, rows, window)
+    check_shapes(steps)
+    predicted = sorted(t for s in steps for t in s.targets[s.mask > 0].tolist())
+    assert predicted == text[1:].tolist()
+
+
+@settings(max_examples=80, deadline=None)
+@given(n=st.integers(2, 200), **sizes)
+def test_stream_targets_are_the_next_token_and_rows_are_contiguous(n, rows, window):
+    steps = stream_steps(distinct(n), rows, window)
+    assert steps[0].inputs.shape[0] <= rows
+    assert all(s.inputs.shape[1] == window for s in steps[:-1])
+    assert 1 <= steps[-1].inputs.shape[1] <= window
+    assert [s.fresh for s in steps] == [True] + [False] * (len(steps) - 1)
+    real = joined(steps, "mask") > 0
+    inputs, targets = joined(steps, "inputs"), joined(steps, "targets")
+    assert (targets[real] == inputs[real] + 1).all()  # one on in the text
+    along = real[:, 1:]
+    assert (inputs[:, 1:][along] == inputs[:, :-1][along] + 1).all()  # time is the last axis
+    flat = inputs.reshape(-1)[real.reshape(-1)]
+    assert flat.tolist() == distinct(n)[:-1].tolist()  # row after row is the text
+    assert (np.diff(real.reshape(-1).astype(int)) <= 0).all()  # padding only at the very end
+
+
+def test_short_text_is_read_in_fewer_rows_of_whole_windows():
+    assert stream_steps(distinct(0), 4, 5) == []
+    assert stream_steps(distinct(1), 4, 5) == []
+    (only,) = stream_steps(distinct(4), 4, 5)
+    assert only.inputs.tolist() == [[4, 5, 6]]
+    assert only.targets.tolist() == [[5, 6, 7]]
+    assert stream_steps(distinct(12), 4, 5)[0].inputs.shape == (2, 5)
+
+
+def test_a_clients_shapes_depend_on_that_client_alone():
+    a = [s.inputs.shape for s in stream_steps(distinct(57), 4, 5)]
+    b = [s.inputs.shape for s in stream_steps(distinct(57)[::-1].copy(), 4, 5)]
+    assert a == b
+
+
+# Sentences
+
+
+@settings(max_examples=80, deadline=None)
+@given(text=texts(), seed=st.integers(0, 10**6), **sizes)
+def test_every_line_is_read_once_from_its_start(text, rows, window, seed):
+    steps = sentence_steps(text, rows, window, seed)
+    check_shapes(steps)
+    want = Counter(tuple(line[:window].tolist()) for line in lines_of(text))
+    found: Counter = Counter()
+    for s in steps:
+        assert s.fresh
+        assert 1 <= s.inputs.shape[0] <= rows
+        time = s.inputs.shape[1]
+        assert time <= window
+        assert time % BUCKET == 0 or time == window
+        for inputs, targets, mask in zip(s.inputs, s.targets, s.mask, strict=True):
+            n = int(mask.sum())
+            assert mask[:n].all()  # padding comes after the line
+            assert inputs[0] == BOS
+            assert inputs[1:n].tolist() == targets[: n - 1].tolist()
+            assert EOS not in targets[: n - 1]
+            found[tuple(targets[:n].tolist())] += 1
+    assert found == want
+
+
+def test_batches_hold_lines_of_similar_length():
+    text = ids([*range(10, 13), EOS, *range(20, 34), EOS, *range(40, 43), EOS])
+    shapes = sorted(s.inputs.shape for s in sentence_steps(text, 8, 64, seed=1))
+    assert shapes == [(1, 16), (2, 8)]
+
+
+def test_the_order_of_sentences_is_drawn_by_the_seed():
+    text = ids(t for k in range(40) for t in (FIRST + k, EOS))
+
+    def order(seed):
+        return [first for s in sentence_steps(text, 3, 8, seed) for first in s.targets[:, 0].tolist()]
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    assert sorted(order(1)) == sorted(order(2))
+
+
+@settings(max_examples=40, deadline=None)
+@given(text=texts())
+def test_lines_are_cut_after_their_ends_and_lose_nothing(text):
+    lines = lines_of(text)
+    assert [t for line in lines for t in line.tolist()] == text.tolist()
+    assert all(EOS not in line[:-1] for line in lines)
+    assert all(line[-1] == EOS for line in lines[:-1])
+
+
+# Limits
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    text=texts(),
+    seed=st.integers(0, 10**6),
+    sentences=st.none() | st.integers(1, 10),
+    tokens=st.none() | st.integers(1, 60),
+    kind=st.sampled_from(["stream", "sentences"]),
+)
+def test_limits_are_kept(text, seed, sentences, tokens, kind):
+    batching = Batching(kind, 3, 7, sentences, tokens)
+    limited = limit_text(text, batching, seed)
+    assert np.array_equal(limited, limit_text(text, batching, seed))
+    steps = epoch_steps(limited, batching, seed)
+    predicted = sum(int(s.mask.sum()) for s in steps)
+    if tokens is not None:
+        assert predicted <= tokens
+    if sentences is not None:
+        assert len(lines_of(limited)) <= sentences
+    if tokens is None and sentences is None:
+        assert np.array_equal(limited, text)
+    # What is left stands in the order it was written in.
+    words = [t for t in limited.tolist() if t != EOS]
+    assert words == sorted(words)
+    if sentences is None and len(limited):
+        start = limited.tolist()
+        whole = text.tolist()
+        assert any(whole[i : i + len(start)] == start for i in range(len(whole) - len(start) + 1))
+
+
+@pytest.mark.parametrize("kind", ["stream", "sentences"])
+def test_a_limit_of_tokens_is_used_up(kind):
+    text = ids(t for k in range(30) for t in (FIRST + k, FIRST + 100 + k, EOS))
+    batching = Batching(kind, 3, 7, max_tokens=20)
+    steps = epoch_steps(limit_text(text, batching, 1), batching, 1)
+    assert sum(int(s.mask.sum()) for s in steps) == 20
+
+
+def test_limits_draw_every_part_of_the_text():
+    text = ids(t for k in range(12) for t in (FIRST + k, EOS))
+    by_lines = Batching("sentences", 3, 7, max_sentences=2)
+    by_tokens = Batching("stream", 3, 7, max_tokens=3)
+    for batching in (by_lines, by_tokens):
+        seen = {t for seed in range(200) for t in limit_text(text, batching, seed).tolist()}
+        assert seen == set(text.tolist())
+
+
+def test_an_epoch_is_cut_as_the_batching_says():
+    text = ids([5, 6, EOS, 7, 8, 9, EOS])
+    stream, sentences = Batching("stream", 2, 3), Batching("sentences", 2, 3)
+    assert [s.fresh for s in epoch_steps(text, stream, 1)] == [True]
+    assert all(s.inputs[:, 0].tolist() == [BOS] * len(s.inputs) for s in epoch_steps(text, sentences, 1))
+    assert len(epoch_steps(text, replace(stream, rows=1), 1)) == 2
+
+
+# The endless pass of central training
+
+
+@settings(max_examples=80, deadline=None)
+@given(n=st.integers(2, 200), budget=st.integers(1, 250), **sizes)
+def test_a_sweep_covers_the_text_once_and_starts_over(n, budget, rows, window):
+    text, batching = distinct(n), Batching("stream", rows, window)
+    seen: list[int] = []
+    turn = 0
+    # One pass: until the first token comes round again.
+    while not seen or sweep_steps(text, batching, budget, turn)[0].inputs[0, 0] != text[0]:
+        steps = sweep_steps(text, batching, budget, turn)
+        check_shapes(steps)
+        assert [s.fresh for s in steps] == [True] + [False] * (len(steps) - 1)
+        for s in steps:
+            assert s.mask.all()
+            assert s.inputs.shape[1] <= window
+            assert (s.targets == s.inputs + 1).all()
+            assert (np.diff(s.inputs, axis=1) == 1).all()
+            seen += s.targets.reshape(-1).tolist()
+        turn += 1
+    used = max(1, min(rows, (n - 1) // window))
+    assert len(seen) == len(set(seen))  # nothing twice
+    left_out = set(text[1:].tolist()) - set(seen)
+    assert len(left_out) == (n - 1) % used  # rows are of equal length: less than one column is left over
+    again = sweep_steps(text, batching, budget, turn)
+    first = sweep_steps(text, batching, budget, 0)
+    assert [s.inputs.tolist() for s in again] == [s.inputs.tolist() for s in first]
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(50, 400), budget=st.integers(10, 200), **sizes)
+def test_a_turn_of_a_sweep_reads_about_its_budget(n, budget, rows, window):
+    batching = Batching("stream", rows, window)
+    used = max(1, min(rows, (n - 1) // window))
+    for turn in range(3):
+        read = sum(int(s.mask.sum()) for s in sweep_steps(distinct(n), batching, budget, turn))
+        columns = read / used
+        assert min((n - 1) // used, round(budget / used)) <= columns <= max(1, 2 * round(budget / used))
