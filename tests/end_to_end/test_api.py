@@ -34,7 +34,11 @@ def test_the_ten_lines_of_the_readme_run(tmp_path, monkeypatch):
     assert len([line for line in code[1].splitlines() if line.strip()]) <= 12
     monkeypatch.chdir(tmp_path)
     # Run as a script of its own, as a reader would; only the amount of training is cut.
-    script = code[1].replace("rounds=5", "rounds=1").replace("data_max_tokens=4000", "data_max_tokens=200")
+    script = (
+        code[1]
+        .replace("rounds=5", "rounds=1")
+        .replace("data_max_tokens=4000", "data_max_tokens=200, data_vocab=300, model_hidden=16")
+    )
     assert script != code[1]
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -94,11 +94,11 @@ def fedsgd(*, lr: float = 1.0, batch_size: int = 10) -> Method:
 def central(
     *,
     optimiser: Optimiser = "adam",
-    lr: float = 0.003,
+    lr: float = 0.002,
     momentum: float = 0.0,
     clip: float | None = 1.0,
     decay: float = 1.0,
-    batch_size: int = 10,
+    batch_size: int = 20,
 ) -> Method:
     r"""Central training: the same model on everybody's text in one place, with the token budget of the federation.
 

@@ -57,7 +57,7 @@ class Prepared:
         lines = [
             f"{self.corpus.name}: {len(s)} clients ({self.population.partition}), {sum(sizes):,} training tokens "
             f"(smallest client {min(sizes):,}, median {int(np.median(sizes)):,}, largest {max(sizes):,})",
-            f"vocabulary: {len(self.vocab):,} {self.vocab.kind}s of {v.types:,}; dropped ones make "
+            f"vocabulary: {v.kept:,} of {v.types:,} {self.vocab.kind} types and 4 specials; dropped ones make "
             f"{v.dropped_tokens / max(1, v.tokens):.2%} of the training tokens"
             + (f" ({v.rare_clients_types:,} used by too few clients)" if v.rare_clients_types else ""),
             f"held out: validation {_count(self.valid):,} tokens, test {_count(self.test):,} tokens"
