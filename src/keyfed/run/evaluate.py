@@ -7,7 +7,8 @@ after the first predicted, line ends included, nothing padded counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -25,6 +26,7 @@ Ids = NDArray[np.int32]
 SPAN = 512  # tokens a stream advances between two output products
 SIDE_BY_SIDE = 32  # streams read in one batch
 LINES_SIDE_BY_SIDE = 128  # lines, which are short
+FEW_STREAMS = 8  # side by side, below which a time step is too little work to be worth waking a second thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,18 @@ def limit_streams(streams: Mapping[str, Ids], most: int | None) -> dict[str, Ids
     return {name: s[: max(2, round(len(s) * most / total))] for name, s in streams.items()}
 
 
+@contextmanager
+def one_thread(really: bool) -> Iterator[None]:
+    """Compute on one thread inside the block, if `really`."""
+    before = torch.get_num_threads()
+    if really:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @torch.no_grad()
 def _score_group(spec: ModelSpec, params: Params, group: list[Ids], device: str) -> list[Score]:
     """Read streams side by side, [1, streams, time]; sorted by length, so that finished ones drop off the end."""
@@ -111,7 +125,8 @@ def _score_group(spec: ModelSpec, params: Params, group: list[Ids], device: str)
         for row, n in enumerate(lengths):
             tokens[:, row, :n] = streams[row][at : at + n], streams[row][at + 1 : at + n + 1]
         inputs, targets = torch.from_numpy(tokens).to(device)
-        x, state = features(spec, params, inputs[None], state, recurrence=KERNELS[spec.cell])
+        with one_thread(alive <= FEW_STREAMS):
+            x, state = features(spec, params, inputs[None], state, recurrence=KERNELS[spec.cell])
         # Padded positions are dropped before the output layer, which is where the time goes.
         real = torch.arange(time, device=device) < torch.tensor(lengths, device=device)[:, None]
         scores = score_tokens(x[0].transpose(0, 1)[real][None], weight, bias, targets[real][None])
