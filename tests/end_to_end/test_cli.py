@@ -141,6 +141,9 @@ def test_a_cohort_larger_than_the_population_is_said_before_training(keyfed, cor
     code, _, stderr = keyfed("train", "--data", corpus, "--out", tmp_path / "run", "--set", "train.cohort=100")
     assert code == 2
     assert "fewer than the cohort of 100" in one_line(stderr)
+    settings = [item for s in TINY for item in ("--set", s)]
+    code, _, stderr = keyfed("train", "--data", corpus, "--out", tmp_path / "run", "--rounds", 1, *settings)
+    assert code == 0, stderr  # a refusal before training does not use the folder up
 
 
 def test_clients_too_small_for_a_window_are_said_before_training(keyfed, corpus, tmp_path):

@@ -99,15 +99,19 @@ def _number(value: object) -> str:
         return {True: "yes", False: "no"}.get(value, "–") if isinstance(value, bool) else "–"
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() else f"{value:.4g}"
+    return str(value)
 
 
 def exploration_text(result: dict[str, Any]) -> str:
     """Write the tables of `explore` side by side with where the plots are."""
     lines: list[str] = []
     for key, value in result.items():
-        if isinstance(value, list) and value and isinstance(value[0], list | tuple):
-            lines.append(f"{key}: " + ", ".join(f"{row[0]} {_number(row[1])}" for row in value))
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            lines.append(f"{key}: " + ", ".join(" ".join(map(_number, row.values())) for row in value))
+        elif isinstance(value, list):
+            lines.append(f"{key}: " + ", ".join(map(str, value)))
         elif isinstance(value, dict):
             lines.append(
                 f"{key}: " + ", ".join(f"{k} {_number(v)}" for k, v in value.items() if not isinstance(v, list))

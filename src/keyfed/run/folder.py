@@ -27,6 +27,9 @@ from keyfed.run.checkpoint import write_atomically
 from keyfed.text.vocab import Vocab
 
 
+LOCK = "run.lock"
+
+
 def free_name(base: Path) -> Path:
     """Return `base`, or `base-2`, `base-3`, … if that exists."""
     candidate, number = base, 1
@@ -43,11 +46,11 @@ def open_folder(folder: Path, resume: bool) -> Iterator[Path]:
         raise RunError(f"{folder} holds a run already; go on with it by --resume, or choose another --out")
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file; expected a folder for the run")
-    if folder.is_dir() and not resume and any(folder.iterdir()):
+    if folder.is_dir() and not resume and any(p.name != LOCK for p in folder.iterdir()):
         raise RunError(f"{folder} exists and is not empty; choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "run.lock").open("w")
+        lock = (folder / LOCK).open("w")
     except OSError as e:
         raise RunError(f"{folder}: {e.strerror or e}; choose another --out") from e
     with lock:
