@@ -22,11 +22,13 @@ from ..equivalence.test_methods import assert_equal, assert_moved, method_of, pr
 
 ROWS = [
     ("fedavg", {}),
+    ("fedavg", {"noise": 0.01, "noise_at": "server"}),
     ("fedsgd", {}),
     ("fedprox", {}),
     ("fedprox", {"by_tokens": True}),
     ("fedatt", {}),
     ("fedatt", {"norm": "frobenius", "temperature": 0.01, "bound": 50.0}),
+    ("fedatt", {"noise": 0.01, "noise_at": "server"}),
     ("fedmed", {}),
     ("fedmed", {"reading": "softmax", "temperature": 0.001, "mediation": False}),
     ("fedmed", {"reading": "histogram", "temperature": 0.1, "threshold": 0.0}),
@@ -273,6 +275,7 @@ def test_a_layer_of_mass_zero_takes_no_step_and_keeps_its_moments(rule):
         ("fedatt", "temperature", 0.0),
         ("fedatt", "step", -1.0),
         ("fedatt", "bound", 0.0),
+        ("fedatt", "noise", -0.01),
         ("fedmed", "temperature", -1.0),
         ("fedmed", "step", 0.0),
         ("fedmed", "threshold", -0.1),

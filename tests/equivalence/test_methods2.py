@@ -125,6 +125,29 @@ def test_fedatt_is_its_equations(norm):
         assert summary.effective_clients[name] == pytest.approx(float(1 / (weights**2).sum()))
 
 
+@pytest.mark.parametrize(("name", "step"), [("fedavg", 1.0), ("fedatt", 1.5)])
+@pytest.mark.parametrize("at", ["client", "server"])
+def test_the_noise_of_the_paper(name, step, at):
+    """Equation 6: Σγ_k of the clients' noises, times the step. At the server: β on θ' itself, whatever the step."""
+    problem, theta = problem_of([23] * 4), theta_of()
+    options = {"lr": 0.5, "batch_size": 2} | ({"step": step, "temperature": 1e9} if name == "fedatt" else {})
+    clean, quiet = rounds(problem, method_of(name, **options), theta)
+    noisy, loud = rounds(problem, method_of(name, noise=0.05, noise_at=at, **options), theta)
+    again, _ = rounds(problem, method_of(name, noise=0.05, noise_at=at, **options), theta, block=3)
+    assert_equal(noisy.params, again.params, 1e-12)
+    added = torch.cat([(noisy.params[n] - p).reshape(-1) for n, p in clean.params.items()])
+    want = 0.05 if at == "server" else 0.05 * step / math.sqrt(4)
+    assert float(added.std()) == pytest.approx(want, rel=0.15)
+    assert abs(float(added.mean())) < 4 * want / math.sqrt(added.numel())
+    assert quiet[0].effective_clients == loud[0].effective_clients  # distances are measured before the noise
+    silent, _ = rounds(problem, method_of(name, noise=0.0, noise_at=at, **options), theta)
+    identical(clean.params, silent.params)
+    still = method_of(name, noise=0.05, noise_at=at, **{**options, "lr": 1e-12})
+    once, twice = (rounds(problem, still, theta, n)[0].params for n in (1, 2))
+    for n, p in theta.items():  # a new round, new noise
+        assert float((twice[n] - 2 * once[n] + p).abs().max()) > 1e-3
+
+
 # Distances
 
 

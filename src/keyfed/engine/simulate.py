@@ -14,6 +14,7 @@ import torch
 
 from keyfed.engine.problem import Problem, measure, solve_block
 from keyfed.engine.workers import WorkerPool
+from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import (
     Aggregate,
     ClientId,
@@ -76,6 +77,11 @@ class RunningSum:
             self._peak[name] = log
         return math.exp(min(0.0, log - peak))
 
+    def shift(self, by: Params) -> None:
+        """Move the mean of every layer that has one by a given amount."""
+        for name, total in self.total.items():
+            total.add_(by[name], alpha=self.mass[name])
+
     def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
         """Return the sum over those added."""
         return Aggregate(self.total, self.mass, self.squares, tuple(self.contributors), tuple(refused))
@@ -102,12 +108,16 @@ class Simulation:
         self._sum: RunningSum | None = None
         self._kept: dict[ClientId, Params] = {}
         self._refused: list[Refusal] = []
+        self._noise: Params | None = None  # for the mean, if the method wants it there
 
     def train(
         self, params: Params, cohort: Sequence[ClientId], method: Method, round: int
     ) -> Mapping[ClientId, Report]:
         """Train the cohort; sum at once where clients weigh themselves, else keep the uploads."""
-        self._sum, self._kept, self._refused = RunningSum(params), {}, []
+        self._sum, self._kept, self._refused, self._noise = RunningSum(params), {}, [], None
+        noise = method.noise
+        if noise is not None and noise.at == "server":
+            self._noise = noise.draw(params, self._generator(round, "server noise"))
         reports: dict[ClientId, Report] = {}
         layers = list(params)
         for done in self._solve(params, [self._index[c] for c in cohort], method, round):
@@ -117,10 +127,14 @@ class Simulation:
                 self._refused.append(refused)
                 continue
             reports[client] = Report(client, done.tokens, done.loss, done.worked, done.distance)
+            upload = done.upload
+            if noise is not None and noise.at == "client":
+                drawn = noise.draw(params, self._generator(round, client, "noise"))
+                upload = {name: u + drawn[name] for name, u in upload.items()}
             if method.mediator.share is not None:
-                self._sum.add(client, done.upload, method.mediator.share(reports[client], layers))
+                self._sum.add(client, upload, method.mediator.share(reports[client], layers))
             else:
-                self._kept[client] = {name: u.clone() for name, u in done.upload.items()}
+                self._kept[client] = {name: u.clone() for name, u in upload.items()}
         return reports
 
     def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:
@@ -129,6 +143,8 @@ class Simulation:
         for client, upload in self._kept.items():
             if shares is not None and client in shares:
                 self._sum.add(client, upload, shares[client])
+        if self._noise is not None:
+            self._sum.shift(self._noise)
         aggregate = self._sum.aggregate(self._refused)
         self._sum, self._kept = None, {}
         return aggregate
@@ -149,6 +165,9 @@ class Simulation:
             for k, (loss, tokens, worked) in enumerate(scalars):
                 upload = {name: u[k].to(params[name].device) for name, u in solution.upload.items()}
                 yield Finished(members[k], upload, loss, int(tokens), int(worked), distances[k])
+
+    def _generator(self, *purpose: int | str) -> torch.Generator:
+        return torch.Generator().manual_seed(derive_seed(self._problem.seed, *purpose))
 
     def close(self) -> None:
         """End the worker processes."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from keyfed.errors import ConfigError, nearest
-from keyfed.federated import distance, local, mediate, server, server_methods
+from keyfed.federated import distance, local, mediate, server, server_methods, upload
 from keyfed.federated.options import Optimiser, local_solver, positive, with_local_options
 from keyfed.federated.types import Method, MethodSpec
 
@@ -20,6 +20,8 @@ from keyfed.federated.types import Method, MethodSpec
 @with_local_options
 def fedavg(
     *,
+    noise: float = 0.0,
+    noise_at: upload.Where = "client",
     optimiser: Optimiser = "adam",
     lr: float = 0.003,
     momentum: float = 0.0,
@@ -33,6 +35,8 @@ def fedavg(
     .. math::  w_k = \mathrm{solve}_E(f_k, θ),\qquad θ' = θ + \sum_k \frac{n_k}{\sum_j n_j}(w_k − θ)
 
     Options:
+      noise: standard deviation β of FedAtt's white noise; no guarantee of privacy comes with it. 0 is none.
+      noise_at: who adds it: client (every upload, FedAtt equation 6) or server (the new θ once, the authors' code).
       {local}
 
     References:
@@ -46,6 +50,7 @@ def fedavg(
         server=server.sgd(1.0),
         batch_size=batch_size,
         epochs=epochs,
+        noise=upload.noise(noise, at=noise_at),
     )
 
 
@@ -122,6 +127,8 @@ def fedatt(
     temperature: float = 1.0,
     norm: Literal["spectral", "frobenius"] = "spectral",
     bound: float | None = None,
+    noise: float = 0.0,
+    noise_at: upload.Where = "client",
     optimiser: Optimiser = "adam",
     lr: float = 0.003,
     momentum: float = 0.0,
@@ -145,19 +152,24 @@ def fedatt(
       temperature: T of the softmax; 1 is published.
       norm: spectral or frobenius.
       bound: largest score s/T that counts, against clients that move far on purpose; none is published.
+      noise: standard deviation β of FedAtt's white noise; no guarantee of privacy comes with it. 0 is none.
+      noise_at: who adds it: client (every upload, FedAtt equation 6) or server (the new θ once, the authors' code).
       {local}
 
     References:
       Ji, Pan, Long, Li, Jiang, Huang, *Learning Private Neural Language Modeling with Attentive Aggregation*, IJCNN
       2019, equations 2 to 4, algorithm 3.
     """
+    positive("step", step)
     return Method(
         name="fedatt",
         solver=local_solver(optimiser, lr, momentum, clip, decay, epochs),
         mediator=mediate.softmax_of_distance(temperature, bound),
-        server=server.sgd(positive("step", step)),
+        server=server.sgd(step),
         batch_size=batch_size,
         epochs=epochs,
+        # On the server the noise is added to θ' itself: divided here by the step that the mean is multiplied with.
+        noise=upload.noise(noise if noise_at == "client" else noise / step, at=noise_at),
         distance=distance.spectral() if norm == "spectral" else distance.frobenius(),
     )
 

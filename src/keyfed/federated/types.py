@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 Params = dict[str, Tensor]
 ClientId = str
@@ -146,6 +146,18 @@ class Mediator(NamedTuple):
     share: Callable[[Report, Sequence[str]], Share] | None = None
 
 
+class Noise(NamedTuple):
+    """White noise on uploads (at the clients) or on their mean (at the server).
+
+    Attributes:
+      at: who adds it.
+      draw: (tensors to be like, generator of this round and place) → the noise.
+    """
+
+    at: Literal["client", "server"]
+    draw: Callable[[Params, Generator], Params]
+
+
 class ServerRule(NamedTuple):
     """How the server moves: state = init(θ), (θ', state') = step(θ, aggregate, state)."""
 
@@ -167,6 +179,7 @@ class Method:
 
     Attributes:
       distance: measured where the upload is and told in the report; None where the mediator asks for none.
+      noise: added on the way into the sum; None for none.
       uploading: share of the reporting clients that upload (top-K); 1 for all.
       batch_size: rows (streams or sentences) of a local step.
       epochs: local epochs of a round.
@@ -184,6 +197,7 @@ class Method:
     cohort: Literal["sample", "all", "pooled"] = "sample"
     distance: Distance | None = None
     uploading: float = 1.0
+    noise: Noise | None = None
     spec: MethodSpec | None = None
 
 
