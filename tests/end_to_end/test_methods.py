@@ -58,6 +58,30 @@ def test_the_ledger_and_the_attention_of_fedmed(corpus, tmp_path):
     assert all("effective_by_layer" not in record for record in read_metrics(tmp_path / "fedavg"))
 
 
+class Hearing(Silent):
+    def __init__(self):
+        self.said = []
+
+    def say(self, line):
+        self.said.append(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "word"),
+    [
+        ("fedatt", {"temperature": 1e-4}, "a higher method.temperature"),
+        ("fedmed", {"mediation": False}, "a lower method.temperature"),
+        ("fedavg", {}, None),
+    ],
+)
+def test_attention_that_does_too_much_or_nothing_is_said_once(corpus, tmp_path, name, options, word):
+    hearing = Hearing()
+    train(with_method(tiny(corpus, rounds=2), name, **options), tmp_path / "run", listener=hearing)
+    lines = [line for line in hearing.said if "attention" in line]
+    assert len(lines) == (word is not None)
+    assert word is None or word in lines[0]
+
+
 def test_bad_options_are_refused_before_a_folder_is_made(keyfed, corpus, tmp_path):
     out = tmp_path / "run"
     for method, setting, why in [

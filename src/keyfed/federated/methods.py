@@ -20,8 +20,6 @@ from keyfed.federated.types import Method, MethodSpec
 @with_local_options
 def fedavg(
     *,
-    noise: float = 0.0,
-    noise_at: upload.Where = "client",
     optimiser: Optimiser = "adam",
     lr: float = 0.003,
     momentum: float = 0.0,
@@ -29,6 +27,8 @@ def fedavg(
     decay: float = 1.0,
     epochs: int = 1,
     batch_size: int = 10,
+    noise: float = 0.0,
+    noise_at: upload.Where = "client",
 ) -> Method:
     r"""Federated averaging: clients train for E epochs, the server takes the mean weighted by tokens.
 

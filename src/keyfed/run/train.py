@@ -195,6 +195,7 @@ def _rounds(
     started = time.monotonic() - before
     written = state.round
     threads = torch.get_num_threads()
+    said: set[str] = set()
     listen.start(f"{config.method} on {prepared.corpus.name}", config.train.rounds, state.round)
     with Simulation(problem, block=choice.block, workers=choice.workers) as federation:
         try:
@@ -204,6 +205,10 @@ def _rounds(
                 torch.set_num_threads(choice.threads)
                 after, summary = run_round(method, state, cohort, federation)
                 torch.set_num_threads(usable_cores())
+                judged = judge_attention(summary) if method.distance is not None else None
+                if judged is not None and judged[0] not in said:
+                    said.add(judged[0])
+                    listen.say(judged[1])
                 record = _record(method, summary, size, len(cohort), time.monotonic() - began)
                 last = after.round == config.train.rounds
                 if last or after.round % config.train.eval_every == 0:
@@ -226,6 +231,25 @@ def _rounds(
     if best is None:
         best = Best(state.round, math.nan, state.params)
     return best, time.monotonic() - started
+
+
+def judge_attention(summary: RoundSummary) -> tuple[str, str] | None:
+    """Say when attention does too much (one client is nearly everything) or nothing: what, and a line about it."""
+    effective, clients = summary.effective_clients, len(summary.contributors)
+    if clients < 3:
+        return None
+    layer = min(effective, key=lambda name: effective[name])
+    if effective[layer] < 2:
+        return "sharp", (
+            f"round {summary.round + 1}: attention counts {effective[layer]:.2f} of {clients} clients in {layer}; "
+            "a higher method.temperature spreads it"
+        )
+    if effective[layer] > clients * (1 - 1e-3):
+        return "flat", (
+            f"round {summary.round + 1}: attention is a uniform mean of {clients} clients to 1e-3; "
+            "a lower method.temperature sharpens it"
+        )
+    return None
 
 
 def _record(method: Method, summary: RoundSummary, size: int, cohort: int, seconds: float) -> dict[str, Any]:
