@@ -208,7 +208,10 @@ def config_from(document: Mapping[str, Any], where: str, method: str | None = No
 
 
 def check(config: Config) -> Config:
-    """Refuse numbers that make no sense, all at once."""
+    """Refuse numbers that make no sense, all at once, before anything is read or written."""
+    from keyfed.federated.methods import build_method
+    from keyfed.federated.types import MethodSpec
+
     t, d, m = config.train, config.data, config.model
     least = {
         "train.rounds": (t.rounds, 0), "train.cohort": (t.cohort, 1), "train.eval_every": (t.eval_every, 1),
@@ -235,6 +238,10 @@ def check(config: Config) -> Config:
         problems.append(f"method.momentum is {momentum}; expected 0 ≤ momentum < 1")
     if isinstance(decay, int | float) and not 0 < decay <= 1:
         problems.append(f"method.decay is {decay}; expected 0 < decay ≤ 1")
+    try:
+        build_method(MethodSpec(config.method, config.options))
+    except ConfigError as e:
+        problems.append(str(e))
     if problems:
         raise ConfigError("; ".join(problems))
     return config

@@ -64,7 +64,7 @@ def rounds(problem: Problem, method: Method, theta: Params, n: int = 1, **simula
 def aggregate_of(problem: Problem, method: Method, theta: Params, **simulation) -> Aggregate:
     with Simulation(problem, **simulation) as federation:
         reports = federation.train(theta, problem.store.names, method, 0)
-        _, shares = method.mediator.weigh(method.mediator.init(), reports)
+        _, shares = method.mediator.weigh(method.mediator.init(), reports, list(theta))
         return federation.collect(shares)
 
 
@@ -120,7 +120,7 @@ def test_identical_clients_give_any_one_of_them(two_phases):
     theta = theta_of()
     method = method_of(lr=0.5, epochs=2, momentum=0.5, batch_size=2)
     if two_phases:
-        method = replace(method, mediator=mediate.in_two_phases(method.mediator, list(theta)))
+        method = replace(method, mediator=mediate.in_two_phases(method.mediator))
     many, _ = rounds(problem_of([40] * 5, seeds=[7] * 5), method, theta, 2)
     one, _ = rounds(problem_of([40], seeds=[7]), method, theta, 2)
     assert_equal(many.params, one.params, 1e-12)
@@ -189,7 +189,7 @@ def test_streamed_shares_equal_shares_in_two_phases():
     problem = problem_of([50, 11, 23, 31])
     theta = theta_of()
     method = method_of(lr=0.5, batch_size=2)
-    later = replace(method, mediator=mediate.in_two_phases(method.mediator, list(theta)))
+    later = replace(method, mediator=mediate.in_two_phases(method.mediator))
     assert later.mediator.share is None
     for block in (1, 3):
         streamed, one = rounds(problem, method, theta, 2, block=block)
@@ -265,7 +265,7 @@ def test_rubbish_is_refused_and_the_rest_averaged_exactly(monkeypatch, block, ho
     theta = theta_of()
     method = method_of(lr=0.5, batch_size=2)
     if two_phases:
-        method = replace(method, mediator=mediate.in_two_phases(method.mediator, list(theta)))
+        method = replace(method, mediator=mediate.in_two_phases(method.mediator))
     alone = [solve_block(problem, theta, [k], method, 0).upload for k in (0, 2)]
     spoil(monkeypatch, 1, how)
     aggregate = aggregate_of(problem, method, theta, block=block)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from keyfed.engine.kernels import KERNELS
 from keyfed.federated.sampling import derive_seed
-from keyfed.federated.types import Gradient, Method, Params, Solution
+from keyfed.federated.types import Gradient, LayerNumbers, Method, Params, Solution
 from keyfed.model.dropout import Dropout
 from keyfed.model.language_model import (
     Batch,
@@ -154,3 +154,11 @@ def solve_block(problem: Problem, theta: Params, clients: Sequence[int], method:
     """Train a block of clients from θ and return their stacked uploads."""
     objective = TextObjective(problem, clients, round, method.batch_size)
     return method.solver.solve(theta, objective, round)
+
+
+def measure(method: Method, theta: Params, upload: Params, clients: int) -> list[LayerNumbers]:
+    """Return each client's distance from θ per layer, where the method asks for one; scalars only leave the place."""
+    if method.distance is None:
+        return [{} for _ in range(clients)]
+    numbers = {name: d.tolist() for name, d in method.distance(theta, upload).items()}
+    return [{name: float(d[k]) for name, d in numbers.items()} for k in range(clients)]

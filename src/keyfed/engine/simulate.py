@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 import torch
 
-from keyfed.engine.problem import Problem, solve_block
+from keyfed.engine.problem import Problem, measure, solve_block
 from keyfed.engine.workers import WorkerPool
+from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import (
     Aggregate,
     ClientId,
+    LayerNumbers,
     Method,
     Params,
     Refusal,
@@ -35,24 +37,50 @@ class Finished(NamedTuple):
     loss: float
     tokens: int
     worked: int
+    distance: LayerNumbers
 
 
 class RunningSum:
-    """total^l += scale_k^l · upload_k^l, one client at a time, in the order they come."""
+    """total^l += scale_k^l · upload_k^l, one client at a time, in the order they come.
+
+    Shares with a logarithm are summed relative to the largest one so far; when a larger one comes, what is there is
+    scaled down. The mean is that of a softmax over all, and nothing overflows.
+    """
 
     def __init__(self, like: Params) -> None:
         self.total = {name: torch.zeros_like(p) for name, p in like.items()}
         self.mass = dict.fromkeys(like, 0.0)
         self.squares = dict.fromkeys(like, 0.0)
+        self._peak: dict[str, float] = {}
         self.contributors: list[ClientId] = []
 
     def add(self, client: ClientId, upload: Params, share: Share) -> None:
         """Add one client."""
         for name, total in self.total.items():
-            total.add_(upload[name], alpha=share.scale[name])
-            self.mass[name] += share.mass[name]
-            self.squares[name] += share.mass[name] ** 2
+            scale, mass = share.scale[name], share.mass[name]
+            if scale == 0 and mass == 0:
+                continue
+            factor = self._relative(name, 0.0 if share.log is None else share.log[name])
+            total.add_(upload[name], alpha=scale * factor)
+            self.mass[name] += mass * factor
+            self.squares[name] += (mass * factor) ** 2
         self.contributors.append(client)
+
+    def _relative(self, name: str, log: float) -> float:
+        """Return e^(log − largest so far), having scaled the sum down if `log` is the new largest."""
+        peak = self._peak.setdefault(name, log)
+        if log > peak:
+            fade = math.exp(peak - log)
+            self.total[name].mul_(fade)
+            self.mass[name] *= fade
+            self.squares[name] *= fade**2
+            self._peak[name] = log
+        return math.exp(min(0.0, log - peak))
+
+    def shift(self, by: Params) -> None:
+        """Move the mean of every layer that has one by a given amount."""
+        for name, total in self.total.items():
+            total.add_(by[name], alpha=self.mass[name])
 
     def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
         """Return the sum over those added."""
@@ -80,12 +108,16 @@ class Simulation:
         self._sum: RunningSum | None = None
         self._kept: dict[ClientId, Params] = {}
         self._refused: list[Refusal] = []
+        self._noise: Params | None = None  # for the mean, if the method wants it there
 
     def train(
         self, params: Params, cohort: Sequence[ClientId], method: Method, round: int
     ) -> Mapping[ClientId, Report]:
         """Train the cohort; sum at once where clients weigh themselves, else keep the uploads."""
-        self._sum, self._kept, self._refused = RunningSum(params), {}, []
+        self._sum, self._kept, self._refused, self._noise = RunningSum(params), {}, [], None
+        noise = method.noise
+        if noise is not None and noise.at == "server":
+            self._noise = noise.draw(params, self._generator(round, "server noise"))
         reports: dict[ClientId, Report] = {}
         layers = list(params)
         for done in self._solve(params, [self._index[c] for c in cohort], method, round):
@@ -94,11 +126,15 @@ class Simulation:
             if refused is not None:
                 self._refused.append(refused)
                 continue
-            reports[client] = Report(client, done.tokens, done.loss, done.worked)
+            reports[client] = Report(client, done.tokens, done.loss, done.worked, done.distance)
+            upload = done.upload
+            if noise is not None and noise.at == "client":
+                drawn = noise.draw(params, self._generator(round, client, "noise"))
+                upload = {name: u + drawn[name] for name, u in upload.items()}
             if method.mediator.share is not None:
-                self._sum.add(client, done.upload, method.mediator.share(reports[client], layers))
+                self._sum.add(client, upload, method.mediator.share(reports[client], layers))
             else:
-                self._kept[client] = {name: u.clone() for name, u in done.upload.items()}
+                self._kept[client] = {name: u.clone() for name, u in upload.items()}
         return reports
 
     def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:
@@ -107,6 +143,8 @@ class Simulation:
         for client, upload in self._kept.items():
             if shares is not None and client in shares:
                 self._sum.add(client, upload, shares[client])
+        if self._noise is not None:
+            self._sum.shift(self._noise)
         aggregate = self._sum.aggregate(self._refused)
         self._sum, self._kept = None, {}
         return aggregate
@@ -123,9 +161,13 @@ class Simulation:
             members = cohort[start : start + self._block]
             solution = solve_block(self._problem, on_device, members, method, round)
             scalars = zip(solution.loss.tolist(), solution.tokens.tolist(), solution.worked.tolist(), strict=True)
+            distances = measure(method, on_device, solution.upload, len(members))
             for k, (loss, tokens, worked) in enumerate(scalars):
                 upload = {name: u[k].to(params[name].device) for name, u in solution.upload.items()}
-                yield Finished(members[k], upload, loss, int(tokens), int(worked))
+                yield Finished(members[k], upload, loss, int(tokens), int(worked), distances[k])
+
+    def _generator(self, *purpose: int | str) -> torch.Generator:
+        return torch.Generator().manual_seed(derive_seed(self._problem.seed, *purpose))
 
     def close(self) -> None:
         """End the worker processes."""

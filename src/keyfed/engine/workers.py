@@ -18,11 +18,12 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from keyfed.engine.problem import Problem, solve_block
+from keyfed.engine.problem import Problem, measure, solve_block
 from keyfed.federated.methods import build_method
-from keyfed.federated.types import MethodSpec, Params
+from keyfed.federated.types import LayerNumbers, MethodSpec, Params
 
-Result = tuple[int, Params, float, int, int]  # client, upload, loss, tokens, tokens worked
+Scalars = tuple[float, int, int, LayerNumbers]  # loss, tokens, tokens worked, distance per layer
+Result = tuple[int, Params, float, int, int, LayerNumbers]  # client, upload, scalars
 
 
 def write_flat(flat: Tensor, params: Params) -> None:
@@ -54,11 +55,14 @@ def _work(problem: Problem, shapes: dict[str, tuple[int, ...]], theta: Tensor, s
         except EOFError:  # the parent is gone
             return
         try:
-            solution = solve_block(problem, params, [client], build_method(spec), round)
+            method = build_method(spec)
+            solution = solve_block(problem, params, [client], method, round)
+            (distance,) = measure(method, params, solution.upload, 1)
             write_flat(slots[slot], solution.upload)
-            pipe.send((client, float(solution.loss), int(solution.tokens), int(solution.worked), None))
+            scalars = (float(solution.loss), int(solution.tokens), int(solution.worked), distance)
+            pipe.send((client, scalars, None))
         except Exception:
-            pipe.send((client, 0.0, 0, 0, traceback.format_exc()))
+            pipe.send((client, None, traceback.format_exc()))
 
 
 class WorkerPool:
@@ -101,7 +105,7 @@ class WorkerPool:
         waiting = list(reversed(cohort))
         free = list(range(len(self._slots)))
         busy: dict[Connection, int] = {}  # pipe → slot
-        done: dict[int, tuple[int, float, int, int]] = {}  # client → slot and scalars
+        done: dict[int, tuple[int, Scalars]] = {}  # client → slot and scalars
 
         def hand_out() -> None:
             for pipe in self._pipes:
@@ -114,16 +118,16 @@ class WorkerPool:
             while client not in done:
                 for pipe in wait(list(busy)):
                     assert isinstance(pipe, Connection)
-                    finished, loss, tokens, worked, failure = self._receive(pipe)
-                    if failure is not None:
+                    finished, scalars, failure = self._receive(pipe)
+                    if scalars is None:
                         raise RuntimeError(f"worker failed on client {finished}, round {round}:\n{failure}")
-                    done[finished] = (busy.pop(pipe), loss, tokens, worked)
+                    done[finished] = (busy.pop(pipe), scalars)
                 hand_out()
-            slot, loss, tokens, worked = done.pop(client)
-            yield client, read_flat(self._slots[slot], self._shapes), loss, tokens, worked
+            slot, scalars = done.pop(client)
+            yield client, read_flat(self._slots[slot], self._shapes), *scalars
             free.append(slot)
 
-    def _receive(self, pipe: Connection) -> tuple[int, float, int, int, str | None]:
+    def _receive(self, pipe: Connection) -> tuple[int, Scalars | None, str | None]:
         try:
             return pipe.recv()  # type: ignore[no-any-return]
         except EOFError as e:

@@ -74,6 +74,13 @@ def _upload(local: Params, theta: Params) -> Params:
     return {name: w.sub_(theta[name]) for name, w in local.items()}
 
 
+def _pull(grads: Params, local: Params, theta: Params, active: Tensor, mu: float) -> None:
+    """Add μ(w − θ), the gradient of the proximal term, in place; who is inactive is left alone."""
+    if mu:
+        for name, g in grads.items():
+            g.addcmul_(local[name] - theta[name], per_client(active.to(g), g), value=mu)
+
+
 def sgd(
     *,
     lr: float,
@@ -82,18 +89,20 @@ def sgd(
     weight_decay: float = 0.0,
     decay: float = 1.0,
     epochs: int = 1,
+    mu: float = 0.0,
 ) -> Solver:
     r"""E epochs of stochastic gradient descent from θ.
 
-    .. math::  g ← \mathrm{clip}(∇f_k(w)) + λ w,\quad  v ← μ v + g,\quad  w ← w − η_t v,\quad η_t = η · \text{decay}^t
+    .. math::  g ← \mathrm{clip}(∇f_k(w)) + μ(w − θ) + λ w,\; v ← m v + g,\; w ← w − η_t v,\; η_t = η · \text{decay}^t
 
     Args:
       lr: step size η.
-      momentum: μ, as in `torch.optim.SGD`.
+      momentum: m, as in `torch.optim.SGD`.
       clip: largest norm of a client's gradient (of its mean nats per token), over all layers; None: no clipping.
       weight_decay: λ.
       decay: factor on the step size every round.
       epochs: passes over the client's text.
+      mu: μ of the proximal term (μ/2)‖w − θ‖², added as a gradient after clipping; 0 is none at all.
     """
 
     def solve(theta: Params, objective: Objective, round: int) -> Solution:
@@ -108,6 +117,7 @@ def sgd(
                 tally.add(nats, tokens)
                 clip_gradients(grads, clip)
                 active = (tokens > 0).to(nats.dtype)
+                _pull(grads, local, theta, active, mu)
                 friction = momentum**active  # who is inactive keeps its velocity
                 for name, g in grads.items():
                     if weight_decay:
@@ -133,13 +143,14 @@ def adam(
     clip: float | None = None,
     decay: float = 1.0,
     epochs: int = 1,
+    mu: float = 0.0,
 ) -> Solver:
     r"""E epochs of Adam from θ, with bias correction as in `torch.optim.Adam`; moments start at zero every round.
 
     .. math::  m ← β_1 m + (1−β_1) g,\; v ← β_2 v + (1−β_2) g^2,\;
                w ← w − η\,\frac{m/(1−β_1^t)}{\sqrt{v/(1−β_2^t)} + ε}
 
-    t counts each client's own active steps.
+    g is the clipped gradient plus that of the proximal term, μ(w − θ); t counts each client's own active steps.
     """
 
     def solve(theta: Params, objective: Objective, round: int) -> Solution:
@@ -155,6 +166,7 @@ def adam(
                 nats, tokens, grads = step(local)
                 tally.add(nats, tokens)
                 clip_gradients(grads, clip)
+                _pull(grads, local, theta, tokens > 0, mu)
                 active = (tokens > 0).double().cpu()
                 taken += active
                 t = taken.clamp(min=1)

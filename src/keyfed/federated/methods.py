@@ -12,23 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from keyfed.errors import ConfigError, nearest
-from keyfed.federated import local, server
-from keyfed.federated.mediate import by_tokens
-from keyfed.federated.types import Method, MethodSpec, Solver
-
-Optimiser = Literal["sgd", "adam"]
+from keyfed.federated import distance, local, mediate, server, server_methods, upload
+from keyfed.federated.options import Optimiser, local_solver, positive, with_local_options
+from keyfed.federated.types import Method, MethodSpec
 
 
-def _solver(optimiser: Optimiser, lr: float, momentum: float, clip: float | None, decay: float, epochs: int) -> Solver:
-    if optimiser == "adam":
-        if momentum:
-            raise ConfigError(
-                f"method.momentum={momentum} is an option of optimiser=sgd; Adam has its own (beta1 = 0.9)"
-            )
-        return local.adam(lr=lr, clip=clip, decay=decay, epochs=epochs)
-    return local.sgd(lr=lr, momentum=momentum, clip=clip, decay=decay, epochs=epochs)
-
-
+@with_local_options
 def fedavg(
     *,
     optimiser: Optimiser = "adam",
@@ -38,19 +27,17 @@ def fedavg(
     decay: float = 1.0,
     epochs: int = 1,
     batch_size: int = 10,
+    noise: float = 0.0,
+    noise_at: upload.Where = "client",
 ) -> Method:
     r"""Federated averaging: clients train for E epochs, the server takes the mean weighted by tokens.
 
     .. math::  w_k = \mathrm{solve}_E(f_k, θ),\qquad θ' = θ + \sum_k \frac{n_k}{\sum_j n_j}(w_k − θ)
 
     Options:
-      optimiser: local optimiser, sgd or adam.
-      lr: local step size η (with sgd about 1 to 5).
-      momentum: local momentum, sgd only; starts at zero every round.
-      clip: largest norm of a local gradient; none turns clipping off.
-      decay: factor on the step size every round.
-      epochs: local passes E over a client's text.
-      batch_size: rows B of a local step.
+      noise: standard deviation β of FedAtt's white noise; no guarantee of privacy comes with it. 0 is none.
+      noise_at: who adds it: client (every upload, FedAtt equation 6) or server (the new θ once, the authors' code).
+      {local}
 
     References:
       McMahan, Moore, Ramage, Hampson, Agüera y Arcas, *Communication-Efficient Learning of Deep Networks from
@@ -58,11 +45,12 @@ def fedavg(
     """
     return Method(
         name="fedavg",
-        solver=_solver(optimiser, lr, momentum, clip, decay, epochs),
-        mediator=by_tokens(),
+        solver=local_solver(optimiser, lr, momentum, clip, decay, epochs),
+        mediator=mediate.by_tokens(),
         server=server.sgd(1.0),
         batch_size=batch_size,
         epochs=epochs,
+        noise=upload.noise(noise, at=noise_at),
     )
 
 
@@ -83,11 +71,172 @@ def fedsgd(*, lr: float = 1.0, batch_size: int = 10) -> Method:
     return Method(
         name="fedsgd",
         solver=local.full_gradient(),
-        mediator=by_tokens(),
+        mediator=mediate.by_tokens(),
         server=server.sgd(lr),
         batch_size=batch_size,
         epochs=1,
         cohort="all",
+    )
+
+
+@with_local_options
+def fedprox(
+    *,
+    mu: float = 0.5,
+    by_tokens: bool = False,
+    optimiser: Optimiser = "adam",
+    lr: float = 0.003,
+    momentum: float = 0.0,
+    clip: float | None = 1.0,
+    decay: float = 1.0,
+    epochs: int = 1,
+    batch_size: int = 10,
+) -> Method:
+    r"""FedProx: federated averaging whose clients are held near θ by a proximal term.
+
+    .. math::  w_k ≈ \arg\min_w f_k(w) + \frac{μ}{2}‖w − θ‖^2,\qquad θ' = θ + \frac1m \sum_k (w_k − θ)
+
+    Reading: the minimiser is inexact, E epochs from θ; the term's gradient μ(w − θ) is added after clipping that of the
+    loss. The mean is uniform as published (where clients are drawn in proportion to their text); μ = 0 is FedAvg with
+    that mean.
+
+    Options:
+      mu: strength μ of the proximal term.
+      by_tokens: weigh clients by n_k as FedAvg does instead of uniformly.
+      {local}
+
+    References:
+      Sahu, Li et al., *Federated Optimization in Heterogeneous Networks*, 2018, algorithm 2; next-character report,
+      section 6.2 (μ = 0.5).
+    """
+    positive("mu", mu, or_zero=True)
+    return Method(
+        name="fedprox",
+        solver=local_solver(optimiser, lr, momentum, clip, decay, epochs, mu=mu),
+        mediator=mediate.by_tokens() if by_tokens else mediate.uniform(),
+        server=server.sgd(1.0),
+        batch_size=batch_size,
+        epochs=epochs,
+    )
+
+
+@with_local_options
+def fedatt(
+    *,
+    step: float = 1.2,
+    temperature: float = 1.0,
+    norm: Literal["spectral", "frobenius"] = "spectral",
+    bound: float | None = None,
+    noise: float = 0.0,
+    noise_at: upload.Where = "client",
+    optimiser: Optimiser = "adam",
+    lr: float = 0.003,
+    momentum: float = 0.0,
+    clip: float | None = 1.0,
+    decay: float = 1.0,
+    epochs: int = 1,
+    batch_size: int = 10,
+) -> Method:
+    r"""FedAtt: attentive aggregation, where a client counts the more in a layer the farther that layer moved.
+
+    .. math::  s_k^l = ‖w_k^l − θ^l‖_p,\qquad γ_k^l = \frac{e^{s_k^l/T}}{\sum_j e^{s_j^l/T}},\qquad
+               θ' = θ + ε \sum_k γ_k (w_k − θ)
+
+    Reading: the text leaves p open; the default is the *spectral* norm of matrices and the Euclidean norm of vectors,
+    as the authors' code has it. With the Frobenius norm the softmax may collapse onto one client: look at
+    effective_by_layer in metrics.jsonl. A layer is one named parameter tensor. Published: sgd, lr 0.01, momentum 0.5,
+    E = 5, B = 10.
+
+    Options:
+      step: the server's step size ε.
+      temperature: T of the softmax; 1 is published.
+      norm: spectral or frobenius.
+      bound: largest score s/T that counts, against clients that move far on purpose; none is published.
+      noise: standard deviation β of FedAtt's white noise; no guarantee of privacy comes with it. 0 is none.
+      noise_at: who adds it: client (every upload, FedAtt equation 6) or server (the new θ once, the authors' code).
+      {local}
+
+    References:
+      Ji, Pan, Long, Li, Jiang, Huang, *Learning Private Neural Language Modeling with Attentive Aggregation*, IJCNN
+      2019, equations 2 to 4, algorithm 3.
+    """
+    positive("step", step)
+    return Method(
+        name="fedatt",
+        solver=local_solver(optimiser, lr, momentum, clip, decay, epochs),
+        mediator=mediate.softmax_of_distance(temperature, bound),
+        server=server.sgd(step),
+        batch_size=batch_size,
+        epochs=epochs,
+        # On the server the noise is added to θ' itself: divided here by the step that the mean is multiplied with.
+        noise=upload.noise(noise if noise_at == "client" else noise / step, at=noise_at),
+        distance=distance.spectral() if norm == "spectral" else distance.frobenius(),
+    )
+
+
+@with_local_options
+def fedmed(
+    *,
+    step: float = 1.0,
+    temperature: float = 1.0,
+    reading: distance.Reading = "absolute",
+    adaptive: bool = True,
+    mediation: bool = True,
+    threshold: float = 0.1,
+    beta: float = 1.0,
+    bound: float | None = None,
+    optimiser: Optimiser = "adam",
+    lr: float = 0.003,
+    momentum: float = 0.0,
+    clip: float | None = 1.0,
+    decay: float = 1.0,
+    epochs: int = 1,
+    batch_size: int = 10,
+) -> Method:
+    r"""FedMed: attention by Jensen–Shannon divergence while the loss moves, FedAvg once it settles, top-K uploads.
+
+    .. math::  d_k^l = JS(θ^l ‖ w_k^l),\qquad γ_k^l = \frac{e^{d_k^l/T}}{\sum_j e^{d_j^l/T}},\qquad
+               θ' = θ + η \sum_k γ_k (w_k − θ)
+
+    In a round whose mean training loss L differs from the last by less than ε the weights are n_k / Σn instead
+    (mediation); of m clients only the K = max(1, ⌊βm + ½⌋) of lowest loss upload (top-K).
+
+    Reading: equation 5 prints ∇L(w_t) for every client, read as θ − w_k. Equation 2 needs distributions and weights are
+    signed: |w| / Σ|w| unless `reading` says otherwise. L is the unweighted mean over *all* reports, top-K or not; the
+    first round is adaptive. JS is at most ln 2, so with T = 1 no client counts more than twice another: plain FedMed is
+    nearly a uniform mean, a smaller T makes it do something. Published tables are without top-K (β = 1).
+
+    Options:
+      step: the server's step size η.
+      temperature: T of the softmax; 1 is published.
+      reading: how weights become a distribution: absolute, softmax or histogram.
+      adaptive: weigh by divergence; false weighs by tokens throughout (FedAvg under top-K) and needs mediation=false.
+      mediation: switch between divergence and tokens by the loss; false stays with the one that `adaptive` says.
+      threshold: ε, the change of the mean loss (nats per token) from which a round is adaptive.
+      beta: share β of the cohort that uploads; 1 is everybody.
+      bound: largest score d/T that counts; none is published.
+      {local}
+
+    References:
+      Wu, Liang, Wang, *FedMed: A Federated Learning Framework for Language Modeling*, Sensors 2020, equations 2 to 5
+      (adaptive), 6 and 7 (mediation), 8 and 9 (top-K), algorithm 1.
+    """
+    attention = mediate.softmax_of_distance(temperature, bound)
+    switch = mediate.switch_on_loss(attention, mediate.by_tokens(), threshold)
+    if mediation and not adaptive:
+        raise ConfigError(
+            "method.mediation switches to attention, which method.adaptive=false turns off; set both false"
+        )
+    inner = switch if mediation else attention if adaptive else mediate.by_tokens()
+    return Method(
+        name="fedmed",
+        solver=local_solver(optimiser, lr, momentum, clip, decay, epochs),
+        mediator=inner if beta == 1 else mediate.top_k(beta, inner),
+        server=server.sgd(positive("step", step)),
+        batch_size=batch_size,
+        epochs=epochs,
+        distance=distance.jensen_shannon(reading) if adaptive else None,
+        uploading=beta,
     )
 
 
@@ -115,8 +264,8 @@ def central(
     """
     return Method(
         name="central",
-        solver=_solver(optimiser, lr, momentum, clip, decay, epochs=1),
-        mediator=by_tokens(),
+        solver=local_solver(optimiser, lr, momentum, clip, decay, epochs=1),
+        mediator=mediate.by_tokens(),
         server=server.sgd(1.0),
         batch_size=batch_size,
         epochs=1,
@@ -124,7 +273,19 @@ def central(
     )
 
 
-METHODS: dict[str, Callable[..., Method]] = {"fedavg": fedavg, "fedsgd": fedsgd, "central": central}
+METHODS: dict[str, Callable[..., Method]] = {
+    "fedavg": fedavg,
+    "fedsgd": fedsgd,
+    "fedprox": fedprox,
+    "fedatt": fedatt,
+    "fedmed": fedmed,
+    "fedadam": server_methods.fedadam,
+    "fedyogi": server_methods.fedyogi,
+    "fedadagrad": server_methods.fedadagrad,
+    "fedavgm": server_methods.fedavgm,
+    "fednesterov": server_methods.fednesterov,
+    "central": central,
+}
 
 
 def method_options(name: str) -> dict[str, inspect.Parameter]:

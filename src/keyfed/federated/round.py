@@ -23,9 +23,11 @@ class RoundSummary:
     """What a round tells the log.
 
     Attributes:
-      loss: mean nats per token over the cohort's last local epoch, weighted by tokens (never a mean of means).
+      loss: mean nats per token over the cohort's last local epoch, weighted by tokens (never a mean of means) over all
+        who reported, whether or not their upload was wanted.
       tokens: tokens of that epoch over the cohort.
       worked: tokens predicted over all local epochs.
+      reported: number of clients whose report arrived, refused ones too.
       effective_clients: (Σ mass)² / Σ mass² per layer; m when all count alike.
     """
 
@@ -33,6 +35,7 @@ class RoundSummary:
     loss: float
     tokens: int
     worked: int
+    reported: int
     contributors: tuple[ClientId, ...]
     refused: tuple[Refusal, ...]
     effective_clients: LayerNumbers
@@ -48,7 +51,7 @@ def run_round(
 ) -> tuple[State, RoundSummary]:
     """Train the cohort, weigh, sum, step (DESIGN: local solver + report + mediator + linear sum + server rule)."""
     reports = federation.train(state.params, cohort, method, state.round)
-    memory, shares = method.mediator.weigh(state.mediator, reports)
+    memory, shares = method.mediator.weigh(state.mediator, reports, list(state.params))
     aggregate = federation.collect(shares)
     params, server = method.server.step(state.params, aggregate, state.server)
     federation.acknowledge(aggregate.contributors)
@@ -58,14 +61,14 @@ def run_round(
 
 def summarise(round: int, reports: Mapping[ClientId, Report], aggregate: Aggregate) -> RoundSummary:
     """Condense a round for the log; clients that were refused do not count."""
-    kept = [reports[client] for client in aggregate.contributors]
-    tokens = sum(r.tokens for r in kept)
-    nats = sum(r.loss * r.tokens for r in kept)
+    tokens = sum(r.tokens for r in reports.values())
+    nats = sum(r.loss * r.tokens for r in reports.values())
     return RoundSummary(
         round=round,
         loss=nats / tokens if tokens else float("nan"),
         tokens=tokens,
-        worked=sum(r.worked for r in kept),
+        worked=sum(r.worked for r in reports.values()),
+        reported=len(reports) + len(aggregate.refused),
         contributors=aggregate.contributors,
         refused=aggregate.refused,
         effective_clients=aggregate.effective_clients(),

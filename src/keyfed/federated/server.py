@@ -1,8 +1,20 @@
-"""Server rules: how θ moves once the sum is there."""
+r"""Server rules: how θ moves once the sum is there.
+
+Δ below is the mean upload Σγ_kΔ_k; it points towards the clients, so −Δ is the pseudo-gradient. A layer of mass 0 takes
+no step, and its moments stay as they are. State is flat: "first/…" and "second/…" with the layer's name.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from keyfed.federated.options import decay_rate, positive
 from keyfed.federated.types import Aggregate, Params, ServerRule
+
+SecondMoment = Callable[[Tensor, Tensor], Tensor]
 
 
 def sgd(lr: float = 1.0) -> ServerRule:
@@ -13,3 +25,78 @@ def sgd(lr: float = 1.0) -> ServerRule:
         return {name: p + lr * mean[name] for name, p in params.items()}, state
 
     return ServerRule(init=lambda params: {}, step=step)
+
+
+def momentum(lr: float = 1.0, beta: float = 0.9) -> ServerRule:
+    r"""Heavy ball on the server: v ← βv + Δ, θ' = θ + ηv (FedAvgM; Hsu, Qi, Brown 2019)."""
+    return _with_velocity(lr, beta, lambda mean, velocity: velocity)
+
+
+def nesterov(lr: float = 0.7, beta: float = 0.9) -> ServerRule:
+    r"""Nesterov momentum on the server: v ← βv + Δ, θ' = θ + η(Δ + βv), as `torch.optim.SGD(nesterov=True)`."""
+    return _with_velocity(lr, beta, lambda mean, velocity: mean + beta * velocity)
+
+
+def _with_velocity(lr: float, beta: float, direction: Callable[[Tensor, Tensor], Tensor]) -> ServerRule:
+    decay_rate("beta", beta)
+
+    def init(params: Params) -> Params:
+        return {f"first/{name}": torch.zeros_like(p) for name, p in params.items()}
+
+    def step(params: Params, aggregate: Aggregate, state: Params) -> tuple[Params, Params]:
+        mean = aggregate.mean()
+        after, moments = dict(params), dict(state)
+        for name, p in params.items():
+            if aggregate.mass[name] > 0:
+                velocity = moments[f"first/{name}"] = beta * state[f"first/{name}"] + mean[name]
+                after[name] = p + lr * direction(mean[name], velocity)
+        return after, moments
+
+    return ServerRule(init, step)
+
+
+def adam(lr: float, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> ServerRule:
+    r"""Adam on the server (FedAdam): v ← β₂v + (1 − β₂)Δ²; the rest is `_adaptive`'s."""
+    decay_rate("beta2", beta2)
+    return _adaptive(lr, beta1, tau, lambda v, square: beta2 * v + (1 - beta2) * square)
+
+
+def yogi(lr: float, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> ServerRule:
+    r"""Yogi on the server (FedYogi): v ← v − (1 − β₂)Δ² sign(v − Δ²), so v changes slowly in both directions."""
+    decay_rate("beta2", beta2)
+    return _adaptive(lr, beta1, tau, lambda v, square: v - (1 - beta2) * square * torch.sign(v - square))
+
+
+def adagrad(lr: float, beta1: float = 0.0, tau: float = 1e-3) -> ServerRule:
+    r"""Adagrad on the server (FedAdagrad): v ← v + Δ²."""
+    return _adaptive(lr, beta1, tau, lambda v, square: v + square)
+
+
+def _adaptive(lr: float, beta1: float, tau: float, second: SecondMoment) -> ServerRule:
+    r"""The common part of Reddi et al.'s rules.
+
+    .. math::  m ← β_1 m + (1 − β_1)Δ,\quad v ← \mathrm{second}(v, Δ^2),\quad θ' = θ + η \frac{m}{\sqrt{v} + τ}
+
+    m starts at 0 and v at τ²; no bias correction, τ outside the root.
+
+    References:
+      Reddi et al., *Adaptive Federated Optimization*, 2020 (ICLR 2021), algorithm 2.
+    """
+    decay_rate("beta1", beta1)
+    positive("tau", tau)
+
+    def init(params: Params) -> Params:
+        first = {f"first/{name}": torch.zeros_like(p) for name, p in params.items()}
+        return first | {f"second/{name}": torch.full_like(p, tau**2) for name, p in params.items()}
+
+    def step(params: Params, aggregate: Aggregate, state: Params) -> tuple[Params, Params]:
+        mean = aggregate.mean()
+        after, moments = dict(params), dict(state)
+        for name, p in params.items():
+            if aggregate.mass[name] > 0:
+                m = moments[f"first/{name}"] = beta1 * state[f"first/{name}"] + (1 - beta1) * mean[name]
+                v = moments[f"second/{name}"] = second(state[f"second/{name}"], mean[name] ** 2)
+                after[name] = p + lr * m / (v.sqrt() + tau)
+        return after, moments
+
+    return ServerRule(init, step)

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 Params = dict[str, Tensor]
 ClientId = str
 Memory = Any  # whatever a mediator keeps between rounds: a small, JSON-able value
 LayerNumbers = Mapping[str, float]  # one number a layer
+Distance = Callable[[Params, Params], Mapping[str, Tensor]]  # (θ, stacked uploads) → numbers [m] for every layer
 
 
 class Gradient(NamedTuple):
@@ -71,20 +72,31 @@ class Solver(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a client tells before anything is summed: scalars only."""
+    """What a client tells before anything is summed: scalars only.
+
+    Attributes:
+      distance: how far each layer moved, for methods that ask for it; empty for the others.
+    """
 
     client: ClientId
     tokens: int
     loss: float
     worked: int
+    distance: LayerNumbers = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How much of a client enters the sum, layer by layer: total += scale · upload, mass += mass."""
+    """How much of a client enters the sum, layer by layer: total += scale · upload, mass += mass.
+
+    Attributes:
+      log: both are multiplied by e^log. Kept apart because e^log may exceed any float: the sum divides by the largest
+        e^log it has seen, which `Aggregate.mean` and `effective_clients` do not notice. None is 0.
+    """
 
     scale: LayerNumbers
     mass: LayerNumbers
+    log: LayerNumbers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +134,28 @@ class Mediator(NamedTuple):
 
     Attributes:
       init: memory before the first round.
-      weigh: (memory, reports) → (memory, shares). Shares is None where `share` exists: the clients have weighed
-        themselves while they trained, and their uploads are already in the sum.
+      weigh: (memory, reports, layers) → (memory, shares). Shares is None where `share` exists: the clients have
+        weighed themselves while they trained, and their uploads are already in the sum. A client without a share does
+        not upload.
       share: a client's own share from its own report, for rules that need nothing of the others. Such rules stream
         (memory O(block × model)) and can hide every report.
     """
 
     init: Callable[[], Memory]
-    weigh: Callable[[Memory, Mapping[ClientId, Report]], tuple[Memory, Mapping[ClientId, Share] | None]]
+    weigh: Callable[[Memory, Mapping[ClientId, Report], Sequence[str]], tuple[Memory, Mapping[ClientId, Share] | None]]
     share: Callable[[Report, Sequence[str]], Share] | None = None
+
+
+class Noise(NamedTuple):
+    """White noise on uploads (at the clients) or on their mean (at the server).
+
+    Attributes:
+      at: who adds it.
+      draw: (tensors to be like, generator of this round and place) → the noise.
+    """
+
+    at: Literal["client", "server"]
+    draw: Callable[[Params, Generator], Params]
 
 
 class ServerRule(NamedTuple):
@@ -153,6 +178,9 @@ class Method:
     """A way of learning across clients: solver + mediator + server rule.
 
     Attributes:
+      distance: measured where the upload is and told in the report; None where the mediator asks for none.
+      noise: added on the way into the sum; None for none.
+      uploading: share of the reporting clients that upload (top-K); 1 for all.
       batch_size: rows (streams or sentences) of a local step.
       epochs: local epochs of a round.
       cohort: "sample" draws a cohort each round, "all" takes every client (FedSGD), "pooled" trains one client that
@@ -167,6 +195,9 @@ class Method:
     batch_size: int
     epochs: int
     cohort: Literal["sample", "all", "pooled"] = "sample"
+    distance: Distance | None = None
+    uploading: float = 1.0
+    noise: Noise | None = None
     spec: MethodSpec | None = None
 
 

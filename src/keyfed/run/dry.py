@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from keyfed.config import Config, dump_toml, to_document
-from keyfed.model.language_model import init_params, parameter_count
+from keyfed.federated.mediate import kept
+from keyfed.model.language_model import init_params, parameter_count, shapes
 from keyfed.run.console import human_bytes
 from keyfed.run.prepare import prepare, round_tokens
 from keyfed.run.traffic import model_bytes, report_bytes
@@ -25,6 +26,10 @@ def describe_plan(config: Config) -> dict[str, Any]:
     memory = (TORCH_ITSELF + 5 * tensors) + choice.workers * (
         (TORCH_ITSELF if choice.workers > 1 else 0) + 6 * tensors * choice.block
     )
+    uploads = kept(method.uploading, members)
+    if method.mediator.share is None:
+        memory += members * tensors  # uploads wait until all reports are there
+    report = report_bytes(list(shapes(prepared.spec)) if method.distance is not None else ())
     description: dict[str, Any] = {
         "config": to_document(config),
         "parameters": parameter_count(prepared.spec),
@@ -33,8 +38,8 @@ def describe_plan(config: Config) -> dict[str, Any]:
         "tokens_per_round": round_tokens(prepared, config, method.epochs),
         "bytes_per_round": {
             "down": size * members,
-            "up": size * members,
-            "control": report_bytes() * members,
+            "up": size * uploads,
+            "control": report * members,
         },
         "bytes_per_client": size,
         "client_state_bytes": 0,
@@ -47,7 +52,7 @@ def describe_plan(config: Config) -> dict[str, Any]:
         f"model {prepared.spec.name}: {description['parameters']:,} parameters, "
         f"{human_bytes(size)} down and up a client",
         f"a round: {members} clients, about {description['tokens_per_round']:,} tokens, "
-        f"{human_bytes(size * members)} down, {human_bytes(size * members)} up; no state kept on clients",
+        f"{human_bytes(size * members)} down, {human_bytes(size * uploads)} up; no state kept on clients",
         f"memory: about {human_bytes(memory)}; {choice.reason}",
         "nothing was trained or written (--dry-run)",
     ]

@@ -14,7 +14,7 @@ import torch
 
 from keyfed.config import Config, check
 from keyfed.engine.simulate import Simulation
-from keyfed.errors import DataError
+from keyfed.errors import ConfigError, DataError
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import RoundSummary, initial_state, run_round
 from keyfed.federated.sampling import sample_cohort
@@ -36,7 +36,7 @@ from keyfed.run.folder import (
     write_run_toml,
 )
 from keyfed.run.prepare import POOLED, Prepared, make_problem, prepare, round_tokens
-from keyfed.run.traffic import model_bytes, round_traffic
+from keyfed.run.traffic import model_bytes, report_bytes, round_traffic
 
 
 class Listener(Protocol):
@@ -94,6 +94,11 @@ def plan(config: Config, prepared: Prepared) -> tuple[Method, Choice]:
     """Build the method and choose where it runs."""
     method = build_method(MethodSpec(config.method, config.options))
     members = members_of(method, prepared, config)
+    if method.distance is not None and members < 2:
+        raise ConfigError(
+            f"{config.method} weighs the clients of a round against each other, and a cohort of {members} has "
+            "nothing to weigh; set train.cohort to at least 2, or use fedavg"
+        )
     share = members / min(config.train.cohort, len(prepared.store)) if method.cohort == "all" else 1
     tokens = round(round_tokens(prepared, config, method.epochs) * share)
     return method, choose(config.train, prepared.spec, tokens, members)
@@ -190,6 +195,7 @@ def _rounds(
     started = time.monotonic() - before
     written = state.round
     threads = torch.get_num_threads()
+    said: set[str] = set()
     listen.start(f"{config.method} on {prepared.corpus.name}", config.train.rounds, state.round)
     with Simulation(problem, block=choice.block, workers=choice.workers) as federation:
         try:
@@ -199,7 +205,11 @@ def _rounds(
                 torch.set_num_threads(choice.threads)
                 after, summary = run_round(method, state, cohort, federation)
                 torch.set_num_threads(usable_cores())
-                record = _record(summary, size, len(cohort), time.monotonic() - began)
+                judged = judge_attention(summary) if method.distance is not None else None
+                if judged is not None and judged[0] not in said:
+                    said.add(judged[0])
+                    listen.say(judged[1])
+                record = _record(method, summary, size, len(cohort), time.monotonic() - began)
                 last = after.round == config.train.rounds
                 if last or after.round % config.train.eval_every == 0:
                     score = total(evaluate(prepared.spec, after.params, valid, choice.device))
@@ -223,9 +233,29 @@ def _rounds(
     return best, time.monotonic() - started
 
 
-def _record(summary: RoundSummary, size: int, cohort: int, seconds: float) -> dict[str, Any]:
+def judge_attention(summary: RoundSummary) -> tuple[str, str] | None:
+    """Say when attention does too much (one client is nearly everything) or nothing: what, and a line about it."""
+    effective, clients = summary.effective_clients, len(summary.contributors)
+    if clients < 3:
+        return None
+    layer = min(effective, key=lambda name: effective[name])
+    if effective[layer] < 2:
+        return "sharp", (
+            f"round {summary.round + 1}: attention counts {effective[layer]:.2f} of {clients} clients in {layer}; "
+            "a higher method.temperature spreads it"
+        )
+    if effective[layer] > clients * (1 - 1e-3):
+        return "flat", (
+            f"round {summary.round + 1}: attention is a uniform mean of {clients} clients to 1e-3; "
+            "a lower method.temperature sharpens it"
+        )
+    return None
+
+
+def _record(method: Method, summary: RoundSummary, size: int, cohort: int, seconds: float) -> dict[str, Any]:
     effective = summary.effective_clients
-    return {
+    attentive = method.distance is not None
+    record = {
         "round": summary.round + 1,
         "loss": summary.loss,
         "tokens": summary.tokens,
@@ -234,9 +264,12 @@ def _record(summary: RoundSummary, size: int, cohort: int, seconds: float) -> di
         "contributors": list(summary.contributors),
         "refused": {r.client: r.reason for r in summary.refused},
         "effective_clients": sum(effective.values()) / max(1, len(effective)),
-        "traffic": round_traffic(size, cohort, summary),
+        "traffic": round_traffic(size, cohort, summary, report_bytes(list(effective) if attentive else ())),
         "seconds": seconds,
     }
+    if attentive:
+        record["effective_by_layer"] = dict(effective)
+    return record
 
 
 def _finish(

@@ -1,0 +1,112 @@
+r"""Distances between θ and each client's parameters, layer by layer: what attentive mediators look at.
+
+Each takes θ and the stacked uploads Δ_k = w_k − θ and returns one number a client for every layer, [m] in float64.
+A client whose numbers are not finite has distance nan (it is refused anyhow). Clients are read one at a time, so the
+float64 copies cost one layer of one client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from keyfed.federated.types import Distance, Params
+
+Reading = Literal["absolute", "softmax", "histogram"]
+BINS = 64  # of the histogram reading
+
+
+def spectral() -> Distance:
+    r"""Spectral norm of matrices, Euclidean norm of vectors: d_k^l = ‖w_k^l − θ^l‖₂ (FedAtt as its authors' code).
+
+    The largest singular value is the root of the largest eigenvalue of the Gram matrix of the smaller side: a V × 300
+    layer needs the eigenvalues of 300 × 300 numbers.
+    """
+    return _of_change(lambda change: _largest_singular(change) if change.dim() > 1 else _norm(change))
+
+
+def frobenius() -> Distance:
+    r"""Root of the sum of squares of a layer's change: d_k^l = ‖w_k^l − θ^l‖_F."""
+    return _of_change(_norm)
+
+
+def jensen_shannon(reading: Reading = "absolute") -> Distance:
+    r"""Jensen–Shannon divergence, in nats, between distributions made of θ^l and of w_k^l; at most ln 2.
+
+    .. math::  d_k^l = \tfrac12 KL(p ‖ \tfrac{p+q}{2}) + \tfrac12 KL(q ‖ \tfrac{p+q}{2})
+
+    Weights are signed and no distribution, so p (from θ^l) and q (from w_k^l) need a reading:
+
+    - `absolute`: |w| / Σ|w|; a layer of zeros is read as uniform.
+    - `softmax`: e^w / Σe^w over the layer's weights.
+    - `histogram`: how many of the layer's weights fall into each of 64 equal bins between the smallest and the
+      largest weight of both models.
+
+    References:
+      Wu, Liang, Wang, *FedMed*, Sensors 2020, equation 2 (which does not say how weights become probabilities).
+    """
+
+    def divergence(theta: Tensor, change: Tensor) -> Tensor:
+        client = theta + change.reshape(-1)
+        if reading == "histogram":
+            low, high = torch.stack([theta, client]).aminmax()
+            if not bool(low < high):
+                return theta.new_zeros(())
+            p, q = (torch.histc(w, BINS, float(low), float(high)) / w.numel() for w in (theta, client))
+        elif reading == "softmax":
+            p, q = torch.softmax(theta, 0), torch.softmax(client, 0)
+        else:
+            p, q = _shares(theta), _shares(client)
+        return _divergence(p, q)
+
+    def distance(theta: Params, upload: Params) -> dict[str, Tensor]:
+        out = {}
+        for name, changes in upload.items():
+            out[name] = _each(changes, partial(divergence, theta[name].double().reshape(-1)))
+        return out
+
+    return distance
+
+
+def _of_change(size: Callable[[Tensor], Tensor]) -> Distance:
+    def distance(theta: Params, upload: Params) -> dict[str, Tensor]:
+        del theta  # the upload is the difference already
+        return {name: _each(changes, size) for name, changes in upload.items()}
+
+    return distance
+
+
+def _each(changes: Tensor, number: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply `number` to every client's float64 change; nan where that is not finite, [m]."""
+    out = [
+        number(c) if bool(torch.isfinite(c).all()) else c.new_full((), torch.nan) for c in (c.double() for c in changes)
+    ]
+    return torch.stack(out) if out else changes.new_zeros(0, dtype=torch.float64)
+
+
+def _norm(change: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(change)
+    return norm
+
+
+def _largest_singular(change: Tensor) -> Tensor:
+    matrix = change.reshape(change.shape[0], -1)
+    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+    largest: Tensor = torch.linalg.eigvalsh(gram)[-1].clamp(min=0).sqrt()
+    return largest
+
+
+def _shares(weights: Tensor) -> Tensor:
+    size = weights.abs()
+    total = size.sum()
+    return size / total if bool(total > 0) else torch.full_like(size, 1 / size.numel())
+
+
+def _divergence(p: Tensor, q: Tensor) -> Tensor:
+    middle = ((p + q) / 2).clamp(min=torch.finfo(p.dtype).tiny)
+    halves = torch.xlogy(p, p / middle).sum() + torch.xlogy(q, q / middle).sum()
+    return (halves / 2).clamp(min=0.0)

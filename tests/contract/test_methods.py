@@ -1,0 +1,303 @@
+"""What holds for every method: a new one gets all of it by adding one row."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keyfed.engine.simulate import RunningSum, Simulation
+from keyfed.errors import ConfigError
+from keyfed.federated import mediate, server
+from keyfed.federated.methods import METHODS, build_method
+from keyfed.federated.round import initial_state, run_round
+from keyfed.federated.types import Aggregate, Mediator, Method, MethodSpec, Report, State
+
+from ..equivalence.test_methods import assert_equal, assert_moved, method_of, problem_of, rounds, spoil, theta_of
+
+ROWS = [
+    ("fedavg", {}),
+    ("fedavg", {"noise": 0.01, "noise_at": "server"}),
+    ("fedsgd", {}),
+    ("fedprox", {}),
+    ("fedprox", {"by_tokens": True}),
+    ("fedatt", {}),
+    ("fedatt", {"norm": "frobenius", "temperature": 0.01, "bound": 50.0}),
+    ("fedatt", {"noise": 0.01, "noise_at": "server"}),
+    ("fedmed", {}),
+    ("fedmed", {"reading": "softmax", "temperature": 0.001, "mediation": False}),
+    ("fedmed", {"reading": "histogram", "temperature": 0.1, "threshold": 0.0}),
+    ("fedmed", {"beta": 0.5, "threshold": 10.0}),
+    ("fedmed", {"beta": 0.5, "adaptive": False, "mediation": False}),
+    ("fedadam", {}),
+    ("fedyogi", {}),
+    ("fedadagrad", {}),
+    ("fedavgm", {}),
+    ("fednesterov", {}),
+]
+IDS = [" ".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, options in ROWS]
+every_method = pytest.mark.parametrize(("name", "options"), ROWS, ids=IDS)
+
+
+def build(name: str, options) -> Method:
+    local = {"lr": 0.5, "batch_size": 2} | ({} if name == "fedsgd" else {"epochs": 2, "momentum": 0.5})
+    return method_of(name, **{**local, **options})
+
+
+def test_every_federated_method_has_a_row():
+    assert {name for name, _ in ROWS} == set(METHODS) - {"central"}
+
+
+@every_method
+def test_it_trains_and_leaves_its_arguments_alone(name, options):
+    theta = theta_of()
+    before = {n: p.clone() for n, p in theta.items()}
+    method = build(name, options)
+    problem = problem_of([50, 11, 23, 31])
+    state, summaries = rounds(problem, method, theta, 3)
+    assert_equal(theta, before, 0)
+    assert_moved(theta, state.params)
+    assert all(bool(torch.isfinite(p).all()) for p in [*state.params.values(), *state.server.values()])
+    assert all(p.shape == theta[n].shape and p.dtype == theta[n].dtype for n, p in state.params.items())
+    assert json.loads(json.dumps(state.mediator)) == state.mediator
+    for s in summaries:
+        assert math.isfinite(s.loss)
+        assert s.reported == 4
+        assert len(s.contributors) == mediate.kept(method.uploading, 4)
+        assert all(1 - 1e-9 <= e <= len(s.contributors) + 1e-9 for e in s.effective_clients.values())
+
+
+@every_method
+def test_a_round_after_a_restart_is_the_round_without_one(name, options):
+    method, problem = build(name, options), problem_of([50, 11, 23])
+    state, _ = rounds(problem, method, theta_of(), 2)
+    again = State(
+        {n: p.clone() for n, p in state.params.items()},
+        json.loads(json.dumps(state.mediator)),
+        {n: p.clone() for n, p in state.server.items()},
+        state.round,
+    )
+    fresh = build_method(MethodSpec(**json.loads(json.dumps({"name": name, "options": dict(method.spec.options)}))))
+    with Simulation(problem) as federation:
+        one, first = run_round(method, state, problem.store.names, federation)
+        two, second = run_round(fresh, again, problem.store.names, federation)
+    assert_equal(one.params, two.params, 0)
+    assert_equal(one.server, two.server, 0)
+    assert one.mediator == two.mediator
+    assert first == second
+
+
+@every_method
+def test_the_specification_builds_the_method_again(name, options):
+    method = build(name, options)
+    again = build_method(method.spec)
+    assert again.spec == method.spec
+    assert (again.name, again.epochs, again.batch_size, again.uploading) == (name, method.epochs, 2, method.uploading)
+    assert set(method.spec.options) == set(build_method(MethodSpec(name)).spec.options)
+
+
+@every_method
+def test_identical_clients_give_any_one_of_them(name, options):
+    method, theta = build(name, options), theta_of()
+    many, _ = rounds(problem_of([40] * 5, seeds=[7] * 5), method, theta, 2)
+    one, _ = rounds(problem_of([40], seeds=[7]), method, theta, 2)
+    assert_equal(many.params, one.params, 1e-12)
+    assert_moved(theta, many.params)
+
+
+@every_method
+def test_the_order_of_the_cohort_changes_nothing(name, options):
+    method, problem, theta = build(name, options), problem_of([50, 11, 23, 31]), theta_of()
+    orders = [["c0", "c1", "c2", "c3"], ["c3", "c1", "c0", "c2"], ["c2", "c3", "c1", "c0"]]
+    ends = []
+    for order in orders:
+        state = initial_state(method, theta)
+        with Simulation(problem) as federation:
+            for _ in range(2):
+                state, _ = run_round(method, state, order, federation)
+        ends.append(state)
+    for other in ends[1:]:
+        assert_equal(ends[0].params, other.params, 1e-12)
+        assert_equal(ends[0].server, other.server, 1e-12)
+
+
+@every_method
+@pytest.mark.parametrize("block", [1, 3])
+def test_streamed_shares_equal_shares_in_two_phases(name, options, block):
+    method, problem, theta = build(name, options), problem_of([50, 11, 23, 31]), theta_of()
+    later = replace(method, mediator=mediate.in_two_phases(method.mediator))
+    one, first = rounds(problem, method, theta, 2, block=block)
+    two, second = rounds(problem, later, theta, 2, block=block)
+    assert_equal(one.params, two.params, 1e-12)
+    assert [s.loss for s in first] == [s.loss for s in second]
+
+
+@every_method
+@pytest.mark.parametrize("how", ["loss", "nan", "inf"])
+def test_rubbish_is_refused_as_if_its_client_had_not_come(name, options, how, monkeypatch):
+    method, problem, theta = build(name, options), problem_of([50, 11, 23]), theta_of()
+    state = initial_state(method, theta)
+    with Simulation(problem) as federation:
+        want, _ = run_round(method, state, ["c0", "c2"], federation)
+        spoil(monkeypatch, 1, how)
+        got, summary = run_round(method, state, ["c0", "c1", "c2"], federation)
+    assert_equal(got.params, want.params, 1e-12)
+    assert [r.client for r in summary.refused] == ["c1"]
+    assert summary.reported == 3
+
+
+@every_method
+def test_a_round_without_clients_takes_no_step(name, options):
+    method, theta = build(name, options), theta_of()
+    problem = problem_of([20, 30])
+    state, _ = rounds(problem, method, theta)
+    with Simulation(problem) as federation:
+        after, summary = run_round(method, state, [], federation)
+    assert_equal(after.params, state.params, 0)
+    assert_equal(after.server, state.server, 0)
+    assert after.mediator == state.mediator
+    assert (summary.contributors, summary.reported) == ((), 0)
+
+
+@pytest.mark.parametrize("name", ["fedatt", "fedmed"])
+def test_worker_processes_change_nothing(name):
+    problem = problem_of([50, 11, 23, 31, 8])
+    theta = theta_of(dtype=torch.float32)
+    method = build(name, {"beta": 0.5} if name == "fedmed" else {})
+    alone, ours = rounds(problem, method, theta, 3, workers=1)
+    together, theirs = rounds(problem, method, theta, 3, workers=2)
+    assert_equal(alone.params, together.params, 0)
+    assert ours == theirs
+
+
+# Mediators, whatever the reports
+
+LAYERS = ["a", "b"]
+MEDIATORS: dict[str, Mediator] = {
+    "by_tokens": mediate.by_tokens(),
+    "uniform": mediate.uniform(),
+    "fixed": mediate.fixed({"c0": 3.0, "c1": 1e-6}),
+    "softmax": mediate.softmax_of_distance(),
+    "cold softmax": mediate.softmax_of_distance(temperature=0.01),
+    "bounded softmax": mediate.softmax_of_distance(temperature=0.1, bound=5.0),
+    "switch": mediate.switch_on_loss(mediate.softmax_of_distance(), mediate.by_tokens()),
+    "top-K": mediate.top_k(0.5, mediate.softmax_of_distance()),
+    "top-K of switch": mediate.top_k(0.3, mediate.switch_on_loss(mediate.softmax_of_distance(), mediate.uniform())),
+}
+distances = st.sampled_from([0.0, 1e-9, 1e4]) | st.floats(0, 1e4)
+client_reports = st.lists(
+    st.tuples(st.integers(1, 10**7), st.floats(0, 100), distances, distances), min_size=1, max_size=7
+)
+
+
+def weights_of(shares, order) -> dict[str, dict[str, float]]:
+    """γ per layer: client k uploads the k-th unit vector, so the mean upload is the weights."""
+    clients = sorted(shares)
+    unit = torch.eye(len(clients), dtype=torch.float64)
+    running = RunningSum({layer: torch.zeros(len(clients), dtype=torch.float64) for layer in LAYERS})
+    for client in order:
+        running.add(client, {layer: unit[clients.index(client)] for layer in LAYERS}, shares[client])
+    aggregate = running.aggregate(())
+    for layer, effective in aggregate.effective_clients().items():
+        assert 1 - 1e-9 <= effective <= len(order) + 1e-9, layer
+    return {layer: dict(zip(clients, mean.tolist(), strict=True)) for layer, mean in aggregate.mean().items()}
+
+
+@pytest.mark.parametrize("name", MEDIATORS)
+@settings(max_examples=40, deadline=None)
+@given(given_reports=client_reports, data=st.data())
+def test_weights_are_a_distribution_over_survivors_in_any_order(name, given_reports, data):
+    mediator = mediate.in_two_phases(MEDIATORS[name])
+    reports = {
+        f"c{k}": Report(f"c{k}", tokens, loss, tokens, {"a": a, "b": b})
+        for k, (tokens, loss, a, b) in enumerate(given_reports)
+    }
+    memory, shares = mediator.weigh(mediator.init(), reports, LAYERS)
+    assert json.loads(json.dumps(memory)) == memory
+    backwards = dict(reversed(reports.items()))
+    assert mediator.weigh(mediator.init(), backwards, LAYERS) == (memory, shares)
+    survivors = data.draw(st.lists(st.sampled_from(sorted(shares)), min_size=1, unique=True))
+    one = weights_of(shares, survivors)
+    other = weights_of(shares, data.draw(st.permutations(survivors)))
+    for layer in LAYERS:
+        weights = one[layer]
+        assert all(math.isfinite(w) and w >= 0 for w in weights.values())
+        assert sum(weights.values()) == pytest.approx(1, abs=1e-12)
+        assert weights == pytest.approx(other[layer], abs=1e-12)
+        assert all(w == 0 for c, w in weights.items() if c not in survivors)
+
+
+@settings(max_examples=40, deadline=None)
+@given(scores=st.lists(distances, min_size=1, max_size=7), temperature=st.sampled_from([0.01, 1.0, 100.0]))
+def test_the_streamed_softmax_is_the_softmax(scores, temperature):
+    share = mediate.softmax_of_distance(temperature).share
+    shares = {f"c{k}": share(Report(f"c{k}", 1, 1.0, 1, {"a": d, "b": 0.0}), LAYERS) for k, d in enumerate(scores)}
+    want = torch.softmax(torch.tensor(scores, dtype=torch.float64) / temperature, 0).tolist()
+    got = weights_of(shares, list(shares))
+    assert list(got["a"].values()) == pytest.approx(want, abs=1e-12)
+    assert list(got["b"].values()) == pytest.approx([1 / len(scores)] * len(scores), abs=1e-12)
+
+
+# Server rules
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [server.sgd(), server.momentum(), server.nesterov(), server.adam(0.1), server.yogi(0.1), server.adagrad(0.1)],
+    ids=["sgd", "momentum", "nesterov", "adam", "yogi", "adagrad"],
+)
+def test_a_layer_of_mass_zero_takes_no_step_and_keeps_its_moments(rule):
+    theta = {"a": torch.ones(2), "b": torch.ones(3)}
+    upload = {"a": torch.full((2,), 0.5), "b": torch.full((3,), 0.5)}
+    ones, squares = {"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 1.0}
+    params, state = rule.step(theta, Aggregate(upload, ones, squares, ("c",)), rule.init(theta))
+    silent = Aggregate({"a": torch.zeros(2), "b": upload["b"] / 2}, {"a": 0.0, "b": 1.0}, {"a": 0.0, "b": 1.0}, ("c",))
+    after, later = rule.step(params, silent, state)
+    assert torch.equal(after["a"], params["a"])
+    assert not torch.equal(after["b"], params["b"])
+    assert set(later) == set(state)
+    for key, moment in state.items():
+        assert torch.equal(later[key], moment) == key.endswith("/a"), key
+
+
+# Numbers that make no sense
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("fedprox", "mu", -0.1),
+        ("fedatt", "temperature", 0.0),
+        ("fedatt", "step", -1.0),
+        ("fedatt", "bound", 0.0),
+        ("fedatt", "noise", -0.01),
+        ("fedmed", "temperature", -1.0),
+        ("fedmed", "step", 0.0),
+        ("fedmed", "threshold", -0.1),
+        ("fedmed", "beta", 0.0),
+        ("fedmed", "beta", 1.5),
+        ("fedmed", "adaptive", False),
+        ("fedadam", "server_lr", 0.0),
+        ("fedadam", "beta1", 1.0),
+        ("fedadam", "beta2", -0.1),
+        ("fedyogi", "beta2", 1.0),
+        ("fedadam", "tau", 0.0),
+        ("fedadagrad", "tau", math.nan),
+        ("fedavgm", "beta", 1.0),
+        ("fednesterov", "server_lr", math.inf),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_by_name(name, key, value):
+    with pytest.raises(ConfigError, match=rf"method\.{key}"):
+        build_method(MethodSpec(name, {key: value}))
+
+
+def test_fixed_weights_must_be_numbers_of_at_least_zero():
+    for weight in (-1.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match="client c1"):
+            mediate.fixed({"c1": weight})

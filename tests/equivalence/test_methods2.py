@@ -1,0 +1,422 @@
+"""The methods of the sources against limits, closed forms and direct transcriptions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from keyfed.config import Config, TrainConfig
+from keyfed.engine.problem import measure, solve_block
+from keyfed.errors import ConfigError
+from keyfed.federated import distance, local, mediate, server
+from keyfed.federated.types import Aggregate, Gradient, Report
+from keyfed.run import train as training
+from keyfed.run.traffic import report_bytes, round_traffic
+
+from .test_methods import SPEC, aggregate_of, assert_equal, assert_moved, method_of, problem_of, rounds, theta_of
+
+SIZES = [50, 11, 23, 31]
+
+
+def identical(a, b) -> None:
+    assert list(a) == list(b)
+    for name, p in a.items():
+        assert torch.equal(p, b[name]), name
+
+
+# FedProx
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("block", [1, 3])
+def test_fedprox_without_its_term_is_fedavg(optimiser, block):
+    problem, theta = problem_of(SIZES), theta_of(dtype=torch.float32)
+    options = {"optimiser": optimiser, "lr": 0.01, "epochs": 2, "batch_size": 2}
+    fedavg = method_of(**options)
+    by_tokens, _ = rounds(problem, method_of("fedprox", mu=0.0, by_tokens=True, **options), theta, 2, block=block)
+    identical(by_tokens.params, rounds(problem, fedavg, theta, 2, block=block)[0].params)
+    uniform, _ = rounds(problem, method_of("fedprox", mu=0.0, **options), theta, 2, block=block)
+    evenly = replace(fedavg, mediator=mediate.uniform())
+    identical(uniform.params, rounds(problem, evenly, theta, 2, block=block)[0].params)
+    pulled, _ = rounds(problem, method_of("fedprox", mu=0.5, **options), theta, 2, block=block)
+    assert_moved(uniform.params, pulled.params)
+
+
+class Slopes:
+    """Two clients whose gradient does not depend on where they are; the second has no text for the last step."""
+
+    clients = 2
+
+    def __init__(self, slopes: list[list[float]]) -> None:
+        self.slopes = slopes
+
+    def steps(self, epoch):
+        for number, slope in enumerate(self.slopes):
+            tokens = torch.tensor([1.0, float(number < len(self.slopes) - 1)], dtype=torch.float64)
+            grads = torch.tensor([slope, slope], dtype=torch.float64) * tokens[:, None]
+            yield lambda params, tokens=tokens, grads=grads: Gradient(tokens, tokens, {"x": grads.clone()})
+
+
+def test_the_proximal_gradient_is_added_after_clipping():
+    slopes, lr, mu, clip = [[3.0, 4.0], [0.3, 0.4], [-6.0, 8.0]], 0.5, 0.3, 1.0
+    theta = {"x": torch.tensor([1.0, -1.0], dtype=torch.float64)}
+    clipped = [np.array([0.6, 0.8]), np.array([0.3, 0.4]), np.array([-0.6, 0.8])]
+    got = local.sgd(lr=lr, clip=clip, mu=mu).solve(theta, Slopes(slopes), 0).upload["x"]
+    for client, steps in enumerate((3, 2)):
+        moved = np.zeros(2)  # w − θ
+        for g in clipped[:steps]:
+            moved = moved - lr * (g + mu * moved)
+        np.testing.assert_allclose(got[client].numpy(), moved, atol=1e-15)
+    got = local.adam(lr=lr, clip=clip, mu=mu).solve(theta, Slopes(slopes), 0).upload["x"]
+    for client, steps in enumerate((3, 2)):
+        w = torch.nn.Parameter(theta["x"].clone())
+        optimiser = torch.optim.Adam([w], lr=lr)
+        for g in clipped[:steps]:
+            w.grad = torch.from_numpy(g) + mu * (w.detach() - theta["x"])
+            optimiser.step()
+        torch.testing.assert_close(got[client], w.detach() - theta["x"], rtol=0, atol=1e-12)
+
+
+def test_a_stronger_proximal_term_keeps_clients_nearer():
+    problem, theta = problem_of([60]), theta_of()
+    for optimiser, lr in (("sgd", 0.5), ("adam", 0.01)):
+        moved = []
+        for mu in (0.0, 0.1, 1.0):
+            method = method_of("fedprox", mu=mu, optimiser=optimiser, lr=lr, epochs=3, batch_size=2)
+            upload = solve_block(problem, theta, [0], method, 0).upload
+            moved.append(sum(float((u**2).sum()) for u in upload.values()))
+        assert moved[0] > moved[1] > moved[2], optimiser
+
+
+# FedAtt
+
+
+def test_fedatt_with_equal_distances_is_the_uniform_mean_times_the_step():
+    problem, theta = problem_of(SIZES), theta_of()
+    method = method_of("fedatt", lr=0.5, batch_size=2, step=1.2)
+
+    def alike(theta, upload):
+        return {name: torch.full((u.shape[0],), 7.25, dtype=torch.float64) for name, u in upload.items()}
+
+    got, (summary,) = rounds(problem, replace(method, distance=alike), theta)
+    uploads = [solve_block(problem, theta, [k], method, 0).upload for k in range(len(SIZES))]
+    for name, p in theta.items():
+        want = p + 1.2 * sum(u[name][0] for u in uploads) / len(SIZES)
+        assert float((got.params[name] - want).abs().max()) < 1e-12
+    assert all(e == pytest.approx(len(SIZES)) for e in summary.effective_clients.values())
+
+
+@pytest.mark.parametrize("norm", ["spectral", "frobenius"])
+def test_fedatt_is_its_equations(norm):
+    problem, theta = problem_of(SIZES), theta_of()
+    method = method_of("fedatt", lr=0.5, batch_size=2, norm=norm, temperature=0.2, step=1.3)
+    got, (summary,) = rounds(problem, method, theta, block=3)
+    uploads = [solve_block(problem, theta, [k], method, 0).upload for k in range(len(SIZES))]
+    for name, p in theta.items():
+        order = 2 if p.dim() == 2 and norm == "spectral" else None
+        scores = torch.stack([torch.linalg.norm(u[name][0], ord=order) for u in uploads])
+        weights = torch.softmax(scores / 0.2, 0)
+        want = p + 1.3 * sum(w * u[name][0] for w, u in zip(weights, uploads, strict=True))
+        assert float((got.params[name] - want).abs().max()) < 1e-12
+        assert summary.effective_clients[name] == pytest.approx(float(1 / (weights**2).sum()))
+
+
+@pytest.mark.parametrize(("name", "step"), [("fedavg", 1.0), ("fedatt", 1.5)])
+@pytest.mark.parametrize("at", ["client", "server"])
+def test_the_noise_of_the_paper(name, step, at):
+    """Equation 6: Σγ_k of the clients' noises, times the step. At the server: β on θ' itself, whatever the step."""
+    problem, theta = problem_of([23] * 4), theta_of()
+    options = {"lr": 0.5, "batch_size": 2} | ({"step": step, "temperature": 1e9} if name == "fedatt" else {})
+    clean, quiet = rounds(problem, method_of(name, **options), theta)
+    noisy, loud = rounds(problem, method_of(name, noise=0.05, noise_at=at, **options), theta)
+    again, _ = rounds(problem, method_of(name, noise=0.05, noise_at=at, **options), theta, block=3)
+    assert_equal(noisy.params, again.params, 1e-12)
+    added = torch.cat([(noisy.params[n] - p).reshape(-1) for n, p in clean.params.items()])
+    want = 0.05 if at == "server" else 0.05 * step / math.sqrt(4)
+    assert float(added.std()) == pytest.approx(want, rel=0.15)
+    assert abs(float(added.mean())) < 4 * want / math.sqrt(added.numel())
+    assert quiet[0].effective_clients == loud[0].effective_clients  # distances are measured before the noise
+    silent, _ = rounds(problem, method_of(name, noise=0.0, noise_at=at, **options), theta)
+    identical(clean.params, silent.params)
+    still = method_of(name, noise=0.05, noise_at=at, **{**options, "lr": 1e-12})
+    once, twice = (rounds(problem, still, theta, n)[0].params for n in (1, 2))
+    for n, p in theta.items():  # a new round, new noise
+        assert float((twice[n] - 2 * once[n] + p).abs().max()) > 1e-3
+
+
+# Distances
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(40, 7), (7, 40), (9, 9), (1, 5), (5, 1), (6,), (1,)])
+def test_norms_are_those_of_torch(shape, dtype):
+    generator = torch.Generator().manual_seed(3)
+    change = {"x": torch.randn(4, *shape, generator=generator, dtype=dtype)}
+    theta = {"x": torch.zeros(shape, dtype=dtype)}
+    got = distance.spectral()(theta, change)["x"]
+    assert got.shape == (4,)
+    if len(shape) == 2:
+        want = torch.linalg.matrix_norm(change["x"].double(), ord=2)
+    else:
+        want = torch.linalg.vector_norm(change["x"].double(), dim=1)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
+    flat = torch.linalg.vector_norm(change["x"].double().reshape(4, -1), dim=1)
+    torch.testing.assert_close(distance.frobenius()(theta, change)["x"], flat)
+
+
+def js(p: np.ndarray, q: np.ndarray) -> float:
+    """Jensen–Shannon divergence as it is written, in nats."""
+    m = (p + q) / 2
+
+    def kl(a: np.ndarray) -> float:
+        return sum(x * math.log(x / y) for x, y in zip(a, m, strict=True) if x > 0)
+
+    return kl(p) / 2 + kl(q) / 2
+
+
+def as_distributions(theta: np.ndarray, client: np.ndarray, reading: str) -> tuple[np.ndarray, np.ndarray]:
+    if reading == "absolute":
+        return np.abs(theta) / np.abs(theta).sum(), np.abs(client) / np.abs(client).sum()
+    if reading == "softmax":
+        return np.exp(theta) / np.exp(theta).sum(), np.exp(client) / np.exp(client).sum()
+    both = np.concatenate([theta, client])
+    edges = np.linspace(both.min(), both.max(), distance.BINS + 1)
+    return np.histogram(theta, edges)[0] / theta.size, np.histogram(client, edges)[0] / client.size
+
+
+@pytest.mark.parametrize("reading", ["absolute", "softmax", "histogram"])
+def test_the_divergence_is_its_formula(reading):
+    rng = np.random.default_rng(4)
+    theta, change = rng.normal(size=(13, 5)), rng.normal(size=(3, 13, 5)) * np.array([1e-3, 1, 30])[:, None, None]
+    theta[0, :3] = 0
+    change[:, 0, 0] = 0
+    got = distance.jensen_shannon(reading)({"x": torch.tensor(theta)}, {"x": torch.tensor(change)})["x"]
+    for k in range(3):
+        want = js(*as_distributions(theta.ravel(), (theta + change[k]).ravel(), reading))
+        assert float(got[k]) == pytest.approx(want, rel=1e-9, abs=1e-14)
+        assert 0 <= float(got[k]) <= math.log(2)
+
+
+@pytest.mark.parametrize("reading", ["absolute", "softmax", "histogram"])
+def test_the_divergence_of_extremes_is_a_number(reading):
+    measured = distance.jensen_shannon(reading)
+    zeros = torch.zeros(3, 4)
+    assert measured({"x": zeros[0]}, {"x": zeros})["x"].tolist() == [0, 0, 0]
+    apart = torch.tensor([[-3e6, 1e6, 0.0, 0.0]])
+    value = float(measured({"x": torch.tensor([1e6, 0.0, 0.0, 0.0])}, {"x": apart})["x"])
+    assert 0 < value <= math.log(2) + 1e-12
+    same = torch.tensor([0.3, -0.2])
+    assert float(measured({"x": same}, {"x": torch.zeros(1, 2)})["x"]) == 0
+
+
+def test_distances_of_rubbish_are_nan_and_do_not_touch_the_others():
+    change = torch.ones(3, 4, 2)
+    change[1, 0, 0] = math.nan
+    change[2, 0, 0] = math.inf
+    for measured in (distance.spectral(), distance.frobenius(), distance.jensen_shannon()):
+        first, *rest = measured({"x": torch.zeros(4, 2)}, {"x": change})["x"].tolist()
+        assert math.isfinite(first)
+        assert all(math.isnan(r) for r in rest)
+
+
+# FedMed
+
+
+def report(client: str, loss: float, tokens: int = 10, d: float = 0.0) -> Report:
+    return Report(client, tokens, loss, tokens, {"x": d})
+
+
+def test_the_switch_by_hand():
+    switch = mediate.switch_on_loss(mediate.softmax_of_distance(), mediate.by_tokens(), threshold=0.1)
+    memory = switch.init()
+    chosen = []
+    # Means of all losses, each client alike: 3.0, 2.85, 2.7, 2.75, 2.9, 2.0
+    for losses in [(4.0, 2.0), (3.9, 1.8), (3.0, 2.4), (2.75, 2.75), (2.899, 2.901), (2.0, 2.0)]:
+        reports = {c: report(c, loss, tokens) for c, loss, tokens in zip("ab", losses, (1, 1000), strict=True)}
+        memory, shares = switch.weigh(memory, reports, ["x"])
+        chosen.append("adaptive" if shares["a"].log is not None else "tokens")
+    assert chosen == ["adaptive", "adaptive", "adaptive", "tokens", "adaptive", "adaptive"]
+    assert memory["loss"] == 2.0
+    assert switch.weigh(memory, {}, ["x"]) == (memory, {})
+
+
+def test_a_threshold_of_exactly_the_change_is_adaptive():
+    switch = mediate.switch_on_loss(mediate.softmax_of_distance(), mediate.by_tokens(), threshold=0.25)
+    memory, _ = switch.weigh(switch.init(), {"a": report("a", 1.0)}, ["x"])
+    _, at = switch.weigh(memory, {"a": report("a", 0.75)}, ["x"])
+    _, below = switch.weigh(memory, {"a": report("a", 0.875)}, ["x"])
+    assert at["a"].log is not None
+    assert below["a"].log is None
+
+
+def test_top_k_by_hand():
+    reports = {c: report(c, loss) for c, loss in [("e", 1.0), ("b", 2.0), ("d", 0.5), ("a", 2.0), ("c", 9.0)]}
+    for beta, want in [
+        (0.2, {"d"}),
+        (0.01, {"d"}),
+        (0.5, {"d", "e", "a"}),
+        (0.8, {"d", "e", "a", "b"}),
+        (1.0, set("abcde")),
+    ]:
+        mediator = mediate.top_k(beta, mediate.uniform())
+        memory, shares = mediator.weigh(mediator.init(), reports, ["x"])
+        assert set(shares) == want, beta
+        assert memory is None
+    switch = mediate.top_k(0.4, mediate.switch_on_loss(mediate.softmax_of_distance(), mediate.by_tokens()))
+    memory, _ = switch.weigh(switch.init(), reports, ["x"])
+    assert memory["loss"] == pytest.approx(14.5 / 5)  # of all reports, not of the two that upload
+
+
+def test_fedmed_is_its_equations():
+    problem, theta = problem_of(SIZES), theta_of()
+    method = method_of("fedmed", lr=0.5, batch_size=2, temperature=0.01, threshold=1e9, beta=0.5)
+    solved = [solve_block(problem, theta, [k], method, 0) for k in range(len(SIZES))]
+    best = sorted(range(len(SIZES)), key=lambda k: float(solved[k].loss))[:2]
+    first, (one,) = rounds(problem, method, theta)
+    assert one.contributors == tuple(f"c{k}" for k in sorted(best))
+    for name, p in theta.items():
+        d = torch.stack([distance.jensen_shannon()(theta, solved[k].upload)[name][0] for k in best])
+        weights = torch.softmax(d / 0.01, 0)
+        want = p + sum(w * solved[k].upload[name][0] for w, k in zip(weights, best, strict=True))
+        assert float((first.params[name] - want).abs().max()) < 1e-12
+    # From the second round on, below such a threshold, it is the mean by tokens of the two best.
+    second, (_, two) = rounds(problem, method, theta, 2)
+    solved = [solve_block(problem, first.params, [k], method, 1) for k in range(len(SIZES))]
+    best = [int(c[1:]) for c in two.contributors]
+    tokens = [SIZES[k] - 1 for k in best]
+    for name, p in first.params.items():
+        want = p + sum(n * solved[k].upload[name][0] for n, k in zip(tokens, best, strict=True)) / sum(tokens)
+        assert float((second.params[name] - want).abs().max()) < 1e-12
+
+
+def test_fedmed_without_its_parts_is_fedavg():
+    problem, theta = problem_of(SIZES), theta_of()
+    bare = method_of("fedmed", lr=0.5, batch_size=2, adaptive=False, mediation=False)
+    identical(
+        rounds(problem, bare, theta, 2)[0].params, rounds(problem, method_of(lr=0.5, batch_size=2), theta, 2)[0].params
+    )
+
+
+def test_top_k_uploads_half_the_models_and_reports_all():
+    problem, theta = problem_of(SIZES), theta_of()
+    ledger = {}
+    for key, method in {
+        "fedavg": method_of(lr=0.5, batch_size=2),
+        "all": method_of("fedmed", lr=0.5, batch_size=2),
+        "half": method_of("fedmed", lr=0.5, batch_size=2, beta=0.5),
+    }.items():
+        report_size = report_bytes(list(theta) if method.distance else ())
+        _, summaries = rounds(problem, method, theta, 3)
+        traffic = [round_traffic(1000, len(SIZES), s, report_size) for s in summaries]
+        ledger[key] = {k: sum(t[k] for t in traffic) for k in ("down", "up", "control")}
+    assert ledger["half"]["up"] * 2 == ledger["fedavg"]["up"] == 3 * 4 * 1000
+    assert ledger["half"]["down"] == ledger["all"]["down"] == ledger["fedavg"]["down"]
+    assert ledger["half"]["control"] == ledger["all"]["control"]
+    # FedMed's reports are longer than FedAvg's by the distances they carry, and that is counted.
+    assert ledger["all"]["control"] - ledger["fedavg"]["control"] == 12 * (report_bytes(list(theta)) - report_bytes())
+
+
+def test_the_loss_of_a_round_is_that_of_all_who_trained():
+    problem, theta = problem_of(SIZES), theta_of()
+    _, (all_upload,) = rounds(problem, method_of(lr=0.5, batch_size=2), theta)
+    _, (half,) = rounds(problem, method_of("fedmed", lr=0.5, batch_size=2, beta=0.5), theta)
+    assert (half.loss, half.tokens, half.worked) == (all_upload.loss, all_upload.tokens, all_upload.worked)
+
+
+# Server optimisers
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "close"),
+    [
+        ("fedadam", {"beta1": 0.0, "beta2": 0.0, "tau": 1e8, "server_lr": 1e8}, 1e-6),
+        ("fedavgm", {"beta": 0.0, "server_lr": 1.0}, 0),
+        ("fednesterov", {"beta": 0.0, "server_lr": 1.0}, 1e-15),
+    ],
+)
+def test_server_optimisers_without_memory_are_fedavg(name, options, close):
+    problem, theta = problem_of(SIZES), theta_of()
+    got, _ = rounds(problem, method_of(name, lr=0.5, batch_size=2, **options), theta, 3)
+    want, _ = rounds(problem, method_of(lr=0.5, batch_size=2), theta, 3)
+    assert_equal(got.params, want.params, close)
+
+
+def by_hand(rule: str, deltas: list[float], lr: float, b1: float, b2: float, tau: float) -> list[float]:
+    """Reddi et al., algorithm 2, on one number."""
+    x, m, v, out = 1.0, 0.0, tau**2, []
+    for d in deltas:
+        m = b1 * m + (1 - b1) * d
+        if rule == "adam":
+            v = b2 * v + (1 - b2) * d**2
+        elif rule == "yogi":
+            v = v - (1 - b2) * d**2 * np.sign(v - d**2)
+        else:
+            v = v + d**2
+        x = x + lr * m / (math.sqrt(v) + tau)
+        out.append(x)
+    return out
+
+
+@pytest.mark.parametrize("rule", ["adam", "yogi", "adagrad"])
+def test_adaptive_rules_are_the_published_algorithm(rule):
+    deltas = [0.3, -0.1, 0.0, 0.002, -0.5, 0.04]
+    lr, b1, b2, tau = 0.1, 0.8, 0.9, 0.05
+    made = server.adagrad(lr, b1, tau) if rule == "adagrad" else getattr(server, rule)(lr, b1, b2, tau)
+    params = {"x": torch.ones(1, dtype=torch.float64)}
+    state, got = made.init(params), []
+    for d in deltas:
+        total = {"x": torch.tensor([4 * d], dtype=torch.float64)}
+        params, state = made.step(params, Aggregate(total, {"x": 4.0}, {"x": 4.0}, ("c",)), state)
+        got.append(float(params["x"]))
+    assert got == pytest.approx(by_hand(rule, deltas, lr, b1, b2, tau), abs=1e-14)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_server_momentum_is_that_of_torch(nesterov):
+    rule = server.nesterov(0.7, 0.9) if nesterov else server.momentum(0.7, 0.9)
+    ours = {"x": torch.tensor([1.0, -2.0], dtype=torch.float64)}
+    theirs = torch.nn.Parameter(ours["x"].clone())
+    optimiser = torch.optim.SGD([theirs], lr=0.7, momentum=0.9, nesterov=nesterov)
+    state = rule.init(ours)
+    for d in ([0.5, 0.1], [-0.2, 0.3], [0.0, 0.0], [0.4, -0.6]):
+        upload = torch.tensor(d, dtype=torch.float64)
+        ours, state = rule.step(ours, Aggregate({"x": upload}, {"x": 1.0}, {"x": 1.0}, ("c",)), state)
+        theirs.grad = -upload
+        optimiser.step()
+        torch.testing.assert_close(ours["x"], theirs.detach(), rtol=0, atol=1e-14)
+
+
+# Where the distances are measured
+
+
+def test_every_client_tells_its_own_distance():
+    problem, theta = problem_of(SIZES), theta_of()
+    method = method_of("fedatt", lr=0.5, batch_size=2)
+    solution = solve_block(problem, theta, [0, 1, 2], method, 0)
+    numbers = measure(method, theta, solution.upload, 3)
+    want = distance.spectral()(theta, solution.upload)
+    assert [list(n) for n in numbers] == [list(theta)] * 3
+    assert all(numbers[k][name] == float(want[name][k]) for k in range(3) for name in theta)
+    assert measure(method_of(), theta, solution.upload, 3) == [{}, {}, {}]
+
+
+def test_blocks_of_any_size_give_the_same_attention():
+    problem, theta = problem_of(SIZES), theta_of(SPEC, torch.float32)
+    method = method_of("fedatt", lr=0.5, batch_size=2)
+    whole = aggregate_of(problem, method, theta)
+    other = aggregate_of(problem, method, theta, block=3)
+    assert_equal(whole.mean(), other.mean(), 1e-6)
+
+
+# Combinations that make no sense
+
+
+@pytest.mark.parametrize("name", ["fedatt", "fedmed"])
+def test_attention_with_a_cohort_of_one_is_refused(name, monkeypatch):
+    monkeypatch.setattr(training, "members_of", lambda *_: 1)
+    with pytest.raises(ConfigError, match=rf"{name} weighs the clients .* cohort of 1"):
+        training.plan(Config(method=name, train=TrainConfig(cohort=1)), None)
