@@ -26,7 +26,6 @@ from keyfed.model.presets import build_spec
 from keyfed.run.checkpoint import write_atomically
 from keyfed.text.vocab import Vocab
 
-
 LOCK = "run.lock"
 
 
