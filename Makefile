@@ -22,11 +22,11 @@ $(VENV)/dev: $(VENV)/base
 setup: $(VENV)/base ## make .venv with what `make run` needs
 setup-dev: $(VENV)/dev ## … and with what the tests need
 
-run: setup ## train a federated keyboard model on the built-in corpus and report (about 5 minutes)
+run: setup ## train a federated keyboard model on the built-in corpus and report (about 8 minutes)
 	$(BIN)/keyfed train fedavg --out $(RUN) --resume --config first.toml
 
 test: setup-dev lint ## lint, types, all tests but the slow ones (at most 10 minutes)
-	$(BIN)/pytest
+	$(BIN)/pytest --doctest-modules src tests
 
 test-slow: setup-dev ## training to a quality on real corpora (minutes each)
 	$(BIN)/pytest -m slow

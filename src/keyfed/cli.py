@@ -6,6 +6,7 @@ imported by the verbs, not here: `keyfed --help` answers at once.
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -18,6 +19,12 @@ from keyfed.errors import ConfigError, KeyfedError, RunError, nearest
 
 if TYPE_CHECKING:
     from keyfed.config import Config
+
+# What a user can mend: a full or read-only disk, a folder that may not be entered, a name that cannot be one.
+MENDABLE = {
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR,
+    errno.EISDIR,
+}  # fmt: skip
 
 app = typer.Typer(
     name="keyfed",
@@ -105,7 +112,7 @@ def train(
     METHOD is one of `keyfed methods`, fedavg by default. Without options it trains on the built-in corpus (U.S. State
     of the Union addresses, one client per president) and writes a run folder: report, metrics, checkpoints, model.
 
-      keyfed train fedavg --data ptb --model gru --rounds 50 --set lr=1 --set train.cohort=10
+      keyfed train fedavg --data ptb --model gru --rounds 50 --set lr=0.002 --set train.cohort=10
     """
     from keyfed.run.console import Narrator
     from keyfed.run.folder import read_run_toml
@@ -313,6 +320,12 @@ def main() -> None:
         code = 2
     except click.ClickException as e:
         typer.echo(f"error: {_explain(e)}", err=True)
+        code = 2
+    except OSError as e:
+        if e.errno not in MENDABLE:
+            raise
+        where = f"{e.filename}: " if e.filename else ""
+        typer.echo(f"error: {where}{e.strerror}; what was checkpointed is whole, a run goes on with --resume", err=True)
         code = 2
     except (click.Abort, KeyboardInterrupt):
         code = 130

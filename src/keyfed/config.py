@@ -173,7 +173,7 @@ def apply_settings(config: Config, settings: Iterable[str]) -> Config:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:
-            raise ConfigError(f'--set got "{setting}"; expected section.key=value, e.g. method.lr=1.0')
+            raise ConfigError(f'--set got "{setting}"; expected section.key=value, e.g. method.lr=0.005')
         config = set_value(config, key.strip(), value.strip())
     return config
 
@@ -208,7 +208,13 @@ def config_from(document: Mapping[str, Any], where: str, method: str | None = No
 
 
 def check(config: Config) -> Config:
-    """Refuse numbers that make no sense, all at once, before anything is read or written."""
+    """Refuse numbers that make no sense, all at once, and write paths so that they hold in any folder."""
+    from keyfed.text.named import is_path
+
+    if is_path(config.data.name):
+        config = replace(config, data=replace(config.data, name=str(Path(config.data.name).expanduser().resolve())))
+    if config.data.dir is not None:
+        config = replace(config, data=replace(config.data, dir=str(Path(config.data.dir).expanduser().resolve())))
     from keyfed.federated.methods import build_method
     from keyfed.federated.types import MethodSpec
 

@@ -173,3 +173,68 @@ def test_sentences_and_characters_train_too(train_tiny):
     _, characters = train_tiny("model.name=char-lstm", "data.window=20", rounds=2, name="characters")
     assert words["test"]["perplexity"] > 1
     assert characters["vocabulary"] < 60
+
+
+@pytest.mark.parametrize(
+    ("method", "extra"),
+    [("fedsgd", ()), ("fedavg", ("data.batches=sentences", "data.window=4")), ("fedavg", ("epochs=2",))],
+)
+def test_central_training_has_the_budget_of_the_federation(train_tiny, method, extra):
+    out, _ = train_tiny("train.central=true", "train.cohort=7", *extra, method=method, rounds=4)
+    tokens = [
+        sum(json.loads(line)["worked"] for line in (folder / "metrics.jsonl").read_text().splitlines())
+        for folder in (out, out / "central")
+    ]
+    assert tokens[1] == pytest.approx(tokens[0], rel=0.2)
+
+
+def test_a_shortened_metrics_file_does_not_make_a_run_impossible_to_finish(train_tiny, keyfed):
+    out, result = train_tiny(rounds=4)
+    (out / "result.json").unlink()
+    metrics = out / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-10])
+    code, stdout, stderr = keyfed("train", "--resume", "--out", out, "--json")
+    assert code == 0, stderr
+    assert "is damaged" in stderr
+    assert json.loads(stdout)["test"] == result["test"]
+
+
+def test_a_run_can_be_evaluated_from_another_folder(corpus, keyfed, tmp_path, monkeypatch):
+    monkeypatch.chdir(corpus.parent)
+    settings = [item for s in TINY for item in ("--set", s)]
+    code, _, stderr = keyfed("train", "--data", "./corpus", "--out", tmp_path / "run", "--rounds", 1, *settings)
+    assert code == 0, stderr
+    monkeypatch.chdir("/")
+    code, _, stderr = keyfed("evaluate", tmp_path / "run")
+    assert code == 0, stderr
+
+
+@pytest.mark.parametrize("damage", ["made", "device"])
+def test_a_damaged_run_toml_is_one_line(train_tiny, keyfed, damage):
+    out, _ = train_tiny(rounds=1)
+    text = (out / "run.toml").read_text("utf-8")
+    broken = text.replace("[made]", "[made_]") if damage == "made" else text.replace('device = "cpu"', "", 2)
+    (out / "run.toml").write_text(broken, "utf-8")
+    code, _, stderr = keyfed("train", "--resume", "--out", out)
+    assert code == 2
+    one_line(stderr)
+
+
+def test_names_that_cannot_be_files_are_one_line(keyfed, corpus):
+    code, _, stderr = keyfed("train", "--data", corpus, "--out", "x" * 300)
+    assert code == 2
+    one_line(stderr)
+
+
+def test_text_that_cannot_be_held_out_is_said(keyfed, tmp_path):
+    folder = tmp_path / "long"
+    folder.mkdir()
+    for k in range(4):
+        (folder / f"{k}.txt").write_text(" ".join(sentence(random.Random(k)) for _ in range(40)), "utf-8")
+    settings = [item for s in TINY for item in ("--set", s)]
+    code, _, stderr = keyfed("train", "--data", folder, "--out", tmp_path / "run", "--rounds", 1, *settings)
+    assert code == 0, stderr
+    assert "no held-out text" in stderr
+    code, _, stderr = keyfed("conformance", tmp_path / "run")
+    assert code == 2
+    assert "no held-out text" in one_line(stderr)

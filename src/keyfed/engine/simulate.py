@@ -87,8 +87,10 @@ class RunningSum:
         return Aggregate(self.total, self.mass, self.squares, tuple(self.contributors), tuple(refused))
 
 
-def refusal(client: ClientId, loss: float, upload: Params) -> Refusal | None:
+def refusal(client: ClientId, tokens: int, loss: float, upload: Params) -> Refusal | None:
     """Say why an upload must not enter the sum, or None."""
+    if tokens == 0:
+        return Refusal(client, "no text")
     if not math.isfinite(loss):
         return Refusal(client, "non-finite loss")
     largest = torch.stack([u.abs().amax() for u in upload.values()])
@@ -122,7 +124,7 @@ class Simulation:
         layers = list(params)
         for done in self._solve(params, [self._index[c] for c in cohort], method, round):
             client = self._problem.store.names[done.client]
-            refused = refusal(client, done.loss, done.upload)
+            refused = refusal(client, done.tokens, done.loss, done.upload)
             if refused is not None:
                 self._refused.append(refused)
                 continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -19,6 +20,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from keyfed.engine.problem import Problem, measure, solve_block
+from keyfed.errors import RunError
 from keyfed.federated.methods import build_method
 from keyfed.federated.types import LayerNumbers, MethodSpec, Params
 
@@ -52,17 +54,35 @@ def _work(problem: Problem, shapes: dict[str, tuple[int, ...]], theta: Tensor, s
     while True:
         try:
             client, round, spec, slot = pipe.recv()
-        except EOFError:  # the parent is gone
+        except (EOFError, OSError):  # the parent is gone
             return
+        answer: tuple[int, Scalars | None, str | None]
         try:
             method = build_method(spec)
             solution = solve_block(problem, params, [client], method, round)
             (distance,) = measure(method, params, solution.upload, 1)
             write_flat(slots[slot], solution.upload)
             scalars = (float(solution.loss), int(solution.tokens), int(solution.worked), distance)
-            pipe.send((client, scalars, None))
+            answer = (client, scalars, None)
         except Exception:
-            pipe.send((client, None, traceback.format_exc()))
+            answer = (client, None, traceback.format_exc())
+        try:
+            pipe.send(answer)
+        except OSError:  # the parent has closed its end: nobody waits for this client any more
+            return
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C inside the block, where signals can be set at all (the main thread)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class WorkerPool:
@@ -88,7 +108,8 @@ class WorkerPool:
             process = context.Process(
                 target=_work, args=(self._problem, shapes, self._theta, self._slots, theirs), daemon=True
             )
-            process.start()
+            with _without_interrupts():  # a child inherits it: Ctrl-C is the parent's business from the first moment
+                process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
@@ -111,7 +132,10 @@ class WorkerPool:
             for pipe in self._pipes:
                 if waiting and free and pipe not in busy:
                     busy[pipe] = free.pop()
-                    pipe.send((waiting.pop(), round, spec, busy[pipe]))
+                    try:
+                        pipe.send((waiting.pop(), round, spec, busy[pipe]))
+                    except OSError as e:
+                        raise self._died(pipe) from e
 
         for client in cohort:
             hand_out()
@@ -130,11 +154,16 @@ class WorkerPool:
     def _receive(self, pipe: Connection) -> tuple[int, Scalars | None, str | None]:
         try:
             return pipe.recv()  # type: ignore[no-any-return]
-        except EOFError as e:
-            code = self._processes[self._pipes.index(pipe)].exitcode
-            raise RuntimeError(
-                f"a worker process died (exit code {code}); out of memory? Try --set train.workers=1"
-            ) from e
+        except (EOFError, OSError) as e:
+            raise self._died(pipe) from e
+
+    def _died(self, pipe: Connection) -> RunError:
+        process = self._processes[self._pipes.index(pipe)]
+        process.join(timeout=1)
+        return RunError(
+            f"a worker process died (exit code {process.exitcode}; -9 is often a lack of memory). The rounds before it "
+            "are in the checkpoint: free some memory and go on with --resume"
+        )
 
     def close(self) -> None:
         """End all workers; safe to call twice."""

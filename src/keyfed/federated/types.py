@@ -104,7 +104,7 @@ class Refusal:
     """A client left out of the round, with a typed reason."""
 
     client: ClientId
-    reason: Literal["non-finite loss", "non-finite upload", "exploding upload"]
+    reason: Literal["non-finite loss", "non-finite upload", "exploding upload", "no text"]
 
 
 @dataclass(frozen=True, slots=True)

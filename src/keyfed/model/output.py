@@ -125,7 +125,8 @@ def score_tokens(features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
             rank += ((d == 0) & before).sum(-1)
         top = d.amax(-1, keepdim=True)
         nats.append(d.sub_(top).exp_().sum(-1).double().log() + top[..., 0].double())
-        ranks.append(rank)
+        # Logits that are not finite guess nothing right.
+        ranks.append(rank.masked_fill_(~torch.isfinite(nats[-1]), vocab))
     if not nats:
         empty = features.new_zeros(m, 0)
         return TokenScores(empty.double(), empty.long())

@@ -78,7 +78,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         tensors |= {f"best/{n}": t.clone() for n, t in best.params.items()}
     data = save({name: t.contiguous() for name, t in tensors.items()})
     name = f"round-{state.round:06d}"
-    manifest = {
+    manifest: dict[str, Any] = {
         "round": state.round,
         "sha256": hashlib.sha256(data).hexdigest(),
         "metrics_length": checkpoint.metrics_length,
@@ -86,6 +86,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "mediator": state.mediator,
         "best": None if best is None else {"round": best.round, "nats": best.nats},
     }
+    manifest["seal"] = _seal(manifest)
     write_atomically(folder / f"{name}.safetensors", data)
     write_atomically(folder / f"{name}.json", json.dumps(manifest, indent=1).encode())
     for old in sorted(_rounds(folder))[:-KEEP]:
@@ -93,16 +94,29 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         (folder / f"round-{old:06d}.safetensors").unlink(missing_ok=True)
 
 
+def _seal(manifest: dict[str, Any]) -> str:
+    """SHA-256 over everything else in the manifest."""
+    rest = {key: value for key, value in manifest.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
 def _rounds(folder: Path) -> list[int]:
     return [int(m[1]) for p in folder.glob("round-*.json") if (m := _NAME.fullmatch(p.name))]
 
 
-def load_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """Return the newest whole checkpoint, saying which damaged ones were passed over; None if there never was one."""
+def load_checkpoint(folder: Path, logged: int, warn: Callable[[str], None]) -> Checkpoint | None:
+    """Return the newest whole checkpoint, saying which damaged ones were passed over; None if there never was one.
+
+    Args:
+      logged: bytes of metrics.jsonl; a checkpoint that knows of more cannot be gone on from.
+    """
     rounds = sorted(_rounds(folder), reverse=True)
     for number in rounds:
         try:
-            return _read(folder, number)
+            found = _read(folder, number)
+            if found.metrics_length > logged:
+                raise RunError(f"metrics.jsonl has {logged} bytes, {found.metrics_length} belong to it")
+            return found
         except (OSError, ValueError, KeyError, TypeError, RunError) as e:
             warn(f"checkpoint of round {number} is damaged ({e}); falling back to the one before")
     if rounds:
@@ -115,6 +129,8 @@ def _read(folder: Path, number: int) -> Checkpoint:
     data = (folder / f"round-{number:06d}.safetensors").read_bytes()
     if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
         raise RunError("checksum does not match")
+    if manifest["seal"] != _seal(manifest):
+        raise RunError("the manifest was changed")
     tensors = load(data)
 
     def part(prefix: str) -> Params:

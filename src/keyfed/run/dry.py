@@ -35,7 +35,7 @@ def describe_plan(config: Config) -> dict[str, Any]:
         "parameters": parameter_count(prepared.spec),
         "clients": len(prepared.store),
         "cohort": members,
-        "tokens_per_round": round_tokens(prepared, config, method.epochs),
+        "tokens_per_round": round_tokens(prepared, members, method.epochs),
         "bytes_per_round": {
             "down": size * members,
             "up": size * uploads,

@@ -180,7 +180,7 @@ def total(scores: Mapping[str, Score]) -> Score:
 
 def spread(scores: Mapping[str, Score]) -> dict[str, Any]:
     """Return how unequal clients fare: quantiles of perplexity over clients and the worst decile's mean accuracy."""
-    per_client = sorted(s.perplexity for s in scores.values() if s.tokens)
+    per_client = sorted(s.perplexity for s in scores.values() if s.tokens and math.isfinite(s.perplexity))
     if len(per_client) < 2:
         return {}
     worst = sorted((s for s in scores.values() if s.tokens), key=lambda s: -s.perplexity)

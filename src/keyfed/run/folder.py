@@ -9,9 +9,9 @@ import os
 import platform
 import subprocess
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from keyfed.errors import RunError
 from keyfed.model.language_model import ModelSpec, Params, check_params
 from keyfed.model.presets import build_spec
 from keyfed.run.checkpoint import write_atomically
+from keyfed.run.choose import Choice
 from keyfed.text.vocab import Vocab
 
 LOCK = "run.lock"
@@ -60,7 +61,7 @@ def open_folder(folder: Path, resume: bool) -> Iterator[Path]:
         yield folder
 
 
-def made_by(choice: Any, fingerprint: str) -> dict[str, Any]:
+def made_by(choice: Choice, fingerprint: str) -> dict[str, Any]:
     """Return what it takes to repeat the run beside its configuration."""
     return {
         "keyfed": keyfed.__version__,
@@ -101,7 +102,10 @@ def read_run_toml(folder: Path) -> tuple[Config, dict[str, Any]]:
         raise RunError(f"{folder} is not a run folder (it has no run.toml); `keyfed train` makes one") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         raise RunError(f"{folder / 'run.toml'} cannot be read: {e}") from None
-    return config_from(document, str(folder / "run.toml")), dict(document.get("made", {}))
+    made = document.get("made")
+    if not isinstance(made, dict):
+        raise RunError(f"{folder / 'run.toml'} has no section [made]; it is not from `keyfed train`")
+    return config_from(document, str(folder / "run.toml")), made
 
 
 def refuse_changes(folder: Path, config: Config, fingerprint: str) -> dict[str, Any]:
@@ -113,6 +117,23 @@ def refuse_changes(folder: Path, config: Config, fingerprint: str) -> dict[str, 
     if changed:
         raise RunError(f"{folder} was started with another configuration: {'; '.join(changed)}")
     return made
+
+
+def as_before(made: Mapping[str, Any], choice: Choice, say: Callable[[str], None]) -> Choice:
+    """Train on as the run began: the same device, block, workers and threads; say when torch is another."""
+    try:
+        device, numbers = str(made["device"]), {k: int(made[k]) for k in ("block", "workers", "threads")}
+    except (KeyError, TypeError, ValueError) as e:
+        raise RunError(f"run.toml: section [made] is damaged ({e!r}); start again with another --out") from None
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise RunError(f"this run began on {device}, and torch sees no GPU here; go on where there is one")
+    if made.get("torch") != torch.__version__:
+        say(
+            f"torch {made.get('torch')} began this run, {torch.__version__} goes on: "
+            "results may differ in the last bits"
+        )
+    reason = f"{device}, block {numbers['block']}, workers {numbers['workers']}: as the run began"
+    return replace(choice, device=device, **numbers, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +164,8 @@ def load_model(folder: Path) -> Trained:
             f"{folder} has no {Path(str(e.filename)).name}: the run is not finished; go on with "
             f"`keyfed train --resume --out {folder}`"
         ) from None
+    except UnicodeDecodeError as e:
+        raise RunError(f"{folder / 'vocab.json'} is damaged: {e}") from None
     try:
         params = load(data)
     except Exception as e:  # safetensors raises its own error class for damaged files
@@ -161,7 +184,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
         return dict(json.loads((folder / "result.json").read_text("utf-8")))
     except FileNotFoundError:
         return None
-    except ValueError as e:
+    except (ValueError, TypeError) as e:
         raise RunError(f"{folder / 'result.json'} is damaged: {e}") from None
 
 
@@ -186,4 +209,7 @@ def append_line(path: Path, record: Mapping[str, Any]) -> int:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl."""
     path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    try:
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    except ValueError as e:
+        raise RunError(f"{path} is damaged: {e}") from None

@@ -63,6 +63,8 @@ class Prepared:
             f"held out: validation {_count(self.valid):,} tokens, test {_count(self.test):,} tokens"
             + (f", {len(self.unseen)} unseen clients with {_count(self.unseen):,} tokens" if self.unseen else ""),
         ]
+        if not self.valid or not self.test:
+            lines.append("no held-out text: clients have too few lines to cut; the last round's model will be taken")
         if self.excluded:
             lines.append(
                 f"left out: {len(self.excluded)} clients with less text than one window "
@@ -175,21 +177,30 @@ def pooled_store(store: ClientStore) -> ClientStore:
     return ClientStore(store.flat, (0, store.bounds[-1]), (POOLED,))
 
 
-def round_tokens(prepared: Prepared, config: Config, epochs: int) -> int:
-    """Tokens a federated round trains on in expectation: cohort × mean client × epochs, limits respected."""
+def round_tokens(prepared: Prepared, members: int, epochs: int) -> int:
+    """Tokens a round of `members` clients predicts in expectation: members × mean client × epochs, limits respected."""
     s, limits = prepared.store, prepared.batching
     total = 0.0
     for k in range(len(s)):
-        tokens = float(s.tokens(k))
-        if limits.max_sentences is not None:
-            tokens *= min(1.0, limits.max_sentences / len(lines_of(s.stream(k))))
+        tokens = s.tokens(k) - 1.0
+        if limits.kind == "sentences" or limits.max_sentences is not None:
+            lines = lines_of(s.stream(k))
+            if limits.kind == "sentences":
+                tokens = float(sum(min(len(line), limits.window) for line in lines))
+            tokens *= min(1.0, (limits.max_sentences or len(lines)) / len(lines))
         total += min(tokens, limits.max_tokens or tokens)
-    return max(1, round(min(config.train.cohort, len(s)) * total / len(s) * epochs))
+    return max(1, round(members * total / len(s) * epochs))
 
 
-def make_problem(prepared: Prepared, config: Config, method: Method, device: str) -> Problem:
-    """Join text and model into the problem the engine solves; central training pools the text."""
+def make_problem(prepared: Prepared, config: Config, method: Method, device: str, budget: int | None = None) -> Problem:
+    """Join text and model into the problem the engine solves; central training pools the text.
+
+    Args:
+      budget: tokens a round of central training reads; None for those of a cohort that trains one epoch.
+    """
     problem = Problem(prepared.spec, prepared.store, prepared.batching, config.train.seed, device)
     if method.cohort != "pooled":
         return problem
-    return replace(problem, store=pooled_store(prepared.store), sweep=round_tokens(prepared, config, 1))
+    members = min(config.train.cohort, len(prepared.store))
+    sweep = budget or round_tokens(prepared, members, 1)
+    return replace(problem, store=pooled_store(prepared.store), sweep=sweep)

@@ -85,7 +85,10 @@ def evaluate_run(folder: Path) -> dict[str, Any]:
 def check_run(folder: Path) -> list[dict[str, Any]]:
     """Run the conformance suite on a run's model and vocabulary."""
     trained, prepared = _with_data(folder)
-    text = np.concatenate([*prepared.test.values(), *prepared.unseen.values()])[:CONFORMANCE_TOKENS]
+    held_out_text = [*prepared.test.values(), *prepared.unseen.values()]
+    if not held_out_text:
+        raise DataError(f"{prepared.corpus.name} has no held-out text to check the model on; its clients are too short")
+    text = np.concatenate(held_out_text)[:CONFORMANCE_TOKENS]
     checks = check_model(
         predictor_of(trained.spec, trained.params), text, vocab_size=len(trained.vocab), pad=PAD, seed=0
     )

@@ -26,6 +26,7 @@ from keyfed.run.choose import Choice, choose, usable_cores
 from keyfed.run.evaluate import evaluate, evaluate_sentences, limit_streams, spread, total
 from keyfed.run.folder import (
     append_line,
+    as_before,
     made_by,
     open_folder,
     read_metrics,
@@ -99,8 +100,8 @@ def plan(config: Config, prepared: Prepared) -> tuple[Method, Choice]:
             f"{config.method} weighs the clients of a round against each other, and a cohort of {members} has "
             "nothing to weigh; set train.cohort to at least 2, or use fedavg"
         )
-    share = members / min(config.train.cohort, len(prepared.store)) if method.cohort == "all" else 1
-    tokens = round(round_tokens(prepared, config, method.epochs) * share)
+    trained = min(config.train.cohort, len(prepared.store)) if method.cohort == "pooled" else members
+    tokens = round_tokens(prepared, trained, method.epochs)
     return method, choose(config.train, prepared.spec, tokens, members)
 
 
@@ -111,28 +112,28 @@ def train(
     resume: bool = False,
     listener: Listener | None = None,
     prepared: Prepared | None = None,
+    budget: int | None = None,
 ) -> dict[str, Any]:
     """Train a run in folder `out` and return its result (also in out/result.json).
 
     Args:
       resume: go on with the run in `out` from its last whole checkpoint; a finished run only returns its result.
       prepared: the corpus, if it was prepared with this configuration already.
+      budget: tokens of a round of central training, see `make_problem`.
 
     Raises:
       KeyfedError: anything the caller can mend; nothing that was checkpointed is lost.
       KeyboardInterrupt: after the last finished round has been written.
     """
     listen = listener or Silent()
-    check(config)
+    config = check(config)
     with open_folder(out, resume):
         prepared = prepared or prepare(config)
         method, choice = plan(config, prepared)
         fingerprint = prepared.corpus.fingerprint()
         if resume and (out / "run.toml").exists():
             made = refuse_changes(out, config, fingerprint)
-            choice = replace(
-                choice, block=int(made["block"]), workers=int(made["workers"]), threads=int(made["threads"])
-            )
+            choice = as_before(made, choice, listen.say)
             finished = read_result(out)
             if finished is not None:
                 listen.say(f"{out} is finished; nothing to do")
@@ -143,37 +144,40 @@ def train(
             listen.say(line)
         count = parameter_count(prepared.spec)
         listen.say(f"model {prepared.spec.name}: {count:,} parameters; {choice.reason}")
-        best, seconds = _rounds(config, out, prepared, method, choice, listen)
+        best, seconds = _rounds(config, out, prepared, method, choice, listen, budget)
         result = _finish(config, out, prepared, method, choice, best, seconds, listen)
         if config.train.central and config.method != "central":
-            result["baselines"]["central"] = _central(config, out, prepared, listen)
+            tokens = round_tokens(prepared, members_of(method, prepared, config), method.epochs)
+            result["baselines"]["central"] = _central(config, out, prepared, listen, tokens)
         result = dict(strict(result))
         write_atomically(out / "result.json", json.dumps(result, indent=1, allow_nan=False).encode())
         return result
 
 
-def _central(config: Config, out: Path, prepared: Prepared, listen: Listener) -> dict[str, Any]:
+def _central(config: Config, out: Path, prepared: Prepared, listen: Listener, budget: int) -> dict[str, Any]:
     """Train the same model on the pooled text with the same token budget, as a run of its own beside this one.
 
     It has the central method's own defaults: a step size that suits ten averaged clients is too large for one.
     """
-    rounds = config.train.rounds * int(config.options.get("epochs") or 1)
-    central = replace(
-        config,
-        method="central",
-        options={},
-        train=replace(config.train, central=False, baselines=False, rounds=rounds),
-    )
-    result = train(central, out / "central", resume=True, listener=listen, prepared=prepared)
+    settings = replace(config.train, central=False, baselines=False)
+    central = replace(config, method="central", options={}, train=settings)
+    result = train(central, out / "central", resume=True, listener=listen, prepared=prepared, budget=budget)
     return {"test": result["test"], "unseen": result["unseen"], "seconds": result["seconds"]}
 
 
 def _rounds(
-    config: Config, out: Path, prepared: Prepared, method: Method, choice: Choice, listen: Listener
+    config: Config,
+    out: Path,
+    prepared: Prepared,
+    method: Method,
+    choice: Choice,
+    listen: Listener,
+    budget: int | None,
 ) -> tuple[Best, float]:
     """Run all rounds that are still to do; return the model chosen on validation and the seconds spent."""
     metrics = out / "metrics.jsonl"
-    saved = load_checkpoint(out / "checkpoint", listen.say)
+    logged = metrics.stat().st_size if metrics.exists() else 0
+    saved = load_checkpoint(out / "checkpoint", logged, listen.say)
     if saved is None:
         params = init_params(prepared.spec, config.train.seed)
         state, best, length, before = initial_state(method, params), None, 0, 0.0
@@ -191,7 +195,7 @@ def _rounds(
         os.truncate(metrics, length)  # lines written after the last checkpoint will be written again
     size = model_bytes(state.params)
     valid = limit_streams(prepared.valid, config.train.valid_tokens)
-    problem = make_problem(prepared, config, method, choice.device)
+    problem = make_problem(prepared, config, method, choice.device, budget)
     started = time.monotonic() - before
     written = state.round
     threads = torch.get_num_threads()
@@ -283,7 +287,8 @@ def _finish(
     listen: Listener,
 ) -> dict[str, Any]:
     """Test the chosen model once, score the baselines on the same tokens, write the model."""
-    listen.say(f"testing the model of round {best.round} (chosen on validation)")
+    chosen = "chosen on validation" if prepared.valid else "the last: there is no validation text"
+    listen.say(f"testing the model of round {best.round} ({chosen})")
     params: Params = {name: best.params[name] for name in shapes(prepared.spec)}
     save_model(out, params, prepared.vocab)
     began = time.monotonic()

@@ -162,20 +162,25 @@ def sweep_steps(stream: Ids, batching: Batching, budget: int, turn: int) -> list
     columns = (len(stream) - 1) // rows
     inputs = stream[: rows * columns].astype(np.int64).reshape(rows, columns)
     targets = stream[1 : rows * columns + 1].astype(np.int64).reshape(rows, columns)
-    width = max(1, min(columns, round(budget / rows)))
-    turns = max(1, columns // width)
-    start = (turn % turns) * width
-    stop = columns if turn % turns == turns - 1 else start + width
-    mask = np.ones((rows, stop - start), np.float32)
-    return _windows(inputs[:, start:stop], targets[:, start:stop], mask, batching.window)
+    left = max(1, round(budget / rows))  # columns of this turn, more than there are where the budget is several passes
+    at = turn * left % columns
+    steps: list[Step] = []
+    while left > 0:
+        piece = slice(at, min(at + left, columns))
+        width = piece.stop - piece.start
+        steps += _windows(inputs[:, piece], targets[:, piece], np.ones((rows, width), np.float32), batching.window)
+        left, at = left - width, 0
+    return steps
 
 
 def _sweep_sentences(stream: Ids, batching: Batching, budget: int, turn: int) -> list[Step]:
     lines = lines_of(stream)
     order = np.random.default_rng(0).permutation(len(lines))
     ends = np.cumsum([min(len(lines[i]), batching.window) for i in order])
-    turns = max(1, round(ends[-1] / budget))
-    first, last = np.searchsorted(ends, np.array([turn % turns, turn % turns + 1]) * ends[-1] / turns)
-    return sentence_steps(
-        np.concatenate([lines[i] for i in order[first : last + 1]]), batching.rows, batching.window, turn
-    )
+    start, left = turn * budget % int(ends[-1]), budget
+    chosen: list[Ids] = []
+    while left > 0:
+        first, last = np.searchsorted(ends, [start, min(start + left, int(ends[-1]))], side="right")
+        chosen += [lines[i] for i in order[first : max(last, first + 1)]]
+        left, start = left - (int(ends[-1]) - start), 0
+    return sentence_steps(np.concatenate(chosen), batching.rows, batching.window, turn)

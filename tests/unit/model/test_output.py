@@ -139,3 +139,10 @@ def test_a_model_that_says_all_words_are_alike_ranks_by_number():
     scores = score_tokens(*zeros, torch.tensor([[0, 1, 4, 2]]))
     assert scores.rank.tolist() == [[0, 1, 4, 2]]
     assert scores.nats.tolist() == [[pytest.approx(torch.log(torch.tensor(5.0)).item())] * 4]
+
+
+def test_logits_that_are_not_finite_guess_nothing_right():
+    features = torch.full((1, 3, 4), float("nan"))
+    scores = score_tokens(features, torch.ones(1, 6, 4), torch.zeros(1, 6), torch.tensor([[0, 1, 5]]))
+    assert (scores.rank == 6).all()
+    assert not torch.isfinite(scores.nats).any()

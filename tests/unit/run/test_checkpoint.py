@@ -32,6 +32,9 @@ def checkpoint(round: int, best: int | None = 1) -> Checkpoint:
     return Checkpoint(state, chosen, metrics_length=100 * round, seconds=1 / 3)
 
 
+ENOUGH = 10**9  # bytes of metrics.jsonl
+
+
 def no_warning(line: str) -> None:
     raise AssertionError(line)
 
@@ -58,7 +61,7 @@ def assert_same(a: Checkpoint, b: Checkpoint) -> None:
 def test_round_trip_is_bitwise(tmp_path, best):
     saved = checkpoint(4, best)
     save_checkpoint(tmp_path / "checkpoint", saved)
-    found = load_checkpoint(tmp_path / "checkpoint", no_warning)
+    found = load_checkpoint(tmp_path / "checkpoint", ENOUGH, no_warning)
     assert found is not None
     assert_same(saved, found)
 
@@ -67,25 +70,25 @@ def test_the_best_model_may_be_the_current_one(tmp_path):
     state = State(params(3), None, {}, 3)
     saved = Checkpoint(state, Best(3, 2.0, state.params), 0, 0.0)
     save_checkpoint(tmp_path, saved)
-    found = load_checkpoint(tmp_path, no_warning)
+    found = load_checkpoint(tmp_path, ENOUGH, no_warning)
     assert found is not None
     assert_same(saved, found)
 
 
 def test_a_loss_that_is_no_number_survives(tmp_path):
     save_checkpoint(tmp_path, Checkpoint(State(params(1), None, {}, 1), Best(1, float("nan"), params(1)), 0, 0.0))
-    found = load_checkpoint(tmp_path, no_warning)
+    found = load_checkpoint(tmp_path, ENOUGH, no_warning)
     assert found is not None
     assert found.best is not None
     assert found.best.nats != found.best.nats
 
 
 def test_nothing_there_is_nothing(tmp_path):
-    assert load_checkpoint(tmp_path / "none", no_warning) is None
+    assert load_checkpoint(tmp_path / "none", ENOUGH, no_warning) is None
     (tmp_path / "round-000001.safetensors").write_bytes(b"tensors without a manifest: a save cut off")
     (tmp_path / "round-x.json").write_text("{}")
     (tmp_path / ".round-000001.json.tmp").write_text("{}")
-    assert load_checkpoint(tmp_path, no_warning) is None
+    assert load_checkpoint(tmp_path, ENOUGH, no_warning) is None
 
 
 def test_the_last_three_are_kept(tmp_path):
@@ -99,7 +102,7 @@ def test_the_last_three_are_kept(tmp_path):
 def test_rounds_beyond_six_digits_are_found_again(tmp_path):
     for round in (999_999, 1_000_000):
         save_checkpoint(tmp_path, checkpoint(round))
-    found = load_checkpoint(tmp_path, no_warning)
+    found = load_checkpoint(tmp_path, ENOUGH, no_warning)
     assert found is not None
     assert found.state.round == 1_000_000
 
@@ -183,7 +186,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_message(tmp_path, damage):
         save_checkpoint(folder, checkpoint(round))
     damage(folder / "round-000003.safetensors", folder / "round-000003.json")
     said: list[str] = []
-    found = load_checkpoint(folder, said.append)
+    found = load_checkpoint(folder, ENOUGH, said.append)
     assert found is not None
     assert_same(found, checkpoint(2))
     assert len(said) == 1
@@ -196,7 +199,7 @@ def test_two_damaged_ones_lead_to_the_third(tmp_path):
     truncate(tmp_path / "round-000003.safetensors", None)
     flip(tmp_path / "round-000002.safetensors", None)
     said: list[str] = []
-    found = load_checkpoint(tmp_path, said.append)
+    found = load_checkpoint(tmp_path, ENOUGH, said.append)
     assert found is not None
     assert found.state.round == 1
     assert [line.split(" is")[0] for line in said] == ["checkpoint of round 3", "checkpoint of round 2"]
@@ -208,7 +211,7 @@ def test_all_damaged_is_an_error_that_says_so(tmp_path):
         truncate(tmp_path / f"round-{round:06d}.safetensors", None)
     said: list[str] = []
     with pytest.raises(RunError, match="none of the 3 checkpoints is whole"):
-        load_checkpoint(tmp_path, said.append)
+        load_checkpoint(tmp_path, ENOUGH, said.append)
     assert len(said) == 3
 
 
@@ -228,12 +231,12 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(tmp_path, monkeypatch, fail
         patched.setattr(os, "fsync", full)
         with pytest.raises(RunError, match=os.strerror(code)):
             save_checkpoint(tmp_path, checkpoint(2))
-    found = load_checkpoint(tmp_path, no_warning)
+    found = load_checkpoint(tmp_path, ENOUGH, no_warning)
     assert found is not None
     assert found.state.round == (2 if fails_at == 3 else 1)  # the manifest was in place before its folder failed
     assert not list(tmp_path.glob(".*.tmp"))
     save_checkpoint(tmp_path, checkpoint(2))  # there is room again
-    found = load_checkpoint(tmp_path, no_warning)
+    found = load_checkpoint(tmp_path, ENOUGH, no_warning)
     assert found is not None
     assert found.state.round == 2
 
@@ -251,3 +254,25 @@ def test_an_atomic_write_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch
             write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_checkpoint_that_knows_of_more_metrics_than_there_are_is_passed_over(tmp_path):
+    for round in (1, 2, 3):
+        save_checkpoint(tmp_path, checkpoint(round))
+    said: list[str] = []
+    found = load_checkpoint(tmp_path, 250, said.append)
+    assert found is not None
+    assert found.state.round == 2
+    assert "metrics.jsonl has 250 bytes" in said[0]
+
+
+def test_a_changed_number_in_the_manifest_is_noticed(tmp_path):
+    for round in (1, 2):
+        save_checkpoint(tmp_path, checkpoint(round))
+    manifest = tmp_path / "round-000002.json"
+    manifest.write_text(manifest.read_text("utf-8").replace('"metrics_length": 200', '"metrics_length": 100'), "utf-8")
+    said: list[str] = []
+    found = load_checkpoint(tmp_path, ENOUGH, said.append)
+    assert found is not None
+    assert found.state.round == 1
+    assert "manifest was changed" in said[0]
