@@ -22,7 +22,7 @@ $(VENV)/dev: $(VENV)/base
 setup: $(VENV)/base ## make .venv with what `make run` needs
 setup-dev: $(VENV)/dev ## … and with what the tests need
 
-run: setup ## train a federated keyboard model on the built-in corpus and report (about 8 minutes)
+run: setup ## train a federated keyboard model on the built-in corpus and report (about 6 minutes)
 	$(BIN)/keyfed train fedavg --out $(RUN) --resume --config first.toml
 
 test: setup-dev lint ## lint, types, all tests but the slow ones (at most 10 minutes)
