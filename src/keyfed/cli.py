@@ -7,7 +7,6 @@ imported by the verbs, not here: `keyfed --help` answers at once.
 from __future__ import annotations
 
 import errno
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import keyfed
-from keyfed.errors import ConfigError, KeyfedError, RunError, nearest
+from keyfed.cli_options import (
+    ConfigOption,
+    DataOption,
+    DirOption,
+    JsonOption,
+    ModelOption,
+    RunArgument,
+    SetOption,
+    configure,
+    print_json,
+)
+from keyfed.errors import ConfigError, KeyfedError, nearest
 
 if TYPE_CHECKING:
     from keyfed.config import Config
@@ -37,49 +47,6 @@ app = typer.Typer(
 )
 data_app = typer.Typer(name="data", help="Look at corpora: list, describe, get, explore.", no_args_is_help=True)
 app.add_typer(data_app)
-
-DataOption = Annotated[str | None, typer.Option("--data", help="Corpus name (`keyfed data list`) or a path.")]
-DirOption = Annotated[str | None, typer.Option("--data-dir", help="Folder of the named corpora; else KEYFED_DATA.")]
-ModelOption = Annotated[str | None, typer.Option("--model", help="Model preset (`keyfed methods --models`).")]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="section.key=value for any option; a bare key is the method's.")
-]
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML file with [data] [model] [method] [train].")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
-RunArgument = Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")]
-
-
-def _configure(
-    method: str | None,
-    config: Path | None,
-    named: dict[str, Any],
-    settings: list[str] | None,
-    base: Config | None = None,
-) -> Config:
-    """Defaults (or a run's own), then the TOML file, then named options, then --set."""
-    from keyfed.config import Config, apply_settings, check, read_config, set_value
-    from keyfed.federated.methods import method_options
-
-    if method is not None:
-        method_options(method)  # an unknown method is said first
-    if config is not None:
-        made = read_config(config, method)
-    elif base is not None:
-        if method is not None and method != base.method:
-            raise RunError(f'this run was started with method "{base.method}", not "{method}"')
-        made = base
-    else:
-        made = Config(method=method or "fedavg")
-    for key, value in named.items():
-        if value is not None:
-            made = set_value(made, key, value)
-    return check(apply_settings(made, settings or []))
-
-
-def _print_json(value: Any) -> None:
-    from keyfed.run.folder import strict
-
-    typer.echo(json.dumps(strict(value), indent=1, allow_nan=False))
 
 
 def _default_out(config: Config, resume: bool) -> Path:
@@ -123,12 +90,12 @@ def train(
     base = None
     if resume and out is not None and (out / "run.toml").exists():
         base = read_run_toml(out)[0]
-    resolved = _configure(method, config, named, settings, base)
+    resolved = configure(method, config, named, settings, base)
     if dry_run:
         from keyfed.run.dry import describe_plan
 
         description = describe_plan(resolved)
-        _print_json(description) if as_json else typer.echo(description["text"])
+        print_json(description) if as_json else typer.echo(description["text"])
         return
     from keyfed.run.results import report_run
     from keyfed.run.train import train as run_training
@@ -142,7 +109,7 @@ def train(
             typer.echo(f"stopped; go on with: keyfed train --resume --out {folder}", err=True)
             raise
     report = report_run(folder)
-    _print_json(result) if as_json else typer.echo(report)
+    print_json(result) if as_json else typer.echo(report)
 
 
 @app.command()
@@ -151,7 +118,7 @@ def evaluate(run: RunArgument, as_json: JsonOption = False) -> None:
     from keyfed.run.results import evaluate_run, table_text
 
     result = evaluate_run(run)
-    _print_json(result) if as_json else typer.echo(table_text(result))
+    print_json(result) if as_json else typer.echo(table_text(result))
 
 
 @app.command()
@@ -167,7 +134,7 @@ def suggest(
 
     trained = load_model(run)
     words = suggest_words(trained.spec, trained.params, trained.vocab, text, count)
-    _print_json({"text": text, "suggestions": words}) if as_json else typer.echo("\n".join(words))
+    print_json({"text": text, "suggestions": words}) if as_json else typer.echo("\n".join(words))
 
 
 @app.command()
@@ -181,11 +148,11 @@ def methods(
 
     if name is not None:
         page = method_page(name)
-        _print_json(page) if as_json else typer.echo(page["text"])
+        print_json(page) if as_json else typer.echo(page["text"])
         return
     rows = describe_models() if models else describe_methods()
     if as_json:
-        _print_json([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
+        print_json([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
         return
     from keyfed.run.console import print_table
 
@@ -202,7 +169,7 @@ def conformance(run: RunArgument, as_json: JsonOption = False) -> None:
 
     checks = check_run(run)
     if as_json:
-        _print_json({"passed": all(c["passed"] for c in checks), "checks": checks})
+        print_json({"passed": all(c["passed"] for c in checks), "checks": checks})
     else:
         for c in checks:
             typer.echo(f"{'ok  ' if c['passed'] else 'FAIL'}  {c['name']}: {c['detail']}")
@@ -223,7 +190,7 @@ def bench(
     from keyfed.run.bench import bench_round, bench_text
 
     result = bench_round(model=model, vocab=vocab, clients=clients, tokens=tokens, repeats=repeats)
-    _print_json(result) if as_json else typer.echo(bench_text(result))
+    print_json(result) if as_json else typer.echo(bench_text(result))
 
 
 @data_app.command("list")
@@ -233,7 +200,7 @@ def data_list(data_dir: DirOption = None, as_json: JsonOption = False) -> None:
 
     rows = describe_corpora(Path(data_dir) if data_dir else None)
     if as_json:
-        _print_json([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
+        print_json([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
         return
     from keyfed.run.console import print_table
 
@@ -251,9 +218,9 @@ def data_describe(
     """Partition a corpus and print its statistics: clients, tokens, vocabulary, unknown words."""
     from keyfed.run.catalogue import describe_data
 
-    config = _configure(None, None, {"data.name": name, "data.dir": data_dir, "model.name": model}, settings)
+    config = configure(None, None, {"data.name": name, "data.dir": data_dir, "model.name": model}, settings)
     description = describe_data(config)
-    _print_json(description["statistics"]) if as_json else typer.echo(description["text"])
+    print_json(description["statistics"]) if as_json else typer.echo(description["text"])
 
 
 @data_app.command("get")
@@ -283,7 +250,7 @@ def data_explore(
     corpus = load_corpus(name, data_dir=Path(data_dir) if data_dir else None)
     result = explore(corpus, top=top, out=out / corpus.name)
     if as_json:
-        _print_json(result)
+        print_json(result)
         return
     from keyfed.run.catalogue import exploration_text
 

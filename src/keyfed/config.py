@@ -72,6 +72,9 @@ class TrainConfig:
     valid_tokens: int | None = field(
         default=20_000, metadata={"help": "validation tokens read each time, evenly from all streams; none: all"}
     )
+    test_tokens: int | None = field(
+        default=None, metadata={"help": "test tokens read at the end, evenly from all streams; none: all"}
+    )
     checkpoint_every: int = field(default=1, metadata={"help": "rounds between checkpoints"})
     block: int | None = field(default=None, metadata={"help": "clients stacked in one computation; none: chosen"})
     workers: int | None = field(default=None, metadata={"help": "worker processes on a CPU; none: chosen"})
@@ -222,6 +225,7 @@ def check(config: Config) -> Config:
     least = {
         "train.rounds": (t.rounds, 0), "train.cohort": (t.cohort, 1), "train.eval_every": (t.eval_every, 1),
         "train.checkpoint_every": (t.checkpoint_every, 1), "train.valid_tokens": (t.valid_tokens, 1),
+        "train.test_tokens": (t.test_tokens, 2),
         "train.block": (t.block, 1), "train.workers": (t.workers, 1), "train.ngram_order": (t.ngram_order, 1),
         "data.clients": (d.clients, 1), "data.vocab": (d.vocab, 5), "data.window": (d.window, 1),
         "data.max_sentences": (d.max_sentences, 1), "data.max_tokens": (d.max_tokens, 1),

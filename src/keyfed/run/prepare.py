@@ -15,6 +15,7 @@ from keyfed.errors import DataError
 from keyfed.federated.types import Method
 from keyfed.model.language_model import ModelSpec
 from keyfed.model.presets import build_spec, preset
+from keyfed.run.evaluate import limit_streams
 from keyfed.text.batches import Batching, lines_of
 from keyfed.text.clients import ClientText, Population, partition
 from keyfed.text.corpus import Corpus
@@ -148,7 +149,7 @@ def prepare(config: Config) -> Prepared:
     else:
         valid = _streams(population.clients, "valid", vocab)
         test = _streams(population.clients, "test", vocab)
-    m = config.model
+    m, most = config.model, config.train.test_tokens
     spec = build_spec(
         m.name, len(vocab), dropout=m.dropout, tied=m.tied, embed=m.embed, hidden=m.hidden, layers=m.layers
     )
@@ -161,8 +162,8 @@ def prepare(config: Config) -> Prepared:
         store=make_store(list(kept.values()), list(kept)),
         batching=Batching(data.batches, 1, window, data.max_sentences, data.max_tokens),
         valid={name: ids for name, ids in valid.items() if len(ids) > 1},
-        test={name: ids for name, ids in test.items() if len(ids) > 1},
-        unseen=_streams(population.unseen, "test", vocab),
+        test=limit_streams({name: ids for name, ids in test.items() if len(ids) > 1}, most),
+        unseen=limit_streams(_streams(population.unseen, "test", vocab), most),
         excluded=tuple(name for name in streams if name not in kept),
         oov={
             "train": _unknown_rate(list(kept.values())),
