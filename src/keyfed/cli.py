@@ -65,6 +65,9 @@ def train(
     model: ModelOption = None,
     rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random derives from it.")] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Stop once validation is that good: perplexity=200 or nats=2.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/METHOD-DATA-MODEL by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or start it.")] = False,
     settings: SetOption = None,
@@ -86,6 +89,7 @@ def train(
 
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
+        "train.until": until,
     }  # fmt: skip
     base = None
     if resume and out is not None and (out / "run.toml").exists():

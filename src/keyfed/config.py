@@ -16,88 +16,49 @@ from pathlib import Path
 from typing import Any, Literal
 
 from keyfed.errors import ConfigError, nearest
+from keyfed.federated.participation import Participation
+from keyfed.federated.spec import MethodSpec, Part
+from keyfed.sections import DataConfig, ModelConfig, TrainConfig, UploadConfig
+
+__all__ = ["Config", "DataConfig", "ModelConfig", "Participation", "TrainConfig", "UploadConfig"]
 
 Value = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class DataConfig:
-    """Which text, whose, and how it is cut."""
-
-    name: str = field(default="sotu", metadata={"help": "corpus name or path of a folder or file"})
-    dir: str | None = field(default=None, metadata={"help": "folder that holds the named corpora (else KEYFED_DATA)"})
-    partition: str | None = field(
-        default=None, metadata={"help": "natural, iid, contiguous, quantity or dirichlet; none: the corpus's own"}
-    )
-    clients: int | None = field(default=None, metadata={"help": "number of shards, where the partition makes shards"})
-    unseen: float = field(default=0.1, metadata={"help": "share of natural clients never trained on"})
-    alpha: float = field(default=0.5, metadata={"help": "concentration of the dirichlet partition"})
-    vocab: int | None = field(
-        default=10_000, metadata={"help": "words in the vocabulary, four specials included; none: every word"}
-    )
-    lower: bool = field(default=True, metadata={"help": "lower-case words (a character model keeps its case)"})
-    min_clients: int | None = field(
-        default=None, metadata={"help": "clients that must use a word; none: 2 on natural partitions, else 1"}
-    )
-    batches: Literal["stream", "sentences"] = field(
-        default="stream", metadata={"help": "contiguous text with carried state, or one line at a time"}
-    )
-    window: int | None = field(default=None, metadata={"help": "tokens of a training window; none: the model's own"})
-    max_sentences: int | None = field(default=None, metadata={"help": "lines per client and round; none: all"})
-    max_tokens: int | None = field(default=None, metadata={"help": "tokens per client and round; none: all"})
-    author_column: str | None = field(default=None, metadata={"help": "author column of a CSV/JSONL; none: detected"})
-    text_column: str | None = field(default=None, metadata={"help": "text column of a CSV/JSONL; none: detected"})
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """A preset and what to change of it."""
-
-    name: str = field(default="cifg", metadata={"help": "preset, see `keyfed methods --models`"})
-    dropout: float = field(default=0.0, metadata={"help": "rate after the embedding and every recurrent layer"})
-    tied: bool | None = field(default=None, metadata={"help": "output layer = embedding; none: the preset's"})
-    embed: int | None = field(default=None, metadata={"help": "width of the embedding; none: the preset's"})
-    hidden: int | None = field(default=None, metadata={"help": "recurrent units; none: the preset's"})
-    layers: int | None = field(default=None, metadata={"help": "recurrent layers; none: the preset's"})
-
-
-@dataclass(frozen=True, slots=True)
-class TrainConfig:
-    """How long, with whom, and on what."""
-
-    rounds: int = field(default=20, metadata={"help": "federated rounds"})
-    cohort: int = field(default=10, metadata={"help": "clients drawn each round"})
-    seed: int = field(default=1, metadata={"help": "everything random derives from it"})
-    eval_every: int = field(default=1, metadata={"help": "rounds between validations"})
-    valid_tokens: int | None = field(
-        default=20_000, metadata={"help": "validation tokens read each time, evenly from all streams; none: all"}
-    )
-    test_tokens: int | None = field(
-        default=None, metadata={"help": "test tokens read at the end, evenly from all streams; none: all"}
-    )
-    checkpoint_every: int = field(default=1, metadata={"help": "rounds between checkpoints"})
-    block: int | None = field(default=None, metadata={"help": "clients stacked in one computation; none: chosen"})
-    workers: int | None = field(default=None, metadata={"help": "worker processes on a CPU; none: chosen"})
-    device: str = field(default="auto", metadata={"help": "cpu, cuda, or auto"})
-    baselines: bool = field(default=True, metadata={"help": "unigram and Kneser–Ney on the same tokens"})
-    central: bool = field(
-        default=False, metadata={"help": "also train the same model centrally on the same number of tokens"}
-    )
-    ngram_order: int = field(default=5, metadata={"help": "order of the Kneser–Ney baseline"})
-
-
-@dataclass(frozen=True, slots=True)
 class Config:
-    """A whole run, resolved."""
+    """A whole run, resolved.
+
+    Attributes:
+      mediator: a mediator in the place of the method's own, and `server` a server rule; None keeps the method's.
+    """
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    participation: Participation = field(default_factory=Participation)
+    upload: UploadConfig = field(default_factory=UploadConfig)
     method: str = "fedavg"
     options: Mapping[str, Value] = field(default_factory=dict)
+    mediator: Part | None = None
+    server: Part | None = None
 
 
-SECTIONS: dict[str, Any] = {"data": DataConfig, "model": ModelConfig, "train": TrainConfig}
+SECTIONS: dict[str, Any] = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "train": TrainConfig,
+    "participation": Participation,
+    "upload": UploadConfig,
+}
+PARTS = ("mediator", "server")
+
+
+def method_spec(config: Config) -> MethodSpec:
+    """Return the method as data: name, numbers, exchanged parts, compression."""
+    return MethodSpec(
+        config.method, config.options, config.mediator, config.server, config.upload.keep, config.upload.quantise
+    )
 
 
 def coerce(value: Any, annotation: Any, where: str) -> Any:
@@ -161,14 +122,38 @@ def set_value(config: Config, key: str, value: Any) -> Config:
             )
         hint_of = typing.get_type_hints(METHODS[config.method])[name]
         return replace(config, options={**config.options, name: coerce(value, hint_of, f"method.{name}")})
+    if section in PARTS:
+        changed: Any = _set_part(getattr(config, section), section, name, value)
+        return replace(config, **{section: changed})
     if section not in SECTIONS:
-        known = [*SECTIONS, "method"]
+        known = [*SECTIONS, "method", *PARTS]
         raise ConfigError(f'"{section}" is not a section{nearest(section, known)}. Sections: {", ".join(known)}.')
     hints = _hints(SECTIONS[section])
     if name not in hints:
         raise ConfigError(f"{section}.{name} is not an option{nearest(name, hints)}. Options: {', '.join(hints)}.")
     changed = replace(getattr(config, section), **{name: coerce(value, hints[name], f"{section}.{name}")})
     return replace(config, **{section: changed})
+
+
+def _set_part(part: Part | None, kind: str, name: str, value: Any) -> Part | None:
+    """Return a mediator or server rule with its name or one option set; another name starts from its defaults."""
+    from keyfed.federated.parts import KINDS, part_options
+
+    if name == "name":
+        if value is None or str(value).lower() == "none":
+            return None
+        part_options(kind, str(value))  # an unknown name is said at once
+        return part if part is not None and part.name == value else Part(str(value))
+    if part is None:
+        raise ConfigError(f"{kind}.{name} needs {kind}.name first, one of {', '.join(KINDS[kind])}")
+    options = part_options(kind, part.name)
+    if name not in options:
+        raise ConfigError(
+            f'{kind}.{name} is not an option of "{part.name}"{nearest(name, options)}. '
+            f"Options: {', '.join(options) or 'none'}."
+        )
+    hint = typing.get_type_hints(KINDS[kind][part.name])[name]
+    return Part(part.name, {**part.options, name: coerce(value, hint, f"{kind}.{name}")})
 
 
 def apply_settings(config: Config, settings: Iterable[str]) -> Config:
@@ -205,8 +190,8 @@ def config_from(document: Mapping[str, Any], where: str, method: str | None = No
             continue
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where}: {section} is {values!r}; expected a section [{section}]")
-        for key, value in values.items():
-            config = set_value(config, f"{section}.{key}", value)
+        for key in sorted(values, key=lambda key: key != "name"):  # a part's name says which options it has
+            config = set_value(config, f"{section}.{key}", values[key])
     return config
 
 
@@ -219,7 +204,6 @@ def check(config: Config) -> Config:
     if config.data.dir is not None:
         config = replace(config, data=replace(config.data, dir=str(Path(config.data.dir).expanduser().resolve())))
     from keyfed.federated.methods import build_method
-    from keyfed.federated.types import MethodSpec
 
     t, d, m = config.train, config.data, config.model
     least = {
@@ -248,8 +232,12 @@ def check(config: Config) -> Config:
         problems.append(f"method.momentum is {momentum}; expected 0 ≤ momentum < 1")
     if isinstance(decay, int | float) and not 0 < decay <= 1:
         problems.append(f"method.decay is {decay}; expected 0 < decay ≤ 1")
+    if config.upload.bound is not None and not config.upload.bound > 0:
+        problems.append(f"upload.bound is {config.upload.bound}; expected > 0")
+    problems += config.participation.problems()
     try:
-        build_method(MethodSpec(config.method, config.options))
+        parse_target(t.until, "train.until")
+        build_method(method_spec(config))
     except ConfigError as e:
         problems.append(str(e))
     if problems:
@@ -257,10 +245,28 @@ def check(config: Config) -> Config:
     return config
 
 
+def parse_target(text: str | None, where: str) -> tuple[str, float] | None:
+    """Read `perplexity=200` or `nats=2.0`; None for none.
+
+    Example:
+      >>> parse_target("perplexity=200", "--until")
+      ('perplexity', 200.0)
+    """
+    if text is None:
+        return None
+    key, _, number = text.partition("=")
+    if key.strip() not in ("perplexity", "nats"):
+        raise ConfigError(f'{where} is "{text}"; expected perplexity=NUMBER or nats=NUMBER')
+    value: float = coerce(number.strip(), float, where)
+    if value <= 0:
+        raise ConfigError(f'{where} is "{text}"; expected a number above 0')
+    return key.strip(), value
+
+
 def to_document(config: Config) -> dict[str, dict[str, Value]]:
     """Return the configuration as nested plain values, method options resolved to all their values."""
     from keyfed.federated.methods import build_method
-    from keyfed.federated.types import MethodSpec
+    from keyfed.federated.parts import part_options
 
     spec = build_method(MethodSpec(config.method, config.options)).spec
     assert spec is not None
@@ -269,6 +275,11 @@ def to_document(config: Config) -> dict[str, dict[str, Value]]:
         for name, section in SECTIONS.items()
     }
     document["method"] = {"name": config.method, **spec.options}
+    for kind in PARTS:
+        part: Part | None = getattr(config, kind)
+        if part is not None:
+            defaults = {key: p.default for key, p in part_options(kind, part.name).items()}
+            document[kind] = {"name": part.name, **defaults, **part.options}
     return document
 
 

@@ -93,7 +93,7 @@ def test_dry_run_trains_nothing(keyfed, corpus, tmp_path):
     assert code == 0
     assert not (tmp_path / "none").exists()
     assert plan["parameters"] > 0
-    assert plan["bytes_per_round"]["down"] == 3 * plan["bytes_per_client"]
+    assert plan["bytes_per_round"]["down"] == 3 * plan["bytes_per_client"]["down"]
 
 
 def one_line(stderr: str) -> str:

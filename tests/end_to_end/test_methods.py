@@ -69,8 +69,8 @@ class Hearing(Silent):
 @pytest.mark.parametrize(
     ("name", "options", "word"),
     [
-        ("fedatt", {"temperature": 1e-4}, "a higher method.temperature"),
-        ("fedmed", {"mediation": False}, "a lower method.temperature"),
+        ("fedatt", {"temperature": 1e-4}, "a higher temperature"),
+        ("fedmed", {"mediation": False}, "a lower temperature"),
         ("fedavg", {}, None),
     ],
 )

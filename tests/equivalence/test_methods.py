@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.engine import simulate
+from keyfed.engine import turn
 from keyfed.engine.problem import Problem, make_store, solve_block
 from keyfed.engine.simulate import RunningSum, Simulation
 from keyfed.federated import mediate, server
-from keyfed.federated.methods import build_method
+from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Aggregate, Method, MethodSpec, Params, Report, Share, State
 from keyfed.model.language_model import ModelSpec, init_params
@@ -47,8 +47,9 @@ def theta_of(spec: ModelSpec = SPEC, dtype: torch.dtype = torch.float64) -> Para
 
 def method_of(name: str = "fedavg", **options) -> Method:
     """A method whose local solver is plain SGD unless said otherwise."""
-    local = {} if name == "fedsgd" else {"optimiser": "sgd", "lr": 2.0}
-    return build_method(MethodSpec(name, {**local, **options}))
+    usual = {} if name == "fedsgd" else {"optimiser": "sgd", "lr": 2.0}
+    known = method_options(name)
+    return build_method(MethodSpec(name, {**{k: v for k, v in usual.items() if k in known}, **options}))
 
 
 def rounds(problem: Problem, method: Method, theta: Params, n: int = 1, **simulation) -> tuple[State, list]:
@@ -239,10 +240,10 @@ def test_worker_processes_change_nothing():
 
 def spoil(monkeypatch: pytest.MonkeyPatch, client: int, how: str) -> None:
     """Let one client return rubbish."""
-    solve = simulate.solve_block
+    solve = turn.solve_block
 
-    def spoiled(problem, theta, clients, method, round):
-        solution = solve(problem, theta, clients, method, round)
+    def spoiled(problem, theta, clients, *rest):
+        solution = solve(problem, theta, clients, *rest)
         if client in clients:
             k = list(clients).index(client)
             if how == "loss":
@@ -251,13 +252,13 @@ def spoil(monkeypatch: pytest.MonkeyPatch, client: int, how: str) -> None:
                 solution.upload["output.bias"][k, 3] = {"nan": math.nan, "inf": math.inf}[how]
         return solution
 
-    monkeypatch.setattr(simulate, "solve_block", spoiled)
+    monkeypatch.setattr(turn, "solve_block", spoiled)
 
 
 @pytest.mark.parametrize("block", [1, 3])
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [("loss", "non-finite loss"), ("nan", "non-finite upload"), ("inf", "non-finite upload")],
+    [("loss", "non-finite report"), ("nan", "non-finite upload"), ("inf", "non-finite upload")],
 )
 @pytest.mark.parametrize("two_phases", [False, True])
 def test_rubbish_is_refused_and_the_rest_averaged_exactly(monkeypatch, block, how, reason, two_phases):
@@ -364,7 +365,7 @@ def test_token_weights_are_a_distribution_over_survivors_in_any_order(tokens, da
 @given(mass=st.just(0.0) | st.floats(1e-3, 1e6), lr=st.floats(-2, 2))
 def test_the_server_divides_by_the_mass_once(mass, lr):
     total = {"a": torch.tensor([3.0, -6.0], dtype=torch.float64)}
-    aggregate = Aggregate(total, {"a": mass}, {"a": mass**2}, ("c",))
+    aggregate = Aggregate(total, {"a": mass}, {"a": mass}, {"a": mass**2}, ("c",))
     theta = {"a": torch.tensor([1.0, 1.0], dtype=torch.float64)}
     after, _ = server.sgd(lr).step(theta, aggregate, {})
     want = theta["a"] + lr * total["a"] / mass if mass > 0 else theta["a"]

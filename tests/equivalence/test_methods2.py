@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from keyfed.engine.problem import measure, solve_block
 from keyfed.errors import ConfigError
 from keyfed.federated import distance, local, mediate, server
 from keyfed.federated.types import Aggregate, Gradient, Report
-from keyfed.run import train as training
-from keyfed.run.traffic import report_bytes, round_traffic
+from keyfed.run import planning
+from keyfed.run.traffic import report_bytes, round_traffic, sizes_of
 
 from .test_methods import SPEC, aggregate_of, assert_equal, assert_moved, method_of, problem_of, rounds, theta_of
 
@@ -50,6 +51,7 @@ class Slopes:
     """Two clients whose gradient does not depend on where they are; the second has no text for the last step."""
 
     clients = 2
+    pace = None
 
     def __init__(self, slopes: list[list[float]]) -> None:
         self.slopes = slopes
@@ -309,9 +311,9 @@ def test_top_k_uploads_half_the_models_and_reports_all():
         "all": method_of("fedmed", lr=0.5, batch_size=2),
         "half": method_of("fedmed", lr=0.5, batch_size=2, beta=0.5),
     }.items():
-        report_size = report_bytes(list(theta) if method.distance else ())
+        sizes = replace(sizes_of(method, theta), down=1000, up=1000)
         _, summaries = rounds(problem, method, theta, 3)
-        traffic = [round_traffic(1000, len(SIZES), s, report_size) for s in summaries]
+        traffic = [round_traffic(sizes, len(SIZES), s) for s in summaries]
         ledger[key] = {k: sum(t[k] for t in traffic) for k in ("down", "up", "control")}
     assert ledger["half"]["up"] * 2 == ledger["fedavg"]["up"] == 3 * 4 * 1000
     assert ledger["half"]["down"] == ledger["all"]["down"] == ledger["fedavg"]["down"]
@@ -370,7 +372,7 @@ def test_adaptive_rules_are_the_published_algorithm(rule):
     state, got = made.init(params), []
     for d in deltas:
         total = {"x": torch.tensor([4 * d], dtype=torch.float64)}
-        params, state = made.step(params, Aggregate(total, {"x": 4.0}, {"x": 4.0}, ("c",)), state)
+        params, state = made.step(params, Aggregate(total, {"x": 4.0}, {"x": 4.0}, {"x": 4.0}, ("c",)), state)
         got.append(float(params["x"]))
     assert got == pytest.approx(by_hand(rule, deltas, lr, b1, b2, tau), abs=1e-14)
 
@@ -384,7 +386,7 @@ def test_server_momentum_is_that_of_torch(nesterov):
     state = rule.init(ours)
     for d in ([0.5, 0.1], [-0.2, 0.3], [0.0, 0.0], [0.4, -0.6]):
         upload = torch.tensor(d, dtype=torch.float64)
-        ours, state = rule.step(ours, Aggregate({"x": upload}, {"x": 1.0}, {"x": 1.0}, ("c",)), state)
+        ours, state = rule.step(ours, Aggregate({"x": upload}, {"x": 1.0}, {"x": 1.0}, {"x": 1.0}, ("c",)), state)
         theirs.grad = -upload
         optimiser.step()
         torch.testing.assert_close(ours["x"], theirs.detach(), rtol=0, atol=1e-14)
@@ -417,6 +419,6 @@ def test_blocks_of_any_size_give_the_same_attention():
 
 @pytest.mark.parametrize("name", ["fedatt", "fedmed"])
 def test_attention_with_a_cohort_of_one_is_refused(name, monkeypatch):
-    monkeypatch.setattr(training, "members_of", lambda *_: 1)
+    monkeypatch.setattr(planning, "members_of", lambda *_: 1)
     with pytest.raises(ConfigError, match=rf"{name} weighs the clients .* cohort of 1"):
-        training.plan(Config(method=name, train=TrainConfig(cohort=1)), None)
+        planning.plan(Config(method=name, train=TrainConfig(cohort=1)), SimpleNamespace(store=[0]))

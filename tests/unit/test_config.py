@@ -34,7 +34,7 @@ from keyfed.config import (
 )
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import METHODS, build_method, method_options
-from keyfed.federated.types import MethodSpec
+from keyfed.federated.types import MethodSpec, Part
 
 SOURCE = Path(keyfed.__file__).parent
 
@@ -45,7 +45,10 @@ SOURCE = Path(keyfed.__file__).parent
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("modle.embed=3", r'"modle" is not a section \(did you mean model\?\)\. Sections: data, model, train, method'),
+        (
+            "modle.embed=3",
+            r'"modle" is not a section \(did you mean model\?\)\. Sections: data, model, train, participation, upload, method',
+        ),
         ("data.vocba=3", r"data\.vocba is not an option \(did you mean data\.vocab|did you mean vocab\?\)"),
         ("train.round=3", r"train\.round is not an option \(did you mean .*rounds\?\)\. Options: rounds, cohort"),
         ("model.droput=0.1", r"did you mean .*dropout\?"),
@@ -207,7 +210,17 @@ def configs(draw: st.DrawFn) -> Config:
         with contextlib.suppress(ConfigError):  # a value the method refuses: its default stays
             build_method(MethodSpec(method, tried))
             options = tried
-    return Config(*(draw(section_of(s)) for s in SECTIONS.values()), method, options)
+    mediator = draw(st.none() | st.builds(_attention, st.floats(1e-6, 1e6), st.floats(1e-6, 1e6) | st.none()))
+    server = draw(st.none() | st.builds(_adam, st.floats(1e-9, 1e9)))
+    return Config(*(draw(section_of(s)) for s in SECTIONS.values()), method, options, mediator, server)
+
+
+def _attention(temperature: float, bound: float | None) -> Part:
+    return Part("attention", {"norm": "frobenius", "temperature": temperature, "bound": bound, "beta": 0.5})
+
+
+def _adam(lr: float) -> Part:
+    return Part("adam", {"lr": lr, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3})
 
 
 @settings(max_examples=60, deadline=None)

@@ -6,9 +6,11 @@ to worker processes. `solve_block` is the one way a client trains in simulation,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keyfed.engine.kernels import KERNELS
+from keyfed.federated.participation import Work
 from keyfed.federated.sampling import derive_seed
-from keyfed.federated.types import Gradient, LayerNumbers, Method, Params, Solution
+from keyfed.federated.types import Gradient, LayerNumbers, Method, Objective, Params, Solution
 from keyfed.model.dropout import Dropout
 from keyfed.model.language_model import (
     Batch,
@@ -26,6 +29,7 @@ from keyfed.model.language_model import (
     detach_state,
     initial_state,
     mean_nats,
+    stack,
 )
 from keyfed.text.batches import Batching, Step, epoch_steps, limit_text, sweep_steps
 
@@ -80,12 +84,60 @@ class Problem:
     device: str = "cpu"
     sweep: int | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Client ids, by index."""
+        return self.store.names
+
+    def objective(
+        self, clients: Sequence[int], round: int, rows: int, works: Sequence[Work] | None = None, epochs: int = 1
+    ) -> TextObjective:
+        """Return these clients' text under the model."""
+        return TextObjective(self, clients, round, rows, works, epochs)
+
+
+class LocalProblem(Protocol):
+    """What the engine needs of a problem: who the clients are, and the objective of some of them."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Client ids, by index."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """Where clients train."""
+        ...
+
+    def objective(
+        self, clients: Sequence[int], round: int, rows: int, works: Sequence[Work] | None, epochs: int
+    ) -> Objective:
+        """Return the local problem of these clients in this round, stacked; `rows` is the batch size."""
+        ...
+
 
 class TextObjective:
     """m clients' text under the model, step by step in lockstep; state carried inside an epoch."""
 
-    def __init__(self, problem: Problem, clients: Sequence[int], round: int, rows: int) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        clients: Sequence[int],
+        round: int,
+        rows: int,
+        works: Sequence[Work] | None = None,
+        epochs: int = 1,
+    ) -> None:
         self.clients = len(clients)
+        self._works = list(works or [Work()] * len(clients))
+        self._epochs = epochs
+        paces = [w.pace for w in self._works]
+        self.pace = None if all(p == 1 for p in paces) else torch.tensor(paces, dtype=torch.float64)
         self._problem = problem
         self._members = list(clients)
         self._round = round
@@ -105,9 +157,18 @@ class TextObjective:
         stream = limit_text(stream, self._batching, self._seed(client, "text"))
         return epoch_steps(stream, self._batching, self._seed(client, "order", epoch))
 
+    def _affordable(self, steps: list[Step], work: Work, epoch: int) -> list[Step]:
+        """Cut an epoch's steps where the client's share of the work ends; every client takes at least one step."""
+        passes = work.epochs or self._epochs
+        most = max(1, math.ceil(work.share * passes * len(steps) - 1e-9))
+        return steps[: max(0, most - epoch * len(steps))] if epoch < passes else []
+
     def steps(self, epoch: int) -> Iterator[Callable[[Params], Gradient]]:
         """Yield the epoch's steps; clients that run out of text are padded with masked batches."""
-        own = [self._client_steps(k, epoch) for k in self._members]
+        own = [
+            self._affordable(self._client_steps(k, epoch), work, epoch)
+            for k, work in zip(self._members, self._works, strict=True)
+        ]
         count = max(len(steps) for steps in own)
         rows = max((s.inputs.shape[0] for steps in own for s in steps), default=1)
         self._carried = None
@@ -150,10 +211,27 @@ def stack_steps(steps: Sequence[Step | None], rows: int, device: str) -> tuple[B
     return Batch(inputs, targets, mask), any(s.fresh for s in steps if s is not None)
 
 
-def solve_block(problem: Problem, theta: Params, clients: Sequence[int], method: Method, round: int) -> Solution:
-    """Train a block of clients from θ and return their stacked uploads."""
-    objective = TextObjective(problem, clients, round, method.batch_size)
-    return method.solver.solve(theta, objective, round)
+def solve_block(
+    problem: LocalProblem,
+    theta: Params,
+    clients: Sequence[int],
+    method: Method,
+    round: int,
+    works: Sequence[Work] | None = None,
+    state: Params | None = None,
+) -> Solution:
+    """Train a block of clients from θ and return their stacked uploads.
+
+    Args:
+      works: how much of the local work each does; None for all of it.
+      state: the clients' stacked state, for methods whose clients keep one; None starts them all anew.
+    """
+    objective = problem.objective(clients, round, method.batch_size, works, method.epochs)
+    if method.solver.start is None:
+        return method.solver.solve(theta, objective, round)
+    if state is None:
+        state = stack(method.solver.start(theta), len(clients))
+    return method.solver.solve(theta, objective, round, state)
 
 
 def measure(method: Method, theta: Params, upload: Params, clients: int) -> list[LayerNumbers]:

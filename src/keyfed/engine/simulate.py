@@ -7,18 +7,21 @@ memory is O(block × model) for any cohort. A mediator that must see all reports
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
 
 import torch
 
-from keyfed.engine.problem import Problem, measure, solve_block
+from keyfed.engine.client_state import ClientStates
+from keyfed.engine.problem import LocalProblem
+from keyfed.engine.turn import Finished, Turn, keeps_state, take_turns
 from keyfed.engine.workers import WorkerPool
+from keyfed.federated.participation import Fate, Work
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import (
     Aggregate,
     ClientId,
-    LayerNumbers,
     Method,
     Params,
     Refusal,
@@ -27,17 +30,6 @@ from keyfed.federated.types import (
 )
 
 LARGEST_CHANGE = 1e6  # of one weight in one round; beyond it lies only divergence
-
-
-class Finished(NamedTuple):
-    """One client's result, not stacked. `upload` is only valid until the next one is asked for."""
-
-    client: int
-    upload: Params
-    loss: float
-    tokens: int
-    worked: int
-    distance: LayerNumbers
 
 
 class RunningSum:
@@ -50,9 +42,10 @@ class RunningSum:
     def __init__(self, like: Params) -> None:
         self.total = {name: torch.zeros_like(p) for name, p in like.items()}
         self.mass = dict.fromkeys(like, 0.0)
+        self.weight = dict.fromkeys(like, 0.0)
         self.squares = dict.fromkeys(like, 0.0)
         self._peak: dict[str, float] = {}
-        self.contributors: list[ClientId] = []
+        self._shares: dict[ClientId, Share] = {}
 
     def add(self, client: ClientId, upload: Params, share: Share) -> None:
         """Add one client."""
@@ -63,8 +56,9 @@ class RunningSum:
             factor = self._relative(name, 0.0 if share.log is None else share.log[name])
             total.add_(upload[name], alpha=scale * factor)
             self.mass[name] += mass * factor
-            self.squares[name] += (mass * factor) ** 2
-        self.contributors.append(client)
+            self.weight[name] += scale * factor
+            self.squares[name] += (scale * factor) ** 2
+        self._shares[client] = share
 
     def _relative(self, name: str, log: float) -> float:
         """Return e^(log − largest so far), having scaled the sum down if `log` is the new largest."""
@@ -73,6 +67,7 @@ class RunningSum:
             fade = math.exp(peak - log)
             self.total[name].mul_(fade)
             self.mass[name] *= fade
+            self.weight[name] *= fade
             self.squares[name] *= fade**2
             self._peak[name] = log
         return math.exp(min(0.0, log - peak))
@@ -82,61 +77,114 @@ class RunningSum:
         for name, total in self.total.items():
             total.add_(by[name], alpha=self.mass[name])
 
+    def _part(self, share: Share, name: str) -> float:
+        """How much of a layer's sum is one client's."""
+        if self.weight[name] <= 0:
+            return 0.0
+        log = 0.0 if share.log is None else share.log[name] - self._peak[name]
+        return share.scale[name] * math.exp(log) / self.weight[name]
+
     def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
         """Return the sum over those added."""
-        return Aggregate(self.total, self.mass, self.squares, tuple(self.contributors), tuple(refused))
+        weights = {c: {name: self._part(share, name) for name in self.total} for c, share in self._shares.items()}
+        return Aggregate(self.total, self.mass, self.weight, self.squares, tuple(self._shares), tuple(refused), weights)
 
 
-def refusal(client: ClientId, tokens: int, loss: float, upload: Params) -> Refusal | None:
-    """Say why an upload must not enter the sum, or None."""
-    if tokens == 0:
+def refusal(client: ClientId, done: Finished, theta: Params, bound: float | None = None) -> Refusal | None:
+    """Say why a client must not enter the sum, or None.
+
+    Args:
+      bound: largest norm of a client's change and of a claimed distance; None for no bound but LARGEST_CHANGE.
+    """
+    if done.tokens <= 0:
         return Refusal(client, "no text")
-    if not math.isfinite(loss):
-        return Refusal(client, "non-finite loss")
-    largest = torch.stack([u.abs().amax() for u in upload.values()])
+    if not all(math.isfinite(x) for x in (done.loss, done.weight, *done.distance.values())):
+        return Refusal(client, "non-finite report")
+    shapes = {name: (u.shape, u.dtype) for name, u in done.upload.items()}
+    if shapes != {name: (p.shape, p.dtype) for name, p in theta.items()}:
+        return Refusal(client, "wrong shape")
+    largest = torch.stack([u.abs().amax() for u in done.upload.values()])
     if not bool(torch.isfinite(largest).all()):
         return Refusal(client, "non-finite upload")
-    return Refusal(client, "exploding upload") if float(largest.max()) > LARGEST_CHANGE else None
+    if float(largest.max()) > LARGEST_CHANGE:
+        return Refusal(client, "exploding upload")
+    if bound is not None:
+        # A joining client sends all it stands for: what it changed is how far that lies from θ.
+        moved = ((u - theta[name] if done.joining else u) for name, u in done.upload.items())
+        norm = math.sqrt(sum(float(u.double().square().sum()) for u in moved))
+        if max(norm, *done.distance.values(), 0.0) > bound:
+            return Refusal(client, "exploding upload")
+    return None
 
 
 class Simulation:
-    """`Federation` over the clients of a `Problem`; worker processes on a CPU, stacked blocks on a GPU."""
+    """`Federation` over the clients of a problem; worker processes on a CPU, stacked blocks on a GPU.
 
-    def __init__(self, problem: Problem, *, block: int = 1, workers: int = 1) -> None:
+    Args:
+      bound: largest norm of an upload, see `refusal`.
+      states: where clients keep what they remember; None for a folder that lives as long as the simulation.
+    """
+
+    def __init__(
+        self,
+        problem: LocalProblem,
+        *,
+        block: int = 1,
+        workers: int = 1,
+        bound: float | None = None,
+        states: ClientStates | None = None,
+    ) -> None:
         self._problem = problem
         self._block = block
+        self._bound = bound
         self._pool = WorkerPool(problem, workers) if workers > 1 else None
-        self._index = {name: k for k, name in enumerate(problem.store.names)}
+        self._index = {name: k for k, name in enumerate(problem.names)}
+        self._fates: Mapping[ClientId, Fate] = {}
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._states = states
+        self._round, self._remembering = 0, False  # the round in progress, and whether its clients keep state
+        self._trained: list[ClientId] = []
         self._sum: RunningSum | None = None
         self._kept: dict[ClientId, Params] = {}
         self._refused: list[Refusal] = []
         self._noise: Params | None = None  # for the mean, if the method wants it there
+        self.compression_error: float | None = None  # of the last round: mean over the clients that trained
+
+    def expect(self, fates: Mapping[ClientId, Fate]) -> None:
+        """Say what becomes of the clients of the next round; who is not named trains and uploads."""
+        self._fates = fates
 
     def train(
         self, params: Params, cohort: Sequence[ClientId], method: Method, round: int
     ) -> Mapping[ClientId, Report]:
         """Train the cohort; sum at once where clients weigh themselves, else keep the uploads."""
         self._sum, self._kept, self._refused, self._noise = RunningSum(params), {}, [], None
+        self._round, self._remembering = round, keeps_state(method)
+        self._trained = [c for c in cohort if c not in self._fates or self._fates[c].reports]
         noise = method.noise
         if noise is not None and noise.at == "server":
-            self._noise = noise.draw(params, self._generator(round, "server noise"))
+            seed = derive_seed(self._problem.seed, round, "server noise")
+            self._noise = noise.draw(params, torch.Generator().manual_seed(seed))
         reports: dict[ClientId, Report] = {}
+        errors: list[float] = []
         layers = list(params)
-        for done in self._solve(params, [self._index[c] for c in cohort], method, round):
-            client = self._problem.store.names[done.client]
-            refused = refusal(client, done.tokens, done.loss, done.upload)
+        for done in self._solve(params, [self._turn(c, method, round) for c in self._trained], method, round):
+            client = self._problem.names[done.client]
+            refused = refusal(client, done, params, self._bound)
             if refused is not None:
                 self._refused.append(refused)
                 continue
-            reports[client] = Report(client, done.tokens, done.loss, done.worked, done.distance)
-            upload = done.upload
-            if noise is not None and noise.at == "client":
-                drawn = noise.draw(params, self._generator(round, client, "noise"))
-                upload = {name: u + drawn[name] for name, u in upload.items()}
+            errors.append(done.error)
+            reports[client] = Report(
+                client, done.tokens, done.loss, done.worked, done.distance, done.weight, done.joining
+            )
+            if client in self._fates and self._fates[client].lost is not None:
+                continue  # it vanishes between report and upload
             if method.mediator.share is not None:
-                self._sum.add(client, upload, method.mediator.share(reports[client], layers))
+                self._sum.add(client, done.upload, method.mediator.share(reports[client], layers))
             else:
-                self._kept[client] = {name: u.clone() for name, u in upload.items()}
+                self._kept[client] = {name: u.clone() for name, u in done.upload.items()}
+        self.compression_error = sum(errors) / len(errors) if errors and method.codec is not None else None
         return reports
 
     def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:
@@ -152,29 +200,35 @@ class Simulation:
         return aggregate
 
     def acknowledge(self, contributors: Sequence[ClientId]) -> None:
-        """Nothing to tell: these clients keep no state between rounds."""
+        """Let the states of those in the sum count; the others go back to what was acknowledged before."""
+        if self._states is not None and self._remembering:
+            self._states.acknowledge(self._round, self._trained, contributors)
 
-    def _solve(self, params: Params, cohort: Sequence[int], method: Method, round: int) -> Iterator[Finished]:
+    def _turn(self, client: ClientId, method: Method, round: int) -> Turn:
+        fate = self._fates.get(client)
+        turn = Turn(self._index[client], Work() if fate is None else fate.work)
+        if not keeps_state(method):
+            return turn
+        if self._states is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="keyfed-clients-")
+            self._states = ClientStates(Path(self._temporary.name))
+        return turn._replace(state=self._states.acknowledged(client), propose=self._states.proposed(client, round))
+
+    def _solve(self, params: Params, turns: Sequence[Turn], method: Method, round: int) -> Iterator[Finished]:
         if self._pool is not None and method.spec is not None:
-            yield from (Finished(*result) for result in self._pool.solve(params, cohort, method.spec, round))
+            yield from self._pool.solve(params, turns, method.spec, round)
             return
         on_device = {name: p.to(self._problem.device) for name, p in params.items()}
-        for start in range(0, len(cohort), self._block):
-            members = cohort[start : start + self._block]
-            solution = solve_block(self._problem, on_device, members, method, round)
-            scalars = zip(solution.loss.tolist(), solution.tokens.tolist(), solution.worked.tolist(), strict=True)
-            distances = measure(method, on_device, solution.upload, len(members))
-            for k, (loss, tokens, worked) in enumerate(scalars):
-                upload = {name: u[k].to(params[name].device) for name, u in solution.upload.items()}
-                yield Finished(members[k], upload, loss, int(tokens), int(worked), distances[k])
-
-    def _generator(self, *purpose: int | str) -> torch.Generator:
-        return torch.Generator().manual_seed(derive_seed(self._problem.seed, *purpose))
+        for start in range(0, len(turns), self._block):
+            for done in take_turns(self._problem, on_device, turns[start : start + self._block], method, round):
+                yield done._replace(upload={name: u.to(params[name].device) for name, u in done.upload.items()})
 
     def close(self) -> None:
-        """End the worker processes."""
+        """End the worker processes and forget what clients kept in a folder of this simulation's own."""
         if self._pool is not None:
             self._pool.close()
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
     def __enter__(self) -> Simulation:
         return self

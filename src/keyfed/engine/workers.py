@@ -19,13 +19,13 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from keyfed.engine.problem import Problem, measure, solve_block
-from keyfed.errors import RunError
+from keyfed.engine.problem import LocalProblem
+from keyfed.engine.turn import Finished, Turn, take_turns
+from keyfed.errors import KeyfedError, RunError
 from keyfed.federated.methods import build_method
-from keyfed.federated.types import LayerNumbers, MethodSpec, Params
+from keyfed.federated.types import MethodSpec, Params
 
-Scalars = tuple[float, int, int, LayerNumbers]  # loss, tokens, tokens worked, distance per layer
-Result = tuple[int, Params, float, int, int, LayerNumbers]  # client, upload, scalars
+Answer = tuple[int, Finished | None, str | KeyfedError | None]  # client, its result, or what went wrong
 
 
 def write_flat(flat: Tensor, params: Params) -> None:
@@ -46,26 +46,25 @@ def read_flat(flat: Tensor, shapes: dict[str, tuple[int, ...]]) -> Params:
     return out
 
 
-def _work(problem: Problem, shapes: dict[str, tuple[int, ...]], theta: Tensor, slots: Tensor, pipe: Any) -> None:
-    """A worker's life: wait for (client, round, method, slot), train, write the upload into the slot."""
+def _work(problem: LocalProblem, shapes: dict[str, tuple[int, ...]], theta: Tensor, slots: Tensor, pipe: Any) -> None:
+    """A worker's life: wait for (turn, round, method, slot), train, write the upload into the slot."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     torch.set_num_threads(1)
     params = read_flat(theta, shapes)
     while True:
         try:
-            client, round, spec, slot = pipe.recv()
+            turn, round, spec, slot = pipe.recv()
         except (EOFError, OSError):  # the parent is gone
             return
-        answer: tuple[int, Scalars | None, str | None]
+        answer: Answer
         try:
-            method = build_method(spec)
-            solution = solve_block(problem, params, [client], method, round)
-            (distance,) = measure(method, params, solution.upload, 1)
-            write_flat(slots[slot], solution.upload)
-            scalars = (float(solution.loss), int(solution.tokens), int(solution.worked), distance)
-            answer = (client, scalars, None)
+            (finished,) = take_turns(problem, params, [turn], build_method(spec), round)
+            write_flat(slots[slot], finished.upload)
+            answer = (turn.client, finished._replace(upload={}), None)  # the upload lies in the slot
+        except KeyfedError as e:
+            answer = (turn.client, None, e)
         except Exception:
-            answer = (client, None, traceback.format_exc())
+            answer = (turn.client, None, traceback.format_exc())
         try:
             pipe.send(answer)
         except OSError:  # the parent has closed its end: nobody waits for this client any more
@@ -88,7 +87,7 @@ def _without_interrupts() -> Iterator[None]:
 class WorkerPool:
     """`workers` processes that train clients one at a time."""
 
-    def __init__(self, problem: Problem, workers: int) -> None:
+    def __init__(self, problem: LocalProblem, workers: int) -> None:
         self._problem = problem
         self._workers = workers
         self._processes: list[Any] = []
@@ -114,8 +113,8 @@ class WorkerPool:
             self._processes.append(process)
             self._pipes.append(ours)
 
-    def solve(self, params: Params, cohort: Sequence[int], spec: MethodSpec, round: int) -> Iterator[Result]:
-        """Yield every client's result in the order of the cohort; an upload lives until the next one is asked for.
+    def solve(self, params: Params, turns: Sequence[Turn], spec: MethodSpec, round: int) -> Iterator[Finished]:
+        """Yield every client's result in the order of the turns; an upload lives until the next one is asked for.
 
         Clients are handed out in order, so the next one to be summed is always in training or done: slots cannot run
         dry.
@@ -123,10 +122,10 @@ class WorkerPool:
         if not self._processes:
             self._start(params)
         write_flat(self._theta, params)
-        waiting = list(reversed(cohort))
+        waiting = list(reversed(turns))
         free = list(range(len(self._slots)))
         busy: dict[Connection, int] = {}  # pipe → slot
-        done: dict[int, tuple[int, Scalars]] = {}  # client → slot and scalars
+        done: dict[int, tuple[int, Finished]] = {}  # client → slot and result
 
         def hand_out() -> None:
             for pipe in self._pipes:
@@ -137,21 +136,23 @@ class WorkerPool:
                     except OSError as e:
                         raise self._died(pipe) from e
 
-        for client in cohort:
+        for turn in turns:
             hand_out()
-            while client not in done:
+            while turn.client not in done:
                 for pipe in wait(list(busy)):
                     assert isinstance(pipe, Connection)
-                    finished, scalars, failure = self._receive(pipe)
-                    if scalars is None:
-                        raise RuntimeError(f"worker failed on client {finished}, round {round}:\n{failure}")
-                    done[finished] = (busy.pop(pipe), scalars)
+                    client, finished, failure = self._receive(pipe)
+                    if isinstance(failure, KeyfedError):
+                        raise failure
+                    if finished is None:
+                        raise RuntimeError(f"worker failed on client {client}, round {round}:\n{failure}")
+                    done[client] = (busy.pop(pipe), finished)
                 hand_out()
-            slot, scalars = done.pop(client)
-            yield client, read_flat(self._slots[slot], self._shapes), *scalars
+            slot, finished = done.pop(turn.client)
+            yield finished._replace(upload=read_flat(self._slots[slot], self._shapes))
             free.append(slot)
 
-    def _receive(self, pipe: Connection) -> tuple[int, Scalars | None, str | None]:
+    def _receive(self, pipe: Connection) -> Answer:
         try:
             return pipe.recv()  # type: ignore[no-any-return]
         except (EOFError, OSError) as e:

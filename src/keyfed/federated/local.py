@@ -1,11 +1,14 @@
 r"""Local solvers: what a client does with θ and its own text. m stacked clients move in lockstep.
 
-Each solver takes (θ, objective, round) and returns uploads w_k − θ. A client that has run out of text before its
-neighbours is *inactive* for the rest of the epoch: it takes no step, not even with momentum.
-Local optimiser state starts anew every round.
+A *descent* moves weights from anywhere, held near θ by a proximal term and tilted by a linear one; a *solver* says
+where it starts and what is uploaded (`from_theta`: w_k − θ). A client that has run out of text before its neighbours is
+*inactive* for the rest of the epoch: it takes no step, not even with momentum. Local optimiser state starts anew every
+round.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -40,45 +43,120 @@ def learning_rate(lr: float, decay: float, round: int) -> float:
     return float(lr * decay**round)
 
 
-class _Tally:
-    """Counts nats and tokens: the loss reported is the last epoch's mean per token, never a mean of means."""
+class Tally:
+    """Counts nats and tokens: the loss reported is the last epoch's mean per token, never a mean of means.
 
-    def __init__(self) -> None:
-        self.nats: Tensor | None = None
-        self.tokens: Tensor | None = None
-        self.worked: Tensor | None = None
+    A client that does fewer epochs than its neighbours reports the last one it took part in.
+    """
+
+    def __init__(self, clients: int) -> None:
+        self._last = self._epoch = torch.zeros(2, clients, dtype=torch.float64)
+        self._worked = torch.zeros(clients, dtype=torch.float64)
 
     def start_epoch(self) -> None:
-        self.nats = self.tokens = None
+        """Begin an epoch."""
+        self._close()
+        self._epoch = torch.zeros_like(self._last)
 
     def add(self, nats: Tensor, tokens: Tensor) -> None:
-        self.nats = nats.double() if self.nats is None else self.nats + nats.double()
-        self.tokens = tokens.double() if self.tokens is None else self.tokens + tokens.double()
-        self.worked = tokens.double() if self.worked is None else self.worked + tokens.double()
+        """Count one step."""
+        step = torch.stack([nats.double(), tokens.double()])
+        self._epoch = self._epoch.to(step.device) + step
+        self._worked = self._worked.to(step.device) + step[1]
 
-    def solution(self, upload: Params, clients: int) -> Solution:
-        zero = torch.zeros(clients, dtype=torch.float64)
-        nats = zero if self.nats is None else self.nats
-        tokens = zero if self.tokens is None else self.tokens
-        worked = zero if self.worked is None else self.worked
-        return Solution(upload, nats / tokens.clamp(min=1), tokens, worked)
+    def _close(self) -> None:
+        epoch = self._epoch
+        self._last = torch.where(epoch[1] > 0, epoch, self._last.to(epoch.device))
+
+    def solution(self, upload: Params) -> Solution:
+        """Return the uploads with what was counted."""
+        self._close()
+        nats, tokens = self._last
+        return Solution(upload, nats / tokens.clamp(min=1), tokens, self._worked)
 
 
-def _start(theta: Params, clients: int) -> Params:
+# (where to start, what to be near, objective, round, linear term) → (weights, counts); all stacked but the anchor θ.
+Descent = Callable[[Params, Params, Objective, int, Params | None], tuple[Params, Tally]]
+
+
+def start_at(theta: Params, clients: int) -> Params:
     """Give each client its own copy of θ."""
     return {name: p.unsqueeze(0).repeat(clients, *([1] * p.dim())) for name, p in theta.items()}
 
 
-def _upload(local: Params, theta: Params) -> Params:
-    """w_k − θ, in the local copy's own memory."""
-    return {name: w.sub_(theta[name]) for name, w in local.items()}
+def from_theta(descent: Descent) -> Solver:
+    """A client that starts from θ every round, keeps nothing and uploads w_k − θ."""
+
+    def solve(theta: Params, objective: Objective, round: int) -> Solution:
+        local, tally = descent(start_at(theta, objective.clients), theta, objective, round, None)
+        return tally.solution({name: w.sub_(theta[name]) for name, w in local.items()})
+
+    return Solver(solve)
 
 
-def _pull(grads: Params, local: Params, theta: Params, active: Tensor, mu: float) -> None:
-    """Add μ(w − θ), the gradient of the proximal term, in place; who is inactive is left alone."""
-    if mu:
-        for name, g in grads.items():
+def _pull(grads: Params, local: Params, theta: Params, active: Tensor, mu: float, dual: Params | None) -> None:
+    """Add μ(w − θ) + y, the gradient of ⟨y, w⟩ + (μ/2)‖w − θ‖², in place; who is inactive is left alone."""
+    for name, g in grads.items():
+        if mu:
             g.addcmul_(local[name] - theta[name], per_client(active.to(g), g), value=mu)
+        if dual is not None:
+            g.addcmul_(dual[name], per_client(active.to(g), g))
+
+
+def descend_sgd(
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    clip: float | None = None,
+    weight_decay: float = 0.0,
+    decay: float = 1.0,
+    epochs: int = 1,
+    mu: float = 0.0,
+) -> Descent:
+    r"""E epochs of stochastic gradient descent.
+
+    .. math::  g ← \mathrm{clip}(∇f_k(w)) + y_k + μ(w − θ) + λ w,\; v ← m v + g,\; w ← w − η_t v,\;
+               η_t = η · \text{decay}^t
+
+    Args:
+      lr: step size η.
+      momentum: m, as in `torch.optim.SGD`.
+      clip: largest norm of a client's gradient (of its mean nats per token), over all layers; None: no clipping.
+      weight_decay: λ.
+      decay: factor on the step size every round.
+      epochs: passes over the client's text.
+      mu: μ of the proximal term (μ/2)‖w − θ‖², added as a gradient after clipping, like the linear term y; 0 is none.
+    """
+
+    def descend(
+        local: Params, theta: Params, objective: Objective, round: int, dual: Params | None
+    ) -> tuple[Params, Tally]:
+        velocity: Params = {}
+        eta = learning_rate(lr, decay, round)
+        tally = Tally(objective.clients)
+        for epoch in range(epochs):
+            tally.start_epoch()
+            for step in objective.steps(epoch):
+                nats, tokens, grads = step(local)
+                tally.add(nats, tokens)
+                clip_gradients(grads, clip)
+                active = (tokens > 0).to(nats.dtype)
+                _pull(grads, local, theta, active, mu, dual)
+                friction = momentum**active  # who is inactive keeps its velocity
+                size = active if objective.pace is None else active * objective.pace.to(active)
+                for name, g in grads.items():
+                    if weight_decay:
+                        g.addcmul_(local[name], per_client(active, g), value=weight_decay)
+                    if momentum:
+                        g = velocity[name].mul_(per_client(friction, g)).add_(g) if name in velocity else g
+                        velocity[name] = g
+                    if objective.clients == 1 and objective.pace is None:  # a lone client is always active
+                        local[name].add_(g, alpha=-eta)
+                    else:
+                        local[name].addcmul_(g, per_client(size, g), value=-eta)
+        return local, tally
+
+    return descend
 
 
 def sgd(
@@ -91,47 +169,69 @@ def sgd(
     epochs: int = 1,
     mu: float = 0.0,
 ) -> Solver:
-    r"""E epochs of stochastic gradient descent from θ.
+    """E epochs of `descend_sgd` from θ."""
+    return from_theta(
+        descend_sgd(lr=lr, momentum=momentum, clip=clip, weight_decay=weight_decay, decay=decay, epochs=epochs, mu=mu)
+    )
 
-    .. math::  g ← \mathrm{clip}(∇f_k(w)) + μ(w − θ) + λ w,\; v ← m v + g,\; w ← w − η_t v,\; η_t = η · \text{decay}^t
 
-    Args:
-      lr: step size η.
-      momentum: m, as in `torch.optim.SGD`.
-      clip: largest norm of a client's gradient (of its mean nats per token), over all layers; None: no clipping.
-      weight_decay: λ.
-      decay: factor on the step size every round.
-      epochs: passes over the client's text.
-      mu: μ of the proximal term (μ/2)‖w − θ‖², added as a gradient after clipping; 0 is none at all.
+def descend_adam(
+    *,
+    lr: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    clip: float | None = None,
+    decay: float = 1.0,
+    epochs: int = 1,
+    mu: float = 0.0,
+) -> Descent:
+    r"""E epochs of Adam, with bias correction as in `torch.optim.Adam`; moments start at zero every round.
+
+    .. math::  m ← β_1 m + (1−β_1) g,\; v ← β_2 v + (1−β_2) g^2,\;
+               w ← w − η\,\frac{m/(1−β_1^t)}{\sqrt{v/(1−β_2^t)} + ε}
+
+    g is the clipped gradient plus y + μ(w − θ), as in `descend_sgd`; t counts each client's own active steps.
     """
 
-    def solve(theta: Params, objective: Objective, round: int) -> Solution:
-        local = _start(theta, objective.clients)
-        velocity: Params = {}
+    def descend(
+        local: Params, theta: Params, objective: Objective, round: int, dual: Params | None
+    ) -> tuple[Params, Tally]:
+        first = {name: torch.zeros_like(w) for name, w in local.items()}
+        second = {name: torch.zeros_like(w) for name, w in local.items()}
+        taken = torch.zeros(objective.clients, dtype=torch.float64)
         eta = learning_rate(lr, decay, round)
-        tally = _Tally()
+        tally = Tally(objective.clients)
         for epoch in range(epochs):
             tally.start_epoch()
             for step in objective.steps(epoch):
                 nats, tokens, grads = step(local)
                 tally.add(nats, tokens)
                 clip_gradients(grads, clip)
-                active = (tokens > 0).to(nats.dtype)
-                _pull(grads, local, theta, active, mu)
-                friction = momentum**active  # who is inactive keeps its velocity
+                _pull(grads, local, theta, tokens > 0, mu, dual)
+                active = (tokens > 0).double().cpu()
+                taken += active
+                t = taken.clamp(min=1)
+                # η (m/c₁) / (√(v/c₂) + ε) = η √c₂/c₁ · m / (√v + ε √c₂) with c = 1 − βᵗ
+                root = (1 - beta2**t).sqrt()
+                size = active * eta * root / (1 - beta1**t)
+                if objective.pace is not None:
+                    size = size * objective.pace.to(size)
+                size = size.to(nats)
+                floor = (epsilon * root).to(nats)
+                keep1 = (beta1**active).to(nats)  # who is inactive keeps its moments
+                keep2 = (beta2**active).to(nats)
                 for name, g in grads.items():
-                    if weight_decay:
-                        g.addcmul_(local[name], per_client(active, g), value=weight_decay)
-                    if momentum:
-                        g = velocity[name].mul_(per_client(friction, g)).add_(g) if name in velocity else g
-                        velocity[name] = g
-                    if objective.clients == 1:  # a lone client is always active
-                        local[name].add_(g, alpha=-eta)
+                    m = first[name].mul_(per_client(keep1, g)).add_(g, alpha=1 - beta1)
+                    v = second[name].mul_(per_client(keep2, g)).addcmul_(g, g, value=1 - beta2)
+                    denominator = v.sqrt().add_(per_client(floor, v))
+                    if objective.clients == 1:
+                        local[name].addcdiv_(m, denominator, value=-float(size))
                     else:
-                        local[name].addcmul_(g, per_client(active, g), value=-eta)
-        return tally.solution(_upload(local, theta), objective.clients)
+                        local[name].sub_(m.div(denominator).mul_(per_client(size, m)))
+        return local, tally
 
-    return Solver(solve)
+    return descend
 
 
 def adam(
@@ -145,48 +245,10 @@ def adam(
     epochs: int = 1,
     mu: float = 0.0,
 ) -> Solver:
-    r"""E epochs of Adam from θ, with bias correction as in `torch.optim.Adam`; moments start at zero every round.
-
-    .. math::  m ← β_1 m + (1−β_1) g,\; v ← β_2 v + (1−β_2) g^2,\;
-               w ← w − η\,\frac{m/(1−β_1^t)}{\sqrt{v/(1−β_2^t)} + ε}
-
-    g is the clipped gradient plus that of the proximal term, μ(w − θ); t counts each client's own active steps.
-    """
-
-    def solve(theta: Params, objective: Objective, round: int) -> Solution:
-        local = _start(theta, objective.clients)
-        first = {name: torch.zeros_like(w) for name, w in local.items()}
-        second = {name: torch.zeros_like(w) for name, w in local.items()}
-        taken = torch.zeros(objective.clients, dtype=torch.float64)
-        eta = learning_rate(lr, decay, round)
-        tally = _Tally()
-        for epoch in range(epochs):
-            tally.start_epoch()
-            for step in objective.steps(epoch):
-                nats, tokens, grads = step(local)
-                tally.add(nats, tokens)
-                clip_gradients(grads, clip)
-                _pull(grads, local, theta, tokens > 0, mu)
-                active = (tokens > 0).double().cpu()
-                taken += active
-                t = taken.clamp(min=1)
-                # η (m/c₁) / (√(v/c₂) + ε) = η √c₂/c₁ · m / (√v + ε √c₂) with c = 1 − βᵗ
-                root = (1 - beta2**t).sqrt()
-                size = (active * eta * root / (1 - beta1**t)).to(nats)
-                floor = (epsilon * root).to(nats)
-                keep1 = (beta1**active).to(nats)  # who is inactive keeps its moments
-                keep2 = (beta2**active).to(nats)
-                for name, g in grads.items():
-                    m = first[name].mul_(per_client(keep1, g)).add_(g, alpha=1 - beta1)
-                    v = second[name].mul_(per_client(keep2, g)).addcmul_(g, g, value=1 - beta2)
-                    denominator = v.sqrt().add_(per_client(floor, v))
-                    if objective.clients == 1:
-                        local[name].addcdiv_(m, denominator, value=-float(size))
-                    else:
-                        local[name].sub_(m.div(denominator).mul_(per_client(size, m)))
-        return tally.solution(_upload(local, theta), objective.clients)
-
-    return Solver(solve)
+    """E epochs of `descend_adam` from θ."""
+    return from_theta(
+        descend_adam(lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon, clip=clip, decay=decay, epochs=epochs, mu=mu)
+    )
 
 
 def full_gradient() -> Solver:
@@ -197,15 +259,15 @@ def full_gradient() -> Solver:
 
     def solve(theta: Params, objective: Objective, round: int) -> Solution:
         del round  # the gradient at θ is the same whenever it is taken
-        local = _start(theta, objective.clients)
+        local = start_at(theta, objective.clients)
         total = {name: torch.zeros_like(w) for name, w in local.items()}
-        tally = _Tally()
+        tally = Tally(objective.clients)
         for step in objective.steps(0):
             nats, tokens, grads = step(local)
             tally.add(nats, tokens)
             for name, g in grads.items():
                 total[name].addcmul_(g, per_client(tokens.to(g), g))
-        solution = tally.solution(total, objective.clients)
+        solution = tally.solution(total)
         count = solution.tokens.clamp(min=1)
         for g in total.values():
             g.div_(per_client(-count.to(g), g))

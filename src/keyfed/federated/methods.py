@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from keyfed.errors import ConfigError, nearest
-from keyfed.federated import distance, local, mediate, server, server_methods, upload
+from keyfed.federated import compress, distance, dual_methods, local, mediate, parts, server, server_methods, upload
 from keyfed.federated.options import Optimiser, local_solver, positive, with_local_options
 from keyfed.federated.types import Method, MethodSpec
 
@@ -284,6 +285,9 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedadagrad": server_methods.fedadagrad,
     "fedavgm": server_methods.fedavgm,
     "fednesterov": server_methods.fednesterov,
+    "admm": dual_methods.admm,
+    "liadmm": dual_methods.liadmm,
+    "fedadmm": dual_methods.fedadmm,
     "central": central,
 }
 
@@ -306,6 +310,6 @@ def build_method(spec: MethodSpec) -> Method:
     values: Mapping[str, object] = {
         name: spec.options.get(name, parameter.default) for name, parameter in options.items()
     }
-    method = METHODS[spec.name](**values)
-    resolved = MethodSpec(spec.name, dict(values))  # type: ignore[arg-type]
-    return Method(**{f: getattr(method, f) for f in method.__dataclass_fields__ if f != "spec"}, spec=resolved)
+    method = parts.exchange(METHODS[spec.name](**values), spec.mediator, spec.server)
+    resolved = replace(spec, options=dict(values))  # type: ignore[arg-type]
+    return replace(method, spec=resolved, codec=compress.codec(spec.keep, spec.quantise))

@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 
 from keyfed.errors import ConfigError
 from keyfed.federated import local
+from keyfed.federated.local import Descent
 from keyfed.federated.types import Solver
 
 Optimiser = Literal["sgd", "adam"]
@@ -29,6 +30,19 @@ def with_local_options(method: F) -> F:
     return method
 
 
+def local_descent(
+    optimiser: Optimiser, lr: float, momentum: float, clip: float | None, decay: float, epochs: int, mu: float = 0.0
+) -> Descent:
+    """Return the local descent of a method's options; `mu` is the proximal term's."""
+    if optimiser == "adam":
+        if momentum:
+            raise ConfigError(
+                f"method.momentum={momentum} is an option of optimiser=sgd; Adam has its own (beta1 = 0.9)"
+            )
+        return local.descend_adam(lr=lr, clip=clip, decay=decay, epochs=epochs, mu=mu)
+    return local.descend_sgd(lr=lr, momentum=momentum, clip=clip, decay=decay, epochs=epochs, mu=mu)
+
+
 def local_solver(
     optimiser: Optimiser,
     lr: float,
@@ -39,14 +53,8 @@ def local_solver(
     *,
     mu: float = 0.0,
 ) -> Solver:
-    """Return the local solver of a method's options; `mu` is the proximal term's."""
-    if optimiser == "adam":
-        if momentum:
-            raise ConfigError(
-                f"method.momentum={momentum} is an option of optimiser=sgd; Adam has its own (beta1 = 0.9)"
-            )
-        return local.adam(lr=lr, clip=clip, decay=decay, epochs=epochs, mu=mu)
-    return local.sgd(lr=lr, momentum=momentum, clip=clip, decay=decay, epochs=epochs, mu=mu)
+    """Return the local solver of a method's options, which starts from θ; `mu` is the proximal term's."""
+    return local.from_theta(local_descent(optimiser, lr, momentum, clip, decay, epochs, mu))
 
 
 def positive(name: str, value: float, *, or_zero: bool = False) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from keyfed.federated.types import (
     Aggregate,
@@ -28,7 +28,9 @@ class RoundSummary:
       tokens: tokens of that epoch over the cohort.
       worked: tokens predicted over all local epochs.
       reported: number of clients whose report arrived, refused ones too.
-      effective_clients: (Σ mass)² / Σ mass² per layer; m when all count alike.
+      effective_clients: (Σ scale)² / Σ scale² per layer; m when all count alike.
+      weights: each contributor's share of the sum per layer; None where nobody may know.
+      abandoned: too few uploads arrived: nothing was learnt, nobody was acknowledged.
     """
 
     round: int
@@ -39,6 +41,8 @@ class RoundSummary:
     contributors: tuple[ClientId, ...]
     refused: tuple[Refusal, ...]
     effective_clients: LayerNumbers
+    weights: Mapping[ClientId, LayerNumbers] | None = None
+    abandoned: bool = False
 
 
 def initial_state(method: Method, params: Params) -> State:
@@ -47,19 +51,29 @@ def initial_state(method: Method, params: Params) -> State:
 
 
 def run_round(
-    method: Method, state: State, cohort: Sequence[ClientId], federation: Federation
+    method: Method, state: State, cohort: Sequence[ClientId], federation: Federation, minimum: int = 0
 ) -> tuple[State, RoundSummary]:
-    """Train the cohort, weigh, sum, step (DESIGN: local solver + report + mediator + linear sum + server rule)."""
+    """Train the cohort, weigh, sum, step: local solver + report + mediator + linear sum + server rule.
+
+    Args:
+      minimum: uploads below which the round is abandoned; it counts as a round, and everything stays as it was.
+    """
     reports = federation.train(state.params, cohort, method, state.round)
     memory, shares = method.mediator.weigh(state.mediator, reports, list(state.params))
     aggregate = federation.collect(shares)
+    abandoned = len(aggregate.contributors) < minimum
+    summary = summarise(state.round, reports, aggregate, abandoned)
+    if abandoned:
+        federation.acknowledge(())
+        return replace(state, round=state.round + 1), summary
     params, server = method.server.step(state.params, aggregate, state.server)
     federation.acknowledge(aggregate.contributors)
-    summary = summarise(state.round, reports, aggregate)
     return State(params, memory, server, state.round + 1), summary
 
 
-def summarise(round: int, reports: Mapping[ClientId, Report], aggregate: Aggregate) -> RoundSummary:
+def summarise(
+    round: int, reports: Mapping[ClientId, Report], aggregate: Aggregate, abandoned: bool = False
+) -> RoundSummary:
     """Condense a round for the log; clients that were refused do not count."""
     tokens = sum(r.tokens for r in reports.values())
     nats = sum(r.loss * r.tokens for r in reports.values())
@@ -72,4 +86,6 @@ def summarise(round: int, reports: Mapping[ClientId, Report], aggregate: Aggrega
         contributors=aggregate.contributors,
         refused=aggregate.refused,
         effective_clients=aggregate.effective_clients(),
+        weights=aggregate.weights,
+        abandoned=abandoned,
     )

@@ -6,7 +6,10 @@ A restart at round t draws exactly what an uninterrupted run would have drawn.
 from __future__ import annotations
 
 import hashlib
+import heapq
+import math
 import random
+from collections.abc import Sequence
 
 from keyfed.errors import ConfigError
 
@@ -36,3 +39,37 @@ def sample_cohort(population: int, size: int, seed: int, round: int) -> list[int
         )
     draw = random.Random(derive_seed(seed, "cohort", round))
     return sorted(draw.sample(range(population), size))
+
+
+def poisson_cohort(population: int, chance: float, seed: int, round: int) -> list[int]:
+    """Call each client independently with the same chance; the cohort may be empty. In increasing order.
+
+    The gaps between those called are geometric, so the population is never listed.
+    """
+    if not 0 < chance <= 1:
+        raise ConfigError(f"poisson sampling with chance {chance}; expected 0 < chance ≤ 1: set train.cohort lower")
+    if chance == 1:
+        return list(range(population))
+    draw = random.Random(derive_seed(seed, "poisson", round))
+    called: list[int] = []
+    at = -1
+    while True:
+        at += 1 + math.floor(math.log(1 - draw.random()) / math.log1p(-chance))
+        if at >= population:
+            return called
+        called.append(at)
+
+
+def sample_by_size(sizes: Sequence[int], count: int, seed: int, round: int) -> list[int]:
+    """Draw `count` clients without replacement, each next one in proportion to its size; in increasing order.
+
+    Efraimidis and Spirakis: the clients with the largest log(u)/size, u uniform, are such a draw.
+    """
+    if not 1 <= count <= len(sizes):
+        raise ConfigError(
+            f"a cohort of {count} cannot be drawn from {len(sizes)} clients; "
+            f"set train.cohort between 1 and {len(sizes)}"
+        )
+    draw = random.Random(derive_seed(seed, "by size", round))
+    keys = [math.log(1 - draw.random()) / max(size, 1e-9) for size in sizes]
+    return sorted(heapq.nlargest(count, range(len(sizes)), key=keys.__getitem__))

@@ -17,6 +17,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Generator, Tensor
 
+from keyfed.federated.spec import MethodSpec as MethodSpec
+from keyfed.federated.spec import Part as Part
+
 Params = dict[str, Tensor]
 ClientId = str
 Memory = Any  # whatever a mediator keeps between rounds: a small, JSON-able value
@@ -39,9 +42,14 @@ class Gradient(NamedTuple):
 
 
 class Objective(Protocol):
-    """The local problem of m stacked clients, as the solver sees it; engines make one from text and model."""
+    """The local problem of m stacked clients, as the solver sees it; engines make one from text and model.
+
+    Attributes:
+      pace: each client's own factor on the step size, [m]; None where all go by the method's.
+    """
 
     clients: int
+    pace: Tensor | None
 
     def steps(self, epoch: int) -> Iterator[Callable[[Params], Gradient]]:
         """Yield the epoch's steps in order; each takes the stacked parameters and returns a `Gradient`."""
@@ -56,18 +64,36 @@ class Solution(NamedTuple):
       loss: mean nats per token over the last local epoch as trained, [m].
       tokens: tokens predicted in the last local epoch, [m].
       worked: tokens predicted over all epochs, [m].
+      standing: what a client that keeps state stands for in a running mean; None for the others.
+      state: the state to keep if the upload is acknowledged, stacked. Layers under "sent/" are what the server has of
+        this client; the engine adds what was in fact uploaded, so that rounding and compression are made good later.
     """
 
     upload: Params
     loss: Tensor
     tokens: Tensor
     worked: Tensor
+    standing: Standing | None = None
+    state: Params | None = None
+
+
+class Standing(NamedTuple):
+    """Weight α_k in a running mean, fixed when a client joins, [m]; and whether it joins with this upload, [m]."""
+
+    weight: Tensor
+    joining: Tensor
 
 
 class Solver(NamedTuple):
-    """How a client works: (θ, its objective, number of the round) → Solution."""
+    """How a client works.
 
-    solve: Callable[[Params, Objective, int], Solution]
+    Attributes:
+      solve: (θ, objective, round) → Solution; with `start`, the clients' stacked state is the fourth argument.
+      start: the state of a client that has none yet, from θ (not stacked); None where clients keep nothing.
+    """
+
+    solve: Callable[..., Solution]
+    start: Callable[[Params], Params] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +102,8 @@ class Report:
 
     Attributes:
       distance: how far each layer moved, for methods that ask for it; empty for the others.
+      weight: α_k of a client that keeps state; 0 for the others.
+      joining: the upload is everything the client stands for, not an increment.
     """
 
     client: ClientId
@@ -83,6 +111,8 @@ class Report:
     loss: float
     worked: int
     distance: LayerNumbers = field(default_factory=dict)
+    weight: float = 0.0
+    joining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +134,25 @@ class Refusal:
     """A client left out of the round, with a typed reason."""
 
     client: ClientId
-    reason: Literal["non-finite loss", "non-finite upload", "exploding upload", "no text"]
+    reason: Literal["non-finite report", "non-finite upload", "exploding upload", "wrong shape", "no text"]
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """The linear sum over whoever arrived."""
+    """The linear sum over whoever arrived.
+
+    Attributes:
+      weight: Σ scale per layer, and `squares` Σ scale²: for the effective number of clients.
+      weights: each contributor's share of the sum per layer, scale / Σ scale; None where nobody may know.
+    """
 
     total: Params
     mass: LayerNumbers
-    squares: LayerNumbers  # Σ mass², for the effective number of clients
+    weight: LayerNumbers
+    squares: LayerNumbers
     contributors: tuple[ClientId, ...]
     refused: tuple[Refusal, ...] = ()
+    weights: Mapping[ClientId, LayerNumbers] | None = None
 
     def mean(self) -> Params:
         """Return total / mass, layer by layer; a layer of mass 0 takes no step."""
@@ -125,8 +162,8 @@ class Aggregate:
         }
 
     def effective_clients(self) -> LayerNumbers:
-        """Return (Σ mass)² / Σ mass² per layer: m when all count alike, 1 when one client is everything."""
-        return {name: mass**2 / self.squares[name] if mass > 0 else 0.0 for name, mass in self.mass.items()}
+        """Return (Σ scale)² / Σ scale² per layer: m when all count alike, 1 when one client is everything."""
+        return {name: w**2 / self.squares[name] if w > 0 else 0.0 for name, w in self.weight.items()}
 
 
 class Mediator(NamedTuple):
@@ -158,19 +195,25 @@ class Noise(NamedTuple):
     draw: Callable[[Params, Generator], Params]
 
 
+class Codec(NamedTuple):
+    """How an upload is written for the wire and read back.
+
+    Attributes:
+      pack: (upload, generator for stochastic rounding) → the tensors that are sent.
+      unpack: (what was sent, shapes to be like) → the upload the server sees.
+      feedback: what was left out is kept by the client and added to its next upload.
+    """
+
+    pack: Callable[[Params, Generator], Params]
+    unpack: Callable[[Params, Params], Params]
+    feedback: bool
+
+
 class ServerRule(NamedTuple):
     """How the server moves: state = init(θ), (θ', state') = step(θ, aggregate, state)."""
 
     init: Callable[[Params], Params]
     step: Callable[[Params, Aggregate, Params], tuple[Params, Params]]
-
-
-@dataclass(frozen=True, slots=True)
-class MethodSpec:
-    """A method as data: its name and numbers. This travels and is stored; both sides build the method from it."""
-
-    name: str
-    options: Mapping[str, float | int | str | bool | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +223,7 @@ class Method:
     Attributes:
       distance: measured where the upload is and told in the report; None where the mediator asks for none.
       noise: added on the way into the sum; None for none.
+      codec: how uploads are compressed; None sends them as they are.
       uploading: share of the reporting clients that upload (top-K); 1 for all.
       batch_size: rows (streams or sentences) of a local step.
       epochs: local epochs of a round.
@@ -198,6 +242,7 @@ class Method:
     distance: Distance | None = None
     uploading: float = 1.0
     noise: Noise | None = None
+    codec: Codec | None = None
     spec: MethodSpec | None = None
 
 

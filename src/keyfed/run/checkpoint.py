@@ -8,19 +8,21 @@ is right.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load, save
 
+from keyfed.engine.client_state import Version, check_versions
 from keyfed.errors import RunError
-from keyfed.federated.types import Params, State
+from keyfed.federated.types import ClientId, Params, State
+from keyfed.files import write_atomically
 
 KEEP = 3
 _NAME = re.compile(r"round-(\d{6,})\.json")
@@ -43,28 +45,7 @@ class Checkpoint:
     best: Best | None
     metrics_length: int
     seconds: float
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write under a temporary name, fsync, rename, fsync the folder; a failure leaves the old file alone."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as e:
-        temporary.unlink(missing_ok=True)
-        raise RunError(
-            f"{path}: could not be written ({e.strerror or e}); what was there before is whole. "
-            "Free some space; a run goes on with --resume"
-        ) from e
+    clients: Mapping[ClientId, Version] = field(default_factory=dict)  # the states of clients that count
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -85,6 +66,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "seconds": checkpoint.seconds,
         "mediator": state.mediator,
         "best": None if best is None else {"round": best.round, "nats": best.nats},
+        "clients": {client: asdict(version) for client, version in checkpoint.clients.items()},
     }
     manifest["seal"] = _seal(manifest)
     write_atomically(folder / f"{name}.safetensors", data)
@@ -104,11 +86,24 @@ def _rounds(folder: Path) -> list[int]:
     return [int(m[1]) for p in folder.glob("round-*.json") if (m := _NAME.fullmatch(p.name))]
 
 
-def load_checkpoint(folder: Path, logged: int, warn: Callable[[str], None]) -> Checkpoint | None:
+def named_states(folder: Path) -> list[Mapping[ClientId, Version]]:
+    """Return the clients' states that the checkpoints in a folder name; damaged checkpoints name none."""
+    out: list[Mapping[ClientId, Version]] = []
+    for number in _rounds(folder):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            manifest = json.loads((folder / f"round-{number:06d}.json").read_text("utf-8"))
+            out.append({client: Version(**version) for client, version in manifest["clients"].items()})
+    return out
+
+
+def load_checkpoint(
+    folder: Path, logged: int, warn: Callable[[str], None], clients: Path | None = None
+) -> Checkpoint | None:
     """Return the newest whole checkpoint, saying which damaged ones were passed over; None if there never was one.
 
     Args:
       logged: bytes of metrics.jsonl; a checkpoint that knows of more cannot be gone on from.
+      clients: folder of the clients' states; those that a checkpoint names must be whole.
     """
     rounds = sorted(_rounds(folder), reverse=True)
     for number in rounds:
@@ -116,6 +111,8 @@ def load_checkpoint(folder: Path, logged: int, warn: Callable[[str], None]) -> C
             found = _read(folder, number)
             if found.metrics_length > logged:
                 raise RunError(f"metrics.jsonl has {logged} bytes, {found.metrics_length} belong to it")
+            if clients is not None:
+                check_versions(clients, found.clients)
             return found
         except (OSError, ValueError, KeyError, TypeError, RunError) as e:
             warn(f"checkpoint of round {number} is damaged ({e}); falling back to the one before")
@@ -142,4 +139,5 @@ def _read(folder: Path, number: int) -> Checkpoint:
         best=None if best is None else Best(best["round"], best["nats"], part("best/")),
         metrics_length=int(manifest["metrics_length"]),
         seconds=float(manifest["seconds"]),
+        clients={client: Version(**version) for client, version in manifest.get("clients", {}).items()},
     )

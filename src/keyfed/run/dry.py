@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from keyfed.config import Config, dump_toml, to_document
+from keyfed.engine.turn import keeps_state
 from keyfed.federated.mediate import kept
-from keyfed.model.language_model import init_params, parameter_count, shapes
+from keyfed.federated.types import Method, Params
+from keyfed.model.language_model import init_params, parameter_count
 from keyfed.run.console import human_bytes
-from keyfed.run.prepare import prepare, round_tokens
-from keyfed.run.traffic import model_bytes, report_bytes
-from keyfed.run.train import members_of, plan
+from keyfed.run.planning import cautions, members_of, participations, plan, plan_of_round
+from keyfed.run.prepare import client_tokens, prepare, round_tokens
+from keyfed.run.traffic import model_bytes, sizes_of
 
 TORCH_ITSELF = 300_000_000  # resident memory of an idle training process
+
+
+def state_bytes(method: Method, params: Params) -> int:
+    """Bytes a client keeps between rounds."""
+    if not keeps_state(method):
+        return 0
+    if method.solver.start is not None:
+        return model_bytes(method.solver.start(params))
+    return model_bytes(params)  # what compression left out
 
 
 def describe_plan(config: Config) -> dict[str, Any]:
@@ -20,7 +32,8 @@ def describe_plan(config: Config) -> dict[str, Any]:
     prepared = prepare(config)
     method, choice = plan(config, prepared)
     members = members_of(method, prepared, config)
-    size = model_bytes(init_params(prepared.spec, config.train.seed))
+    params = init_params(prepared.spec, config.train.seed)
+    sizes = sizes_of(method, params)
     tensors = 4 * parameter_count(prepared.spec)
     # θ, the sum and the best model in the parent; weights, gradient, one optimiser buffer and the slots per process.
     memory = (TORCH_ITSELF + 5 * tensors) + choice.workers * (
@@ -29,7 +42,10 @@ def describe_plan(config: Config) -> dict[str, Any]:
     uploads = kept(method.uploading, members)
     if method.mediator.share is None:
         memory += members * tensors  # uploads wait until all reports are there
-    report = report_bytes(list(shapes(prepared.spec)) if method.distance is not None else ())
+    kept_bytes = state_bytes(method, params)
+    modelled = 0.0
+    if method.cohort != "pooled":
+        modelled = plan_of_round(config, method, prepared, 0, client_tokens(prepared), sizes.down, sizes.up).seconds
     description: dict[str, Any] = {
         "config": to_document(config),
         "parameters": parameter_count(prepared.spec),
@@ -37,12 +53,14 @@ def describe_plan(config: Config) -> dict[str, Any]:
         "cohort": members,
         "tokens_per_round": round_tokens(prepared, members, method.epochs),
         "bytes_per_round": {
-            "down": size * members,
-            "up": size * uploads,
-            "control": report * members,
+            "down": sizes.down * members,
+            "up": sizes.up * uploads,
+            "control": sizes.control * members,
         },
-        "bytes_per_client": size,
-        "client_state_bytes": 0,
+        "bytes_per_client": asdict(sizes),
+        "client_state_bytes": kept_bytes,
+        "participations": participations(config, members, len(prepared.store)),
+        "modelled_seconds": modelled,
         "expected_memory": memory,
         "choice": choice.reason,
     }
@@ -50,9 +68,16 @@ def describe_plan(config: Config) -> dict[str, Any]:
         dump_toml(to_document(config)),
         *prepared.describe(),
         f"model {prepared.spec.name}: {description['parameters']:,} parameters, "
-        f"{human_bytes(size)} down and up a client",
+        f"{human_bytes(sizes.down)} down and {human_bytes(sizes.up)} up a client",
         f"a round: {members} clients, about {description['tokens_per_round']:,} tokens, "
-        f"{human_bytes(size * members)} down, {human_bytes(size * uploads)} up; no state kept on clients",
+        f"{human_bytes(sizes.down * members)} down, {human_bytes(sizes.up * uploads)} up, "
+        f"about {modelled:.0f} modelled seconds; "
+        + (
+            f"{human_bytes(kept_bytes)} of state on every client, twice that while an upload is not acknowledged"
+            if kept_bytes
+            else "no state kept on clients"
+        ),
+        *cautions(config, method, members, len(prepared.store)),
         f"memory: about {human_bytes(memory)}; {choice.reason}",
         "nothing was trained or written (--dry-run)",
     ]

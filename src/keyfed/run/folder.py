@@ -21,9 +21,9 @@ from safetensors.torch import load, save
 import keyfed
 from keyfed.config import Config, config_from, differences, dump_toml, to_document
 from keyfed.errors import RunError
+from keyfed.files import write_atomically
 from keyfed.model.language_model import ModelSpec, Params, check_params
 from keyfed.model.presets import build_spec
-from keyfed.run.checkpoint import write_atomically
 from keyfed.run.choose import Choice
 from keyfed.text.vocab import Vocab
 

@@ -178,10 +178,10 @@ def pooled_store(store: ClientStore) -> ClientStore:
     return ClientStore(store.flat, (0, store.bounds[-1]), (POOLED,))
 
 
-def round_tokens(prepared: Prepared, members: int, epochs: int) -> int:
-    """Tokens a round of `members` clients predicts in expectation: members × mean client × epochs, limits respected."""
+def client_tokens(prepared: Prepared) -> list[float]:
+    """Tokens every client predicts in one epoch, in expectation: its text, limits respected."""
     s, limits = prepared.store, prepared.batching
-    total = 0.0
+    out = []
     for k in range(len(s)):
         tokens = s.tokens(k) - 1.0
         if limits.kind == "sentences" or limits.max_sentences is not None:
@@ -189,8 +189,14 @@ def round_tokens(prepared: Prepared, members: int, epochs: int) -> int:
             if limits.kind == "sentences":
                 tokens = float(sum(min(len(line), limits.window) for line in lines))
             tokens *= min(1.0, (limits.max_sentences or len(lines)) / len(lines))
-        total += min(tokens, limits.max_tokens or tokens)
-    return max(1, round(members * total / len(s) * epochs))
+        out.append(min(tokens, limits.max_tokens or tokens))
+    return out
+
+
+def round_tokens(prepared: Prepared, members: int, epochs: int) -> int:
+    """Tokens a round of `members` clients predicts in expectation: members × mean client × epochs."""
+    tokens = client_tokens(prepared)
+    return max(1, round(members * sum(tokens) / len(tokens) * epochs))
 
 
 def make_problem(prepared: Prepared, config: Config, method: Method, device: str, budget: int | None = None) -> Problem:

@@ -6,23 +6,25 @@ import json
 import math
 import os
 import time
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from keyfed.config import Config, check
+from keyfed.config import Config, check, parse_target
+from keyfed.engine.client_state import ClientStates
 from keyfed.engine.simulate import Simulation
-from keyfed.errors import ConfigError, DataError
-from keyfed.federated.methods import build_method
-from keyfed.federated.round import RoundSummary, initial_state, run_round
-from keyfed.federated.sampling import sample_cohort
-from keyfed.federated.types import Method, MethodSpec, Params
+from keyfed.engine.turn import keeps_state
+from keyfed.federated.round import initial_state, run_round
+from keyfed.federated.types import Method, Params
+from keyfed.files import write_atomically
 from keyfed.model.language_model import init_params, parameter_count, shapes
 from keyfed.run.baselines import score_baselines
-from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, save_checkpoint, write_atomically
-from keyfed.run.choose import Choice, choose, usable_cores
+from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, named_states, save_checkpoint
+from keyfed.run.choose import Choice, usable_cores
 from keyfed.run.evaluate import evaluate, evaluate_sentences, limit_streams, spread, total
 from keyfed.run.folder import (
     append_line,
@@ -36,8 +38,10 @@ from keyfed.run.folder import (
     strict,
     write_run_toml,
 )
-from keyfed.run.prepare import POOLED, Prepared, make_problem, prepare, round_tokens
-from keyfed.run.traffic import model_bytes, report_bytes, round_traffic
+from keyfed.run.planning import cautions, members_of, plan, plan_of_round
+from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, prepare
+from keyfed.run.record import judge_attention, reached, record_of
+from keyfed.run.traffic import sizes_of
 
 
 class Listener(Protocol):
@@ -64,45 +68,6 @@ class Silent:
     def start(self, what: str, rounds: int, done: int) -> None: ...
 
     def round(self, record: dict[str, Any]) -> None: ...
-
-
-def members_of(method: Method, prepared: Prepared, config: Config) -> int:
-    """Number of clients of a round; a cohort larger than the population is said before training starts."""
-    clients = len(prepared.store)
-    if method.cohort == "pooled":
-        return 1
-    if method.cohort == "all":
-        return clients
-    if config.train.cohort > clients:
-        raise DataError(
-            f"{prepared.corpus.name} has {clients} clients with enough text, fewer than the cohort of "
-            f"{config.train.cohort}; set train.cohort to at most {clients}, or data.clients higher"
-        )
-    return config.train.cohort
-
-
-def cohort_of(method: Method, prepared: Prepared, config: Config, round: int) -> list[str]:
-    """The clients of one round, a function of (seed, round)."""
-    if method.cohort == "pooled":
-        return [POOLED]
-    names = prepared.store.names
-    if method.cohort == "all":
-        return list(names)
-    return [names[k] for k in sample_cohort(len(names), config.train.cohort, config.train.seed, round)]
-
-
-def plan(config: Config, prepared: Prepared) -> tuple[Method, Choice]:
-    """Build the method and choose where it runs."""
-    method = build_method(MethodSpec(config.method, config.options))
-    members = members_of(method, prepared, config)
-    if method.distance is not None and members < 2:
-        raise ConfigError(
-            f"{config.method} weighs the clients of a round against each other, and a cohort of {members} has "
-            "nothing to weigh; set train.cohort to at least 2, or use fedavg"
-        )
-    trained = min(config.train.cohort, len(prepared.store)) if method.cohort == "pooled" else members
-    tokens = round_tokens(prepared, trained, method.epochs)
-    return method, choose(config.train, prepared.spec, tokens, members)
 
 
 def train(
@@ -144,23 +109,28 @@ def train(
             listen.say(line)
         count = parameter_count(prepared.spec)
         listen.say(f"model {prepared.spec.name}: {count:,} parameters; {choice.reason}")
+        for line in cautions(config, method, members_of(method, prepared, config), len(prepared.store)):
+            listen.say(line)
         best, seconds = _rounds(config, out, prepared, method, choice, listen, budget)
         result = _finish(config, out, prepared, method, choice, best, seconds, listen)
         if config.train.central and config.method != "central":
-            tokens = round_tokens(prepared, members_of(method, prepared, config), method.epochs)
-            result["baselines"]["central"] = _central(config, out, prepared, listen, tokens)
+            result["baselines"]["central"] = _central(config, out, prepared, listen, result)
         result = dict(strict(result))
         write_atomically(out / "result.json", json.dumps(result, indent=1, allow_nan=False).encode())
         return result
 
 
-def _central(config: Config, out: Path, prepared: Prepared, listen: Listener, budget: int) -> dict[str, Any]:
-    """Train the same model on the pooled text with the same token budget, as a run of its own beside this one.
+def _central(
+    config: Config, out: Path, prepared: Prepared, listen: Listener, federated: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Train the same model on the pooled text with as many tokens, as a run of its own beside this one.
 
     It has the central method's own defaults: a step size that suits ten averaged clients is too large for one.
     """
-    settings = replace(config.train, central=False, baselines=False)
-    central = replace(config, method="central", options={}, train=settings)
+    rounds = federated["rounds"]
+    budget = max(1, round(federated["tokens_trained"] / max(1, rounds)))
+    settings = replace(config.train, central=False, baselines=False, until=None, rounds=rounds)
+    central = Config(config.data, config.model, settings, method="central")
     result = train(central, out / "central", resume=True, listener=listen, prepared=prepared, budget=budget)
     return {"test": result["test"], "unseen": result["unseen"], "seconds": result["seconds"]}
 
@@ -175,9 +145,9 @@ def _rounds(
     budget: int | None,
 ) -> tuple[Best, float]:
     """Run all rounds that are still to do; return the model chosen on validation and the seconds spent."""
-    metrics = out / "metrics.jsonl"
+    metrics, clients = out / "metrics.jsonl", out / "clients"
     logged = metrics.stat().st_size if metrics.exists() else 0
-    saved = load_checkpoint(out / "checkpoint", logged, listen.say)
+    saved = load_checkpoint(out / "checkpoint", logged, listen.say, clients)
     if saved is None:
         params = init_params(prepared.spec, config.train.seed)
         state, best, length, before = initial_state(method, params), None, 0, 0.0
@@ -193,87 +163,73 @@ def _rounds(
         listen.say(f"resuming after round {state.round} of {config.train.rounds}")
     if metrics.exists():
         os.truncate(metrics, length)  # lines written after the last checkpoint will be written again
-    size = model_bytes(state.params)
+    states = ClientStates(clients, saved.clients if saved else None) if keeps_state(method) else None
+    sizes, tokens = sizes_of(method, state.params), client_tokens(prepared)
     valid = limit_streams(prepared.valid, config.train.valid_tokens)
     problem = make_problem(prepared, config, method, choice.device, budget)
+    target = parse_target(config.train.until, "train.until")
+    minimum = 1 if method.cohort == "pooled" else config.participation.minimum
+    done = reached(read_metrics(out), target) is not None
     started = time.monotonic() - before
     written = state.round
     threads = torch.get_num_threads()
     said: set[str] = set()
+
+    def save(seconds: float) -> None:
+        counted = states.versions() if states is not None else {}
+        save_checkpoint(out / "checkpoint", Checkpoint(state, best, length, seconds, counted))
+        if states is not None:
+            states.hold(named_states(out / "checkpoint"))
+
     listen.start(f"{config.method} on {prepared.corpus.name}", config.train.rounds, state.round)
-    with Simulation(problem, block=choice.block, workers=choice.workers) as federation:
+    with Simulation(
+        problem, block=choice.block, workers=choice.workers, bound=config.upload.bound, states=states
+    ) as federation:
         try:
-            while state.round < config.train.rounds:
-                cohort = cohort_of(method, prepared, config, state.round)
+            while state.round < config.train.rounds and not done:
+                cohort, lost, called = [POOLED], {}, None
+                if method.cohort != "pooled":
+                    called = plan_of_round(config, method, prepared, state.round, tokens, sizes.down, sizes.up)
+                    fates = {prepared.store.names[f.client]: f for f in called.fates}
+                    federation.expect(fates)
+                    cohort = list(fates)
+                    lost = {client: fate.lost for client, fate in fates.items() if fate.lost is not None}
                 began = time.monotonic()
                 torch.set_num_threads(choice.threads)
-                after, summary = run_round(method, state, cohort, federation)
+                after, summary = run_round(method, state, cohort, federation, minimum)
                 torch.set_num_threads(usable_cores())
                 judged = judge_attention(summary) if method.distance is not None else None
                 if judged is not None and judged[0] not in said:
                     said.add(judged[0])
                     listen.say(judged[1])
-                record = _record(method, summary, size, len(cohort), time.monotonic() - began)
+                record = record_of(method, summary, sizes, called, lost)
+                if federation.compression_error is not None:
+                    record["compression_error"] = federation.compression_error
+                record["seconds"] = time.monotonic() - began
                 last = after.round == config.train.rounds
                 if last or after.round % config.train.eval_every == 0:
                     score = total(evaluate(prepared.spec, after.params, valid, choice.device))
                     record["valid"] = score.summary()
                     if best is None or score.mean_nats < best.nats or not math.isfinite(best.nats):
                         best = Best(after.round, score.mean_nats, after.params)
+                    done = reached([record], target) is not None
                 record["elapsed"] = time.monotonic() - started
                 state, length = after, append_line(metrics, record)
-                if last or state.round % config.train.checkpoint_every == 0:
-                    save_checkpoint(out / "checkpoint", Checkpoint(state, best, length, record["elapsed"]))
+                if last or done or state.round % config.train.checkpoint_every == 0:
+                    save(record["elapsed"])
                     written = state.round
                 listen.round(record)
         except KeyboardInterrupt:
             if state.round > written:
-                save_checkpoint(out / "checkpoint", Checkpoint(state, best, length, time.monotonic() - started))
+                save(time.monotonic() - started)
             raise
         finally:
             torch.set_num_threads(threads)
+    if done:
+        listen.say(f"the target {config.train.until} is reached after round {state.round}")
     if best is None:
         best = Best(state.round, math.nan, state.params)
     return best, time.monotonic() - started
-
-
-def judge_attention(summary: RoundSummary) -> tuple[str, str] | None:
-    """Say when attention does too much (one client is nearly everything) or nothing: what, and a line about it."""
-    effective, clients = summary.effective_clients, len(summary.contributors)
-    if clients < 3:
-        return None
-    layer = min(effective, key=lambda name: effective[name])
-    if effective[layer] < 2:
-        return "sharp", (
-            f"round {summary.round + 1}: attention counts {effective[layer]:.2f} of {clients} clients in {layer}; "
-            "a higher method.temperature spreads it"
-        )
-    if effective[layer] > clients * (1 - 1e-3):
-        return "flat", (
-            f"round {summary.round + 1}: attention is a uniform mean of {clients} clients to 1e-3; "
-            "a lower method.temperature sharpens it"
-        )
-    return None
-
-
-def _record(method: Method, summary: RoundSummary, size: int, cohort: int, seconds: float) -> dict[str, Any]:
-    effective = summary.effective_clients
-    attentive = method.distance is not None
-    record = {
-        "round": summary.round + 1,
-        "loss": summary.loss,
-        "tokens": summary.tokens,
-        "worked": summary.worked,
-        "cohort": cohort,
-        "contributors": list(summary.contributors),
-        "refused": {r.client: r.reason for r in summary.refused},
-        "effective_clients": sum(effective.values()) / max(1, len(effective)),
-        "traffic": round_traffic(size, cohort, summary, report_bytes(list(effective) if attentive else ())),
-        "seconds": seconds,
-    }
-    if attentive:
-        record["effective_by_layer"] = dict(effective)
-    return record
 
 
 def _finish(
@@ -308,7 +264,7 @@ def _finish(
         "vocabulary": len(prepared.vocab),
         "clients": len(prepared.store),
         "cohort": members_of(method, prepared, config),
-        "rounds": config.train.rounds,
+        "rounds": len(records),
         "seed": config.train.seed,
         "best_round": best.round,
         "test": {**total(tested).summary(), "sentence_perplexity": sentences.perplexity},
@@ -321,10 +277,20 @@ def _finish(
         },
         "baselines": baselines,
         "traffic": {k: sum(r["traffic"][k] for r in records) for k in ("down", "up", "control")},
+        "bytes_per_client": asdict(sizes_of(method, params)),
+        "reached": reached(records, parse_target(config.train.until, "train.until")),
+        "modelled_seconds": sum(r.get("modelled_seconds", 0.0) for r in records),
         "refused": sum(len(r["refused"]) for r in records),
+        "lost": dict(Counter(reason for r in records for reason in r["lost"].values())),
+        "abandoned": sum(r["abandoned"] for r in records),
+        "compression_error": _mean([r["compression_error"] for r in records if "compression_error" in r]),
         "tokens_trained": sum(r["worked"] for r in records),
         "oov_rate": prepared.oov,
         "seconds": seconds,
         "evaluation_seconds": evaluated,
         "baseline_seconds": time.monotonic() - began,
     }
+
+
+def _mean(numbers: Sequence[float]) -> float | None:
+    return sum(numbers) / len(numbers) if numbers else None

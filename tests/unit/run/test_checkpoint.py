@@ -11,7 +11,8 @@ import torch
 
 from keyfed.errors import RunError
 from keyfed.federated.types import State
-from keyfed.run.checkpoint import KEEP, Best, Checkpoint, load_checkpoint, save_checkpoint, write_atomically
+from keyfed.files import write_atomically
+from keyfed.run.checkpoint import KEEP, Best, Checkpoint, load_checkpoint, save_checkpoint
 
 
 def params(seed: int) -> dict[str, torch.Tensor]:

@@ -1,0 +1,229 @@
+r"""Who takes part in a round and how far they get: sampling, over-selection, drop-outs, stragglers, unequal work.
+
+Everything is a function of (seed, round) or (seed, client) and known before anybody trains, so a simulation repeats
+exactly, resumes exactly, and does not train clients whose work would be lost. Time is *modelled*, never measured: a
+client downloads, predicts its tokens at its own speed, and uploads:
+
+.. math::  t_k = \text{latency} + \frac{\text{down}}{\text{rate}_↓} + \frac{\text{tokens}_k}{\text{speed}_k}
+                 + \frac{\text{up}}{\text{rate}_↑}
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from keyfed.federated.sampling import derive_seed, poisson_cohort, sample_by_size, sample_cohort
+
+Lost = Literal["dropped before report", "dropped before upload", "late", "not needed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Participation:
+    """Who takes part in a round, how far they get, and how long a modelled round lasts."""
+
+    sampling: Literal["uniform", "poisson", "size"] = field(
+        default="uniform",
+        metadata={
+            "help": "uniform: that many, drawn alike; poisson: each client independently; size: drawn by their text"
+        },
+    )
+    fraction: float | None = field(
+        default=None, metadata={"help": "share C of all clients called in a round, instead of train.cohort"}
+    )
+    over_select: float = field(
+        default=0.0, metadata={"help": "call this share more clients than needed and take the first to finish"}
+    )
+    minimum: int = field(
+        default=1, metadata={"help": "uploads below which a round is abandoned: counted, nothing learnt"}
+    )
+    drop_before: float = field(default=0.0, metadata={"help": "chance that a client vanishes before it reports"})
+    drop_after: float = field(default=0.0, metadata={"help": "chance that it vanishes between report and upload"})
+    deadline: float | None = field(
+        default=None, metadata={"help": "modelled seconds after which the round closes; none: waits for all"}
+    )
+    partial: bool = field(
+        default=True, metadata={"help": "a straggler stops early and uploads what it has; false: it is left out"}
+    )
+    least_epochs: int | None = field(
+        default=None, metadata={"help": "each client and round draws its epochs from this to the method's; none: all"}
+    )
+    least_work: float = field(
+        default=1.0, metadata={"help": "each client and round does a share of its steps drawn from this to 1"}
+    )
+    pace_spread: float = field(
+        default=0.0, metadata={"help": "spread (sigma of the logarithm) of clients' own step sizes"}
+    )
+    speed: float = field(default=1000.0, metadata={"help": "modelled tokens a second of the median client"})
+    speed_spread: float = field(default=0.0, metadata={"help": "spread (sigma of the logarithm) of clients' speeds"})
+    down_mbit: float = field(default=20.0, metadata={"help": "modelled link to a client, Mbit/s"})
+    up_mbit: float = field(default=5.0, metadata={"help": "modelled link from a client, Mbit/s"})
+    latency: float = field(default=1.0, metadata={"help": "modelled seconds to call a client and hear from it"})
+
+    def problems(self) -> list[str]:
+        """Say what makes no sense, in words that name the key."""
+        out = []
+        for key in ("drop_before", "drop_after"):
+            if not 0 <= getattr(self, key) < 1:
+                out.append(f"participation.{key} is {getattr(self, key)}; expected 0 ≤ chance < 1")
+        for key in ("speed", "down_mbit", "up_mbit"):
+            if not 0 < getattr(self, key) < math.inf:
+                out.append(f"participation.{key} is {getattr(self, key)}; expected > 0")
+        for key in ("over_select", "pace_spread", "speed_spread", "latency"):
+            if not 0 <= getattr(self, key) < math.inf:
+                out.append(f"participation.{key} is {getattr(self, key)}; expected ≥ 0")
+        for key, value in (("fraction", self.fraction), ("least_work", self.least_work)):
+            if value is not None and not 0 < value <= 1:
+                out.append(f"participation.{key} is {value}; expected 0 < {key} ≤ 1")
+        for key, number in (("minimum", self.minimum), ("least_epochs", self.least_epochs)):
+            if number is not None and number < 1:
+                out.append(f"participation.{key} is {number}; at least 1")
+        if self.deadline is not None and not self.deadline > self.latency:
+            out.append(
+                f"participation.deadline is {self.deadline}; expected more than the latency of {self.latency} seconds"
+            )
+        if self.over_select and self.sampling == "poisson":
+            out.append("participation.over_select needs a fixed cohort; poisson sampling has none")
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How much of the local work a client does in a round.
+
+    Attributes:
+      epochs: passes over its text; None for the method's.
+      share: share of the steps of those passes that it gets through.
+      pace: its own factor on the step size.
+    """
+
+    epochs: int | None = None
+    share: float = 1.0
+    pace: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of one client in one round.
+
+    Attributes:
+      seconds: modelled time until it is done, or given up.
+      lost: why nothing of it is summed; None if its upload arrives.
+    """
+
+    client: int
+    work: Work
+    seconds: float
+    lost: Lost | None = None
+
+    @property
+    def reports(self) -> bool:
+        """Whether its report arrives."""
+        return self.lost in (None, "dropped before upload")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A round before it happens: everyone called, and the modelled seconds it takes."""
+
+    fates: tuple[Fate, ...]
+    seconds: float
+
+
+def cohort_size(p: Participation, cohort: int, population: int) -> int:
+    """Return how many uploads a round wants: train.cohort, or the fraction C of all (at least one)."""
+    return cohort if p.fraction is None else max(1, round(p.fraction * population))
+
+
+def draw(
+    p: Participation, population: int, wanted: int, size_of: Callable[[int], int], seed: int, round: int
+) -> list[int]:
+    """Draw the clients that are called, in increasing order."""
+    if p.sampling == "poisson":
+        return poisson_cohort(population, wanted / population, seed, round)
+    called = min(population, math.ceil(wanted * (1 + p.over_select)))
+    if p.sampling == "size":
+        return sample_by_size([size_of(k) for k in range(population)], called, seed, round)
+    return sample_cohort(population, called, seed, round)
+
+
+def plan_round(
+    p: Participation,
+    called: list[int],
+    wanted: int,
+    *,
+    epochs: int,
+    tokens_of: Callable[[int], float],
+    name_of: Callable[[int], str],
+    down: int,
+    up: int,
+    seed: int,
+    round: int,
+) -> Plan:
+    """Decide what becomes of every client called.
+
+    Args:
+      wanted: uploads the round wants; with over-selection the first this many to finish are taken.
+      epochs: the method's local epochs.
+      tokens_of: tokens client k predicts in one epoch, in expectation.
+      down: bytes a client downloads; `up` those it uploads.
+    """
+    fates = [_fate(p, k, name_of(k), epochs, tokens_of(k), down, up, seed, round) for k in called]
+    limit = math.inf if p.deadline is None else p.deadline
+    arrived = sorted((f.seconds, f.client) for f in fates if f.lost is None)
+    if p.sampling != "poisson" and len(arrived) > wanted:
+        needed = {client for _, client in arrived[:wanted]}
+        closes = arrived[wanted - 1][0]
+        fates = [
+            Fate(f.client, f.work, min(f.seconds, closes), "not needed")
+            if f.lost is None and f.client not in needed
+            else f
+            for f in fates
+        ]
+        return Plan(tuple(fates), closes)
+    # Nobody knows that a client has vanished: the server waits for the deadline, or (without one) for the last to come.
+    missing = any(f.lost is not None for f in fates)
+    last = max((f.seconds for f in fates if f.lost is None), default=0.0)
+    return Plan(tuple(fates), limit if missing and limit < math.inf else last)
+
+
+def _fate(
+    p: Participation,
+    client: int,
+    name: str,
+    epochs: int,
+    tokens: float,
+    down: int,
+    up: int,
+    seed: int,
+    round: int,
+) -> Fate:
+    """Draw one client's work, speed and luck. Each has its own generator: changing one option leaves the rest alone."""
+
+    def chance(purpose: str, *more: int) -> random.Random:
+        return random.Random(derive_seed(seed, "participation", purpose, name, *more))
+
+    passes = epochs
+    if p.least_epochs is not None:
+        passes = chance("epochs", round).randint(min(p.least_epochs, epochs), epochs)
+    share = 1.0 if p.least_work == 1 else chance("work", round).uniform(p.least_work, 1.0)
+    pace = math.exp(p.pace_spread * chance("pace").gauss(0, 1)) if p.pace_spread else 1.0
+    speed = p.speed * (math.exp(p.speed_spread * chance("speed").gauss(0, 1)) if p.speed_spread else 1.0)
+    moving = p.latency + 8 * down / (p.down_mbit * 1e6) + 8 * up / (p.up_mbit * 1e6)
+    computing = tokens * passes * share / speed
+    lost: Lost | None = None
+    if p.deadline is not None and moving + computing > p.deadline:
+        left = p.deadline - moving
+        if p.partial and left > 0:
+            share, computing = share * left / computing, left
+        else:
+            lost = "late"
+    seconds = min(moving + computing, math.inf if p.deadline is None else p.deadline)
+    if p.drop_before and chance("before", round).random() < p.drop_before:
+        lost = "dropped before report"
+    elif lost is None and p.drop_after and chance("after", round).random() < p.drop_after:
+        lost = "dropped before upload"
+    return Fate(client, Work(None if passes == epochs else passes, share, pace), seconds, lost)

@@ -1,0 +1,174 @@
+r"""Mediators and server rules by name, so that any method can be given another one: FedAtt with Adam on the server,
+FedProx with attention, …
+
+    [method]            [mediator]              [server]
+    name = "fedprox"    name = "attention"      name = "adam"
+                        temperature = 0.5       lr = 0.01
+
+A part's keyword arguments are its options, as a method's are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+from keyfed.errors import ConfigError, nearest
+from keyfed.federated import distance, mediate, server
+from keyfed.federated.types import Distance, Mediator, Method, Part, ServerRule
+
+
+class Mediation(NamedTuple):
+    """A mediator, the distance it asks of clients, and the share of clients it lets upload."""
+
+    mediator: Mediator
+    distance: Distance | None = None
+    uploading: float = 1.0
+
+
+def _under_top_k(beta: float, mediator: Mediator, measured: Distance | None = None) -> Mediation:
+    return Mediation(mediator if beta == 1 else mediate.top_k(beta, mediator), measured, beta)
+
+
+def tokens(*, beta: float = 1.0) -> Mediation:
+    """Weigh by training tokens, n_k / Σn.
+
+    Options:
+      beta: share of the cohort, those of lowest loss, that uploads (top-K).
+    """
+    return _under_top_k(beta, mediate.by_tokens())
+
+
+def uniform(*, beta: float = 1.0) -> Mediation:
+    """Let every client count alike, 1/m.
+
+    Options:
+      beta: share of the cohort, those of lowest loss, that uploads (top-K).
+    """
+    return _under_top_k(beta, mediate.uniform())
+
+
+def fixed(*, weights: str = "") -> Mediation:
+    """Weigh by numbers given beforehand.
+
+    Options:
+      weights: "client=number, client=number, …"; who is not named weighs 1.
+    """
+    given = {}
+    for pair in filter(None, (p.strip() for p in weights.split(","))):
+        client, equals, number = pair.rpartition("=")
+        try:
+            given[client.strip()] = float(number)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ConfigError(f'mediator.weights has "{pair}"; expected client=number, separated by commas')
+    return Mediation(mediate.fixed(given))
+
+
+def attention(
+    *,
+    norm: Literal["spectral", "frobenius"] = "spectral",
+    temperature: float = 1.0,
+    bound: float | None = None,
+    beta: float = 1.0,
+) -> Mediation:
+    """Weigh each layer by the softmax of how far it moved (FedAtt's rule).
+
+    Options:
+      norm: spectral or frobenius.
+      temperature: T of the softmax.
+      bound: largest score that counts.
+      beta: share of the cohort, those of lowest loss, that uploads (top-K).
+    """
+    measured = distance.spectral() if norm == "spectral" else distance.frobenius()
+    return _under_top_k(beta, mediate.softmax_of_distance(temperature, bound), measured)
+
+
+def divergence(
+    *,
+    reading: distance.Reading = "absolute",
+    temperature: float = 1.0,
+    bound: float | None = None,
+    switch: float | None = None,
+    beta: float = 1.0,
+) -> Mediation:
+    """Weigh each layer by the softmax of its Jensen–Shannon divergence from θ (FedMed's rule).
+
+    Options:
+      reading: how weights become a distribution: absolute, softmax or histogram.
+      temperature: T of the softmax.
+      bound: largest score that counts.
+      switch: ε of FedMed's mediation: by tokens while the mean loss changes by less; none always weighs by divergence.
+      beta: share of the cohort, those of lowest loss, that uploads (top-K).
+    """
+    inner = mediate.softmax_of_distance(temperature, bound)
+    if switch is not None:
+        inner = mediate.switch_on_loss(inner, mediate.by_tokens(), switch)
+    return _under_top_k(beta, inner, distance.jensen_shannon(reading))
+
+
+MEDIATORS: dict[str, Callable[..., Mediation]] = {
+    "tokens": tokens,
+    "uniform": uniform,
+    "fixed": fixed,
+    "attention": attention,
+    "divergence": divergence,
+}
+SERVERS: dict[str, Callable[..., ServerRule]] = {
+    "sgd": server.sgd,
+    "momentum": server.momentum,
+    "nesterov": server.nesterov,
+    "adam": server.adam,
+    "yogi": server.yogi,
+    "adagrad": server.adagrad,
+}
+KINDS: dict[str, Mapping[str, Callable[..., Any]]] = {"mediator": MEDIATORS, "server": SERVERS}
+
+
+def part_options(kind: str, name: str) -> dict[str, inspect.Parameter]:
+    """Return the options of a part; an unknown name is an error that says the nearest."""
+    known = KINDS[kind]
+    if name not in known:
+        raise ConfigError(f'{kind}.name is "{name}"{nearest(name, known)}; expected one of {", ".join(known)}')
+    return dict(inspect.signature(known[name]).parameters)
+
+
+def build_part(kind: str, part: Part) -> Any:
+    """Build a mediator or a server rule from its name and numbers."""
+    options = part_options(kind, part.name)
+    for key in part.options:
+        if key not in options:
+            raise ConfigError(
+                f'{kind}.{key} is not an option of "{part.name}"{nearest(key, options)}. Options: {", ".join(options)}.'
+            )
+    missing = [k for k, p in options.items() if p.default is inspect.Parameter.empty and k not in part.options]
+    if missing:
+        raise ConfigError(
+            f'{kind} "{part.name}" needs {", ".join(f"{kind}.{k}" for k in missing)}, e.g. {kind}.lr=0.01'
+        )
+    rate = part.options.get("lr", 1.0)
+    if not isinstance(rate, int | float) or not 0 < rate < math.inf:
+        raise ConfigError(f"{kind}.lr is {rate}; expected lr > 0")
+    try:
+        return KINDS[kind][part.name](**part.options)
+    except ConfigError as e:  # the parts' own checks speak of the method they were written for
+        raise ConfigError(str(e).replace("method.", f"{kind}.")) from None
+
+
+def exchange(method: Method, mediator: Part | None, rule: Part | None) -> Method:
+    """Give a method another mediator or server rule; None keeps its own."""
+    if method.solver.start is not None and (mediator or rule):
+        raise ConfigError(
+            f"{method.name} is a running mean over all clients that joined: its mediator and server rule are part of "
+            "the method and cannot be exchanged; take fedprox for a proximal term without duals"
+        )
+    if mediator is not None:
+        made: Mediation = build_part("mediator", mediator)
+        method = replace(method, mediator=made.mediator, distance=made.distance, uploading=made.uploading)
+    if rule is not None:
+        method = replace(method, server=build_part("server", rule))
+    return method

@@ -1,0 +1,105 @@
+"""What a run will do before it does it: method, cohort, who takes part in each round, what makes no sense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from keyfed.config import Config, method_spec
+from keyfed.errors import ConfigError, DataError
+from keyfed.federated.mediate import kept
+from keyfed.federated.methods import build_method
+from keyfed.federated.participation import Plan, cohort_size, draw, plan_round
+from keyfed.federated.types import Method
+from keyfed.run.choose import Choice, choose
+from keyfed.run.prepare import Prepared, round_tokens
+
+FEW_PARTICIPATIONS = 3  # a client, below which duals have hardly begun to work
+
+
+def members_of(method: Method, prepared: Prepared, config: Config) -> int:
+    """Number of uploads a round wants; a cohort larger than the population is said before training starts."""
+    clients = len(prepared.store)
+    if method.cohort == "pooled":
+        return 1
+    if method.cohort == "all":
+        return clients
+    wanted = cohort_size(config.participation, config.train.cohort, clients)
+    if wanted > clients:
+        raise DataError(
+            f"{prepared.corpus.name} has {clients} clients with enough text, fewer than the cohort of "
+            f"{wanted}; set train.cohort to at most {clients}, or data.clients higher"
+        )
+    return wanted
+
+
+def plan(config: Config, prepared: Prepared) -> tuple[Method, Choice]:
+    """Build the method and choose where it runs; combinations that make no sense are refused with the reason."""
+    method = build_method(method_spec(config))
+    members = members_of(method, prepared, config)
+    refuse_nonsense(config, method, members, len(prepared.store))
+    trained = min(config.train.cohort, len(prepared.store)) if method.cohort == "pooled" else members
+    tokens = round_tokens(prepared, trained, method.epochs)
+    return method, choose(config.train, prepared.spec, tokens, members)
+
+
+def refuse_nonsense(config: Config, method: Method, members: int, clients: int) -> None:
+    """Raise ConfigError for combinations of method, cohort and participation that cannot do what they say."""
+    if method.distance is not None and members < 2:
+        raise ConfigError(
+            f"{config.method} weighs the clients of a round against each other, and a cohort of {members} has "
+            "nothing to weigh; set train.cohort to at least 2, or use fedavg"
+        )
+    if method.cohort == "pooled":
+        return
+    uploads = kept(method.uploading, members)
+    if config.participation.minimum > uploads:
+        raise ConfigError(
+            f"participation.minimum is {config.participation.minimum}, but only {uploads} of a round's {members} "
+            "clients upload: every round would be abandoned"
+        )
+    expected = participations(config, members, clients)
+    if method.solver.start is not None and config.train.rounds > 0 and expected <= 1:
+        raise ConfigError(
+            f"{config.method} keeps a dual on every client, and in {config.train.rounds} rounds with {members} of "
+            f"{clients} clients each comes {expected:.2g} times: a dual is never used. Take more rounds, a larger "
+            "train.cohort, or fedprox"
+        )
+
+
+def participations(config: Config, members: int, clients: int) -> float:
+    """How often a client is in a round over the whole run, in expectation."""
+    arrive = (1 - config.participation.drop_before) * (1 - config.participation.drop_after)
+    return config.train.rounds * members / clients * arrive
+
+
+def cautions(config: Config, method: Method, members: int, clients: int) -> list[str]:
+    """Lines about what will work, but not as one may expect."""
+    expected = participations(config, members, clients)
+    if method.solver.start is None or expected >= FEW_PARTICIPATIONS or not config.train.rounds:
+        return []
+    return [
+        f"{config.method}: a client takes part about {expected:.1f} times in this run. Its dual is set in its first "
+        f"round and corrected from the second on, so with fewer than {FEW_PARTICIPATIONS} participations θ will lie "
+        "near twice FedProx's steps and may overshoot; take more rounds or a larger train.cohort"
+    ]
+
+
+def plan_of_round(
+    config: Config, method: Method, prepared: Prepared, round: int, tokens: Sequence[float], down: int, up: int
+) -> Plan:
+    """Say who is called in a round and what becomes of them; a function of (seed, round).
+
+    Args:
+      tokens: tokens each client predicts in an epoch, in expectation (`client_tokens`).
+      down: bytes of a download; `up` of an upload.
+    """
+    store, p, seed = prepared.store, config.participation, config.train.seed
+    wanted = members_of(method, prepared, config)
+    if method.cohort == "all":
+        called = list(range(len(store)))
+    else:
+        called = draw(p, len(store), wanted, store.tokens, seed, round)
+    return plan_round(
+        p, called, wanted, epochs=method.epochs, tokens_of=tokens.__getitem__, name_of=store.names.__getitem__,
+        down=down, up=up, seed=seed, round=round,
+    )  # fmt: skip

@@ -1,0 +1,96 @@
+"""A round as a line of metrics.jsonl, and what can be read from many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from keyfed.federated.participation import Plan
+from keyfed.federated.round import RoundSummary
+from keyfed.federated.types import ClientId, Method
+from keyfed.run.traffic import Sizes, round_traffic
+
+MOST_DRAWN = 100  # clients of a round whose attention is written down one by one
+
+
+def record_of(
+    method: Method, summary: RoundSummary, sizes: Sizes, plan: Plan | None, lost: Mapping[ClientId, str]
+) -> dict[str, Any]:
+    """Return the line of a round, without what was measured afterwards (validation, seconds).
+
+    Args:
+      plan: who was called and how long it takes by the model of time; None for central training.
+      lost: clients called whose upload never arrived, with the reason.
+    """
+    effective = summary.effective_clients
+    called = 1 if plan is None else len(plan.fates)
+    record: dict[str, Any] = {
+        "round": summary.round + 1,
+        "loss": summary.loss,
+        "tokens": summary.tokens,
+        "worked": summary.worked,
+        "cohort": called,
+        "reported": summary.reported,
+        "contributors": list(summary.contributors),
+        "refused": {r.client: r.reason for r in summary.refused},
+        "lost": dict(lost),
+        "abandoned": summary.abandoned,
+        "effective_clients": sum(effective.values()) / max(1, len(effective)),
+        "traffic": round_traffic(sizes, called, summary),
+    }
+    if plan is not None:
+        record["modelled_seconds"] = plan.seconds
+    if method.distance is not None:
+        record["effective_by_layer"] = dict(effective)
+        if summary.weights is not None and len(summary.weights) <= MOST_DRAWN:
+            record["attention"] = {
+                client: {layer: round(w, 6) for layer, w in weights.items()}
+                for client, weights in summary.weights.items()
+            }
+    return record
+
+
+def judge_attention(summary: RoundSummary) -> tuple[str, str] | None:
+    """Say when attention does too much (one client is nearly everything) or nothing: what, and a line about it."""
+    effective, clients = summary.effective_clients, len(summary.contributors)
+    if clients < 3:
+        return None
+    layer = min(effective, key=lambda name: effective[name])
+    if effective[layer] < 2:
+        return "sharp", (
+            f"round {summary.round + 1}: attention counts {effective[layer]:.2f} of {clients} clients in {layer}; "
+            "a higher temperature spreads it"
+        )
+    if effective[layer] > clients * (1 - 1e-3):
+        return "flat", (
+            f"round {summary.round + 1}: attention is a uniform mean of {clients} clients to 1e-3; "
+            "a lower temperature sharpens it"
+        )
+    return None
+
+
+def reached(records: Iterable[Mapping[str, Any]], target: tuple[str, float] | None) -> dict[str, Any] | None:
+    """Return round, bytes, tokens and modelled seconds up to the first round whose validation meets the target.
+
+    Example:
+      >>> traffic = {"down": 10, "up": 5, "control": 1}
+      >>> rows = [{"round": n, "valid": {"perplexity": 300.0 / n}, "traffic": traffic, "worked": 7} for n in (1, 2, 3)]
+      >>> found = reached(rows, ("perplexity", 200.0))
+      >>> found["round"], found["bytes"], found["tokens"]
+      (2, 32, 14)
+    """
+    if target is None:
+        return None
+    key, most = target
+    moved, tokens, seconds = 0, 0, 0.0
+    for record in records:
+        moved += sum(record["traffic"].values())
+        tokens += record["worked"]
+        seconds += record.get("modelled_seconds") or 0.0
+        value = (record.get("valid") or {}).get(key)
+        if value is not None and value <= most:
+            return {
+                "target": {key: most}, "round": record["round"], "bytes": moved, "tokens": tokens,
+                "modelled_seconds": seconds,
+            }  # fmt: skip
+    return None

@@ -1,0 +1,199 @@
+"""Clients with duals against closed forms: the central optimum, the running mean, FedProx's step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from keyfed.engine.client_state import ClientStates, read_state
+from keyfed.engine.simulate import Simulation
+from keyfed.federated.methods import build_method
+from keyfed.federated.participation import Fate, Work
+from keyfed.federated.round import initial_state, run_round
+from keyfed.federated.types import Method, MethodSpec
+
+from .quadratic import flat, origin, quadratic, run
+from .test_methods import assert_equal, assert_moved, method_of, problem_of, rounds, theta_of
+
+EXACT = {"rho": 1.0, "clip": None, "batch_size": 1}
+ROWS = {
+    "admm": {"optimiser": "sgd", "lr": 0.4, "epochs": 12},
+    "liadmm": {"r": 1.5, "epochs": 3},
+    "fedadmm": {"lr": 0.3, "epochs": 5},
+}
+every_method = pytest.mark.parametrize("name", ROWS)
+
+
+def method(name: str, **options) -> Method:
+    return build_method(MethodSpec(name, {**EXACT, **ROWS[name], **options}))
+
+
+def distance(problem, state, alpha=None) -> float:
+    return float((flat(state.params) - problem.optimum(alpha)).abs().max())
+
+
+# The central optimum
+
+
+@every_method
+def test_half_the_clients_and_lost_uploads_still_reach_the_central_optimum(name):
+    problem = quadratic()
+    state, summaries = run(problem, method(name), 130, present=0.5, lost=0.2)
+    assert distance(problem, state) < 1e-8
+    lost = sum(s.reported - len(s.contributors) for s in summaries)
+    called = sum(s.reported for s in summaries)
+    assert 0.4 < called / (130 * 8) < 0.6
+    assert 0.1 < lost / called < 0.3
+
+
+@every_method
+def test_uniform_weights_reach_the_optimum_of_the_plain_mean(name):
+    problem = quadratic()
+    state, _ = run(problem, method(name, weights="uniform"), 130, present=0.5, lost=0.2)
+    assert distance(problem, state, [1.0] * 8) < 1e-8
+    assert distance(problem, state) > 0.1
+
+
+def test_unequal_work_and_a_start_from_the_model_reach_it_too():
+    problem = quadratic()
+    state, _ = run(problem, method("fedadmm", epochs=6), 300, present=0.5, lost=0.2, epochs=(1, 6))
+    assert distance(problem, state) < 1e-8
+    exact = method("admm", start_from="model", epochs=60)
+    state, _ = run(problem, exact, 120, present=0.5)
+    assert distance(problem, state) < 1e-8
+
+
+@every_method
+def test_late_joiners_are_counted_from_when_they_join(name):
+    problem = quadratic()
+    early = replace(problem, matrix=problem.matrix[:6], centre=problem.centre[:6], tokens=problem.tokens[:6])
+    with Simulation(problem) as federation:
+        state, _ = run(early, method(name), 60, present=0.5, lost=0.2, simulation=federation)
+        assert distance(problem, state) > 1e-2
+        state, _ = run(problem, method(name), 160, present=0.5, lost=0.2, start=state, simulation=federation)
+    assert distance(problem, state) < 1e-8
+
+
+def test_the_published_cohort_step_is_biased_and_fedprox_is_too():
+    problem = quadratic()
+    state, _ = run(problem, method("fedadmm", server_step="published"), 100, present=0.5)
+    assert distance(problem, state) > 1e-2
+    assert distance(problem, state, [1.0] * 8) > 1e-2
+    prox = build_method(
+        MethodSpec("fedprox", {"mu": 1.0, "by_tokens": True, "optimiser": "sgd", "lr": 0.3, "epochs": 9})
+    )
+    state, _ = run(problem, prox, 100)
+    assert distance(problem, state) > 1e-2
+
+
+class Careless(Simulation):
+    """A federation that tells every client that trained that its upload arrived."""
+
+    def acknowledge(self, contributors):
+        super().acknowledge(self._trained)
+
+
+def test_advancing_without_an_acknowledgement_corrupts_the_model():
+    problem = quadratic()
+    with Careless(problem, block=8) as federation:
+        state, _ = run(problem, method("fedadmm"), 300, present=0.5, lost=0.2, simulation=federation)
+    assert distance(problem, state) > 1e-3
+
+
+@pytest.mark.parametrize("compressed", [{"quantise": "fp16"}, {"keep": 0.5}, {"keep": 0.5, "quantise": "int8"}])
+def test_compression_does_not_move_the_optimum(compressed):
+    """What was left out stays in the next increment, so θ converges all the same."""
+    problem = quadratic()
+    packed = build_method(MethodSpec("fedadmm", {**EXACT, **ROWS["fedadmm"]}, **compressed))
+    state, _ = run(problem, packed, 500, present=0.5, lost=0.2)
+    assert distance(problem, state) < 1e-8
+
+
+# The running mean and the first round
+
+
+@every_method
+def test_the_model_is_the_mean_of_all_joined_clients_after_every_round(name, tmp_path):
+    problem, made = quadratic(), method(name)
+    states = ClientStates(tmp_path)
+    with Simulation(problem, states=states) as federation:
+        state = initial_state(made, origin())
+        for number in range(12):
+            cohort = [problem.names[k] for k in range(8) if (k + number) % 3 or number > 8]
+            gone = {c: Fate(k, Work(), 0.0, "dropped before upload") for k, c in enumerate(cohort) if k == number % 4}
+            federation.expect(gone)
+            state, _ = run_round(made, state, cohort, federation)
+            joined = {c: read_state(states.acknowledged(c)) for c in problem.names if states.acknowledged(c)}
+            weights = {c: problem.tokens[problem.names.index(c)] for c in joined}
+            assert weights == {c: int(s["alpha"]) for c, s in joined.items()}
+            for layer, p in state.params.items():
+                z = {c: s[f"w/{layer}"] + s[f"dual/{layer}"] / 1.0 for c, s in joined.items()}
+                want = sum(weights[c] * z[c] for c in joined) / sum(weights.values())
+                assert float((p - want).abs().max()) < 1e-12, (number, layer)
+    assert len(joined) == 8
+
+
+@every_method
+def test_a_lost_upload_is_as_if_the_client_had_not_been_called(name):
+    problem, made = quadratic(), method(name)
+    ends = []
+    for called in (problem.names, problem.names[:5]):
+        with Simulation(problem) as federation:
+            state, _ = run_round(made, initial_state(made, origin()), problem.names[:7], federation)
+            lost = {c: Fate(k, Work(), 0.0, "dropped before upload") for k, c in enumerate(problem.names) if k >= 5}
+            federation.expect({c: fate for c, fate in lost.items() if c in called})
+            state, _ = run_round(made, state, called, federation)
+            federation.expect({})
+            ends.append(run_round(made, state, problem.names, federation)[0])
+    for layer, p in ends[0].params.items():
+        assert torch.equal(p, ends[1].params[layer])
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_the_first_admm_round_is_twice_a_proximal_round(optimiser):
+    problem, theta = problem_of([50, 11, 23]), theta_of()
+    options = {"optimiser": optimiser, "lr": 0.01, "epochs": 2, "batch_size": 2}
+    prox, _ = rounds(problem, method_of("fedprox", mu=0.3, by_tokens=True, **options), theta)
+    duals, _ = rounds(problem, method_of("admm", rho=0.3, **options), theta)
+    assert_moved(theta, prox.params)
+    twice = {name: p + 2 * (prox.params[name] - p) for name, p in theta.items()}
+    assert_equal(duals.params, twice, 1e-12)
+
+
+def test_liadmm_is_fedadmm_with_its_step_size():
+    problem, theta = problem_of([50, 11, 23]), theta_of()
+    one, _ = rounds(problem, method_of("liadmm", rho=0.2, r=1.8, epochs=2, batch_size=2), theta, 3)
+    other, _ = rounds(problem, method_of("fedadmm", rho=0.2, lr=0.5, epochs=2, batch_size=2), theta, 3)
+    assert_equal(one.params, other.params, 1e-12)
+
+
+def test_one_client_without_a_pull_to_the_model_is_local_training_that_goes_on():
+    """ρ → 0 and one client: z − θ is what the client moved twice over; w is plain SGD that never restarts."""
+    problem, theta = problem_of([40]), theta_of()
+    made = method_of("fedadmm", rho=1e-9, lr=0.3, batch_size=2)
+    plain, _ = rounds(problem, method_of("fedavg", optimiser="sgd", lr=0.3, batch_size=2), theta)
+    duals, _ = rounds(problem, made, theta)
+    for name, p in theta.items():
+        want = p + 2 * (plain.params[name] - p)
+        assert float((duals.params[name] - want).abs().max()) < 1e-6, name
+
+
+@every_method
+def test_worker_processes_change_nothing_for_clients_that_remember(name):
+    problem, theta = problem_of([50, 11, 23, 31, 8]), theta_of(dtype=torch.float32)
+    made = build_method(MethodSpec(name, {"batch_size": 2}, keep=0.5, quantise="int8"))
+    alone, ours = rounds(problem, made, theta, 3, workers=1)
+    together, theirs = rounds(problem, made, theta, 3, workers=2)
+    assert_equal(alone.params, together.params, 0)
+    assert ours == theirs
+
+
+@every_method
+def test_stacked_clients_equal_clients_one_at_a_time(name):
+    problem, theta = problem_of([50, 11, 23, 31]), theta_of()
+    made = method_of(name, batch_size=2, epochs=2)
+    one, _ = rounds(problem, made, theta, 3, block=1)
+    many, _ = rounds(problem, made, theta, 3, block=3)
+    assert_equal(one.params, many.params, 1e-10)
