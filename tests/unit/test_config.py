@@ -47,7 +47,7 @@ SOURCE = Path(keyfed.__file__).parent
     [
         (
             "modle.embed=3",
-            r'"modle" is not a section \(did you mean model\?\)\. Sections: data, model, train, participation, upload, method',
+            r'"modle" is not a section \(did you mean model\?\)\. Sections: data, model, train, participation, upload',
         ),
         ("data.vocba=3", r"data\.vocba is not an option \(did you mean data\.vocab|did you mean vocab\?\)"),
         ("train.round=3", r"train\.round is not an option \(did you mean .*rounds\?\)\. Options: rounds, cohort"),
