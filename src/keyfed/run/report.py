@@ -13,9 +13,10 @@ from typing import Any
 from keyfed.config import Config, dump_toml, to_document
 from keyfed.errors import RunError
 from keyfed.run.checkpoint import write_atomically
+from keyfed.run.drawing import Plot, validation
 from keyfed.run.folder import read_metrics, read_result, read_run_toml
 from keyfed.run.markup import Block, Code, Heading, Picture, Table, Text, finite, show, to_html, to_markdown
-from keyfed.run.plots import Plot, draw_plots, validation
+from keyfed.run.plots import draw_plots
 
 Record = Mapping[str, Any]
 Rows = list[list[str]]
