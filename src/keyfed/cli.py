@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import keyfed
+from keyfed.cli_compare import compare
 from keyfed.cli_options import (
     ConfigOption,
     DataOption,
@@ -109,6 +110,9 @@ def train(
             raise
     report = report_run(folder)
     print_json(result) if as_json else typer.echo(report)
+
+
+app.command()(compare)
 
 
 @app.command()

@@ -31,7 +31,7 @@ def print_table(rows: Sequence[Sequence[str]], title: str | None = None, *, file
     table = Table(title=title, title_justify="left", header_style="bold")
     for name, *cells in zip(*rows, strict=True):
         numbers = all(str(cell)[:1].isdigit() or str(cell) in "–-" for cell in cells)
-        table.add_column(name, justify="right" if numbers else "left")
+        table.add_column(name, justify="right" if numbers else "left", overflow="fold")  # names are not cut
     for row in rows[1:]:
         table.add_row(*map(str, row))
     Console(file=file or sys.stdout, width=None if (file or sys.stdout).isatty() else 120).print(table)
@@ -79,7 +79,8 @@ class Narrator:
     def stop(self) -> None:
         """Take the bar away."""
         if self._bar is not None:
-            self._bar.stop()
+            if self._console.is_terminal:  # elsewhere it was not started, and stopping would print an empty line
+                self._bar.stop()
             self._bar = None
 
     def __enter__(self) -> Narrator:
