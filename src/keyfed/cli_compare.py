@@ -86,7 +86,7 @@ def _text(summary: dict[str, Any]) -> str:
     table = [[cell.replace(" ± ", "±").replace(" %", "%") for cell in row] for row in comparison_table(summary)]
     return "\n".join(
         [
-            as_text(table) + summary["verdict"],
+            as_text(table, narrow=True) + summary["verdict"],
             *notes(summary),
             f"report: {Path(summary['out']) / 'report.html'}",
         ]

@@ -189,7 +189,9 @@ def _scored(row: Record) -> str:
     if mean is None:
         return "failed" if row.get("failed") and not done else "not finite"
     partly = f" ({done} of {len(row['seeds'])} seeds)" if row.get("failed") else ""
-    return show(mean) + (f" ± {show(spread)}" if spread is not None else "") + partly
+    if spread is None:
+        return show(mean) + partly
+    return f"{show(mean)} ± {f'{spread:.{1 if mean >= 100 else 2}f}' if mean < 1e6 else show(spread)}{partly}"
 
 
 def _nats(row: Record) -> str:

@@ -24,10 +24,10 @@ from keyfed.text.vocab import PAD, SPECIALS, words_of
 CONFORMANCE_TOKENS = 20_000
 
 
-def as_text(rows: Sequence[Sequence[str]]) -> str:
+def as_text(rows: Sequence[Sequence[str]], *, narrow: bool = False) -> str:
     """Return a table, its header first, as the terminal shows it."""
     with redirect_stdout(io.StringIO()) as out:
-        print_table(rows)
+        print_table(rows, narrow=narrow)
     return out.getvalue()
 
 

@@ -26,6 +26,7 @@ from keyfed.run.compare_plots import BYTES, ROUNDS, TOKENS, attention_grid, curv
 from keyfed.run.compare_report import comparison_table, document, notes, verdict
 from keyfed.run.compare_rows import Cell, best_of, common_target, in_order, mean_baselines, reach, row_of
 from keyfed.run.markup import Links, to_html, to_markdown
+from keyfed.run.results import as_text
 
 # Arguments
 
@@ -283,6 +284,16 @@ def test_the_table_says_what_was_not_reached_and_shows_the_references():
     assert table[2]["rounds to target"] == "not reached"
     assert table[2]["bytes to target"] == "not reached (300 B)"
     assert table[3]["test perplexity"] == "60.00 ± 0.00"
+
+
+def test_in_a_terminal_labels_are_not_cut_and_numbers_not_broken():
+    label = "fedatt:temperature=0.1,step=1.0,norm=frobenius,bound=3.0"
+    columns = [f"column number {k}" for k in range(7)]
+    text = as_text([["method", *columns], [label, *["1,234.5±67.8"] * 7]], narrow=True)
+    assert max(map(len, text.splitlines())) <= 120
+    assert text.count("1,234.5±67.8") == 7
+    first_column = "".join(line.split()[0] for line in text.splitlines() if line[:2].strip())
+    assert label in first_column
 
 
 # Curves and report
