@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -23,11 +24,16 @@ from keyfed.text.vocab import PAD, SPECIALS, words_of
 CONFORMANCE_TOKENS = 20_000
 
 
+def as_text(rows: Sequence[Sequence[str]], *, narrow: bool = False) -> str:
+    """Return a table, its header first, as the terminal shows it."""
+    with redirect_stdout(io.StringIO()) as out:
+        print_table(rows, narrow=narrow)
+    return out.getvalue()
+
+
 def table_text(result: dict[str, Any]) -> str:
     """Return the result table and the verdict as text."""
-    with redirect_stdout(io.StringIO()) as out:
-        print_table(result_table(result))
-    return f"{out.getvalue()}{verdict(result)}"
+    return f"{as_text(result_table(result))}{verdict(result)}"
 
 
 def report_run(folder: Path) -> str:
