@@ -10,10 +10,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from keyfed.config import SECTIONS, Config, Value, check, read_config, set_value
+from keyfed.config import PARTS, SECTIONS, Config, Value, check, method_spec, read_config, set_value
+from keyfed.config import parse_target as parse_result
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated.methods import build_method, method_options
-from keyfed.federated.types import Method, MethodSpec
+from keyfed.federated.types import Method
 from keyfed.model.presets import preset
 from keyfed.run.folder import file_name
 from keyfed.run.planning import members_of
@@ -22,6 +23,7 @@ from keyfed.run.prepare import Prepared, round_tokens
 Setting = tuple[str, Any]  # (section.key or a method's option, value)
 BUDGETS = ("rounds", "tokens")
 MOST_SEEDS = 1000
+OWN_SECTIONS = (*PARTS, "upload")  # beside its options, what one of the compared methods may have to itself
 LONGEST_NAME = 60  # letters of a folder's name, of up to four bytes each; a label may be any length
 
 
@@ -63,7 +65,7 @@ class Entry:
     @property
     def method(self) -> Method:
         """The method, built."""
-        return build_method(MethodSpec(self.config.method, self.config.options))
+        return build_method(method_spec(self.config))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ def read_entry(text: str) -> tuple[str, list[Setting]]:
     Example:
       >>> read_entry("fedatt:temperature=0.1,step=1.0")
       ('fedatt', [('method.temperature', '0.1'), ('method.step', '1.0')])
+      >>> read_entry("fedprox:server.name=adam,server.lr=0.01")
+      ('fedprox', [('server.name', 'adam'), ('server.lr', '0.01')])
     """
     name, colon, rest = text.partition(":")
     method_options(name)  # an unknown method is said first, with the nearest
@@ -119,9 +123,9 @@ def read_entry(text: str) -> tuple[str, list[Setting]]:
     for part in rest.split(",") if colon else ():
         key, value = split_setting(part, f'"{text}"')
         section, _, option = key.rpartition(".")
-        if section not in ("", "method"):
+        if section not in ("", "method", *OWN_SECTIONS):
             raise ConfigError(f'"{text}" sets {key}, which all methods share; give it as --set {key}={value}')
-        own.append((f"method.{option}", value))
+        own.append((f"{section or 'method'}.{option}", value))
     return name, own
 
 
@@ -170,15 +174,12 @@ def parse_target(text: str) -> float:
       >>> parse_target("perplexity=200"), round(parse_target("nats=2.0"), 3)
       (200.0, 7.389)
     """
-    kind, equals, value = text.partition("=")
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    low, high = (0.0, 700.0) if kind.strip() == "nats" else (1.0, math.inf)
-    if not equals or kind.strip() not in ("perplexity", "nats") or not low <= number < high:
-        raise ConfigError(f'--target got "{text}"; expected perplexity=200 (at least 1) or nats=2.0 (at least 0)')
-    return math.exp(number) if kind.strip() == "nats" else number
+    parsed = parse_result(text, "--target")
+    assert parsed is not None
+    kind, number = parsed
+    if number >= 700 if kind == "nats" else number < 1:
+        raise ConfigError(f'--target got "{text}"; expected perplexity=200 (at least 1) or nats=2.0 (above 0)')
+    return math.exp(number) if kind == "nats" else number
 
 
 def resolve(
