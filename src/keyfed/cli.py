@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,7 @@ from keyfed.errors import ConfigError, KeyfedError, nearest
 
 if TYPE_CHECKING:
     from keyfed.config import Config
+    from keyfed.run.train import Listener
 
 # What a user can mend: a full or read-only disk, a folder that may not be entered, a name that cannot be one.
 MENDABLE = {
@@ -72,6 +74,9 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, with sizes; do nothing.")
     ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write the rounds as TensorBoard events to RUN/tensorboard.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model federatedly and report how it stands.
@@ -101,9 +106,14 @@ def train(
     from keyfed.run.train import train as run_training
 
     folder = out or _default_out(resolved, resume)
-    with Narrator() as narrator:
+    with Narrator() as narrator, ExitStack() as stack:
+        listener: Listener = narrator
+        if tensorboard:
+            from keyfed.run.events import EventWriter
+
+            listener = stack.enter_context(EventWriter(folder, narrator))
         try:
-            result = run_training(resolved, folder, resume=resume, listener=narrator)
+            result = run_training(resolved, folder, resume=resume, listener=listener)
         except KeyboardInterrupt:
             narrator.stop()
             typer.echo(f"stopped; go on with: keyfed train --resume --out {folder}", err=True)
