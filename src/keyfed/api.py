@@ -8,11 +8,13 @@ from typing import Any
 
 from keyfed.config import Config, Value, check, set_value
 from keyfed.federated.methods import method_options
+from keyfed.federated.options import Optimiser
 from keyfed.run import results
 from keyfed.run import suggest as suggestions
 from keyfed.run import train as training
 from keyfed.run.folder import Trained
 from keyfed.run.folder import load_model as _load_model
+from keyfed.run.personalise import Personal
 from keyfed.run.train import Listener
 
 PathLike = str | os.PathLike[str]
@@ -64,6 +66,18 @@ def suggest(model: Trained, text: str, k: int = 3) -> list[str]:
 def evaluate(run: PathLike) -> dict[str, Any]:
     """Test a run's model again on its held-out text; see `keyfed evaluate`."""
     return results.evaluate_run(Path(run))
+
+
+def personalise(
+    run: PathLike,
+    *,
+    epochs: int = 1,
+    lr: float | None = None,
+    optimiser: Optimiser | None = None,
+    batch_size: int | None = None,
+) -> dict[str, Any]:
+    """Tune a copy of a run's model on each client's text, test it before and after; see `evaluate --personalise`."""
+    return results.personalise_run(Path(run), Personal(epochs, lr, optimiser, batch_size))
 
 
 def report(run: PathLike) -> str:

@@ -123,12 +123,31 @@ def train(
 
 
 @app.command()
-def evaluate(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Test a run's model again: perplexity, accuracy, spread over clients, on seen and unseen clients."""
+def evaluate(
+    run: RunArgument,
+    personalise: Annotated[
+        str | None,
+        typer.Option(
+            help="Also tune a copy of the model on each client's own text and test it on that client's held-out text: "
+            "epochs=1, with lr=, optimiser=, batch_size= after commas.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Test a run's model again: perplexity, accuracy, spread over clients, on seen and unseen clients.
+
+    keyfed evaluate runs/mine --personalise epochs=1,lr=0.001
+    """
+    from keyfed.run.personalise import parse_personal, personal_text
     from keyfed.run.results import evaluate_run, table_text
 
-    result = evaluate_run(run)
-    print_json(result) if as_json else typer.echo(table_text(result))
+    result = evaluate_run(run, parse_personal(personalise) if personalise is not None else None)
+    if as_json:
+        print_json(result)
+        return
+    typer.echo(table_text(result))
+    if "personalised" in result:
+        typer.echo(personal_text(result["personalised"]))
 
 
 @app.command()

@@ -3,13 +3,16 @@ as told."""
 
 from __future__ import annotations
 
+import io
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+T = TypeVar("T")
 
 
 def human_bytes(count: float) -> str:
@@ -35,6 +38,24 @@ def print_table(rows: Sequence[Sequence[str]], title: str | None = None, *, file
     for row in rows[1:]:
         table.add_row(*map(str, row))
     Console(file=file or sys.stdout, width=None if (file or sys.stdout).isatty() else 120).print(table)
+
+
+def render_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return what `print_table` prints."""
+    out = io.StringIO()
+    print_table(rows, file=out)
+    return out.getvalue()
+
+
+def follow(items: Sequence[T], what: str) -> Iterable[T]:
+    """Yield the items under a bar with the time left, on stderr; no bar where that is not a terminal."""
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
+    )  # fmt: skip
+    with bar:
+        yield from bar.track(items, description=what)
 
 
 class Narrator:
@@ -79,7 +100,8 @@ class Narrator:
     def stop(self) -> None:
         """Take the bar away."""
         if self._bar is not None:
-            self._bar.stop()
+            if self._console.is_terminal:  # elsewhere it was not started, and stopping would print an empty line
+                self._bar.stop()
             self._bar = None
 
     def __enter__(self) -> Narrator:

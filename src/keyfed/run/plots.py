@@ -53,10 +53,16 @@ def draw_plots(result: Record, records: Sequence[Record]) -> list[Plot]:
       ImportError: matplotlib is not installed.
     """
     drawings = (_perplexity(result, records), _accuracy(records), _clients(result), _traffic(result, records))
-    return [
-        Plot(name, alt, _png(draw, LIGHT), _png(draw, DARK))
-        for name, alt, draw in (d for d in drawings if d is not None)
-    ]
+    return [make_plot(*drawing) for drawing in drawings if drawing is not None]
+
+
+def make_plot(name: str, alt: str, draw: Draw) -> Plot:
+    """Draw one plot for light and dark pages; `draw` is handed axes and a theme.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+    """
+    return Plot(name, alt, _png(draw, LIGHT), _png(draw, DARK))
 
 
 def validation(records: Iterable[Record], key: str) -> tuple[list[int], list[float]]:
@@ -100,7 +106,7 @@ def _rounds_axis(axes: Any, rounds: Sequence[int]) -> None:
         axes.set_xlim(rounds[0] - 1, rounds[0] + 1)
 
 
-def _perplexity_axis(axes: Any, values: Sequence[float]) -> None:
+def perplexity_axis(axes: Any, values: Sequence[float]) -> None:
     """Label the axis; logarithmic, with plain numbers, where values span more than a factor of four."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -150,7 +156,7 @@ def _perplexity(result: Record, records: Sequence[Record]) -> tuple[str, str, Dr
         for (label, level), colour, dashes in zip(lines, others, ((6, 2), (2, 1.5), (6, 2, 1, 2)), strict=False):
             axes.axhline(level, color=colour, dashes=dashes, linewidth=1.8, label=label)
         _rounds_axis(axes, rounds)
-        _perplexity_axis(axes, shown)
+        perplexity_axis(axes, shown)
 
     alt = f"Perplexity by round: validation from {show(values[0])} in round {rounds[0]} to {show(values[-1])} in round "
     return "perplexity", alt + f"{rounds[-1]}" + "".join(f"; {label}" for label, _ in lines), draw
@@ -214,7 +220,7 @@ def _clients(result: Record) -> tuple[str, str, Draw] | None:
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, None, " %"))
         axes.set_xlabel("share of clients with at most this perplexity")
-        _perplexity_axis(axes, [v for _, values, _ in groups for v in values])
+        perplexity_axis(axes, [v for _, values, _ in groups for v in values])
 
     parts = [f"{label} from {show(values[0])} to {show(values[-1])}" for label, values, _ in groups]
     return "clients", "Test perplexity of each client: " + ", ".join(parts), draw
