@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from keyfed.api import configure, conformance, evaluate, load_model, personalise, report, suggest, train
+    from keyfed.api import configure, conformance, evaluate, load_model, personalise, report, suggest, train, tune
     from keyfed.errors import KeyfedError
     from keyfed.federated.methods import METHODS
     from keyfed.model.conformance import check_model
@@ -30,6 +30,7 @@ _HOME = {
     "suggest": "keyfed.api",
     "evaluate": "keyfed.api",
     "personalise": "keyfed.api",
+    "tune": "keyfed.api",
     "report": "keyfed.api",
     "conformance": "keyfed.api",
     "check_model": "keyfed.model.conformance",
@@ -53,6 +54,7 @@ __all__ = [
     "report",
     "suggest",
     "train",
+    "tune",
 ]
 
 

@@ -26,6 +26,7 @@ from keyfed.cli_options import (
     configure,
     print_json,
 )
+from keyfed.cli_tune import tune
 from keyfed.errors import ConfigError, KeyfedError, nearest
 
 if TYPE_CHECKING:
@@ -148,6 +149,9 @@ def evaluate(
     typer.echo(table_text(result))
     if "personalised" in result:
         typer.echo(personal_text(result["personalised"]))
+
+
+app.command()(tune)
 
 
 @app.command()
