@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from keyfed.api import configure, conformance, evaluate, load_model, personalise, report, suggest, train, tune
+    from keyfed.api import (
+        compare,
+        configure,
+        conformance,
+        evaluate,
+        load_model,
+        personalise,
+        report,
+        suggest,
+        train,
+        tune,
+    )
     from keyfed.errors import KeyfedError
     from keyfed.federated.methods import METHODS
     from keyfed.model.conformance import check_model
@@ -26,6 +37,7 @@ if TYPE_CHECKING:
 _HOME = {
     "configure": "keyfed.api",
     "train": "keyfed.api",
+    "compare": "keyfed.api",
     "load_model": "keyfed.api",
     "suggest": "keyfed.api",
     "evaluate": "keyfed.api",
@@ -45,6 +57,7 @@ __all__ = [
     "PRESETS",
     "KeyfedError",
     "check_model",
+    "compare",
     "configure",
     "conformance",
     "evaluate",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from keyfed.config import Config, Value, check, set_value
 from keyfed.federated.methods import method_options
 from keyfed.federated.options import Optimiser
+from keyfed.run import compare as comparing
 from keyfed.run import results
 from keyfed.run import suggest as suggestions
 from keyfed.run import train as training
@@ -54,6 +55,42 @@ def configure(
 def train(config: Config, out: PathLike, *, resume: bool = False, listener: Listener | None = None) -> dict[str, Any]:
     """Train a run in folder `out` and return its result; see `keyfed train`."""
     return training.train(config, Path(out), resume=resume, listener=listener)
+
+
+def compare(
+    methods: Sequence[str],
+    *,
+    data: str = "sotu",
+    model: str = "cifg",
+    rounds: int = 20,
+    seeds: int | Sequence[int] = 1,
+    budget: str = "rounds",
+    target: str | None = None,
+    full: bool = False,
+    out: PathLike | None = None,
+    listener: Listener | None = None,
+    **settings: Value,
+) -> dict[str, Any]:
+    """Train several methods on the same text and say how they stand; see `keyfed compare`.
+
+    A method is a name or a name with settings of its own, `fedatt:temperature=0.1`. `seeds` is how many (1, 2, …) or
+    which. Other settings are written as in `configure`; an option is for every method that has it. Runs that are
+    finished in `out` are not trained again; a run that failed has its reason in the row's "failed".
+    """
+    named: list[tuple[str, Value]] = [("data.name", data), ("model.name", model), ("train.rounds", rounds)]
+    for key, value in settings.items():
+        section, _, rest = key.partition("_")
+        named.append((f"{section}.{rest}" if section in ("data", "model", "train") and rest else key, value))
+    return comparing.compare(
+        methods,
+        named,
+        seeds=range(1, seeds + 1) if isinstance(seeds, int) else seeds,
+        budget=budget,
+        target=target,
+        full=full,
+        out=None if out is None else Path(out),
+        listener=listener,
+    )
 
 
 def load_model(run: PathLike) -> Trained:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import keyfed
+from keyfed.cli_compare import compare
 from keyfed.cli_options import (
     ConfigOption,
     DataOption,
@@ -53,10 +54,9 @@ app.add_typer(data_app)
 
 
 def _default_out(config: Config, resume: bool) -> Path:
-    from keyfed.run.folder import free_name
+    from keyfed.run.folder import file_name, free_name
 
-    corpus = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(config.data.name).name)
-    base = Path("runs") / f"{config.method}-{corpus}-{config.model.name}"
+    base = Path("runs") / f"{config.method}-{file_name(Path(config.data.name).name)}-{config.model.name}"
     return base if resume else free_name(base)
 
 
@@ -121,6 +121,9 @@ def train(
             raise
     report = report_run(folder)
     print_json(result) if as_json else typer.echo(report)
+
+
+app.command()(compare)
 
 
 @app.command()

@@ -27,16 +27,20 @@ def sentence(draw: random.Random) -> str:
     return " ".join(draw.choice(part) for part in (SUBJECTS, VERBS, OBJECTS, ENDS))
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    """Eight text files, one client each, in a small regular language."""
-    folder = tmp_path / "corpus"
+def write_corpus(folder: Path) -> Path:
+    """Write eight text files, one client each, in a small regular language."""
     folder.mkdir()
     for k in range(8):
         draw = random.Random(k)
         lines = [sentence(draw) for _ in range(60 + 10 * k)]
         (folder / f"writer{k}.txt").write_text("\n".join(lines) + "\n", "utf-8")
     return folder
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """The small corpus, fresh for every test."""
+    return write_corpus(tmp_path / "corpus")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -29,21 +30,30 @@ def human_bytes(count: float) -> str:
     raise AssertionError
 
 
-def print_table(rows: Sequence[Sequence[str]], title: str | None = None, *, file: Any = None) -> None:
-    """Print a table whose first row is the header; columns of numbers are set to the right."""
-    table = Table(title=title, title_justify="left", header_style="bold")
+def print_table(
+    rows: Sequence[Sequence[str]], title: str | None = None, *, file: Any = None, narrow: bool = False
+) -> None:
+    """Print a table whose first row is the header; columns of numbers are set to the right.
+
+    Args:
+      narrow: for many columns: no lines between them, headers broken at blanks, numbers never.
+    """
+    box, padding = (SIMPLE_HEAD, (0, 1, 0, 0)) if narrow else (HEAVY_HEAD, (0, 1))
+    table = Table(title=title, title_justify="left", header_style="bold", box=box, padding=padding)
     for name, *cells in zip(*rows, strict=True):
         numbers = all(str(cell)[:1].isdigit() or str(cell) in "–-" for cell in cells)
-        table.add_column(name, justify="right" if numbers else "left")
+        name = name.replace(" ", "\n") if narrow else name
+        whole = narrow and numbers
+        table.add_column(name, justify="right" if numbers else "left", overflow="fold", no_wrap=whole)
     for row in rows[1:]:
         table.add_row(*map(str, row))
     Console(file=file or sys.stdout, width=None if (file or sys.stdout).isatty() else 120).print(table)
 
 
-def render_table(rows: Sequence[Sequence[str]]) -> str:
+def render_table(rows: Sequence[Sequence[str]], *, narrow: bool = False) -> str:
     """Return what `print_table` prints."""
     out = io.StringIO()
-    print_table(rows, file=out)
+    print_table(rows, file=out, narrow=narrow)
     return out.getvalue()
 
 

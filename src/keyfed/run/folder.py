@@ -30,6 +30,16 @@ from keyfed.text.vocab import Vocab
 LOCK = "run.lock"
 
 
+def file_name(text: str, also: str = "") -> str:
+    """Return a text as part of a file name: letters, digits, `-`, `_` and the characters of `also`; others become `-`.
+
+    Example:
+      >>> file_name("my corpus.txt")
+      'my-corpus-txt'
+    """
+    return "".join(c if c.isalnum() or c in "-_" or c in also else "-" for c in text)
+
+
 def free_name(base: Path) -> Path:
     """Return `base`, or `base-2`, `base-3`, … if that exists."""
     candidate, number = base, 1

@@ -10,10 +10,12 @@ import base64
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
+NONE = "–"  # where there is no number
 JOINERS = "\u200c\u200d"  # invisible, yet part of the spelling of words and of emoji
 
 
@@ -59,7 +61,14 @@ class Code:
     language: str = ""
 
 
-Block = Heading | Text | Table | Picture | Code
+@dataclass(frozen=True, slots=True)
+class Links:
+    """A list of files and folders beside the document: text and path relative to it."""
+
+    items: Sequence[tuple[str, str]]
+
+
+Block = Heading | Text | Table | Picture | Code | Links
 
 
 def finite(value: Any) -> float | None:
@@ -82,10 +91,41 @@ def show(value: Any) -> str:
     """
     number = finite(value)
     if number is None:
-        return "∞" if value == math.inf else "–"
+        return "∞" if value == math.inf else NONE
     if number >= 1e6 or 0 < number < 0.01:
         return f"{number:.3g}"
     return f"{number:,.1f}" if number >= 100 else f"{number:.2f}"
+
+
+def show_percent(value: Any, digits: int = 1) -> str:
+    """Write a share of one as a percentage; "–" if there is none."""
+    number = finite(value)
+    return NONE if number is None else f"{number * 100:.{digits}f} %"
+
+
+def show_count(value: Any) -> str:
+    """Write a whole number with its thousands apart; "–" if there is none."""
+    number = finite(value)
+    return NONE if number is None else f"{number:,.0f}"
+
+
+def show_duration(seconds: float) -> str:
+    """Write a time for people.
+
+    Example:
+      >>> show_duration(3.21), show_duration(200), show_duration(7500)
+      ('3.2 s', '3 min 20 s', '2 h 5 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def facts_table(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return names and values as a table without a header."""
+    return Table([["", ""], *([name, value] for name, value in rows)], numbers=False)
 
 
 def clean(text: str) -> str:
@@ -136,6 +176,8 @@ def _markdown(block: Block) -> str:
             return f"![{escape_markdown(alt)}]({path})"
         case Code(text, language):
             return f"```{language}\n{_lines(text)}\n```"
+        case Links(items):
+            return "\n".join(f"- [{escape_markdown(text)}]({quote(path)})" for text, path in items)
 
 
 def _lines(text: str) -> str:
@@ -157,6 +199,8 @@ h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 p { margin: .6rem 0; overflow-wrap: anywhere; }
 .verdict { background: var(--wash); border-left: 4px solid var(--accent); border-radius: 4px;
   padding: .8rem 1rem; font-size: 1.05rem; }
+a { color: var(--accent); }
+li { overflow-wrap: anywhere; }
 .note { color: var(--soft); font-size: .9rem; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; overflow-x: auto; margin: .8rem 0; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; }
@@ -206,6 +250,9 @@ def _html(block: Block) -> str:
             )
         case Code(text):
             return f'<div class="card"><pre>{html.escape(_lines(text))}</pre></div>'
+        case Links(items):
+            lines = (f'<li><a href="{escape_html(quote(path))}">{escape_html(text)}</a></li>' for text, path in items)
+            return f"<ul>{''.join(lines)}</ul>"
 
 
 def _html_table(table: Table) -> str:

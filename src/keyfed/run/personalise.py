@@ -22,10 +22,10 @@ from keyfed.federated.types import Method, MethodSpec, Params
 from keyfed.model.language_model import shapes
 from keyfed.run.checkpoint import write_atomically
 from keyfed.run.console import follow, render_table
+from keyfed.run.drawing import HIGHEST, Plot, Theme, both_themes, single
 from keyfed.run.evaluate import Score, evaluate, spread, total
 from keyfed.run.folder import Trained
 from keyfed.run.markup import show
-from keyfed.run.plots import HIGHEST, Plot, Theme, make_plot
 from keyfed.run.prepare import Prepared, make_problem
 
 GENTLER = 0.1  # a client alone takes smaller steps than the ones a cohort averages out
@@ -232,6 +232,6 @@ def draw_gains(before: Mapping[str, Score], after: Mapping[str, Score]) -> Plot 
 
     alt = f"Test perplexity of each client before and after personalisation: {gain} of {len(points)} gain"
     try:
-        return make_plot("personalised", alt, draw)
+        return both_themes("personalised", alt, single(draw))
     except ImportError:
         return None

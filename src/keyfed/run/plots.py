@@ -1,49 +1,25 @@
-"""The plots of a run as PNG bytes: perplexity and accuracy by round, spread over clients, traffic.
-
-matplotlib is imported when the first plot is drawn, without pyplot: no window, no global list of figures to
-close. Labels are fixed words and numbers; names from files are never drawn (a `$` would be read as a formula).
-Colours are Okabe and Ito's, told apart by colour-blind readers; line styles differ as well.
-"""
+"""The plots of a run as PNG bytes: perplexity and accuracy by round, spread over clients, traffic."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
+from keyfed.run.drawing import (
+    HIGHEST,
+    Draw,
+    Plot,
+    Record,
+    Theme,
+    both_themes,
+    off_the_scale,
+    percent_axis,
+    perplexity_axis,
+    rounds_axis,
+    single,
+    validation,
+)
 from keyfed.run.markup import finite, show
-
-Record = Mapping[str, Any]
-Draw = Callable[[Any, "Theme"], None]
-SIZE = (5.8, 3.8)  # inches at 150 dots each: small, so that labels stay readable on a phone
-
-HIGHEST = 1e30  # a perplexity above it is off the scale: the model has diverged, and axes would overflow
-
-
-@dataclass(frozen=True, slots=True)
-class Theme:
-    """Colours of a plot on a light or a dark page."""
-
-    page: str
-    ink: str
-    soft: str
-    grid: str
-    colours: tuple[str, str, str, str]  # blue, orange, green, pink
-
-
-LIGHT = Theme("#ffffff", "#1c2430", "#5a6675", "#e3e7ec", ("#0072b2", "#d55e00", "#009e73", "#b0588c"))
-DARK = Theme("#1b2027", "#e4e8ee", "#9aa6b4", "#313944", ("#56b4e9", "#e69f00", "#3dbf94", "#e0a0c4"))
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A drawn plot: file name without ending, description, PNG for light and dark pages."""
-
-    name: str
-    alt: str
-    light: bytes
-    dark: bytes
 
 
 def draw_plots(result: Record, records: Sequence[Record]) -> list[Plot]:
@@ -53,77 +29,7 @@ def draw_plots(result: Record, records: Sequence[Record]) -> list[Plot]:
       ImportError: matplotlib is not installed.
     """
     drawings = (_perplexity(result, records), _accuracy(records), _clients(result), _traffic(result, records))
-    return [make_plot(*drawing) for drawing in drawings if drawing is not None]
-
-
-def make_plot(name: str, alt: str, draw: Draw) -> Plot:
-    """Draw one plot for light and dark pages; `draw` is handed axes and a theme.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-    """
-    return Plot(name, alt, _png(draw, LIGHT), _png(draw, DARK))
-
-
-def validation(records: Iterable[Record], key: str) -> tuple[list[int], list[float]]:
-    """Return rounds and values of one validation figure, where it was measured and finite."""
-    pairs = [(int(r["round"]), finite((r.get("valid") or {}).get(key))) for r in records if "round" in r]
-    points = [(at, value) for at, value in pairs if value is not None]
-    return [at for at, _ in points], [value for _, value in points]
-
-
-def _png(draw: Draw, theme: Theme) -> bytes:
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    style: dict[Any, Any] = {
-        "font.family": "DejaVu Sans", "font.size": 11, "text.color": theme.ink, "axes.labelcolor": theme.ink,
-        "axes.edgecolor": theme.soft, "axes.facecolor": theme.page, "axes.titlesize": 12, "axes.titleweight": "bold",
-        "axes.titlelocation": "left", "axes.titlepad": 10, "axes.spines.top": False, "axes.spines.right": False,
-        "axes.grid": True, "axes.axisbelow": True, "grid.color": theme.grid, "grid.linewidth": 0.8,
-        "xtick.color": theme.soft, "ytick.color": theme.soft, "xtick.labelcolor": theme.ink,
-        "ytick.labelcolor": theme.ink, "legend.frameon": False, "legend.fontsize": 9.5, "lines.linewidth": 2.0,
-        "figure.facecolor": theme.page, "figure.constrained_layout.use": True, "figure.constrained_layout.w_pad": 0.1,
-        "figure.constrained_layout.h_pad": 0.1,
-    }  # fmt: skip
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=SIZE, dpi=150)
-        canvas = FigureCanvasAgg(figure)
-        draw(figure.add_subplot(), theme)
-        figure.legend(loc="outside lower center", ncols=2)
-        out = io.BytesIO()
-        canvas.print_png(out, metadata={"Software": None})  # the same numbers give the same bytes
-    return out.getvalue()
-
-
-def _rounds_axis(axes: Any, rounds: Sequence[int]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    if min(rounds) == max(rounds):
-        axes.set_xlim(rounds[0] - 1, rounds[0] + 1)
-
-
-def perplexity_axis(axes: Any, values: Sequence[float]) -> None:
-    """Label the axis; logarithmic, with plain numbers, where values span more than a factor of four."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    low, high = min(values), max(values)
-    axes.set_ylabel("perplexity")
-    if low > 0 and high / low > 4:
-        axes.set_yscale("log")
-        axes.set_ylabel("perplexity (log scale)")
-        subs = (1.0, 2.0, 5.0) if high / low < 1e4 else (1.0,)
-        axes.yaxis.set_major_locator(LogLocator(subs=subs))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}" if 1 <= y < 1e6 else f"{y:g}"))
-
-
-def _off_the_scale(points: int) -> str:
-    """Return what a label adds where points cannot be drawn."""
-    return f" ({points:,} off the scale)" if points > 0 else ""
+    return [both_themes(name, alt, single(draw)) for name, alt, draw in (d for d in drawings if d is not None)]
 
 
 def _perplexity(result: Record, records: Sequence[Record]) -> tuple[str, str, Draw] | None:
@@ -132,7 +38,7 @@ def _perplexity(result: Record, records: Sequence[Record]) -> tuple[str, str, Dr
     if not points:
         return None
     rounds, values = [at for at, _ in points], [value for _, value in points]
-    curve = "this run, validation" + _off_the_scale(measured - len(points))
+    curve = "this run, validation" + off_the_scale(measured - len(points))
     baselines = result.get("baselines") or {}
     lines: list[tuple[str, float]] = []
     for key, label in (("unigram", "unigram"), ("kneser_ney", "Kneser–Ney"), ("central", "central")):
@@ -155,7 +61,7 @@ def _perplexity(result: Record, records: Sequence[Record]) -> tuple[str, str, Dr
             shown.append(tested)
         for (label, level), colour, dashes in zip(lines, others, ((6, 2), (2, 1.5), (6, 2, 1, 2)), strict=False):
             axes.axhline(level, color=colour, dashes=dashes, linewidth=1.8, label=label)
-        _rounds_axis(axes, rounds)
+        rounds_axis(axes, rounds)
         perplexity_axis(axes, shown)
 
     alt = f"Perplexity by round: validation from {show(values[0])} in round {rounds[0]} to {show(values[-1])} in round "
@@ -177,17 +83,12 @@ def _accuracy(records: Sequence[Record]) -> tuple[str, str, Draw] | None:
         return None
 
     def draw(axes: Any, theme: Theme) -> None:
-        from matplotlib.ticker import PercentFormatter
-
         axes.set_title("Accuracy by round (validation)")
         for label, (rounds, values), colour, style in curves:
             size = 4 if len(rounds) < 60 else 0
             axes.plot(rounds, values, style, color=theme.colours[colour], markersize=size, label=label)
-        axes.set_ylabel("tokens guessed right")
-        top = max(max(values) for _, (_, values), _, _ in curves) or 1.0
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, 0 if top > 0.05 else None, " %"))
-        _rounds_axis(axes, curves[0][1][0])
-        axes.set_ylim(-0.02 * top, 1.08 * top)
+        percent_axis(axes, max(max(values) for _, (_, values), _, _ in curves) or 1.0)
+        rounds_axis(axes, curves[0][1][0])
 
     parts = [f"{label} {values[-1]:.1%}" for label, (_, values), _, _ in curves]
     return "accuracy", "Accuracy by round on validation text, at the end: " + ", ".join(parts), draw
@@ -201,7 +102,7 @@ def _clients(result: Record) -> tuple[str, str, Draw] | None:
         values = sorted(v for v in map(finite, numbers) if v is not None and v < HIGHEST)
         if values:
             groups.append(
-                (f"{key} clients ({len(values):,})" + _off_the_scale(len(numbers) - len(values)), values, colour)
+                (f"{key} clients ({len(values):,})" + off_the_scale(len(numbers) - len(values)), values, colour)
             )
     if not groups:
         return None
@@ -250,6 +151,6 @@ def _traffic(result: Record, records: Sequence[Record]) -> tuple[str, str, Draw]
         axes.set_ylabel("MB (millions of bytes)")
         axes.set_ylim(bottom=0)
         axes.set_xlim(0, rounds[-1])
-        _rounds_axis(axes, rounds)
+        rounds_axis(axes, rounds)
 
     return "traffic", f"Traffic added up over rounds: {down[-1]:,.1f} MB down, {up[-1]:,.1f} MB up", draw

@@ -13,14 +13,30 @@ from typing import Any
 from keyfed.config import Config, dump_toml, to_document
 from keyfed.errors import RunError
 from keyfed.run.checkpoint import write_atomically
+from keyfed.run.drawing import Plot, validation
 from keyfed.run.folder import read_metrics, read_result, read_run_toml
-from keyfed.run.markup import Block, Code, Heading, Picture, Table, Text, finite, show, to_html, to_markdown
-from keyfed.run.plots import Plot, draw_plots, validation
+from keyfed.run.markup import (
+    NONE,
+    Block,
+    Code,
+    Heading,
+    Picture,
+    Table,
+    Text,
+    facts_table,
+    finite,
+    show,
+    show_count,
+    show_duration,
+    show_percent,
+    to_html,
+    to_markdown,
+)
+from keyfed.run.plots import draw_plots
 
 Record = Mapping[str, Any]
 Rows = list[list[str]]
 LEVEL = 0.01  # perplexities this close, relative, count as level
-NONE = "–"
 
 
 def write_report(folder: Path, suggestions: Sequence[tuple[str, Sequence[str]]] = ()) -> list[Path]:
@@ -88,11 +104,11 @@ def document(
         blocks.append(Text(SPREAD_NOTE, "note"))
     if suggestions:
         blocks += [Heading("Suggestions"), Table(_suggestion_table(suggestions), numbers=False)]
-    blocks += [Heading("Training"), _facts(_training(result, records)), *pictures("traffic")]
-    blocks += [Heading("Data and vocabulary"), _facts(_data(result, config))]
+    blocks += [Heading("Training"), facts_table(_training(result, records)), *pictures("traffic")]
+    blocks += [Heading("Data and vocabulary"), facts_table(_data(result, config))]
     blocks += [Heading("Configuration"), Code(dump_toml(to_document(config)), "toml")]
     if made:
-        blocks += [Heading("Made by"), _facts([(str(k), NONE if v is None else str(v)) for k, v in made.items()])]
+        blocks += [Heading("Made by"), facts_table([(str(k), NONE if v is None else str(v)) for k, v in made.items()])]
     return [*blocks, Heading("Definitions"), *(Text(line, "note") for line in DEFINITIONS)]
 
 
@@ -232,7 +248,8 @@ def _cautions(result: Record) -> Iterable[str]:
     if test.get("top1_words") == 0:
         yield "The first guess is never a word that comes next: top-1 rests on <unk> and line ends alone."
     elif unknown > 0.1:
-        yield f"{_percent(unknown)} of the test tokens are <unk>, which is easy to guess: compare the columns on words."
+        share = show_percent(unknown)
+        yield f"{share} of the test tokens are <unk>, which is easy to guess: compare the columns on words."
 
 
 def _spread_table(result: Record) -> Rows:
@@ -242,8 +259,8 @@ def _spread_table(result: Record) -> Rows:
         if spread:
             worst = spread.get("worst_decile") or {}
             quantiles = [show(spread.get(key)) for key in rows[0][2:7]]
-            tail = [show(worst.get("perplexity")), _percent(worst.get("top1"))]
-            rows.append([label, _count(spread.get("clients")), *quantiles, *tail])
+            tail = [show(worst.get("perplexity")), show_percent(worst.get("top1"))]
+            rows.append([label, show_count(spread.get("clients")), *quantiles, *tail])
     return rows if len(rows) > 1 else []
 
 
@@ -257,11 +274,11 @@ def _training(result: Record, records: Sequence[Record]) -> list[tuple[str, str]
     best = result.get("best_round")
     late = " (the last one: more rounds may still help)" if rounds and best == rounds[-1] and len(rounds) > 1 else ""
     facts = [
-        ("rounds", _count(result.get("rounds"))),
-        ("clients in a round (cohort)", _count(result.get("cohort"))),
-        ("clients in all", _count(result.get("clients"))),
-        ("tokens trained on", _count(result.get("tokens_trained"))),
-        ("best validation round", _count(best) + late),
+        ("rounds", show_count(result.get("rounds"))),
+        ("clients in a round (cohort)", show_count(result.get("cohort"))),
+        ("clients in all", show_count(result.get("clients"))),
+        ("tokens trained on", show_count(result.get("tokens_trained"))),
+        ("best validation round", show_count(best) + late),
     ]
     if values:
         facts.append(
@@ -276,14 +293,14 @@ def _training(result: Record, records: Sequence[Record]) -> list[tuple[str, str]
         ("baseline_seconds", "baselines"),
     ):
         if finite(result.get(key)) is not None:
-            facts.append((f"time, {label}", _duration(result[key])))
+            facts.append((f"time, {label}", show_duration(result[key])))
     traffic = result.get("traffic") or {}
     if traffic and result.get("method") != "central":
         moved = (f"{(finite(traffic.get(key)) or 0) / 1e6:,.2f} MB {key}" for key in ("down", "up", "control"))
         facts.append(("traffic", ", ".join(moved)))
     reasons = Counter(str(why) for r in records for why in (r.get("refused") or {}).values())
     why = "; ".join(f"{reason}: {n:,}" for reason, n in reasons.most_common(5))
-    facts.append(("refused clients", _count(result.get("refused") or 0) + (f" ({why})" if why else "")))
+    facts.append(("refused clients", show_count(result.get("refused") or 0) + (f" ({why})" if why else "")))
     return facts
 
 
@@ -294,25 +311,21 @@ def _data(result: Record, config: Config) -> list[tuple[str, str]]:
     facts = [
         ("corpus", str(result.get("data") or config.data.name)),
         ("partition", config.data.partition or "the corpus's own"),
-        ("clients", _count(result.get("clients"))),
-        ("test tokens", _count(test.get("tokens"))),
+        ("clients", show_count(result.get("clients"))),
+        ("test tokens", show_count(test.get("tokens"))),
     ]
     if unseen:
         of = f" of {people:,} clients" if people else ""
-        facts.append(("test tokens, unseen clients", _count(unseen.get("tokens")) + of))
-    facts.append(("vocabulary", _count(result.get("vocabulary"))))
-    facts += [(f"unknown tokens, {part}", _percent(rate, 2)) for part, rate in oov.items()]
+        facts.append(("test tokens, unseen clients", show_count(unseen.get("tokens")) + of))
+    facts.append(("vocabulary", show_count(result.get("vocabulary"))))
+    facts += [(f"unknown tokens, {part}", show_percent(rate, 2)) for part, rate in oov.items()]
     if unseen:
-        facts.append(("unknown tokens, unseen clients", _percent(unseen.get("oov_rate"), 2)))
+        facts.append(("unknown tokens, unseen clients", show_percent(unseen.get("oov_rate"), 2)))
     if finite(test.get("sentence_perplexity")) is not None:
         facts.append(
             ("test perplexity line by line", f"{show(test['sentence_perplexity'])} (state reset at every line)")
         )
-    return [*facts, ("parameters of the model", _count(result.get("parameters")))]
-
-
-def _facts(rows: Iterable[tuple[str, str]]) -> Table:
-    return Table([["", ""], *([name, value] for name, value in rows)], numbers=False)
+    return [*facts, ("parameters of the model", show_count(result.get("parameters")))]
 
 
 def _cell(key: str, value: Any) -> str:
@@ -321,22 +334,4 @@ def _cell(key: str, value: Any) -> str:
     if key == "nats":
         number = finite(value)
         return NONE if number is None else f"{number:.3f}"
-    return _percent(value)
-
-
-def _percent(value: Any, digits: int = 1) -> str:
-    number = finite(value)
-    return NONE if number is None else f"{number * 100:.{digits}f} %"
-
-
-def _count(value: Any) -> str:
-    number = finite(value)
-    return NONE if number is None else f"{number:,.0f}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    return show_percent(value)

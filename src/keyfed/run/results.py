@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,14 @@ from keyfed.text.vocab import PAD, SPECIALS, words_of
 CONFORMANCE_TOKENS = 20_000
 
 
+def as_text(rows: Sequence[Sequence[str]], *, narrow: bool = False) -> str:
+    """Return a table, its header first, as the terminal shows it."""
+    return render_table(rows, narrow=narrow)
+
+
 def table_text(result: dict[str, Any]) -> str:
     """Return the result table and the verdict as text."""
-    return f"{render_table(result_table(result))}{verdict(result)}"
+    return f"{as_text(result_table(result))}{verdict(result)}"
 
 
 def report_run(folder: Path) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from keyfed.config import dump_toml
 from keyfed.run.checkpoint import write_atomically
 from keyfed.run.console import human_bytes, render_table
+from keyfed.run.drawing import HIGHEST, Plot, Theme, both_themes, perplexity_axis, single
 from keyfed.run.markup import Block, Code, Heading, Picture, Table, Text, finite, show, to_html, to_markdown
-from keyfed.run.plots import HIGHEST, Plot, Theme, make_plot, perplexity_axis
 from keyfed.run.search import Range, Space
 
 Record = Mapping[str, Any]
@@ -159,4 +159,4 @@ def draw_option(result: Record, key: str, space: Space) -> Plot | None:
 
     low = min(zip(values, (t["values"][key] for t in trials), strict=True), key=lambda pair: pair[0])
     alt = f"Validation perplexity of {len(trials)} trials by {key}; lowest {show(low[0])} at {low[1]}"
-    return make_plot(f"search-{key}", alt, draw)
+    return both_themes(f"search-{key}", alt, single(draw))

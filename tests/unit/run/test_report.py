@@ -18,9 +18,21 @@ from hypothesis import strategies as st
 from keyfed.config import Config, DataConfig, apply_settings
 from keyfed.errors import RunError
 from keyfed.run.folder import write_run_toml
-from keyfed.run.markup import Code, Heading, Table, Text, clean, escape_html, escape_markdown, to_html, to_markdown
+from keyfed.run.markup import (
+    Code,
+    Heading,
+    Links,
+    Table,
+    Text,
+    clean,
+    escape_html,
+    escape_markdown,
+    show_duration,
+    to_html,
+    to_markdown,
+)
 from keyfed.run.plots import draw_plots
-from keyfed.run.report import _duration, document, result_table, verdict, write_report
+from keyfed.run.report import document, result_table, verdict, write_report
 
 PNG = b"\x89PNG\r\n\x1a\n"
 positive = st.floats(min_value=0.0, exclude_min=True, allow_infinity=False)
@@ -353,8 +365,19 @@ def test_document_keeps_its_shape(text: str) -> None:
     assert to_markdown(blocks).count("```") == 2
 
 
+def test_links_lead_beside_the_document_and_nowhere_else() -> None:
+    links = Links([("a <b>", "x y/seed-1"), ("evil", 'javascript:alert("1")')])
+    page = Page(to_html([links]))
+    assert [attrs["href"] for tag, attrs in page.tags if tag == "a"] == [
+        "x%20y/seed-1",
+        "javascript%3Aalert%28%221%22%29",
+    ]
+    assert "a <b>" in page.words
+    assert to_markdown([links]).splitlines()[0] == "- [a \\<b\\>](x%20y/seed-1)"
+
+
 def test_durations() -> None:
-    assert [_duration(s) for s in (0.04, 59.9, 60, 3599.7, 7500)] == [
+    assert [show_duration(s) for s in (0.04, 59.9, 60, 3599.7, 7500)] == [
         "0.0 s",
         "59.9 s",
         "1 min 0 s",
