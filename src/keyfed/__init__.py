@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from keyfed.api import compare, configure, conformance, evaluate, load_model, report, suggest, train
+    from keyfed.api import (
+        compare,
+        configure,
+        conformance,
+        evaluate,
+        load_model,
+        personalise,
+        report,
+        suggest,
+        train,
+        tune,
+    )
     from keyfed.errors import KeyfedError
     from keyfed.federated.methods import METHODS
     from keyfed.model.conformance import check_model
@@ -30,6 +41,8 @@ _HOME = {
     "load_model": "keyfed.api",
     "suggest": "keyfed.api",
     "evaluate": "keyfed.api",
+    "personalise": "keyfed.api",
+    "tune": "keyfed.api",
     "report": "keyfed.api",
     "conformance": "keyfed.api",
     "check_model": "keyfed.model.conformance",
@@ -50,9 +63,11 @@ __all__ = [
     "evaluate",
     "load_corpus",
     "load_model",
+    "personalise",
     "report",
     "suggest",
     "train",
+    "tune",
 ]
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from keyfed.config import Config, Value, check, set_value
 from keyfed.federated.methods import method_options
+from keyfed.federated.options import Optimiser
 from keyfed.run import compare as comparing
 from keyfed.run import results
 from keyfed.run import suggest as suggestions
 from keyfed.run import train as training
+from keyfed.run import tune as tuning
 from keyfed.run.folder import Trained
 from keyfed.run.folder import load_model as _load_model
+from keyfed.run.personalise import Personal
+from keyfed.run.search import parse_search
 from keyfed.run.train import Listener
 
 PathLike = str | os.PathLike[str]
@@ -102,6 +106,38 @@ def suggest(model: Trained, text: str, k: int = 3) -> list[str]:
 def evaluate(run: PathLike) -> dict[str, Any]:
     """Test a run's model again on its held-out text; see `keyfed evaluate`."""
     return results.evaluate_run(Path(run))
+
+
+def personalise(
+    run: PathLike,
+    *,
+    epochs: int = 1,
+    lr: float | None = None,
+    optimiser: Optimiser | None = None,
+    batch_size: int | None = None,
+) -> dict[str, Any]:
+    """Tune a copy of a run's model on each client's text, test it before and after; see `evaluate --personalise`."""
+    return results.personalise_run(Path(run), Personal(epochs, lr, optimiser, batch_size))
+
+
+def tune(
+    config: Config,
+    out: PathLike,
+    *,
+    search: Iterable[str] = (),
+    trials: int = tuning.TRIALS,
+    seeds: int = tuning.SEEDS,
+    resume: bool = False,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Search for the best numbers of a method on validation text; see `keyfed tune`.
+
+    Args:
+      config: the configuration to start from, as it is: nothing is reduced as the command line does without --full.
+      search: "lr=0.001..0.1:log", "epochs=1,2,5", …; nothing for the method's default ranges.
+    """
+    given = tuning.Tuning(config, parse_search(config, search), trials, seeds)
+    return tuning.tune(given, Path(out), resume=resume, listener=listener)
 
 
 def report(run: PathLike) -> str:

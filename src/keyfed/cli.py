@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,10 +27,12 @@ from keyfed.cli_options import (
     configure,
     print_json,
 )
+from keyfed.cli_tune import tune
 from keyfed.errors import ConfigError, KeyfedError, nearest
 
 if TYPE_CHECKING:
     from keyfed.config import Config
+    from keyfed.run.train import Listener
 
 # What a user can mend: a full or read-only disk, a folder that may not be entered, a name that cannot be one.
 MENDABLE = {
@@ -75,6 +78,9 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, with sizes; do nothing.")
     ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write the rounds as TensorBoard events to RUN/tensorboard.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model federatedly and report how it stands.
@@ -105,9 +111,14 @@ def train(
     from keyfed.run.train import train as run_training
 
     folder = out or _default_out(resolved, resume)
-    with Narrator() as narrator:
+    with Narrator() as narrator, ExitStack() as stack:
+        listener: Listener = narrator
+        if tensorboard:
+            from keyfed.run.events import EventWriter
+
+            listener = stack.enter_context(EventWriter(folder, narrator))
         try:
-            result = run_training(resolved, folder, resume=resume, listener=narrator)
+            result = run_training(resolved, folder, resume=resume, listener=listener)
         except KeyboardInterrupt:
             narrator.stop()
             typer.echo(f"stopped; go on with: keyfed train --resume --out {folder}", err=True)
@@ -120,12 +131,34 @@ app.command()(compare)
 
 
 @app.command()
-def evaluate(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Test a run's model again: perplexity, accuracy, spread over clients, on seen and unseen clients."""
+def evaluate(
+    run: RunArgument,
+    personalise: Annotated[
+        str | None,
+        typer.Option(
+            help="Also tune a copy of the model on each client's own text and test it on that client's held-out text: "
+            "epochs=1, with lr=, optimiser=, batch_size= after commas.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Test a run's model again: perplexity, accuracy, spread over clients, on seen and unseen clients.
+
+    keyfed evaluate runs/mine --personalise epochs=1,lr=0.001
+    """
+    from keyfed.run.personalise import parse_personal, personal_text
     from keyfed.run.results import evaluate_run, table_text
 
-    result = evaluate_run(run)
-    print_json(result) if as_json else typer.echo(table_text(result))
+    result = evaluate_run(run, parse_personal(personalise) if personalise is not None else None)
+    if as_json:
+        print_json(result)
+        return
+    typer.echo(table_text(result))
+    if "personalised" in result:
+        typer.echo(personal_text(result["personalised"]))
+
+
+app.command()(tune)
 
 
 @app.command()

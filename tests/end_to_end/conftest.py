@@ -6,9 +6,11 @@ import json
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import keyfed as library
 from keyfed import cli
 
 SUBJECTS = ["the president", "a farmer", "the congress", "my sister", "the river", "an old friend"]
@@ -52,6 +54,21 @@ def keyfed(monkeypatch, capfd):
             cli.main()
         out, err = capfd.readouterr()
         return int(stop.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def train_quietly(corpus, tmp_path):
+    """Train a tiny run from Python, without baselines and report; return its folder."""
+
+    def call(method: str = "fedavg", *, rounds: int = 3, name: str = "run", data: Path = corpus, **extra: Any) -> Path:
+        own: dict[str, Any] = {"model_embed": 8, "model_hidden": 12, "data_vocab": 60, "data_window": 8}
+        own |= {"train_cohort": 3, "train_workers": 1, "train_valid_tokens": 500, "train_baselines": False}
+        own |= {"lr": 2.0} if method == "fedsgd" else {"lr": 2.0, "optimiser": "sgd"}
+        config = library.configure(method, data=str(data), rounds=rounds, **own | extra)
+        library.train(config, tmp_path / name)
+        return tmp_path / name
 
     return call
 

@@ -3,14 +3,17 @@ as told."""
 
 from __future__ import annotations
 
+import io
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+T = TypeVar("T")
 
 
 def human_bytes(count: float) -> str:
@@ -45,6 +48,24 @@ def print_table(
     for row in rows[1:]:
         table.add_row(*map(str, row))
     Console(file=file or sys.stdout, width=None if (file or sys.stdout).isatty() else 120).print(table)
+
+
+def render_table(rows: Sequence[Sequence[str]], *, narrow: bool = False) -> str:
+    """Return what `print_table` prints."""
+    out = io.StringIO()
+    print_table(rows, file=out, narrow=narrow)
+    return out.getvalue()
+
+
+def follow(items: Sequence[T], what: str) -> Iterable[T]:
+    """Yield the items under a bar with the time left, on stderr; no bar where that is not a terminal."""
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
+    )  # fmt: skip
+    with bar:
+        yield from bar.track(items, description=what)
 
 
 class Narrator:

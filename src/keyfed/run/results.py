@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,10 @@ import numpy as np
 
 from keyfed.errors import DataError, RunError
 from keyfed.model.conformance import check_model, check_vocabulary, predictor_of
-from keyfed.run.console import human_bytes, print_table
+from keyfed.run.console import human_bytes, render_table
 from keyfed.run.evaluate import evaluate, evaluate_sentences, spread, total
 from keyfed.run.folder import Trained, load_model, read_result
+from keyfed.run.personalise import Personal, personalise, resolve
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.run.report import result_table, verdict, write_report
 from keyfed.run.suggest import PROMPTS, suggest
@@ -26,9 +25,7 @@ CONFORMANCE_TOKENS = 20_000
 
 def as_text(rows: Sequence[Sequence[str]], *, narrow: bool = False) -> str:
     """Return a table, its header first, as the terminal shows it."""
-    with redirect_stdout(io.StringIO()) as out:
-        print_table(rows, narrow=narrow)
-    return out.getvalue()
+    return render_table(rows, narrow=narrow)
 
 
 def table_text(result: dict[str, Any]) -> str:
@@ -69,13 +66,15 @@ def _with_data(folder: Path) -> tuple[Trained, Prepared]:
     return trained, prepared
 
 
-def evaluate_run(folder: Path) -> dict[str, Any]:
-    """Evaluate a run's model anew on its held-out text."""
+def evaluate_run(folder: Path, personal: Personal | None = None) -> dict[str, Any]:
+    """Evaluate a run's model anew on its held-out text; with `personal`, also a copy tuned for every client."""
     trained, prepared = _with_data(folder)
+    if personal is not None:
+        personal = resolve(personal, trained, prepared)  # what cannot be done is said before the long evaluation
     tested = evaluate(trained.spec, trained.params, prepared.test)
     unseen = evaluate(trained.spec, trained.params, prepared.unseen)
     sentences = evaluate_sentences(trained.spec, trained.params, prepared.test)
-    return {
+    result = {
         "run": str(folder),
         "method": trained.config.method,
         "model": trained.spec.name,
@@ -86,6 +85,15 @@ def evaluate_run(folder: Path) -> dict[str, Any]:
         "unseen_spread": spread(unseen),
         "baselines": (read_result(folder) or {}).get("baselines", {}),
     }
+    if personal is not None:
+        result["personalised"] = personalise(personal, trained, prepared)
+    return result
+
+
+def personalise_run(folder: Path, personal: Personal) -> dict[str, Any]:
+    """Tune a copy of a run's model for every client and return how each fares before and after."""
+    trained, prepared = _with_data(folder)
+    return personalise(resolve(personal, trained, prepared), trained, prepared)
 
 
 def check_run(folder: Path) -> list[dict[str, Any]]:

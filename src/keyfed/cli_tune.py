@@ -1,0 +1,105 @@
+"""`keyfed tune`: the command line of a search. torch is imported when it runs, not here."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from keyfed.cli_options import (
+    ConfigOption,
+    DataOption,
+    DirOption,
+    JsonOption,
+    ModelOption,
+    SetOption,
+    configure,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from keyfed.config import Config
+
+QUICK_CHARACTERS, QUICK_WORDS = 40_000, 4_000  # tokens a client and round, unless said otherwise
+
+
+def tune(
+    method: Annotated[str | None, typer.Argument(help="Method (`keyfed methods`); fedavg by default.")] = None,
+    data: DataOption = None,
+    data_dir: DirOption = None,
+    model: ModelOption = None,
+    trials: Annotated[int | None, typer.Option(help="Configurations to try, the given one among them [10].")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of a trial that goes all the way.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Everything random derives from it.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Seeds of every trial, counted up from --seed [1].")] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(help="key=LOW..HIGH, key=LOW..HIGH:log or key=a,b,c; replaces the method's default ranges."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/tune-METHOD-DATA-MODEL by default.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the search in --out, or start it.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Let clients read all their text in every round.")] = False,
+    settings: SetOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search for a method's best numbers on validation text, with a fixed budget.
+
+    The configuration as given is trial 0. The other trials train a third of the rounds, the best third of them go on.
+    The test text is not read. The winner is printed, and written to best.toml, for `keyfed train --config`.
+
+      keyfed tune fedadam --rounds 15 --search server_lr=0.001..0.1:log --search lr=0.001,0.003
+    """
+    from keyfed.run.console import Narrator
+    from keyfed.run.folder import free_name
+    from keyfed.run.search import parse_search
+    from keyfed.run.tune import SEEDS, TRIALS, Tuning, read_tuning
+    from keyfed.run.tune import tune as run_search
+    from keyfed.run.tune_report import tune_text
+
+    named = {
+        "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
+    }  # fmt: skip
+    before = read_tuning(out) if resume and out is not None and (out / "tune.json").exists() else None
+    resolved = configure(method, config, named, settings, before.config if before else None)
+    said = None
+    if before is None and not full and not _sets("data.max_tokens", settings, config):
+        resolved, said = _quick(resolved)
+    tuning = Tuning(
+        resolved,
+        before.space if before and not search else parse_search(resolved, search or []),
+        trials if trials is not None else before.trials if before else TRIALS,
+        seeds if seeds is not None else before.seeds if before else SEEDS,
+    )
+    corpus = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(resolved.data.name).name)
+    base = Path("runs") / f"tune-{resolved.method}-{corpus}-{resolved.model.name}"
+    folder = out or (base if resume else free_name(base))
+    with Narrator() as narrator:
+        if said:
+            narrator.say(said)
+        try:
+            result = run_search(tuning, folder, resume=resume, listener=narrator)
+        except KeyboardInterrupt:
+            narrator.stop()
+            typer.echo(f"stopped; go on with: keyfed tune --resume --out {folder}", err=True)
+            raise
+    print_json(result) if as_json else typer.echo(tune_text(result))
+
+
+def _sets(key: str, settings: list[str] | None, config: Path | None) -> bool:
+    """Whether the caller set a key, by --set or in the file (`configure` has read it: it exists and is TOML)."""
+    section, _, name = key.partition(".")
+    in_file = config is not None and name in tomllib.loads(config.read_text("utf-8")).get(section, {})
+    return in_file or any(setting.partition("=")[0].strip() == key for setting in settings or [])
+
+
+def _quick(config: Config) -> tuple[Config, str]:
+    """Let clients read less text in a round: a search trains many times, and the order of trials shows early."""
+    from keyfed.config import set_value
+    from keyfed.model.presets import preset
+
+    most = QUICK_CHARACTERS if preset(config.model.name).characters else QUICK_WORDS
+    line = f"quick: at most {most:,} tokens a client and round (data.max_tokens); --full for all of them"
+    return set_value(config, "data.max_tokens", most), line

@@ -1,0 +1,237 @@
+"""Personalisation: what a client gains by tuning the final model on its own text, measured on its own held-out text.
+
+The federation ends with one θ for everybody. Here each client k takes a copy, trains it on its own training text with
+the local solver (as in a round of FedAvg that is never uploaded) and is tested on the text it held out. Clients are
+tuned one at a time and their copies dropped: memory is that of a few models whatever the number of clients. The stored
+model does not change.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from keyfed.config import Value, coerce
+from keyfed.engine.problem import solve_block
+from keyfed.errors import ConfigError, DataError, nearest
+from keyfed.federated.methods import build_method, method_options
+from keyfed.federated.options import Optimiser
+from keyfed.federated.types import Method, MethodSpec, Params
+from keyfed.model.language_model import shapes
+from keyfed.run.checkpoint import write_atomically
+from keyfed.run.console import follow, render_table
+from keyfed.run.drawing import HIGHEST, Plot, Theme, both_themes, single
+from keyfed.run.evaluate import Score, evaluate, spread, total
+from keyfed.run.folder import Trained
+from keyfed.run.markup import show
+from keyfed.run.prepare import Prepared, make_problem
+
+GENTLER = 0.1  # a client alone takes smaller steps than the ones a cohort averages out
+
+
+@dataclass(frozen=True, slots=True)
+class Personal:
+    """How a client tunes its copy; None is decided by the run: its optimiser and batch size, a tenth of its step."""
+
+    epochs: int = 1
+    lr: float | None = None
+    optimiser: Optimiser | None = None
+    batch_size: int | None = None
+
+
+def parse_personal(text: str) -> Personal:
+    """Read `epochs=2,lr=0.5`.
+
+    Example:
+      >>> parse_personal("epochs=2,lr=0.5")
+      Personal(epochs=2, lr=0.5, optimiser=None, batch_size=None)
+    """
+    hints = typing.get_type_hints(Personal)
+    values: dict[str, Any] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        key, equals, value = (p.strip() for p in part.partition("="))
+        if not equals:
+            raise ConfigError(f'--personalise got "{part}"; expected key=value, e.g. epochs=1,lr=0.001')
+        if key not in hints:
+            raise ConfigError(
+                f'"{key}" is not a setting of --personalise{nearest(key, hints)}. Settings: {", ".join(hints)}.'
+            )
+        if key in values:
+            raise ConfigError(f'--personalise got {key} twice ("{text}"); give it once')
+        values[key] = coerce(value, hints[key], f"--personalise {key}")
+    return Personal(**values)
+
+
+def resolve(personal: Personal, trained: Trained, prepared: Prepared) -> Personal:
+    """Fill in what the run decides, and refuse what cannot be done.
+
+    Raises:
+      DataError: the clients have no held-out text of their own.
+      ConfigError: a number makes no sense, or a step size cannot be derived from the run's.
+    """
+    if prepared.population.test is not None or not prepared.test:
+        held = "one test text for all clients" if prepared.population.test is not None else "no held-out text"
+        raise DataError(
+            f"{prepared.corpus.name} ({prepared.population.partition}) has {held}; personalisation is tested on each "
+            "client's own: train on a corpus of authors without published test file, data.partition=natural"
+        )
+    for name in ("epochs", "lr", "batch_size"):
+        got = getattr(personal, name)
+        if got is not None and got <= 0:
+            raise ConfigError(f"--personalise {name} is {got}; expected > 0")
+    run = _local_options(trained)
+    optimiser = personal.optimiser or run["optimiser"]
+    if personal.lr is None and optimiser != run["optimiser"]:
+        raise ConfigError(
+            f"--personalise optimiser={optimiser}: the run trained by {run['optimiser']}, whose step size says nothing "
+            f"about {optimiser}; give lr too, e.g. lr={0.5 if optimiser == 'sgd' else 0.0003}"
+        )
+    return Personal(
+        personal.epochs,
+        GENTLER * run["lr"] if personal.lr is None else personal.lr,
+        optimiser,
+        personal.batch_size or run["batch_size"],
+    )
+
+
+def _local_options(trained: Trained) -> dict[str, Any]:
+    """The run's local solver: its method's options where it has an optimiser (FedSGD has none), else FedAvg's."""
+    spec = build_method(MethodSpec(trained.config.method, trained.config.options)).spec
+    assert spec is not None
+    names = ("optimiser", "lr", "momentum", "clip", "batch_size")
+    own: Mapping[str, Value] = spec.options if "optimiser" in spec.options else {}
+    return {name: own.get(name, method_options("fedavg")[name].default) for name in names}
+
+
+def _solver_of(personal: Personal, trained: Trained) -> Method:
+    """FedAvg with these numbers; momentum and clipping stay the run's."""
+    run = _local_options(trained)
+    options: dict[str, Value] = {f.name: getattr(personal, f.name) for f in fields(personal)}
+    if personal.optimiser == run["optimiser"]:
+        options["momentum"] = run["momentum"]
+    return build_method(MethodSpec("fedavg", {**options, "clip": run["clip"]}))
+
+
+def personalise(personal: Personal, trained: Trained, prepared: Prepared) -> dict[str, Any]:
+    """Tune and test a copy for every client with training and held-out text; draw RUN/plots/personalised.png.
+
+    Args:
+      personal: resolved by `resolve`.
+
+    Returns:
+      Scores of the same tokens before and after (tokens of all clients added up), the share of clients that gain, the
+      worst decile, and each client's nats per token.
+    """
+    spec, config = trained.spec, trained.config
+    method = _solver_of(personal, trained)
+    problem = make_problem(prepared, config, method, "cpu")
+    params: Params = {name: trained.params[name] for name in shapes(spec)}
+    places = {name: k for k, name in enumerate(prepared.store.names) if name in prepared.test}
+    before = evaluate(spec, params, {name: prepared.test[name] for name in places})
+    after: dict[str, Score] = {}
+    worked = 0
+    for name in follow(list(places), "personalising clients"):
+        # As in the round after the last: text and dropout are drawn as that round would draw them.
+        solution = solve_block(problem, params, [places[name]], method, config.train.rounds)
+        own = {layer: params[layer] + solution.upload[layer][0] for layer in params}
+        after |= evaluate(spec, own, {name: prepared.test[name]})
+        worked += int(solution.worked.sum())
+    block = summarise(before, after)
+    block = {
+        **{f.name: getattr(personal, f.name) for f in fields(personal)},
+        "max_tokens": config.data.max_tokens,
+        "tokens_trained": worked,
+        **block,
+        "left_out": {
+            "no_training_text": sum(name not in places for name in prepared.test),
+            "no_held_out_text": len(prepared.store) - len(places),
+            "unseen": len(prepared.unseen),
+        },
+        "plot": None,
+    }
+    drawn = draw_gains(before, after)
+    if drawn is not None:
+        path = trained.folder / "plots" / f"{drawn.name}.png"
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, drawn.light)
+        block["plot"] = str(path)
+    return block
+
+
+def summarise(before: Mapping[str, Score], after: Mapping[str, Score]) -> dict[str, Any]:
+    """Compare two scores of each client: counts are added up over clients before anything is divided."""
+    gaining = sum(after[name].mean_nats < before[name].mean_nats for name in before)
+    return {
+        "clients": len(before),
+        "before": total(before).summary(),
+        "after": total(after).summary(),
+        "gaining": gaining / len(before) if before else None,
+        "worst_decile": {
+            "before": spread(before).get("worst_decile"),
+            "after": spread(after).get("worst_decile"),
+        },
+        "by_client": {
+            name: {"tokens": score.tokens, "before": score.mean_nats, "after": after[name].mean_nats}
+            for name, score in before.items()
+        },
+    }
+
+
+def personal_text(block: Mapping[str, Any]) -> str:
+    """Return the comparison as a table and sentences for the terminal."""
+    rows = [["personalised", "test perplexity", "top-1", "top-3", "worst decile's perplexity"]]
+    for key in ("before", "after"):
+        score, worst = block[key], block["worst_decile"][key]
+        accuracy = [f"{score[k]:.1%}" for k in ("top1", "top3")]
+        rows.append([key, show(score["perplexity"]), *accuracy, show(worst["perplexity"]) if worst else "–"])
+    gaining = round((block["gaining"] or 0) * block["clients"])
+    most = f", at most {block['max_tokens']:,} of each by data.max_tokens" if block["max_tokens"] else ""
+    lines = [
+        f"{gaining} of {block['clients']} clients gain by {block['epochs']} "
+        f"epoch{'' if block['epochs'] == 1 else 's'} of {block['optimiser']} with lr {block['lr']:g} on their own "
+        f"training text ({block['tokens_trained']:,} tokens{most})",
+    ]
+    left = block["left_out"]
+    for count, why in (
+        (left["no_training_text"], "with too little training text"),
+        (left["no_held_out_text"], "without held-out text"),
+        (left["unseen"], "never trained on, all of whose text is held out"),
+    ):
+        if count:
+            lines.append(f"left out: {count} clients {why}")
+    if block["plot"]:
+        lines.append(f"plot: {block['plot']}")
+    return render_table(rows) + "\n".join(lines)
+
+
+def draw_gains(before: Mapping[str, Score], after: Mapping[str, Score]) -> Plot | None:
+    """Draw each client's perplexity after against before, with the diagonal of no change; None without matplotlib."""
+    pairs = [(before[name].perplexity, after[name].perplexity) for name in before]
+    points = [(x, y) for x, y in pairs if max(x, y) < HIGHEST]
+    if not points:
+        return None
+    gain = sum(y < x for x, y in points)
+    missing = len(pairs) - len(points)
+    label = f"a client ({len(points):,}" + (f", {missing:,} off the scale)" if missing else ")")
+
+    def draw(axes: Any, theme: Theme) -> None:
+        low, high = min(map(min, points)), max(map(max, points))
+        axes.set_title("Test perplexity of each client")
+        axes.plot([low, high], [low, high], color=theme.soft, dashes=(6, 2), linewidth=1.4, label="no change")
+        axes.plot(
+            [x for x, _ in points], [y for _, y in points], "o", color=theme.colours[0], markersize=5,
+            markeredgewidth=0, label=label,
+        )  # fmt: skip
+        if high / low > 4:
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+        axes.set_xlabel("before")
+        axes.set_ylabel("after tuning on its own text")
+
+    alt = f"Test perplexity of each client before and after personalisation: {gain} of {len(points)} gain"
+    try:
+        return both_themes("personalised", alt, single(draw))
+    except ImportError:
+        return None
