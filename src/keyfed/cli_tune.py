@@ -22,8 +22,6 @@ from keyfed.cli_options import (
 if TYPE_CHECKING:
     from keyfed.config import Config
 
-QUICK_CHARACTERS, QUICK_WORDS = 40_000, 4_000  # tokens a client and round, unless said otherwise
-
 
 def tune(
     method: Annotated[str | None, typer.Argument(help="Method (`keyfed methods`); fedavg by default.")] = None,
@@ -53,7 +51,7 @@ def tune(
       keyfed tune fedadam --rounds 15 --search server_lr=0.001..0.1:log --search lr=0.001,0.003
     """
     from keyfed.run.console import Narrator
-    from keyfed.run.folder import free_name
+    from keyfed.run.folder import file_name, free_name
     from keyfed.run.search import parse_search
     from keyfed.run.tune import SEEDS, TRIALS, Tuning, read_tuning
     from keyfed.run.tune import tune as run_search
@@ -73,8 +71,7 @@ def tune(
         trials if trials is not None else before.trials if before else TRIALS,
         seeds if seeds is not None else before.seeds if before else SEEDS,
     )
-    corpus = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(resolved.data.name).name)
-    base = Path("runs") / f"tune-{resolved.method}-{corpus}-{resolved.model.name}"
+    base = Path("runs") / f"tune-{resolved.method}-{file_name(Path(resolved.data.name).name)}-{resolved.model.name}"
     folder = out or (base if resume else free_name(base))
     with Narrator() as narrator:
         if said:
@@ -99,7 +96,9 @@ def _quick(config: Config) -> tuple[Config, str]:
     """Let clients read less text in a round: a search trains many times, and the order of trials shows early."""
     from keyfed.config import set_value
     from keyfed.model.presets import preset
+    from keyfed.run.compare_plan import QUICK
 
-    most = QUICK_CHARACTERS if preset(config.model.name).characters else QUICK_WORDS
+    (reduced,) = (q for q in QUICK if q.key == "data.max_tokens")
+    most = reduced.characters if preset(config.model.name).characters else reduced.words
     line = f"quick: at most {most:,} tokens a client and round (data.max_tokens); --full for all of them"
     return set_value(config, "data.max_tokens", most), line

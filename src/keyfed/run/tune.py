@@ -17,12 +17,13 @@ from typing import Any
 from keyfed.config import Config, Value, check, config_from, differences, dump_toml, to_document
 from keyfed.errors import ConfigError, DataError, RunError
 from keyfed.federated.methods import method_options
-from keyfed.run.checkpoint import write_atomically
+from keyfed.files import write_atomically
 from keyfed.run.folder import open_folder, read_metrics, refuse_changes, strict
 from keyfed.run.halving import Outcome, budget, first_rounds, going_on, halve, judge, until_compared, winner
+from keyfed.run.planning import plan
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.run.search import Space, at_edge, parse_search, sample
-from keyfed.run.train import Listener, Silent, plan, train
+from keyfed.run.train import Listener, Silent, train
 from keyfed.run.tune_report import verdict, write_tune_report
 
 TRIALS, SEEDS = 10, 1  # unless said otherwise

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.config import dump_toml
-from keyfed.run.checkpoint import write_atomically
+from keyfed.files import write_atomically
 from keyfed.run.console import human_bytes, render_table
 from keyfed.run.drawing import HIGHEST, Plot, Theme, both_themes, perplexity_axis, single
 from keyfed.run.markup import Block, Code, Heading, Picture, Table, Text, finite, show, to_html, to_markdown
