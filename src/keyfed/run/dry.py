@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from keyfed.config import Config, dump_toml, to_document
+from keyfed.engine.network import init_params, parameter_count, shapes
 from keyfed.federated.mediate import kept
-from keyfed.model.language_model import init_params, parameter_count, shapes
 from keyfed.run.console import human_bytes
 from keyfed.run.prepare import prepare, round_tokens
 from keyfed.run.traffic import model_bytes, report_bytes

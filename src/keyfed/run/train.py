@@ -13,16 +13,17 @@ from typing import Any, Protocol
 import torch
 
 from keyfed.config import Config, check
+from keyfed.engine.network import init_params, parameter_count, shapes
 from keyfed.engine.simulate import Simulation
+from keyfed.engine.trial import MakeModule
 from keyfed.errors import ConfigError, DataError
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import RoundSummary, initial_state, run_round
 from keyfed.federated.sampling import sample_cohort
 from keyfed.federated.types import Method, MethodSpec, Params
-from keyfed.model.language_model import init_params, parameter_count, shapes
 from keyfed.run.baselines import score_baselines
 from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, save_checkpoint, write_atomically
-from keyfed.run.choose import Choice, choose, usable_cores
+from keyfed.run.choose import Choice, choose, confine, usable_cores
 from keyfed.run.evaluate import evaluate, evaluate_sentences, limit_streams, spread, total
 from keyfed.run.folder import (
     append_line,
@@ -36,6 +37,7 @@ from keyfed.run.folder import (
     strict,
     write_run_toml,
 )
+from keyfed.run.outside import accept_method, names
 from keyfed.run.prepare import POOLED, Prepared, make_problem, prepare, round_tokens
 from keyfed.run.traffic import model_bytes, report_bytes, round_traffic
 
@@ -91,18 +93,19 @@ def cohort_of(method: Method, prepared: Prepared, config: Config, round: int) ->
     return [names[k] for k in sample_cohort(len(names), config.train.cohort, config.train.seed, round)]
 
 
-def plan(config: Config, prepared: Prepared) -> tuple[Method, Choice]:
-    """Build the method and choose where it runs."""
-    method = build_method(MethodSpec(config.method, config.options))
+def plan(config: Config, prepared: Prepared, own: Method | None = None) -> tuple[Method, Choice]:
+    """Build the method, or take the caller's own, and choose where it runs."""
+    method = accept_method(own, config) if own is not None else build_method(MethodSpec(config.method, config.options))
     members = members_of(method, prepared, config)
     if method.distance is not None and members < 2:
         raise ConfigError(
-            f"{config.method} weighs the clients of a round against each other, and a cohort of {members} has "
+            f"{method.name} weighs the clients of a round against each other, and a cohort of {members} has "
             "nothing to weigh; set train.cohort to at least 2, or use fedavg"
         )
     trained = min(config.train.cohort, len(prepared.store)) if method.cohort == "pooled" else members
     tokens = round_tokens(prepared, trained, method.epochs)
-    return method, choose(config.train, prepared.spec, tokens, members)
+    choice = choose(config.train, prepared.spec, tokens, members)
+    return method, confine(choice, prepared.spec, None if own is None else own.name)
 
 
 def train(
@@ -113,6 +116,8 @@ def train(
     listener: Listener | None = None,
     prepared: Prepared | None = None,
     budget: int | None = None,
+    module: MakeModule | None = None,
+    method: Method | None = None,
 ) -> dict[str, Any]:
     """Train a run in folder `out` and return its result (also in out/result.json).
 
@@ -120,6 +125,8 @@ def train(
       resume: go on with the run in `out` from its last whole checkpoint; a finished run only returns its result.
       prepared: the corpus, if it was prepared with this configuration already.
       budget: tokens of a round of central training, see `make_problem`.
+      module: makes the model, in place of the configuration's preset.
+      method: a method from outside the package, in place of the configuration's.
 
     Raises:
       KeyfedError: anything the caller can mend; nothing that was checkpointed is lost.
@@ -128,25 +135,25 @@ def train(
     listen = listener or Silent()
     config = check(config)
     with open_folder(out, resume):
-        prepared = prepared or prepare(config)
-        method, choice = plan(config, prepared)
-        fingerprint = prepared.corpus.fingerprint()
+        prepared = prepared or prepare(config, module)
+        method, choice = plan(config, prepared, method)
+        fingerprint, outside = prepared.corpus.fingerprint(), names(prepared.spec, method)
         if resume and (out / "run.toml").exists():
-            made = refuse_changes(out, config, fingerprint)
+            made = refuse_changes(out, config, fingerprint, outside)
             choice = as_before(made, choice, listen.say)
             finished = read_result(out)
             if finished is not None:
                 listen.say(f"{out} is finished; nothing to do")
                 return finished
         else:
-            write_run_toml(out, config, made_by(choice, fingerprint))
+            write_run_toml(out, config, made_by(choice, fingerprint) | outside)
         for line in prepared.describe():
             listen.say(line)
         count = parameter_count(prepared.spec)
         listen.say(f"model {prepared.spec.name}: {count:,} parameters; {choice.reason}")
         best, seconds = _rounds(config, out, prepared, method, choice, listen, budget)
         result = _finish(config, out, prepared, method, choice, best, seconds, listen)
-        if config.train.central and config.method != "central":
+        if config.train.central and method.cohort != "pooled":
             tokens = round_tokens(prepared, members_of(method, prepared, config), method.epochs)
             result["baselines"]["central"] = _central(config, out, prepared, listen, tokens)
         result = dict(strict(result))
@@ -200,7 +207,7 @@ def _rounds(
     written = state.round
     threads = torch.get_num_threads()
     said: set[str] = set()
-    listen.start(f"{config.method} on {prepared.corpus.name}", config.train.rounds, state.round)
+    listen.start(f"{method.name} on {prepared.corpus.name}", config.train.rounds, state.round)
     with Simulation(problem, block=choice.block, workers=choice.workers) as federation:
         try:
             while state.round < config.train.rounds:
@@ -301,7 +308,7 @@ def _finish(
     records = read_metrics(out)
     return {
         "run": str(out),
-        "method": config.method,
+        "method": method.name,
         "model": prepared.spec.name,
         "data": prepared.corpus.name,
         "parameters": parameter_count(prepared.spec),
