@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from keyfed.errors import KeyfedError
     from keyfed.federated.methods import METHODS
+    from keyfed.federated.types import Method
     from keyfed.model.conformance import check_model
     from keyfed.model.presets import PRESETS
     from keyfed.text.named import load_corpus
@@ -48,6 +49,7 @@ _HOME = {
     "check_model": "keyfed.model.conformance",
     "load_corpus": "keyfed.text.named",
     "METHODS": "keyfed.federated.methods",
+    "Method": "keyfed.federated.types",
     "PRESETS": "keyfed.model.presets",
     "KeyfedError": "keyfed.errors",
 }
@@ -56,6 +58,7 @@ __all__ = [
     "METHODS",
     "PRESETS",
     "KeyfedError",
+    "Method",
     "check_model",
     "compare",
     "configure",

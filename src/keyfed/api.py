@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.config import Config, Value, check, set_value
+from keyfed.engine.trial import MakeModule
 from keyfed.federated.methods import method_options
 from keyfed.federated.options import Optimiser
+from keyfed.federated.types import Method
 from keyfed.run import compare as comparing
 from keyfed.run import results
 from keyfed.run import suggest as suggestions
@@ -52,9 +54,23 @@ def configure(
     return check(config)
 
 
-def train(config: Config, out: PathLike, *, resume: bool = False, listener: Listener | None = None) -> dict[str, Any]:
-    """Train a run in folder `out` and return its result; see `keyfed train`."""
-    return training.train(config, Path(out), resume=resume, listener=listener)
+def train(
+    config: Config,
+    out: PathLike,
+    *,
+    resume: bool = False,
+    listener: Listener | None = None,
+    module: MakeModule | None = None,
+    method: Method | None = None,
+) -> dict[str, Any]:
+    """Train a run in folder `out` and return its result; see `keyfed train`, and docs/extending.md for the last two.
+
+    Args:
+      resume: go on with the run in `out` from its last whole checkpoint.
+      module: a function of the vocabulary's size that returns a new `torch.nn.Module`, to train in place of a preset.
+      method: a method of your own, in place of one by name.
+    """
+    return training.train(config, Path(out), resume=resume, listener=listener, module=module, method=method)
 
 
 def compare(
@@ -93,9 +109,9 @@ def compare(
     )
 
 
-def load_model(run: PathLike) -> Trained:
-    """Load a finished run's model, vocabulary and configuration."""
-    return _load_model(Path(run))
+def load_model(run: PathLike, *, module: MakeModule | None = None) -> Trained:
+    """Load a finished run's model, vocabulary and configuration; a run of your own module needs the module again."""
+    return _load_model(Path(run), module)
 
 
 def suggest(model: Trained, text: str, k: int = 3) -> list[str]:
@@ -103,9 +119,9 @@ def suggest(model: Trained, text: str, k: int = 3) -> list[str]:
     return suggestions.suggest(model.spec, model.params, model.vocab, text, k)
 
 
-def evaluate(run: PathLike) -> dict[str, Any]:
+def evaluate(run: PathLike, *, module: MakeModule | None = None) -> dict[str, Any]:
     """Test a run's model again on its held-out text; see `keyfed evaluate`."""
-    return results.evaluate_run(Path(run))
+    return results.evaluate_run(Path(run), module)
 
 
 def personalise(
@@ -115,9 +131,10 @@ def personalise(
     lr: float | None = None,
     optimiser: Optimiser | None = None,
     batch_size: int | None = None,
+    module: MakeModule | None = None,
 ) -> dict[str, Any]:
     """Tune a copy of a run's model on each client's text, test it before and after; see `evaluate --personalise`."""
-    return results.personalise_run(Path(run), Personal(epochs, lr, optimiser, batch_size))
+    return results.personalise_run(Path(run), Personal(epochs, lr, optimiser, batch_size), module)
 
 
 def tune(
@@ -140,11 +157,11 @@ def tune(
     return tuning.tune(given, Path(out), resume=resume, listener=listener)
 
 
-def report(run: PathLike) -> str:
+def report(run: PathLike, *, module: MakeModule | None = None) -> str:
     """Write a run's report.md, report.html and plots; return the text the command line prints."""
-    return results.report_run(Path(run))
+    return results.report_run(Path(run), module)
 
 
-def conformance(run: PathLike) -> list[dict[str, Any]]:
+def conformance(run: PathLike, *, module: MakeModule | None = None) -> list[dict[str, Any]]:
     """Run the conformance suite on a run's model; see `keyfed conformance`."""
-    return results.check_run(Path(run))
+    return results.check_run(Path(run), module)

@@ -149,7 +149,7 @@ def evaluate(
     from keyfed.run.personalise import parse_personal, personal_text
     from keyfed.run.results import evaluate_run, table_text
 
-    result = evaluate_run(run, parse_personal(personalise) if personalise is not None else None)
+    result = evaluate_run(run, personal=parse_personal(personalise) if personalise is not None else None)
     if as_json:
         print_json(result)
         return

@@ -17,20 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keyfed.engine.kernels import KERNELS
+from keyfed.engine.network import Network, NetworkState, step_nats
 from keyfed.federated.participation import Work
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Gradient, LayerNumbers, Method, Objective, Params, Solution
-from keyfed.model.dropout import Dropout
-from keyfed.model.language_model import (
-    Batch,
-    ModelSpec,
-    ModelState,
-    detach_state,
-    initial_state,
-    mean_nats,
-    stack,
-)
+from keyfed.model.language_model import Batch, stack
 from keyfed.text.batches import Batching, Step, epoch_steps, limit_text, sweep_steps
 
 
@@ -72,12 +63,13 @@ class Problem:
     """What it takes to train any client of a run.
 
     Attributes:
+      spec: the model, ours or a user's.
       batching: how text is cut; `rows` is replaced by the method's batch size.
       seed: the run's seed; everything random derives from it.
       sweep: tokens a "round" of central training reads; None for federated methods.
     """
 
-    spec: ModelSpec
+    spec: Network
     store: ClientStore
     batching: Batching
     seed: int
@@ -144,7 +136,7 @@ class TextObjective:
         self._batching = replace(problem.batching, rows=rows)
         self._seeds = torch.tensor([self._seed(k, "dropout") for k in clients], dtype=torch.int64)
         self._taken = torch.zeros(len(clients), dtype=torch.int64)
-        self._carried: ModelState | None = None
+        self._carried: NetworkState | None = None
 
     def _seed(self, client: int, purpose: str, *more: int) -> int:
         name = self._problem.store.names[client]
@@ -180,15 +172,12 @@ class TextObjective:
             yield partial(self._gradient, batch, fresh, self._taken)
 
     def _gradient(self, batch: Batch, fresh: bool, taken: Tensor, params: Params) -> Gradient:
-        spec = self._problem.spec
-        state = self._carried
-        if fresh or state is None:
-            state = initial_state(spec, params, batch.inputs.shape[1])
-        drop = Dropout(spec.dropout, self._seeds, taken) if spec.dropout else None
         leaves = {name: w.detach().requires_grad_() for name, w in params.items()}
-        loss, tokens, after = mean_nats(spec, leaves, batch, state, drop, KERNELS[spec.cell])
-        grads = torch.autograd.grad(loss, list(leaves.values()), grad_outputs=torch.ones_like(loss))
-        self._carried = detach_state(after)
+        before = None if fresh else self._carried
+        loss, tokens, self._carried = step_nats(self._problem.spec, leaves, batch, before, self._seeds, taken)
+        # A layer that a step does not use (a learnt first state, say) has a gradient of zero.
+        ones = torch.ones_like(loss)
+        grads = torch.autograd.grad(loss, list(leaves.values()), grad_outputs=ones, materialize_grads=True)
         return Gradient(loss.detach() * tokens, tokens, dict(zip(leaves, grads, strict=True)))
 
 

@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from keyfed.errors import DataError, ShapeMismatch
+from keyfed.errors import DataError
 from keyfed.model import language_model as lm
+from keyfed.model.contract import logits_of
 
 Predictor = Callable[[Tensor], Tensor]
 """tokens [batch, time] int64 → logits [batch, time, vocabulary]; position t may use tokens ≤ t."""
@@ -312,17 +313,11 @@ def _shaped(predict: Predictor | nn.Module, vocab_size: int) -> Predictor:
     weight = next(predict.parameters(), None) if isinstance(predict, nn.Module) else None
     device = "cpu" if weight is None else weight.device
 
-    def logits_of(tokens: Tensor) -> Tensor:
+    def shaped(tokens: Tensor) -> Tensor:
         out: Any = predict(tokens.to(device, copy=True))
-        logits: Tensor = out[0] if isinstance(out, tuple) else out
-        got, want = list(logits.shape), [*tokens.shape, vocab_size]
-        if got != want:
-            swapped = got[:2] == [want[1], want[0]]
-            hint = "set batch_first, or transpose" if swapped else "every token read gives a row of logits"
-            raise ShapeMismatch(f"tokens {want[:2]} gave logits {got}, expected {want}: {hint}")
-        return logits.detach().to("cpu", copy=True)
+        return logits_of(out, tokens, vocab_size).detach().to("cpu", copy=True)
 
-    return logits_of
+    return shaped
 
 
 def _unchanged(pairs: Mapping[str, tuple[Tensor, Tensor]], cause: str) -> Outcome:

@@ -7,6 +7,7 @@ cohort's parameters carry a leading client axis. A tied matrix occurs once, as `
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -122,12 +123,16 @@ def init_params(spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float32) 
 
 def check_params(spec: ModelSpec, params: Params, origin: str) -> None:
     """Raise ShapeMismatch unless `params` (not stacked) has exactly the model's names and shapes."""
-    want = shapes(spec)
+    check_shapes(shapes(spec), params, spec.name, origin)
+
+
+def check_shapes(want: Mapping[str, tuple[int, ...]], params: Params, model: str, origin: str) -> None:
+    """Raise ShapeMismatch unless `params` has exactly the names and shapes of `want`, those of `model`."""
     for name in [*want, *params]:
         got = tuple(params[name].shape) if name in params else None
         if got != want.get(name):
             raise ShapeMismatch(
-                f'{origin}: "{name}" is {list(got) if got else "missing"}, model "{spec.name}" '
+                f'{origin}: "{name}" is {"missing" if got is None else list(got)}, model "{model}" '
                 f"has {list(want[name]) if name in want else 'no such layer'}"
             )
 

@@ -114,20 +114,36 @@ def score_tokens(features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
     nats, ranks = [], []
     for part in chunks(tokens, m, vocab):
         d = torch.baddbmm(bias[:, None], features[:, part], weight.mT)
-        index = targets[:, part, None]
-        d.sub_(d.gather(-1, index))
-        sign = d.sign()
-        balance = sign.sum(-1)  # number above − number below; exact in float32 up to 2^24 words
-        differing = sign.abs_().sum(-1)  # number above + number below
-        rank = ((differing + balance) / 2).long()
-        if bool((differing < vocab - 1).any()):  # somebody ties
-            before = torch.arange(vocab, device=d.device) < index
-            rank += ((d == 0) & before).sum(-1)
-        top = d.amax(-1, keepdim=True)
-        nats.append(d.sub_(top).exp_().sum(-1).double().log() + top[..., 0].double())
-        # Logits that are not finite guess nothing right.
-        ranks.append(rank.masked_fill_(~torch.isfinite(nats[-1]), vocab))
+        some_nats, some_ranks = _score(d, targets[:, part, None])
+        nats.append(some_nats)
+        ranks.append(some_ranks)
     if not nats:
         empty = features.new_zeros(m, 0)
         return TokenScores(empty.double(), empty.long())
     return TokenScores(torch.cat(nats, 1), torch.cat(ranks, 1))
+
+
+def _score(d: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Nats and rank of the true tokens, [m, tokens, 1], under logits [m, tokens, vocabulary], which are used up."""
+    d.sub_(d.gather(-1, index))
+    sign = d.sign()
+    balance = sign.sum(-1)  # number above − number below; exact in float32 up to 2^24 words
+    differing = sign.abs_().sum(-1)  # number above + number below
+    rank = ((differing + balance) / 2).long()
+    if bool((differing < d.shape[-1] - 1).any()):  # somebody ties
+        before = torch.arange(d.shape[-1], device=d.device) < index
+        rank += ((d == 0) & before).sum(-1)
+    top = d.amax(-1, keepdim=True)
+    nats = d.sub_(top).exp_().sum(-1).double().log() + top[..., 0].double()
+    # Logits that are not finite guess nothing right.
+    return nats, rank.masked_fill_(~torch.isfinite(nats), d.shape[-1])
+
+
+@torch.no_grad()
+def score_logits(logits: Tensor, targets: Tensor) -> TokenScores:
+    """`score_tokens` where the logits are at hand: [m, tokens, vocabulary] and [m, tokens]."""
+    m, tokens, vocab = logits.shape
+    parts = [_score(logits[:, part].clone(), targets[:, part, None]) for part in chunks(tokens, m, vocab)]
+    if not parts:
+        return TokenScores(logits.new_zeros(m, 0).double(), targets)
+    return TokenScores(*(torch.cat(kind, 1) for kind in zip(*parts, strict=True)))

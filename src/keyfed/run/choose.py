@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from keyfed.config import TrainConfig
+from keyfed.engine.module import ModuleNetwork
+from keyfed.engine.network import Network, parameter_count
 from keyfed.errors import ConfigError
-from keyfed.model.language_model import ModelSpec, parameter_count
 
 WORTH_A_WORKER = 2e12  # operations below which starting processes costs more than it saves (about 20 s of one core)
 
@@ -32,7 +33,7 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def choose(train: TrainConfig, spec: ModelSpec, tokens_per_round: int, members: int) -> Choice:
+def choose(train: TrainConfig, spec: Network, tokens_per_round: int, members: int) -> Choice:
     """Pick device, block and workers where the configuration leaves them open.
 
     Args:
@@ -66,7 +67,7 @@ def choose(train: TrainConfig, spec: ModelSpec, tokens_per_round: int, members: 
     return Choice("cpu", block, workers, threads, f"cpu ({gpu}), block {block}, workers {workers}: {why}")
 
 
-def _on_gpu(train: TrainConfig, spec: ModelSpec, members: int, device: str) -> Choice:
+def _on_gpu(train: TrainConfig, spec: Network, members: int, device: str) -> Choice:
     free, _ = torch.cuda.mem_get_info(device)
     # Weights, gradients, momentum, upload and the output layer's chunk.
     per_client = 4 * 6 * parameter_count(spec) + 64 * 2**20
@@ -77,3 +78,20 @@ def _on_gpu(train: TrainConfig, spec: ModelSpec, members: int, device: str) -> C
     return Choice(
         device, block, 1, usable_cores(), f"{device}, block {block}: {members} clients a round, {fits} fit in memory"
     )
+
+
+def confine(choice: Choice, spec: Network, own_method: str | None) -> Choice:
+    """Keep what comes from outside the package where it can run: in one process, one client at a time; say why."""
+    reasons = []
+    if choice.workers > 1:
+        name = f"the method {own_method} is not in the package" if own_method is not None else None
+        alone = name or (spec.unshareable() if isinstance(spec, ModuleNetwork) else None)
+        if alone is not None:
+            choice = replace(choice, workers=1)
+            reasons.append(f"one process: {alone}")
+    if choice.block > 1 and isinstance(spec, ModuleNetwork):
+        single = spec.unstackable(choice.device)
+        if single is not None:
+            choice = replace(choice, block=1)
+            reasons.append(f"one client at a time: {single}")
+    return replace(choice, reason="; ".join([choice.reason, *reasons]))

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from keyfed.config import Config, dump_toml, to_document
+from keyfed.engine.network import init_params, parameter_count
 from keyfed.engine.turn import keeps_state
 from keyfed.federated.mediate import kept
 from keyfed.federated.types import Method, Params
-from keyfed.model.language_model import init_params, parameter_count
 from keyfed.run.console import human_bytes
 from keyfed.run.planning import cautions, members_of, participations, plan, plan_of_round
 from keyfed.run.prepare import client_tokens, prepare, round_tokens

@@ -16,14 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from keyfed.engine.kernels import KERNELS
-from keyfed.model.language_model import ModelSpec, Params, features, initial_state, output_layer, stack
-from keyfed.model.output import score_tokens
+from keyfed.engine.network import Network, Reader, reader_of
+from keyfed.model.language_model import Params
 from keyfed.text.batches import lines_of
 from keyfed.text.vocab import BOS, EOS, PAD, UNK
 
 Ids = NDArray[np.int32]
-SPAN = 512  # tokens a stream advances between two output products
 SIDE_BY_SIDE = 32  # streams read in one batch
 LINES_SIDE_BY_SIDE = 128  # lines, which are short
 FEW_STREAMS = 8  # side by side, below which a time step is too little work to be worth waking a second thread
@@ -109,27 +107,26 @@ def one_thread(really: bool) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _score_group(spec: ModelSpec, params: Params, group: list[Ids], device: str) -> list[Score]:
-    """Read streams side by side, [1, streams, time]; sorted by length, so that finished ones drop off the end."""
-    weight, bias = output_layer(spec, params)
+def _score_group(reader: Reader, group: list[Ids], device: str) -> list[Score]:
+    """Read streams side by side, [streams, time]; sorted by length, so that finished ones drop off the end."""
     order = sorted(range(len(group)), key=lambda i: -len(group[i]))
     streams = [group[i] for i in order]
-    state = initial_state(spec, params, len(streams))
+    state = None
     nats = [np.empty(len(s) - 1) for s in streams]
     ranks = [np.empty(len(s) - 1, np.int64) for s in streams]
-    for at in range(0, len(streams[0]) - 1, SPAN):
-        lengths = [min(SPAN, len(s) - 1 - at) for s in streams if len(s) - 1 > at]
+    for at in range(0, len(streams[0]) - 1, reader.span):
+        lengths = [min(reader.span, len(s) - 1 - at) for s in streams if len(s) - 1 > at]
         alive, time = len(lengths), lengths[0]
-        state = tuple(tuple(part[:, :alive] for part in layer) for layer in state)
+        state = None if state is None else reader.keep(state, slice(alive))
         tokens = np.full((2, alive, time), PAD, np.int64)
         for row, n in enumerate(lengths):
             tokens[:, row, :n] = streams[row][at : at + n], streams[row][at + 1 : at + n + 1]
         inputs, targets = torch.from_numpy(tokens).to(device)
         with one_thread(alive <= FEW_STREAMS):
-            x, state = features(spec, params, inputs[None], state, recurrence=KERNELS[spec.cell])
+            x, state = reader.read(inputs, state)
         # Padded positions are dropped before the output layer, which is where the time goes.
         real = torch.arange(time, device=device) < torch.tensor(lengths, device=device)[:, None]
-        scores = score_tokens(x[0].transpose(0, 1)[real][None], weight, bias, targets[real][None])
+        scores = reader.score(x[real], targets[real])
         ends = np.cumsum(lengths)
         for row, (some_nats, some_ranks) in enumerate(
             zip(
@@ -146,28 +143,28 @@ def _score_group(spec: ModelSpec, params: Params, group: list[Ids], device: str)
     return out
 
 
-def evaluate(spec: ModelSpec, params: Params, streams: Mapping[str, Ids], device: str = "cpu") -> dict[str, Score]:
+def evaluate(spec: Network, params: Params, streams: Mapping[str, Ids], device: str = "cpu") -> dict[str, Score]:
     """Score every stream from a zero state; `params` is one model, not stacked."""
-    stacked = stack({name: p.to(device) for name, p in params.items()}, 1)
+    reader = reader_of(spec, params, device)
     names = sorted(streams, key=lambda name: -len(streams[name]))
     out: dict[str, Score] = {}
     for at in range(0, len(names), SIDE_BY_SIDE):
         group = names[at : at + SIDE_BY_SIDE]
-        scores = _score_group(spec, stacked, [streams[name] for name in group], device)
+        scores = _score_group(reader, [streams[name] for name in group], device)
         out.update(zip(group, scores, strict=True))
     return {name: out[name] for name in streams}
 
 
-def evaluate_sentences(spec: ModelSpec, params: Params, streams: Mapping[str, Ids], device: str = "cpu") -> Score:
+def evaluate_sentences(spec: Network, params: Params, streams: Mapping[str, Ids], device: str = "cpu") -> Score:
     """Score every line on its own, <bos> first and the state reset: the `sentence` perplexity."""
     lines = [np.concatenate([np.array([BOS], np.int32), line]) for s in streams.values() for line in lines_of(s)]
-    stacked = stack({name: p.to(device) for name, p in params.items()}, 1)
+    reader = reader_of(spec, params, device)
     lines.sort(key=len)
     return sum(
         (
             score
             for at in range(0, len(lines), LINES_SIDE_BY_SIDE)
-            for score in _score_group(spec, stacked, lines[at : at + LINES_SIDE_BY_SIDE], device)
+            for score in _score_group(reader, lines[at : at + LINES_SIDE_BY_SIDE], device)
         ),
         Score(),
     )

@@ -20,11 +20,13 @@ from safetensors.torch import load, save
 
 import keyfed
 from keyfed.config import Config, config_from, differences, dump_toml, to_document
+from keyfed.engine.network import Network, check_params
+from keyfed.engine.trial import MakeModule
 from keyfed.errors import RunError
 from keyfed.files import write_atomically
-from keyfed.model.language_model import ModelSpec, Params, check_params
-from keyfed.model.presets import build_spec
+from keyfed.model.language_model import Params
 from keyfed.run.choose import Choice
+from keyfed.run.outside import build_network, refuse_others
 from keyfed.text.vocab import Vocab
 
 LOCK = "run.lock"
@@ -101,7 +103,10 @@ def _commit() -> str | None:
 
 def write_run_toml(folder: Path, config: Config, made: Mapping[str, Any]) -> None:
     """Write the resolved configuration and what made it: enough to repeat the run."""
-    write_atomically(folder / "run.toml", dump_toml({**to_document(config), "made": made}).encode())
+    document = to_document(config)
+    if "method" in made:  # one from outside the package, whose options nobody here knows
+        del document["method"]
+    write_atomically(folder / "run.toml", dump_toml({**document, "made": made}).encode())
 
 
 def read_run_toml(folder: Path) -> tuple[Config, dict[str, Any]]:
@@ -118,9 +123,16 @@ def read_run_toml(folder: Path) -> tuple[Config, dict[str, Any]]:
     return config_from(document, str(folder / "run.toml")), made
 
 
-def refuse_changes(folder: Path, config: Config, fingerprint: str) -> dict[str, Any]:
-    """Refuse to go on with a run under another configuration or other data; return its `made` section."""
+def refuse_changes(
+    folder: Path, config: Config, fingerprint: str, outside: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Refuse to go on with a run under another configuration or other data; return its `made` section.
+
+    Args:
+      outside: module and method that were passed, by name; see `keyfed.run.outside.names`.
+    """
     old, made = read_run_toml(folder)
+    refuse_others(folder, made, outside or {})
     changed = differences(to_document(old), to_document(config))
     if made.get("data_sha256") != fingerprint:
         changed.append(f"the text of the corpus: {str(made.get('data_sha256'))[:12]} → {fingerprint[:12]}")
@@ -148,11 +160,17 @@ def as_before(made: Mapping[str, Any], choice: Choice, say: Callable[[str], None
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A model on disk, ready to use."""
+    """A model on disk, ready to use.
+
+    Attributes:
+      method: name of the method that trained it; one from outside the package is not in `config`.
+      spec: the model, a preset's or a user's module.
+    """
 
     folder: Path
     config: Config
-    spec: ModelSpec
+    method: str
+    spec: Network
     params: Params
     vocab: Vocab
 
@@ -163,9 +181,16 @@ def save_model(folder: Path, params: Params, vocab: Vocab) -> None:
     write_atomically(folder / "vocab.json", vocab.to_json().encode())
 
 
-def load_model(folder: Path) -> Trained:
-    """Load a finished run's model; shapes are checked against its configuration."""
-    config, _ = read_run_toml(folder)
+def load_model(folder: Path, module: MakeModule | None = None) -> Trained:
+    """Load a finished run's model; shapes are checked against its configuration, or the module it was trained with."""
+    config, made = read_run_toml(folder)
+    if module is None and "module" in made:
+        raise RunError(
+            f"{folder} was trained with the module {made['module']}, which is not in the package; use it from Python "
+            f'and pass the module: keyfed.load_model("{folder}", module=…)'
+        )
+    if module is not None and "module" not in made:
+        raise RunError(f'{folder} was trained with the preset "{config.model.name}"; leave module out')
     try:
         data = (folder / "model.safetensors").read_bytes()
         vocab = Vocab.from_json((folder / "vocab.json").read_text("utf-8"))
@@ -180,12 +205,9 @@ def load_model(folder: Path) -> Trained:
         params = load(data)
     except Exception as e:  # safetensors raises its own error class for damaged files
         raise RunError(f"{folder / 'model.safetensors'} is damaged: {e}") from None
-    m = config.model
-    spec = build_spec(
-        m.name, len(vocab), dropout=m.dropout, tied=m.tied, embed=m.embed, hidden=m.hidden, layers=m.layers
-    )
+    spec = build_network(config, len(vocab), module)
     check_params(spec, params, str(folder / "model.safetensors"))
-    return Trained(folder, config, spec, params, vocab)
+    return Trained(folder, config, str(made.get("method", config.method)), spec, params, vocab)
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from keyfed.config import Value, coerce
+from keyfed.engine.network import shapes
 from keyfed.engine.problem import solve_block
 from keyfed.errors import ConfigError, DataError, nearest
 from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.options import Optimiser
 from keyfed.federated.types import Method, MethodSpec, Params
 from keyfed.files import write_atomically
-from keyfed.model.language_model import shapes
 from keyfed.run.console import follow, render_table
 from keyfed.run.drawing import HIGHEST, Plot, Theme, both_themes, single
 from keyfed.run.evaluate import Score, evaluate, spread, total

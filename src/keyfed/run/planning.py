@@ -10,7 +10,8 @@ from keyfed.federated.mediate import kept
 from keyfed.federated.methods import build_method
 from keyfed.federated.participation import Plan, cohort_size, draw, plan_round
 from keyfed.federated.types import Method
-from keyfed.run.choose import Choice, choose
+from keyfed.run.choose import Choice, choose, confine
+from keyfed.run.outside import accept_method
 from keyfed.run.prepare import Prepared, round_tokens
 
 FEW_PARTICIPATIONS = 3  # a client, below which duals have hardly begun to work
@@ -32,21 +33,22 @@ def members_of(method: Method, prepared: Prepared, config: Config) -> int:
     return wanted
 
 
-def plan(config: Config, prepared: Prepared) -> tuple[Method, Choice]:
-    """Build the method and choose where it runs; combinations that make no sense are refused with the reason."""
-    method = build_method(method_spec(config))
+def plan(config: Config, prepared: Prepared, own: Method | None = None) -> tuple[Method, Choice]:
+    """Build the method, or take the caller's own, and choose where it runs; nonsense is refused with the reason."""
+    method = build_method(method_spec(config)) if own is None else accept_method(own, config)
     members = members_of(method, prepared, config)
     refuse_nonsense(config, method, members, len(prepared.store))
     trained = min(config.train.cohort, len(prepared.store)) if method.cohort == "pooled" else members
     tokens = round_tokens(prepared, trained, method.epochs)
-    return method, choose(config.train, prepared.spec, tokens, members)
+    choice = choose(config.train, prepared.spec, tokens, members)
+    return method, confine(choice, prepared.spec, None if own is None else own.name)
 
 
 def refuse_nonsense(config: Config, method: Method, members: int, clients: int) -> None:
     """Raise ConfigError for combinations of method, cohort and participation that cannot do what they say."""
     if method.distance is not None and members < 2:
         raise ConfigError(
-            f"{config.method} weighs the clients of a round against each other, and a cohort of {members} has "
+            f"{method.name} weighs the clients of a round against each other, and a cohort of {members} has "
             "nothing to weigh; set train.cohort to at least 2, or use fedavg"
         )
     if method.cohort == "pooled":
@@ -60,7 +62,7 @@ def refuse_nonsense(config: Config, method: Method, members: int, clients: int) 
     expected = participations(config, members, clients)
     if method.solver.start is not None and config.train.rounds > 0 and expected <= 1:
         raise ConfigError(
-            f"{config.method} keeps a dual on every client, and in {config.train.rounds} rounds with {members} of "
+            f"{method.name} keeps a dual on every client, and in {config.train.rounds} rounds with {members} of "
             f"{clients} clients each comes {expected:.2g} times: a dual is never used. Take more rounds, a larger "
             "train.cohort, or fedprox"
         )
@@ -78,7 +80,7 @@ def cautions(config: Config, method: Method, members: int, clients: int) -> list
     if method.solver.start is None or expected >= FEW_PARTICIPATIONS or not config.train.rounds:
         return []
     return [
-        f"{config.method}: a client takes part about {expected:.1f} times in this run. Its dual is set in its first "
+        f"{method.name}: a client takes part about {expected:.1f} times in this run. Its dual is set in its first "
         f"round and corrected from the second on, so with fewer than {FEW_PARTICIPATIONS} participations θ will lie "
         "near twice FedProx's steps and may overshoot; take more rounds or a larger train.cohort"
     ]

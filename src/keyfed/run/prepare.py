@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyfed.config import Config
+from keyfed.engine.network import Network
 from keyfed.engine.problem import ClientStore, Problem, make_store
+from keyfed.engine.trial import MakeModule
 from keyfed.errors import DataError
 from keyfed.federated.types import Method
-from keyfed.model.language_model import ModelSpec
-from keyfed.model.presets import build_spec, preset
+from keyfed.model.presets import preset
 from keyfed.run.evaluate import limit_streams
+from keyfed.run.outside import build_network, refuse_model_options
 from keyfed.text.batches import Batching, lines_of
 from keyfed.text.clients import ClientText, Population, partition
 from keyfed.text.corpus import Corpus
@@ -42,7 +44,7 @@ class Prepared:
     population: Population
     vocab: Vocab
     vocab_summary: VocabSummary
-    spec: ModelSpec
+    spec: Network
     store: ClientStore
     batching: Batching
     valid: Streams
@@ -106,12 +108,17 @@ def _streams(texts: Sequence[ClientText], part: str, vocab: Vocab) -> Streams:
     return out
 
 
-def prepare(config: Config) -> Prepared:
+def prepare(config: Config, module: MakeModule | None = None) -> Prepared:
     """Load, partition, build the vocabulary from training text only, encode.
+
+    Args:
+      module: makes the model in place of the preset, which then only says the window and whether to read characters.
 
     Raises:
       DataError: nothing to train on, before any training starts.
     """
+    if module is not None:
+        refuse_model_options(config, module)
     data = config.data
     corpus = load_corpus(
         data.name,
@@ -149,16 +156,13 @@ def prepare(config: Config) -> Prepared:
     else:
         valid = _streams(population.clients, "valid", vocab)
         test = _streams(population.clients, "test", vocab)
-    m, most = config.model, config.train.test_tokens
-    spec = build_spec(
-        m.name, len(vocab), dropout=m.dropout, tied=m.tied, embed=m.embed, hidden=m.hidden, layers=m.layers
-    )
+    most = config.train.test_tokens
     return Prepared(
         corpus=corpus,
         population=population,
         vocab=vocab,
         vocab_summary=summary,
-        spec=spec,
+        spec=build_network(config, len(vocab), module),
         store=make_store(list(kept.values()), list(kept)),
         batching=Batching(data.batches, 1, window, data.max_sentences, data.max_tokens),
         valid={name: ids for name, ids in valid.items() if len(ids) > 1},

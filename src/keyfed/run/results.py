@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from keyfed.engine.network import predictor
+from keyfed.engine.trial import MakeModule
 from keyfed.errors import DataError, RunError
-from keyfed.model.conformance import check_model, check_vocabulary, predictor_of
+from keyfed.model.conformance import check_model, check_vocabulary
 from keyfed.run.console import human_bytes, render_table
 from keyfed.run.evaluate import evaluate, evaluate_sentences, spread, total
 from keyfed.run.folder import Trained, load_model, read_result
@@ -33,12 +35,12 @@ def table_text(result: dict[str, Any]) -> str:
     return f"{as_text(result_table(result))}{verdict(result)}"
 
 
-def report_run(folder: Path) -> str:
+def report_run(folder: Path, module: MakeModule | None = None) -> str:
     """Write report.md, report.html and plots of a finished run; return what the terminal shows."""
     result = read_result(folder)
     if result is None:
         raise RunError(f"{folder} has no result yet; go on with `keyfed train --resume --out {folder}`")
-    trained = load_model(folder)
+    trained = load_model(folder, module)
     examples = [(p, suggest(trained.spec, trained.params, trained.vocab, p)) for p in PROMPTS]
     written = write_report(folder, examples)
     lines = [table_text(result), ""]
@@ -54,10 +56,10 @@ def report_run(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _with_data(folder: Path) -> tuple[Trained, Prepared]:
+def _with_data(folder: Path, module: MakeModule | None) -> tuple[Trained, Prepared]:
     """Load a run's model and its corpus, and refuse if the vocabulary has changed."""
-    trained = load_model(folder)
-    prepared = prepare(trained.config)
+    trained = load_model(folder, module)
+    prepared = prepare(trained.config, module)
     if prepared.vocab != trained.vocab:
         raise DataError(
             f"{folder}: the corpus {prepared.corpus.name} gives another vocabulary than the run was trained with; "
@@ -66,9 +68,9 @@ def _with_data(folder: Path) -> tuple[Trained, Prepared]:
     return trained, prepared
 
 
-def evaluate_run(folder: Path, personal: Personal | None = None) -> dict[str, Any]:
+def evaluate_run(folder: Path, module: MakeModule | None = None, personal: Personal | None = None) -> dict[str, Any]:
     """Evaluate a run's model anew on its held-out text; with `personal`, also a copy tuned for every client."""
-    trained, prepared = _with_data(folder)
+    trained, prepared = _with_data(folder, module)
     if personal is not None:
         personal = resolve(personal, trained, prepared)  # what cannot be done is said before the long evaluation
     tested = evaluate(trained.spec, trained.params, prepared.test)
@@ -76,7 +78,7 @@ def evaluate_run(folder: Path, personal: Personal | None = None) -> dict[str, An
     sentences = evaluate_sentences(trained.spec, trained.params, prepared.test)
     result = {
         "run": str(folder),
-        "method": trained.config.method,
+        "method": trained.method,
         "model": trained.spec.name,
         "data": prepared.corpus.name,
         "test": {**total(tested).summary(), "sentence_perplexity": sentences.perplexity},
@@ -90,22 +92,21 @@ def evaluate_run(folder: Path, personal: Personal | None = None) -> dict[str, An
     return result
 
 
-def personalise_run(folder: Path, personal: Personal) -> dict[str, Any]:
+def personalise_run(folder: Path, personal: Personal, module: MakeModule | None = None) -> dict[str, Any]:
     """Tune a copy of a run's model for every client and return how each fares before and after."""
-    trained, prepared = _with_data(folder)
+    trained, prepared = _with_data(folder, module)
     return personalise(resolve(personal, trained, prepared), trained, prepared)
 
 
-def check_run(folder: Path) -> list[dict[str, Any]]:
+def check_run(folder: Path, module: MakeModule | None = None) -> list[dict[str, Any]]:
     """Run the conformance suite on a run's model and vocabulary."""
-    trained, prepared = _with_data(folder)
+    trained, prepared = _with_data(folder, module)
     held_out_text = [*prepared.test.values(), *prepared.unseen.values()]
     if not held_out_text:
         raise DataError(f"{prepared.corpus.name} has no held-out text to check the model on; its clients are too short")
     text = np.concatenate(held_out_text)[:CONFORMANCE_TOKENS]
-    checks = check_model(
-        predictor_of(trained.spec, trained.params), text, vocab_size=len(trained.vocab), pad=PAD, seed=0
-    )
+    predict = predictor(trained.spec, trained.params)
+    checks = check_model(predict, text, vocab_size=len(trained.vocab), pad=PAD, seed=0)
     if trained.vocab.kind == "word":
         population, vocab = prepared.population, trained.vocab
 

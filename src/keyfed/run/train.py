@@ -16,12 +16,13 @@ import torch
 
 from keyfed.config import Config, check, parse_target
 from keyfed.engine.client_state import ClientStates
+from keyfed.engine.network import init_params, parameter_count, shapes
 from keyfed.engine.simulate import Simulation
+from keyfed.engine.trial import MakeModule
 from keyfed.engine.turn import keeps_state
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Method, Params
 from keyfed.files import write_atomically
-from keyfed.model.language_model import init_params, parameter_count, shapes
 from keyfed.run.baselines import score_baselines
 from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, named_states, save_checkpoint
 from keyfed.run.choose import Choice, usable_cores
@@ -38,6 +39,7 @@ from keyfed.run.folder import (
     strict,
     write_run_toml,
 )
+from keyfed.run.outside import names
 from keyfed.run.planning import cautions, members_of, plan, plan_of_round
 from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, prepare
 from keyfed.run.record import judge_attention, reached, record_of
@@ -78,6 +80,8 @@ def train(
     listener: Listener | None = None,
     prepared: Prepared | None = None,
     budget: int | None = None,
+    module: MakeModule | None = None,
+    method: Method | None = None,
 ) -> dict[str, Any]:
     """Train a run in folder `out` and return its result (also in out/result.json).
 
@@ -85,6 +89,8 @@ def train(
       resume: go on with the run in `out` from its last whole checkpoint; a finished run only returns its result.
       prepared: the corpus, if it was prepared with this configuration already.
       budget: tokens of a round of central training, see `make_problem`.
+      module: makes the model, in place of the configuration's preset.
+      method: a method from outside the package, in place of the configuration's.
 
     Raises:
       KeyfedError: anything the caller can mend; nothing that was checkpointed is lost.
@@ -93,18 +99,18 @@ def train(
     listen = listener or Silent()
     config = check(config)
     with open_folder(out, resume):
-        prepared = prepared or prepare(config)
-        method, choice = plan(config, prepared)
-        fingerprint = prepared.corpus.fingerprint()
+        prepared = prepared or prepare(config, module)
+        method, choice = plan(config, prepared, method)
+        fingerprint, outside = prepared.corpus.fingerprint(), names(prepared.spec, method)
         if resume and (out / "run.toml").exists():
-            made = refuse_changes(out, config, fingerprint)
+            made = refuse_changes(out, config, fingerprint, outside)
             choice = as_before(made, choice, listen.say)
             finished = read_result(out)
             if finished is not None:
                 listen.say(f"{out} is finished; nothing to do")
                 return finished
         else:
-            write_run_toml(out, config, made_by(choice, fingerprint))
+            write_run_toml(out, config, made_by(choice, fingerprint) | outside)
         for line in prepared.describe():
             listen.say(line)
         count = parameter_count(prepared.spec)
@@ -113,7 +119,7 @@ def train(
             listen.say(line)
         best, seconds = _rounds(config, out, prepared, method, choice, listen, budget)
         result = _finish(config, out, prepared, method, choice, best, seconds, listen)
-        if config.train.central and config.method != "central":
+        if config.train.central and method.cohort != "pooled":
             result["baselines"]["central"] = _central(config, out, prepared, listen, result)
         result = dict(strict(result))
         write_atomically(out / "result.json", json.dumps(result, indent=1, allow_nan=False).encode())
@@ -181,7 +187,7 @@ def _rounds(
         if states is not None:
             states.hold(named_states(out / "checkpoint"))
 
-    listen.start(f"{config.method} on {prepared.corpus.name}", config.train.rounds, state.round)
+    listen.start(f"{method.name} on {prepared.corpus.name}", config.train.rounds, state.round)
     with Simulation(
         problem, block=choice.block, workers=choice.workers, bound=config.upload.bound, states=states
     ) as federation:
@@ -257,7 +263,7 @@ def _finish(
     records = read_metrics(out)
     return {
         "run": str(out),
-        "method": config.method,
+        "method": method.name,
         "model": prepared.spec.name,
         "data": prepared.corpus.name,
         "parameters": parameter_count(prepared.spec),

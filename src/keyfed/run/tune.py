@@ -165,7 +165,7 @@ class _Search:
         shown = ", ".join(f"{key}={value}" for key, value in values.items())
         try:
             runs = [self._run(trial, seed, until, shown) for seed in self.seeds]
-            vocab = max(p.spec.vocab for p in self.prepared.values())
+            vocab = max(len(p.vocab) for p in self.prepared.values())
             outcome = judge(trial, values, runs, self.rounds, vocab)
         except ConfigError as e:
             if trial == 0:

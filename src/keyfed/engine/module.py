@@ -1,0 +1,223 @@
+"""A user's own `torch.nn.Module` in the engine: called with any client's parameters, stacked by `vmap` where torch can.
+
+The contract is that of `keyfed.model.contract`. Layers are the module's named parameters that want a gradient, a tied
+one once. Everything else in it (buffers, frozen parameters) is a constant, which the factory must make alike whenever
+it is called with the same seed. A module is called a few times when it is opened, so that a mistake is one line now
+and not wrong arithmetic later.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from keyfed.engine.trial import (
+    TRIAL_TIME,
+    MakeModule,
+    NestedState,
+    build_module,
+    first_line,
+    qualified_name,
+    seeded,
+    trial_tokens,
+    try_out,
+)
+from keyfed.errors import ConfigError
+from keyfed.federated.sampling import derive_seed
+from keyfed.model.language_model import Batch, Params
+from keyfed.model.output import TokenScores, score_logits
+
+
+class ModuleNetwork:
+    """A module as the engine sees it. Made again in other processes from its factory, never sent there.
+
+    Attributes:
+      name: qualified name of the factory.
+      shapes: of every layer, in the order they are stored and sent.
+      window: tokens of a training window, the most it is given to read at once.
+    """
+
+    def __init__(self, make: MakeModule, vocab: int, window: int, seed: int) -> None:
+        self.name = qualified_name(make)
+        self.window = window
+        self._made_from = (make, vocab, window, seed)
+        self._module, self._device = build_module(make, vocab, seed, self.name), torch.device("cpu")
+        self.shapes = {name: tuple(p.shape) for name, p in self._layers(self._module).items()}
+        with seeded(seed, torch.device("cpu")):
+            self._habits = try_out(self._module, vocab, window, self.name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ModuleNetwork, self._made_from
+
+    def init_params(self, seed: int) -> Params:
+        """The module's own initial parameters, drawn with this seed."""
+        make, vocab, _, _ = self._made_from
+        made = self._layers(build_module(make, vocab, seed, self.name))
+        return {name: p.detach().clone(memory_format=torch.contiguous_format) for name, p in made.items()}
+
+    def _layers(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        layers = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not layers:
+            raise ConfigError(f'module "{self.name}" has no parameter that wants a gradient; there is nothing to train')
+        for name, p in layers.items():
+            if p.dtype != torch.float32:
+                raise ConfigError(f'module "{self.name}": "{name}" is {p.dtype}, expected torch.float32; call .float()')
+        return layers
+
+    def unshareable(self) -> str | None:
+        """Say why other processes cannot make this module, or None."""
+        make = self._made_from[0]
+        try:
+            reference = bytes(ForkingPickler.dumps(make))
+        except Exception as e:
+            return f"other processes cannot make {self.name} ({first_line(e)}); move it to a file of its own"
+        if b"__main__" in reference:
+            return f"{self.name} is defined in the script itself; move it to a file of its own"
+        return None
+
+    def unstackable(self, device: str) -> str | None:
+        """Say why clients must go through this module one at a time on a device, or None."""
+        if self._habits.random:
+            return f"{self.name} draws random numbers, which must not depend on who else is in the block"
+        vocab = self._made_from[1]
+        theta = {name: p.to(device) for name, p in self.init_params(self._made_from[3]).items()}
+        two = {name: torch.stack([p, p * 0.5]).requires_grad_() for name, p in theta.items()}
+        tokens = trial_tokens(vocab, min(self.window, TRIAL_TIME), 4).to(device).view(2, 2, -1)
+        batch = Batch(tokens, tokens.flip(0), torch.ones(tokens.shape, device=device))
+        alone = [
+            ({name: w[k : k + 1] for name, w in two.items()}, Batch(*(part[k : k + 1] for part in batch)))
+            for k in (0, 1)
+        ]
+        none = torch.zeros(1, dtype=torch.int64)
+        try:
+            with warnings.catch_warnings():
+                # Without a batching rule torch loops inside, slower than one client at a time.
+                warnings.filterwarnings("error", message="There is a performance drop")
+                loss, _, state = self._stacked(two, batch, None)
+                loss = loss + self._stacked(two, batch, state)[0]
+                torch.autograd.grad(loss.sum(), list(two.values()), materialize_grads=True)
+        except Exception as e:
+            return f"torch cannot stack {self.name} over clients ({first_line(e)})"
+        for k, (params, own) in enumerate(alone):
+            first, _, state = self.nats(params, own, None, none, none)
+            both = first + self.nats(params, own, state, none, none)[0]
+            if not torch.allclose(loss[k], both[0], rtol=1e-3, atol=1e-4):
+                return f"{self.name} gives other numbers when clients are stacked"
+        return None
+
+    def nats(
+        self, params: Params, batch: Batch, state: NestedState | None, seeds: Tensor, taken: Tensor
+    ) -> tuple[Tensor, Tensor, NestedState]:
+        """Return (mean nats per real token [m], real tokens [m], new state) of m stacked clients' batches.
+
+        Args:
+          state: carried state, stacked; None at the start of a text.
+          seeds, taken: each client's seed of the round and its number of this step, for what the module draws.
+        """
+        if len(batch.inputs) > 1:
+            return self._stacked(params, batch, state)
+        one = {name: p.squeeze(0) for name, p in params.items()}
+        scale, counts = _scale(batch, params)
+        before = None if state is None else tree_map(lambda s: s.squeeze(0), state)
+        run = partial(self._mean_nats, one, batch.inputs[0], batch.targets[0], scale[0], before)
+        if self._habits.random:
+            with seeded(derive_seed(int(seeds[0]), "module", int(taken[0])), batch.inputs.device):
+                loss, after = run()
+        else:
+            loss, after = run()
+        return loss[None], counts, tree_map(lambda s: s.detach()[None], after)
+
+    def _stacked(self, params: Params, batch: Batch, state: NestedState | None) -> tuple[Tensor, Tensor, NestedState]:
+        if self._habits.random:
+            raise ConfigError(
+                f'module "{self.name}" draws random numbers (dropout) and is not stacked; set train.block=1'
+            )
+        scale, counts = _scale(batch, params)
+        over = (0, 0, 0, 0, None if state is None else 0)
+        run = vmap(self._mean_nats, in_dims=over, randomness="error")
+        loss, after = run(params, batch.inputs, batch.targets, scale, state)
+        return loss, counts, tree_map(lambda s: s.detach(), after)
+
+    def _mean_nats(
+        self, params: Params, inputs: Tensor, targets: Tensor, scale: Tensor, state: NestedState | None
+    ) -> tuple[Tensor, NestedState]:
+        """One client's Σ scale · nats and its state."""
+        logits, after = self.call(params, inputs, state, training=True)
+        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        return (nats * scale.flatten()).sum(), after
+
+    def call(
+        self, params: Params, tokens: Tensor, state: NestedState | None, *, training: bool
+    ) -> tuple[Tensor, NestedState]:
+        """Run the module with one client's parameters: (logits, state), the state () where it keeps none."""
+        if self._device != tokens.device:
+            self._device = tokens.device
+            self._module.to(self._device)
+        given = (tokens, state) if self.stateful and state is not None else (tokens,)
+        out = functional_call(self._module.train(training), params, given)
+        return (out[0], out[1]) if self.stateful else (out, ())
+
+    def keep(self, state: NestedState, rows: slice | Sequence[int]) -> NestedState:
+        """Pick rows of a state that is not stacked."""
+        leaves, nest = tree_flatten(state)
+        kept = [
+            leaf if axis is None else leaf[(slice(None),) * axis + (rows,)].contiguous()
+            for leaf, axis in zip(leaves, self._habits.axes or (0,) * len(leaves), strict=True)
+        ]
+        return tree_unflatten(kept, nest)
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it carries a state from window to window."""
+        return self._habits.axes is not None
+
+
+class ModuleReader:
+    """A trained module that reads text; `keyfed.engine.network.Reader`."""
+
+    def __init__(self, network: ModuleNetwork, params: Params) -> None:
+        self.span = network.window
+        self._network = network
+        self._params = params
+
+    @torch.no_grad()
+    def read(self, tokens: Tensor, state: NestedState | None) -> tuple[Tensor, NestedState]:
+        """[rows, time] tokens → logits [rows, time, vocabulary], window by window as it was trained."""
+        parts = []
+        for window in tokens.split(self.span, 1):
+            logits, state = self._network.call(self._params, window, state, training=False)
+            parts.append(logits)
+        return torch.cat(parts, 1), state
+
+    def score(self, logits: Tensor, targets: Tensor) -> TokenScores:
+        """Nats and rank of each position, [1, tokens]."""
+        return score_logits(logits[None], targets[None])
+
+    @torch.no_grad()
+    def after(self, tokens: Tensor, state: NestedState | None) -> tuple[Tensor, NestedState]:
+        """Logits after the last token, [rows, vocabulary]; a module without state reads the last window once more."""
+        if self._network.stateful:
+            logits, state = self.read(tokens, state)
+            return logits[:, -1], state
+        last = (tokens if state is None else torch.cat([state, tokens], 1))[:, -self.span :]
+        return self.read(last, None)[0][:, -1], last
+
+    def keep(self, state: NestedState, rows: slice | Sequence[int]) -> NestedState:
+        """Pick rows of a state."""
+        return self._network.keep(state, rows)
+
+
+def _scale(batch: Batch, params: Params) -> tuple[Tensor, Tensor]:
+    """What each position counts in its client's mean, and each client's number of real tokens."""
+    mask = batch.mask.to(next(iter(params.values())).dtype)
+    counts = mask.sum((1, 2))
+    return mask / counts.clamp(min=1)[:, None, None], counts

@@ -1,0 +1,133 @@
+"""A model as the engine sees it: one of ours (`ModelSpec`) or a user's module (`ModuleNetwork`), behind the same verbs.
+
+Ours run through the hand-written kernels and the fused output layer; a module runs as it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from keyfed.engine.kernels import KERNELS
+from keyfed.engine.module import ModuleNetwork, ModuleReader
+from keyfed.model import language_model as lm
+from keyfed.model.conformance import Predictor, predictor_of
+from keyfed.model.dropout import Dropout
+from keyfed.model.language_model import Batch, ModelSpec, Params
+from keyfed.model.output import TokenScores, score_tokens
+
+Network = ModelSpec | ModuleNetwork
+NetworkState = Any  # what the network carries from window to window; only the network looks into it
+
+
+def shapes(network: Network) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every layer, in the order they are stored and sent."""
+    return dict(network.shapes) if isinstance(network, ModuleNetwork) else lm.shapes(network)
+
+
+def parameter_count(network: Network) -> int:
+    """Number of parameters, a tied one counted once."""
+    return sum(torch.Size(shape).numel() for shape in shapes(network).values())
+
+
+def init_params(network: Network, seed: int) -> Params:
+    """Draw initial parameters."""
+    return network.init_params(seed) if isinstance(network, ModuleNetwork) else lm.init_params(network, seed)
+
+
+def check_params(network: Network, params: Params, origin: str) -> None:
+    """Raise ShapeMismatch unless `params` (not stacked) has exactly the network's names and shapes."""
+    lm.check_shapes(shapes(network), params, network.name, origin)
+
+
+def step_nats(
+    network: Network, params: Params, batch: Batch, state: NetworkState | None, seeds: Tensor, taken: Tensor
+) -> tuple[Tensor, Tensor, NetworkState]:
+    """Return (mean nats per real token [m], real tokens [m], new state without its graph) of one training step.
+
+    Args:
+      params: stacked, [m, …].
+      state: as returned by the step before; None at the start of a text.
+      seeds, taken: each client's seed of the round and its number of this step, for dropout.
+    """
+    if isinstance(network, ModuleNetwork):
+        return network.nats(params, batch, state, seeds, taken)
+    if state is None:
+        state = lm.initial_state(network, params, batch.inputs.shape[1])
+    drop = Dropout(network.dropout, seeds, taken) if network.dropout else None
+    loss, tokens, after = lm.mean_nats(network, params, batch, state, drop, KERNELS[network.cell])
+    return loss, tokens, lm.detach_state(after)
+
+
+class Reader(Protocol):
+    """A trained network that reads text; a state of None is the start of a text.
+
+    Attributes:
+      span: tokens it is best given at a time.
+    """
+
+    span: int
+
+    def read(self, tokens: Tensor, state: NetworkState | None) -> tuple[Tensor, NetworkState]:
+        """[rows, time] tokens → what `score` takes of every position, [rows, time, …], and the state."""
+        ...
+
+    def score(self, read: Tensor, targets: Tensor) -> TokenScores:
+        """Nats and rank of the true tokens [n] at positions that were read, [n, …] → [1, n]."""
+        ...
+
+    def after(self, tokens: Tensor, state: NetworkState | None) -> tuple[Tensor, NetworkState]:
+        """Logits after the last token, [rows, vocabulary], and the state."""
+        ...
+
+    def keep(self, state: NetworkState, rows: slice | Sequence[int]) -> NetworkState:
+        """Pick rows of a state."""
+        ...
+
+
+class _SpecReader:
+    """`Reader` of one of our models."""
+
+    span = 512  # tokens a stream advances between two output products
+
+    def __init__(self, spec: ModelSpec, params: Params) -> None:
+        self._spec = spec
+        self._params = lm.stack(params, 1)
+        self._weight, self._bias = lm.output_layer(spec, self._params)
+
+    @torch.no_grad()
+    def read(self, tokens: Tensor, state: NetworkState | None) -> tuple[Tensor, NetworkState]:
+        """Features before the output layer, which only positions that count go through."""
+        if state is None:
+            state = lm.initial_state(self._spec, self._params, tokens.shape[0])
+        kernel = KERNELS[self._spec.cell]
+        x, after = lm.features(self._spec, self._params, tokens[None], state, recurrence=kernel)
+        return x[0].transpose(0, 1), after
+
+    def score(self, read: Tensor, targets: Tensor) -> TokenScores:
+        return score_tokens(read[None], self._weight, self._bias, targets[None])
+
+    @torch.no_grad()
+    def after(self, tokens: Tensor, state: NetworkState | None) -> tuple[Tensor, NetworkState]:
+        x, state = self.read(tokens, state)
+        return torch.baddbmm(self._bias[:, None], x[None, :, -1], self._weight.mT)[0], state
+
+    def keep(self, state: NetworkState, rows: slice | Sequence[int]) -> NetworkState:
+        return tuple(tuple(part[:, rows] for part in layer) for layer in state)
+
+
+def reader_of(network: Network, params: Params, device: str = "cpu") -> Reader:
+    """Return a network with its parameters (not stacked) as something that reads text on a device."""
+    there = {name: p.to(device) for name, p in params.items()}
+    return ModuleReader(network, there) if isinstance(network, ModuleNetwork) else _SpecReader(network, there)
+
+
+def predictor(network: Network, params: Params) -> Predictor:
+    """Return a network with its parameters as the conformance suite takes it, every row from the start of a text."""
+    if isinstance(network, ModelSpec):
+        return predictor_of(network, params)
+    reader = ModuleReader(network, params)
+    return lambda tokens: reader.read(tokens, None)[0]
