@@ -63,8 +63,8 @@ def tune(
     before = read_tuning(out) if resume and out is not None and (out / "tune.json").exists() else None
     resolved = configure(method, config, named, settings, before.config if before else None)
     said = None
-    if before is None and not full and not _sets("data.max_tokens", settings, config):
-        resolved, said = _quick(resolved)
+    if before is None and not full:
+        resolved, said = _quick(resolved, settings, config)
     tuning = Tuning(
         resolved,
         before.space if before and not search else parse_search(resolved, search or []),
@@ -92,13 +92,17 @@ def _sets(key: str, settings: list[str] | None, config: Path | None) -> bool:
     return in_file or any(setting.partition("=")[0].strip() == key for setting in settings or [])
 
 
-def _quick(config: Config) -> tuple[Config, str]:
-    """Let clients read less text in a round: a search trains many times, and the order of trials shows early."""
+def _quick(config: Config, settings: list[str] | None, file: Path | None) -> tuple[Config, str | None]:
+    """Reduce what a comparison reduces, but for the test text, which a search does not read; say so."""
     from keyfed.config import set_value
-    from keyfed.model.presets import preset
-    from keyfed.run.compare_plan import QUICK
+    from keyfed.run.compare_plan import quick_values
 
-    (reduced,) = (q for q in QUICK if q.key == "data.max_tokens")
-    most = reduced.characters if preset(config.model.name).characters else reduced.words
-    line = f"quick: at most {most:,} tokens a client and round (data.max_tokens); --full for all of them"
-    return set_value(config, "data.max_tokens", most), line
+    reduced = {
+        key: value
+        for key, value in quick_values(config.model.name).items()
+        if key != "train.test_tokens" and not _sets(key, settings, file)
+    }
+    for key, value in reduced.items():
+        config = set_value(config, key, value)
+    shown = ", ".join(f"{key}={value}" for key, value in reduced.items())
+    return config, f"quick: {shown}; --full searches on the whole text" if reduced else None

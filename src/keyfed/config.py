@@ -18,6 +18,7 @@ from typing import Any, Literal
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated.participation import Participation
 from keyfed.federated.spec import MethodSpec, Part
+from keyfed.federated.tuned import tuned_options
 from keyfed.sections import DataConfig, ModelConfig, TrainConfig, UploadConfig
 
 __all__ = ["Config", "DataConfig", "ModelConfig", "Participation", "TrainConfig", "UploadConfig"]
@@ -204,8 +205,12 @@ def check(config: Config) -> Config:
     if config.data.dir is not None:
         config = replace(config, data=replace(config.data, dir=str(Path(config.data.dir).expanduser().resolve())))
     from keyfed.federated.methods import build_method
+    from keyfed.model.presets import PRESETS
 
     t, d, m = config.train, config.data, config.model
+    if m.name in PRESETS:  # an unknown one is said where the model is built
+        tuned = tuned_options(config.method, config.options, characters=PRESETS[m.name].characters)
+        config = replace(config, options=tuned)
     least = {
         "train.rounds": (t.rounds, 0), "train.cohort": (t.cohort, 1), "train.eval_every": (t.eval_every, 1),
         "train.checkpoint_every": (t.checkpoint_every, 1), "train.valid_tokens": (t.valid_tokens, 1),

@@ -167,7 +167,7 @@ def test_the_text_a_client_reads_is_reduced_only_if_nothing_was_said(keyfed, tmp
     file.write_text("[data]\nmax_tokens = 123\n")
     for name, arguments, most in (
         ("quick", [], 4000),
-        ("characters", ["--model", "char-lstm"], 40_000),
+        ("characters", ["--model", "char-lstm"], 20_000),
         ("full", ["--full"], None),
         ("set", ["--set", "data.max_tokens=none"], None),
         ("file", ["--config", file], 123),

@@ -81,9 +81,9 @@ def to_int8(values: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
     .. math::  q = ⌊v/s + U⌋,\; U \sim \mathrm{uniform}[0, 1) \;⇒\; E[q s] = v
     """
     rows = values.reshape(values.shape[0], -1) if values.dim() > 1 else values.reshape(1, -1)
-    scale = rows.abs().amax(1, keepdim=True) / 127
+    scale = (rows.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(rows.dtype).tiny)
     dither = torch.empty(rows.shape, dtype=torch.float32).uniform_(0, 1, generator=generator).to(values)
-    q = torch.floor(rows / scale.clamp(min=torch.finfo(scale.dtype).tiny) + dither)
+    q = torch.floor(rows / scale + dither)
     return q.clamp(-127, 127).to(torch.int8).view(values.shape), scale.reshape(-1).float()
 
 

@@ -22,7 +22,7 @@ from keyfed.federated.types import Method, MethodSpec
 def fedavg(
     *,
     optimiser: Optimiser = "adam",
-    lr: float = 0.003,
+    lr: float = 0.006,
     momentum: float = 0.0,
     clip: float | None = 1.0,
     decay: float = 1.0,
@@ -83,10 +83,10 @@ def fedsgd(*, lr: float = 1.0, batch_size: int = 10) -> Method:
 @with_local_options
 def fedprox(
     *,
-    mu: float = 0.5,
+    mu: float = 0.0003,
     by_tokens: bool = False,
     optimiser: Optimiser = "adam",
-    lr: float = 0.003,
+    lr: float = 0.01,
     momentum: float = 0.0,
     clip: float | None = 1.0,
     decay: float = 1.0,
@@ -102,7 +102,8 @@ def fedprox(
     that mean.
 
     Options:
-      mu: strength μ of the proximal term.
+      mu: strength μ of the proximal term; the published 0.5 hardly lets a language model move (3.2 nats per character
+        after five rounds, where 0.0001 reaches 1.76).
       by_tokens: weigh clients by n_k as FedAvg does instead of uniformly.
       {local}
 
@@ -187,7 +188,7 @@ def fedmed(
     beta: float = 1.0,
     bound: float | None = None,
     optimiser: Optimiser = "adam",
-    lr: float = 0.003,
+    lr: float = 0.006,
     momentum: float = 0.0,
     clip: float | None = 1.0,
     decay: float = 1.0,

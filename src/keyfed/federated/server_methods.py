@@ -19,12 +19,12 @@ def _method(name: str, rule: ServerRule, solver: Solver, batch_size: int, epochs
 @with_local_options
 def fedadam(
     *,
-    server_lr: float = 0.01,
+    server_lr: float = 0.1,
     beta1: float = 0.9,
     beta2: float = 0.99,
-    tau: float = 1e-3,
+    tau: float = 0.01,
     optimiser: Optimiser = "adam",
-    lr: float = 0.003,
+    lr: float = 0.01,
     momentum: float = 0.0,
     clip: float | None = 1.0,
     decay: float = 1.0,
@@ -56,12 +56,12 @@ def fedadam(
 @with_local_options
 def fedyogi(
     *,
-    server_lr: float = 0.01,
+    server_lr: float = 0.1,
     beta1: float = 0.9,
     beta2: float = 0.99,
-    tau: float = 1e-3,
+    tau: float = 0.01,
     optimiser: Optimiser = "adam",
-    lr: float = 0.003,
+    lr: float = 0.01,
     momentum: float = 0.0,
     clip: float | None = 1.0,
     decay: float = 1.0,
@@ -94,11 +94,11 @@ def fedyogi(
 @with_local_options
 def fedadagrad(
     *,
-    server_lr: float = 0.01,
+    server_lr: float = 0.1,
     beta1: float = 0.0,
-    tau: float = 1e-3,
+    tau: float = 0.01,
     optimiser: Optimiser = "adam",
-    lr: float = 0.003,
+    lr: float = 0.01,
     momentum: float = 0.0,
     clip: float | None = 1.0,
     decay: float = 1.0,
@@ -130,9 +130,9 @@ def fedadagrad(
 def fedavgm(
     *,
     server_lr: float = 1.0,
-    beta: float = 0.9,
+    beta: float = 0.3,
     optimiser: Optimiser = "adam",
-    lr: float = 0.003,
+    lr: float = 0.006,
     momentum: float = 0.0,
     clip: float | None = 1.0,
     decay: float = 1.0,
@@ -160,10 +160,10 @@ def fedavgm(
 @with_local_options
 def fednesterov(
     *,
-    server_lr: float = 0.7,
-    beta: float = 0.9,
+    server_lr: float = 1.0,
+    beta: float = 0.3,
     optimiser: Optimiser = "adam",
-    lr: float = 0.003,
+    lr: float = 0.006,
     momentum: float = 0.0,
     clip: float | None = 1.0,
     decay: float = 1.0,
@@ -180,7 +180,8 @@ def fednesterov(
       {local}
 
     References:
-      Douillard et al., *DiLoCo: Distributed Low-Communication Training of Language Models*, 2023 (η = 0.7, β = 0.9).
+      Douillard et al., *DiLoCo: Distributed Low-Communication Training of Language Models*, 2023 (η = 0.7, β = 0.9
+      for many more local steps; a round here is a short epoch, where less momentum was measured to be better).
     """
     solver = local_solver(optimiser, lr, momentum, clip, decay, epochs)
     rule = server.nesterov(positive("server_lr", server_lr), beta)

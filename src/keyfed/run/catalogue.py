@@ -11,6 +11,7 @@ from typing import Any
 
 from keyfed.config import Config
 from keyfed.federated.methods import METHODS, method_options
+from keyfed.federated.tuned import CHARACTERS
 from keyfed.model.language_model import parameter_count
 from keyfed.model.presets import PRESETS, build_spec
 from keyfed.run.console import print_table
@@ -36,14 +37,19 @@ def method_page(name: str) -> dict[str, Any]:
     options = method_options(name)
     hints = typing.get_type_hints(METHODS[name])
     doc = inspect.getdoc(METHODS[name]) or ""
-    rows = [["option", "default", "type"]]
-    rows += [[key, _show(p.default), _type_name(hints[key])] for key, p in options.items()]
+    characters = CHARACTERS.get(name, {})
+    rows = [["option", "default", "for characters", "type"]]
+    rows += [
+        [key, _show(p.default), _show(characters.get(key, p.default)), _type_name(hints[key])]
+        for key, p in options.items()
+    ]
     with redirect_stdout(io.StringIO()) as table:
         print_table(rows)
     return {
         "name": name,
         "documentation": doc,
         "options": {key: p.default for key, p in options.items()},
+        "options_for_characters": {key: characters.get(key, p.default) for key, p in options.items()},
         "text": f"{name}\n\n{doc}\n\n{table.getvalue()}\nSet one with --set NAME=VALUE, e.g. "
         f"keyfed train {name} --set {next(iter(options))}={_show(next(iter(options.values())).default)}",
     }

@@ -32,8 +32,8 @@ class Quick:
     """A key that is reduced unless the user sets it or asks for everything, and why that is fair."""
 
     key: str
-    words: int
-    characters: int
+    words: int | None  # None: as it is
+    characters: int | None
     why: str
 
 
@@ -41,11 +41,20 @@ QUICK = (
     Quick(
         "data.max_tokens",
         4_000,
-        40_000,
+        20_000,
         "a client reads a piece of its text a round, drawn anew each round and alike for all methods",
     ),
-    Quick("train.test_tokens", 100_000, 100_000, "every method is tested on the same tokens, once a seed"),
+    Quick("data.window", None, 50, "shorter windows take more steps over the same text; the state is carried on"),
+    Quick("train.valid_tokens", None, 10_000, "one long stream of characters is read one after the other"),
+    Quick("train.test_tokens", 100_000, 50_000, "every method is tested on the same tokens, once a seed"),
 )
+
+
+def quick_values(model: str) -> dict[str, int]:
+    """Return the keys that are reduced for a model preset, and to what."""
+    characters = preset(model).characters
+    chosen = {q.key: q.characters if characters else q.words for q in QUICK}
+    return {key: value for key, value in chosen.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +227,7 @@ def resolve(
         )
     if base.train.rounds < 1:
         raise ConfigError(f"train.rounds is {base.train.rounds}; a comparison needs at least 1")
-    characters = preset(base.model.name).characters
-    quick = {q.key: q.characters if characters else q.words for q in QUICK if not full and q.key not in given}
+    quick = {} if full else {k: v for k, v in quick_values(base.model.name).items() if k not in given}
     for key, reduced in quick.items():
         base = set_value(base, key, reduced)
     _refuse_options_of_nobody(options, [name for name, _ in wanted])

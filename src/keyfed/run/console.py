@@ -100,6 +100,8 @@ class Narrator:
                 f"  valid perplexity {valid['perplexity']:8.1f}  top-1 {valid['top1']:.1%}  top-3 {valid['top3']:.1%}"
             )
         line += f"  {len(record['contributors'])}/{record['cohort']} clients  {record['seconds']:.1f} s"
+        if record.get("abandoned"):
+            line += "  abandoned"
         if record["refused"]:
             reasons = sorted(set(record["refused"].values()))
             line += f"  refused {len(record['refused'])}: {', '.join(reasons)}"

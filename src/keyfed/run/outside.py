@@ -18,6 +18,7 @@ from keyfed.errors import ConfigError, RunError
 from keyfed.federated.compress import codec
 from keyfed.federated.guard import guarded
 from keyfed.federated.parts import exchange
+from keyfed.federated.tuned import tuned_options
 from keyfed.federated.types import Method
 from keyfed.model.presets import build_spec, preset
 
@@ -45,7 +46,8 @@ def accept_method(method: Method, config: Config) -> Method:
     """Take in a method from outside; it is never built anew elsewhere, so it carries no specification."""
     if not isinstance(method, Method):
         raise ConfigError(f"method is a {type(method).__name__}; expected a keyfed.Method (or a name, in configure)")
-    if config.method != Config().method or config.options:
+    unsaid = tuned_options(config.method, {}, characters=preset(config.model.name).characters)
+    if config.method != Config().method or config.options not in ({}, unsaid):
         named = ", ".join([config.method, *(f"{key}={value}" for key, value in config.options.items())])
         raise ConfigError(
             f"the method {method.name} was passed beside a configuration that has one ({named}); leave that out of "

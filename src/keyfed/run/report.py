@@ -33,10 +33,10 @@ from keyfed.run.markup import (
     to_markdown,
 )
 from keyfed.run.plots import draw_plots
+from keyfed.run.verdict import baselines_of, verdict
 
 Record = Mapping[str, Any]
 Rows = list[list[str]]
-LEVEL = 0.01  # perplexities this close, relative, count as level
 
 
 def write_report(folder: Path, suggestions: Sequence[tuple[str, Sequence[str]]] = ()) -> list[Path]:
@@ -140,7 +140,7 @@ def result_table(result: Record) -> Rows:
       ['fedavg (this run)', '120.0', '–', '15.0 %']
     """
     models = [(f"{result.get('method') or 'network'} (this run)", result)]
-    models += [(label, found) for key, label, found in _baselines(result)][::-1]
+    models += [(label, found) for key, label, found in baselines_of(result)][::-1]
     columns = [
         ("test", "perplexity", "test perplexity"),
         ("test", "nats", "nats"),
@@ -157,88 +157,6 @@ def result_table(result: Record) -> Rows:
     for label, found in models:
         rows.append([label, *(_cell(key, (found.get(part) or {}).get(key)) for part, key, _ in columns)])
     return rows
-
-
-def verdict(result: Record) -> str:
-    """Say in one sentence how the network stands to unigram, Kneser–Ney and central training.
-
-    Example:
-      >>> scores = {"unigram": {"test": {"perplexity": 200.0}}}
-      >>> verdict({"method": "fedavg", "rounds": 5, "test": {"perplexity": 250.0}, "baselines": scores})
-      'With a test perplexity of 250.0 after 5 rounds, fedavg is behind the unigram (perplexity 25 % higher): \
-it predicts worse than plain word frequencies.'
-    """
-    who = str(result.get("method") or "the network")
-    value = (result.get("test") or {}).get("perplexity")
-    own = finite(value)
-    if own is None or own <= 0:
-        return (
-            f"There is no finite test perplexity of {who} (got {show(value)}): the training diverged or was not tested."
-        )
-    stands: dict[str, int] = {}
-    clauses = []
-    for key, label, found in _baselines(result):
-        other = finite((found.get("test") or {}).get("perplexity"))
-        if other is not None and other > 0:
-            stands[key], clause = _compare(
-                own, other, "central training of the same model" if key == "central" else label
-            )
-            clauses.append(clause)
-    rounds = finite(result.get("rounds"))
-    after = "" if rounds is None else f" after {rounds:,.0f} round{'' if rounds == 1 else 's'}"
-    start = f"With a test perplexity of {show(own)}{after}, {who} "
-    if not clauses:
-        return start + "stands alone: the run has no baselines to compare it with."
-    listed = clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
-    because = _because(stands, pooled=who == "central")
-    return f"{start}is {listed}" + (f": {because}." if because else ".")
-
-
-def _baselines(result: Record) -> list[tuple[str, str, Record]]:
-    """Return key, label and scores of the baselines a result has, weakest first."""
-    given = result.get("baselines") or {}
-    order = (given.get("kneser_ney") or {}).get("order")
-    labels = {
-        "unigram": "unigram",
-        "kneser_ney": "Kneser–Ney" + (f"-{order}" if order else ""),
-        "central": "central",
-    }
-    return [(key, label, given[key]) for key, label in labels.items() if given.get(key)]
-
-
-def _compare(own: float, other: float, label: str) -> tuple[int, str]:
-    """Return −1 (behind), 0 (level) or 1 (ahead) and the clause that says so."""
-    ratio = own / other
-    name = "the unigram" if label == "unigram" else label
-    if abs(ratio - 1) <= LEVEL:
-        return 0, f"level with {name} (within {LEVEL * 100:.0f} %)"
-    percent = abs(ratio - 1) * 100
-    amount = f"{percent:.1f}" if percent < 9.95 else f"{percent:.0f}"
-    if ratio < 1:
-        much = f"perplexity {amount} % lower" if ratio > 0.5 else f"perplexity × {ratio:.2g}"
-        return 1, f"ahead of {name} ({much})"
-    much = f"perplexity {amount} % higher" if ratio < 2 else f"perplexity × {ratio:.3g}"
-    return -1, f"behind {name} ({much})"
-
-
-def _because(stands: Mapping[str, int], pooled: bool) -> str:
-    """Return what the comparison means, the most sobering first."""
-    counts = (
-        "a count model of the same text"
-        if pooled
-        else "a count model of the pooled text, which no federation could have,"
-    )
-    if stands.get("unigram") == -1:
-        return "it predicts worse than plain word frequencies"
-    if stands.get("kneser_ney") == -1:
-        return f"{counts} predicts better after this many rounds"
-    if stands.get("unigram") == 0:
-        return "it predicts about as well as plain word frequencies"
-    if stands.get("kneser_ney") == 0:
-        return f"{counts} predicts as well"
-    if stands.get("kneser_ney") == 1:
-        return f"it predicts better than {counts.rstrip(',')}"
-    return ""
 
 
 def _cautions(result: Record) -> Iterable[str]:
@@ -301,6 +219,37 @@ def _training(result: Record, records: Sequence[Record]) -> list[tuple[str, str]
     reasons = Counter(str(why) for r in records for why in (r.get("refused") or {}).values())
     why = "; ".join(f"{reason}: {n:,}" for reason, n in reasons.most_common(5))
     facts.append(("refused clients", show_count(result.get("refused") or 0) + (f" ({why})" if why else "")))
+    return facts + _participation(result)
+
+
+def _participation(result: Record) -> list[tuple[str, str]]:
+    """What became of clients and uploads, where anything did."""
+    facts = []
+    seconds = finite(result.get("modelled_seconds"))
+    if seconds and result.get("method") != "central":
+        facts.append(("modelled time (links and speeds of [participation])", show_duration(seconds)))
+    lost = result.get("lost") or {}
+    if lost:
+        facts.append(("clients called in vain", "; ".join(f"{why}: {n:,}" for why, n in sorted(lost.items()))))
+    if result.get("abandoned"):
+        facts.append(("rounds abandoned, too few uploads", show_count(result["abandoned"])))
+    error = finite(result.get("compression_error"))
+    if error is not None:
+        size = result.get("bytes_per_client") or {}
+        ratio = (finite(size.get("up")) or 0) / max(1.0, finite(size.get("down")) or 0)
+        facts.append(
+            ("compressed uploads", f"{show_percent(ratio)} of the size, relative error {show_percent(error)} a round")
+        )
+    met = result.get("reached")
+    if met:
+        (key, value), *_ = met["target"].items()
+        facts.append(
+            (
+                f"target: validation {key} of {show(value)}",
+                f"reached after {met['round']} rounds, {met['bytes'] / 1e6:,.1f} MB, {met['tokens']:,} tokens, "
+                f"{show_duration(met['modelled_seconds'])} of modelled time",
+            )
+        )
     return facts
 
 

@@ -18,8 +18,9 @@ from keyfed.run.evaluate import evaluate, evaluate_sentences, spread, total
 from keyfed.run.folder import Trained, load_model, read_result
 from keyfed.run.personalise import Personal, personalise, resolve
 from keyfed.run.prepare import Prepared, prepare
-from keyfed.run.report import result_table, verdict, write_report
+from keyfed.run.report import result_table, write_report
 from keyfed.run.suggest import PROMPTS, suggest
+from keyfed.run.verdict import verdict
 from keyfed.text.vocab import PAD, SPECIALS, words_of
 
 CONFORMANCE_TOKENS = 20_000

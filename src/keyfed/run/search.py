@@ -66,8 +66,9 @@ Space = Mapping[str, Range | Listed]
 # what is unknown on a new corpus; the published values and our defaults lie inside or at the end.
 DEFAULTS: dict[str, Range] = {
     "server_lr": Range(1e-3, 1.0, log=True),  # an adaptive server moves every weight by about this; 1 is a plain mean
-    "mu": Range(1e-3, 1.0, log=True),  # the values FedProx's authors tried
-    "rho": Range(1e-3, 1.0, log=True),  # a penalty on the distance to θ, as μ is
+    "mu": Range(1e-5, 1.0, log=True),  # up to the values FedProx's authors tried; language models wanted 1e-4
+    "rho": Range(1e-5, 1.0, log=True),  # a penalty on the distance to θ, as μ is
+    "r": Range(0.05, 2.0, log=True),  # LIADMM's local step size is 1/(ρ + r)
     "temperature": Range(1e-2, 10.0, log=True),  # from one client taking all to a uniform mean
     "step": Range(0.5, 2.0),  # 1 is a plain mean, FedAtt has 1.2
 }

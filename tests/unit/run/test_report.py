@@ -32,7 +32,8 @@ from keyfed.run.markup import (
     to_markdown,
 )
 from keyfed.run.plots import draw_plots
-from keyfed.run.report import document, result_table, verdict, write_report
+from keyfed.run.report import document, result_table, write_report
+from keyfed.run.verdict import verdict
 
 PNG = b"\x89PNG\r\n\x1a\n"
 positive = st.floats(min_value=0.0, exclude_min=True, allow_infinity=False)

@@ -1,0 +1,93 @@
+"""How a network stands to unigram, Kneser–Ney and central training, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keyfed.run.markup import finite, show
+
+Record = Mapping[str, Any]
+LEVEL = 0.01  # perplexities this close, relative, count as level
+
+
+def verdict(result: Record) -> str:
+    """Say in one sentence how the network stands to unigram, Kneser–Ney and central training.
+
+    Example:
+      >>> scores = {"unigram": {"test": {"perplexity": 200.0}}}
+      >>> verdict({"method": "fedavg", "rounds": 5, "test": {"perplexity": 250.0}, "baselines": scores})
+      'With a test perplexity of 250.0 after 5 rounds, fedavg is behind the unigram (perplexity 25 % higher): \
+it predicts worse than plain word frequencies.'
+    """
+    who = str(result.get("method") or "the network")
+    value = (result.get("test") or {}).get("perplexity")
+    own = finite(value)
+    if own is None or own <= 0:
+        return (
+            f"There is no finite test perplexity of {who} (got {show(value)}): the training diverged or was not tested."
+        )
+    stands: dict[str, int] = {}
+    clauses = []
+    for key, label, found in baselines_of(result):
+        other = finite((found.get("test") or {}).get("perplexity"))
+        if other is not None and other > 0:
+            stands[key], clause = _compare(
+                own, other, "central training of the same model" if key == "central" else label
+            )
+            clauses.append(clause)
+    rounds = finite(result.get("rounds"))
+    after = "" if rounds is None else f" after {rounds:,.0f} round{'' if rounds == 1 else 's'}"
+    start = f"With a test perplexity of {show(own)}{after}, {who} "
+    if not clauses:
+        return start + "stands alone: the run has no baselines to compare it with."
+    listed = clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
+    because = _because(stands, pooled=who == "central")
+    return f"{start}is {listed}" + (f": {because}." if because else ".")
+
+
+def baselines_of(result: Record) -> list[tuple[str, str, Record]]:
+    """Return key, label and scores of the baselines a result has, weakest first."""
+    given = result.get("baselines") or {}
+    order = (given.get("kneser_ney") or {}).get("order")
+    labels = {
+        "unigram": "unigram",
+        "kneser_ney": "Kneser–Ney" + (f"-{order}" if order else ""),
+        "central": "central",
+    }
+    return [(key, label, given[key]) for key, label in labels.items() if given.get(key)]
+
+
+def _compare(own: float, other: float, label: str) -> tuple[int, str]:
+    """Return −1 (behind), 0 (level) or 1 (ahead) and the clause that says so."""
+    ratio = own / other
+    name = "the unigram" if label == "unigram" else label
+    if abs(ratio - 1) <= LEVEL:
+        return 0, f"level with {name} (within {LEVEL * 100:.0f} %)"
+    percent = abs(ratio - 1) * 100
+    amount = f"{percent:.1f}" if percent < 9.95 else f"{percent:.0f}"
+    if ratio < 1:
+        much = f"perplexity {amount} % lower" if ratio > 0.5 else f"perplexity × {ratio:.2g}"
+        return 1, f"ahead of {name} ({much})"
+    much = f"perplexity {amount} % higher" if ratio < 2 else f"perplexity × {ratio:.3g}"
+    return -1, f"behind {name} ({much})"
+
+
+def _because(stands: Mapping[str, int], pooled: bool) -> str:
+    """Return what the comparison means, the most sobering first."""
+    counts = (
+        "a count model of the same text"
+        if pooled
+        else "a count model of the pooled text, which no federation could have,"
+    )
+    if stands.get("unigram") == -1:
+        return "it predicts worse than plain word frequencies"
+    if stands.get("kneser_ney") == -1:
+        return f"{counts} predicts better after this many rounds"
+    if stands.get("unigram") == 0:
+        return "it predicts about as well as plain word frequencies"
+    if stands.get("kneser_ney") == 0:
+        return f"{counts} predicts as well"
+    if stands.get("kneser_ney") == 1:
+        return f"it predicts better than {counts.rstrip(',')}"
+    return ""

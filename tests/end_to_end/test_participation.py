@@ -1,0 +1,226 @@
+"""Runs in which clients vanish, lag, remember and compress: what is logged, counted, refused and resumed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+
+from keyfed.config import Participation, UploadConfig
+from keyfed.errors import ConfigError
+from keyfed.federated.types import Part
+from keyfed.run.folder import read_metrics
+from keyfed.run.train import train
+
+from .test_methods import Hearing, Stop, with_method
+from .test_resume import checkpoints, tiny, without_times
+
+
+def dual(config, name="admm", **options):
+    """The tiny configuration under a method with duals, with the options it has."""
+    own = {"batch_size": 4, **({"optimiser": "sgd", "lr": 0.5} if name == "admm" else {}), **options}
+    return replace(config, method=name, options=own)
+
+
+# Duals and residuals over an interruption
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("every", [1, 2])
+def test_clients_that_remember_go_on_where_they_were(corpus, tmp_path, workers, every):
+    config = dual(tiny(corpus, rounds=4, checkpoint_every=every, workers=workers, cohort=6), rho=0.01)
+    config = replace(config, participation=Participation(drop_after=0.3), upload=UploadConfig(quantise="int8"))
+    whole = train(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "again", listener=Stop())
+    again = train(config, tmp_path / "again", resume=True)
+    assert whole["test"] == again["test"]
+    one, two = (read_metrics(tmp_path / run) for run in ("whole", "again"))
+    assert without_times(one) == without_times(two)
+    assert sum(len(r["lost"]) for r in one) > 0
+    ends = [checkpoints(tmp_path / run)["round-000004"] for run in ("whole", "again")]
+    assert ends[0] == ends[1]
+    states = [{p.name: p.read_bytes() for p in (tmp_path / run / "clients").iterdir()} for run in ("whole", "again")]
+    named = json.loads((tmp_path / "whole" / "checkpoint" / "round-000004.json").read_text())["clients"]
+    assert named
+    current = {name for name, data in states[0].items() if states[1].get(name) == data}
+    assert len(current) >= len(named)
+
+
+def test_files_of_clients_do_not_pile_up_and_a_damaged_one_is_noticed(corpus, tmp_path):
+    config = dual(tiny(corpus, rounds=6, cohort=4))
+    train(config, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoint"
+    named = {
+        (client, version["round"])
+        for manifest in folder.glob("round-*.json")
+        for client, version in json.loads(manifest.read_text())["clients"].items()
+    }
+    assert len(list((tmp_path / "run" / "clients").glob("*.safetensors"))) == len(named)
+    # The newest checkpoint's own file is damaged: the run goes back one and does the round again, to the same end.
+    wanted = checkpoints(tmp_path / "run")["round-000006"]
+    newest = sorted((tmp_path / "run" / "clients").glob("*-000005.safetensors"))[0]
+    newest.write_bytes(newest.read_bytes()[:-1] + b"\x00")
+    (tmp_path / "run" / "result.json").unlink()
+    hearing = Hearing()
+    train(config, tmp_path / "run", resume=True, listener=hearing)
+    assert any("round 6 is damaged" in line and "state of client" in line for line in hearing.said)
+    assert checkpoints(tmp_path / "run")["round-000006"] == wanted
+
+
+def test_error_feedback_is_resumed_too(corpus, tmp_path):
+    config = replace(tiny(corpus, rounds=4, cohort=5), upload=UploadConfig(keep=0.1))
+    whole = train(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "again", listener=Stop())
+    assert train(config, tmp_path / "again", resume=True)["test"] == whole["test"]
+    forgetful = replace(config, upload=UploadConfig(keep=1.0))
+    assert train(forgetful, tmp_path / "all")["test"] != whole["test"]
+    assert whole["traffic"]["up"] < train(forgetful, tmp_path / "all", resume=True)["traffic"]["up"] / 2
+    assert 0.3 < whole["compression_error"] < 1
+
+
+# Participation
+
+
+def test_the_ledger_counts_who_was_called_who_reported_and_who_uploaded(corpus, tmp_path):
+    config = replace(tiny(corpus, rounds=6, cohort=6), participation=Participation(drop_before=0.3, drop_after=0.3))
+    result = train(config, tmp_path / "run")
+    size = result["bytes_per_client"]
+    records = read_metrics(tmp_path / "run")
+    for r in records:
+        before = sum(why == "dropped before report" for why in r["lost"].values())
+        after = sum(why == "dropped before upload" for why in r["lost"].values())
+        assert r["cohort"] == 6
+        assert r["reported"] == 6 - before
+        assert len(r["contributors"]) == 6 - before - after
+        assert r["traffic"] == {
+            "down": 6 * size["down"],
+            "up": len(r["contributors"]) * size["up"],
+            "control": r["reported"] * size["control"],
+        }
+    assert set(result["lost"]) == {"dropped before report", "dropped before upload"}
+    assert result["traffic"]["up"] == sum(r["traffic"]["up"] for r in records)
+    assert result["modelled_seconds"] == pytest.approx(sum(r["modelled_seconds"] for r in records))
+
+
+def test_a_round_below_the_minimum_is_abandoned_and_counted(corpus, tmp_path):
+    p = Participation(drop_after=0.6, minimum=3)
+    config = dual(replace(tiny(corpus, rounds=8, cohort=4), participation=p), "fedadmm", lr=0.5)
+    result = train(config, tmp_path / "run")
+    records = read_metrics(tmp_path / "run")
+    abandoned = [r for r in records if r["abandoned"]]
+    assert 0 < len(abandoned) == result["abandoned"] < 8
+    assert all(len(r["contributors"]) < 3 for r in abandoned)
+    for before, r in itertools.pairwise(records):
+        if r["abandoned"]:
+            assert r["valid"] == before["valid"]  # nothing was learnt
+
+
+def test_poisson_cohorts_differ_in_size_and_may_be_empty(corpus, tmp_path):
+    config = replace(tiny(corpus, rounds=12, cohort=1), participation=Participation(sampling="poisson"))
+    train(config, tmp_path / "run")
+    sizes = [r["cohort"] for r in read_metrics(tmp_path / "run")]
+    assert min(sizes) == 0
+    assert max(sizes) > 1
+
+
+def test_over_selection_takes_the_first_and_a_fraction_sets_the_cohort(corpus, tmp_path):
+    p = Participation(fraction=0.5, over_select=0.5, speed=100.0, speed_spread=1.0)
+    config = replace(tiny(corpus, rounds=3, cohort=1), participation=p)
+    train(config, tmp_path / "run")
+    for r in read_metrics(tmp_path / "run"):
+        assert r["cohort"] == 6
+        assert len(r["contributors"]) == 4
+        assert set(r["lost"].values()) == {"not needed"}
+
+
+def test_partial_work_is_used(corpus, tmp_path):
+    plain = tiny(corpus, rounds=2, cohort=7)
+    everything = train(plain, tmp_path / "all")["tokens_trained"]
+    half = replace(plain, participation=Participation(least_work=0.25))
+    assert 0.4 < train(half, tmp_path / "half")["tokens_trained"] / everything < 0.85
+    hurried = replace(plain, participation=Participation(speed=100.0, deadline=4.0, latency=0.5))
+    result = train(hurried, tmp_path / "hurried")
+    assert result["tokens_trained"] < everything
+    assert all(len(r["contributors"]) == 7 for r in read_metrics(tmp_path / "hurried"))
+    assert all(r["modelled_seconds"] <= 4.0 for r in read_metrics(tmp_path / "hurried"))
+    slow = replace(plain, participation=Participation(speed=100.0, deadline=4.0, latency=0.5, partial=False))
+    train(slow, tmp_path / "slow")
+    assert {why for r in read_metrics(tmp_path / "slow") for why in r["lost"].values()} == {"late"}
+
+
+def test_each_client_may_do_its_own_number_of_epochs_at_its_own_pace(corpus, tmp_path):
+    config = with_method(tiny(corpus, rounds=2, cohort=7), "fedavg", epochs=3)
+    same = train(config, tmp_path / "same")
+    p = Participation(least_epochs=1, pace_spread=0.3)
+    unequal = train(replace(config, participation=p), tmp_path / "unequal")
+    assert 0.4 < unequal["tokens_trained"] / same["tokens_trained"] < 0.95
+    blocked = replace(config, participation=p, train=replace(config.train, block=3))
+    assert train(blocked, tmp_path / "blocked")["test"]["nats"] == pytest.approx(unequal["test"]["nats"], abs=1e-4)
+
+
+# Targets and hygiene
+
+
+def test_a_run_stops_at_its_target_and_says_what_it_cost(corpus, tmp_path):
+    whole = train(tiny(corpus, rounds=6), tmp_path / "whole")
+    records = read_metrics(tmp_path / "whole")
+    target = records[2]["valid"]["perplexity"] * 1.0001
+    hearing = Hearing()
+    config = tiny(corpus, rounds=6, until=f"perplexity={target}")
+    result = train(config, tmp_path / "run", listener=hearing)
+    first = next(n for n, r in enumerate(records, 1) if r["valid"]["perplexity"] <= target)
+    assert result["rounds"] == result["reached"]["round"] == first < 6
+    assert result["reached"]["bytes"] == sum(sum(r["traffic"].values()) for r in records[:first])
+    assert any("target" in line for line in hearing.said)
+    again = train(config, tmp_path / "run", resume=True)
+    assert again == result
+    assert whole["reached"] is None
+
+
+def test_uploads_beyond_the_bound_are_refused_by_name(corpus, tmp_path):
+    config = replace(tiny(corpus, rounds=1), upload=UploadConfig(bound=1e-6))
+    train(config, tmp_path / "run")
+    (record,) = read_metrics(tmp_path / "run")
+    assert set(record["refused"].values()) == {"exploding upload"}
+    assert record["abandoned"]
+    generous = replace(dual(tiny(corpus, rounds=2, cohort=7)), upload=UploadConfig(bound=50.0))
+    train(generous, tmp_path / "joining")  # a joining client sends its whole model: only its change is bounded
+    assert all(not r["refused"] for r in read_metrics(tmp_path / "joining"))
+
+
+def test_parts_exchanged_by_name_are_trained_stored_and_resumed(corpus, tmp_path):
+    config = replace(
+        tiny(corpus, rounds=4, cohort=4),
+        mediator=Part("attention", {"temperature": 0.5}),
+        server=Part("adam", {"lr": 0.05}),
+    )
+    whole = train(config, tmp_path / "whole")
+    assert "attention" in read_metrics(tmp_path / "whole")[0]
+    weights = read_metrics(tmp_path / "whole")[0]["attention"]
+    for layer in next(iter(weights.values())):
+        assert sum(w[layer] for w in weights.values()) == pytest.approx(1, abs=1e-5)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "again", listener=Stop())
+    assert train(config, tmp_path / "again", resume=True)["test"] == whole["test"]
+
+
+@pytest.mark.parametrize("name", ["admm", "liadmm", "fedadmm"])
+def test_duals_of_clients_that_come_once_are_refused_and_few_returns_are_said(corpus, tmp_path, name):
+    with pytest.raises(ConfigError, match="a dual is never used"):
+        train(dual(tiny(corpus, rounds=2, cohort=2), name), tmp_path / "once")
+    hearing = Hearing()
+    train(dual(tiny(corpus, rounds=4, cohort=4), name), tmp_path / "twice", listener=hearing)
+    assert any("takes part about 2.3 times" in line for line in hearing.said)
+    quiet = Hearing()
+    train(dual(tiny(corpus, rounds=3, cohort=7), name), tmp_path / "often", listener=quiet)
+    assert not any("takes part about" in line for line in quiet.said)
+
+
+def test_a_minimum_nobody_can_reach_is_refused(corpus, tmp_path):
+    config = replace(tiny(corpus, rounds=1, cohort=4), participation=Participation(minimum=3))
+    with pytest.raises(ConfigError, match="every round would be abandoned"):
+        train(with_method(config, "fedmed", beta=0.5), tmp_path / "run")
