@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from keyfed.config import Config, Value, check, set_value
+from keyfed.config import PARTS, SECTIONS, Config, Value, check, set_value
 from keyfed.engine.trial import MakeModule
-from keyfed.federated.methods import method_options
+from keyfed.federated.methods import METHODS, method_options
 from keyfed.federated.options import Optimiser
 from keyfed.federated.types import Method
 from keyfed.run import compare as comparing
@@ -23,6 +23,7 @@ from keyfed.run.personalise import Personal
 from keyfed.run.search import parse_search
 from keyfed.run.train import Listener
 
+SECTION_NAMES = (*SECTIONS, *PARTS)
 PathLike = str | os.PathLike[str]
 
 
@@ -41,16 +42,18 @@ def configure(
       >>> config = configure("fedavg", rounds=3, lr=1.0, train_cohort=5, data_max_tokens=1000)
       >>> config.train.cohort, config.data.max_tokens, config.options["lr"]
       (5, 1000, 1.0)
+      >>> configure("fedavg", server_lr=0.1, server_name="adam", upload_quantise="int8").server.options
+      {'lr': 0.1}
     """
     options = method_options(method)
     config = Config(method=method)
     named: dict[str, Value] = {"data.name": data, "model.name": model, "train.rounds": rounds, "train.seed": seed}
     for key, value in settings.items():
         section, _, rest = key.partition("_")
-        dotted = f"{section}.{rest}" if key not in options and section in ("data", "model", "train") and rest else key
+        dotted = f"{section}.{rest}" if key not in options and section in SECTION_NAMES and rest else key
         named[dotted] = value
-    for key, value in named.items():
-        config = set_value(config, key, value)
+    for key in sorted(named, key=lambda key: not key.endswith(".name")):  # a part's name says which options it has
+        config = set_value(config, key, named[key])
     return check(config)
 
 
@@ -71,6 +74,12 @@ def train(
       method: a method of your own, in place of one by name.
     """
     return training.train(config, Path(out), resume=resume, listener=listener, module=module, method=method)
+
+
+def _options_of(method: str) -> Iterable[str]:
+    """The options of a compared method; an unknown one has none, and is refused where the comparison is planned."""
+    name = method.partition(":")[0]
+    return method_options(name) if name in METHODS else ()
 
 
 def compare(
@@ -94,9 +103,11 @@ def compare(
     finished in `out` are not trained again; a run that failed has its reason in the row's "failed".
     """
     named: list[tuple[str, Value]] = [("data.name", data), ("model.name", model), ("train.rounds", rounds)]
+    options = {option for text in methods for option in _options_of(text)}
     for key, value in settings.items():
         section, _, rest = key.partition("_")
-        named.append((f"{section}.{rest}" if section in ("data", "model", "train") and rest else key, value))
+        dotted = f"{section}.{rest}" if key not in options and section in SECTION_NAMES and rest else key
+        named.append((dotted, value))
     return comparing.compare(
         methods,
         named,

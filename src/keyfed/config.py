@@ -237,6 +237,7 @@ def check(config: Config) -> Config:
         problems.append(f"method.momentum is {momentum}; expected 0 ≤ momentum < 1")
     if isinstance(decay, int | float) and not 0 < decay <= 1:
         problems.append(f"method.decay is {decay}; expected 0 < decay ≤ 1")
+    problems += _unread(config, characters=m.name in PRESETS and PRESETS[m.name].characters)
     if config.upload.bound is not None and not config.upload.bound > 0:
         problems.append(f"upload.bound is {config.upload.bound}; expected > 0")
     problems += config.participation.problems()
@@ -266,6 +267,25 @@ def parse_target(text: str | None, where: str) -> tuple[str, float] | None:
     if value <= 0:
         raise ConfigError(f'{where} is "{text}"; expected a number above 0')
     return key.strip(), value
+
+
+def _unread(config: Config, *, characters: bool) -> list[str]:
+    """Say which options of the method are set although the part that reads them was exchanged."""
+    from keyfed.federated.methods import METHODS, method_options
+    from keyfed.federated.parts import READ_BY
+
+    if config.method not in METHODS:
+        return []
+    usual = {key: p.default for key, p in method_options(config.method).items()}
+    usual |= tuned_options(config.method, {}, characters=characters)
+    return [
+        f"method.{key} is set to {config.options[key]}, but {config.method}'s own {kind} reads it and {kind}.name is "
+        f"{getattr(config, kind).name}; leave it out"
+        for kind in PARTS
+        if getattr(config, kind) is not None
+        for key in READ_BY[kind].get(config.method, ())
+        if key in config.options and config.options[key] != usual[key]
+    ]
 
 
 def to_document(config: Config) -> dict[str, dict[str, Value]]:

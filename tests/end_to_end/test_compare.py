@@ -100,6 +100,7 @@ def test_the_report_has_table_plots_and_links_that_lead_somewhere(finished):
     assert "](fedavg/seed-2/)" in text
     assert {path.name for path in (out / "plots").iterdir()} == {
         "perplexity-rounds.png", "perplexity-tokens.png", "perplexity-bytes.png", "accuracy-rounds.png",
+        "attention-fedatt-temperature=0.1,step=1.0.png",
     }  # fmt: skip
     assert (out / "report.html").stat().st_size > 10_000
 

@@ -135,6 +135,15 @@ def test_a_method_of_your_own_resumes_with_itself_only(corpus, tmp_path, keyfed)
         api.train(ours, tmp_path / "ours", resume=True, method=mine)
 
 
+def test_a_method_of_your_own_resumes_with_a_model_of_characters_too(corpus, tmp_path):
+    config = config_for(corpus, model="char-lstm", model_embed=4, model_hidden=6, rounds=3)
+    api.train(config, tmp_path / "whole", method=own_method())
+    with pytest.raises(KeyboardInterrupt):
+        api.train(config, tmp_path / "cut", method=own_method(), listener=Interrupting())
+    api.train(config, tmp_path / "cut", resume=True, method=own_method())
+    assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+
+
 def test_a_method_beside_a_named_one_is_refused(corpus, tmp_path):
     for config in (config_for(corpus, method="fedprox"), config_for(corpus, lr=0.1)):
         with pytest.raises(ConfigError, match="passed beside a configuration that has one"):

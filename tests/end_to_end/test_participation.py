@@ -8,10 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from keyfed.config import Participation, UploadConfig
+from keyfed.config import Participation, UploadConfig, check
+from keyfed.engine.network import init_params
+from keyfed.engine.simulate import Simulation
 from keyfed.errors import ConfigError
 from keyfed.federated.types import Part
+from keyfed.run import planning
+from keyfed.run import train as training
 from keyfed.run.folder import read_metrics
+from keyfed.run.prepare import client_tokens, make_problem, prepare
 from keyfed.run.train import train
 
 from .test_methods import Hearing, Stop, with_method
@@ -47,6 +52,45 @@ def test_clients_that_remember_go_on_where_they_were(corpus, tmp_path, workers, 
     assert named
     current = {name for name, data in states[0].items() if states[1].get(name) == data}
     assert len(current) >= len(named)
+
+
+@pytest.mark.parametrize("stateful", ["duals", "residuals"])
+def test_ctrl_c_while_a_round_is_judged_leaves_clients_and_server_together(corpus, tmp_path, monkeypatch, stateful):
+    config = tiny(corpus, rounds=6, checkpoint_every=4, cohort=5)
+    config = dual(config) if stateful == "duals" else replace(config, upload=UploadConfig(keep=0.1))
+    whole = train(config, tmp_path / "whole")
+    judged = training.evaluate
+    calls = []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return judged(*arguments)
+
+    monkeypatch.setattr(training, "evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "again")
+    again = train(config, tmp_path / "again", resume=True)
+    assert again["test"] == whole["test"]
+    assert without_times(read_metrics(tmp_path / "whole")) == without_times(read_metrics(tmp_path / "again"))
+
+
+def test_a_client_weighs_what_it_has_wherever_it_stops(corpus, tmp_path):
+    plain = with_method(tiny(corpus, rounds=1, cohort=7), "fedatt", epochs=2)
+    weighed = replace(plain, mediator=Part("tokens"), participation=Participation(least_work=0.1))
+    prepared = prepare(check(weighed))
+    method, _ = planning.plan(check(weighed), prepared)
+    called = planning.plan_of_round(weighed, method, prepared, 0, client_tokens(prepared), 1, 1)
+    assert min(f.work.share for f in called.fates) < 0.6
+    with Simulation(make_problem(prepared, weighed, method, "cpu")) as federation:
+        federation.expect({prepared.store.names[f.client]: f for f in called.fates})
+        reports = federation.train(
+            init_params(prepared.spec, 1), [prepared.store.names[f.client] for f in called.fates], method, 0
+        )
+    for k, name in enumerate(prepared.store.names):
+        assert reports[name].tokens == prepared.store.tokens(k) - 1
+    assert sum(r.worked for r in reports.values()) < 1.6 * sum(r.tokens for r in reports.values())
 
 
 def test_files_of_clients_do_not_pile_up_and_a_damaged_one_is_noticed(corpus, tmp_path):
@@ -190,6 +234,9 @@ def test_uploads_beyond_the_bound_are_refused_by_name(corpus, tmp_path):
     generous = replace(dual(tiny(corpus, rounds=2, cohort=7)), upload=UploadConfig(bound=50.0))
     train(generous, tmp_path / "joining")  # a joining client sends its whole model: only its change is bounded
     assert all(not r["refused"] for r in read_metrics(tmp_path / "joining"))
+    published = dual(tiny(corpus, rounds=2, cohort=7), "fedadmm", lr=0.5, server_step="published")
+    train(replace(published, upload=UploadConfig(bound=50.0)), tmp_path / "published")
+    assert all(not r["refused"] for r in read_metrics(tmp_path / "published"))
 
 
 def test_parts_exchanged_by_name_are_trained_stored_and_resumed(corpus, tmp_path):
@@ -218,6 +265,43 @@ def test_duals_of_clients_that_come_once_are_refused_and_few_returns_are_said(co
     quiet = Hearing()
     train(dual(tiny(corpus, rounds=3, cohort=7), name), tmp_path / "often", listener=quiet)
     assert not any("takes part about" in line for line in quiet.said)
+
+
+def test_central_training_reads_what_a_cohort_would_and_uploads_nothing_smaller(corpus, tmp_path):
+    fraction = replace(tiny(corpus, rounds=1, cohort=2), participation=Participation(fraction=1.0))
+    federated = train(fraction, tmp_path / "federated")
+    squeezed = replace(fraction, method="central", options={}, upload=UploadConfig(keep=0.1))
+    central = train(squeezed, tmp_path / "central")
+    assert central["tokens_trained"] == pytest.approx(federated["tokens_trained"], rel=0.05)
+    assert central["bytes_per_client"]["up"] == central["bytes_per_client"]["down"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"participation": Participation(deadline=1.001)}, "nobody could finish"),
+        ({"participation": Participation(least_epochs=1)}, "nothing to draw between"),
+        ({"mediator": Part("fixed", {"weights": "writer=3"})}, r'names "writer", which is no client'),
+        ({"mediator": Part("attention", {"beta": 0.2})}, "top-K leaves 1 of 4"),
+        ({"method": "fedsgd", "options": {}, "participation": Participation(pace_spread=1.0)}, "take no step"),
+        (
+            {"method": "fedatt", "options": {"noise": 0.1, "noise_at": "server"}, "server": Part("sgd")},
+            "adds its noise to the step",
+        ),
+        ({"method": "fedadam", "options": {"server_lr": 0.5}, "server": Part("sgd")}, "own server reads it"),
+        ({"method": "fedatt", "options": {"temperature": 0.5}, "mediator": Part("tokens")}, "own mediator reads it"),
+        ({"method": "fedadmm", "options": {"server_lr": 0.5}}, "the running mean has none"),
+    ],
+)
+def test_combinations_that_make_no_sense_are_refused_with_the_reason(corpus, tmp_path, changed, message):
+    with pytest.raises(ConfigError, match=message):
+        train(replace(tiny(corpus, rounds=9, cohort=4), **changed), tmp_path / "run")
+
+
+def test_poisson_may_reach_a_minimum_above_its_expected_cohort(corpus, tmp_path):
+    p = Participation(sampling="poisson", minimum=4)
+    result = train(replace(tiny(corpus, rounds=6, cohort=3), participation=p), tmp_path / "run")
+    assert 0 < result["abandoned"] < 6
 
 
 def test_a_minimum_nobody_can_reach_is_refused(corpus, tmp_path):

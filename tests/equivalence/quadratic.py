@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,8 +46,9 @@ class Bowl:
         self.clients = len(clients)
         self.pace = None if all(w.pace == 1 for w in works) else torch.tensor([w.pace for w in works])
         self._matrix, self._centre = problem.matrix[clients], problem.centre[clients]
-        self._tokens = torch.tensor([problem.tokens[k] for k in clients], dtype=torch.float64)
-        self._passes = torch.tensor([w.epochs or epochs for w in works])
+        self._tokens = self.whole = torch.tensor([problem.tokens[k] for k in clients], dtype=torch.float64)
+        passes = [math.ceil(w.share * (w.epochs or epochs) - 1e-9) for w in works]
+        self._passes = torch.tensor([max(1, p) for p in passes])
 
     def steps(self, epoch):
         yield partial(self._gradient, (self._passes > epoch).double())
@@ -85,6 +87,7 @@ def run(
     present: float = 1.0,
     lost: float = 0.0,
     epochs: tuple[int, int] | None = None,
+    least_work: float = 1.0,
     start: State | None = None,
     simulation: Simulation | None = None,
 ) -> tuple[State, list]:
@@ -104,7 +107,8 @@ def run(
             if epochs is not None:
                 passes = epochs[0] + int(dice() * (epochs[1] - epochs[0] + 1))
             gone = "dropped before upload" if dice() < lost else None
-            fates[name] = Fate(problem.names.index(name), Work(epochs=passes), 0.0, gone)
+            share = least_work + (1 - least_work) * dice()
+            fates[name] = Fate(problem.names.index(name), Work(epochs=passes, share=share), 0.0, gone)
         federation.expect(fates)
         state, summary = run_round(method, state, cohort, federation)
         summaries.append(summary)

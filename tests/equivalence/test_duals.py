@@ -60,6 +60,8 @@ def test_unequal_work_and_a_start_from_the_model_reach_it_too():
     problem = quadratic()
     state, _ = run(problem, method("fedadmm", epochs=6), 300, present=0.5, lost=0.2, epochs=(1, 6))
     assert distance(problem, state) < 1e-8
+    state, _ = run(problem, method("fedadmm", epochs=6), 300, present=0.5, lost=0.2, least_work=0.1)
+    assert distance(problem, state) < 1e-8
     exact = method("admm", start_from="model", epochs=60)
     state, _ = run(problem, exact, 120, present=0.5)
     assert distance(problem, state) < 1e-8
@@ -109,6 +111,19 @@ def test_compression_does_not_move_the_optimum(compressed):
     packed = build_method(MethodSpec("fedadmm", {**EXACT, **ROWS["fedadmm"]}, **compressed))
     state, _ = run(problem, packed, 250, present=0.5, lost=0.2)
     assert distance(problem, state) < 1e-8
+
+
+@pytest.mark.parametrize("compressed", [{"keep": 0.1}, {"keep": 0.3, "quantise": "int8"}])
+def test_joining_under_compression_keeps_the_weights_that_are_not_sent(compressed):
+    problem, theta = problem_of([50, 11, 23]), theta_of()
+    made = build_method(MethodSpec("fedadmm", {"lr": 0.5, "batch_size": 2}, **compressed))
+    exact = build_method(MethodSpec("fedadmm", {"lr": 0.5, "batch_size": 2}))
+    packed, _ = rounds(problem, made, theta)
+    whole, _ = rounds(problem, exact, theta)
+    for name, p in theta.items():
+        moved, meant = packed.params[name] - p, whole.params[name] - p
+        assert float(moved.norm()) <= 1.5 * float(meant.norm()), name
+        assert float((packed.params[name] == 0).double().mean()) <= float((p == 0).double().mean()), name
 
 
 # The running mean and the first round

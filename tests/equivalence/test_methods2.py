@@ -52,6 +52,7 @@ class Slopes:
 
     clients = 2
     pace = None
+    whole = torch.ones(2)
 
     def __init__(self, slopes: list[list[float]]) -> None:
         self.slopes = slopes

@@ -126,6 +126,7 @@ class TextObjective:
         epochs: int = 1,
     ) -> None:
         self.clients = len(clients)
+        self.whole = torch.zeros(len(clients), dtype=torch.float64)
         self._works = list(works or [Work()] * len(clients))
         self._epochs = epochs
         paces = [w.pace for w in self._works]
@@ -157,10 +158,9 @@ class TextObjective:
 
     def steps(self, epoch: int) -> Iterator[Callable[[Params], Gradient]]:
         """Yield the epoch's steps; clients that run out of text are padded with masked batches."""
-        own = [
-            self._affordable(self._client_steps(k, epoch), work, epoch)
-            for k, work in zip(self._members, self._works, strict=True)
-        ]
+        every = [self._client_steps(k, epoch) for k in self._members]
+        self.whole = torch.tensor([sum(float(s.mask.sum()) for s in steps) for steps in every], dtype=torch.float64)
+        own = [self._affordable(steps, work, epoch) for steps, work in zip(every, self._works, strict=True)]
         count = max(len(steps) for steps in own)
         rows = max((s.inputs.shape[0] for steps in own for s in steps), default=1)
         self._carried = None

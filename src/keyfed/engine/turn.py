@@ -76,7 +76,14 @@ def take_turns(
         if method.noise is not None and method.noise.at == "client":
             drawn = method.noise.draw(theta, _generator(problem, round, name, "noise"))
             meant = {layer: u + drawn[layer] for layer, u in meant.items()}
-        upload, proposal, error = _send(problem, method, round, name, meant, states[k])
+        if joining[k] and method.codec is not None:
+            # All that a joining client stands for would lose its small weights: its change is compressed instead, and
+            # the server, which has θ, adds it back.
+            change = {layer: u - theta[layer] for layer, u in meant.items()}
+            read, proposal, error = _send(problem, method, round, name, change, states[k])
+            upload = {layer: u + theta[layer] for layer, u in read.items()}
+        else:
+            upload, proposal, error = _send(problem, method, round, name, meant, states[k])
         if turn.propose is not None:
             if solution.state is not None:
                 proposal |= {key: t[k] for key, t in solution.state.items()}

@@ -85,17 +85,17 @@ def admm(
             after[f"w/{name}"], after[f"dual/{name}"] = w, y
             after[f"sent/{name}"] = state[f"sent/{name}"]
             upload[name] = w + y / rho - state[f"sent/{name}"]
-        solution = tally.solution(upload)
-        standing = _standing(state["alpha"], solution.tokens)
+        solution = tally.solution(upload, objective)
+        standing = _standing(state["alpha"], solution.tokens, joining == "whole")
         return solution._replace(standing=standing, state=after | {"alpha": standing.weight})
 
     return Solver(solve, start)
 
 
-def _standing(alpha: Tensor, tokens: Tensor) -> Standing:
+def _standing(alpha: Tensor, tokens: Tensor, whole: bool) -> Standing:
     """A client's weight is fixed when it joins: the running sum could not follow a weight that changes."""
-    joining = alpha == 0
-    return Standing(torch.where(joining, tokens.to(alpha), alpha), joining)
+    new = alpha == 0
+    return Standing(torch.where(new, tokens.to(alpha), alpha), new & whole)
 
 
 def once(uniform: bool = False) -> Mediator:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from keyfed.errors import ConfigError
 from keyfed.federated import mediate, server
 from keyfed.federated.admm import StartFrom, once, running_mean
 from keyfed.federated.admm import admm as admm_solver
@@ -154,6 +155,10 @@ def fedadmm(
     positive("rho", rho)
     positive("server_lr", server_lr)
     published = server_step == "published"
+    if not published and server_lr != 1:
+        raise ConfigError(
+            f"method.server_lr={server_lr} is the step of server_step=published; the running mean has none"
+        )
     solver = admm_solver(
         lambda mu: descend_sgd(lr=lr, momentum=momentum, clip=clip, decay=decay, epochs=epochs, mu=mu),
         rho,

@@ -68,11 +68,12 @@ class Tally:
         epoch = self._epoch
         self._last = torch.where(epoch[1] > 0, epoch, self._last.to(epoch.device))
 
-    def solution(self, upload: Params) -> Solution:
+    def solution(self, upload: Params, objective: Objective) -> Solution:
         """Return the uploads with what was counted."""
         self._close()
         nats, tokens = self._last
-        return Solution(upload, nats / tokens.clamp(min=1), tokens, self._worked)
+        whole = objective.whole.to(tokens) * (self._worked > 0)
+        return Solution(upload, nats / tokens.clamp(min=1), whole, self._worked)
 
 
 # (where to start, what to be near, objective, round, linear term) → (weights, counts); all stacked but the anchor θ.
@@ -89,7 +90,7 @@ def from_theta(descent: Descent) -> Solver:
 
     def solve(theta: Params, objective: Objective, round: int) -> Solution:
         local, tally = descent(start_at(theta, objective.clients), theta, objective, round, None)
-        return tally.solution({name: w.sub_(theta[name]) for name, w in local.items()})
+        return tally.solution({name: w.sub_(theta[name]) for name, w in local.items()}, objective)
 
     return Solver(solve)
 
@@ -267,8 +268,8 @@ def full_gradient() -> Solver:
             tally.add(nats, tokens)
             for name, g in grads.items():
                 total[name].addcmul_(g, per_client(tokens.to(g), g))
-        solution = tally.solution(total)
-        count = solution.tokens.clamp(min=1)
+        solution = tally.solution(total, objective)
+        count = solution.worked.clamp(min=1)
         for g in total.values():
             g.div_(per_client(-count.to(g), g))
         return solution

@@ -2,7 +2,7 @@ r"""Who takes part in a round and how far they get: sampling, over-selection, dr
 
 Everything is a function of (seed, round) or (seed, client) and known before anybody trains, so a simulation repeats
 exactly, resumes exactly, and does not train clients whose work would be lost. Time is *modelled*, never measured: a
-client downloads, predicts its tokens at its own speed, and uploads:
+client downloads, predicts its tokens at its own speed, and uploads (whom top-K leaves out is counted as if it did):
 
 .. math::  t_k = \text{latency} + \frac{\text{down}}{\text{rate}_↓} + \frac{\text{tokens}_k}{\text{speed}_k}
                  + \frac{\text{up}}{\text{rate}_↑}
@@ -138,6 +138,11 @@ def cohort_size(p: Participation, cohort: int, population: int) -> int:
     return cohort if p.fraction is None else max(1, round(p.fraction * population))
 
 
+def moving_seconds(p: Participation, down: int, up: int) -> float:
+    """Modelled seconds to call a client and move these bytes to it and from it."""
+    return p.latency + 8 * down / (p.down_mbit * 1e6) + 8 * up / (p.up_mbit * 1e6)
+
+
 def draw(
     p: Participation, population: int, wanted: int, size_of: Callable[[int], int], seed: int, round: int
 ) -> list[int]:
@@ -174,7 +179,7 @@ def plan_round(
     fates = [_fate(p, k, name_of(k), epochs, tokens_of(k), down, up, seed, round) for k in called]
     limit = math.inf if p.deadline is None else p.deadline
     arrived = sorted((f.seconds, f.client) for f in fates if f.lost is None)
-    if p.sampling != "poisson" and len(arrived) > wanted:
+    if p.sampling != "poisson" and len(fates) > wanted and len(arrived) >= wanted:
         needed = {client for _, client in arrived[:wanted]}
         closes = arrived[wanted - 1][0]
         fates = [
@@ -184,9 +189,10 @@ def plan_round(
             for f in fates
         ]
         return Plan(tuple(fates), closes)
-    # Nobody knows that a client has vanished: the server waits for the deadline, or (without one) for the last to come.
+    # Nobody knows that a client has vanished: the server waits for the deadline, or (without one) until the last of
+    # those it called would have come.
     missing = any(f.lost is not None for f in fates)
-    last = max((f.seconds for f in fates if f.lost is None), default=0.0)
+    last = max((f.seconds for f in fates), default=0.0)
     return Plan(tuple(fates), limit if missing and limit < math.inf else last)
 
 
@@ -212,7 +218,7 @@ def _fate(
     share = 1.0 if p.least_work == 1 else chance("work", round).uniform(p.least_work, 1.0)
     pace = math.exp(p.pace_spread * chance("pace").gauss(0, 1)) if p.pace_spread else 1.0
     speed = p.speed * (math.exp(p.speed_spread * chance("speed").gauss(0, 1)) if p.speed_spread else 1.0)
-    moving = p.latency + 8 * down / (p.down_mbit * 1e6) + 8 * up / (p.up_mbit * 1e6)
+    moving = moving_seconds(p, down, up)
     computing = tokens * passes * share / speed
     lost: Lost | None = None
     if p.deadline is not None and moving + computing > p.deadline:

@@ -57,8 +57,18 @@ def fixed(*, weights: str = "") -> Mediation:
     Options:
       weights: "client=number, client=number, …"; who is not named weighs 1.
     """
+    return Mediation(mediate.fixed(read_weights(weights)))
+
+
+def read_weights(text: str) -> dict[str, float]:
+    """Read "client=number, client=number, …".
+
+    Example:
+      >>> read_weights("anna=3, ben=0.5")
+      {'anna': 3.0, 'ben': 0.5}
+    """
     given = {}
-    for pair in filter(None, (p.strip() for p in weights.split(","))):
+    for pair in filter(None, (p.strip() for p in text.split(","))):
         client, equals, number = pair.rpartition("=")
         try:
             given[client.strip()] = float(number)
@@ -66,7 +76,7 @@ def fixed(*, weights: str = "") -> Mediation:
             equals = ""
         if not equals:
             raise ConfigError(f'mediator.weights has "{pair}"; expected client=number, separated by commas')
-    return Mediation(mediate.fixed(given))
+    return given
 
 
 def attention(
@@ -159,6 +169,26 @@ def build_part(kind: str, part: Part) -> Any:
         raise ConfigError(str(e).replace("method.", f"{kind}.")) from None
 
 
+# Options of methods that their own mediator or server rule reads, and nobody once it is exchanged.
+READ_BY: dict[str, dict[str, tuple[str, ...]]] = {
+    "mediator": {
+        "fedprox": ("by_tokens",),
+        "fedatt": ("temperature", "norm", "bound"),
+        "fedmed": ("temperature", "reading", "adaptive", "mediation", "threshold", "beta", "bound"),
+    },
+    "server": {
+        "fedsgd": ("lr",),
+        "fedatt": ("step",),
+        "fedmed": ("step",),
+        "fedadam": ("server_lr", "beta1", "beta2", "tau"),
+        "fedyogi": ("server_lr", "beta1", "beta2", "tau"),
+        "fedadagrad": ("server_lr", "beta1", "tau"),
+        "fedavgm": ("server_lr", "beta"),
+        "fednesterov": ("server_lr", "beta"),
+    },
+}
+
+
 def exchange(method: Method, mediator: Part | None, rule: Part | None) -> Method:
     """Give a method another mediator or server rule; None keeps its own."""
     if method.solver.start is not None and (mediator or rule):
@@ -170,5 +200,10 @@ def exchange(method: Method, mediator: Part | None, rule: Part | None) -> Method
         made: Mediation = build_part("mediator", mediator)
         method = replace(method, mediator=made.mediator, distance=made.distance, uploading=made.uploading)
     if rule is not None:
+        if method.noise is not None and method.noise.at == "server":
+            raise ConfigError(
+                f"{method.name} adds its noise to the step of its own server rule; with server.name={rule.name} set "
+                "method.noise_at=client, or leave the noise out"
+            )
         method = replace(method, server=build_part("server", rule))
     return method

@@ -46,10 +46,13 @@ class Objective(Protocol):
 
     Attributes:
       pace: each client's own factor on the step size, [m]; None where all go by the method's.
+      whole: tokens of each client's whole epoch, [m], known once its steps are asked for. What a client weighs must not
+        depend on where it happened to stop.
     """
 
     clients: int
     pace: Tensor | None
+    whole: Tensor
 
     def steps(self, epoch: int) -> Iterator[Callable[[Params], Gradient]]:
         """Yield the epoch's steps in order; each takes the stacked parameters and returns a `Gradient`."""
@@ -62,7 +65,7 @@ class Solution(NamedTuple):
     Attributes:
       upload: points from θ towards the client, stacked.
       loss: mean nats per token over the last local epoch as trained, [m].
-      tokens: tokens predicted in the last local epoch, [m].
+      tokens: tokens of the client's whole epoch, [m]; 0 for a client that predicted nothing.
       worked: tokens predicted over all epochs, [m].
       standing: what a client that keeps state stands for in a running mean; None for the others.
       state: the state to keep if the upload is acknowledged, stacked. Layers under "sent/" are what the server has of

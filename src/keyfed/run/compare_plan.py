@@ -18,7 +18,7 @@ from keyfed.federated.types import Method
 from keyfed.model.presets import preset
 from keyfed.run.folder import file_name
 from keyfed.run.planning import members_of
-from keyfed.run.prepare import Prepared, round_tokens
+from keyfed.run.prepare import Prepared, round_tokens, usual_members
 
 Setting = tuple[str, Any]  # (section.key or a method's option, value)
 BUDGETS = ("rounds", "tokens")
@@ -105,14 +105,19 @@ def split_setting(text: str, where: str = "--set") -> Setting:
 
 
 def file_settings(path: Path) -> list[Setting]:
-    """Return the keys of a TOML file in order, but for the method's name: the comparison names its methods itself."""
+    """Return the keys of a TOML file in order, but for the method's name: the comparison names its methods itself.
+
+    Options under `[method]` with a name are that method's alone (`NAME:option`): what was tuned for one method is not
+    another's.
+    """
     read_config(path)  # says what is wrong with the file
     document = tomllib.loads(path.read_text("utf-8"))
+    name = document.get("method", {}).get("name")
     return [
-        (f"{section}.{key}", value)
+        (f"{name}:{key}" if section == "method" and name is not None else f"{section}.{key}", value)
         for section, table in document.items()
         if section != "made"
-        for key, value in table.items()
+        for key, value in sorted(table.items(), key=lambda item: item[0] != "name")  # a part's name says its options
         if (section, key) != ("method", "name")
     ]
 
@@ -196,8 +201,8 @@ def resolve(
 ) -> Plan:
     """Make every method's configuration and check it; nothing is read or trained.
 
-    A `section.key` is for all methods, an option for every method that has it; what a METHOD argument sets itself comes
-    last.
+    A `section.key` is for all methods, an option for every method that has it, `NAME:option` for the method of that
+    name; what a METHOD argument sets itself comes last.
 
     Raises:
       ConfigError: a method, key or value that does not exist or makes no sense, or a label given twice.
@@ -214,6 +219,8 @@ def resolve(
     settings = list(settings)
     base, options = Config(), []
     for key, value in settings:
+        if ":" in key:
+            continue
         if key.rpartition(".")[0] in ("", "method"):
             options.append((key.rpartition(".")[2], value))
         else:
@@ -235,7 +242,8 @@ def resolve(
     for label, (name, own) in zip(labels, wanted, strict=True):
         config = replace(base, method=name)
         try:
-            for key, value in [(k, v) for k, v in options if k in method_options(name)] + own:
+            alone = [(k.removeprefix(f"{name}:"), v) for k, v in settings if k.startswith(f"{name}:")]
+            for key, value in alone + [(k, v) for k, v in options if k in method_options(name)] + own:
                 config = set_value(config, key, value)
             entries.append(Entry(label, folder_of(label), check(config)))
         except ConfigError as e:
@@ -260,7 +268,7 @@ def tokens_a_round(entry: Entry, prepared: Prepared) -> int:
     """Tokens one round of a method predicts in expectation; a central round reads what a cohort would, once."""
     method, config = entry.method, entry.config
     if method.cohort == "pooled":
-        return round_tokens(prepared, min(config.train.cohort, len(prepared.store)), 1)
+        return round_tokens(prepared, usual_members(config, len(prepared.store)), 1)
     return round_tokens(prepared, members_of(method, prepared, config), method.epochs)
 
 

@@ -58,12 +58,12 @@ class Axis:
 
 def _moved(record: Record) -> float:
     traffic = record.get("traffic") or {}
-    return float(traffic.get("down", 0) + traffic.get("up", 0))
+    return float(sum(traffic.values()))
 
 
 ROUNDS = Axis("rounds", "by round", "round", lambda record: 1.0)
 TOKENS = Axis("tokens", "by tokens trained on", "tokens trained on", lambda record: float(record.get("worked") or 0))
-BYTES = Axis("bytes", "by traffic", "MB up and down, all clients", _moved, 1e6)
+BYTES = Axis("bytes", "by traffic", "MB down, up and control, all clients", _moved, 1e6)
 
 
 def draw_comparison(summary: Record, cells: Sequence[Cell]) -> list[Plot]:
@@ -255,6 +255,7 @@ def _attention(cell: Cell) -> Plot | None:
             axes.grid(visible=False)
             axes.tick_params(labelsize=8)
             axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         figure.suptitle(f"Attention of {_drawn(cell.entry.label)}", fontsize=12, fontweight="bold", x=0.02, ha="left")
         figure.supxlabel("round", fontsize=9)
         figure.supylabel("client, numbered", fontsize=9)

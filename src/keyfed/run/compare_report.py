@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from keyfed.config import to_document
+from keyfed.config import Config, to_document
 from keyfed.files import write_atomically
-from keyfed.run.compare_plan import QUICK, Entry
+from keyfed.run.compare_plan import OWN_SECTIONS, QUICK, Entry
 from keyfed.run.compare_plots import draw_comparison
 from keyfed.run.compare_rows import Cell, Record, contenders
 from keyfed.run.console import human_bytes
@@ -249,7 +249,7 @@ def _same(summary: Record, entries: Sequence[Entry]) -> list[tuple[str, str]]:
         ("corpus", str(summary["data"])),
         ("partition", config.data.partition or "the corpus's own"),
         ("clients", show_count(known.get("clients"))),
-        ("cohort", f"{config.train.cohort} clients, drawn by seed and round: the same for all that draw one"),
+        ("cohort", f"{_cohort(config)}, drawn by seed and round: the same for all that draw one"),
         ("vocabulary", show_count(known.get("vocabulary"))),
         ("model", f"{summary['model']}, {show_count(known.get('parameters'))} parameters"),
         ("initial weights", "drawn by the seed: the same for all methods of a seed"),
@@ -260,12 +260,26 @@ def _same(summary: Record, entries: Sequence[Entry]) -> list[tuple[str, str]]:
     ]
 
 
+def _cohort(config: Config) -> str:
+    """How many clients a round calls, in words."""
+    p = config.participation
+    many = f"{config.train.cohort} clients" if p.fraction is None else f"{p.fraction:.0%} of all clients"
+    return many if p.sampling == "uniform" else f"{many} by {p.sampling} sampling"
+
+
+def _own_settings(entry: Entry) -> dict[str, Any]:
+    """A method's options by name, those of its parts and uploads with their section."""
+    document = to_document(entry.config)
+    parts = {f"{s}.{key}": value for s in OWN_SECTIONS for key, value in document.get(s, {}).items()}
+    return {**document["method"], **parts}
+
+
 def _differing(entries: Sequence[Entry]) -> list[list[str]]:
     """One row a method: its rounds and the options that the first method does not have, or has otherwise."""
-    first = to_document(entries[0].config)["method"]
+    first = _own_settings(entries[0])
     rows = []
     for entry in entries:
-        own = to_document(entry.config)["method"]
+        own = _own_settings(entry)
         changed = [f"{key}={'none' if value is None else value}" for key, value in own.items()
                    if key != "name" and (key not in first or first[key] != value)]  # fmt: skip
         dropped = [f"no {key}" for key in first if key not in own]

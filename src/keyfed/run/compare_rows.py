@@ -56,7 +56,7 @@ def reach(records: Iterable[Record], target: float) -> Reached:
     moved, seconds = 0, None
     for record in records:
         traffic = record.get("traffic") or {}
-        moved += traffic.get("down", 0) + traffic.get("up", 0)
+        moved += sum(traffic.values())
         if "modelled_seconds" in record:
             seconds = (seconds or 0.0) + record["modelled_seconds"]
         measured = finite((record.get("valid") or {}).get("perplexity"))
@@ -129,7 +129,7 @@ def seed_summary(cell: Cell, target: float | None) -> dict[str, Any]:
         "best_valid": best_validation(cell.records),
         "rounds_to_target": reached.round,
         "bytes_to_target": None if reached.round is None else reached.bytes,
-        "bytes": traffic["down"] + traffic["up"],
+        "bytes": sum(traffic.values()),
         "tokens_trained": cell.result["tokens_trained"],
         "seconds": cell.result["seconds"],
         # A record's number is the mean over layers, so that this one is over rounds and layers.

@@ -43,9 +43,10 @@ def describe_plan(config: Config) -> dict[str, Any]:
     if method.mediator.share is None:
         memory += members * tensors  # uploads wait until all reports are there
     kept_bytes = state_bytes(method, params)
-    modelled = 0.0
+    modelled, called = 0.0, members
     if method.cohort != "pooled":
-        modelled = plan_of_round(config, method, prepared, 0, client_tokens(prepared), sizes.down, sizes.up).seconds
+        first = plan_of_round(config, method, prepared, 0, client_tokens(prepared), sizes.down, sizes.up)
+        modelled, called = first.seconds, len(first.fates)
     description: dict[str, Any] = {
         "config": to_document(config),
         "parameters": parameter_count(prepared.spec),
@@ -53,9 +54,9 @@ def describe_plan(config: Config) -> dict[str, Any]:
         "cohort": members,
         "tokens_per_round": round_tokens(prepared, members, method.epochs),
         "bytes_per_round": {
-            "down": sizes.down * members,
+            "down": sizes.down * called,
             "up": sizes.up * uploads,
-            "control": sizes.control * members,
+            "control": sizes.control * called,
         },
         "bytes_per_client": asdict(sizes),
         "client_state_bytes": kept_bytes,
@@ -69,8 +70,8 @@ def describe_plan(config: Config) -> dict[str, Any]:
         *prepared.describe(),
         f"model {prepared.spec.name}: {description['parameters']:,} parameters, "
         f"{human_bytes(sizes.down)} down and {human_bytes(sizes.up)} up a client",
-        f"a round: {members} clients, about {description['tokens_per_round']:,} tokens, "
-        f"{human_bytes(sizes.down * members)} down, {human_bytes(sizes.up * uploads)} up, "
+        f"a round: {called} clients called, about {description['tokens_per_round']:,} tokens, "
+        f"{human_bytes(sizes.down * called)} down, {human_bytes(sizes.up * uploads)} up, "
         f"about {modelled:.0f} modelled seconds; "
         + (
             f"{human_bytes(kept_bytes)} of state on every client, twice that while an upload is not acknowledged"

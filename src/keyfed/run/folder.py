@@ -133,7 +133,10 @@ def refuse_changes(
     """
     old, made = read_run_toml(folder)
     refuse_others(folder, made, outside or {})
-    changed = differences(to_document(old), to_document(config))
+    before, now = to_document(old), to_document(config)
+    if "method" in (outside or {}):
+        del before["method"], now["method"]  # not the one that is trained
+    changed = differences(before, now)
     if made.get("data_sha256") != fingerprint:
         changed.append(f"the text of the corpus: {str(made.get('data_sha256'))[:12]} → {fingerprint[:12]}")
     if changed:

@@ -54,7 +54,8 @@ def accept_method(method: Method, config: Config) -> Method:
             "configure(), a method of your own has its options inside"
         )
     exchanged = exchange(method, config.mediator, config.server)
-    return guarded(replace(exchanged, spec=None, codec=codec(config.upload.keep, config.upload.quantise)))
+    smaller = codec(config.upload.keep, config.upload.quantise)
+    return guarded(replace(exchanged, spec=None, codec=smaller or method.codec))
 
 
 def names(network: Network, method: Method) -> dict[str, str]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from keyfed.config import Config, method_spec
-from keyfed.errors import ConfigError, DataError
+from keyfed.engine.network import init_params
+from keyfed.errors import ConfigError, DataError, nearest
 from keyfed.federated.mediate import kept
 from keyfed.federated.methods import build_method
-from keyfed.federated.participation import Plan, cohort_size, draw, plan_round
+from keyfed.federated.participation import Plan, cohort_size, draw, moving_seconds, plan_round
+from keyfed.federated.parts import read_weights
 from keyfed.federated.types import Method
 from keyfed.run.choose import Choice, choose, confine
 from keyfed.run.outside import accept_method
-from keyfed.run.prepare import Prepared, round_tokens
+from keyfed.run.prepare import Prepared, round_tokens, usual_members
+from keyfed.run.traffic import sizes_of
 
 FEW_PARTICIPATIONS = 3  # a client, below which duals have hardly begun to work
 
@@ -38,7 +42,12 @@ def plan(config: Config, prepared: Prepared, own: Method | None = None) -> tuple
     method = build_method(method_spec(config)) if own is None else accept_method(own, config)
     members = members_of(method, prepared, config)
     refuse_nonsense(config, method, members, len(prepared.store))
-    trained = min(config.train.cohort, len(prepared.store)) if method.cohort == "pooled" else members
+    refuse_strangers(config, prepared)
+    if method.cohort == "pooled":  # nothing is uploaded in one place
+        spec = None if method.spec is None else replace(method.spec, keep=1.0, quantise="none")
+        method = replace(method, codec=None, spec=spec)
+    trained = usual_members(config, len(prepared.store)) if method.cohort == "pooled" else members
+    refuse_short_deadline(config, method, prepared)
     tokens = round_tokens(prepared, trained, method.epochs)
     choice = choose(config.train, prepared.spec, tokens, members)
     return method, confine(choice, prepared.spec, None if own is None else own.name)
@@ -53,8 +62,20 @@ def refuse_nonsense(config: Config, method: Method, members: int, clients: int) 
         )
     if method.cohort == "pooled":
         return
-    uploads = kept(method.uploading, members)
-    if config.participation.minimum > uploads:
+    p = config.participation
+    uploads = kept(method.uploading, clients if p.sampling == "poisson" else members)
+    if method.distance is not None and uploads < 2:
+        raise ConfigError(
+            f"{method.name} weighs uploads against each other, and top-K leaves {uploads} of {members}; set beta higher"
+        )
+    if p.least_epochs is not None and p.least_epochs >= method.epochs:
+        raise ConfigError(
+            f"participation.least_epochs is {p.least_epochs}, but {method.name} trains {method.epochs} local epochs: "
+            "there is nothing to draw between; set method.epochs higher or least_epochs lower"
+        )
+    if p.pace_spread and config.method == "fedsgd":
+        raise ConfigError("participation.pace_spread varies clients' step sizes, and fedsgd's clients take no step")
+    if p.minimum > uploads:
         raise ConfigError(
             f"participation.minimum is {config.participation.minimum}, but only {uploads} of a round's {members} "
             "clients upload: every round would be abandoned"
@@ -65,6 +86,33 @@ def refuse_nonsense(config: Config, method: Method, members: int, clients: int) 
             f"{method.name} keeps a dual on every client, and in {config.train.rounds} rounds with {members} of "
             f"{clients} clients each comes {expected:.2g} times: a dual is never used. Take more rounds, a larger "
             "train.cohort, or fedprox"
+        )
+
+
+def refuse_strangers(config: Config, prepared: Prepared) -> None:
+    """Refuse fixed weights of clients that do not exist."""
+    if config.mediator is None or config.mediator.name != "fixed":
+        return
+    names = prepared.store.names
+    for client in read_weights(str(config.mediator.options.get("weights", ""))):
+        if client not in names:
+            raise ConfigError(
+                f'mediator.weights names "{client}", which is no client of {prepared.corpus.name}'
+                f"{nearest(client, names)}; `keyfed data describe` lists them"
+            )
+
+
+def refuse_short_deadline(config: Config, method: Method, prepared: Prepared) -> None:
+    """Refuse a deadline that passes before a model has been downloaded and uploaded."""
+    p = config.participation
+    if p.deadline is None or method.cohort == "pooled":
+        return
+    sizes = sizes_of(method, init_params(prepared.spec, config.train.seed))
+    needed = moving_seconds(p, sizes.down, sizes.up)
+    if p.deadline <= needed:
+        raise ConfigError(
+            f"participation.deadline is {p.deadline} seconds, and moving the model down and up takes {needed:.1f} at "
+            "the modelled links: nobody could finish; set it higher, or down_mbit and up_mbit"
         )
 
 

@@ -14,6 +14,7 @@ from keyfed.engine.network import Network
 from keyfed.engine.problem import ClientStore, Problem, make_store
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import DataError
+from keyfed.federated.participation import cohort_size
 from keyfed.federated.types import Method
 from keyfed.model.presets import preset
 from keyfed.run.evaluate import limit_streams
@@ -203,6 +204,11 @@ def round_tokens(prepared: Prepared, members: int, epochs: int) -> int:
     return max(1, round(members * sum(tokens) / len(tokens) * epochs))
 
 
+def usual_members(config: Config, clients: int) -> int:
+    """Clients of a round that draws a cohort, at most all."""
+    return min(cohort_size(config.participation, config.train.cohort, clients), clients)
+
+
 def make_problem(prepared: Prepared, config: Config, method: Method, device: str, budget: int | None = None) -> Problem:
     """Join text and model into the problem the engine solves; central training pools the text.
 
@@ -212,6 +218,6 @@ def make_problem(prepared: Prepared, config: Config, method: Method, device: str
     problem = Problem(prepared.spec, prepared.store, prepared.batching, config.train.seed, device)
     if method.cohort != "pooled":
         return problem
-    members = min(config.train.cohort, len(prepared.store))
+    members = usual_members(config, len(prepared.store))
     sweep = budget or round_tokens(prepared, members, 1)
     return replace(problem, store=pooled_store(prepared.store), sweep=sweep)

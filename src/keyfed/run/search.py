@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from keyfed.config import Config, Value, coerce
+from keyfed.config import PARTS, Config, Value, coerce
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated.methods import METHODS, build_method, method_options
+from keyfed.federated.parts import READ_BY
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import MethodSpec
 
@@ -87,6 +88,10 @@ def default_space(config: Config) -> dict[str, Range | Listed]:
         # A method without local optimiser (FedSGD) takes plain gradient steps.
         space["lr"] = LOCAL_LR[str(spec.options.get("optimiser", "sgd"))]
     space |= {key: one for key, one in DEFAULTS.items() if key in spec.options}
+    unread = {key for kind in PARTS if getattr(config, kind) for key in READ_BY[kind].get(config.method, ())}
+    if config.method == "fedadmm" and spec.options["server_step"] == "running":
+        unread.add("server_lr")
+    space = {key: one for key, one in space.items() if key not in unread}
     if not space:
         raise ConfigError(
             f"{config.method} has no option with a default range; say what to search by --search KEY=LOW..HIGH"

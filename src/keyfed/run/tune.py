@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from keyfed.config import Config, Value, check, config_from, differences, dump_toml, to_document
+from keyfed.config import PARTS, Config, UploadConfig, Value, check, config_from, differences, dump_toml, to_document
 from keyfed.errors import ConfigError, DataError, RunError
 from keyfed.federated.methods import method_options
 from keyfed.files import write_atomically
@@ -105,6 +105,10 @@ def tune(tuning: Tuning, out: Path, *, resume: bool = False, listener: Listener 
         raise ConfigError(
             f"got {tuning.trials} trials of {tuning.seeds} seeds; expected at least 2 trials (the configuration as "
             "given is one) and 1 seed"
+        )
+    if tuning.config.train.until is not None:
+        raise ConfigError(
+            "train.until ends runs at different rounds, and a search compares them at the same; leave it out"
         )
     # Baselines and central training are judged on test text, which a search must not read.
     config = check(replace(tuning.config, train=replace(tuning.config.train, baselines=False, central=False)))
@@ -222,7 +226,10 @@ class _Search:
 
 def winning_toml(config: Config, values: Mapping[str, Value]) -> str:
     """Return the method with its winning values and what else differs from its defaults, for `train --config`."""
-    given = to_document(replace(config, options={**config.options, **values}))["method"]
+    document = to_document(replace(config, options={**config.options, **values}))
+    given = document["method"]
     defaults = {key: p.default for key, p in method_options(config.method).items()}
     kept = {key: v for key, v in given.items() if key == "name" or key in values or v != defaults[key]}
-    return dump_toml({"method": kept})
+    parts = {kind: document[kind] for kind in PARTS if kind in document}
+    uploads = {"upload": document["upload"]} if config.upload != UploadConfig() else {}
+    return dump_toml({"method": kept, **parts, **uploads})

@@ -95,6 +95,20 @@ def test_the_first_to_finish_are_taken_and_the_rest_not_needed():
     assert made.seconds == max(f.seconds for f in made.fates if f.lost is None)
 
 
+def test_a_round_closes_with_the_last_upload_it_needs_even_if_others_vanished():
+    late = Participation(over_select=0.5, deadline=600.0, drop_before=0.3)
+    for n in range(60):
+        made = plan(late, called=range(9), wanted=6, round=n)
+        arrived = [f.seconds for f in made.fates if f.lost is None]
+        if len(arrived) >= 6:
+            assert made.seconds == max(arrived) < 600
+        else:
+            assert made.seconds == 600
+    alone = plan(Participation(drop_before=0.999), called=range(3), wanted=3)
+    assert {f.lost for f in alone.fates} == {"dropped before report"}
+    assert alone.seconds == max(f.seconds for f in alone.fates) > 0
+
+
 def test_the_fraction_replaces_the_cohort():
     assert cohort_size(Participation(), 10, 43) == 10
     assert cohort_size(Participation(fraction=0.5), 10, 43) == 22

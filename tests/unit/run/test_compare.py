@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from keyfed.config import dump_toml
 from keyfed.errors import ConfigError
+from keyfed.federated.types import Part
 from keyfed.run.compare_plan import (
     QUICK,
     file_settings,
@@ -23,6 +24,7 @@ from keyfed.run.compare_plan import (
     rounds_within,
 )
 from keyfed.run.compare_plots import BYTES, ROUNDS, TOKENS, attention_grid, curve_of, draw_comparison
+from keyfed.run.compare_report import _differing as differing
 from keyfed.run.compare_report import comparison_table, document, notes, verdict
 from keyfed.run.compare_rows import Cell, best_of, common_target, in_order, mean_baselines, reach, row_of
 from keyfed.run.markup import Links, to_html, to_markdown
@@ -93,9 +95,11 @@ def test_a_file_sets_what_all_share_and_its_method_is_not_compared(tmp_path):
         dump_toml({"method": {"name": "fedatt", "step": 1.5}, "data": {"max_tokens": 70}, "made": {"x": 1}})
     )
     settings = file_settings(path)
-    assert settings == [("method.step", 1.5), ("data.max_tokens", 70)]
-    plan = resolve(["fedavg", "fedatt"], settings)
-    assert [entry.config.options for entry in plan.entries] == [{}, {"step": 1.5}]
+    assert settings == [("fedatt:step", 1.5), ("data.max_tokens", 70)]
+    plan = resolve(["fedavg", "fedatt", "fedmed"], settings)
+    assert [entry.config.options for entry in plan.entries] == [{}, {"step": 1.5}, {}]  # FedMed has a step of its own
+    path.write_text('[server]\nlr = 0.1\nname = "adam"\n', "utf-8")
+    assert resolve(["fedavg"], file_settings(path)).entries[0].config.server == Part("adam", {"lr": 0.1})
     assert plan.entries[0].config.data.max_tokens == 70
     with pytest.raises(ConfigError, match="expected a TOML file"):
         file_settings(tmp_path / "missing.toml")
@@ -160,10 +164,10 @@ def rounds_of(*perplexities: float | None, moved: int = 100, **more: Any) -> lis
 
 def test_reaching_a_target():
     records = rounds_of(300.0, None, 200.0, 210.0, math.inf)
-    assert (reach(records, 200.0).round, reach(records, 200.0).bytes) == (3, 450)
+    assert (reach(records, 200.0).round, reach(records, 200.0).bytes) == (3, 471)
     assert reach(records, 1000.0).round == 1
     never = reach(records, 199.0)
-    assert (never.round, never.bytes, never.modelled_seconds) == (None, 750, None)
+    assert (never.round, never.bytes, never.modelled_seconds) == (None, 785, None)
     assert reach(rounds_of(3.0, 2.0, modelled_seconds=1.5), 2.0).modelled_seconds == 3.0
     assert reach([], 5.0).round is None
 
@@ -211,7 +215,7 @@ def test_means_and_spread_over_seeds():
     assert row["reached"] == 2
     assert row["rounds_to_target"] is None
     assert [seed["rounds_to_target"] for seed in row["seeds"]] == [2, 2, None]
-    assert [seed["bytes_to_target"] for seed in row["seeds"]] == [300, 300, None]
+    assert [seed["bytes_to_target"] for seed in row["seeds"]] == [314, 314, None]
     assert row["effective_clients"] == pytest.approx(4.0)
     assert row["test"]["perplexity"] == 100.0  # shaped like the first seed's result
     assert "modelled_seconds_to_target" not in row
@@ -279,7 +283,7 @@ def test_the_table_says_what_was_not_reached_and_shows_the_references():
     assert [row["method"] for row in table] == ["central (best)", "fedavg", "fedatt", "unigram (reference)"]
     assert table[0]["bytes to target"] == table[0]["effective clients"] == "–"
     assert table[1]["rounds to target"] == "2"
-    assert table[1]["bytes to target"] == "300 B"
+    assert table[1]["bytes to target"] == "314 B"
     assert table[1]["nats"] == "4.615 ± 0.014"
     assert table[2]["rounds to target"] == "not reached"
     assert table[2]["bytes to target"] == "not reached (300 B)"
@@ -304,7 +308,7 @@ def test_a_curve_is_the_mean_of_seeds_between_the_lowest_and_the_highest():
     curve = curve_of("x", 0, runs, ROUNDS, "perplexity")
     assert (curve.x, curve.mean, curve.low, curve.high, curve.lost) == ([1, 3], [11, 6], [10, 6], [12, 6], 1)
     assert curve_of("x", 0, runs[:1], TOKENS, "perplexity").x == [50, 300]
-    assert curve_of("x", 0, runs, BYTES, "perplexity").x == [2.25, 4.5]
+    assert curve_of("x", 0, runs, BYTES, "perplexity").x == pytest.approx([2.250007, 4.500014], abs=1e-4)
 
 
 def test_attention_is_a_grid_of_clients_and_rounds():
@@ -344,6 +348,14 @@ def test_plots_and_report_of_many_methods_hide_nobody_and_name_no_client():
     links = next(block for block in blocks if isinstance(block, Links))
     assert ("fedsgd, seed 2", "fedsgd/seed-2/") in links.items
     assert "| fedatt:temperature=2 | 20 | step=1.2, temperature=2.0, norm=spectral, bound=none, lr=0.003 |" in markdown
+
+
+def test_what_differs_names_parts_and_compression():
+    entries = resolve(["fedprox", "fedprox:server.name=adam,server.lr=0.1", "fedprox:upload.keep=0.1"]).entries
+    plain, parts, packed = (row[2] for row in differing(entries))
+    assert plain == "none"
+    assert "server.name=adam, server.lr=0.1" in parts
+    assert packed == "upload.keep=0.1"
 
 
 def test_a_report_of_failures_alone_can_be_written():

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyfed.config import Config, config_from
+from keyfed.config import Config, UploadConfig, config_from
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import METHODS
+from keyfed.federated.types import Part
 from keyfed.run.halving import Outcome, budget, first_rounds, halve, judge, until_compared, winner
 from keyfed.run.search import Listed, Range, at_edge, default_space, parse_search, sample
 from keyfed.run.tune import winning_toml
@@ -218,3 +219,14 @@ def test_the_winner_is_written_as_a_configuration():
     document = tomllib.loads(winning_toml(config, {"lr": 0.5, "step": 1.2}))
     assert document == {"method": {"name": "fedatt", "step": 1.2, "clip": "none", "optimiser": "sgd", "lr": 0.5}}
     assert config_from(document, "here").options["clip"] is None
+    parts = Config(mediator=Part("uniform"), server=Part("adam", {"lr": 0.1}), upload=UploadConfig(quantise="int8"))
+    again = config_from(tomllib.loads(winning_toml(parts, {"lr": 0.5})), "here")
+    assert (again.server.name, again.server.options["lr"], again.mediator.name) == ("adam", 0.1, "uniform")
+    assert again.upload.quantise == "int8"
+
+
+def test_what_nobody_reads_is_not_searched():
+    assert set(default_space(Config(method="fedadmm"))) == {"lr", "rho"}
+    assert "server_lr" in default_space(Config(method="fedadmm", options={"server_step": "published"}))
+    assert set(default_space(Config(method="fedadam", server=Part("sgd")))) == {"lr"}
+    assert set(default_space(Config(method="fedatt", mediator=Part("tokens")))) == {"lr", "step"}
