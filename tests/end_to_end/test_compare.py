@@ -210,7 +210,7 @@ def test_a_budget_of_tokens_gives_costly_rounds_fewer_of_them(finished, no_repor
         (("fedavg", "fedavg"), "given twice"),
         ((), "METHOD"),
         (("fedavg", "--budget", "token"), "did you mean tokens?"),
-        (("fedavg", "--target", "200"), "expected perplexity=200"),
+        (("fedavg", "--target", "200"), "expected perplexity=NUMBER"),
         (("fedavg", "--seeds", "one"), "expected a number of seeds"),
         (("fedavg", "--set", "temperature=1"), "an option of none of fedavg"),
         (("fedavg", "--set", "lr"), "expected key=value"),

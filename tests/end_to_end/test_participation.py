@@ -32,8 +32,7 @@ def dual(config, name="admm", **options):
 # Duals and residuals over an interruption
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(("workers", "every"), [(1, 1), (1, 3), (2, 1)])
 def test_clients_that_remember_go_on_where_they_were(corpus, tmp_path, workers, every):
     config = dual(tiny(corpus, rounds=4, checkpoint_every=every, workers=workers, cohort=6), rho=0.01)
     config = replace(config, participation=Participation(drop_after=0.3), upload=UploadConfig(quantise="int8"))

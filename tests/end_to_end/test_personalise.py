@@ -71,15 +71,15 @@ def test_personalising_the_only_client_is_one_more_round(train_quietly, tmp_path
     ("method", "options", "expected"),
     [
         ("fedavg", {"optimiser": "sgd", "lr": 2.0, "batch_size": 4}, Personal(1, 0.2, "sgd", 4)),
-        ("fedprox", {}, Personal(1, 0.0003, "adam", 10)),
-        ("fedsgd", {"lr": 7.0}, Personal(1, 0.0003, "adam", 10)),  # its lr is the server's, not a local step
+        ("fedprox", {}, Personal(1, 0.001, "adam", 10)),
+        ("fedsgd", {"lr": 7.0}, Personal(1, 0.0006, "adam", 10)),  # its lr is the server's, not a local step
         ("central", {}, Personal(1, 0.0002, "adam", 20)),
     ],
 )
 def test_the_run_decides_what_is_not_said(corpus, tmp_path, method, options, expected):
     config = library.configure(method, data=str(corpus), data_window=8, **options)
     prepared = prepare(config)
-    found = resolve(Personal(), Trained(tmp_path, config, prepared.spec, {}, prepared.vocab), prepared)
+    found = resolve(Personal(), Trained(tmp_path, config, method, prepared.spec, {}, prepared.vocab), prepared)
     assert (found.epochs, found.optimiser, found.batch_size) == (1, expected.optimiser, expected.batch_size)
     assert found.lr == pytest.approx(expected.lr)
 

@@ -34,7 +34,7 @@ def test_a_search_finds_a_winner_without_the_test_text(tune_tiny, train_quietly,
     arguments = ("--trials", 5, "--rounds", 3, "--search", "lr=0.5..8:log")
     code, result, stderr = tune_tiny(*arguments)
     assert code == 0, stderr
-    assert "quick: at most 4,000 tokens" in stderr
+    assert "quick: data.max_tokens=4000;" in stderr
     trials = {t["trial"]: t for t in result["trials"]}
     assert sorted(trials) == [0, 1, 2, 3, 4]
     assert trials[0]["values"] == {"lr": 2.0}
