@@ -35,6 +35,9 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder; runs/compare-DATA-MODEL by default.")] = None,
     settings: SetOption = None,
     config: ConfigOption = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write every run's rounds as TensorBoard events.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train several methods on the same text, clients, cohorts and initial weights, and say how they stand.
@@ -63,8 +66,9 @@ def compare(
     with Narrator() as narrator:
         try:
             summary = run_comparison(
-                methods, keys, seeds=which, budget=budget, target=target, full=full, out=out, listener=narrator
-            )
+                methods, keys, seeds=which, budget=budget, target=target, full=full, out=out, listener=narrator,
+                tensorboard=tensorboard,
+            )  # fmt: skip
         except KeyboardInterrupt:
             narrator.stop()
             typer.echo(f"stopped; go on with: {shlex.join(['keyfed', *sys.argv[1:]])}", err=True)

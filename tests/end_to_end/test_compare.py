@@ -228,3 +228,26 @@ def test_what_cannot_be_compared_is_one_line_and_trains_nothing(
     assert code == 2
     assert hint in one_line(stderr)
     assert not (tmp_path / "runs").exists()
+
+
+def test_every_run_of_a_comparison_can_write_tensorboard_events(keyfed, corpus, tmp_path):
+    pytest.importorskip("tensorboard")
+    settings = [item for s in TINY for item in ("--set", s)]
+    out = tmp_path / "compared"
+    code, _, err = keyfed(
+        "compare",
+        "fedavg",
+        "fedprox",
+        "--data",
+        corpus,
+        "--rounds",
+        1,
+        "--out",
+        out,
+        "--tensorboard",
+        "--json",
+        *settings,
+    )
+    assert code == 0, err
+    for name in ("fedavg", "fedprox"):
+        assert list((out / name / "seed-1" / "tensorboard").glob("events*"))

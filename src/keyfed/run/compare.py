@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from keyfed.run.compare_rows import (
     mean_baselines,
     row_of,
 )
+from keyfed.run.events import EventWriter
 from keyfed.run.folder import file_name, read_metrics, refuse_changes, strict
 from keyfed.run.planning import plan
 from keyfed.run.prepare import Prepared, prepare
@@ -70,6 +72,7 @@ def compare(
     full: bool = False,
     out: Path | None = None,
     listener: Listener | None = None,
+    tensorboard: bool = False,
 ) -> dict[str, Any]:
     """Train every method with every seed, and say how they stand; see `keyfed compare`.
 
@@ -83,6 +86,7 @@ def compare(
       budget: "rounds" gives all methods the same rounds, "tokens" as many as the first method's tokens pay for.
       target: `perplexity=200` or `nats=2.0`; None for the highest of the methods' best.
       full: compare on the whole text instead of the quick preset.
+      tensorboard: also write every run's rounds as TensorBoard events.
 
     Returns:
       The object of OUT/compare.json, beside which report.md, report.html and plots/ are written.
@@ -117,7 +121,8 @@ def compare(
             listen.say(line)
         for number, entry in enumerate(entries, 1):
             place = f"method {number} of {len(entries)}, seed {seed}"
-            cells.append(_run_cell(entry, seed, _cell_folder(folder, entry, seed), prepared, place, listen))
+            place_of = _cell_folder(folder, entry, seed)
+            cells.append(_run_cell(entry, seed, place_of, prepared, place, listen, tensorboard))
         if entries[0].config.train.baselines:
             baselines.append(_baselines(folder, entries[0], seed, prepared, listen.say))
     assert first is not None
@@ -155,16 +160,21 @@ def _refuse_beforehand(entries: Sequence[Entry], seeds: Sequence[int], out: Path
                     raise RunError(f"{e}; choose another --out to keep both") from None
 
 
-def _run_cell(entry: Entry, seed: int, folder: Path, prepared: Prepared, place: str, listen: Listener) -> Cell:
+def _run_cell(
+    entry: Entry, seed: int, folder: Path, prepared: Prepared, place: str, listen: Listener, events: bool
+) -> Cell:
     """Train a cell, or go on with it, or read it if it is finished; a failure is kept as its reason."""
     listen.say(f"{entry.label}: {place}")
-    listener = CellListener(listen, f"{entry.label} ({place})", prepared.describe())
-    try:
-        result = train(_seeded(entry, seed), folder, resume=True, listener=listener, prepared=prepared)
-        return Cell(entry, seed, folder, result, read_metrics(folder))
-    except KeyfedError as e:
-        listen.say(f"{entry.label}, seed {seed} failed: {e}")
-        return Cell(entry, seed, folder, None, error=str(e))
+    listener: Listener = CellListener(listen, f"{entry.label} ({place})", prepared.describe())
+    with ExitStack() as stack:
+        if events:
+            listener = stack.enter_context(EventWriter(folder, listener))
+        try:
+            result = train(_seeded(entry, seed), folder, resume=True, listener=listener, prepared=prepared)
+            return Cell(entry, seed, folder, result, read_metrics(folder))
+        except KeyfedError as e:
+            listen.say(f"{entry.label}, seed {seed} failed: {e}")
+            return Cell(entry, seed, folder, None, error=str(e))
 
 
 def _baselines(out: Path, entry: Entry, seed: int, prepared: Prepared, say: Callable[[str], None]) -> dict[str, Any]:
