@@ -9,13 +9,20 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from keyfed import configure
+from keyfed.config import method_spec
+from keyfed.errors import ConfigError
+from keyfed.federated.methods import build_method
 from keyfed.run.checkpoint import load_checkpoint
+from keyfed.run.choose import Choice
 from keyfed.run.folder import read_metrics
+from keyfed.run.ranks import among
 
 from .conftest import TINY
 
@@ -92,10 +99,25 @@ def test_ctrl_c_stops_all_ranks_after_a_checkpoint(corpus, tmp_path):
     assert saved.clients
 
 
-def test_a_mistake_is_one_line_of_rank_0(corpus, tmp_path):
-    ranks = start_ranks(*command(corpus, tmp_path / "run", 4, *DUALS, "train.cohort=99"))
-    told = [rank.communicate(timeout=60) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [2, 0], told
-    assert "fewer than the cohort of 99" in told[0][1]
-    assert told[0][1].count("\n") == 1
-    assert told[1] == ("", "")
+@pytest.mark.parametrize(("rank", "code"), [(0, 2), (1, 0)])
+def test_a_mistake_is_one_line_of_rank_0(keyfed, corpus, monkeypatch, rank, code):
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # which other ranks replace
+    for name, value in {"WORLD_SIZE": 2, "RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    told = keyfed("compare", "fedavg", "fedsgd", "--data", corpus)
+    error = "error: keyfed compare was started as 2 ranks and runs in one process; only training takes several\n"
+    assert told == (code, "", error if rank == 0 else "")
+    if rank > 0:
+        sys.stdout.close()
+
+
+def test_what_several_ranks_cannot_do_is_refused(corpus):
+    config = configure("fedavg", data=str(corpus))
+    method, choice = build_method(method_spec(config)), Choice("cpu", 1, 2, 1, "")
+    assert among(2, config, method, choice).workers == 1
+    with pytest.raises(ConfigError, match=r"train\.workers is 2 beside 3 ranks"):
+        among(3, configure("fedavg", train_workers=2), method, choice)
+    with pytest.raises(ConfigError, match="each takes the GPU of its own number"):
+        among(2, config, method, replace(choice, device="cuda:1"))
+    with pytest.raises(ConfigError, match="central trains one client that has all the text"):
+        among(2, config, replace(method, name="central", cohort="pooled"), choice)

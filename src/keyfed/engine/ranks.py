@@ -75,7 +75,7 @@ class Ranks:
                     "gloo", store=PrefixStore("gloo", self._store), rank=rank, world_size=world,
                     timeout=timedelta(seconds=MEETING),
                 )  # fmt: skip
-            except RuntimeError as e:
+            except (RuntimeError, ValueError) as e:  # a ValueError where the caller has a group already
                 raise RankError(f"rank {rank} of {world} did not meet the others: {_first_line(e)}") from e
 
     def tell(self, message: Mapping[str, Any]) -> None:
@@ -128,8 +128,10 @@ class Ranks:
             self._store.compare_set(_END, "", word)
         except RuntimeError:
             return  # the store is gone, and with it rank 0: there is nobody to tell
-        if self.rank == 0 and not self._missed:
-            self._await_farewells()
+        if self.rank == 0:
+            self._part()  # whoever waits for rank 0 in the middle of a sum is let go, and finds the word
+            if not self._missed:
+                self._await_farewells()
 
     def close(self) -> None:
         """Take leave."""
@@ -137,12 +139,16 @@ class Ranks:
         if self._beating is None:
             return
         self._beating.join()
-        dist.destroy_process_group()
+        self._part()
         if self.rank > 0:
             try:
                 self._store.set(f"bye/{self.rank}", "")
             except RuntimeError:
                 return  # rank 0 did not wait
+
+    def _part(self) -> None:
+        if self._beating is not None and dist.is_initialized():
+            dist.destroy_process_group()
 
     def _await_farewells(self) -> None:
         """Keep the store up until the others have read the end, for a while."""
