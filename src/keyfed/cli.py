@@ -7,10 +7,11 @@ imported by the verbs, not here: `keyfed --help` answers at once.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,11 +25,15 @@ from keyfed.cli_options import (
     ModelOption,
     RunArgument,
     SetOption,
+    complain,
     configure,
+    explain,
+    follow_rank_0,
     print_json,
 )
 from keyfed.cli_tune import tune
 from keyfed.errors import ConfigError, KeyfedError, nearest
+from keyfed.launch import leads
 
 if TYPE_CHECKING:
     from keyfed.config import Config
@@ -90,6 +95,10 @@ def train(
 
       keyfed train fedavg --data ptb --model gru --rounds 50 --set lr=0.002 --set train.cohort=10
     """
+    if not leads():
+        if not dry_run:
+            follow_rank_0()
+        return
     from keyfed.run.console import Narrator
     from keyfed.run.folder import read_run_toml
 
@@ -317,35 +326,22 @@ def main() -> None:
     import click
 
     command = typer.main.get_command(app)
+    if not leads():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process
     try:
         code = command.main(standalone_mode=False)
     except KeyfedError as e:
-        typer.echo(f"error: {e}", err=True)
-        code = 2
+        code = complain(str(e))
     except click.exceptions.NoArgsIsHelpError as e:
         typer.echo(e.format_message())
         code = 2
     except click.ClickException as e:
-        typer.echo(f"error: {_explain(e)}", err=True)
-        code = 2
+        code = complain(explain(e))
     except OSError as e:
         if e.errno not in MENDABLE:
             raise
         where = f"{e.filename}: " if e.filename else ""
-        typer.echo(f"error: {where}{e.strerror}; what was checkpointed is whole, a run goes on with --resume", err=True)
-        code = 2
+        code = complain(f"{where}{e.strerror}; what was checkpointed is whole, a run goes on with --resume")
     except (click.Abort, KeyboardInterrupt):
         code = 130
     sys.exit(code or 0)
-
-
-def _explain(error: Any) -> str:
-    """One line for a usage error, with the nearest command or option."""
-    message = str(error.format_message()).rstrip(".")
-    context = getattr(error, "ctx", None)
-    commands = getattr(getattr(context, "command", None), "commands", None)
-    if commands and message.startswith("No such command"):
-        got = message.split("'")[1]
-        return f'command "{got}" is not known{nearest(got, commands)}. Commands: {", ".join(commands)}.'
-    where = getattr(context, "command_path", "keyfed")
-    return f"{message}. See `{where} --help`."

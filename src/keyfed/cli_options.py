@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keyfed.errors import RunError
+from keyfed.errors import RunError, nearest
+from keyfed.launch import leads, place
 
 if TYPE_CHECKING:
     from keyfed.config import Config
@@ -55,3 +56,30 @@ def print_json(value: Any) -> None:
     from keyfed.run.folder import strict
 
     typer.echo(json.dumps(strict(value), indent=1, allow_nan=False))
+
+
+def complain(message: str) -> int:
+    """Print an error of the caller's and return the exit code; of several ranks only the first speaks and fails."""
+    if not leads():
+        return 0  # torchrun would end rank 0 at another code before it has said why
+    typer.echo(f"error: {message}", err=True)
+    return 2
+
+
+def follow_rank_0() -> None:
+    """Train as rank 0 says, whatever this rank's own options: only rank 0 sees the run folder."""
+    from keyfed.run.ranks import follow, together
+
+    together(place(), follow)
+
+
+def explain(error: Any) -> str:
+    """One line for a usage error, with the nearest command or option."""
+    message = str(error.format_message()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    commands = getattr(getattr(context, "command", None), "commands", None)
+    if commands and message.startswith("No such command"):
+        got = message.split("'")[1]
+        return f'command "{got}" is not known{nearest(got, commands)}. Commands: {", ".join(commands)}.'
+    where = getattr(context, "command_path", "keyfed")
+    return f"{message}. See `{where} --help`."

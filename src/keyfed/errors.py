@@ -5,6 +5,7 @@
     ├── DataError               a corpus that is missing, empty, damaged or too small
     ├── ShapeMismatch           tensors that do not fit the model
     ├── RunError                a run folder: exists, locked, changed configuration, no valid checkpoint
+    ├── RankError               a process of a run on several that failed, is missing or fell silent
     └── DownloadError           a corpus that could not be fetched, or whose checksum is wrong
 
 A message says what was got, what was expected, where, and what to do. Anything that is not a
@@ -35,6 +36,10 @@ class ShapeMismatch(KeyfedError):
 
 class RunError(KeyfedError):
     """A run folder that cannot be used as asked."""
+
+
+class RankError(KeyfedError):
+    """A process of a run on several that failed, is missing or fell silent."""
 
 
 class DownloadError(KeyfedError):

@@ -22,6 +22,7 @@ from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import (
     Aggregate,
     ClientId,
+    LayerNumbers,
     Method,
     Params,
     Refusal,
@@ -71,6 +72,16 @@ class RunningSum:
             self.squares[name] *= fade**2
             self._peak[name] = log
         return math.exp(min(0.0, log - peak))
+
+    @property
+    def peaks(self) -> LayerNumbers:
+        """The largest logarithm so far of every layer that has one."""
+        return dict(self._peak)
+
+    def level(self, peaks: LayerNumbers) -> None:
+        """Count relative to these logarithms, none below the largest so far: then sums can be added to each other."""
+        for name, peak in peaks.items():
+            self._relative(name, peak)
 
     def shift(self, by: Params) -> None:
         """Move the mean of every layer that has one by a given amount."""
@@ -189,15 +200,23 @@ class Simulation:
 
     def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:
         """Return the finished sum, or form it now from shares that came after the reports."""
+        return self.summed(shares).aggregate(self._refused)
+
+    def summed(self, shares: Mapping[ClientId, Share] | None) -> RunningSum:
+        """Return what `collect` makes an aggregate of, for those who add up the sums of several simulations."""
         assert self._sum is not None, "collect() follows train()"
         for client, upload in self._kept.items():
             if shares is not None and client in shares:
                 self._sum.add(client, upload, shares[client])
         if self._noise is not None:
-            self._sum.shift(self._noise)
-        aggregate = self._sum.aggregate(self._refused)
-        self._sum, self._kept = None, {}
-        return aggregate
+            self._sum.shift(self._noise)  # by noise · mass, which is linear: parts of a round may each do it
+        summed, self._sum, self._kept = self._sum, None, {}
+        return summed
+
+    @property
+    def refused(self) -> Sequence[Refusal]:
+        """Clients of the last round whose report or upload was refused, in their order."""
+        return self._refused
 
     def acknowledge(self, contributors: Sequence[ClientId]) -> None:
         """Let the states of those in the sum count; the others go back to what was acknowledged before."""

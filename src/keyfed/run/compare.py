@@ -17,6 +17,7 @@ from typing import Any
 from keyfed.config import Config, to_document
 from keyfed.errors import KeyfedError, RunError
 from keyfed.files import write_atomically
+from keyfed.launch import refuse_ranks
 from keyfed.model.presets import preset
 from keyfed.run.baselines import score_baselines
 from keyfed.run.compare_plan import Entry, Plan, Setting, check_budget, parse_target, resolve, with_budget
@@ -95,6 +96,7 @@ def compare(
       KeyfedError: something that is refused before anything trains.
       KeyboardInterrupt: everything done so far is kept; the same call goes on.
     """
+    refuse_ranks("keyfed compare")
     listen = listener or Silent()
     check_budget(budget)
     wanted = None if target is None else parse_target(target)

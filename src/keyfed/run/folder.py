@@ -73,7 +73,7 @@ def open_folder(folder: Path, resume: bool) -> Iterator[Path]:
         yield folder
 
 
-def made_by(choice: Choice, fingerprint: str) -> dict[str, Any]:
+def made_by(choice: Choice, fingerprint: str, ranks: int = 1) -> dict[str, Any]:
     """Return what it takes to repeat the run beside its configuration."""
     return {
         "keyfed": keyfed.__version__,
@@ -86,6 +86,7 @@ def made_by(choice: Choice, fingerprint: str) -> dict[str, Any]:
         "block": choice.block,
         "workers": choice.workers,
         "threads": choice.threads,
+        "ranks": ranks,
     }
 
 
@@ -144,9 +145,10 @@ def refuse_changes(
     return made
 
 
-def as_before(made: Mapping[str, Any], choice: Choice, say: Callable[[str], None]) -> Choice:
-    """Train on as the run began: the same device, block, workers and threads; say when torch is another."""
+def as_before(made: Mapping[str, Any], choice: Choice, say: Callable[[str], None], ranks: int = 1) -> Choice:
+    """Train on as the run began: the same device, block, workers and threads; say when torch or ranks are others."""
     try:
+        began = int(made.get("ranks", 1))
         device, numbers = str(made["device"]), {k: int(made[k]) for k in ("block", "workers", "threads")}
     except (KeyError, TypeError, ValueError) as e:
         raise RunError(f"run.toml: section [made] is damaged ({e!r}); start again with another --out") from None
@@ -157,6 +159,10 @@ def as_before(made: Mapping[str, Any], choice: Choice, say: Callable[[str], None
             f"torch {made.get('torch')} began this run, {torch.__version__} goes on: "
             "results may differ in the last bits"
         )
+    if began != ranks:
+        say(f"{began} ranks began this run, {ranks} go on: results may differ in the last bits")
+    if ranks > 1:
+        numbers["workers"] = 1  # a rank is a worker
     reason = f"{device}, block {numbers['block']}, workers {numbers['workers']}: as the run began"
     return replace(choice, device=device, **numbers, reason=reason)
 

@@ -17,12 +17,13 @@ import torch
 from keyfed.config import Config, check, parse_target
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.network import init_params, parameter_count, shapes
-from keyfed.engine.simulate import Simulation
+from keyfed.engine.ranks import Ranks
 from keyfed.engine.trial import MakeModule
 from keyfed.engine.turn import keeps_state
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Method, Params
 from keyfed.files import write_atomically
+from keyfed.launch import place
 from keyfed.run.baselines import score_baselines
 from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, named_states, save_checkpoint
 from keyfed.run.choose import Choice, usable_cores
@@ -42,6 +43,7 @@ from keyfed.run.folder import (
 from keyfed.run.outside import names
 from keyfed.run.planning import cautions, members_of, plan, plan_of_round
 from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, prepare
+from keyfed.run.ranks import among, federate, follow, lead, together
 from keyfed.run.record import judge_attention, reached, record_of
 from keyfed.run.traffic import sizes_of
 
@@ -85,6 +87,8 @@ def train(
 ) -> dict[str, Any]:
     """Train a run in folder `out` and return its result (also in out/result.json).
 
+    Under `torchrun` every rank calls this; rank 0 owns the folder and listens, the others help and return its result.
+
     Args:
       resume: go on with the run in `out` from its last whole checkpoint; a finished run only returns its result.
       prepared: the corpus, if it was prepared with this configuration already.
@@ -96,28 +100,50 @@ def train(
       KeyfedError: anything the caller can mend; nothing that was checkpointed is lost.
       KeyboardInterrupt: after the last finished round has been written.
     """
-    listen = listener or Silent()
+    given = (config, out, resume, listener or Silent(), prepared, budget, module, method)
+    where = place()
+    if where.world == 1:
+        return _train(*given, None)
+    return together(where, lambda r: follow(r, module, method) if where.rank else _train(*given, r))
+
+
+def _train(
+    config: Config,
+    out: Path,
+    resume: bool,
+    listen: Listener,
+    prepared: Prepared | None,
+    budget: int | None,
+    module: MakeModule | None,
+    method: Method | None,
+    ranks: Ranks | None,
+) -> dict[str, Any]:
+    """Train a run in this process, the followers of `ranks` helping."""
     config = check(config)
     with open_folder(out, resume):
         prepared = prepared or prepare(config, module)
         method, choice = plan(config, prepared, method)
+        if ranks is not None:
+            choice = among(ranks.world, config, method, choice)
         fingerprint, outside = prepared.corpus.fingerprint(), names(prepared.spec, method)
         if resume and (out / "run.toml").exists():
             made = refuse_changes(out, config, fingerprint, outside)
-            choice = as_before(made, choice, listen.say)
+            choice = as_before(made, choice, listen.say, ranks.world if ranks else 1)
             finished = read_result(out)
             if finished is not None:
                 listen.say(f"{out} is finished; nothing to do")
                 return finished
         else:
-            write_run_toml(out, config, made_by(choice, fingerprint) | outside)
+            write_run_toml(out, config, made_by(choice, fingerprint, ranks.world if ranks else 1) | outside)
         for line in prepared.describe():
             listen.say(line)
         count = parameter_count(prepared.spec)
         listen.say(f"model {prepared.spec.name}: {count:,} parameters; {choice.reason}")
         for line in cautions(config, method, members_of(method, prepared, config), len(prepared.store)):
             listen.say(line)
-        best, seconds = _rounds(config, out, prepared, method, choice, listen, budget)
+        if ranks is not None:
+            lead(ranks, config, out, method, choice, fingerprint)
+        best, seconds = _rounds(config, out, prepared, method, choice, listen, budget, ranks)
         result = _finish(config, out, prepared, method, choice, best, seconds, listen)
         if config.train.central and method.cohort != "pooled":
             result["baselines"]["central"] = _central(config, out, prepared, listen, result)
@@ -137,7 +163,7 @@ def _central(
     budget = max(1, round(federated["tokens_trained"] / max(1, rounds)))
     settings = replace(config.train, central=False, baselines=False, until=None, rounds=rounds)
     central = Config(config.data, config.model, settings, method="central")
-    result = train(central, out / "central", resume=True, listener=listen, prepared=prepared, budget=budget)
+    result = _train(central, out / "central", True, listen, prepared, budget, None, None, None)
     return {"test": result["test"], "unseen": result["unseen"], "seconds": result["seconds"]}
 
 
@@ -149,6 +175,7 @@ def _rounds(
     choice: Choice,
     listen: Listener,
     budget: int | None,
+    ranks: Ranks | None,
 ) -> tuple[Best, float]:
     """Run all rounds that are still to do; return the model chosen on validation and the seconds spent."""
     metrics, clients = out / "metrics.jsonl", out / "clients"
@@ -188,9 +215,7 @@ def _rounds(
             states.hold(named_states(out / "checkpoint"))
 
     listen.start(f"{method.name} on {prepared.corpus.name}", config.train.rounds, state.round)
-    with Simulation(
-        problem, block=choice.block, workers=choice.workers, bound=config.upload.bound, states=states
-    ) as federation:
+    with federate(config, problem, choice, states, ranks) as federation:
         try:
             while state.round < config.train.rounds and not done:
                 cohort, lost, called = [POOLED], {}, None

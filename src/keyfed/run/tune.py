@@ -18,6 +18,7 @@ from keyfed.config import PARTS, Config, UploadConfig, Value, check, config_from
 from keyfed.errors import ConfigError, DataError, RunError
 from keyfed.federated.methods import method_options
 from keyfed.files import write_atomically
+from keyfed.launch import refuse_ranks
 from keyfed.run.folder import open_folder, read_metrics, refuse_changes, strict
 from keyfed.run.halving import Outcome, budget, first_rounds, going_on, halve, judge, until_compared, winner
 from keyfed.run.planning import plan
@@ -100,6 +101,7 @@ def tune(tuning: Tuning, out: Path, *, resume: bool = False, listener: Listener 
     Args:
       resume: go on with the search in `out`; trials that are trained already are not trained again.
     """
+    refuse_ranks("keyfed tune")
     listen = listener or Silent()
     if tuning.trials < 2 or tuning.seeds < 1:
         raise ConfigError(

@@ -1,0 +1,232 @@
+"""Several processes that train one run: rank 0 leads, the others follow.
+
+What is said (orders, reports, shares) goes as JSON through torch's key-value store; what is summed goes through gloo,
+whose operations are entered only when everybody has said that it is there. So nobody waits for a rank that failed: its
+last word is in the store, and one that cannot say anything any more is missed by its heartbeat.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # its stubs forget them
+
+from keyfed.errors import RankError
+from keyfed.federated.types import Params
+from keyfed.launch import Place
+
+MEETING = 300.0  # seconds in which all ranks must have come, and in which a sum must be through
+SILENCE = 60.0  # seconds without a heartbeat after which a rank counts as dead
+BEAT = 1.0
+FAREWELL = 3.0  # seconds rank 0 waits for the others to have heard that it is over
+_END = "end"
+_openings = itertools.count()  # runs trained by this process, one after the other: each has keys of its own
+
+
+class Ended(RankError):
+    """The run is over, by the word of a rank.
+
+    Attributes:
+      result: what rank 0 has to show; None if the run failed.
+    """
+
+    def __init__(self, rank: int, error: str | None, result: Any = None) -> None:
+        super().__init__(f"rank {rank}: {error}" if rank else error or "the run is over")
+        self.result = result
+        self.failed = error is not None
+
+
+class Ranks:
+    """The ranks of a run, seen from one of them.
+
+    Args:
+      store: where all ranks leave what they say.
+      silence: seconds without a heartbeat after which a rank counts as dead.
+    """
+
+    def __init__(self, store: Store, rank: int, world: int, *, silence: float = SILENCE) -> None:
+        self.rank, self.world = rank, world
+        self._silence = silence
+        prefix = f"keyfed-{next(_openings)}"
+        self._store = PrefixStore(prefix, store)
+        self._told, self._forgotten, self._gathered = 0, 0, 0
+        self._heard: dict[int, tuple[bytes, float]] = {}  # the last heartbeat of each rank, and when it was new here
+        self._looked = time.monotonic()
+        self._missed = False  # whether somebody was
+        self._over = threading.Event()
+        self._beating: threading.Thread | None = None
+        if world > 1:
+            # A connection of its own, which no other call can hold up.
+            pulse = PrefixStore(prefix, store.clone())  # type: ignore[attr-defined]  # its stubs forget it
+            self._beating = threading.Thread(target=self._beat, args=(pulse,), daemon=True)
+            self._beating.start()
+            try:
+                dist.init_process_group(
+                    "gloo", store=PrefixStore("gloo", self._store), rank=rank, world_size=world,
+                    timeout=timedelta(seconds=MEETING),
+                )  # fmt: skip
+            except (RuntimeError, ValueError) as e:  # a ValueError where the caller has a group already
+                raise RankError(f"rank {rank} of {world} did not meet the others: {_first_line(e)}") from e
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Give an order to all others (rank 0)."""
+        self._store.set(f"told/{self._told}", json.dumps(message))
+        self._told += 1
+
+    def hear(self) -> dict[str, Any]:
+        """Wait for the next order of rank 0, however long it thinks."""
+        message: dict[str, Any] = self._await(f"told/{self._told}")
+        self._told += 1
+        return message
+
+    def gather(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Exchange a JSON value with every rank; return all, in the order of ranks."""
+        number = self._gathered
+        self._store.set(f"part/{number}/{self.rank}", json.dumps(mine))
+        parts = [self._await(f"part/{number}/{rank}") for rank in range(self.world)]
+        self._gathered += 1
+        # Whoever takes part in this exchange has read all of the one before, and every order.
+        if number:
+            self._store.delete_key(f"part/{number - 1}/{self.rank}")
+        if self.rank == 0:
+            for order in range(self._forgotten, self._told):
+                self._store.delete_key(f"told/{order}")
+            self._forgotten = self._told
+        return parts
+
+    def spread(self, params: Params) -> None:
+        """Overwrite everybody's tensors by those of rank 0."""
+        self._together(lambda: [dist.broadcast(p, src=0) for p in params.values()])
+
+    def add(self, params: Params) -> None:
+        """Replace everybody's tensors by their sum over ranks."""
+        self._together(lambda: [dist.all_reduce(p, op=dist.ReduceOp.SUM) for p in params.values()])
+
+    def _together(self, operation: Any) -> None:
+        if self.world == 1:
+            return
+        try:
+            operation()
+        except RuntimeError as e:
+            self._raise_if_over()
+            raise RankError(f"rank {self.rank} lost another rank while summing: {_first_line(e)}") from e
+
+    def end(self, error: str | None = None, result: Any = None) -> None:
+        """Say that it is over; the first word counts."""
+        try:
+            word = json.dumps({"rank": self.rank, "error": error, "result": result})
+            self._store.compare_set(_END, "", word)
+        except RuntimeError:
+            return  # the store is gone, and with it rank 0: there is nobody to tell
+        if self.rank == 0:
+            self._part()  # whoever waits for rank 0 in the middle of a sum is let go, and finds the word
+            if not self._missed:
+                self._await_farewells()
+
+    def close(self) -> None:
+        """Take leave."""
+        self._over.set()
+        if self._beating is None:
+            return
+        self._beating.join()
+        self._part()
+        if self.rank > 0:
+            try:
+                self._store.set(f"bye/{self.rank}", "")
+            except RuntimeError:
+                return  # rank 0 did not wait
+
+    def _part(self) -> None:
+        if self._beating is not None and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _await_farewells(self) -> None:
+        """Keep the store up until the others have read the end, for a while."""
+        limit = time.monotonic() + FAREWELL
+        names = [f"bye/{rank}" for rank in range(1, self.world)]
+        try:
+            while not self._store.check(names) and time.monotonic() < limit:
+                time.sleep(0.01)
+        except RuntimeError:
+            return
+
+    def _await(self, key: str) -> Any:
+        pause = 0.001
+        try:
+            while not self._store.check([key]):
+                self._raise_if_over()
+                self._look_for_silence()
+                time.sleep(pause)
+                pause = min(0.02, 1.5 * pause)
+            return json.loads(self._store.get(key))
+        except RuntimeError as e:
+            raise RankError(f"rank {self.rank} lost rank 0: {_first_line(e)}; what it checkpointed is whole") from e
+
+    def _raise_if_over(self) -> None:
+        if self._store.check([_END]):
+            raise Ended(**json.loads(self._store.get(_END)))
+
+    def _look_for_silence(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < BEAT:
+            return
+        self._looked = now
+        for rank in range(self.world):
+            key = f"beat/{rank}"
+            beat = self._store.get(key) if self._store.check([key]) else b""
+            before, since = self._heard.get(rank, (None, now))
+            if beat != before:
+                self._heard[rank] = (beat, now)
+            elif now - since > self._silence:
+                self._missed = True
+                raise RankError(
+                    f"rank {rank} of {self.world} has not been heard of for {self._silence:.0f} seconds; go on with "
+                    "--resume once its machine is back"
+                )
+
+    def _beat(self, store: Store) -> None:
+        """Count up in the store until it is over, whatever the rank is busy with."""
+        for count in itertools.count():
+            try:
+                store.set(f"beat/{self.rank}", str(count))
+            except RuntimeError:
+                return
+            if self._over.wait(BEAT):
+                return
+
+
+def open_ranks(place: Place) -> Ranks:
+    """Meet the other ranks where the environment says."""
+    if place.neighbours == place.world and sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing listens beyond it
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun itself
+    timeout = timedelta(seconds=MEETING)
+    try:
+        if place.rank == 0 and not hosted:
+            # A socket of ours, because torch's would listen on every address of the machine.
+            listening = socket.create_server((place.host, place.port))
+            store = TCPStore(
+                place.host, place.port, None, True, timeout, wait_for_workers=False,
+                master_listen_fd=listening.detach(),
+            )  # fmt: skip
+        else:
+            store = TCPStore(place.host, place.port, None, False, timeout, wait_for_workers=False)
+    except (OSError, RuntimeError) as e:
+        raise RankError(
+            f"rank {place.rank} of {place.world} cannot meet the others at {place.host}:{place.port}: {_first_line(e)}"
+        ) from e
+    return Ranks(store, place.rank, place.world)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or repr(error)).splitlines()[0]

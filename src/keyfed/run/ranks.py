@@ -1,0 +1,163 @@
+"""A run on several ranks: rank 0 trains as if it were alone and owns the folder; the others follow what it orders."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import threading
+import tomllib
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from keyfed.config import Config, config_from, dump_toml, to_document
+from keyfed.engine.client_state import ClientStates
+from keyfed.engine.network import init_params
+from keyfed.engine.problem import LocalProblem
+from keyfed.engine.ranked import RankedSimulation, serve
+from keyfed.engine.ranks import Ended, Ranks, open_ranks
+from keyfed.engine.simulate import Simulation
+from keyfed.engine.trial import MakeModule
+from keyfed.engine.turn import keeps_state
+from keyfed.errors import ConfigError, KeyfedError, RankError
+from keyfed.federated.types import Method
+from keyfed.launch import Place, place
+from keyfed.run.choose import Choice
+from keyfed.run.planning import plan
+from keyfed.run.prepare import make_problem, prepare
+
+
+def together(where: Place, work: Callable[[Ranks], dict[str, Any]]) -> dict[str, Any]:
+    """Meet the other ranks and work; whatever ends one rank ends all, and everybody returns rank 0's result."""
+    ranks = open_ranks(where)
+    try:
+        result = work(ranks)
+        ranks.end(result=result)
+        return result
+    except KeyboardInterrupt:
+        ranks.end("stopped by Ctrl-C")
+        raise
+    except KeyfedError as e:
+        ranks.end(str(e))
+        raise
+    except Exception as e:
+        ranks.end(f"{type(e).__name__}: {e}")
+        if where.rank == 0:
+            raise
+        if not isinstance(e, OSError):  # a full disk and the like need no more than rank 0's line
+            traceback.print_exc()  # the one thing a follower ever prints: where a defect of ours is
+        raise RankError(f"rank {where.rank}: {type(e).__name__}: {e}") from e
+    finally:
+        ranks.close()
+
+
+def among(ranks: int, config: Config, method: Method, choice: Choice) -> Choice:
+    """Return a choice for a rank, which is itself a worker; refuse what several ranks cannot do."""
+    if method.cohort == "pooled":
+        raise ConfigError(
+            f"{method.name} trains one client that has all the text; start it in one process, not {ranks}"
+        )
+    if config.train.workers and config.train.workers > 1:
+        raise ConfigError(
+            f"train.workers is {config.train.workers} beside {ranks} ranks, and a rank is a worker; leave it out and "
+            "start more ranks"
+        )
+    if choice.device not in ("cpu", "cuda", "cuda:0"):
+        raise ConfigError(
+            f"train.device is {choice.device} beside {ranks} ranks, and each takes the GPU of its own number; set cuda"
+        )
+    reason = f"{ranks} ranks, each {choice.device}, block {choice.block}"
+    return replace(choice, workers=1, threads=choice.threads if choice.device != "cpu" else 1, reason=reason)
+
+
+def lead(ranks: Ranks, config: Config, out: Path, method: Method, choice: Choice, fingerprint: str) -> None:
+    """Tell the others what is trained, and wait until they are ready."""
+    document = to_document(config)
+    if method.spec is None:  # the caller's own, which every rank was given
+        del document["method"]
+    ranks.tell(
+        {
+            "config": dump_toml(document),
+            "method": method.name,
+            "folder": str(out.resolve()),
+            "run": _sum_of(out / "run.toml"),
+            "data_sha256": fingerprint,
+            "device": choice.device,
+            "block": choice.block,
+            "threads": choice.threads,
+        }
+    )
+    ranks.gather({})
+
+
+def federate(
+    config: Config, problem: LocalProblem, choice: Choice, states: ClientStates | None, ranks: Ranks | None
+) -> Simulation | RankedSimulation:
+    """Return the simulation a run trains in, over all ranks where there are several."""
+    bound = config.upload.bound
+    local = Simulation(problem, block=choice.block, workers=choice.workers, bound=bound, states=states)
+    return local if ranks is None else RankedSimulation(local, ranks, states)
+
+
+def follow(ranks: Ranks, module: MakeModule | None = None, own: Method | None = None) -> dict[str, Any]:
+    """Prepare what rank 0 says and train this rank's part of every round; return rank 0's result.
+
+    Args:
+      module: the caller's own model, and `own` method: neither can be sent, so every rank is given them.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 hears Ctrl-C too, ends its round and then the run
+    try:
+        order = ranks.hear()
+        config = config_from(tomllib.loads(order["config"]), "rank 0's configuration")
+        prepared = prepare(config, module)
+        if prepared.corpus.fingerprint() != order["data_sha256"]:
+            raise RankError(
+                f"the text of {prepared.corpus.name} is not the one rank 0 has; bring the same files to both machines"
+            )
+        method, _ = plan(config, prepared, own)
+        if method.name != order["method"]:
+            raise RankError(
+                f"this rank was given the method {method.name}, rank 0 {order['method']}; give both the same"
+            )
+        problem = make_problem(prepared, config, method, _device(order["device"], place()))
+        states = _states(Path(order["folder"]), order["run"], method) if keeps_state(method) else None
+        torch.set_num_threads(order["threads"])
+        like = init_params(prepared.spec, config.train.seed)
+        ranks.gather({})
+        with Simulation(problem, block=order["block"], bound=config.upload.bound, states=states) as local:
+            serve(local, ranks, method, like, states)
+    except Ended as end:
+        if end.failed:
+            raise
+        return dict(end.result)
+    raise AssertionError("serve() ends by raising")
+
+
+def _device(leaders: str, where: Place) -> str:
+    """Return this rank's device: a GPU of its own where rank 0 has one."""
+    if not leaders.startswith("cuda"):
+        return leaders
+    found = torch.cuda.device_count()
+    if where.local >= found:
+        raise RankError(f"{where.neighbours} ranks on a machine with {found} GPUs; start at most one rank for each")
+    torch.cuda.set_device(where.local)
+    return f"cuda:{where.local}"
+
+
+def _states(folder: Path, run: str, method: Method) -> ClientStates:
+    """Return the clients' states, having made sure that this rank sees rank 0's folder."""
+    if _sum_of(folder / "run.toml") != run:
+        raise RankError(
+            f"{folder} is not rank 0's run folder on this machine, and clients of {method.name} keep their state "
+            "there; put --out on a disk that all machines share"
+        )
+    return ClientStates(folder / "clients")
+
+
+def _sum_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "none"
