@@ -118,7 +118,7 @@ def write_cache(config: Config, place: Path) -> None:
 
 def _put(temporary: Path, place: Path) -> None:
     """Rename a whole folder into place; a damaged one goes, one that another process just made stays."""
-    if place.exists() and not _whole(place):
+    if place.exists() and open_cache(place) is None:
         aside = temporary.with_name(temporary.name + ".old")
         with contextlib.suppress(FileNotFoundError):
             place.rename(aside)
