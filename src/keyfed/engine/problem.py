@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Gradient, LayerNumbers, Method, Objective, Params, Solution
 from keyfed.model.language_model import Batch, stack
 from keyfed.text.batches import Batching, Step, epoch_steps, limit_text, sweep_steps
+from keyfed.text.shards import BOUNDS, TOKENS, PackedNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +32,59 @@ class ClientStore:
     """Every client's training tokens in one flat tensor, so that processes share it without copies.
 
     Attributes:
-      flat: int32 tokens of all clients, one after the other.
-      bounds: client k owns flat[bounds[k] : bounds[k + 1]].
+      flat: int32 tokens of all clients, one after the other; in shared memory, or a mapped file.
+      bounds: int64; client k owns flat[bounds[k] : bounds[k + 1]].
       names: client ids.
+      folder: the shard that is mapped; None for a store in memory.
     """
 
     flat: Tensor
-    bounds: tuple[int, ...]
-    names: tuple[str, ...]
+    bounds: Tensor
+    names: Sequence[str]
+    folder: Path | None = None
 
     def stream(self, client: int) -> NDArray[np.int32]:
-        """Return client k's tokens, not copied."""
-        return self.flat[self.bounds[client] : self.bounds[client + 1]].numpy()
+        """Return client k's tokens."""
+        if self.folder is not None:
+            # Read, not mapped: a page fault maps sixteen pages around it, and a thousand clients would map them all.
+            place = int(self.bounds[client]) * self.flat.itemsize
+            return np.fromfile(self.folder / TOKENS, np.int32, self.tokens(client), offset=place)
+        return self.flat[int(self.bounds[client]) : int(self.bounds[client + 1])].numpy()
 
     def tokens(self, client: int) -> int:
         """Number of client k's tokens."""
-        return self.bounds[client + 1] - self.bounds[client]
+        return int(self.bounds[client + 1]) - int(self.bounds[client])
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Number of tokens of every client."""
+        return np.diff(self.bounds.numpy())
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process maps the same files instead of receiving a copy."""
+        if self.folder is not None:
+            return map_store, (self.folder,)
+        return ClientStore, (self.flat, self.bounds, self.names)
 
 
 def make_store(streams: Sequence[NDArray[np.int32]], names: Sequence[str]) -> ClientStore:
     """Join client streams into a store in shared memory."""
     flat = torch.from_numpy(np.concatenate(list(streams)) if streams else np.empty(0, np.int32))
-    bounds = (0, *np.cumsum([len(s) for s in streams]).tolist())
-    return ClientStore(flat.share_memory_(), bounds, tuple(names))
+    bounds = torch.tensor([0, *np.cumsum([len(s) for s in streams]).tolist()], dtype=torch.int64)
+    return ClientStore(flat.share_memory_(), bounds.share_memory_(), tuple(names))
+
+
+def map_store(folder: Path) -> ClientStore:
+    """Open a shard (`keyfed.text.shards`) as a store; only the pages that are read come into memory."""
+
+    def mapped(file: str, dtype: torch.dtype) -> Tensor:
+        size = (folder / file).stat().st_size // dtype.itemsize
+        # A private mapping: nobody can write through it into the file.
+        return torch.from_file(str(folder / file), shared=False, size=size, dtype=dtype) if size else torch.empty(0)
+
+    return ClientStore(mapped(TOKENS, torch.int32), mapped(BOUNDS, torch.int64), PackedNames(folder), folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +106,7 @@ class Problem:
     sweep: int | None = None
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> Sequence[str]:
         """Client ids, by index."""
         return self.store.names
 

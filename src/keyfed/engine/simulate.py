@@ -149,7 +149,7 @@ class Simulation:
         self._block = block
         self._bound = bound
         self._pool = WorkerPool(problem, workers) if workers > 1 else None
-        self._index = {name: k for k, name in enumerate(problem.names)}
+        self._index: dict[ClientId, int] | None = None  # made when somebody is called whose fate does not say who it is
         self._fates: Mapping[ClientId, Fate] = {}
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._states = states
@@ -225,13 +225,19 @@ class Simulation:
 
     def _turn(self, client: ClientId, method: Method, round: int) -> Turn:
         fate = self._fates.get(client)
-        turn = Turn(self._index[client], Work() if fate is None else fate.work)
+        turn = Turn(self._place(client), Work()) if fate is None else Turn(fate.client, fate.work)
         if not keeps_state(method):
             return turn
         if self._states is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="keyfed-clients-")
             self._states = ClientStates(Path(self._temporary.name))
         return turn._replace(state=self._states.acknowledged(client), propose=self._states.proposed(client, round))
+
+    def _place(self, client: ClientId) -> int:
+        """A client's number, from a table of everybody; rounds with a plan never need it."""
+        if self._index is None:
+            self._index = {name: k for k, name in enumerate(self._problem.names)}
+        return self._index[client]
 
     def _solve(self, params: Params, turns: Sequence[Turn], method: Method, round: int) -> Iterator[Finished]:
         if self._pool is not None and method.spec is not None:

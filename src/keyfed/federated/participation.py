@@ -16,7 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from keyfed.federated.sampling import derive_seed, poisson_cohort, sample_by_size, sample_cohort
+from keyfed.federated.sampling import (
+    LISTED,
+    derive_seed,
+    poisson_cohort,
+    sample_by_place,
+    sample_by_size,
+    sample_cohort,
+)
 
 Lost = Literal["dropped before report", "dropped before upload", "late", "not needed"]
 
@@ -144,14 +151,21 @@ def moving_seconds(p: Participation, down: int, up: int) -> float:
 
 
 def draw(
-    p: Participation, population: int, wanted: int, size_of: Callable[[int], int], seed: int, round: int
+    p: Participation, population: int, wanted: int, start_of: Callable[[int], int], seed: int, round: int
 ) -> list[int]:
-    """Draw the clients that are called, in increasing order."""
+    """Draw the clients that are called, in increasing order.
+
+    Args:
+      start_of: place of client k's first token in the text of all; of `population`, the number of all tokens.
+    """
     if p.sampling == "poisson":
         return poisson_cohort(population, wanted / population, seed, round)
     called = min(population, math.ceil(wanted * (1 + p.over_select)))
     if p.sampling == "size":
-        return sample_by_size([size_of(k) for k in range(population)], called, seed, round)
+        if population > LISTED and called <= population // 2:
+            return sample_by_place(start_of, population, called, seed, round)
+        sizes = [start_of(k + 1) - start_of(k) for k in range(population)]
+        return sample_by_size(sizes, called, seed, round)
     return sample_cohort(population, called, seed, round)
 
 

@@ -5,13 +5,16 @@ A restart at round t draws exactly what an uninterrupted run would have drawn.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import heapq
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from keyfed.errors import ConfigError
+
+LISTED = 10_000  # clients up to which a draw by size gives every one a key
 
 
 def derive_seed(seed: int, *parts: int | str) -> int:
@@ -73,3 +76,24 @@ def sample_by_size(sizes: Sequence[int], count: int, seed: int, round: int) -> l
     draw = random.Random(derive_seed(seed, "by size", round))
     keys = [math.log(1 - draw.random()) / max(size, 1e-9) for size in sizes]
     return sorted(heapq.nlargest(count, range(len(sizes)), key=keys.__getitem__))
+
+
+def sample_by_place(start_of: Callable[[int], int], population: int, count: int, seed: int, round: int) -> list[int]:
+    """Draw as `sample_by_size` does, without listing the population; in increasing order.
+
+    A token drawn uniformly names its client; a client drawn before is drawn again, so that each next one comes in
+    proportion to its size among those left. Where a few clients hold nearly all text this takes too many draws, and
+    everybody gets a key after all.
+
+    Args:
+      start_of: place of client k's first token in the text of all; of `population`, the number of all tokens.
+    """
+    draw = random.Random(derive_seed(seed, "by place", round))
+    chosen: set[int] = set()
+    for _ in range(100 * count):
+        if len(chosen) == count:
+            return sorted(chosen)
+        token = draw.randrange(start_of(population))
+        chosen.add(bisect.bisect_right(range(population), token, key=start_of) - 1)
+    sizes = [start_of(k + 1) - start_of(k) for k in range(population)]
+    return sample_by_size(sizes, count, seed, round)

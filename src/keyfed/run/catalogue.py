@@ -87,7 +87,7 @@ def describe_corpora(data_dir: Path | None) -> list[list[str]]:
 
 def describe_data(config: Config) -> dict[str, Any]:
     """Prepare a corpus and describe it: a text for people and the statistics as data."""
-    prepared = prepare(config)
+    prepared = prepare(config, text=True)
     numbers = statistics(prepared.population, prepared.vocab)
     rows = [["statistic", "value"]]
     for key, value in numbers.items():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from keyfed.config import Config, method_spec
 from keyfed.engine.network import init_params
@@ -135,7 +137,13 @@ def cautions(config: Config, method: Method, members: int, clients: int) -> list
 
 
 def plan_of_round(
-    config: Config, method: Method, prepared: Prepared, round: int, tokens: Sequence[float], down: int, up: int
+    config: Config,
+    method: Method,
+    prepared: Prepared,
+    round: int,
+    tokens: NDArray[np.float64],
+    down: int,
+    up: int,
 ) -> Plan:
     """Say who is called in a round and what becomes of them; a function of (seed, round).
 
@@ -148,8 +156,8 @@ def plan_of_round(
     if method.cohort == "all":
         called = list(range(len(store)))
     else:
-        called = draw(p, len(store), wanted, store.tokens, seed, round)
+        called = draw(p, len(store), wanted, lambda k: int(store.bounds[k]), seed, round)
     return plan_round(
-        p, called, wanted, epochs=method.epochs, tokens_of=tokens.__getitem__, name_of=store.names.__getitem__,
+        p, called, wanted, epochs=method.epochs, tokens_of=lambda k: float(tokens[k]), name_of=store.names.__getitem__,
         down=down, up=up, seed=seed, round=round,
     )  # fmt: skip

@@ -57,10 +57,10 @@ def report_run(folder: Path, module: MakeModule | None = None) -> str:
     return "\n".join(lines)
 
 
-def _with_data(folder: Path, module: MakeModule | None) -> tuple[Trained, Prepared]:
+def _with_data(folder: Path, module: MakeModule | None, *, text: bool = False) -> tuple[Trained, Prepared]:
     """Load a run's model and its corpus, and refuse if the vocabulary has changed."""
     trained = load_model(folder, module)
-    prepared = prepare(trained.config, module)
+    prepared = prepare(trained.config, module, text=text)
     if prepared.vocab != trained.vocab:
         raise DataError(
             f"{folder}: the corpus {prepared.corpus.name} gives another vocabulary than the run was trained with; "
@@ -101,7 +101,7 @@ def personalise_run(folder: Path, personal: Personal, module: MakeModule | None 
 
 def check_run(folder: Path, module: MakeModule | None = None) -> list[dict[str, Any]]:
     """Run the conformance suite on a run's model and vocabulary."""
-    trained, prepared = _with_data(folder, module)
+    trained, prepared = _with_data(folder, module, text=True)
     held_out_text = [*prepared.test.values(), *prepared.unseen.values()]
     if not held_out_text:
         raise DataError(f"{prepared.corpus.name} has no held-out text to check the model on; its clients are too short")

@@ -64,6 +64,7 @@ class Corpus:
       natural: The authors are natural clients; otherwise they are one pool of text to be sharded.
       characters: Meant for character models: blank lines and indentation are part of the text.
       about: One line: origin, licence.
+      sha256: The fingerprint of text that is encoded already and no longer at hand (`authors` is empty).
     """
 
     name: str
@@ -75,6 +76,7 @@ class Corpus:
     characters: bool = False
     skipped: tuple[Skipped, ...] = ()
     about: str = ""
+    sha256: str | None = None
 
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) of the authors' names and all text, whatever the corpus is called.
@@ -86,6 +88,8 @@ class Corpus:
           >>> Corpus("c", (one,)).fingerprint() == Corpus("c", (two,)).fingerprint()
           False
         """
+        if self.sha256 is not None:
+            return self.sha256
         digest = hashlib.sha256()
         parts: list[tuple[str, tuple[str, ...] | None]] = [(a.name, a.lines) for a in self.authors]
         for name, lines in (*parts, ("valid", self.valid), ("test", self.test)):

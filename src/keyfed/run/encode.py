@@ -1,0 +1,167 @@
+"""From a corpus's name to token streams: read, deal out to clients, build the vocabulary, encode."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyfed.config import Config
+from keyfed.engine.problem import ClientStore, make_store
+from keyfed.errors import DataError
+from keyfed.federated.sampling import derive_seed
+from keyfed.model.presets import preset
+from keyfed.text.clients import ClientText, Population, partition
+from keyfed.text.corpus import Corpus
+from keyfed.text.named import NAMED, load_corpus
+from keyfed.text.vocab import UNK, Vocab, VocabSummary, build_vocab
+
+Ids = NDArray[np.int32]
+Streams = dict[str, Ids]  # one held-out stream a client, or one named after the published file
+MOST_STREAMS = 10_000  # clients whose held-out text is read; more would take longer to judge than to train
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A corpus with its clients and its vocabulary, not encoded yet."""
+
+    corpus: Corpus
+    population: Population
+    vocab: Vocab
+    summary: VocabSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A corpus as tokens; the attributes are those of `Prepared`."""
+
+    corpus: Corpus
+    population: Population
+    vocab: Vocab
+    vocab_summary: VocabSummary
+    store: ClientStore
+    valid: Streams
+    test: Streams
+    unseen: Streams
+    excluded: Sequence[str]
+    oov: dict[str, float]
+
+
+def window_of(config: Config) -> int:
+    """Tokens of a training window: the configuration's, or the model's own."""
+    return config.data.window or preset(config.model.name).window
+
+
+def default_partition(config: Config, corpus: Corpus) -> tuple[str, int | None]:
+    """Return the partition asked for, or the corpus's own."""
+    known = NAMED.get(config.data.name)
+    kind = config.data.partition or (known.partition if known else ("natural" if corpus.natural else "iid"))
+    clients = config.data.clients
+    if clients is None and known is not None and kind != "natural" and kind != "quantity":
+        clients = known.clients
+    return kind, clients
+
+
+def read_text(config: Config) -> Text:
+    """Load and partition a corpus and build its vocabulary from training text only."""
+    data = config.data
+    corpus = load_corpus(
+        data.name,
+        data_dir=Path(data.dir) if data.dir else None,
+        author_column=data.author_column,
+        text_column=data.text_column,
+    )
+    kind, clients = default_partition(config, corpus)
+    population = partition(corpus, kind, clients=clients, seed=config.train.seed, unseen=data.unseen, alpha=data.alpha)
+    characters = preset(config.model.name).characters
+    min_clients = data.min_clients or (
+        2 if population.natural and not characters and len(population.clients) > 1 else 1
+    )
+    vocab, summary = build_vocab(
+        [c.train for c in population.clients],
+        kind="char" if characters else "word",
+        size=None if characters else data.vocab,
+        lower=data.lower and not characters,
+        tokenised=corpus.tokenised,
+        min_clients=min_clients,
+    )
+    return Text(corpus, population, vocab, summary)
+
+
+def held_out(text: Text, part: Literal["valid", "test"], seed: int) -> Iterator[tuple[str, Ids]]:
+    """Yield the streams the model is chosen or judged on: the published one, or at most MOST_STREAMS clients' own."""
+    if text.population.test is not None:
+        ids = text.vocab.encode((text.population.valid if part == "valid" else text.population.test) or ())
+        if len(ids) > 1:
+            yield part, ids
+        return
+    yield from _streams(text.population.clients, part, text.vocab, seed)
+
+
+def unseen_streams(text: Text, seed: int) -> Iterator[tuple[str, Ids]]:
+    """Yield the text of at most MOST_STREAMS clients never trained on."""
+    return _streams(text.population.unseen, "test", text.vocab, seed)
+
+
+def _streams(
+    texts: Sequence[ClientText], part: Literal["valid", "test"], vocab: Vocab, seed: int
+) -> Iterator[tuple[str, Ids]]:
+    having = [text for text in texts if (text.valid if part == "valid" else text.test)]
+    if len(having) > MOST_STREAMS:
+        # By a hash of the name, so that a client's validation and test text are drawn together.
+        order = {text.name: derive_seed(seed, "held out", text.name) for text in having}
+        drawn = set(heapq.nsmallest(MOST_STREAMS, order, key=order.__getitem__))
+        having = [text for text in having if text.name in drawn]
+    for text in having:
+        ids = vocab.encode(text.valid if part == "valid" else text.test)
+        if len(ids) > 1:
+            yield text.name, ids
+
+
+def no_window(text: Text, longest: int, window: int) -> DataError:
+    """Say that no client has enough text."""
+    return DataError(
+        f"{text.corpus.name}: no client has the {window + 1} tokens of one window (the largest of "
+        f"{len(text.population.clients)} has {longest}); lower data.window or give more text"
+    )
+
+
+def unknown_rate(streams: Sequence[Ids]) -> float:
+    """Share of unknown words."""
+    tokens = sum(len(s) for s in streams)
+    return sum(int((s == UNK).sum()) for s in streams) / tokens if tokens else 0.0
+
+
+def encode(config: Config) -> Encoded:
+    """Read a corpus and encode it in memory.
+
+    Raises:
+      DataError: nothing to train on.
+    """
+    text, window, seed = read_text(config), window_of(config), config.train.seed
+    streams = {c.name: text.vocab.encode(c.train) for c in text.population.clients}
+    kept = {name: ids for name, ids in streams.items() if len(ids) > window}
+    if not kept:
+        raise no_window(text, max((len(ids) for ids in streams.values()), default=0), window)
+    valid, test = dict(held_out(text, "valid", seed)), dict(held_out(text, "test", seed))
+    return Encoded(
+        corpus=text.corpus,
+        population=text.population,
+        vocab=text.vocab,
+        vocab_summary=text.summary,
+        store=make_store(list(kept.values()), list(kept)),
+        valid=valid,
+        test=test,
+        unseen=dict(unseen_streams(text, seed)),
+        excluded=tuple(name for name in streams if name not in kept),
+        oov={
+            "train": unknown_rate(list(kept.values())),
+            "valid": unknown_rate(list(valid.values())),
+            "test": unknown_rate(list(test.values())),
+        },
+    )
