@@ -4,7 +4,7 @@ Writes a synthetic corpus (one JSONL row a client), then trains a tiny model on 
 run. Each measurement is a process of its own: first the start that encodes the corpus, then one run for every cohort,
 which finds it encoded. Start-up is counted from before the first import to the first round.
 
-    python benchmarks/million_clients.py --population 1000000 --folder /tmp/million --json million.json
+    python benchmarks/million_clients.py --population 1000000 --folder million --json million.json
 """
 
 from __future__ import annotations
