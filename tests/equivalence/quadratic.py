@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from keyfed.engine.simulate import Simulation
+from keyfed.federated.descent import walk
 from keyfed.federated.participation import Fate, Work
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Gradient, Method, Params, State
@@ -41,6 +42,8 @@ class Quadratic:
 
 class Bowl:
     """The objective of some of the clients; an epoch is one step with the exact gradient."""
+
+    walk = walk
 
     def __init__(self, problem: Quadratic, clients: list[int], works: list[Work], epochs: int) -> None:
         self.clients = len(clients)

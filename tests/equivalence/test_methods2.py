@@ -14,6 +14,7 @@ from keyfed.config import Config, TrainConfig
 from keyfed.engine.problem import measure, solve_block
 from keyfed.errors import ConfigError
 from keyfed.federated import distance, local, mediate, server
+from keyfed.federated.descent import walk
 from keyfed.federated.types import Aggregate, Gradient, Report
 from keyfed.run import planning
 from keyfed.run.traffic import report_bytes, round_traffic, sizes_of
@@ -53,6 +54,8 @@ class Slopes:
     clients = 2
     pace = None
     whole = torch.ones(2)
+
+    walk = walk
 
     def __init__(self, slopes: list[list[float]]) -> None:
         self.slopes = slopes

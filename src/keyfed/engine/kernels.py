@@ -2,20 +2,36 @@ r"""The recurrences of `model.cells` with hand-written backward passes.
 
 Autograd keeps a graph node and several tensors for every operation of every time step, and forms the weight gradient of
 each step separately. Written by hand, a layer keeps only its gates, and each weight gradient is *one* product over all
-time steps. Equal to the definition to rounding (tests/equivalence/test_cells.py).
+time steps. Equal to the definition to rounding (tests/equivalence/test_cells.py). No gradient flows into the state a
+window starts from: it is carried, not differentiated.
 
 Notation: a_· are pre-activations, d· a gradient of the loss; saved tensors are [m, time, batch, …].
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from keyfed.model.cells import CellName, CellWeights, Recurrence, State, project_inputs
+
+Saved = tuple[Any, ...]  # what a forward pass keeps for its backward pass
+
+
+class Layer(NamedTuple):
+    """A recurrent layer both ways.
+
+    Attributes:
+      forward: (inputs [m, time, batch, input], weights, state) → (outputs, last state, what backward needs).
+      backward: (saved, gradient of the outputs, whether that of the inputs is wanted) → (it or None, of the weights).
+    """
+
+    forward: Callable[[Tensor, CellWeights, State], tuple[Tensor, State, Saved]]
+    backward: Callable[[Saved, Tensor, bool], tuple[Tensor | None, CellWeights]]
 
 
 def _over_time(grad: Tensor, values: Tensor) -> Tensor:
@@ -47,169 +63,139 @@ def _previous(first: Tensor, outputs: Tensor) -> Tensor:
     return torch.cat([first[:, None], outputs[:, :-1]], 1)
 
 
-class _Gru(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, ih: Tensor, hh: Tensor, b_ih: Tensor, b_hh: Tensor | None, h0: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        gates = project_inputs(x, CellWeights(ih, hh, b_ih, b_hh, None))  # becomes r, z, n in place
-        m, time, batch, rows = gates.shape
-        hidden = rows // 3
-        outputs = x.new_empty(m, time, batch, hidden)
-        recurrent_n = x.new_empty(m, time, batch, hidden)
-        hh_t, bias = hh.mT.contiguous(), None if b_hh is None else b_hh[:, None]
-        h = h0
-        for rz, r, z, n, h_n, out in _steps(gates[..., : 2 * hidden], *gates.chunk(3, -1), recurrent_n, outputs):
-            a_rz, a_n = _recurrent(h, hh_t, bias).split((2 * hidden, hidden), -1)
-            rz.add_(a_rz).sigmoid_()
-            h_n.copy_(a_n)
-            n.addcmul_(r, h_n).tanh_()
-            h = torch.lerp(n, h, z, out=out)  # n + z (h − n)
-        ctx.save_for_backward(x, ih, hh, h0, gates, recurrent_n, outputs)
-        ctx.two_biases = b_hh is not None
-        return outputs, h.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        d_out, d_last = grads
-        x, ih, hh, h0, gates, recurrent_n, outputs = ctx.saved_tensors
-        before = _previous(h0, outputs)
-        r, z, n = gates.chunk(3, -1)
-        # Everything that does not depend on dh, for all time steps at once.
-        to_n = (1 - z) * (1 - n * n)
-        to_z = (before - n) * z * (1 - z)
-        to_r = recurrent_n * r * (1 - r)
-        d_recurrent = torch.empty_like(gates)
-        d_n = torch.empty_like(n)
-        dh = d_last
-        for d, to_n_t, to_z_t, to_r_t, r_t, z_t, a_n, a, a_r, a_z, a_hn in _steps(
-            d_out, to_n, to_z, to_r, r, z, d_n, d_recurrent, *d_recurrent.chunk(3, -1), backwards=True
-        ):
-            dh = dh + d
-            torch.mul(dh, to_n_t, out=a_n)
-            torch.mul(a_n, to_r_t, out=a_r)
-            torch.mul(dh, to_z_t, out=a_z)
-            torch.mul(a_n, r_t, out=a_hn)
-            dh = torch.baddbmm(dh * z_t, a, hh)
-        d_hh = _over_time(d_recurrent, before)
-        d_b_hh = d_recurrent.sum((1, 2)) if ctx.two_biases else None
-        d_inputs = d_recurrent
-        d_inputs[..., -n.shape[-1] :] = d_n
-        d_x = _to_inputs(d_inputs, ih) if ctx.needs_input_grad[0] else None
-        return d_x, _over_time(d_inputs, x), d_hh, d_inputs.sum((1, 2)), d_b_hh, dh
+def gru_forward(x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State, Saved]:
+    """`cells.gru`."""
+    (h0,) = state
+    gates = project_inputs(x, w)  # becomes r, z, n in place
+    m, time, batch, rows = gates.shape
+    hidden = rows // 3
+    outputs = x.new_empty(m, time, batch, hidden)
+    recurrent_n = x.new_empty(m, time, batch, hidden)
+    hh_t, bias = w.hh.mT.contiguous(), None if w.bias_hh is None else w.bias_hh[:, None]
+    h = h0
+    for rz, r, z, n, h_n, out in _steps(gates[..., : 2 * hidden], *gates.chunk(3, -1), recurrent_n, outputs):
+        a_rz, a_n = _recurrent(h, hh_t, bias).split((2 * hidden, hidden), -1)
+        rz.add_(a_rz).sigmoid_()
+        h_n.copy_(a_n)
+        n.addcmul_(r, h_n).tanh_()
+        h = torch.lerp(n, h, z, out=out)  # n + z (h − n)
+    return outputs, (h.clone(),), (x, w, h0, gates, recurrent_n, outputs)
 
 
-class _Lstm(torch.autograd.Function):
-    """LSTM (gates i, f, g, o) and CIFG (gates i, g, o with f = 1 − i, optional projection)."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        ih: Tensor,
-        hh: Tensor,
-        b_ih: Tensor,
-        b_hh: Tensor | None,
-        hr: Tensor | None,
-        h0: Tensor,
-        c0: Tensor,
-        coupled: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        gates = project_inputs(x, CellWeights(ih, hh, b_ih, b_hh, hr))  # becomes the activated gates in place
-        m, time, batch, rows = gates.shape
-        hidden = rows // (3 if coupled else 4)
-        cells = x.new_empty(m, time, batch, hidden)
-        tanh_c = torch.empty_like(cells)
-        raw = torch.empty_like(cells)  # o ⊙ tanh c, before the projection
-        outputs = raw if hr is None else x.new_empty(m, time, batch, hr.shape[1])
-        hh_t, bias = hh.mT.contiguous(), None if b_hh is None else b_hh[:, None]
-        hr_t = None if hr is None else hr.mT.contiguous()
-        first, g, o = gates.split((rows - 2 * hidden, hidden, hidden), -1)  # first = i, or i and f
-        h, c = h0, c0
-        for a, first_t, i_t, f_t, g_t, o_t, c_t, tanh_t, raw_t, out in _steps(
-            gates, first, first[..., :hidden], first[..., -hidden:], g, o, cells, tanh_c, raw, outputs
-        ):
-            a.add_(_recurrent(h, hh_t, bias))
-            first_t.sigmoid_()
-            g_t.tanh_()
-            o_t.sigmoid_()
-            # CIFG: c + i (g − c); LSTM: f c + i g
-            c = torch.lerp(c, g_t, i_t, out=c_t) if coupled else torch.mul(f_t, c, out=c_t).addcmul_(i_t, g_t)
-            h = torch.mul(o_t, torch.tanh(c, out=tanh_t), out=raw_t)
-            if hr_t is not None:
-                h = out.copy_(torch.bmm(h, hr_t))
-        ctx.save_for_backward(x, ih, hh, hr, h0, c0, gates, cells, tanh_c, raw, outputs)
-        ctx.coupled, ctx.two_biases = coupled, b_hh is not None
-        return outputs, h.clone(), c.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        d_out, d_h_last, d_c_last = grads
-        x, ih, hh, hr, h0, c0, gates, cells, tanh_c, raw, outputs = ctx.saved_tensors
-        hidden = cells.shape[-1]
-        before = _previous(c0, cells)
-        if ctx.coupled:
-            i, g, o = gates.chunk(3, -1)
-            keep = 1 - i
-            to_first = (g - before) * i * keep
-        else:
-            i, keep, g, o = gates.chunk(4, -1)
-            to_first = torch.cat([g * i * (1 - i), before * keep * (1 - keep)], -1)
-        to_g = i * (1 - g * g)
-        to_o = tanh_c * o * (1 - o)
-        to_c = o * (1 - tanh_c * tanh_c)
-        d_gates = torch.empty_like(gates)
-        d_outputs = d_out if hr is None else torch.empty_like(outputs)
-        # dc reaches i, (f) and g through the same product: (dc, dc) ⊙ (to_i, to_f).
-        d_first, d_g, d_o = d_gates.split((to_first.shape[-1], hidden, hidden), -1)
-        dh, dc = d_h_last, d_c_last
-        for d, d_total, a, to_first_t, to_g_t, to_o_t, to_c_t, keep_t, a_first, a_g, a_o in _steps(
-            d_out, d_outputs, d_gates, to_first, to_g, to_o, to_c, keep, d_first, d_g, d_o, backwards=True
-        ):
-            dh = dh + d
-            if hr is not None:
-                dh = torch.bmm(d_total.copy_(dh), hr)
-            dc = torch.addcmul(dc, dh, to_c_t)
-            torch.mul(dc if ctx.coupled else dc.repeat(1, 1, 2), to_first_t, out=a_first)
-            torch.mul(dc, to_g_t, out=a_g)
-            torch.mul(dh, to_o_t, out=a_o)
-            dc = dc * keep_t
-            dh = torch.bmm(a, hh)
-        d_bias = d_gates.sum((1, 2))
-        return (
-            _to_inputs(d_gates, ih) if ctx.needs_input_grad[0] else None,
-            _over_time(d_gates, x),
-            _over_time(d_gates, _previous(h0, outputs)),
-            d_bias,
-            d_bias.clone() if ctx.two_biases else None,
-            _over_time(d_outputs, raw) if hr is not None else None,
-            dh,
-            dc,
-            None,
-        )
+def gru_backward(saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor | None, CellWeights]:
+    """Gradients of `gru_forward`."""
+    x, w, h0, gates, recurrent_n, outputs = saved
+    before = _previous(h0, outputs)
+    r, z, n = gates.chunk(3, -1)
+    # Everything that does not depend on dh, for all time steps at once.
+    to_n = (1 - z) * (1 - n * n)
+    to_z = (before - n) * z * (1 - z)
+    to_r = recurrent_n * r * (1 - r)
+    d_recurrent = torch.empty_like(gates)
+    d_n = torch.empty_like(n)
+    dh = torch.zeros_like(h0)
+    for d, to_n_t, to_z_t, to_r_t, r_t, z_t, a_n, a, a_r, a_z, a_hn in _steps(
+        d_out, to_n, to_z, to_r, r, z, d_n, d_recurrent, *d_recurrent.chunk(3, -1), backwards=True
+    ):
+        dh = dh + d
+        torch.mul(dh, to_n_t, out=a_n)
+        torch.mul(a_n, to_r_t, out=a_r)
+        torch.mul(dh, to_z_t, out=a_z)
+        torch.mul(a_n, r_t, out=a_hn)
+        dh = torch.baddbmm(dh * z_t, a, w.hh)
+    d_hh = _over_time(d_recurrent, before)
+    d_b_hh = d_recurrent.sum((1, 2)) if w.bias_hh is not None else None
+    d_inputs = d_recurrent
+    d_inputs[..., -n.shape[-1] :] = d_n
+    d_x = _to_inputs(d_inputs, w.ih) if want_inputs else None
+    return d_x, CellWeights(_over_time(d_inputs, x), d_hh, d_inputs.sum((1, 2)), d_b_hh, None)
 
 
-def gru(x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State]:
-    """`cells.gru` with a hand-written backward pass."""
-    outputs, h = _Gru.apply(x, w.ih, w.hh, w.bias_ih, w.bias_hh, state[0])  # type: ignore[no-untyped-call]
-    return outputs, (h,)
+def lstm_forward(coupled: bool, x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State, Saved]:
+    """LSTM (gates i, f, g, o), or CIFG (gates i, g, o with f = 1 − i, optional projection) if `coupled`."""
+    h0, c0 = state
+    gates = project_inputs(x, w)  # becomes the activated gates in place
+    m, time, batch, rows = gates.shape
+    hidden = rows // (3 if coupled else 4)
+    cells = x.new_empty(m, time, batch, hidden)
+    tanh_c = torch.empty_like(cells)
+    raw = torch.empty_like(cells)  # o ⊙ tanh c, before the projection
+    outputs = raw if w.hr is None else x.new_empty(m, time, batch, w.hr.shape[1])
+    hh_t, bias = w.hh.mT.contiguous(), None if w.bias_hh is None else w.bias_hh[:, None]
+    hr_t = None if w.hr is None else w.hr.mT.contiguous()
+    first, g, o = gates.split((rows - 2 * hidden, hidden, hidden), -1)  # first = i, or i and f
+    h, c = h0, c0
+    for a, first_t, i_t, f_t, g_t, o_t, c_t, tanh_t, raw_t, out in _steps(
+        gates, first, first[..., :hidden], first[..., -hidden:], g, o, cells, tanh_c, raw, outputs
+    ):
+        a.add_(_recurrent(h, hh_t, bias))
+        first_t.sigmoid_()
+        g_t.tanh_()
+        o_t.sigmoid_()
+        # CIFG: c + i (g − c); LSTM: f c + i g
+        c = torch.lerp(c, g_t, i_t, out=c_t) if coupled else torch.mul(f_t, c, out=c_t).addcmul_(i_t, g_t)
+        h = torch.mul(o_t, torch.tanh(c, out=tanh_t), out=raw_t)
+        if hr_t is not None:
+            h = out.copy_(torch.bmm(h, hr_t))
+    return outputs, (h.clone(), c.clone()), (x, w, h0, c0, gates, cells, tanh_c, raw, outputs)
 
 
-def _lstm(x: Tensor, w: CellWeights, state: State, coupled: bool) -> tuple[Tensor, State]:
-    outputs, h, c = _Lstm.apply(  # type: ignore[no-untyped-call]
-        x, w.ih, w.hh, w.bias_ih, w.bias_hh, w.hr, state[0], state[1], coupled
+def lstm_backward(coupled: bool, saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor | None, CellWeights]:
+    """Gradients of `lstm_forward`."""
+    x, w, h0, c0, gates, cells, tanh_c, raw, outputs = saved
+    hidden = cells.shape[-1]
+    before = _previous(c0, cells)
+    if coupled:
+        i, g, o = gates.chunk(3, -1)
+        keep = 1 - i
+        to_first = (g - before) * i * keep
+    else:
+        i, keep, g, o = gates.chunk(4, -1)
+        to_first = torch.cat([g * i * (1 - i), before * keep * (1 - keep)], -1)
+    to_g = i * (1 - g * g)
+    to_o = tanh_c * o * (1 - o)
+    to_c = o * (1 - tanh_c * tanh_c)
+    d_gates = torch.empty_like(gates)
+    d_outputs = d_out if w.hr is None else torch.empty_like(outputs)
+    # dc reaches i, (f) and g through the same product: (dc, dc) ⊙ (to_i, to_f).
+    d_first, d_g, d_o = d_gates.split((to_first.shape[-1], hidden, hidden), -1)
+    dh, dc = torch.zeros_like(h0), torch.zeros_like(c0)
+    for d, d_total, a, to_first_t, to_g_t, to_o_t, to_c_t, keep_t, a_first, a_g, a_o in _steps(
+        d_out, d_outputs, d_gates, to_first, to_g, to_o, to_c, keep, d_first, d_g, d_o, backwards=True
+    ):
+        dh = dh + d
+        if w.hr is not None:
+            dh = torch.bmm(d_total.copy_(dh), w.hr)
+        dc = torch.addcmul(dc, dh, to_c_t)
+        torch.mul(dc if coupled else dc.repeat(1, 1, 2), to_first_t, out=a_first)
+        torch.mul(dc, to_g_t, out=a_g)
+        torch.mul(dh, to_o_t, out=a_o)
+        dc = dc * keep_t
+        dh = torch.bmm(a, w.hh)
+    d_bias = d_gates.sum((1, 2))
+    d_x = _to_inputs(d_gates, w.ih) if want_inputs else None
+    return d_x, CellWeights(
+        _over_time(d_gates, x),
+        _over_time(d_gates, _previous(h0, outputs)),
+        d_bias,
+        d_bias.clone() if w.bias_hh is not None else None,
+        _over_time(d_outputs, raw) if w.hr is not None else None,
     )
-    return outputs, (h, c)
 
 
-def lstm(x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State]:
-    """`cells.lstm` with a hand-written backward pass."""
-    return _lstm(x, w, state, coupled=False)
+LAYERS: dict[CellName, Layer] = {
+    "gru": Layer(gru_forward, gru_backward),
+    "lstm": Layer(partial(lstm_forward, False), partial(lstm_backward, False)),
+    "cifg": Layer(partial(lstm_forward, True), partial(lstm_backward, True)),
+}
 
 
-def cifg(x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State]:
-    """`cells.cifg` with a hand-written backward pass."""
-    return _lstm(x, w, state, coupled=True)
+def _reading(layer: Layer) -> Recurrence:
+    def run(x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State]:
+        outputs, last, _ = layer.forward(x, w, state)
+        return outputs, last
+
+    return run
 
 
-KERNELS: dict[CellName, Recurrence] = {"gru": gru, "lstm": lstm, "cifg": cifg}
+KERNELS: dict[CellName, Recurrence] = {cell: _reading(layer) for cell, layer in LAYERS.items()}  # forward only

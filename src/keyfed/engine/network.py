@@ -11,8 +11,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from keyfed.engine import step
 from keyfed.engine.kernels import KERNELS
 from keyfed.engine.module import ModuleNetwork, ModuleReader
+from keyfed.engine.step import Buffers
+from keyfed.federated.types import Gradient
 from keyfed.model import language_model as lm
 from keyfed.model.conformance import Predictor, predictor_of
 from keyfed.model.dropout import Dropout
@@ -43,23 +46,33 @@ def check_params(network: Network, params: Params, origin: str) -> None:
     lm.check_shapes(shapes(network), params, network.name, origin)
 
 
-def step_nats(
-    network: Network, params: Params, batch: Batch, state: NetworkState | None, seeds: Tensor, taken: Tensor
-) -> tuple[Tensor, Tensor, NetworkState]:
-    """Return (mean nats per real token [m], real tokens [m], new state without its graph) of one training step.
+def gradient(
+    network: Network,
+    params: Params,
+    batch: Batch,
+    state: NetworkState | None,
+    seeds: Tensor,
+    taken: Tensor,
+    buffers: Buffers,
+) -> tuple[Gradient, NetworkState]:
+    """Return one training step's nats, tokens and gradients, and the state after it.
 
     Args:
       params: stacked, [m, …].
       state: as returned by the step before; None at the start of a text.
       seeds, taken: each client's seed of the round and its number of this step, for dropout.
+      buffers: see `step.gradient`.
     """
-    if isinstance(network, ModuleNetwork):
-        return network.nats(params, batch, state, seeds, taken)
-    if state is None:
-        state = lm.initial_state(network, params, batch.inputs.shape[1])
-    drop = Dropout(network.dropout, seeds, taken) if network.dropout else None
-    loss, tokens, after = lm.mean_nats(network, params, batch, state, drop, KERNELS[network.cell])
-    return loss, tokens, lm.detach_state(after)
+    if not isinstance(network, ModuleNetwork):
+        before = lm.initial_state(network, params, batch.inputs.shape[1]) if state is None else state
+        drop = Dropout(network.dropout, seeds, taken) if network.dropout else None
+        return step.gradient(network, params, batch, before, drop, buffers)
+    leaves = {name: w.detach().requires_grad_() for name, w in params.items()}
+    loss, tokens, after = network.nats(leaves, batch, state, seeds, taken)
+    # A layer that a step does not use (a learnt first state, say) has a gradient of zero.
+    ones = torch.ones_like(loss)
+    grads = torch.autograd.grad(loss, list(leaves.values()), grad_outputs=ones, materialize_grads=True)
+    return Gradient(loss.detach() * tokens, tokens, dict(zip(leaves, grads, strict=True))), after
 
 
 class Reader(Protocol):

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keyfed.engine.network import Network, NetworkState, step_nats
+from keyfed.engine.captured import Staged, Track, lay_track, stage
+from keyfed.engine.module import ModuleNetwork
+from keyfed.engine.network import Network, NetworkState, gradient
+from keyfed.engine.step import Buffers
+from keyfed.federated.descent import Descent, Way, walk
 from keyfed.federated.participation import Work
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Gradient, LayerNumbers, Method, Objective, Params, Solution
-from keyfed.model.language_model import Batch, stack
+from keyfed.model.language_model import Batch, ModelSpec, stack
 from keyfed.text.batches import Batching, Step, epoch_steps, limit_text, sweep_steps
 from keyfed.text.shards import BOUNDS, TOKENS, PackedNames
 
@@ -87,6 +91,9 @@ def map_store(folder: Path) -> ClientStore:
     return ClientStore(mapped(TOKENS, torch.int32), mapped(BOUNDS, torch.int64), PackedNames(folder), folder)
 
 
+Precision = Literal["fp32", "bf16"]
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What it takes to train any client of a run.
@@ -96,6 +103,8 @@ class Problem:
       batching: how text is cut; `rows` is replaced by the method's batch size.
       seed: the run's seed; everything random derives from it.
       sweep: tokens a "round" of central training reads; None for federated methods.
+      precision: of the products on a GPU; bf16 keeps float32 weights beside its copies.
+      buffers, tracks: what lives from step to step and from round to round, see `step.gradient` and `captured`.
     """
 
     spec: Network
@@ -104,6 +113,15 @@ class Problem:
     seed: int
     device: str = "cpu"
     sweep: int | None = None
+    precision: Precision = "fp32"
+    buffers: Buffers = field(default_factory=dict, init=False, repr=False, compare=False)
+    tracks: dict[tuple[Descent, int], Track] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process has buffers of its own."""
+        return Problem, (
+            self.spec, self.store, self.batching, self.seed, self.device, self.sweep, self.precision,
+        )  # fmt: skip
 
     @property
     def names(self) -> Sequence[str]:
@@ -185,11 +203,15 @@ class TextObjective:
         most = max(1, math.ceil(work.share * passes * len(steps) - 1e-9))
         return steps[: max(0, most - epoch * len(steps))] if epoch < passes else []
 
-    def steps(self, epoch: int) -> Iterator[Callable[[Params], Gradient]]:
-        """Yield the epoch's steps; clients that run out of text are padded with masked batches."""
+    def _epoch(self, epoch: int) -> list[list[Step]]:
+        """Every client's steps of an epoch."""
         every = [self._client_steps(k, epoch) for k in self._members]
         self.whole = torch.tensor([sum(float(s.mask.sum()) for s in steps) for steps in every], dtype=torch.float64)
-        own = [self._affordable(steps, work, epoch) for steps, work in zip(every, self._works, strict=True)]
+        return [self._affordable(steps, work, epoch) for steps, work in zip(every, self._works, strict=True)]
+
+    def steps(self, epoch: int) -> Iterator[Callable[[Params], Gradient]]:
+        """Yield the epoch's steps; clients that run out of text are padded with masked batches."""
+        own = self._epoch(epoch)
         count = max(len(steps) for steps in own)
         rows = max((s.inputs.shape[0] for steps in own for s in steps), default=1)
         self._carried = None
@@ -200,14 +222,43 @@ class TextObjective:
             self._taken = self._taken + torch.tensor([s is not None for s in present])
             yield partial(self._gradient, batch, fresh, self._taken)
 
+    def walk(self, way: Way, descent: Descent) -> None:
+        """Take every step of a descent: one after the other, or on a GPU captured and replayed."""
+        if self._problem.device == "cpu" or isinstance(self._problem.spec, ModuleNetwork):
+            walk(self, way, descent)
+        else:
+            self._replay(self._problem.spec, way, descent)
+
+    def _replay(self, spec: ModelSpec, way: Way, descent: Descent) -> None:
+        problem, rows = self._problem, self._batching.rows
+        track = problem.tracks.get((descent, rows))
+        if track is None or track.capacity < self.clients:
+            problem.tracks.clear()  # another method, or a larger cohort than before: the places are given back first
+            bf16 = problem.precision == "bf16"
+            track = problem.tracks[descent, rows] = lay_track(spec, way, descent, rows, self.clients, bf16)
+        window = self._batching.window if self._batching.kind == "stream" else None
+        steps = self._epoch(0)
+        ranking = sorted(range(self.clients), key=lambda k: -len(steps[k]))
+        order = torch.tensor(ranking, device=problem.device)
+        track.load(way, order, self._seeds.to(problem.device))
+        staged: list[Staged] = []
+        for epoch in range(descent.epochs):
+            track.way.tally.start_epoch()
+            before, steps = steps, self._epoch(epoch) if epoch else steps
+            # A stream is cut alike in every epoch: what lies on the device can be read again.
+            same = epoch and window is not None and [len(s) for s in steps] == [len(s) for s in before]
+            if not same:
+                staged = stage([steps[k] for k in ranking], rows, window, track.capacity, problem.device)
+            for step in staged:
+                track.run(step)
+        track.unload(way, order)
+
     def _gradient(self, batch: Batch, fresh: bool, taken: Tensor, params: Params) -> Gradient:
-        leaves = {name: w.detach().requires_grad_() for name, w in params.items()}
         before = None if fresh else self._carried
-        loss, tokens, self._carried = step_nats(self._problem.spec, leaves, batch, before, self._seeds, taken)
-        # A layer that a step does not use (a learnt first state, say) has a gradient of zero.
-        ones = torch.ones_like(loss)
-        grads = torch.autograd.grad(loss, list(leaves.values()), grad_outputs=ones, materialize_grads=True)
-        return Gradient(loss.detach() * tokens, tokens, dict(zip(leaves, grads, strict=True)))
+        found, self._carried = gradient(
+            self._problem.spec, params, batch, before, self._seeds, taken, self._problem.buffers
+        )
+        return found
 
 
 def stack_steps(steps: Sequence[Step | None], rows: int, device: str) -> tuple[Batch, bool]:

@@ -114,10 +114,10 @@ def refusal(client: ClientId, done: Finished, theta: Params, bound: float | None
     shapes = {name: (u.shape, u.dtype) for name, u in done.upload.items()}
     if shapes != {name: (p.shape, p.dtype) for name, p in theta.items()}:
         return Refusal(client, "wrong shape")
-    largest = torch.stack([u.abs().amax() for u in done.upload.values()])
-    if not bool(torch.isfinite(largest).all()):
+    largest = torch.stack([u.abs().amax() for u in done.upload.values()]).tolist()  # read once: a GPU waits each time
+    if not all(math.isfinite(x) for x in largest):
         return Refusal(client, "non-finite upload")
-    if float(largest.max()) > LARGEST_CHANGE:
+    if max(largest) > LARGEST_CHANGE:
         return Refusal(client, "exploding upload")
     if bound is not None:
         # A joining client sends all it stands for: what it changed is how far that lies from θ.

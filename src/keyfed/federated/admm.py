@@ -27,7 +27,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from keyfed.federated.local import Descent, start_at
+from keyfed.federated.descent import Descent, descend
+from keyfed.federated.local import start_at
 from keyfed.federated.mediate import separable
 from keyfed.federated.types import (
     Aggregate,
@@ -63,7 +64,7 @@ def admm(
       start_from: local work goes on from the stored w_k, or from θ.
       joining: what a client uploads first: z_k whole, or its increment over today's θ (as published for FedADMM).
     """
-    descend = descent(rho)
+    local_descent = descent(rho)
 
     def start(theta: Params) -> Params:
         like = next(iter(theta.values()))
@@ -78,7 +79,7 @@ def admm(
             begin = {name: state[f"w/{name}"].clone() for name in theta}
         else:
             begin = start_at(theta, objective.clients)
-        local, tally = descend(begin, theta, objective, round, dual)
+        local, tally = descend(local_descent, begin, theta, objective, round, dual)
         after, upload = {}, {}
         for name, w in local.items():
             y = dual[name] + rho * (w - theta[name])

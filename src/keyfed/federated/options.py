@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 from keyfed.errors import ConfigError
 from keyfed.federated import local
-from keyfed.federated.local import Descent
+from keyfed.federated.descent import Descent
 from keyfed.federated.types import Solver
 
 Optimiser = Literal["sgd", "adam"]

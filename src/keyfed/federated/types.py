@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from torch import Generator, Tensor
 
 from keyfed.federated.spec import MethodSpec as MethodSpec
 from keyfed.federated.spec import Part as Part
+
+if TYPE_CHECKING:
+    from keyfed.federated.descent import Descent, Way
 
 Params = dict[str, Tensor]
 ClientId = str
@@ -56,6 +59,10 @@ class Objective(Protocol):
 
     def steps(self, epoch: int) -> Iterator[Callable[[Params], Gradient]]:
         """Yield the epoch's steps in order; each takes the stacked parameters and returns a `Gradient`."""
+        ...
+
+    def walk(self, way: Way, descent: Descent) -> None:
+        """Take every step of a descent in place; `descent.walk` is the plain form, one step after the other."""
         ...
 
 

@@ -16,11 +16,16 @@ _ROW_STRIDE = 1 << 16  # positions do not depend on how far a batch was padded i
 
 
 class Dropout(NamedTuple):
-    """What a forward pass needs to drop units: rate, one seed a client, and the number of the local step."""
+    """What a forward pass needs to drop units: rate, one seed a client, and the number of the local step.
+
+    Attributes:
+      widths: real units at each site, where tensors are wider than the model.
+    """
 
     rate: float
     seeds: Tensor  # [m] int64
     step: int | Tensor  # a client's own local step: one number, or [m] of them
+    widths: tuple[int, ...] | None = None
 
 
 def mix(x: Tensor) -> Tensor:
@@ -46,7 +51,9 @@ def keep_mask(drop: Dropout, site: int, shape: torch.Size, device: torch.device)
     step = torch.as_tensor(drop.step, device=device)
     key = mix(mix(mix(seeds & _MASK) ^ ((seeds >> 32) & _MASK)) ^ (step * 64 + site))
     rows = torch.arange(batch, device=device)[None, :] * _ROW_STRIDE
-    place = (rows + torch.arange(time, device=device)[:, None])[:, :, None] * width
+    place = (rows + torch.arange(time, device=device)[:, None])[:, :, None] * (
+        drop.widths[site] if drop.widths else width
+    )
     place = place + torch.arange(width, device=device)
     bits = mix(mix((place & _MASK) ^ key[:, None, None, None]) ^ (place >> 32))
     return bits >= int(drop.rate * 2**32)

@@ -218,14 +218,19 @@ def mean_nats(
     A client whose batch is all padding has loss 0 and no gradient.
     """
     x, state = features(spec, params, batch.inputs, state, drop, recurrence)
-    m = x.shape[0]
-    mask = batch.mask.to(x.dtype)
+    counts, scale, targets = loss_weights(batch, x.dtype)
+    weight, bias = output_layer(spec, params)
+    loss = linear_cross_entropy(x.reshape(x.shape[0], -1, x.shape[-1]), weight, bias, targets, scale)
+    return loss, counts, state
+
+
+def loss_weights(batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return real tokens [m], each position's share of its client's mean [m, time·batch], and its target."""
+    m = batch.inputs.shape[0]
+    mask = batch.mask.to(dtype)
     counts = mask.sum((1, 2))
     scale = (mask / counts.clamp(min=1)[:, None, None]).transpose(1, 2).reshape(m, -1)
-    targets = batch.targets.transpose(1, 2).reshape(m, -1)
-    weight, bias = output_layer(spec, params)
-    loss = linear_cross_entropy(x.reshape(m, -1, x.shape[-1]), weight, bias, targets, scale)
-    return loss, counts, state
+    return counts, scale, batch.targets.transpose(1, 2).reshape(m, -1)
 
 
 def stack(params: Params, m: int) -> Params:

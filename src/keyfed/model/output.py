@@ -7,7 +7,8 @@ in place and is consumed by two products before the next chunk starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,42 +30,72 @@ def chunks(tokens: int, clients: int, vocab: int, limit: int | None = None) -> I
         yield slice(start, min(start + size, tokens))
 
 
+class OutputGradients(NamedTuple):
+    """Loss [m] and the gradients of its sum, with respect to features, weight and bias."""
+
+    loss: Tensor
+    features: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
+def output_gradients(
+    features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, scale: Tensor, buffers: dict[str, Tensor]
+) -> OutputGradients:
+    """Loss and all three gradients of `linear_cross_entropy` in one pass over the chunks.
+
+    Args:
+      buffers: where logits and the weight's gradient are written; handed in again at the next step, it saves asking
+        the system for tens of megabytes, which costs as much as filling them.
+    """
+    m, tokens, _ = features.shape
+    vocab = weight.shape[1]
+    loss = features.new_zeros(m)
+    d_features = torch.empty_like(features)
+    d_weight, d_bias = space(buffers, "weight", weight, weight.shape), torch.zeros_like(bias)
+    parts = list(chunks(tokens, m, vocab))
+    for number, part in enumerate(parts):
+        free = space(buffers, "logits", weight, (m, part.stop - part.start, vocab))  # the first is the largest
+        logits = torch.baddbmm(bias[:, None], features[:, part], weight.mT, out=free)
+        index = targets[:, part, None]
+        top = logits.amax(-1, keepdim=True)
+        logits.sub_(top)
+        picked = logits.gather(-1, index)
+        probabilities = logits.exp_()
+        total = probabilities.sum(-1, keepdim=True)
+        part_scale = scale[:, part, None]
+        loss += ((total.log() - picked) * part_scale).sum((1, 2))
+        # d(scale · nats)/d logits = scale · (softmax − onehot)
+        grad = probabilities.mul_(part_scale / total)
+        grad.scatter_add_(-1, index, -part_scale)
+        d_features[:, part] = torch.bmm(grad, weight)
+        if number == 0:  # the first chunk writes, later ones add
+            torch.bmm(grad.mT, features[:, part], out=d_weight)
+        else:
+            d_weight.baddbmm_(grad.mT, features[:, part])
+        d_bias += grad.sum(1)
+    if not parts:  # a batch of no tokens
+        d_weight.zero_()
+    return OutputGradients(loss, d_features, d_weight, d_bias)
+
+
+def space(buffers: dict[str, Tensor], name: str, like: Tensor, shape: Sequence[int]) -> Tensor:
+    """The buffer of that name, made at its first use or when a larger one is needed."""
+    found = buffers.get(name)
+    size = math.prod(shape)
+    if found is None or found.numel() < size or found.dtype != like.dtype or found.device != like.device:
+        found = buffers[name] = like.new_empty(size)
+    return found[:size].view(*shape)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Loss and all three gradients in one pass over the chunks; backward only scales them."""
+    """Loss and all three gradients at once; backward only scales them."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
-        m, tokens, _ = features.shape
-        vocab = weight.shape[1]
-        want = any(ctx.needs_input_grad[:3])
-        loss = features.new_zeros(m)
-        d_features = torch.empty_like(features) if want else None
-        d_weight = d_bias = None
-        for part in chunks(tokens, m, vocab):
-            logits = torch.baddbmm(bias[:, None], features[:, part], weight.mT)
-            index = targets[:, part, None]
-            top = logits.amax(-1, keepdim=True)
-            logits.sub_(top)
-            picked = logits.gather(-1, index)
-            probabilities = logits.exp_()
-            total = probabilities.sum(-1, keepdim=True)
-            part_scale = scale[:, part, None]
-            loss += ((total.log() - picked) * part_scale).sum((1, 2))
-            if d_features is None:
-                continue
-            # d(scale · nats)/d logits = scale · (softmax − onehot)
-            grad = probabilities.mul_(part_scale / total)
-            grad.scatter_add_(-1, index, -part_scale)
-            d_features[:, part] = torch.bmm(grad, weight)
-            if d_weight is None or d_bias is None:  # the first chunk writes, later ones add
-                d_weight, d_bias = torch.bmm(grad.mT, features[:, part]), grad.sum(1)
-            else:
-                d_weight.baddbmm_(grad.mT, features[:, part])
-                d_bias += grad.sum(1)
-        if d_features is not None and (d_weight is None or d_bias is None):  # a batch of no tokens
-            d_weight, d_bias = torch.zeros_like(weight), torch.zeros_like(bias)
-        ctx.gradients = (d_features, d_weight, d_bias)
-        return loss
+        out = output_gradients(features, weight, bias, targets, scale, {})
+        ctx.gradients = out[1:]
+        return out.loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

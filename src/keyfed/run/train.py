@@ -181,14 +181,15 @@ def _rounds(
     metrics, clients = out / "metrics.jsonl", out / "clients"
     logged = metrics.stat().st_size if metrics.exists() else 0
     saved = load_checkpoint(out / "checkpoint", logged, listen.say, clients)
+    home = choice.device if ranks is None else "cpu"  # where θ lives: ranks add up their sums in main memory
     if saved is None:
-        params = init_params(prepared.spec, config.train.seed)
+        params = _moved(init_params(prepared.spec, config.train.seed), home)
         state, best, length, before = initial_state(method, params), None, 0, 0.0
     else:
         # Layers in the model's own order: sums over layers must round alike before and after a resume.
-        params = {name: saved.state.params[name] for name in shapes(prepared.spec)}
+        params = _moved({name: saved.state.params[name] for name in shapes(prepared.spec)}, home)
         state, best, length, before = (
-            replace(saved.state, params=params),
+            replace(saved.state, params=params, server=_moved(saved.state.server, home)),
             saved.best,
             saved.metrics_length,
             saved.seconds,
@@ -264,6 +265,10 @@ def _rounds(
     if best is None:
         best = Best(state.round, math.nan, state.params)
     return best, time.monotonic() - started
+
+
+def _moved(params: Params, device: str) -> Params:
+    return {name: p.to(device) for name, p in params.items()}
 
 
 def _finish(

@@ -1,0 +1,166 @@
+"""Triton kernels against the plain ones: on a GPU as they are, elsewhere in Triton's interpreter.
+
+There one program runs after the other, so a client's slices must fit one program: few hidden units.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+GPU = torch.cuda.is_available()
+if not GPU:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from keyfed.engine import triton_kernels  # noqa: E402
+from keyfed.engine.kernels import LAYERS  # noqa: E402
+from keyfed.engine.padding import Layout, fill_copies  # noqa: E402
+from keyfed.engine.step import PLAIN, gradient  # noqa: E402
+from keyfed.engine.step import add_rows as plain_add_rows  # noqa: E402
+from keyfed.engine.triton_kernels import TRITON  # noqa: E402
+from keyfed.federated import descent as descents  # noqa: E402
+from keyfed.federated.descent import AdamRule, SgdRule, Tally, Way  # noqa: E402
+from keyfed.federated.types import Gradient  # noqa: E402
+from keyfed.model import language_model as lm  # noqa: E402
+from keyfed.model.cells import CellWeights, gates_of  # noqa: E402
+from keyfed.model.language_model import Batch, ModelSpec  # noqa: E402
+from keyfed.model.output import output_gradients  # noqa: E402
+
+DEVICE = "cuda" if GPU else "cpu"
+if not GPU:  # the interpreter does not multiply bf16: the persistent kernels are held to account in float32
+    triton_kernels.PERSISTENT = (torch.float32,)
+CLOSE = {"rtol": 2e-5, "atol": 2e-6}
+CASES = [("gru", 2, None), ("gru", 1, None), ("lstm", 2, None), ("lstm", 1, None), ("cifg", 1, 12), ("cifg", 2, None)]
+
+
+def draw(seed: int, *shape: int, scale: float = 0.5) -> torch.Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).to(DEVICE)
+
+
+def a_layer(cell, biases, projection, m, batch, time, inputs, hidden):
+    rows, width = gates_of(cell) * hidden, projection or hidden
+    w = CellWeights(
+        draw(1, m, rows, inputs),
+        draw(2, m, rows, width),
+        draw(3, m, rows),
+        draw(4, m, rows) if biases == 2 else None,
+        draw(5, m, projection, hidden) if projection else None,
+    )
+    state = (draw(6, m, batch, width),) if cell == "gru" else (draw(6, m, batch, width), draw(7, m, batch, hidden))
+    return draw(8, m, time, batch, inputs), w, state
+
+
+def both_ways(layer, x, w, state):
+    out, last, saved = layer.forward(x, w, tuple(s.clone() for s in state))
+    d_x, d_w = layer.backward(saved, draw(9, *out.shape), True)
+    return [out.float(), *last, d_x, *[t for t in d_w if t is not None]]
+
+
+@pytest.mark.parametrize(("cell", "biases", "projection"), CASES)
+def test_persistent_recurrences_equal_the_plain_ones(cell, biases, projection):
+    x, w, state = a_layer(cell, biases, projection, m=3, batch=5, time=4, inputs=7, hidden=20)
+    for got, want in zip(
+        both_ways(TRITON.layers[cell], x, w, state), both_ways(LAYERS[cell], x, w, state), strict=True
+    ):
+        torch.testing.assert_close(got, want, **CLOSE)
+
+
+@pytest.mark.skipif(not GPU, reason="Triton's interpreter does not multiply bf16")
+@pytest.mark.parametrize("hidden", [20, 304])
+@pytest.mark.parametrize(("cell", "biases", "projection"), [*CASES, ("cifg", 1, 96)])
+def test_persistent_recurrences_in_bf16_are_near(cell, biases, projection, hidden):
+    x, w, state = a_layer(cell, biases, projection, m=12, batch=10, time=35, inputs=6, hidden=hidden)
+    w = w._replace(hh=w.hh * (4 / hidden) ** 0.5)
+    half = CellWeights(*(t if t is None or t.dim() < 3 else t.bfloat16() for t in w))
+    near = both_ways(TRITON.layers[cell], x.bfloat16(), half, state)
+    for got, want in zip(near, both_ways(LAYERS[cell], x, w, state), strict=True):
+        assert float((got - want).norm() / want.norm()) < 2e-2
+
+
+@pytest.mark.parametrize("vocab", [37, 5000])
+def test_softmax_and_its_gradient(vocab):
+    features, weight, bias = draw(1, 2, 9, 8), draw(2, 2, vocab, 8), draw(3, 2, vocab)
+    targets = torch.randint(0, vocab, (2, 9), generator=torch.Generator().manual_seed(4)).to(DEVICE)
+    scale = torch.full((2, 9), 1 / 7, device=DEVICE)
+    scale[:, 7:] = 0
+    want = output_gradients(features, weight, bias, targets, scale, {})
+    for got, expected in zip(TRITON.output(features, weight, bias, targets, scale, {}), want, strict=True):
+        torch.testing.assert_close(got, expected, **CLOSE)
+
+
+def test_rows_of_a_word_that_occurs_often_are_added_once_each():
+    tokens = torch.tensor([[5, 7, 5, 5, 0, 9, 7], [1, 1, 1, 1, 1, 1, 1]], device=DEVICE)
+    rows = draw(1, 2, 7, 6)
+    rows[0, 4] = 0  # padding
+    table, plain = draw(2, 2, 11, 6), draw(2, 2, 11, 6)
+    TRITON.add_rows(table, tokens, rows)
+    plain_add_rows(plain, tokens, rows)
+    torch.testing.assert_close(table, plain, **CLOSE)
+
+
+RULES = [
+    descents.sgd(SgdRule(0.5, None, 0.0, 0.0), lambda r: 0.1, 1),
+    descents.sgd(SgdRule(0.0, 0.3, 0.01, 0.2), lambda r: 0.1, 1),
+    descents.adam(AdamRule(0.9, 0.999, 1e-8, None, 0.0), lambda r: 0.1, 1),
+    descents.adam(AdamRule(0.9, 0.99, 1e-6, 0.3, 0.2), lambda r: 0.1, 1),
+]
+
+
+@pytest.mark.parametrize("number", range(len(RULES)))
+@pytest.mark.parametrize(("dual", "copied"), [(False, False), (True, True), (False, True)])
+def test_moves_equal_the_definition_and_leave_idle_clients_alone(number, dual, copied):
+    rule = RULES[number]
+
+    def a_way() -> Way:
+        local = {"a": draw(1, 3, 40, 6), "b": draw(2, 3, 6)}
+        theta = {"a": draw(3, 40, 6), "b": draw(4, 6)}
+        price = {"a": draw(5, 3, 40, 6), "b": draw(6, 3, 6)} if dual else None
+        return Way(
+            local, theta, price, rule.begin(local), torch.tensor([0.1, 0.2, 0.3], device=DEVICE), Tally(3, DEVICE)
+        )
+
+    fast, slow = a_way(), a_way()
+    places = {"a": Layout(2, 20, 6, 24, 8), "b": Layout(2, 3, 1, 8, 1)} if copied else None
+    copies = {"a": torch.zeros(3, 48, 8, dtype=torch.bfloat16, device=DEVICE), "b": torch.zeros(3, 16, device=DEVICE)}
+    products = copies if copied else fast.local
+    for step in range(3):
+        tokens = torch.tensor([4.0, 0.0, 2.0], device=DEVICE)
+        grads = {"a": draw(10 + step, 3, 40, 6), "b": draw(20 + step, 3, 6)}
+        for g in grads.values():
+            g[1] = 0  # who has no text has no gradient
+        given = {name: g.clone() for name, g in grads.items()}
+        if places is not None:
+            given = {name: torch.zeros_like(copies[name], dtype=torch.float32) for name in grads}
+            fill_copies(places, given, grads)
+        TRITON.move(rule, fast, Gradient(tokens, tokens, given), products, places)
+        rule.move(slow, Gradient(tokens, tokens, grads))
+    for name, w in slow.local.items():
+        torch.testing.assert_close(fast.local[name], w, **CLOSE)
+    for name, kept in slow.memory.items():
+        torch.testing.assert_close(fast.memory[name], kept, **CLOSE)
+    for name, place in (places or {}).items():
+        copy = place.real(copies[name]).float().reshape(slow.local[name].shape)
+        torch.testing.assert_close(copy[[0, 2]], fast.local[name][[0, 2]], rtol=2**-7, atol=0)  # bf16 has 8 bits
+        assert int(copies[name].count_nonzero()) == int(copy[[0, 2]].count_nonzero())  # nothing but them was written
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("cell", "dense"), [("gru", None), ("lstm", 12), ("cifg", None)])
+def test_a_whole_step_equals_the_plain_one(cell, dense, tied):
+    embed = dense or 20
+    spec = ModelSpec("s", cell, vocab=50, embed=embed, hidden=20, layers=2, dense=dense, tied=tied, dropout=0.0)
+    params = {name: w.to(DEVICE) for name, w in lm.stack(lm.init_params(spec, 1), 3).items()}
+    tokens = torch.randint(1, 50, (2, 3, 4, 6), generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    mask = torch.ones(3, 4, 6, device=DEVICE)
+    mask[0, :, 4:] = 0
+    mask[2] = 0
+    batch = Batch(tokens[0] * mask.long(), tokens[1] * mask.long(), mask)
+    state = lm.initial_state(spec, params, 4)
+    fast, _ = gradient(spec, params, batch, lm.initial_state(spec, params, 4), None, {}, TRITON)
+    slow, _ = gradient(spec, params, batch, state, None, {}, PLAIN)
+    torch.testing.assert_close(fast.nats, slow.nats, **CLOSE)
+    for name, g in slow.grads.items():
+        torch.testing.assert_close(fast.grads[name], g, **CLOSE)

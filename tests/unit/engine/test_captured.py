@@ -1,0 +1,79 @@
+"""Tracks: staged text and fixed places give what steps one after the other give. Only graphs need a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from keyfed.engine.captured import stage
+from keyfed.engine.problem import Problem, make_store, solve_block
+from keyfed.federated.methods import build_method
+from keyfed.federated.participation import Work
+from keyfed.federated.types import MethodSpec
+from keyfed.model.language_model import ModelSpec, init_params
+from keyfed.text.batches import Batching, stream_steps
+
+GPU = torch.cuda.is_available()
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not GPU, reason="no GPU"))]
+SIZES = (150, 40, 333, 90, 201)
+
+
+def texts() -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    return [np.where(rng.random(n) < 0.1, 2, rng.integers(4, 30, n)).astype(np.int32) for n in SIZES]
+
+
+def a_problem(device: str, kind: str, dropout: float, spec: ModelSpec | None = None) -> Problem:
+    spec = spec or ModelSpec("s", "gru", vocab=30, embed=12, hidden=12, layers=2, tied=True, dropout=dropout)
+    return Problem(spec, make_store(texts(), [f"c{k}" for k in range(len(SIZES))]), Batching(kind, 4, 7), 5, device)
+
+
+def replayed(monkeypatch, problem: Problem) -> None:
+    """Make clients on a CPU take the way of a GPU; only the capture is left out."""
+    from keyfed.engine.problem import TextObjective
+
+    monkeypatch.setattr(TextObjective, "walk", lambda self, way, d: self._replay(problem.spec, way, d))
+
+
+METHODS = [
+    MethodSpec("fedavg", {"optimiser": "sgd", "lr": 0.5, "momentum": 0.5, "epochs": 3}),
+    MethodSpec("fedavg", {"optimiser": "adam", "lr": 0.01, "clip": 0.5, "epochs": 2}),
+    MethodSpec("fedprox", {"optimiser": "sgd", "lr": 0.5, "mu": 0.1}),
+    MethodSpec("fedsgd", {}),
+    MethodSpec("fedadmm", {"epochs": 2}),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("spec", METHODS, ids=lambda s: f"{s.name}-{s.options.get('optimiser', '')}")
+@pytest.mark.parametrize(("kind", "dropout"), [("stream", 0.0), ("sentences", 0.3)])
+def test_a_block_on_a_track_is_the_block_step_by_step(monkeypatch, device, spec, kind, dropout):
+    method, plain = build_method(spec), a_problem("cpu", kind, dropout)
+    theta = init_params(plain.spec, 1)
+    works = [Work(), Work(epochs=1), Work(share=0.5), Work(pace=0.5), Work()]
+    want = solve_block(plain, theta, range(5), method, 3, works)
+    problem = a_problem(device, kind, dropout)
+    if device == "cpu":
+        replayed(monkeypatch, problem)
+    there = {name: p.to(device) for name, p in theta.items()}
+    solve_block(problem, there, [2, 0], method, 2, works[:2])  # leaves its traces in the places
+    got = solve_block(problem, there, range(5), method, 3, works)
+    for name, u in want.upload.items():
+        torch.testing.assert_close(got.upload[name].cpu(), u, rtol=2e-4, atol=2e-6)
+    for counted in ("loss", "tokens", "worked"):
+        torch.testing.assert_close(getattr(got, counted).cpu(), getattr(want, counted), rtol=1e-5, atol=1e-6)
+    again = solve_block(problem, there, range(5), method, 3, works)
+    assert all(torch.equal(again.upload[name], u) for name, u in got.upload.items()), "the same round, other bits"
+
+
+def test_staged_steps_hold_every_token_once_and_shrink_with_those_at_work():
+    clients = [stream_steps(t, 4, 7) for t in sorted(texts(), key=len, reverse=True)]
+    staged = stage(clients, rows=4, window=7, capacity=5, device="cpu")
+    assert len(staged) == max(len(c) for c in clients)
+    assert sum(int((s.tokens[1] >= 0).sum()) for s in staged) == sum(len(t) - 1 for t in texts())
+    widths = [s.tokens.shape[1] for s in staged]
+    assert widths[0] == 5
+    assert widths[-1] == 1
+    assert widths == sorted(widths, reverse=True)
+    assert [s.fresh for s in staged] == [True] + [False] * (len(staged) - 1)
