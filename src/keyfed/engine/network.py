@@ -101,8 +101,8 @@ class Reader(Protocol):
         ...
 
 
-class _SpecReader:
-    """`Reader` of one of our models."""
+class SpecReader:
+    """`Reader` of one of our models, whose state can also be had as a matrix: one row a text."""
 
     span = 512  # tokens a stream advances between two output products
 
@@ -131,11 +131,21 @@ class _SpecReader:
     def keep(self, state: NetworkState, rows: slice | Sequence[int]) -> NetworkState:
         return tuple(tuple(part[:, rows] for part in layer) for layer in state)
 
+    def pack(self, state: NetworkState) -> Tensor:
+        """[rows, numbers]: all parts of a state, one behind the other."""
+        return torch.cat([part[0] for layer in state for part in layer], -1)
+
+    def unpack(self, packed: Tensor) -> NetworkState:
+        """The state that `pack` made a matrix of."""
+        like = lm.initial_state(self._spec, self._params, 0)
+        parts = iter(packed[None].split([part.shape[-1] for layer in like for part in layer], -1))
+        return tuple(tuple(next(parts).contiguous() for _ in layer) for layer in like)
+
 
 def reader_of(network: Network, params: Params, device: str = "cpu") -> Reader:
     """Return a network with its parameters (not stacked) as something that reads text on a device."""
     there = {name: p.to(device) for name, p in params.items()}
-    return ModuleReader(network, there) if isinstance(network, ModuleNetwork) else _SpecReader(network, there)
+    return ModuleReader(network, there) if isinstance(network, ModuleNetwork) else SpecReader(network, there)
 
 
 def predictor(network: Network, params: Params) -> Predictor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 CHUNK_ELEMENTS = 4_000_000  # logits alive at a time: 16 MB in float32
+SCORED_ELEMENTS = 64_000_000  # the same while scoring on a GPU, where a small product leaves most of it idle
 
 
 def chunks(tokens: int, clients: int, vocab: int, limit: int | None = None) -> Iterator[slice]:
@@ -141,22 +142,52 @@ def score_tokens(features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
     With d = logits − logit of the true token: nats = log Σ exp(d), and the rank counts d > 0.
     """
     m, tokens, _ = features.shape
-    vocab = weight.shape[1]
-    nats, ranks = [], []
-    for part in chunks(tokens, m, vocab):
-        d = torch.baddbmm(bias[:, None], features[:, part], weight.mT)
-        some_nats, some_ranks = _score(d, targets[:, part, None])
-        nats.append(some_nats)
-        ranks.append(some_ranks)
-    if not nats:
-        empty = features.new_zeros(m, 0)
+    parts = [
+        _score(torch.baddbmm(bias[:, None], features[:, part], weight.mT), targets[:, part, None])
+        for part in _scored_chunks(features, tokens, m, weight.shape[1])
+    ]
+    return _joined(parts, features)
+
+
+@torch.no_grad()
+def score_logits(logits: Tensor, targets: Tensor) -> TokenScores:
+    """`score_tokens` where the logits are at hand: [m, tokens, vocabulary] and [m, tokens]."""
+    m, tokens, vocab = logits.shape
+    parts = [
+        _score(logits[:, part].clone(), targets[:, part, None]) for part in _scored_chunks(logits, tokens, m, vocab)
+    ]
+    return _joined(parts, logits)
+
+
+def _scored_chunks(like: Tensor, tokens: int, clients: int, vocab: int) -> Iterator[slice]:
+    return chunks(tokens, clients, vocab, SCORED_ELEMENTS if like.is_cuda else None)
+
+
+def _joined(parts: list[tuple[Tensor, Tensor]], like: Tensor) -> TokenScores:
+    if not parts:
+        empty = like.new_zeros(like.shape[0], 0)
         return TokenScores(empty.double(), empty.long())
-    return TokenScores(torch.cat(nats, 1), torch.cat(ranks, 1))
+    return TokenScores(*(torch.cat(kind, 1) for kind in zip(*parts, strict=True)))
 
 
 def _score(d: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Nats and rank of the true tokens, [m, tokens, 1], under logits [m, tokens, vocabulary], which are used up."""
     d.sub_(d.gather(-1, index))
+    rank = _rank(d, index) if d.is_cuda else _rank_by_signs(d, index)
+    top = d.amax(-1, keepdim=True)
+    nats = d.sub_(top).exp_().sum(-1).double().log() + top[..., 0].double()
+    # Logits that are not finite guess nothing right.
+    return nats, rank.masked_fill_(~torch.isfinite(nats), d.shape[-1])
+
+
+def _rank(d: Tensor, index: Tensor) -> Tensor:
+    """Words above the true one, and those that tie and come before it; never waits for the device."""
+    before = torch.arange(d.shape[-1], device=d.device) < index
+    return ((d > 0) | ((d == 0) & before)).sum(-1)
+
+
+def _rank_by_signs(d: Tensor, index: Tensor) -> Tensor:
+    """The same where counting booleans is slow, which is on a CPU; looks for ties only where there are any."""
     sign = d.sign()
     balance = sign.sum(-1)  # number above − number below; exact in float32 up to 2^24 words
     differing = sign.abs_().sum(-1)  # number above + number below
@@ -164,17 +195,4 @@ def _score(d: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     if bool((differing < d.shape[-1] - 1).any()):  # somebody ties
         before = torch.arange(d.shape[-1], device=d.device) < index
         rank += ((d == 0) & before).sum(-1)
-    top = d.amax(-1, keepdim=True)
-    nats = d.sub_(top).exp_().sum(-1).double().log() + top[..., 0].double()
-    # Logits that are not finite guess nothing right.
-    return nats, rank.masked_fill_(~torch.isfinite(nats), d.shape[-1])
-
-
-@torch.no_grad()
-def score_logits(logits: Tensor, targets: Tensor) -> TokenScores:
-    """`score_tokens` where the logits are at hand: [m, tokens, vocabulary] and [m, tokens]."""
-    m, tokens, vocab = logits.shape
-    parts = [_score(logits[:, part].clone(), targets[:, part, None]) for part in chunks(tokens, m, vocab)]
-    if not parts:
-        return TokenScores(logits.new_zeros(m, 0).double(), targets)
-    return TokenScores(*(torch.cat(kind, 1) for kind in zip(*parts, strict=True)))
+    return rank

@@ -7,8 +7,7 @@ after the first predicted, line ends included, nothing padded counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,13 +17,12 @@ from numpy.typing import NDArray
 
 from keyfed.engine.network import Network, Reader, reader_of
 from keyfed.model.language_model import Params
+from keyfed.run.reading import Ids, score_streams
 from keyfed.text.batches import lines_of
-from keyfed.text.vocab import BOS, EOS, PAD, UNK
+from keyfed.text.vocab import BOS, EOS, UNK
 
-Ids = NDArray[np.int32]
-SIDE_BY_SIDE = 32  # streams read in one batch
-LINES_SIDE_BY_SIDE = 128  # lines, which are short
-FEW_STREAMS = 8  # side by side, below which a time step is too little work to be worth waking a second thread
+SIDE_BY_SIDE, SIDE_BY_SIDE_GPU = 32, 128  # streams read in one batch
+LINES_SIDE_BY_SIDE, LINES_SIDE_BY_SIDE_GPU = 128, 512  # lines, which are short
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,64 +92,21 @@ def limit_streams(streams: Mapping[str, Ids], most: int | None) -> dict[str, Ids
     return {name: s[: max(2, round(len(s) * most / total))] for name, s in streams.items()}
 
 
-@contextmanager
-def one_thread(really: bool) -> Iterator[None]:
-    """Compute on one thread inside the block, if `really`."""
-    before = torch.get_num_threads()
-    if really:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@torch.no_grad()
 def _score_group(reader: Reader, group: list[Ids], device: str) -> list[Score]:
-    """Read streams side by side, [streams, time]; sorted by length, so that finished ones drop off the end."""
-    order = sorted(range(len(group)), key=lambda i: -len(group[i]))
-    streams = [group[i] for i in order]
-    state = None
-    nats = [np.empty(len(s) - 1) for s in streams]
-    ranks = [np.empty(len(s) - 1, np.int64) for s in streams]
-    for at in range(0, len(streams[0]) - 1, reader.span):
-        lengths = [min(reader.span, len(s) - 1 - at) for s in streams if len(s) - 1 > at]
-        alive, time = len(lengths), lengths[0]
-        state = None if state is None else reader.keep(state, slice(alive))
-        tokens = np.full((2, alive, time), PAD, np.int64)
-        for row, n in enumerate(lengths):
-            tokens[:, row, :n] = streams[row][at : at + n], streams[row][at + 1 : at + n + 1]
-        inputs, targets = torch.from_numpy(tokens).to(device)
-        with one_thread(alive <= FEW_STREAMS):
-            x, state = reader.read(inputs, state)
-        # Padded positions are dropped before the output layer, which is where the time goes.
-        real = torch.arange(time, device=device) < torch.tensor(lengths, device=device)[:, None]
-        scores = reader.score(x[real], targets[real])
-        ends = np.cumsum(lengths)
-        for row, (some_nats, some_ranks) in enumerate(
-            zip(
-                np.split(scores.nats[0].cpu().numpy(), ends)[:-1],
-                np.split(scores.rank[0].cpu().numpy(), ends)[:-1],
-                strict=True,
-            )
-        ):
-            nats[row][at : at + lengths[row]] = some_nats
-            ranks[row][at : at + lengths[row]] = some_ranks
-    out = [Score()] * len(group)
-    for place, i in enumerate(order):
-        out[i] = score_of(group[i][1:], nats[place], ranks[place])
-    return out
+    """Score streams that are read side by side."""
+    found = score_streams(reader, group, device)
+    return [score_of(stream[1:], nats, rank) for stream, (nats, rank) in zip(group, found, strict=True)]
 
 
 def evaluate(spec: Network, params: Params, streams: Mapping[str, Ids], device: str = "cpu") -> dict[str, Score]:
     """Score every stream from a zero state; `params` is one model, not stacked."""
     reader = reader_of(spec, params, device)
     names = sorted(streams, key=lambda name: -len(streams[name]))
+    together = SIDE_BY_SIDE if torch.device(device).type == "cpu" else SIDE_BY_SIDE_GPU
     out: dict[str, Score] = {}
-    for at in range(0, len(names), SIDE_BY_SIDE):
-        group = names[at : at + SIDE_BY_SIDE]
-        scores = _score_group(reader, [streams[name] for name in group], device)
-        out.update(zip(group, scores, strict=True))
+    for at in range(0, len(names), together):
+        group = names[at : at + together]
+        out.update(zip(group, _score_group(reader, [streams[name] for name in group], device), strict=True))
     return {name: out[name] for name in streams}
 
 
@@ -160,11 +115,12 @@ def evaluate_sentences(spec: Network, params: Params, streams: Mapping[str, Ids]
     lines = [np.concatenate([np.array([BOS], np.int32), line]) for s in streams.values() for line in lines_of(s)]
     reader = reader_of(spec, params, device)
     lines.sort(key=len)
+    together = LINES_SIDE_BY_SIDE if torch.device(device).type == "cpu" else LINES_SIDE_BY_SIDE_GPU
     return sum(
         (
             score
-            for at in range(0, len(lines), LINES_SIDE_BY_SIDE)
-            for score in _score_group(reader, lines[at : at + LINES_SIDE_BY_SIDE], device)
+            for at in range(0, len(lines), together)
+            for score in _score_group(reader, lines[at : at + together], device)
         ),
         Score(),
     )

@@ -146,3 +146,29 @@ def test_logits_that_are_not_finite_guess_nothing_right():
     scores = score_tokens(features, torch.ones(1, 6, 4), torch.zeros(1, 6), torch.tensor([[0, 1, 5]]))
     assert (scores.rank == 6).all()
     assert not torch.isfinite(scores.nats).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_both_ways_of_ranking_agree_with_and_without_ties(dtype):
+    g = torch.Generator().manual_seed(1)
+    index = torch.randint(9, (2, 50, 1), generator=g)
+    tied = torch.randint(-1, 2, (2, 50, 9), generator=g).to(dtype)
+    untied = torch.rand(2, 50, 9, generator=g).to(dtype)
+    for logits in (tied, untied):
+        d = logits - logits.gather(-1, index)
+        ranks = output._rank(d, index)
+        assert torch.equal(ranks, output._rank_by_signs(d, index))
+        best_first = logits.argsort(dim=-1, descending=True, stable=True)
+        assert torch.equal(ranks, (best_first == index).long().argmax(-1))
+
+
+def test_scores_of_logits_at_hand_are_those_of_the_layer():
+    features, weight, bias, targets, _ = draw(2, 7, 5, 3, seed=4)
+    want = score_tokens(features, weight, bias, targets)
+    logits = torch.baddbmm(bias[:, None], features, weight.mT)
+    kept = logits.clone()
+    got = output.score_logits(logits, targets)
+    torch.testing.assert_close(got.nats, want.nats)
+    assert torch.equal(got.rank, want.rank)
+    assert torch.equal(logits, kept)  # a caller's logits are not used up
+    assert output.score_logits(logits[:, :0], targets[:, :0]).nats.shape == (2, 0)
