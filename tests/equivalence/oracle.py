@@ -188,7 +188,13 @@ def client_epochs(problem: Problem, client: int, rows: int, epochs: int, round: 
     batching = replace(problem.batching, rows=rows)
     text = limit_text(problem.store.stream(client), batching, derive_seed(problem.seed, round, name, "text"))
     return [
-        epoch_steps(text, batching, derive_seed(problem.seed, round, name, "order", epoch)) for epoch in range(epochs)
+        epoch_steps(
+            text,
+            batching,
+            derive_seed(problem.seed, round, name, "order", epoch),
+            derive_seed(problem.seed, round, "lengths", epoch),
+        )
+        for epoch in range(epochs)
     ]
 
 

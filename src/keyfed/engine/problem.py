@@ -195,7 +195,8 @@ class TextObjective:
         if self._problem.sweep is not None:
             return sweep_steps(stream, self._batching, self._problem.sweep, self._round)
         stream = limit_text(stream, self._batching, self._seed(client, "text"))
-        return epoch_steps(stream, self._batching, self._seed(client, "order", epoch))
+        shared = derive_seed(self._problem.seed, self._round, "lengths", epoch)  # no client in it: all have the same
+        return epoch_steps(stream, self._batching, self._seed(client, "order", epoch), shared)
 
     def _affordable(self, steps: list[Step], work: Work, epoch: int) -> list[Step]:
         """Cut an epoch's steps where the client's share of the work ends; every client takes at least one step."""

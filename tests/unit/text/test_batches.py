@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keyfed.config import Config, apply_settings
+from keyfed.federated.sampling import sample_cohort
+from keyfed.run.encode import window_of
+from keyfed.run.prepare import prepare
 from keyfed.text.batches import (
-    BUCKET,
     Batching,
     epoch_steps,
+    length_order,
     limit_text,
     lines_of,
     sentence_steps,
+    stacked_width,
     stream_steps,
     sweep_steps,
 )
 from keyfed.text.vocab import BOS, EOS, PAD, SPECIALS
 
+DATA = Path(os.environ.get("KEYFED_DATA") or Path(__file__).parents[4] / "shared" / "data")
 FIRST = len(SPECIALS)
 
 
@@ -114,18 +122,16 @@ def test_a_clients_shapes_depend_on_that_client_alone():
 
 
 @settings(max_examples=80, deadline=None)
-@given(text=texts(), seed=st.integers(0, 10**6), **sizes)
-def test_every_line_is_read_once_from_its_start(text, rows, window, seed):
-    steps = sentence_steps(text, rows, window, seed)
+@given(text=texts(), seed=st.integers(0, 10**6), shared=st.integers(0, 10**6), **sizes)
+def test_every_line_is_read_once_from_its_start(text, rows, window, seed, shared):
+    steps = sentence_steps(text, rows, window, seed, shared)
     check_shapes(steps)
     want = Counter(tuple(line[:window].tolist()) for line in lines_of(text))
     found: Counter = Counter()
     for s in steps:
         assert s.fresh
         assert 1 <= s.inputs.shape[0] <= rows
-        time = s.inputs.shape[1]
-        assert time <= window
-        assert time % BUCKET == 0 or time == window
+        assert s.inputs.shape[1] == s.mask.sum(axis=1).max() <= window  # padded to its own longest line
         for inputs, targets, mask in zip(s.inputs, s.targets, s.mask, strict=True):
             n = int(mask.sum())
             assert mask[:n].all()  # padding comes after the line
@@ -136,21 +142,87 @@ def test_every_line_is_read_once_from_its_start(text, rows, window, seed):
     assert found == want
 
 
-def test_batches_hold_lines_of_similar_length():
-    text = ids([*range(10, 13), EOS, *range(20, 34), EOS, *range(40, 43), EOS])
-    shapes = sorted(s.inputs.shape for s in sentence_steps(text, 8, 64, seed=1))
-    assert shapes == [(1, 16), (2, 8)]
+@settings(max_examples=80, deadline=None)
+@given(text=texts(), seed=st.integers(0, 10**6), **sizes)
+def test_batches_hold_lines_of_neighbouring_length_and_only_the_shortest_lacks_rows(text, rows, window, seed):
+    steps = sentence_steps(text, rows, window, seed, shared=3)
+    each = [sorted(s.mask.sum(axis=1).tolist()) for s in steps]
+    by_length = sorted(each, key=lambda own: (own[-1], own[0], len(own)))
+    assert [n for own in by_length for n in own] == sorted(min(len(line), window) for line in lines_of(text))
+    assert all(len(own) == rows for own in by_length[1:])
 
 
-def test_the_order_of_sentences_is_drawn_by_the_seed():
+def first_words(steps) -> list[int]:
+    return [first for s in steps for first in s.targets[:, 0].tolist()]
+
+
+def test_lines_of_one_length_are_dealt_out_by_the_clients_seed():
     text = ids(t for k in range(40) for t in (FIRST + k, EOS))
 
     def order(seed):
-        return [first for s in sentence_steps(text, 3, 8, seed) for first in s.targets[:, 0].tolist()]
+        return first_words(sentence_steps(text, 3, 8, seed, shared=1))
 
     assert order(1) == order(1)
     assert order(1) != order(2)
     assert sorted(order(1)) == sorted(order(2))
+
+
+def test_the_order_of_lengths_is_drawn_by_the_shared_seed_alone():
+    text = ids(t for n in range(1, 41) for t in (*[FIRST] * n, EOS))
+
+    def lengths(seed, shared):
+        return [s.inputs.shape[1] for s in sentence_steps(text, 2, 64, seed, shared)]
+
+    assert lengths(1, 1) == lengths(2, 1)
+    assert lengths(1, 1) != lengths(1, 2)
+    assert lengths(1, 1) not in (sorted(lengths(1, 1)), sorted(lengths(1, 1), reverse=True))
+
+
+@settings(max_examples=80, deadline=None)
+@given(batches=st.integers(8, 60), more=st.integers(0, 3), shared=st.integers(0, 10**6))
+def test_clients_with_nearly_as_many_batches_are_at_nearly_the_same_quantile(batches, more, shared):
+    mine, other = length_order(batches, shared), length_order(batches + more, shared)
+    assert sorted(mine) == list(range(batches))
+    apart = [abs((a + 0.5) / batches - (b + 0.5) / (batches + more)) for a, b in zip(mine, other, strict=False)]
+    if more == 0:
+        assert apart == [0] * batches
+    # Where a bin ends sooner for one of them they differ by bins, but at no more than `more` steps for each bin.
+    assert sum(gap > 1 / 8 + 1 / batches for gap in apart) <= 8 * more
+
+
+def padding(cohort, rows: int, window: int, bucket: int = 8) -> tuple[float, float]:
+    """Return which shares of the tokens that a block in lockstep computes are padding, and idle clients' in particular.
+
+    At step i the i-th batches of all clients are padded to [clients, rows, width]; a client without one is idle.
+    """
+    computed = idle = 0
+    for number in range(max(map(len, cohort))):
+        present = [steps[number] for steps in cohort if number < len(steps)]
+        area = rows * stacked_width([s.inputs.shape[1] for s in present], window, bucket)
+        computed += len(cohort) * area
+        idle += (len(cohort) - len(present)) * area
+    real = sum(int(s.mask.sum()) for steps in cohort for s in steps)
+    return 1 - real / computed, idle / computed
+
+
+def test_padding_counts_missing_clients_rows_and_columns():
+    long, short = (sentence_steps(ids([*range(4, 3 + n), EOS]), 2, 16, 1, 1) for n in (9, 2))
+    assert padding([long + long, short], rows=2, window=16) == (1 - 20 / 128, 32 / 128)
+    assert padding([long + long, short], rows=2, window=10) == (1 - 20 / 80, 20 / 80)
+
+
+@pytest.mark.skipif(not (DATA / "ptb").is_dir(), reason=f"no ptb in {DATA} (set KEYFED_DATA)")
+def test_less_than_a_quarter_of_a_stacked_cohort_on_ptb_is_padding():
+    config = apply_settings(Config(), [f"data.dir={DATA}", "data.name=ptb", "model.name=gru"])
+    store, window = prepare(config).store, window_of(config)
+    assert len(store) == 100
+
+    def cohort(round, shared):
+        members = sample_cohort(len(store), 10, 1, round)
+        return [sentence_steps(store.stream(k), 10, window, k, shared(k)) for k in members]
+
+    assert max(padding(cohort(r, lambda _, r=r: r), 10, window)[0] for r in range(3)) < 0.25
+    assert padding(cohort(0, lambda client: client), 10, window)[0] > 0.3  # it is the shared seed that does it
 
 
 @settings(max_examples=40, deadline=None)
@@ -177,7 +249,7 @@ def test_limits_are_kept(text, seed, sentences, tokens, kind):
     batching = Batching(kind, 3, 7, sentences, tokens)
     limited = limit_text(text, batching, seed)
     assert np.array_equal(limited, limit_text(text, batching, seed))
-    steps = epoch_steps(limited, batching, seed)
+    steps = epoch_steps(limited, batching, seed, seed)
     predicted = sum(int(s.mask.sum()) for s in steps)
     if tokens is not None:
         assert predicted <= tokens
@@ -198,7 +270,7 @@ def test_limits_are_kept(text, seed, sentences, tokens, kind):
 def test_a_limit_of_tokens_is_used_up(kind):
     text = ids(t for k in range(30) for t in (FIRST + k, FIRST + 100 + k, EOS))
     batching = Batching(kind, 3, 7, max_tokens=20)
-    steps = epoch_steps(limit_text(text, batching, 1), batching, 1)
+    steps = epoch_steps(limit_text(text, batching, 1), batching, 1, 1)
     assert sum(int(s.mask.sum()) for s in steps) == 20
 
 
@@ -214,9 +286,9 @@ def test_limits_draw_every_part_of_the_text():
 def test_an_epoch_is_cut_as_the_batching_says():
     text = ids([5, 6, EOS, 7, 8, 9, EOS])
     stream, sentences = Batching("stream", 2, 3), Batching("sentences", 2, 3)
-    assert [s.fresh for s in epoch_steps(text, stream, 1)] == [True]
-    assert all(s.inputs[:, 0].tolist() == [BOS] * len(s.inputs) for s in epoch_steps(text, sentences, 1))
-    assert len(epoch_steps(text, replace(stream, rows=1), 1)) == 2
+    assert [s.fresh for s in epoch_steps(text, stream, 1, 1)] == [True]
+    assert all(s.inputs[:, 0].tolist() == [BOS] * len(s.inputs) for s in epoch_steps(text, sentences, 1, 1))
+    assert len(epoch_steps(text, replace(stream, rows=1), 1, 1)) == 2
 
 
 # The endless pass of central training
