@@ -13,7 +13,7 @@ import json
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,10 @@ import torch
 
 from keyfed.errors import ConfigError, KeyfedError, nearest
 from keyfed.model.presets import PRESETS, preset
-from keyfed.run.bench_measure import Cost, contenders_of, measure_apart, measure_cuda, missing
+from keyfed.run.bench_measure import Cost, Say, contenders_of, measure_apart, measure_cuda, missing
 from keyfed.run.contenders import BATCH, LR, MOMENTUM, SPECIALS, Task
 
 AGREE = {"fp32": 1e-3, "bf16": 5e-2}  # largest relative difference of the movement from `plain`'s
-Say = Callable[[str], None]
 
 
 def bench(
@@ -112,7 +111,7 @@ def measure_table(task: Task, chosen: Sequence[str], repeats: int, say: Say) -> 
                 say(f"V = {task.vocab:,}, {task.clients} clients, run {number + 1} of {repeats}: {who} "
                     + (f"{spent:.2f} CPU s" if spent is not None else runs[who][-1]["note"]))  # fmt: skip
     else:
-        runs = measure_cuda({who: replace(task, precision=known[who].precision) for who in able}, repeats)
+        runs = measure_cuda({who: replace(task, precision=known[who].precision) for who in able}, repeats, say)
     rows: dict[str, Cost] = {}
     for who in chosen:
         note = notes[who] or next((r["note"] for r in runs[who] if "note" in r), None)
@@ -163,8 +162,10 @@ def machine(device: str) -> dict[str, Any]:
         name = models[0] if models else name
     here: dict[str, Any] = {"cpu": name, "torch": torch.__version__, "threads": 1}
     if device == "cuda":
-        tf32 = {"matmul": torch.backends.cuda.matmul.allow_tf32, "cudnn": torch.backends.cudnn.allow_tf32}
-        here |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "tf32": tf32}
+        # What "fp32" means in the products: torch's own defaults, in which cuDNN may use TF32 for the recurrence.
+        backends: Any = torch.backends
+        fp32 = {"matmul": backends.cuda.matmul.fp32_precision, "rnn": backends.cudnn.rnn.fp32_precision}
+        here |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "fp32": fp32}
     return {**here, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
 
 
@@ -228,21 +229,29 @@ def remarks(rows: dict[str, Cost]) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Run `bench` with arguments given as JSON; result as JSON on stdout, the table on stderr."""
     try:
-        asked = json.loads(arguments[0] if arguments else "{}")
-    except json.JSONDecodeError as e:
-        sys.stderr.write(f"error: the argument is not JSON: {e}\n")
-        return 2
-    try:
-        unknown = sorted(set(asked) - (set(inspect.signature(bench).parameters) - {"say"}))
-        if unknown:
-            raise ConfigError(f'"{unknown[0]}" is no argument of the benchmark')
-        result = bench(**asked, say=lambda line: print(line, file=sys.stderr, flush=True))
+        result = bench(**parse(arguments[0] if arguments else "{}"), say=lambda line: print(line, file=sys.stderr))
     except KeyfedError as e:
         sys.stderr.write(f"error: {e}\n")
         return 2
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stderr.write(bench_text(result) + "\n")
     return 0
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Read arguments of `bench` from JSON: the names and kinds it has, or ConfigError."""
+    try:
+        asked = dict(json.loads(text))
+    except (ValueError, TypeError) as e:
+        raise ConfigError(f"the argument is no JSON object: {e}") from None
+    known = inspect.signature(bench).parameters
+    for name, value in asked.items():
+        if name not in known or name == "say":
+            raise ConfigError(f'"{name}" is no argument of the benchmark{nearest(name, known)}')
+        kind = type(known[name].default)
+        if not isinstance(value, list if kind is tuple else kind):
+            raise ConfigError(f"{name} is {json.dumps(value)}; expected {'a list' if kind is tuple else kind.__name__}")
+    return asked
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
@@ -20,10 +21,12 @@ from typing import Any, NamedTuple
 import torch
 
 from keyfed.errors import ConfigError, KeyfedError
+from keyfed.model.language_model import Params
 from keyfed.run.bench_floor import measure_floor
-from keyfed.run.contenders import Open, Task, central, keyfed, movement, plain
+from keyfed.run.contenders import Open, Round, Task, central, keyfed, movement, plain
 
 Cost = dict[str, Any]
+Say = Callable[[str], None]  # is told how far it is
 
 
 class Contender(NamedTuple):
@@ -87,8 +90,8 @@ def missing(contender: Contender, task: Task) -> str | None:
         if any(find_spec(name) is None for name in wanted):
             return "not installed"
     needed = task.clients * sum(4 * p.numel() for p in task.params.values())
-    if contender.hoards and needed > 0.7 * free_bytes(task.device):
-        return f"keeps {needed / 1e9:.1f} GB of client weights, more than there is"
+    if contender.hoards and needed > 0.5 * free_bytes(task.device):
+        return f"left out: keeps {needed / 1e9:.1f} GB of client weights, more than half of the free memory"
     return None
 
 
@@ -197,31 +200,25 @@ def measure_apart(who: str, asked: dict[str, Any]) -> Cost:
     return {"note": f"failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"}
 
 
-def measure_cuda(tasks: dict[str, Task], repeats: int, warm_ups: int = 2) -> dict[str, list[Cost]]:
+def measure_cuda(tasks: dict[str, Task], repeats: int, say: Say, warm_ups: int = 2) -> dict[str, list[Cost]]:
     """Measure rounds on a GPU, interleaved in this process, every contender made ready and warmed up before.
 
     Memory is the peak of what a contender allocates while it is made ready and warmed up, others' not counted: a graph
-    that is replayed allocates nothing any more.
+    that is replayed allocates nothing any more. One that cannot be made ready has that as its row's note.
     """
     runs: dict[str, list[Cost]] = {who: [] for who in tasks}
     with ExitStack() as stack:
-        rounds, fixed = {}, {}
+        rounds: dict[str, Round] = {}
+        fixed: dict[str, Cost] = {}
         for who, task in tasks.items():
-            opener = ON_CUDA[who].open
-            assert opener is not None
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
+            began = time.perf_counter()
             try:
-                rounds[who] = stack.enter_context(opener(task))
-            except KeyfedError as e:
-                runs[who] = [{"note": str(e)}]
-                continue
-            for _ in range(warm_ups):
-                result = rounds[who](task.cohort)
-            peak = torch.cuda.max_memory_allocated() - before
-            fixed[who] = {"peak_bytes": peak, "check": movement(task, result)}
-            del result
+                rounds[who], fixed[who] = make_ready(who, task, stack, warm_ups)
+            except Exception as e:
+                if not isinstance(e, KeyfedError):
+                    traceback.print_exc()  # a defect, but minutes of a GPU are not to be lost for it
+                runs[who] = [{"note": str(e) if isinstance(e, KeyfedError) else f"failed: {type(e).__name__}"}]
+            say(f"{who}: ready after {time.perf_counter() - began:.1f} s")
         for _ in range(repeats):
             for who, round in rounds.items():
                 torch.cuda.synchronize()
@@ -231,6 +228,21 @@ def measure_cuda(tasks: dict[str, Task], repeats: int, warm_ups: int = 2) -> dic
                 wall, spent = time.perf_counter() - wall, time.process_time() - spent
                 runs[who].append({"wall_seconds": wall, "cpu_seconds": spent, **fixed[who]})
     return runs
+
+
+def make_ready(who: str, task: Task, stack: ExitStack, warm_ups: int) -> tuple[Round, Cost]:
+    """Open a contender on a GPU and run it `warm_ups` times; return its round, its peak memory and what it computed."""
+    opener = ON_CUDA[who].open
+    assert opener is not None
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    round = stack.enter_context(opener(task))
+    result: Params = {}
+    for _ in range(warm_ups):
+        result = round(task.cohort)
+    peak = torch.cuda.max_memory_allocated() - before
+    return round, {"peak_bytes": peak, "check": movement(task, result)}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from keyfed.errors import ConfigError
 from keyfed.run.drawing import LIGHT, Theme, png
 
-PANEL = (4.6, 4.4)  # inches of one vocabulary
+HEIGHT, MARGIN, BAR = 4.4, 1.4, 0.46  # inches: of the figure, beside the bars of a panel, and of a bar with its label
 
 
 def measured(table: dict[str, Any]) -> dict[str, float]:
@@ -30,7 +30,7 @@ def draw_vocabulary(axes: Any, theme: Theme, tables: list[dict[str, Any]]) -> No
         places = [names.index(who) + (number - (len(tables) - 1) / 2) * width for who in speed]
         label = f"{table['clients']:,} clients"
         bars = axes.bar(places, list(speed.values()), 0.92 * width, color=theme.colours[number % 7], label=label)
-        axes.bar_label(bars, [short(v) for v in speed.values()], padding=2, fontsize=8)
+        axes.bar_label(bars, [short(v) for v in speed.values()], padding=2, fontsize=7.5)
     axes.set_xticks(range(len(names)), names, rotation=35, ha="right", rotation_mode="anchor")
     axes.set_title(f"V = {tables[0]['vocab']:,}")
     axes.set_ylabel("tokens per second")
@@ -64,7 +64,8 @@ def plot_bench(result: dict[str, Any], file: Path) -> None:
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=max(1, len(labels)))
 
-    file.write_bytes(png(paint, LIGHT, (PANEL[0] * max(1.3, len(vocabularies)), PANEL[1])))
+    bars = sum(max(4, len(measured(table))) for table in result["tables"])
+    file.write_bytes(png(paint, LIGHT, (MARGIN * len(vocabularies) + BAR * bars, HEIGHT)))
 
 
 def check_file(file: Path) -> None:

@@ -29,6 +29,7 @@ from keyfed.text.batches import Step, stream_steps
 from keyfed.text.vocab import PAD
 
 WARM_STEPS = 3  # before the capture, on a side stream: cuDNN picks its kernels, the optimiser makes its buffers
+SOME_WORD = PAD + 1  # targets that count while the graph is captured
 
 
 class GraphTrainer:
@@ -81,26 +82,23 @@ class GraphTrainer:
                 if fresh:
                     for s in self._state:
                         s.zero_()
-                self._inputs.copy_(inputs, non_blocking=True)
-                self._targets.copy_(targets, non_blocking=True)
+                self._inputs.copy_(inputs)
+                self._targets.copy_(targets)
                 self._graph.replay()
         return {name: p.clone() for name, p in self.model.state_dict().items()}
 
 
-SOME_WORD = PAD + 1  # targets that count while the graph is captured
-
-
-def padded(step: Step, window: int) -> tuple[Tensor, Tensor, bool]:
-    """Return inputs and targets of a step, as wide as every other; padding counts for nothing."""
-    missing = ((0, 0), (0, window - step.inputs.shape[1]))
-    inputs, targets = (torch.from_numpy(np.pad(a, missing, constant_values=PAD)).pin_memory() for a in step[:2])
+def padded(step: Step, task: Task) -> tuple[Tensor, Tensor, bool]:
+    """Return inputs and targets of a step on the device, as wide as every other; padding counts for nothing."""
+    missing = ((0, 0), (0, task.window - step.inputs.shape[1]))
+    inputs, targets = (torch.from_numpy(np.pad(a, missing, constant_values=PAD)).to(task.device) for a in step[:2])
     return inputs, targets, step.fresh
 
 
 @contextmanager
 def plain_graph(task: Task) -> Iterator[Round]:
     """FedAvg, one client after the other, every step the replay of one graph."""
-    steps = {k: [padded(s, task.window) for s in stream_steps(task.texts[k], BATCH, task.window)] for k in task.cohort}
+    steps = {k: [padded(s, task) for s in stream_steps(task.texts[k], BATCH, task.window)] for k in task.cohort}
     trainer = GraphTrainer(task, steps[0][0][0].shape[0])
 
     def round(cohort: Sequence[int]) -> Params:
