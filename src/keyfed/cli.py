@@ -236,7 +236,7 @@ def bench(
     repeats: Annotated[int, typer.Option(help="Runs of each, interleaved; medians are printed.")] = 3,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     only: Annotated[list[str] | None, typer.Option(help="Contender to measure; repeatable. All by default.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Also draw tokens per second into this PNG file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the speeds into this PNG file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure one FedAvg round: our engine beside a plain PyTorch loop, central training and, where installed, others.

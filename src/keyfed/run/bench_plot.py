@@ -1,4 +1,4 @@
-"""The plot of `keyfed bench`: tokens per second by contender, one panel per vocabulary, bars grouped by cohort."""
+"""The plot of `keyfed bench`: speed by contender, one panel per vocabulary, bars grouped by cohort."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ from keyfed.run.drawing import LIGHT, Theme, png
 HEIGHT, MARGIN, BAR = 4.4, 1.4, 0.46  # inches: of the figure, beside the bars of a panel, and of a bar with its label
 
 
-def measured(table: dict[str, Any]) -> dict[str, float]:
-    """Return tokens per second of those who ran; the floor's are those of its products alone."""
-    speeds = {}
-    for who, row in table["rows"].items():
-        key = "tokens_per_second" if "tokens_per_second" in row else "tokens_per_cpu_second"
-        if key in row:
-            speeds[who] = float(row[key])
-    return speeds
+def measured(table: dict[str, Any], device: str) -> dict[str, float]:
+    """Return the speed of those who ran: tokens per second of a GPU's clock, tokens per second of CPU time."""
+    key = "tokens_per_cpu_second" if device == "cpu" else "tokens_per_second"
+    return {who: float(row[key]) for who, row in table["rows"].items() if key in row}
 
 
-def draw_vocabulary(axes: Any, theme: Theme, tables: list[dict[str, Any]]) -> None:
+def draw_vocabulary(axes: Any, theme: Theme, tables: list[dict[str, Any]], device: str) -> None:
     """Draw one vocabulary: a group of bars for every contender, a bar for every cohort, its value above."""
-    speeds = [measured(table) for table in tables]
+    speeds = [measured(table, device) for table in tables]
     names = list(dict.fromkeys(who for table in speeds for who in table))
     width = 0.8 / len(tables)
     for number, (table, speed) in enumerate(zip(tables, speeds, strict=True)):
@@ -33,7 +29,7 @@ def draw_vocabulary(axes: Any, theme: Theme, tables: list[dict[str, Any]]) -> No
         axes.bar_label(bars, [short(v) for v in speed.values()], padding=2, fontsize=7.5)
     axes.set_xticks(range(len(names)), names, rotation=35, ha="right", rotation_mode="anchor")
     axes.set_title(f"V = {tables[0]['vocab']:,}")
-    axes.set_ylabel("tokens per second")
+    axes.set_ylabel("tokens per CPU second" if device == "cpu" else "tokens per second")
     axes.yaxis.set_major_formatter(lambda value, _: short(value))
     axes.grid(visible=False, axis="x")
     axes.margins(y=0.12)
@@ -60,11 +56,11 @@ def plot_bench(result: dict[str, Any], file: Path) -> None:
     def paint(figure: Any, theme: Theme) -> None:
         for number, vocab in enumerate(vocabularies):
             axes = figure.add_subplot(1, len(vocabularies), number + 1)
-            draw_vocabulary(axes, theme, [table for table in result["tables"] if table["vocab"] == vocab])
+            draw_vocabulary(axes, theme, [t for t in result["tables"] if t["vocab"] == vocab], result["device"])
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=max(1, len(labels)))
 
-    bars = sum(max(4, len(measured(table))) for table in result["tables"])
+    bars = sum(max(4, len(measured(table, result["device"]))) for table in result["tables"])
     file.write_bytes(png(paint, LIGHT, (MARGIN * len(vocabularies) + BAR * bars, HEIGHT)))
 
 

@@ -142,12 +142,13 @@ def test_movement_is_the_distance_over_all_layers():
 
 def test_the_plot_has_a_panel_for_every_vocabulary_and_leaves_out_who_did_not_run(tmp_path):
     rows = {
-        "plain": {"tokens_per_second": 5e3},
+        "plain": {"tokens_per_second": 5e3, "tokens_per_cpu_second": 6e3},
         "floor": {"tokens_per_cpu_second": 9e3},
         "pfl": {"note": "not installed"},
     }
     tables = [{"vocab": v, "clients": c, "rows": rows} for v in (50, 60) for c in (2, 4)]
-    assert measured(tables[0]) == {"plain": 5e3, "floor": 9e3}
-    plot_bench({"tables": tables}, tmp_path / "two.png")
-    plot_bench({"tables": tables[:1]}, tmp_path / "one.png")
+    assert measured(tables[0], "cpu") == {"plain": 6e3, "floor": 9e3}
+    assert measured(tables[0], "cuda") == {"plain": 5e3}
+    plot_bench({"tables": tables, "device": "cpu"}, tmp_path / "two.png")
+    plot_bench({"tables": tables[:1], "device": "cuda"}, tmp_path / "one.png")
     assert (tmp_path / "two.png").stat().st_size > (tmp_path / "one.png").stat().st_size > 1000
