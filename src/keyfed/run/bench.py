@@ -235,13 +235,19 @@ def remarks(rows: dict[str, Cost]) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Run `bench` with arguments given as JSON; result as JSON on stdout, the table on stderr."""
     try:
-        result = bench(**parse(arguments[0] if arguments else "{}"), say=lambda line: print(line, file=sys.stderr))
+        result = bench(**parse(arguments[0] if arguments else "{}"), say=write_line)
     except KeyfedError as e:
         sys.stderr.write(f"error: {e}\n")
         return 2
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stderr.write(bench_text(result) + "\n")
     return 0
+
+
+def write_line(line: str) -> None:
+    """Say on stderr how far it is."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
 
 
 def parse(text: str) -> dict[str, Any]:
