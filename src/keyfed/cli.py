@@ -228,17 +228,36 @@ def conformance(run: RunArgument, as_json: JsonOption = False) -> None:
 
 @app.command()
 def bench(
-    model: Annotated[str, typer.Option(help="Model preset.")] = "gru",
-    vocab: Annotated[int, typer.Option(help="Vocabulary size.", min=100)] = 10_000,
-    clients: Annotated[int, typer.Option(help="Clients of the round.", min=1)] = 10,
-    tokens: Annotated[int, typer.Option(help="Tokens of each client.", min=100)] = 8_890,
-    repeats: Annotated[int, typer.Option(help="Runs of each, interleaved; medians are printed.", min=1)] = 3,
+    model: Annotated[str, typer.Option(help="Model preset with a counterpart in torch.nn: gru, lstm, …")] = "gru",
+    vocab: Annotated[list[int] | None, typer.Option(help="Vocabulary size; repeatable.  [default: 10000]")] = None,
+    clients: Annotated[list[int] | None, typer.Option(help="Clients of the round; repeatable.  [default: 10]")] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of each client.")] = 8_890,
+    epochs: Annotated[int, typer.Option(help="Local passes over the text.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Runs of each, interleaved; medians are printed.")] = 3,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    only: Annotated[list[str] | None, typer.Option(help="Contender to measure; repeatable. All by default.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the speeds into this PNG file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure one FedAvg round on one thread: our engine beside a plain PyTorch loop, in the same run."""
-    from keyfed.run.bench import bench_round, bench_text
+    """Measure one FedAvg round: our engine beside a plain PyTorch loop, central training and, where installed, others.
 
-    result = bench_round(model=model, vocab=vocab, clients=clients, tokens=tokens, repeats=repeats)
+    FedAtt's settings: SGD 0.01 with momentum 0.5, B = 10, text as streams. On a CPU every run is a process of its own
+    with one thread; on a GPU all run in one process after a warm-up. pfl and Flower are measured where installed (CPU).
+
+      keyfed bench --vocab 10000 --vocab 33278 --repeats 7 --plot bench.png
+    """
+    from keyfed.run.bench import bench as measure
+    from keyfed.run.bench import bench_text
+    from keyfed.run.bench_plot import check_file, plot_bench
+
+    if plot is not None:
+        check_file(plot)
+    result = measure(
+        model=model, vocab=vocab or [10_000], clients=clients or [10], tokens=tokens, epochs=epochs, repeats=repeats,
+        device=device, only=only or (), say=lambda line: typer.echo(line, err=True),
+    )  # fmt: skip
+    if plot is not None:
+        plot_bench(result, plot)
     print_json(result) if as_json else typer.echo(bench_text(result))
 
 

@@ -1,166 +1,270 @@
-"""`keyfed bench`: one FedAvg round on one thread, our engine beside the loop everybody writes, in the same run.
+"""`keyfed bench`: one FedAvg round by several systems, in the same run, interleaved; medians and ratios.
 
-Each measurement is a process of its own (CPU seconds and peak memory are the process's), the two are interleaved, and
-medians are printed. Machines are shared: trust the ratio, not the seconds.
+Machines are shared: trust the ratios, not the seconds. `python -m keyfed.run.bench '{"device": "cuda"}'` does the same
+where the command line is not installed: it takes the arguments of `bench` as JSON and prints the result as JSON on
+stdout, the table on stderr.
 """
 
 from __future__ import annotations
 
-import copy
+import datetime
+import inspect
 import json
-import os
 import platform
-import resource
 import statistics
-import subprocess
 import sys
-import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
-from keyfed.engine.problem import Problem, make_store
-from keyfed.engine.simulate import Simulation
-from keyfed.errors import ConfigError
-from keyfed.federated.methods import build_method
-from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.types import MethodSpec
-from keyfed.model.language_model import ModelSpec, Params, init_params
-from keyfed.model.presets import build_spec, preset
-from keyfed.text.batches import Batching, stream_steps
+from keyfed.errors import ConfigError, KeyfedError, nearest
+from keyfed.model.presets import PRESETS, preset
+from keyfed.run.bench_measure import Cost, Say, contenders_of, measure_apart, measure_cuda, missing
+from keyfed.run.contenders import BATCH, LR, MOMENTUM, SPECIALS, Task
 
-LR, CLIP, BATCH = 1.0, 1.0, 10
-CONTENDERS = ("plain", "keyfed")
+AGREE = {"fp32": 1e-3, "bf16": 5e-2}  # largest relative difference of the movement from `plain`'s
 
-
-class PlainModel(nn.Module):
-    """The model as everybody writes it: nn.Embedding, nn.GRU or nn.LSTM, nn.Linear, tied if asked."""
-
-    def __init__(self, spec: ModelSpec, params: Params) -> None:
-        super().__init__()
-        kind = {"gru": nn.GRU, "lstm": nn.LSTM}[spec.cell]
-        self.embedding = nn.Embedding(spec.vocab, spec.embed)
-        self.rnn = kind(spec.embed, spec.hidden, spec.layers, batch_first=True)
-        self.output = nn.Linear(spec.hidden, spec.vocab)
-        if spec.tied:
-            self.output.weight = self.embedding.weight
-        self.load_state_dict(params, strict=False)
-
-    def forward(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """[batch, time] tokens → [batch, time, V] logits."""
-        x, state = self.rnn(self.embedding(tokens), state)
-        return self.output(x), state
+# Title, key, width and format of the columns. A CPU that others use too gives honest CPU seconds, not wall seconds.
+CPU_COLUMNS = (
+    ("CPU s", "cpu_seconds", 9, ".2f"), ("wall s", "wall_seconds", 9, ".2f"),
+    ("tokens/CPU s", "tokens_per_cpu_second", 14, ",.0f"), ("peak MB", "peak_bytes", 10, ",.0f"),
+    ("CPU ×", "cpu_ratio", 8, ".2f"), ("memory ×", "memory_ratio", 10, ".2f"),
+)  # fmt: skip
+CUDA_COLUMNS = (
+    ("wall s", "wall_seconds", 9, ".3f"), ("tokens/s", "tokens_per_second", 12, ",.0f"),
+    ("peak MB", "peak_bytes", 10, ",.0f"), ("speed ×", "speedup", 9, ".2f"), ("memory ×", "memory_ratio", 10, ".2f"),
+)  # fmt: skip
 
 
-def plain_round(spec: ModelSpec, params: Params, texts: list[Any], window: int) -> Params:
-    """FedAvg, one client after the other: deep copies, torch.optim, a list of state dicts, a weighted mean."""
-    model = PlainModel(spec, params)
-    states, weights = [], []
-    for text in texts:
-        local = copy.deepcopy(model)
-        optimiser = torch.optim.SGD(local.parameters(), lr=LR)
-        state: Any = None
-        for step in stream_steps(text, BATCH, window):
-            logits, state = local(torch.from_numpy(np.ascontiguousarray(step.inputs)), state)
-            state = tuple(s.detach() for s in state) if isinstance(state, tuple) else state.detach()
-            targets = torch.from_numpy(np.ascontiguousarray(step.targets))
-            nats = F.cross_entropy(logits.reshape(-1, spec.vocab), targets.reshape(-1), reduction="none")
-            mask = torch.from_numpy(np.ascontiguousarray(step.mask)).reshape(-1)
-            loss = (nats * mask).sum() / mask.sum()
-            optimiser.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(local.parameters(), CLIP)
-            optimiser.step()
-        states.append(local.state_dict())
-        weights.append(len(text) - 1)
-    return {name: sum(s[name] * (w / sum(weights)) for s, w in zip(states, weights, strict=True)) for name in states[0]}
+def bench(
+    *,
+    model: str = "gru",
+    vocab: Sequence[int] = (10_000,),
+    clients: Sequence[int] = (10,),
+    tokens: int = 8_890,
+    epochs: int = 1,
+    repeats: int = 3,
+    device: str = "cpu",
+    only: Sequence[str] = (),
+    say: Say | None = None,
+) -> dict[str, Any]:
+    """Measure every contender `repeats` times, interleaved, for each vocabulary and cohort.
 
-
-def keyfed_round(spec: ModelSpec, params: Params, texts: list[Any], window: int) -> Params:
-    """The same round through our engine."""
-    names = [f"c{k}" for k in range(len(texts))]
-    method = build_method(MethodSpec("fedavg", {"optimiser": "sgd", "lr": LR, "clip": CLIP, "batch_size": BATCH}))
-    problem = Problem(spec, make_store(texts, names), Batching("stream", BATCH, window), seed=1)
-    with Simulation(problem) as federation:
-        state, _ = run_round(method, initial_state(method, params), names, federation)
-    return state.params
-
-
-def synthetic_texts(vocab: int, clients: int, tokens: int) -> list[Any]:
-    """Word ids with a Zipf-like distribution; timing does not depend on what they say."""
-    rng = np.random.default_rng(0)
-    weights = 1 / np.arange(1, vocab - 3)
-    return [(4 + rng.choice(vocab - 4, tokens, p=weights / weights.sum())).astype(np.int32) for _ in range(clients)]
-
-
-def measure(who: str, model: str, vocab: int, clients: int, tokens: int) -> dict[str, Any]:
-    """Run one round in this process and return its cost; `check` lets the caller compare the results."""
-    torch.set_num_threads(1)
-    spec = build_spec(model, vocab)
-    params = init_params(spec, 1)
-    texts = synthetic_texts(vocab, clients, tokens)
-    run = {"plain": plain_round, "keyfed": keyfed_round}[who]
-    began, wall = time.process_time(), time.perf_counter()
-    result = run(spec, params, texts, preset(model).window)
-    spent, wall = time.process_time() - began, time.perf_counter() - wall
-    moved = sum(float((result[name] - p).double().square().sum()) for name, p in params.items()) ** 0.5
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return {"cpu_seconds": spent, "wall_seconds": wall, "peak_bytes": peak, "check": moved}
-
-
-def bench_round(*, model: str, vocab: int, clients: int, tokens: int, repeats: int) -> dict[str, Any]:
-    """Measure every contender `repeats` times, interleaved, each in its own process."""
-    chosen = preset(model)
-    if chosen.cell == "cifg" or chosen.dense or chosen.biases == 1:
-        raise ConfigError(f'model "{model}" has no counterpart in torch.nn to compare with; try gru or lstm')
-    asked = {"model": model, "vocab": vocab, "clients": clients, "tokens": tokens}
-    runs: dict[str, list[dict[str, Any]]] = {who: [] for who in CONTENDERS}
-    for _ in range(repeats):
-        for who in CONTENDERS:
-            runs[who].append(_in_own_process({"who": who, **asked}))
-    rows = {who: {key: statistics.median(r[key] for r in runs[who]) for key in runs[who][0]} for who in CONTENDERS}
-    for row in rows.values():
-        row["tokens_per_cpu_second"] = clients * (tokens - 1) / row["cpu_seconds"]
-        row["cpu_ratio"] = row["cpu_seconds"] / rows["plain"]["cpu_seconds"]
-        row["memory_ratio"] = row["peak_bytes"] / rows["plain"]["peak_bytes"]
+    Args:
+      only: contenders to measure; all that the device has if empty.
+      say: is told what has been measured, line by line.
+    """
+    chosen = check(model, vocab, clients, tokens, epochs, repeats, device, only)
+    tables = []
+    for words in vocab:
+        for cohort in clients:
+            task = Task(model, words, cohort, tokens, epochs, device)
+            tables.append(measure_table(task, chosen, repeats, say or (lambda line: None)))
     return {
-        **asked,
-        "repeats": repeats,
-        "rows": rows,
-        "runs": runs,
-        "machine": {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__, "threads": 1},
-    }
+        "model": model, "tokens": tokens, "epochs": epochs, "repeats": repeats, "device": device,
+        "settings": {"optimiser": "sgd", "lr": LR, "momentum": MOMENTUM, "clip": None, "batch_size": BATCH,
+                     "window": preset(model).window},
+        "machine": machine(device),
+        "tables": tables,
+    }  # fmt: skip
 
 
-def _in_own_process(asked: dict[str, Any]) -> dict[str, Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "keyfed.run.bench", json.dumps(asked)],
-        capture_output=True, text=True, check=False, env=environment,
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"benchmark process failed:\n{done.stderr}")
-    return dict(json.loads(done.stdout))
+def check(
+    model: str, vocab: Sequence[int], clients: Sequence[int], tokens: int, epochs: int, repeats: int, device: str,
+    only: Sequence[str],
+) -> list[str]:  # fmt: skip
+    """Return the contenders' names; raise ConfigError for what cannot be measured."""
+    if not has_counterpart(model):
+        able = ", ".join(name for name in PRESETS if has_counterpart(name))
+        raise ConfigError(f'model "{model}" has no counterpart in torch.nn to compare with. Models: {able}.')
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f'device is "{device}"; expected cpu or cuda')
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch sees no GPU here; leave --device out, or install a CUDA build")
+    least = {"vocab": 2 * SPECIALS, "clients": 1, "tokens": preset(model).window + 1, "epochs": 1, "repeats": 1}
+    given = {"vocab": vocab, "clients": clients, "tokens": [tokens], "epochs": [epochs], "repeats": [repeats]}
+    for name, numbers in given.items():
+        for number in numbers:
+            if number < least[name]:
+                raise ConfigError(f"{name} is {number}; expected at least {least[name]}")
+    known = contenders_of(device)
+    for name in only:
+        if name not in known:
+            raise ConfigError(
+                f'contender "{name}" is not known on {device}{nearest(name, known)}. Contenders: {", ".join(known)}.'
+            )
+    return [name for name in known if not only or name in only]
+
+
+def has_counterpart(model: str) -> bool:
+    """Whether a preset can be written with nn.Embedding, nn.GRU or nn.LSTM, and nn.Linear."""
+    chosen = preset(model)
+    return chosen.cell != "cifg" and chosen.dense is None and chosen.biases == 2
+
+
+def measure_table(task: Task, chosen: Sequence[str], repeats: int, say: Say) -> dict[str, Any]:
+    """Measure one vocabulary and cohort."""
+    known = contenders_of(task.device)
+    notes = {who: missing(known[who], task) for who in chosen}
+    able = [who for who in chosen if notes[who] is None]
+    runs: dict[str, list[Cost]]
+    if task.device == "cpu":
+        runs = {who: [] for who in able}
+        for number in range(repeats):
+            for who in able:
+                if runs[who] and "note" in runs[who][-1]:
+                    continue  # it failed
+                runs[who].append(measure_apart(who, asdict(task)))
+                spent = runs[who][-1].get("cpu_seconds")
+                say(f"V = {task.vocab:,}, {task.clients} clients, run {number + 1} of {repeats}: {who} "
+                    + (f"{spent:.2f} CPU s" if spent is not None else runs[who][-1]["note"]))  # fmt: skip
+    else:
+        runs = measure_cuda({who: replace(task, precision=known[who].precision) for who in able}, repeats, say)
+    rows: dict[str, Cost] = {}
+    for who in chosen:
+        note = notes[who] or next((r["note"] for r in runs[who] if "note" in r), None)
+        rows[who] = {"note": note} if note else median_row(runs[who], task.predicted)
+        rows[who]["precision"] = known[who].precision
+    compare(rows, [who for who in chosen if known[who].fedavg])
+    return {"vocab": task.vocab, "clients": task.clients, "rows": rows, "runs": runs}
+
+
+def median_row(runs: Sequence[Cost], predicted: int) -> Cost:
+    """Return the median of every number of several runs, with the tokens predicted per second."""
+    row: Cost = {}
+    for key, value in runs[0].items():
+        if isinstance(value, dict):
+            row[key] = {name: statistics.median(r[key][name] for r in runs) for name in value}
+        else:
+            row[key] = statistics.median(r[key] for r in runs)
+    row["tokens_per_cpu_second"] = predicted / row["cpu_seconds"]
+    if "wall_seconds" in row:
+        row["tokens_per_second"] = predicted / row["wall_seconds"]
+    return row
+
+
+def compare(rows: dict[str, Cost], fedavg: Sequence[str]) -> None:
+    """Add each row's ratios to `plain`, and whether it did the same; two workers are compared with one as well."""
+    base = rows.get("plain", {"note": "not measured"})
+    for who, row in rows.items():
+        if "note" in row or "note" in base:
+            continue
+        row["cpu_ratio"] = row["cpu_seconds"] / base["cpu_seconds"]
+        if "wall_seconds" in row:
+            row["speedup"] = base["wall_seconds"] / row["wall_seconds"]
+            row["memory_ratio"] = row["peak_bytes"] / base["peak_bytes"]
+        if who in fedavg:
+            row["difference"] = abs(row["check"] - base["check"]) / base["check"]
+            row["agrees"] = row["difference"] <= AGREE[row["precision"]]
+    one, two = rows.get("keyfed", {}), rows.get("keyfed-2", {})
+    if "wall_seconds" in one and "wall_seconds" in two:
+        two["speedup_over_one_worker"] = one["wall_seconds"] / two["wall_seconds"]
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Say where and when the numbers were measured."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        models = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        name = models[0] if models else name
+    here: dict[str, Any] = {"cpu": name, "torch": torch.__version__, "threads": 1}
+    if device == "cuda":
+        # What "fp32" means in the products: torch's own defaults, in which cuDNN may use TF32 for the recurrence.
+        backends: Any = torch.backends
+        fp32 = {"matmul": backends.cuda.matmul.fp32_precision, "rnn": backends.cudnn.rnn.fp32_precision}
+        here |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "fp32": fp32}
+    return {**here, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
 
 
 def bench_text(result: dict[str, Any]) -> str:
     """Write a benchmark for people."""
-    lines = [
-        f"one FedAvg round, {result['model']}, V = {result['vocab']:,}, {result['clients']} clients × "
-        f"{result['tokens']:,} tokens, one thread, median of {result['repeats']} (torch {result['machine']['torch']})",
-        f"{'':<10}{'CPU s':>10}{'tokens/s':>12}{'peak MB':>10}{'CPU ×':>8}{'memory ×':>10}",
-    ]
-    for who, row in result["rows"].items():
+    here = result["machine"]
+    where = f"{here['gpu']}, one process" if "gpu" in here else f"{here['cpu']}, one thread"
+    head = (
+        f"one FedAvg round of {result['model']}, {result['tokens']:,} tokens a client, E = {result['epochs']}, "
+        f"B = {BATCH}, SGD {LR} with momentum {MOMENTUM}\n"
+        f"median of {result['repeats']}, interleaved; {where}, torch {here['torch']}, {here['date']}"
+    )
+    return "\n\n".join([head, *(table_text(table, result["device"]) for table in result["tables"])])
+
+
+def table_text(table: dict[str, Any], device: str) -> str:
+    """Write one vocabulary and cohort."""
+    lines = [f"V = {table['vocab']:,}, {table['clients']:,} clients"]
+    cells = CPU_COLUMNS if device == "cpu" else CUDA_COLUMNS
+    lines.append(f"{'':<18}" + "".join(f"{title:>{width}}" for title, _, width, _ in cells) + "   as plain")
+    for who, row in table["rows"].items():
+        if "note" in row:
+            lines.append(f"{who:<18}  {row['note']}")
+            continue
+        shown = {**row, "peak_bytes": row["peak_bytes"] / 1e6 if "peak_bytes" in row else None}
+        text = [f"{shown[key]:>{width}{form}}" if shown.get(key) is not None else f"{'–':>{width}}"
+                for _, key, width, form in cells]  # fmt: skip
+        lines.append(f"{who:<18}{''.join(text)}   {agreement(who, row)}".rstrip())
+    return "\n".join(lines + remarks(table["rows"]))
+
+
+def agreement(who: str, row: Cost) -> str:
+    """Say whether a contender did what `plain` did."""
+    if who == "plain" or "agrees" not in row:
+        return ""
+    return "yes" if row["agrees"] else f"NO: moved {row['difference']:.1e} differently"
+
+
+def remarks(rows: dict[str, Cost]) -> list[str]:
+    """Return what the columns do not say: two workers against one, and what the floor is made of."""
+    lines = []
+    if "speedup_over_one_worker" in rows.get("keyfed-2", {}):
+        gain = rows["keyfed-2"]["speedup_over_one_worker"]
+        lines.append(f"two workers: {gain:.2f} × the wall-clock throughput of one")
+    floor = rows.get("floor", {})
+    if "parts" in floor:
+        parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in floor["parts"].items())
+        beside = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in floor["beside"].items())
         lines.append(
-            f"{who:<10}{row['cpu_seconds']:>10.1f}{row['tokens_per_cpu_second']:>12,.0f}"
-            f"{row['peak_bytes'] / 1e6:>10.0f}"
-            f"{row['cpu_ratio']:>8.2f}{row['memory_ratio']:>10.2f}"
+            f"floor: {floor['gflops']:,.0f} GFLOP of matrix products at {floor['gflops_rate']:.0f} GFLOP/s ({parts}); "
+            f"beside it, not in it: {beside}"
         )
-    return "\n".join(lines)
+    return lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `bench` with arguments given as JSON; result as JSON on stdout, the table on stderr."""
+    try:
+        result = bench(**parse(arguments[0] if arguments else "{}"), say=write_line)
+    except KeyfedError as e:
+        sys.stderr.write(f"error: {e}\n")
+        return 2
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stderr.write(bench_text(result) + "\n")
+    return 0
+
+
+def write_line(line: str) -> None:
+    """Say on stderr how far it is."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Read arguments of `bench` from JSON: the names and kinds it has, or ConfigError."""
+    try:
+        asked = dict(json.loads(text))
+    except (ValueError, TypeError) as e:
+        raise ConfigError(f"the argument is no JSON object: {e}") from None
+    known = inspect.signature(bench).parameters
+    for name, value in asked.items():
+        if name not in known or name == "say":
+            raise ConfigError(f'"{name}" is no argument of the benchmark{nearest(name, known)}')
+        kind = type(known[name].default)
+        if not isinstance(value, list if kind is tuple else kind):
+            raise ConfigError(f"{name} is {json.dumps(value)}; expected {'a list' if kind is tuple else kind.__name__}")
+    return asked
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(measure(**json.loads(sys.argv[1]))) + "\n")
+    sys.exit(main(sys.argv[1:]))
