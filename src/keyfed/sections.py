@@ -65,6 +65,9 @@ class TrainConfig:
     block: int | None = field(default=None, metadata={"help": "clients stacked in one computation; none: chosen"})
     workers: int | None = field(default=None, metadata={"help": "worker processes on a CPU; none: chosen"})
     device: str = field(default="auto", metadata={"help": "cpu, cuda, or auto"})
+    precision: Literal["fp32", "bf16"] = field(
+        default="fp32", metadata={"help": "of products on a GPU; bf16 is faster and keeps float32 weights"}
+    )
     baselines: bool = field(default=True, metadata={"help": "unigram and Kneser–Ney on the same tokens"})
     central: bool = field(
         default=False, metadata={"help": "also train the same model centrally on the same number of tokens"}

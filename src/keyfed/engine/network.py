@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from keyfed.engine import step
 from keyfed.engine.kernels import KERNELS
@@ -101,6 +102,19 @@ class Reader(Protocol):
         ...
 
 
+def whole_recurrence(spec: ModelSpec, params: Params) -> nn.RNNBase | None:
+    """The recurrent layers as one `torch.nn` module on a GPU, whose library runs them at once; None elsewhere."""
+    like = params["embedding.weight"]
+    if not like.is_cuda or spec.cell == "cifg" or like.dtype != torch.float32:
+        return None
+    kind = nn.GRU if spec.cell == "gru" else nn.LSTM
+    module = kind(spec.embed, spec.hidden, spec.layers, batch_first=True, device=like.device)
+    for name, p in module.named_parameters():
+        given = params.get(f"rnn.{name}")
+        p.data.copy_(torch.zeros_like(p) if given is None else given)  # a model of one bias has a second of zeros
+    return module.requires_grad_(False)
+
+
 class SpecReader:
     """`Reader` of one of our models, whose state can also be had as a matrix: one row a text."""
 
@@ -110,15 +124,28 @@ class SpecReader:
         self._spec = spec
         self._params = lm.stack(params, 1)
         self._weight, self._bias = lm.output_layer(spec, self._params)
+        self._whole = whole_recurrence(spec, params)
 
     @torch.no_grad()
     def read(self, tokens: Tensor, state: NetworkState | None) -> tuple[Tensor, NetworkState]:
         """Features before the output layer, which only positions that count go through."""
         if state is None:
             state = lm.initial_state(self._spec, self._params, tokens.shape[0])
+        if self._whole is not None:
+            return self._read_at_once(self._whole, tokens, state)
         kernel = KERNELS[self._spec.cell]
         x, after = lm.features(self._spec, self._params, tokens[None], state, recurrence=kernel)
         return x[0].transpose(0, 1), after
+
+    def _read_at_once(self, whole: nn.RNNBase, tokens: Tensor, state: NetworkState) -> tuple[Tensor, NetworkState]:
+        """All layers and time steps in one call, where the GPU's library has them."""
+        parts = [torch.cat(part) for part in zip(*state, strict=True)]  # [layers, rows, width] each
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            x, after = whole(self._params["embedding.weight"][0][tokens], tuple(parts) if len(parts) > 1 else parts[0])
+        if self._spec.dense:
+            x = F.linear(x, self._params["dense.weight"][0], self._params["dense.bias"][0])
+        ends = after if isinstance(after, tuple) else (after,)
+        return x, tuple(tuple(part[layer][None] for part in ends) for layer in range(self._spec.layers))
 
     def score(self, read: Tensor, targets: Tensor) -> TokenScores:
         return score_tokens(read[None], self._weight, self._bias, targets[None])

@@ -204,7 +204,7 @@ class TextObjective:
         most = max(1, math.ceil(work.share * passes * len(steps) - 1e-9))
         return steps[: max(0, most - epoch * len(steps))] if epoch < passes else []
 
-    def _epoch(self, epoch: int) -> list[list[Step]]:
+    def epoch(self, epoch: int) -> list[list[Step]]:
         """Every client's steps of an epoch."""
         every = [self._client_steps(k, epoch) for k in self._members]
         self.whole = torch.tensor([sum(float(s.mask.sum()) for s in steps) for steps in every], dtype=torch.float64)
@@ -212,7 +212,7 @@ class TextObjective:
 
     def steps(self, epoch: int) -> Iterator[Callable[[Params], Gradient]]:
         """Yield the epoch's steps; clients that run out of text are padded with masked batches."""
-        own = self._epoch(epoch)
+        own = self.epoch(epoch)
         count = max(len(steps) for steps in own)
         rows = max((s.inputs.shape[0] for steps in own for s in steps), default=1)
         self._carried = None
@@ -238,14 +238,14 @@ class TextObjective:
             bf16 = problem.precision == "bf16"
             track = problem.tracks[descent, rows] = lay_track(spec, way, descent, rows, self.clients, bf16)
         window = self._batching.window if self._batching.kind == "stream" else None
-        steps = self._epoch(0)
+        steps = self.epoch(0)
         ranking = sorted(range(self.clients), key=lambda k: -len(steps[k]))
         order = torch.tensor(ranking, device=problem.device)
         track.load(way, order, self._seeds.to(problem.device))
         staged: list[Staged] = []
         for epoch in range(descent.epochs):
             track.way.tally.start_epoch()
-            before, steps = steps, self._epoch(epoch) if epoch else steps
+            before, steps = steps, self.epoch(epoch) if epoch else steps
             # A stream is cut alike in every epoch: what lies on the device can be read again.
             same = epoch and window is not None and [len(s) for s in steps] == [len(s) for s in before]
             if not same:

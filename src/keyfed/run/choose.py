@@ -48,6 +48,8 @@ def choose(train: TrainConfig, spec: Network, tokens_per_round: int, members: in
     device = train.device if train.device != "auto" else ("cuda" if has_gpu else "cpu")
     if device != "cpu":
         return _on_gpu(train, spec, members, device)
+    if train.precision != "fp32":
+        raise ConfigError(f"train.precision is {train.precision}, which is for GPUs; a CPU computes in fp32")
     block = train.block or 1
     work = 6.0 * parameter_count(spec) * tokens_per_round * max(1, train.rounds)
     cores = usable_cores()
@@ -69,14 +71,20 @@ def choose(train: TrainConfig, spec: Network, tokens_per_round: int, members: in
 
 def _on_gpu(train: TrainConfig, spec: Network, members: int, device: str) -> Choice:
     free, _ = torch.cuda.mem_get_info(device)
-    # Weights, gradients, momentum, upload and the output layer's chunk.
-    per_client = 4 * 6 * parameter_count(spec) + 64 * 2**20
+    # Weights twice, two moments, gradient, upload, a bf16 copy, the result; and the output layer.s logits.
+    per_client = 4 * 9 * parameter_count(spec) + 64 * 2**20
     fits = max(1, int(0.8 * free // per_client))
     block = train.block or min(members, fits)
+    if train.precision != "fp32" and isinstance(spec, ModuleNetwork):
+        raise ConfigError(f"train.precision={train.precision} is for our own models; a module chooses its types itself")
     if train.workers and train.workers > 1:
         raise ConfigError("train.workers is for CPUs; on a GPU clients are stacked (train.block)")
     return Choice(
-        device, block, 1, usable_cores(), f"{device}, block {block}: {members} clients a round, {fits} fit in memory"
+        device,
+        block,
+        1,
+        usable_cores(),
+        f"{device}, {train.precision}, block {block}: {members} clients a round, {fits} fit in memory",
     )
 
 

@@ -168,7 +168,9 @@ def make_problem(prepared: Prepared, config: Config, method: Method, device: str
     Args:
       budget: tokens a round of central training reads; None for those of a cohort that trains one epoch.
     """
-    problem = Problem(prepared.spec, prepared.store, prepared.batching, config.train.seed, device)
+    problem = Problem(
+        prepared.spec, prepared.store, prepared.batching, config.train.seed, device, precision=config.train.precision
+    )
     if method.cohort != "pooled":
         return problem
     members = usual_members(config, len(prepared.store))
