@@ -33,7 +33,7 @@ from keyfed.text.corpus import (
 from keyfed.text.dealing import Written
 from keyfed.text.ragged import Numbers, blocks, bounds_of, ranges
 from keyfed.text.records import Refused, Span, lines_before, spans_of, suffix_of
-from keyfed.text.spill import CHUNKS, TEXT, About, Kind, Numbered, read_about, read_span, write_part
+from keyfed.text.spill import CHUNKS, TEXT, About, Kind, Numbered, no_collection, read_about, read_span, write_part
 
 PIECE = 16 << 20  # bytes of a table that are worth a process of their own
 MOST_PROCESSES = 8
@@ -130,6 +130,7 @@ def _refused(path: Path, spans: Sequence[Span], folders: Sequence[Path]) -> list
     return list(found.values())
 
 
+@no_collection()
 def _join(about: Corpus, folders: Sequence[Path], path: Path, *, table: bool) -> LineTable:
     """Join parts, their entries in the order of authors and time (as `keyfed.text.corpus.authors_from` has them).
 

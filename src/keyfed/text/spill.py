@@ -18,10 +18,12 @@ Memory holds the names and the different chunks, never the text.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -120,6 +122,18 @@ class Cutter:
         return ["", *list(self._numbers)[1:]]
 
 
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the cycle collector still: rows make no cycles, and it would walk over all there is time and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def rows_of(
     path: Path, refused: dict[str, Refused], span: Span | None = None, **columns: str | None
 ) -> Iterator[Entry]:
@@ -182,6 +196,7 @@ def write_part(
     (folder / "about.json").write_text(json.dumps(about), "utf-8")
 
 
+@no_collection()
 def read_span(path: Path, span: Span, folder: Path, kind: Kind, columns: dict[str, str | None]) -> None:
     """Write a part from a piece of a table."""
     refused: dict[str, Refused] = {}
