@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from keyfed.errors import DataError
-from keyfed.text import linetable, records
+from keyfed.text import lexicon, linetable, records
 from keyfed.text.clients import line_sizes, partition
 from keyfed.text.corpus import read_corpus
 from keyfed.text.dealing import deal
@@ -27,6 +27,7 @@ def rows(times: str = "all", count: int = 120, seed: int = 7) -> list[dict[str, 
     found: list[dict[str, object]] = []
     for k in range(count):
         lines = [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) for _ in range(rng.randint(1, 6))]
+        lines[0] += f" only{rng.randint(0, 80)}"  # some are used by one author alone
         end = rng.choice(["\n", "\r\n", "\r", "\n\n "])
         row: dict[str, object] = {"author": f"u{rng.randint(0, 14)}", "text": end.join(lines)}
         if times == "all" or (times == "some" and k % 3):
@@ -63,14 +64,14 @@ def same(path, folder, kind="word", lower=True) -> None:
         population = partition(corpus, partitioned, clients=clients, seed=2)
         dealt = deal(table.written, partitioned, clients=clients, seed=2)
         assert list(dealt.names) == [c.name for c in population.clients]
-        rules = {"kind": kind, "size": 40, "lower": lower, "min_clients": 2 if len(dealt.names) > 1 else 1}
+        rules = {"kind": kind, "size": 60, "lower": lower, "min_clients": 2 if len(dealt.names) > 1 else 1}
         train = [c.train for c in population.clients]
         vocab, summary = build_vocab(train, tokenised=corpus.tokenised, **rules)
-        lexicon = lexicon_of(table, kind, lower=lower)
-        assert (vocab, summary) == vocab_of(table, lexicon, dealt.train, **rules)
+        entries = lexicon_of(table, kind, lower=lower)
+        assert (vocab, summary) == vocab_of(table, entries, dealt.train, **rules)
         streams = [
             ids.tolist()
-            for found in encode_lists(table, lexicon, vocab, dealt.train)
+            for found in encode_lists(table, entries, vocab, dealt.train)
             for ids in np.split(found.tokens, np.cumsum(found.lengths)[:-1])
         ]
         assert streams == [vocab.encode(lines).tolist() for lines in train]
@@ -81,6 +82,7 @@ def same(path, folder, kind="word", lower=True) -> None:
 def test_a_table_of_lines_is_the_corpus(tmp_path, monkeypatch, times, pieces):
     monkeypatch.setattr(linetable, "_pieces", lambda path: pieces)
     monkeypatch.setattr(linetable, "ENTRIES", 7)
+    monkeypatch.setattr(lexicon, "LINES", 20)
     path = tmp_path / "chat.jsonl"
     write_table(path, rows(times))
     same(path, tmp_path / "lines")
