@@ -1,9 +1,9 @@
-"""Whole rounds on one GPU, with evaluation, against the loops everybody writes: `python benchmarks/gpu_rounds.py --help`.
+"""Whole rounds on one GPU, with evaluation, against the loops everybody writes (`--help` says how).
 
-FedAtt's settings: 100 clients, ten a round, E = 5, B = 10, tied GRU-300, SGD 0.01 with momentum 0.5; the mean of FedAvg.
+FedAtt's settings: 100 clients, ten a round, E = 5, B = 10, tied GRU-300, SGD 0.01 with momentum 0.5; FedAvg's mean.
 Contenders in one call: the sequential `nn.GRU` loop, the same with its step captured in a CUDA graph (where all clients
-have the same rows), and our engine in float32 and bf16. Sequential rounds are few and averaged; ours are as many as asked,
-after a warm-up in which shapes are captured. A round is trained, averaged and validated.
+have the same rows), and our engine in float32 and bf16. Sequential rounds are few and averaged; ours are as many as
+asked, after a warm-up in which shapes are captured. A round is trained, averaged and validated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,6 @@ class Study:
 
     def problem(self, method: Method, precision: str) -> Problem:
         """The local problems on the GPU."""
-        from dataclasses import replace
-
         return replace(make_problem(self.prepared, self.config, method, "cuda"), precision=precision)
 
     def cohort(self, round: int) -> list[int]:
@@ -160,12 +158,8 @@ def sequential(study: Study, rounds: Sequence[int], params: Params) -> tuple[dic
 def graph(study: Study, precision: str) -> dict[str, Any]:
     """A round of the sequential loop whose step is one captured graph; a stream's clients of equal rows only."""
 
-    class Real(Task):
-        texts = [study.prepared.store.stream(k) for k in study.cohort(0)]
-        spec = study.prepared.spec
-        params = init_params(study.prepared.spec, 1)
-
-    task = Real("gru", study.prepared.spec.vocab, COHORT, 0, EPOCHS, "cuda", precision)
+    task = Task("gru", study.prepared.spec.vocab, COHORT, 0, EPOCHS, "cuda", precision)
+    task.__dict__["texts"] = [study.prepared.store.stream(k) for k in study.cohort(0)]  # real ones for synthetic
     with plain_graph(task) as round:
         round(task.cohort)
         spent, _ = seconds(lambda: round(task.cohort))

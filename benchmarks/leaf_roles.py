@@ -2,7 +2,7 @@
 
     python benchmarks/leaf_roles.py --data FOLDER --out RUN
 
-A whole run as `keyfed train` makes it: validation every 100 rounds, checkpoints, test of the model chosen on validation.
+A whole run as `keyfed train` makes it: validation every 100 rounds, checkpoints, a test of the model chosen by it.
 FLUTE's figure for this task, 21 min 50 s, is of other hardware and another sampling of clients.
 """
 

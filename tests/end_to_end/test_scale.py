@@ -19,7 +19,7 @@ from keyfed.errors import DataError
 from keyfed.federated.methods import build_method
 from keyfed.federated.participation import draw, plan_round
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.sampling import LISTED, sample_by_place
+from keyfed.federated.sampling import LISTED, derive_seed, sample_by_place
 from keyfed.federated.types import MethodSpec
 from keyfed.model.language_model import init_params
 from keyfed.model.presets import build_spec
@@ -27,7 +27,6 @@ from keyfed.run import cache, encode
 from keyfed.run.folder import read_metrics
 from keyfed.run.prepare import client_tokens, make_problem, prepare
 from keyfed.run.train import train
-from keyfed.text import clients
 from keyfed.text.batches import Batching, lines_of
 from keyfed.text.shards import ShardWriter
 
@@ -93,7 +92,7 @@ def test_a_mapped_corpus_is_the_corpus(table, kept, monkeypatch, partition):
     config = settings(table, partition=partition, clients=8 if partition == "iid" else None)
     first = prepare(config)
     same(first, plainly(monkeypatch, config))
-    monkeypatch.setattr(cache, "read_text", lambda config: pytest.fail("the text is read a second time"))
+    monkeypatch.setattr(cache, "tabulate", lambda *_, **__: pytest.fail("the text is read a second time"))
     assert tuple(prepare(config).store.names) == tuple(first.store.names)
 
 
@@ -162,6 +161,8 @@ def test_many_held_out_streams_are_drawn_by_client(table, monkeypatch):
     some = prepare(settings(table))
     assert len(some.valid) == len(some.test) == 4
     assert list(some.valid) == list(some.test) == [name for name in everybody.test if name in some.test]
+    names = [*everybody.test, "ä/ö"]
+    assert encode.stream_keys(names, 3).tolist() == [derive_seed(3, "held out", name) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -177,14 +178,6 @@ def test_tokens_of_all_clients_are_counted_as_those_of_each(table, batches, limi
         tokens *= min(1.0, limits.get("max_sentences", len(lines)) / len(lines))
         expected.append(min(tokens, limits.get("max_tokens", tokens)))
     assert client_tokens(prepared).tolist() == expected
-
-
-def test_few_lines_are_cut_as_many_are(monkeypatch):
-    rng = np.random.default_rng(3)
-    cases = [rng.integers(1, 30, rng.integers(1, 60)) for _ in range(300)]
-    few = [clients._owners(sizes, clients.TENTHS).tolist() for sizes in cases]
-    monkeypatch.setattr(clients, "FEW_LINES", 0)
-    assert few == [clients._owners(sizes, clients.TENTHS).tolist() for sizes in cases]
 
 
 # A population that is not listed

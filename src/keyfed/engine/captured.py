@@ -28,7 +28,7 @@ from keyfed.federated.descent import Descent, Way
 from keyfed.model import language_model as lm
 from keyfed.model.dropout import Dropout
 from keyfed.model.language_model import Batch, ModelSpec, ModelState, Params
-from keyfed.text.batches import BUCKET, Step
+from keyfed.text.batches import Batching, Step, stacked_width
 
 WARM_UP = 2  # runs before a capture: kernels are compiled and libraries make their workspaces
 
@@ -57,12 +57,12 @@ class Staged(NamedTuple):
     fresh: bool
 
 
-def stage(steps: Sequence[Sequence[Step]], rows: int, window: int | None, capacity: int, device: str) -> list[Staged]:
+def stage(steps: Sequence[Sequence[Step]], batching: Batching, capacity: int, device: str) -> list[Staged]:
     """Send one epoch's steps of all clients over at once; [client][step] → one `Staged` a step.
 
     Args:
       steps: in the track's order of clients; those with none left are at the end.
-      window: every step is padded to this many tokens; None pads to the longest of a step, in multiples of BUCKET.
+      batching: windows of a stream are all padded to the same width, sentences to a multiple of eight.
       capacity: clients of the track, of which the first p take the step.
     """
     count = max((len(s) for s in steps), default=0)
@@ -70,8 +70,8 @@ def stage(steps: Sequence[Sequence[Step]], rows: int, window: int | None, capaci
     for number in range(count):
         present = [s[number].inputs.shape[1] for s in steps if number < len(s)]
         last = max(k for k, s in enumerate(steps) if number < len(s))
-        time = window or -(-max(present) // BUCKET) * BUCKET
-        shapes.append((2, _prefix(last + 1, capacity), rows, time))
+        time = batching.window if batching.kind == "stream" else stacked_width(present, batching.window)
+        shapes.append((2, _prefix(last + 1, capacity), batching.rows, time))
     sizes = [int(np.prod(shape)) for shape in shapes]
     host = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device != "cpu")
     flat: NDArray[np.int32] = host.numpy()

@@ -237,7 +237,6 @@ class TextObjective:
             problem.tracks.clear()  # another method, or a larger cohort than before: the places are given back first
             bf16 = problem.precision == "bf16"
             track = problem.tracks[descent, rows] = lay_track(spec, way, descent, rows, self.clients, bf16)
-        window = self._batching.window if self._batching.kind == "stream" else None
         steps = self.epoch(0)
         ranking = sorted(range(self.clients), key=lambda k: -len(steps[k]))
         order = torch.tensor(ranking, device=problem.device)
@@ -247,9 +246,9 @@ class TextObjective:
             track.way.tally.start_epoch()
             before, steps = steps, self.epoch(epoch) if epoch else steps
             # A stream is cut alike in every epoch: what lies on the device can be read again.
-            same = epoch and window is not None and [len(s) for s in steps] == [len(s) for s in before]
-            if not same:
-                staged = stage([steps[k] for k in ranking], rows, window, track.capacity, problem.device)
+            stream = self._batching.kind == "stream"
+            if epoch == 0 or not stream or [len(s) for s in steps] != [len(s) for s in before]:
+                staged = stage([steps[k] for k in ranking], self._batching, track.capacity, problem.device)
             for step in staged:
                 track.run(step)
         track.unload(way, order)

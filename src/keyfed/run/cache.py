@@ -13,19 +13,36 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from keyfed.config import Config
 from keyfed.engine.problem import map_store
 from keyfed.errors import DataError
 from keyfed.model.presets import preset
-from keyfed.run.encode import Encoded, Ids, Text, encode, held_out, no_window, read_text, unseen_streams, window_of
+from keyfed.run.encode import (
+    Encoded,
+    default_partition,
+    draw_streams,
+    encode,
+    no_window,
+    stream_keys,
+    vocab_rules,
+    window_of,
+)
 from keyfed.text.clients import Population
 from keyfed.text.corpus import Corpus, Skipped
+from keyfed.text.dealing import Dealt, deal
+from keyfed.text.lexicon import Lexicon, Streams, encode_lists, lexicon_of, vocab_of
+from keyfed.text.linetable import LineTable, tabulate
 from keyfed.text.named import is_path
+from keyfed.text.ragged import Ragged
 from keyfed.text.shards import PackedNames, ShardWriter, streams_of
 from keyfed.text.vocab import UNK, Vocab, VocabSummary
 
@@ -99,7 +116,7 @@ def _sha256(path: Path) -> str:
 
 
 def write_cache(config: Config, place: Path) -> None:
-    """Encode a corpus into the cache; the streams are written one by one, never held together."""
+    """Encode a corpus into the cache; neither text nor streams are held together."""
     temporary = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -132,47 +149,88 @@ def _put(temporary: Path, place: Path) -> None:
 
 
 def _write(config: Config, folder: Path) -> None:
-    text, window, seed = read_text(config), window_of(config), config.train.seed
-    longest = 0
-    unknown = tokens = 0
-    with ShardWriter(folder / "train") as train, ShardWriter(folder / "excluded") as excluded:
-        for client in text.population.clients:
-            ids = text.vocab.encode(client.train)
-            longest = max(longest, len(ids))
-            if len(ids) > window:
-                train.add(client.name, ids)
-                unknown, tokens = unknown + int((ids == UNK).sum()), tokens + len(ids)
-            else:
-                excluded.add(client.name, ids[:0])
-    if not tokens:
-        raise no_window(text, longest, window)
-    oov = {"train": unknown / tokens}
-    for part in ("valid", "test"):
-        oov[part] = _write_part(folder / part, held_out(text, _held(part), seed))
-    _write_part(folder / "unseen", unseen_streams(text, seed))
-    (folder / VOCAB).write_text(text.vocab.to_json(), "utf-8")
+    data, seed = config.data, config.train.seed
+    kind: Literal["word", "char"] = "char" if preset(config.model.name).characters else "word"
+    table = tabulate(
+        Path(data.name).expanduser(),
+        folder / "lines",
+        kind,
+        author_column=data.author_column,
+        text_column=data.text_column,
+    )
+    partition, clients = default_partition(config, table.corpus)
+    dealt = deal(table.written, partition, clients=clients, seed=seed, unseen=data.unseen, alpha=data.alpha)
+    natural = partition == "natural"
+    rules = vocab_rules(config, natural=natural, clients=len(dealt.names))
+    lexicon = lexicon_of(table, kind, lower=rules["lower"])
+    vocab, summary = vocab_of(table, lexicon, dealt.train, **rules)
+    reader = _Reader(table, lexicon, vocab)
+    oov = {"train": _write_train(folder, reader, dealt, window_of(config))}
+    keys = stream_keys(dealt.names, seed) if natural else None
+    for part, number, lists in (("valid", 0, dealt.valid), ("test", 1, dealt.test)):
+        if dealt.pooled is None:
+            oov[part] = _write_part(folder / part, reader, dealt.names, lists, keys)
+        else:
+            oov[part] = _write_part(folder / part, reader, [part], Ragged.of([dealt.pooled[number]]))
+    _write_part(folder / "unseen", reader, dealt.unseen_names, dealt.unseen, stream_keys(dealt.unseen_names, seed))
+    shutil.rmtree(folder / "lines")
+    (folder / VOCAB).write_text(vocab.to_json(), "utf-8")
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    manifest = {**_about(text), "oov": oov, "files": {p.relative_to(folder).as_posix(): _sha256(p) for p in files}}
+    manifest = {
+        **_about(table.corpus, partition, summary),
+        "oov": oov,
+        "files": {p.relative_to(folder).as_posix(): _sha256(p) for p in files},
+    }
     (folder / MANIFEST).write_text(json.dumps(manifest), "utf-8")
 
 
-def _held(part: str) -> Literal["valid", "test"]:
-    return "valid" if part == "valid" else "test"
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    table: LineTable
+    lexicon: Lexicon
+    vocab: Vocab
+
+    def streams(self, lists: Ragged) -> Iterator[Streams]:
+        return encode_lists(self.table, self.lexicon, self.vocab, lists)
 
 
-def _write_part(folder: Path, streams: Iterable[tuple[str, Ids]]) -> float:
-    """Write held-out streams; return their share of unknown words."""
+def _write_train(folder: Path, reader: _Reader, dealt: Dealt, window: int) -> float:
+    """Write training text of those who have a window of it, and the names of the others; return the unknown share."""
+    longest = unknown = tokens = 0
+    with ShardWriter(folder / "train") as train, ShardWriter(folder / "excluded") as excluded:
+        for found in reader.streams(dealt.train):
+            names = dealt.names[found.lists]
+            kept = found.lengths > window
+            ids = found.tokens[np.repeat(kept, found.lengths)]
+            train.extend(list(compress(names, kept)), found.lengths[kept].tolist(), ids)
+            short = list(compress(names, ~kept))
+            excluded.extend(short, [0] * len(short), ids[:0])
+            longest = max(longest, int(found.lengths.max()))
+            unknown, tokens = unknown + int((ids == UNK).sum()), tokens + len(ids)
+    if not tokens:
+        raise no_window(reader.table.corpus.name, len(dealt.names), longest, window)
+    return unknown / tokens
+
+
+def _write_part(
+    folder: Path, reader: _Reader, names: Sequence[str], lists: Ragged, keys: NDArray[np.int64] | None = None
+) -> float:
+    """Write held-out streams of more than a token; return their share of unknown words."""
+    drawn = draw_streams(np.flatnonzero(lists.counts()), keys)
     unknown = tokens = 0
     with ShardWriter(folder) as shard:
-        for name, ids in streams:
-            shard.add(name, ids)
+        for found in reader.streams(lists.take(np.array(drawn, np.int64))):
+            own = [names[k] for k in drawn[found.lists]]
+            kept = found.lengths > 1
+            ids = found.tokens[np.repeat(kept, found.lengths)]
+            shard.extend(list(compress(own, kept)), found.lengths[kept].tolist(), ids)
             unknown, tokens = unknown + int((ids == UNK).sum()), tokens + len(ids)
     return unknown / tokens if tokens else 0.0
 
 
-def _about(text: Text) -> dict[str, Any]:
+def _about(corpus: Corpus, partition: str, summary: VocabSummary) -> dict[str, Any]:
     """What a run says about a corpus without having its text."""
-    corpus, population = text.corpus, text.population
+    natural = partition == "natural"
     return {
         "corpus": {
             "name": corpus.name,
@@ -183,10 +241,10 @@ def _about(text: Text) -> dict[str, Any]:
             "sha256": corpus.fingerprint(),
         },
         "skipped": [asdict(s) for s in corpus.skipped],
-        "published": [population.valid is not None, population.test is not None],
-        "natural": population.natural,
-        "partition": population.partition,
-        "vocab_summary": asdict(text.summary),
+        "published": [not natural, not natural],  # pooled, rather; a path has no published text
+        "natural": natural,
+        "partition": partition,
+        "vocab_summary": asdict(summary),
     }
 
 

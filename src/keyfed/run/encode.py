@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from keyfed.config import Config
 from keyfed.engine.problem import ClientStore, make_store
 from keyfed.errors import DataError
-from keyfed.federated.sampling import derive_seed
 from keyfed.model.presets import preset
 from keyfed.text.clients import ClientText, Population, partition
 from keyfed.text.corpus import Corpus
@@ -67,6 +66,26 @@ def default_partition(config: Config, corpus: Corpus) -> tuple[str, int | None]:
     return kind, clients
 
 
+class VocabRules(TypedDict):
+    """How a vocabulary is chosen: arguments of `build_vocab`."""
+
+    kind: Literal["word", "char"]
+    size: int | None
+    lower: bool
+    min_clients: int
+
+
+def vocab_rules(config: Config, *, natural: bool, clients: int) -> VocabRules:
+    """Say how the vocabulary is chosen; on natural clients a word that only one of them used stays out."""
+    data, characters = config.data, preset(config.model.name).characters
+    return {
+        "kind": "char" if characters else "word",
+        "size": None if characters else data.vocab,
+        "lower": data.lower and not characters,
+        "min_clients": data.min_clients or (2 if natural and not characters and clients > 1 else 1),
+    }
+
+
 def read_text(config: Config) -> Text:
     """Load and partition a corpus and build its vocabulary from training text only."""
     data = config.data
@@ -78,18 +97,8 @@ def read_text(config: Config) -> Text:
     )
     kind, clients = default_partition(config, corpus)
     population = partition(corpus, kind, clients=clients, seed=config.train.seed, unseen=data.unseen, alpha=data.alpha)
-    characters = preset(config.model.name).characters
-    min_clients = data.min_clients or (
-        2 if population.natural and not characters and len(population.clients) > 1 else 1
-    )
-    vocab, summary = build_vocab(
-        [c.train for c in population.clients],
-        kind="char" if characters else "word",
-        size=None if characters else data.vocab,
-        lower=data.lower and not characters,
-        tokenised=corpus.tokenised,
-        min_clients=min_clients,
-    )
+    rules = vocab_rules(config, natural=population.natural, clients=len(population.clients))
+    vocab, summary = build_vocab([c.train for c in population.clients], tokenised=corpus.tokenised, **rules)
     return Text(corpus, population, vocab, summary)
 
 
@@ -111,23 +120,43 @@ def unseen_streams(text: Text, seed: int) -> Iterator[tuple[str, Ids]]:
 def _streams(
     texts: Sequence[ClientText], part: Literal["valid", "test"], vocab: Vocab, seed: int
 ) -> Iterator[tuple[str, Ids]]:
-    having = [text for text in texts if (text.valid if part == "valid" else text.test)]
-    if len(having) > MOST_STREAMS:
-        # By a hash of the name, so that a client's validation and test text are drawn together.
-        order = {text.name: derive_seed(seed, "held out", text.name) for text in having}
-        drawn = set(heapq.nsmallest(MOST_STREAMS, order, key=order.__getitem__))
-        having = [text for text in having if text.name in drawn]
-    for text in having:
-        ids = vocab.encode(text.valid if part == "valid" else text.test)
+    having = np.flatnonzero([bool(text.valid if part == "valid" else text.test) for text in texts])
+    for k in draw_streams(having, stream_keys([text.name for text in texts], seed)):
+        ids = vocab.encode(texts[k].valid if part == "valid" else texts[k].test)
         if len(ids) > 1:
-            yield text.name, ids
+            yield texts[k].name, ids
 
 
-def no_window(text: Text, longest: int, window: int) -> DataError:
+def stream_keys(names: Sequence[str], seed: int) -> NDArray[np.int64] | None:
+    """Return by what clients' held-out text is drawn, where there are too many to read all: a hash of their names.
+
+    So a client's validation and test text are drawn together.
+    """
+    if len(names) <= MOST_STREAMS:
+        return None
+    # derive_seed(seed, "held out", name) for a million names: what they have in common is hashed once.
+    common = hashlib.blake2b(f"int:{seed}/str:held out/str:".encode(), digest_size=8)
+
+    def digest(name: str) -> bytes:
+        mine = common.copy()
+        mine.update(name.encode())
+        return mine.digest()
+
+    return (np.frombuffer(b"".join(map(digest, names)), ">u8") >> 2).astype(np.int64)
+
+
+def draw_streams(having: NDArray[np.int64], keys: NDArray[np.int64] | None) -> list[int]:
+    """Return at most MOST_STREAMS of the clients who have held-out text, in order."""
+    if keys is None or len(having) <= MOST_STREAMS:
+        return [int(k) for k in having]
+    return sorted(having[np.argsort(keys[having], kind="stable")[:MOST_STREAMS]].tolist())
+
+
+def no_window(corpus: str, clients: int, longest: int, window: int) -> DataError:
     """Say that no client has enough text."""
     return DataError(
-        f"{text.corpus.name}: no client has the {window + 1} tokens of one window (the largest of "
-        f"{len(text.population.clients)} has {longest}); lower data.window or give more text"
+        f"{corpus}: no client has the {window + 1} tokens of one window (the largest of "
+        f"{clients} has {longest}); lower data.window or give more text"
     )
 
 
@@ -147,7 +176,7 @@ def encode(config: Config) -> Encoded:
     streams = {c.name: text.vocab.encode(c.train) for c in text.population.clients}
     kept = {name: ids for name, ids in streams.items() if len(ids) > window}
     if not kept:
-        raise no_window(text, max((len(ids) for ids in streams.values()), default=0), window)
+        raise no_window(text.corpus.name, len(streams), max(map(len, streams.values()), default=0), window)
     valid, test = dict(held_out(text, "valid", seed)), dict(held_out(text, "test", seed))
     return Encoded(
         corpus=text.corpus,

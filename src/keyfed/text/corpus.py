@@ -18,8 +18,9 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from keyfed.errors import DataError
@@ -90,14 +91,26 @@ class Corpus:
         """
         if self.sha256 is not None:
             return self.sha256
-        digest = hashlib.sha256()
-        parts: list[tuple[str, tuple[str, ...] | None]] = [(a.name, a.lines) for a in self.authors]
-        for name, lines in (*parts, ("valid", self.valid), ("test", self.test)):
-            head, body = name.encode(), "\n".join(lines or ()).encode()
-            count = -1 if lines is None else len(lines)
-            digest.update(b"%d %d %d\n" % (len(head), count, len(body)))  # lengths first: nothing runs together
-            digest.update(head + body)
-        return digest.hexdigest()
+        parts = ((a.name, len(a.lines), "\n".join(a.lines).encode()) for a in self.authors)
+        return fingerprint_of(parts, self.valid, self.test)
+
+
+def fingerprint_of(
+    parts: Iterable[tuple[str, int, bytes]],
+    valid: tuple[str, ...] | None = None,
+    test: tuple[str, ...] | None = None,
+) -> str:
+    """Return the fingerprint of a corpus whose authors come one by one: name, number of lines, lines joined."""
+    digest = hashlib.sha256()
+    published = (
+        (name, -1 if lines is None else len(lines), "\n".join(lines or ()).encode())
+        for name, lines in (("valid", valid), ("test", test))
+    )
+    for name, lines, body in chain(parts, published):
+        head = name.encode()
+        # Lengths first: nothing runs together.
+        digest.update(b"%d %d %d\n%b%b" % (len(head), lines, len(body), head, body))
+    return digest.hexdigest()
 
 
 def pseudonym(name: str) -> str:
@@ -117,7 +130,8 @@ def split_lines(text: str) -> list[str]:
       >>> split_lines("Good beer.\r\n\r\n  Would come again. ")
       ['Good beer.', 'Would come again.']
     """
-    return [line for piece in re.split(r"\r\n?|\n", text) if (line := piece.strip())]
+    pieces = re.split(r"\r\n?|\n", text) if "\r" in text else text.split("\n")
+    return [line for piece in pieces if (line := piece.strip())]
 
 
 def raw_lines(path: Path) -> list[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import IO, overload
@@ -76,11 +77,15 @@ class ShardWriter:
 
     def add(self, name: str, stream: NDArray[np.int32]) -> None:
         """Write one client's stream."""
-        encoded = name.encode()
-        self._tokens.write(np.ascontiguousarray(stream, "<i4").tobytes())
-        self._names.write(encoded)
-        self._bounds.append(self._bounds[-1] + len(stream))
-        self._name_bounds.append(self._name_bounds[-1] + len(encoded))
+        self.extend([name], [len(stream)], stream)
+
+    def extend(self, names: Sequence[str], lengths: Sequence[int], streams: NDArray[np.int32]) -> None:
+        """Write the streams of several clients, which lie one after the other."""
+        self._tokens.write(np.ascontiguousarray(streams, "<i4").tobytes())
+        encoded = [name.encode() for name in names]
+        self._names.write(b"".join(encoded))
+        self._bounds.extend(accumulate(lengths, initial=self._bounds.pop()))
+        self._name_bounds.extend(accumulate(map(len, encoded), initial=self._name_bounds.pop()))
 
     def __enter__(self) -> ShardWriter:
         return self

@@ -248,25 +248,58 @@ def build_vocab(
       >>> vocab.words[4:], summary.types, summary.dropped_types, summary.tokens, summary.unknown_rate
       (('a',), 4, 2, 8, 0.375)
     """
+    counts, holders, line_ends = _count(client_lines, _cut(kind, tokenised=tokenised, lower=lower))
+    return choose_vocab(
+        counts,
+        holders,
+        line_ends,
+        clients=len(client_lines),
+        kind=kind,
+        size=size,
+        lower=lower,
+        tokenised=tokenised,
+        min_clients=min_clients,
+    )
+
+
+def choose_vocab(
+    counts: Mapping[str, int],
+    holders: Mapping[str, int],
+    line_ends: int,
+    *,
+    clients: int,
+    kind: Literal["word", "char"],
+    size: int | None,
+    lower: bool,
+    tokenised: bool,
+    min_clients: int = 1,
+) -> tuple[Vocab, VocabSummary]:
+    """Choose among words that were counted; the other arguments are those of `build_vocab`.
+
+    Args:
+      counts: Occurrences of each word.
+      holders: Clients who used each word, or at least `min_clients` where more did.
+      line_ends: Number of lines.
+      clients: Number of clients.
+    """
     if kind not in KINDS:
         raise ConfigError(f"vocabulary kind {kind!r} does not exist{nearest(kind, KINDS)}; use word or char")
     if size is not None and size <= len(SPECIALS):
         raise ConfigError(f"vocabulary size {size} leaves no room: {len(SPECIALS)} entries are special")
     if min_clients < 1:
         raise ConfigError(f"min_clients must be at least 1, got {min_clients}")
-    counts, holders, line_ends = _count(client_lines, _cut(kind, tokenised=tokenised, lower=lower))
     if not counts:
         raise DataError("no words to build a vocabulary from: the training text is empty")
 
     known = {word: n for word, n in counts.items() if word not in SPECIALS}
     shared = [word for word in known if holders[word] >= min_clients]
     if not shared:
-        clients = len(client_lines)
         raise DataError(f"no word is used by {min_clients} or more of the {clients:,} clients; lower min_clients")
     ranked = sorted(shared, key=lambda word: (-known[word], word))
     kept = ranked[: None if size is None else size - len(SPECIALS)]
 
-    tokens = counts.total() + line_ends
+    total = sum(counts.values())
+    tokens = total + line_ends
     kept_tokens = sum(known[word] for word in kept)
     summary = VocabSummary(
         types=len(counts),
@@ -275,7 +308,7 @@ def build_vocab(
         dropped_tokens=sum(known.values()) - kept_tokens,
         tokens=tokens,
         rare_clients_types=len(known) - len(shared),
-        unknown_rate=(counts.total() - kept_tokens) / tokens,
+        unknown_rate=(total - kept_tokens) / tokens,
     )
     return Vocab(kind, (*SPECIALS, *kept), lower=lower, tokenised=tokenised), summary
 

@@ -69,7 +69,7 @@ def test_a_block_on_a_track_is_the_block_step_by_step(monkeypatch, device, spec,
 
 def test_staged_steps_hold_every_token_once_and_shrink_with_those_at_work():
     clients = [stream_steps(t, 4, 7) for t in sorted(texts(), key=len, reverse=True)]
-    staged = stage(clients, rows=4, window=7, capacity=5, device="cpu")
+    staged = stage(clients, Batching("stream", 4, 7), capacity=5, device="cpu")
     assert len(staged) == max(len(c) for c in clients)
     assert sum(int((s.tokens[1] >= 0).sum()) for s in staged) == sum(len(t) - 1 for t in texts())
     widths = [s.tokens.shape[1] for s in staged]
