@@ -35,7 +35,7 @@ from keyfed.text.batches import stream_steps
 MOMENTUM, EPOCHS, BATCH, COHORT = 0.5, 5, 10, 10
 STUDIES: dict[str, dict[str, Any]] = {
     "ptb": {"name": "ptb"},
-    "wikitext-2": {"name": "wikitext-2", "vocab": None},
+    "wikitext-2": {"name": "wikitext-2", "vocab": None, "lower": False},
     "ptb-sentences": {"name": "ptb", "batches": "sentences"},
     "irc": {"name": "irc"},
 }
@@ -49,10 +49,10 @@ class Study:
     prepared: Prepared
     valid: dict[str, Any]
 
-    def method(self, lr: float) -> Method:
-        """FedAvg with FedAtt's local settings."""
+    def method(self, lr: float, name: str = "fedavg") -> Method:
+        """A method with FedAtt's local settings."""
         options = {"optimiser": "sgd", "lr": lr, "momentum": MOMENTUM, "clip": None}
-        return build_method(MethodSpec("fedavg", {**options, "epochs": EPOCHS, "batch_size": BATCH}))
+        return build_method(MethodSpec(name, {**options, "epochs": EPOCHS, "batch_size": BATCH}))
 
     def problem(self, method: Method, precision: str) -> Problem:
         """The local problems on the GPU."""
@@ -80,9 +80,11 @@ def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - began, result
 
 
-def ours(study: Study, precision: str, rounds: int, warm: int, lr: float = 0.01) -> dict[str, Any]:
+def ours(
+    study: Study, precision: str, rounds: int, warm: int, lr: float = 0.01, name: str = "fedavg"
+) -> dict[str, Any]:
     """Train rounds through our engine, validating after each."""
-    method, spec = study.method(lr), study.prepared.spec
+    method, spec = study.method(lr, name), study.prepared.spec
     params = {name: p.cuda() for name, p in init_params(spec, 1).items()}
     names, perplexities, spent = study.prepared.store.names, [], []
     state = initial_state(method, params)
@@ -220,6 +222,7 @@ def measure(name: str, asked: argparse.Namespace) -> dict[str, Any]:
                 found[f"times_{row}"] = out[row]["train_s"] / found["train_s"]
         add(f"keyfed-{precision}", found)
     if name == "ptb":
+        add("keyfed-bf16 fedatt", ours(study, "bf16", 10, 2, name="fedatt"))
         add("agreement", agreement(study, params))
         ends = {p: ours(study, p, 10, 0, lr=1.0)["perplexities"][-1] for p in ("fp32", "bf16")}
         add("perplexity after 10 rounds at lr 1", ends | {"ratio": ends["bf16"] / ends["fp32"]})

@@ -7,7 +7,7 @@ after the first predicted, line ends included, nothing padded counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
@@ -22,9 +22,9 @@ from keyfed.run.reading import Ids, score_streams
 from keyfed.text.batches import lines_of
 from keyfed.text.vocab import BOS, EOS, UNK
 
-SIDE_BY_SIDE, SIDE_BY_SIDE_GPU = 32, 512  # streams read in one batch
-MANY = 64  # streams, from which on counting them one by one takes longer than reading them
+SIDE_BY_SIDE, SIDE_BY_SIDE_GPU = 32, 128  # streams read in one batch
 LINES_SIDE_BY_SIDE, LINES_SIDE_BY_SIDE_GPU = 128, 512  # lines, which are short
+POSITIONS_GPU = 1 << 18  # tokens of short streams in one batch on a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +86,6 @@ def score_of(targets: NDArray[Any], nats: NDArray[Any], rank: NDArray[Any]) -> S
     )
 
 
-def _scores_of(targets: list[NDArray[Any]], nats: list[NDArray[Any]], ranks: list[NDArray[Any]]) -> list[Score]:
-    """`score_of` for many short streams at once: differences of running sums."""
-    true, rank = np.concatenate(targets), np.concatenate(ranks)
-    word = (true != UNK) & (true != EOS)
-    counts = np.stack([rank < 1, rank < 3, word, word & (rank < 1), word & (rank < 3), true == UNK]).astype(np.int64)
-    ends = np.concatenate([[0], np.cumsum([len(t) for t in targets])])
-    running = np.concatenate([np.zeros((len(counts), 1), np.int64), counts.cumsum(1)], 1)
-    per_stream = np.diff(running[:, ends], axis=1).T.tolist()
-    return [Score(len(n), float(n.sum()), *found) for n, found in zip(nats, per_stream, strict=True)]
-
-
 def limit_streams(streams: Mapping[str, Ids], most: int | None) -> dict[str, Ids]:
     """Keep about `most` tokens in all: the same share from the start of every stream, at least two tokens each."""
     total = sum(len(s) for s in streams.values())
@@ -105,22 +94,40 @@ def limit_streams(streams: Mapping[str, Ids], most: int | None) -> dict[str, Ids
     return {name: s[: max(2, round(len(s) * most / total))] for name, s in streams.items()}
 
 
-def _score_group(reader: Reader, group: list[Ids], device: str) -> list[Score]:
-    """Score streams that are read side by side."""
-    found = score_streams(reader, group, device)
-    if len(group) < MANY:
-        return [score_of(stream[1:], nats, rank) for stream, (nats, rank) in zip(group, found, strict=True)]
-    return _scores_of([s[1:] for s in group], [nats for nats, _ in found], [rank for _, rank in found])
+def _score_group(reader: Reader, group: Sequence[Ids], device: str) -> list[Score]:
+    """Score streams that are read side by side; of many short ones all counts are taken at once."""
+    nats, rank = score_streams(reader, group, device)
+    true = np.concatenate([s[1:] for s in group])
+    word = (true != UNK) & (true != EOS)
+    kinds = [np.ones_like(word), nats, rank < 1, rank < 3, word, word & (rank < 1), word & (rank < 3), true == UNK]
+    sizes = np.array([max(0, len(s) - 1) for s in group])
+    begins = (np.cumsum(sizes) - sizes)[sizes > 0]
+    found = iter(zip(*(_sums(kind, begins) for kind in kinds), strict=True))
+    return [Score(*next(found)) if size else Score() for size in sizes.tolist()]
+
+
+def _sums(numbers: NDArray[Any], begins: NDArray[np.int64]) -> list[Any]:
+    """Sums from each place to the next; no stream's reaches into another's, not even when it is not a number."""
+    wide = numbers if numbers.dtype == np.float64 else numbers.astype(np.int64)
+    return np.add.reduceat(wide, begins).tolist() if len(begins) else []
+
+
+def _groups(lengths: Sequence[int], device: str, rows: int, rows_gpu: int) -> Iterator[slice]:
+    """Cut streams, longest first, into groups to be read side by side: so many, on a GPU as many short ones as fit."""
+    at = 0
+    while at < len(lengths):
+        most = rows if torch.device(device).type == "cpu" else max(rows_gpu, POSITIONS_GPU // max(1, lengths[at]))
+        yield slice(at, at + most)
+        at += most
 
 
 def evaluate(spec: Network, params: Params, streams: Mapping[str, Ids], device: str = "cpu") -> dict[str, Score]:
     """Score every stream from a zero state; `params` is one model, not stacked."""
     reader = reader_of(spec, params, device)
     names = sorted(streams, key=lambda name: -len(streams[name]))
-    together = SIDE_BY_SIDE if torch.device(device).type == "cpu" else SIDE_BY_SIDE_GPU
     out: dict[str, Score] = {}
-    for at in range(0, len(names), together):
-        group = names[at : at + together]
+    for part in _groups([len(streams[name]) for name in names], device, SIDE_BY_SIDE, SIDE_BY_SIDE_GPU):
+        group = names[part]
         out.update(zip(group, _score_group(reader, [streams[name] for name in group], device), strict=True))
     return {name: out[name] for name in streams}
 
@@ -129,16 +136,9 @@ def evaluate_sentences(spec: Network, params: Params, streams: Mapping[str, Ids]
     """Score every line on its own, <bos> first and the state reset: the `sentence` perplexity."""
     lines = [np.concatenate([np.array([BOS], np.int32), line]) for s in streams.values() for line in lines_of(s)]
     reader = reader_of(spec, params, device)
-    lines.sort(key=len)
-    together = LINES_SIDE_BY_SIDE if torch.device(device).type == "cpu" else LINES_SIDE_BY_SIDE_GPU
-    return sum(
-        (
-            score
-            for at in range(0, len(lines), together)
-            for score in _score_group(reader, lines[at : at + together], device)
-        ),
-        Score(),
-    )
+    lines.sort(key=len, reverse=True)
+    parts = _groups([len(line) for line in lines], device, LINES_SIDE_BY_SIDE, LINES_SIDE_BY_SIDE_GPU)
+    return total({str(i): s for p in parts for i, s in enumerate(_score_group(reader, lines[p], device), p.start)})
 
 
 def total(scores: Mapping[str, Score]) -> Score:

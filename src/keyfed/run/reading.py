@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -110,17 +109,24 @@ def cut(streams: Sequence[tuple[int, int]], side: Side, window: int) -> list[Pie
 
 
 @torch.no_grad()
-def score_streams(reader: Reader, streams: Sequence[Ids], device: str) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """Nats and rank of every token after the first, of each stream, read in order from a zero state."""
+def score_streams(reader: Reader, streams: Sequence[Ids], device: str) -> tuple[NDArray[np.float64], Positions]:
+    """Nats and rank of every token after the first of each stream, read in order from a zero state.
+
+    Returns:
+      Both for all streams, one behind the other; a stream of n tokens has n − 1.
+    """
     tokens = np.concatenate([*streams, np.zeros(0, np.int32)]).astype(np.int64)
-    ends = np.cumsum([len(s) for s in streams]).tolist()
-    spans = [(end - len(s), end - 1) for s, end in zip(streams, ends, strict=True)]
-    spans = [(begin, max(begin, end)) for begin, end in spans]  # an empty stream predicts nothing
+    lengths = np.array([len(s) for s in streams], np.int64)
+    ends = np.cumsum(lengths)
+    # An empty stream predicts nothing.
+    spans = list(zip((ends - lengths).tolist(), np.maximum(ends - 1, ends - lengths).tolist(), strict=True))
     sheet = Sheet(torch.from_numpy(tokens).to(device))
     if not (isinstance(reader, SpecReader) and _in_pieces(reader, sheet, spans)):
         _in_order(reader, sheet, spans, None)
     nats, ranks = sheet.fetch()
-    return [(nats[begin:end], ranks[begin:end]) for begin, end in spans]
+    scored = np.ones(len(tokens), np.bool_)
+    scored[ends[lengths > 0] - 1] = False
+    return nats[scored], ranks[scored]
 
 
 def _in_order(reader: Reader, sheet: Sheet, spans: Sequence[tuple[int, int]], state: NetworkState | None) -> None:

@@ -11,8 +11,9 @@ from keyfed.engine.module import ModuleNetwork
 from keyfed.engine.network import SpecReader, reader_of
 from keyfed.model import language_model as lm
 from keyfed.model.language_model import ModelSpec, Params
+from keyfed.run import evaluate as evaluate_module
 from keyfed.run import reading
-from keyfed.run.evaluate import evaluate, evaluate_sentences, total
+from keyfed.run.evaluate import evaluate, evaluate_sentences, score_of, total
 from keyfed.run.reading import Piece, Side, cut
 from keyfed.text.vocab import BOS, EOS
 
@@ -73,8 +74,11 @@ def in_order(spec: ModelSpec, params: Params, stream: np.ndarray) -> tuple[np.nd
 
 
 def check(spec: ModelSpec, params: Params, streams: list[np.ndarray], rtol: float = 1e-6) -> None:
-    found = reading.score_streams(reader_of(spec, params), streams, "cpu")
-    for stream, (nats, ranks) in zip(streams, found, strict=True):
+    every_nats, every_rank = reading.score_streams(reader_of(spec, params), streams, "cpu")
+    ends = np.cumsum([max(0, len(s) - 1) for s in streams])
+    assert len(every_nats) == len(every_rank) == ends[-1]
+    split = zip(np.split(every_nats, ends)[:-1], np.split(every_rank, ends)[:-1], strict=True)
+    for stream, (nats, ranks) in zip(streams, split, strict=True):
         if len(stream) < 2:
             assert len(nats) == len(ranks) == 0
             continue
@@ -175,7 +179,7 @@ def test_a_model_that_ties_all_words_ranks_them_by_number():
     params = params_of(spec, 1)
     params["output.weight"].zero_()
     stream = stream_of(800, 1)
-    ((nats, ranks),) = reading.score_streams(reader_of(spec, params), [stream], "cpu")
+    nats, ranks = reading.score_streams(reader_of(spec, params), [stream], "cpu")
     assert ranks.tolist() == stream[1:].tolist()
     np.testing.assert_allclose(nats, np.log(VOCAB), rtol=1e-6)
 
@@ -266,3 +270,26 @@ def test_a_gpu_finds_the_same_wherever_the_parameters_lie(cell, monkeypatch, set
         assert got.nats == pytest.approx(want.nats, rel=1e-4)
         assert abs(got.top3 - want.top3) <= 2
     assert settled
+
+
+def test_counting_streams_together_is_counting_them_one_by_one():
+    spec = SPECS["gru"]
+    params = params_of(spec, 1)
+    streams = [stream_of(n, n) for n in (90, 2, 1, 33, 0, 7)]
+    reader = reader_of(spec, params)
+    together = evaluate_module._score_group(reader, streams, "cpu")
+    for stream, score in zip(streams, together, strict=True):
+        nats, rank = reading.score_streams(reader, [stream], "cpu")
+        alone = score_of(stream[1:], nats, rank)
+        assert score.nats == pytest.approx(alone.nats, rel=1e-6)
+        assert (score.tokens, score.words, score.unknown) == (alone.tokens, alone.words, alone.unknown)
+        assert (score.top1, score.top3) == (alone.top1, alone.top3)
+
+
+def test_one_stream_that_is_not_a_number_leaves_the_others_alone(monkeypatch):
+    nats = np.array([1.0, 2.0, np.nan, 4.0])
+    monkeypatch.setattr(evaluate_module, "score_streams", lambda *_: (nats, np.zeros(4, np.int64)))
+    streams = [np.array([5, 6, 7], np.int32), np.array([5, 6], np.int32), np.array([5, 6], np.int32)]
+    first, second, third = evaluate_module._score_group(None, streams, "cpu")
+    assert (first.nats, third.nats) == (3.0, 4.0)
+    assert np.isnan(second.nats)
