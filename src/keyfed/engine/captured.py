@@ -29,6 +29,7 @@ from keyfed.model import language_model as lm
 from keyfed.model.dropout import Dropout
 from keyfed.model.language_model import Batch, ModelSpec, ModelState, Params
 from keyfed.text.batches import Batching, Step, stacked_width
+from keyfed.text.vocab import PAD
 
 WARM_UP = 2  # runs before a capture: kernels are compiled and libraries make their workspaces
 
@@ -75,21 +76,20 @@ def stage(steps: Sequence[Sequence[Step]], batching: Batching, capacity: int, de
     sizes = [int(np.prod(shape)) for shape in shapes]
     host = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device != "cpu")
     flat: NDArray[np.int32] = host.numpy()
-    at, places = 0, []
-    for number, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):
-        block = flat[at : at + size].reshape(shape)
-        block[0], block[1] = 0, -1
-        for k, own in enumerate(steps):
-            if number < len(own):
-                step = own[number]
-                height, width = step.inputs.shape
-                block[0, k, :height, :width] = step.inputs
-                block[1, k, :height, :width] = np.where(step.mask > 0, step.targets, -1)
-        places.append((at, size, shape))
-        at += size
-    there = host.to(device, non_blocking=True)
+    flat.fill(PAD)
+    views: list[NDArray[np.int32]] = []
+    for at, size, shape in zip(np.cumsum(sizes) - sizes, sizes, shapes, strict=True):
+        views.append(flat[at : at + size].reshape(shape))
+        views[-1][1].fill(-1)
+    for k, own in enumerate(steps):
+        for view, step in zip(views, own, strict=False):
+            height, width = step.inputs.shape
+            view[0, k, :height, :width] = step.inputs
+            view[1, k, :height, :width] = np.where(step.mask > 0, step.targets, -1)
+    sent = host.to(device, non_blocking=True)
     fresh = [any(s[number].fresh for s in steps if number < len(s)) for number in range(count)]
-    return [Staged(there[a : a + n].view(shape), f) for (a, n, shape), f in zip(places, fresh, strict=True)]
+    pieces = sent.split(sizes)
+    return [Staged(piece.view(shape), f) for piece, shape, f in zip(pieces, shapes, fresh, strict=True)]
 
 
 def _prefix(active: int, clients: int) -> int:

@@ -29,11 +29,10 @@ from keyfed.text.vocab import PAD
 MOST_ROWS = 64  # of a batch: more and a slice's sums no longer fit beside its weights
 SLICE_BYTES = 180 * 1024  # of weights that one program keeps, in shared memory and registers
 LOGITS = 1 << 28  # numbers alive at a time
-WARPS = 4
+WARPS, WARPS_PROJECTED = 4, 8
 MOVE_BLOCK = 1024
 PERSISTENT = (torch.bfloat16,)
-SHORT_LINE = 16_384  # words whose logits one program holds
-LINE_BLOCK = 8192
+LINE_BLOCK = 4096  # words a program reads at a time; whole lines of 10,000 in registers took twice as long
 LEAST = 16  # the smallest side of a product that the tensor cores take
 
 
@@ -191,7 +190,7 @@ def lstm_backward(coupled: bool, saved: Saved, d_out: Tensor, want_inputs: bool)
     project, d_bias = w.hh if w.hr is None else w.hr, torch.empty_like(w.bias_ih)
     triton_lstm.lstm_backward[m * sizes[-1],](
         d_out.contiguous(), w.hh, project, kept, cells, d_gates, d_projected, d_bias, _flags(m, d_out), *sizes,
-        num_warps=WARPS, num_stages=1, **shape,
+        num_warps=WARPS if w.hr is None else WARPS_PROJECTED, num_stages=1, **shape,
     )  # fmt: skip
     return _inputs(d_gates, w.ih, want_inputs), CellWeights(
         _over_time(d_gates, x),
@@ -230,11 +229,9 @@ def output_gradients(
     for number, part in enumerate(chunks(tokens, m, vocab, LOGITS)):
         some, true, shares = features[:, part], targets[:, part].contiguous(), scale[:, part].contiguous()
         logits, nats = torch.bmm(some, weight.mT), torch.empty_like(shares)
-        short = vocab <= SHORT_LINE
-        kernel = triton_step.short_softmax_gradient if short else triton_step.softmax_gradient
-        kernel[nats.numel(),](
+        triton_step.softmax_gradient[nats.numel(),](
             logits, bias, true, shares, nats, nats.shape[1], vocab,
-            BLOCK=_power_of_2(vocab) if short else LINE_BLOCK, num_warps=8 if vocab > 1024 else 1,
+            BLOCK=min(LINE_BLOCK, _power_of_2(vocab)), num_warps=8 if vocab > 1024 else 1,
         )  # fmt: skip
         loss += nats.sum(1)
         d_features[:, part] = product(logits, weight)

@@ -15,22 +15,6 @@ def _logits(line, bias, word, vocab):
 
 
 @triton.jit
-def short_softmax_gradient(logits, bias, targets, scale, nats, tokens, vocab, BLOCK: tl.constexpr):
-    """`softmax_gradient` of a line that fits in one program's registers: read once, written once."""
-    place = tl.program_id(0).to(tl.int64)
-    share, true = tl.load(scale + place), tl.load(targets + place)
-    word = tl.arange(0, BLOCK)
-    line = logits + place * vocab
-    x = _logits(line, bias + (place // tokens) * vocab, word, vocab)
-    x -= tl.max(x, 0)
-    total = tl.sum(tl.exp(x), 0)
-    picked = tl.sum(tl.where(word == true, x, 0.0), 0)
-    tl.store(nats + place, share * (tl.log(total) - picked))
-    grad = share * (tl.exp(x) / total - tl.where(word == true, 1.0, 0.0))
-    tl.store(line + word, grad.to(line.dtype.element_ty), word < vocab)
-
-
-@triton.jit
 def softmax_gradient(logits, bias, targets, scale, nats, tokens, vocab, BLOCK: tl.constexpr):
     """One position: nats = scale · (log Σ e^x − x_y), and x becomes scale · (softmax(x) − onehot(y)), in place.
 

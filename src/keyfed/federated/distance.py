@@ -27,7 +27,16 @@ def spectral() -> Distance:
     The largest singular value is the root of the largest eigenvalue of the Gram matrix of the smaller side: a V × 300
     layer needs the eigenvalues of 300 × 300 numbers.
     """
-    return _of_change(lambda change: _largest_singular(change) if change.dim() > 1 else _norm(change))
+    one_by_one = _of_change(lambda change: _largest_singular(change) if change.dim() > 1 else _norm(change))
+
+    def distance(theta: Params, upload: Params) -> dict[str, Tensor]:
+        # On a GPU all clients' small Gram matrices together: one of them would leave it idle.
+        together = {name: u for name, u in upload.items() if u.is_cuda and u.dim() > 2 and len(u)}
+        rest = {name: u for name, u in upload.items() if name not in together}
+        found = dict(one_by_one(theta, rest)) | {name: _largest_singulars(u) for name, u in together.items()}
+        return {name: found[name] for name in upload}
+
+    return distance
 
 
 def frobenius() -> Distance:
@@ -100,29 +109,40 @@ def _norm(change: Tensor) -> Tensor:
 
 
 def _largest_singular(change: Tensor) -> Tensor:
+    largest: Tensor = torch.linalg.eigvalsh(_gram(change))[-1].clamp(min=0).sqrt()
+    return largest
+
+
+def _gram(change: Tensor) -> Tensor:
     matrix = change.reshape(change.shape[0], -1)
-    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
-    largest = _largest_by_squaring(gram) if gram.is_cuda else torch.linalg.eigvalsh(gram)[-1]
-    return largest.clamp(min=0).sqrt()
+    return matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
 
 
-def _largest_by_squaring(gram: Tensor) -> Tensor:
-    r"""Largest eigenvalue of a positive semi-definite matrix from its powers, in products only.
+def _largest_singulars(changes: Tensor) -> Tensor:
+    """`_largest_singular` of every client's change, [m]; nan where it is not finite. Nothing is asked of a GPU."""
+    grams = torch.stack([_gram(c.double()) for c in changes])
+    return torch.where(torch.isfinite(grams).all(-1).all(-1), _largest_eigenvalues(grams).sqrt(), torch.nan)
+
+
+def _largest_eigenvalues(grams: Tensor) -> Tensor:
+    r"""Largest eigenvalues of positive semi-definite matrices [m, n, n] from their powers, in products only.
 
     .. math::  λ ≤ (\mathrm{tr}\, G^{p})^{1/p} ≤ n^{1/p} λ,\qquad p = 2^{24}
 
     Each product squares the one before, scaled to trace 1; the excess of the bound, ln(n)/p, is below 1e-6 for any n
-    that fits in memory. On a GPU an eigenvalue solver of one small matrix takes a hundred times as long.
+    that fits in memory. On a GPU an eigenvalue solver takes many times as long.
     """
-    log = torch.zeros((), dtype=gram.dtype, device=gram.device)
-    power = gram
+
+    def trace(power: Tensor) -> Tensor:
+        return power.diagonal(dim1=1, dim2=2).sum(1).clamp(min=torch.finfo(power.dtype).tiny)
+
+    log, power = grams.new_zeros(len(grams)), grams
     for step in range(SQUARINGS):
-        trace = power.diagonal().sum().clamp(min=torch.finfo(gram.dtype).tiny)
-        log = log + trace.log() / 2.0**step
-        power = power / trace
+        size = trace(power)
+        log = log + size.log() / 2.0**step
+        power = power / size[:, None, None]
         power = power @ power
-    trace = power.diagonal().sum().clamp(min=torch.finfo(gram.dtype).tiny)
-    return (log + trace.log() / 2.0**SQUARINGS).exp()
+    return (log + trace(power).log() / 2.0**SQUARINGS).exp()
 
 
 def _shares(weights: Tensor) -> Tensor:
