@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported: its kernels then run on a CPU
 
 # Tests run tiny models: a second thread costs more than it gives, and on a busy machine far more.
 torch.set_num_threads(1)

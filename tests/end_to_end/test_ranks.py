@@ -81,7 +81,7 @@ def test_torchrun_trains_the_run_of_one_process(keyfed, corpus, tmp_path):
 
 def test_ctrl_c_stops_all_ranks_after_a_checkpoint(corpus, tmp_path):
     out = tmp_path / "run"
-    ranks = start_ranks(*command(corpus, out, 400, *DUALS, "train.checkpoint_every=100"))
+    ranks = start_ranks(*command(corpus, out, 400, *DUALS, "train.checkpoint_every=100", "train.eval_every=100"))
     limit = time.monotonic() + 60
     while not (out / "metrics.jsonl").exists() and time.monotonic() < limit:
         time.sleep(0.05)

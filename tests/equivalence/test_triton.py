@@ -5,14 +5,10 @@ There one program runs after the other, so a client's slices must fit one progra
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
 GPU = torch.cuda.is_available()
-if not GPU:
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from keyfed.engine import triton_kernels  # noqa: E402

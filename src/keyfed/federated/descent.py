@@ -242,7 +242,9 @@ def sgd_move(rule: SgdRule, way: Way, gradient: Gradient) -> None:
     for name, g in grads.items():
         if rule.weight_decay:
             g.addcmul_(way.local[name], per_client(active, g), value=rule.weight_decay)
-        if rule.momentum:
+        if rule.momentum and _alone(way):
+            g = torch.add(g, way.memory[name], alpha=rule.momentum, out=way.memory[name])
+        elif rule.momentum:
             g = way.memory[name].mul_(per_client(friction, g)).add_(g)
         if _alone(way):
             way.local[name].add_(g, alpha=-float(way.eta))

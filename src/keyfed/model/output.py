@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 4_000_000  # logits alive at a time: 16 MB in float32
+SURE = 1e-30  # probability below which nats are taken from the logits again
+CHUNK_ELEMENTS = 6_000_000  # logits alive at a time: 24 MB in float32
 SCORED_ELEMENTS = 64_000_000  # the same while scoring on a GPU, where a small product leaves most of it idle
 
 
@@ -54,30 +55,38 @@ def output_gradients(
     loss = features.new_zeros(m)
     d_features = torch.empty_like(features)
     d_weight, d_bias = space(buffers, "weight", weight, weight.shape), torch.zeros_like(bias)
+    # The scale multiplies what is small: rows of the features and of their gradient, never the logits.
+    scaled = features * scale[:, :, None]
     parts = list(chunks(tokens, m, vocab))
     for number, part in enumerate(parts):
         free = space(buffers, "logits", weight, (m, part.stop - part.start, vocab))  # the first is the largest
         logits = torch.baddbmm(bias[:, None], features[:, part], weight.mT, out=free)
         index = targets[:, part, None]
-        top = logits.amax(-1, keepdim=True)
-        logits.sub_(top)
-        picked = logits.gather(-1, index)
-        probabilities = logits.exp_()
-        total = probabilities.sum(-1, keepdim=True)
-        part_scale = scale[:, part, None]
-        loss += ((total.log() - picked) * part_scale).sum((1, 2))
-        # d(scale · nats)/d logits = scale · (softmax − onehot)
-        grad = probabilities.mul_(part_scale / total)
-        grad.scatter_add_(-1, index, -part_scale)
+        grad = torch.softmax(logits, -1, out=None if logits.is_cuda else logits)
+        picked = grad.gather(-1, index)
+        nats = -picked.log()
+        if not logits.is_cuda and bool((picked < SURE).any()):  # the logarithm of next to nothing has few digits
+            unsure = torch.where(picked < SURE)
+            nats[unsure] = _nats_at(features[:, part], weight, bias, index, unsure)
+        loss += (nats * scale[:, part, None]).sum((1, 2))
+        # d nats/d logits = softmax − onehot
+        grad.scatter_add_(-1, index, torch.full_like(picked, -1))
         d_features[:, part] = torch.bmm(grad, weight)
         if number == 0:  # the first chunk writes, later ones add
-            torch.bmm(grad.mT, features[:, part], out=d_weight)
+            torch.bmm(grad.mT, scaled[:, part], out=d_weight)
         else:
-            d_weight.baddbmm_(grad.mT, features[:, part])
-        d_bias += grad.sum(1)
+            d_weight.baddbmm_(grad.mT, scaled[:, part])
+        d_bias += torch.bmm(scale[:, None, part], grad)[:, 0]
     if not parts:  # a batch of no tokens
         d_weight.zero_()
-    return OutputGradients(loss, d_features, d_weight, d_bias)
+    return OutputGradients(loss, d_features.mul_(scale[:, :, None]), d_weight, d_bias)
+
+
+def _nats_at(features: Tensor, weight: Tensor, bias: Tensor, index: Tensor, where: tuple[Tensor, ...]) -> Tensor:
+    """Nats of single positions, from their logits."""
+    client, token = where[:2]
+    logits = (weight[client] @ features[client, token, :, None])[..., 0] + bias[client]
+    return logits.logsumexp(-1) - logits.gather(-1, index[client, token])[:, 0]
 
 
 def space(buffers: dict[str, Tensor], name: str, like: Tensor, shape: Sequence[int]) -> Tensor:
