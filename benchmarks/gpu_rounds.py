@@ -28,7 +28,7 @@ from keyfed.federated.types import Method, MethodSpec, Params
 from keyfed.model.language_model import init_params
 from keyfed.run.contenders import PlainModel, Task, detached, mean_loss, weighted_mean
 from keyfed.run.contenders_graph import plain_graph
-from keyfed.run.evaluate import evaluate, limit_streams, total
+from keyfed.run.evaluate import evaluate_together, limit_streams
 from keyfed.run.prepare import Prepared, make_problem, prepare
 from keyfed.text.batches import stream_steps
 
@@ -92,7 +92,7 @@ def ours(
         for number in range(warm + rounds):
             cohort = [names[k] for k in study.cohort(number)]
             train, (state, summary) = seconds(lambda: run_round(method, state, cohort, federation))  # noqa: B023
-            judge, score = seconds(lambda: total(evaluate(spec, state.params, study.valid, "cuda")))  # noqa: B023
+            judge, score = seconds(lambda: evaluate_together(spec, state.params, study.valid, "cuda"))  # noqa: B023
             perplexities.append(score.perplexity)
             spent.append((train, judge, summary.worked))
     timed = np.array(spent[warm:])

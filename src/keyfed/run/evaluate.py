@@ -94,15 +94,20 @@ def limit_streams(streams: Mapping[str, Ids], most: int | None) -> dict[str, Ids
     return {name: s[: max(2, round(len(s) * most / total))] for name, s in streams.items()}
 
 
-def _score_group(reader: Reader, group: Sequence[Ids], device: str) -> list[Score]:
-    """Score streams that are read side by side; of many short ones all counts are taken at once."""
+def _counted(reader: Reader, group: Sequence[Ids], device: str) -> list[NDArray[Any]]:
+    """What `Score` counts, at every predicted position of streams that are read side by side; in its order."""
     nats, rank = score_streams(reader, group, device)
     true = np.concatenate([s[1:] for s in group])
     word = (true != UNK) & (true != EOS)
-    kinds = [np.ones_like(word), nats, rank < 1, rank < 3, word, word & (rank < 1), word & (rank < 3), true == UNK]
+    top1, top3 = rank < 1, rank < 3
+    return [np.ones_like(word), nats, top1, top3, word, word & top1, word & top3, true == UNK]
+
+
+def _score_group(reader: Reader, group: Sequence[Ids], device: str) -> list[Score]:
+    """Score streams that are read side by side."""
     sizes = np.array([max(0, len(s) - 1) for s in group])
     begins = (np.cumsum(sizes) - sizes)[sizes > 0]
-    found = iter(zip(*(_sums(kind, begins) for kind in kinds), strict=True))
+    found = iter(zip(*(_sums(kind, begins) for kind in _counted(reader, group, device)), strict=True))
     return [Score(*next(found)) if size else Score() for size in sizes.tolist()]
 
 
@@ -132,13 +137,24 @@ def evaluate(spec: Network, params: Params, streams: Mapping[str, Ids], device: 
     return {name: out[name] for name in streams}
 
 
+def evaluate_together(spec: Network, params: Params, streams: Mapping[str, Ids], device: str = "cpu") -> Score:
+    """The total of `evaluate`, without a score for each of thousands of streams."""
+    return _score_all(reader_of(spec, params, device), list(streams.values()), device, SIDE_BY_SIDE, SIDE_BY_SIDE_GPU)
+
+
+def _score_all(reader: Reader, streams: Sequence[Ids], device: str, rows: int, rows_gpu: int) -> Score:
+    streams = sorted(streams, key=len, reverse=True)
+    all_sums = Score()
+    for part in _groups([len(s) for s in streams], device, rows, rows_gpu):
+        kinds = _counted(reader, streams[part], device)
+        all_sums += Score(*(kind.sum().item() for kind in kinds))
+    return all_sums
+
+
 def evaluate_sentences(spec: Network, params: Params, streams: Mapping[str, Ids], device: str = "cpu") -> Score:
     """Score every line on its own, <bos> first and the state reset: the `sentence` perplexity."""
     lines = [np.concatenate([np.array([BOS], np.int32), line]) for s in streams.values() for line in lines_of(s)]
-    reader = reader_of(spec, params, device)
-    lines.sort(key=len, reverse=True)
-    parts = _groups([len(line) for line in lines], device, LINES_SIDE_BY_SIDE, LINES_SIDE_BY_SIDE_GPU)
-    return total({str(i): s for p in parts for i, s in enumerate(_score_group(reader, lines[p], device), p.start)})
+    return _score_all(reader_of(spec, params, device), lines, device, LINES_SIDE_BY_SIDE, LINES_SIDE_BY_SIDE_GPU)
 
 
 def total(scores: Mapping[str, Score]) -> Score:

@@ -168,7 +168,10 @@ def _window(
 
 def _in_pieces(reader: SpecReader, sheet: Sheet, spans: Sequence[tuple[int, int]]) -> bool:
     """Read and score spans in pieces, if they are long enough and the network forgets; say whether that was so."""
-    pieces = cut(spans, GPU if sheet.tokens.is_cuda else CPU, reader.span)
+    side = GPU if sheet.tokens.is_cuda else CPU
+    if max((end - begin for begin, end in spans), default=0) < 2 * side.least:
+        return False  # no stream makes two pieces, and thousands of short ones are not even looked at
+    pieces = cut(spans, side, reader.span)
     later = [i for i, piece in enumerate(pieces) if not piece.opens]
     guessed = _guess(reader, sheet, [pieces[i] for i in later]) if later else None
     if guessed is None:

@@ -27,7 +27,7 @@ from keyfed.launch import place
 from keyfed.run.baselines import score_baselines
 from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, named_states, save_checkpoint
 from keyfed.run.choose import Choice, usable_cores
-from keyfed.run.evaluate import evaluate, evaluate_sentences, limit_streams, spread, total
+from keyfed.run.evaluate import evaluate, evaluate_sentences, evaluate_together, limit_streams, spread, total
 from keyfed.run.folder import (
     append_line,
     as_before,
@@ -240,7 +240,7 @@ def _rounds(
                 record["seconds"] = time.monotonic() - began
                 last = after.round == config.train.rounds
                 if last or after.round % config.train.eval_every == 0:
-                    score = total(evaluate(prepared.spec, after.params, valid, choice.device))
+                    score = evaluate_together(prepared.spec, after.params, valid, choice.device)
                     record["valid"] = score.summary()
                     if best is None or score.mean_nats < best.nats or not math.isfinite(best.nats):
                         best = Best(after.round, score.mean_nats, after.params)

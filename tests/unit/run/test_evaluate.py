@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -293,3 +295,12 @@ def test_one_stream_that_is_not_a_number_leaves_the_others_alone(monkeypatch):
     first, second, third = evaluate_module._score_group(None, streams, "cpu")
     assert (first.nats, third.nats) == (3.0, 4.0)
     assert np.isnan(second.nats)
+
+
+def test_all_streams_together_are_the_sum_of_each():
+    spec = SPECS["lstm"]
+    params = params_of(spec, 1)
+    streams = {str(n): stream_of(n, n) for n in (90, 2, 1, 33, 0, 7, 700)}
+    every, together = total(evaluate(spec, params, streams)), evaluate_module.evaluate_together(spec, params, streams)
+    assert together.nats == pytest.approx(every.nats, rel=1e-9)
+    assert replace(together, nats=0.0) == replace(every, nats=0.0)
