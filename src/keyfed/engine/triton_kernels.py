@@ -116,7 +116,7 @@ def gru_forward(x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State,
 
 def gru_backward(saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor | None, CellWeights]:
     """`kernels.gru_backward`."""
-    if saved[0] == "plain":
+    if isinstance(saved[0], str):  # "plain"
         return LAYERS["gru"].backward(saved[1], d_out, want_inputs)
     x, w, outputs, kept, slices, shape = saved
     m, time, batch, hidden = d_out.shape
@@ -181,7 +181,7 @@ def lstm_forward(coupled: bool, x: Tensor, w: CellWeights, state: State) -> tupl
 
 def lstm_backward(coupled: bool, saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor | None, CellWeights]:
     """`kernels.lstm_backward`."""
-    if saved[0] == "plain":
+    if isinstance(saved[0], str):  # "plain"
         return LAYERS["cifg" if coupled else "lstm"].backward(saved[1], d_out, want_inputs)
     x, w, outputs, raw, kept, cells, sizes, shape = saved
     m = x.shape[0]
