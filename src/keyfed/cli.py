@@ -256,9 +256,9 @@ def bench(
         model=model, vocab=vocab or [10_000], clients=clients or [10], tokens=tokens, epochs=epochs, repeats=repeats,
         device=device, only=only or (), say=lambda line: typer.echo(line, err=True),
     )  # fmt: skip
-    if plot is not None:
-        plot_bench(result, plot)
     print_json(result) if as_json else typer.echo(bench_text(result))
+    if plot is not None:  # last: what was measured is said by then
+        plot_bench(result, plot)
 
 
 @data_app.command("list")

@@ -223,7 +223,7 @@ def _pairs(one: Way, other: Way) -> list[tuple[Tensor, Tensor]]:
 
 def lay_track(spec: ModelSpec, way: Way, descent: Descent, rows: int, capacity: int, bf16: bool) -> Track:
     """Make a track for so many clients like these; empty until it is loaded."""
-    own, kernels = way.like(capacity), kernels_for(way.eta.is_cuda)
+    own, kernels = way.like(capacity), kernels_for(way.eta.is_cuda and way.eta.dtype == torch.float32)
     if bf16 and kernels is PLAIN:
         raise ConfigError("train.precision=bf16 needs Triton, which is not installed; use fp32")
     places = layouts(spec) if bf16 else None

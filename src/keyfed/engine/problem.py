@@ -115,7 +115,7 @@ class Problem:
     sweep: int | None = None
     precision: Precision = "fp32"
     buffers: Buffers = field(default_factory=dict, init=False, repr=False, compare=False)
-    tracks: dict[tuple[Descent, int], Track] = field(default_factory=dict, init=False, repr=False, compare=False)
+    tracks: dict[tuple[Descent, int, bool], Track] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process has buffers of its own."""
@@ -198,17 +198,23 @@ class TextObjective:
         shared = derive_seed(self._problem.seed, self._round, "lengths", epoch)  # no client in it: all have the same
         return epoch_steps(stream, self._batching, self._seed(client, "order", epoch), shared)
 
-    def _affordable(self, steps: list[Step], work: Work, epoch: int) -> list[Step]:
+    def _affordable(self, client: int, steps: list[Step], work: Work, epoch: int) -> list[Step]:
         """Cut an epoch's steps where the client's share of the work ends; every client takes at least one step."""
         passes = work.epochs or self._epochs
         most = max(1, math.ceil(work.share * passes * len(steps) - 1e-9))
-        return steps[: max(0, most - epoch * len(steps))] if epoch < passes else []
+        left = max(0, most - epoch * len(steps)) if epoch < passes else 0
+        if self._batching.kind == "stream" or left >= len(steps):
+            return steps[:left]
+        # All clients of a round visit lengths in the same order: who stops early must not skip the same ones as others.
+        drawn = np.random.default_rng(self._seed(client, "share", epoch)).permutation(len(steps))[:left]
+        return [steps[i] for i in sorted(drawn.tolist())]
 
     def epoch(self, epoch: int) -> list[list[Step]]:
         """Every client's steps of an epoch."""
         every = [self._client_steps(k, epoch) for k in self._members]
         self.whole = torch.tensor([sum(float(s.mask.sum()) for s in steps) for steps in every], dtype=torch.float64)
-        return [self._affordable(steps, work, epoch) for steps, work in zip(every, self._works, strict=True)]
+        planned = zip(self._members, every, self._works, strict=True)
+        return [self._affordable(client, steps, work, epoch) for client, steps, work in planned]
 
     def steps(self, epoch: int) -> Iterator[Callable[[Params], Gradient]]:
         """Yield the epoch's steps; clients that run out of text are padded with masked batches."""
@@ -232,11 +238,13 @@ class TextObjective:
 
     def _replay(self, spec: ModelSpec, way: Way, descent: Descent) -> None:
         problem, rows = self._problem, self._batching.rows
-        track = problem.tracks.get((descent, rows))
+        key = (descent, rows, way.dual is None)
+        track = problem.tracks.get(key)
         if track is None or track.capacity < self.clients:
+            track = None
             problem.tracks.clear()  # another method, or a larger cohort than before: the places are given back first
             bf16 = problem.precision == "bf16"
-            track = problem.tracks[descent, rows] = lay_track(spec, way, descent, rows, self.clients, bf16)
+            track = problem.tracks[key] = lay_track(spec, way, descent, rows, self.clients, bf16)
         steps = self.epoch(0)
         ranking = sorted(range(self.clients), key=lambda k: -len(steps[k]))
         order = torch.tensor(ranking, device=problem.device)

@@ -18,6 +18,7 @@ from keyfed.engine import triton_lstm, triton_recurrent, triton_step
 from keyfed.engine.kernels import LAYERS, Layer, Saved
 from keyfed.engine.padding import Layout
 from keyfed.engine.step import Buffers, Kernels, product
+from keyfed.engine.step import add_rows as plain_add_rows
 from keyfed.engine.step import move as plain_move
 from keyfed.federated.descent import AdamRule, Descent, SgdRule, Way, adam_sizes, clip_scale, gradient_norm
 from keyfed.federated.types import Gradient
@@ -27,6 +28,7 @@ from keyfed.model.output import OutputGradients, chunks
 from keyfed.text.vocab import PAD
 
 MOST_ROWS = 64  # of a batch: more and a slice's sums no longer fit beside its weights
+MOST_TOKENS = 4096  # of a client's step that one warp looks through for equal ones
 SLICE_BYTES = 180 * 1024  # of weights that one program keeps, in shared memory and registers
 LOGITS = 1 << 28  # numbers alive at a time
 WARPS, WARPS_PROJECTED = 4, 8
@@ -245,6 +247,9 @@ def add_rows(table: Tensor, tokens: Tensor, rows: Tensor) -> None:
     """`step.add_rows` in a fixed order."""
     m, vocab, width = table.shape
     count = tokens.shape[1]
+    if count > MOST_TOKENS:
+        plain_add_rows(table, tokens, rows)
+        return
     triton_step.add_rows[count, m](
         table, tokens.contiguous(), rows.contiguous(), count, vocab, width,
         NONE=PAD, COUNT=_power_of_2(count), WIDTH=_power_of_2(width), num_warps=1,

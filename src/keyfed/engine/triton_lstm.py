@@ -33,7 +33,7 @@ def lstm_forward(
     H, W = narrow * VEC, slim * WEC
     G: tl.constexpr = 3 if COUPLED else 4
     ticket = tl.atomic_add(flags, 1)
-    client, part = ticket // slices, ticket % slices
+    client, part = (ticket // slices).to(tl.int64), ticket % slices  # offsets may pass 2^31
     flag = flags + 32 * (client + 1)
     row, unit = tl.arange(0, ROWS), part * UNITS + tl.arange(0, UNITS)
     column = part * COLUMNS + tl.arange(0, COLUMNS)
@@ -141,7 +141,7 @@ def lstm_backward(
     H, W = narrow * VEC, slim * WEC
     G: tl.constexpr = 3 if COUPLED else 4
     ticket = tl.atomic_add(flags, 1)
-    client, part = ticket // slices, ticket % slices
+    client, part = (ticket // slices).to(tl.int64), ticket % slices  # offsets may pass 2^31
     flag = flags + 32 * (client + 1)
     row, unit = tl.arange(0, ROWS), part * UNITS + tl.arange(0, UNITS)
     column = part * COLUMNS + tl.arange(0, COLUMNS)

@@ -56,7 +56,7 @@ def gru_forward(
     state before every step and after the last; saved [m, time, rows, 4H]: r, z, n and W_hn h + b_hn."""
     H = narrow * VEC
     ticket = tl.atomic_add(flags, 1)
-    client, part = ticket // slices, ticket % slices
+    client, part = (ticket // slices).to(tl.int64), ticket % slices  # offsets may pass 2^31
     flag = flags + 32 * (client + 1)
     row, unit = tl.arange(0, ROWS), part * UNITS + tl.arange(0, UNITS)
     own = (row[:, None] < rows) & (unit[None, :] < H)
@@ -126,7 +126,7 @@ def gru_backward(
     sums are those of the biases [m, 3H]."""
     H = narrow * VEC
     ticket = tl.atomic_add(flags, 1)
-    client, part = ticket // slices, ticket % slices
+    client, part = (ticket // slices).to(tl.int64), ticket % slices  # offsets may pass 2^31
     flag = flags + 32 * (client + 1)
     row, unit = tl.arange(0, ROWS), part * UNITS + tl.arange(0, UNITS)
     own = (row[:, None] < rows) & (unit[None, :] < H)

@@ -214,9 +214,9 @@ def _pull(grads: Params, way: Way, active: Tensor, mu: float) -> None:
             g.addcmul_(way.dual[name], per_client(active.to(g), g))
 
 
-def _alone(way: Way) -> bool:
-    """One client on a CPU, which is always active: its step size may be read as a number, which saves a pass."""
-    return len(way.eta) == 1 and way.eta.device.type == "cpu"
+def _alone(way: Way, gradient: Gradient) -> bool:
+    """One active client on a CPU: its step size may be read as a number, which saves a pass."""
+    return len(way.eta) == 1 and way.eta.device.type == "cpu" and float(gradient.tokens) > 0
 
 
 def sgd(rule: SgdRule, eta: Callable[[int], float], epochs: int) -> Descent:
@@ -238,15 +238,15 @@ def sgd_move(rule: SgdRule, way: Way, gradient: Gradient) -> None:
     clip_gradients(grads, rule.clip)
     _pull(grads, way, active, rule.mu)
     friction = rule.momentum**active  # who is inactive keeps its velocity
-    size = active * way.eta
+    size, alone = active * way.eta, _alone(way, gradient)
     for name, g in grads.items():
         if rule.weight_decay:
             g.addcmul_(way.local[name], per_client(active, g), value=rule.weight_decay)
-        if rule.momentum and _alone(way):
+        if rule.momentum and alone:
             g = torch.add(g, way.memory[name], alpha=rule.momentum, out=way.memory[name])
         elif rule.momentum:
             g = way.memory[name].mul_(per_client(friction, g)).add_(g)
-        if _alone(way):
+        if alone:
             way.local[name].add_(g, alpha=-float(way.eta))
         else:
             way.local[name].addcmul_(g, per_client(size, g), value=-1)
@@ -292,11 +292,12 @@ def adam_move(rule: AdamRule, way: Way, gradient: Gradient) -> None:
     way.memory["taken"].add_(active)
     size, floor = adam_sizes(rule, way.memory["taken"], active, way.eta)
     keep1, keep2 = rule.beta1**active, rule.beta2**active  # who is inactive keeps its moments
+    alone = _alone(way, gradient)
     for name, g in grads.items():
         m = way.memory[f"first/{name}"].mul_(per_client(keep1, g)).add_(g, alpha=1 - rule.beta1)
         v = way.memory[f"second/{name}"].mul_(per_client(keep2, g)).addcmul_(g, g, value=1 - rule.beta2)
         denominator = v.sqrt().add_(per_client(floor, v))
-        if _alone(way):
+        if alone:
             way.local[name].addcdiv_(m, denominator, value=-float(size))
         else:
             way.local[name].sub_(m.div(denominator).mul_(per_client(size, m)))

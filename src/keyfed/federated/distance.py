@@ -2,7 +2,7 @@ r"""Distances between θ and each client's parameters, layer by layer: what atte
 
 Each takes θ and the stacked uploads Δ_k = w_k − θ and returns one number a client for every layer, [m] in float64.
 A client whose numbers are not finite has distance nan (it is refused anyhow). Clients are read one at a time, so the
-float64 copies cost one layer of one client.
+float64 copies cost one layer of one client (on a GPU also all clients' Gram matrices of a layer).
 """
 
 from __future__ import annotations
@@ -93,12 +93,13 @@ def _of_change(size: Callable[[Tensor], Tensor]) -> Distance:
 def _each(changes: Tensor, number: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply `number` to every client's float64 change; nan where that is not finite, [m]."""
     if changes.is_cuda:  # without asking: a GPU would wait for every answer
-        out = [torch.where(torch.isfinite(c).all(), number(c.double()), torch.nan) for c in changes]
+        finite = [torch.isfinite(c) for c in changes]
+        calm = (torch.where(f, c, 0).double() for f, c in zip(finite, changes, strict=True))
+        out = [torch.where(f.all(), number(c), torch.nan) for f, c in zip(finite, calm, strict=True)]
     else:
-        finite = [bool(torch.isfinite(c).all()) for c in changes]
         out = [
-            number(c.double()) if fine else c.new_full((), torch.nan, dtype=torch.float64)
-            for c, fine in zip(changes, finite, strict=True)
+            number(c.double()) if bool(torch.isfinite(c).all()) else c.new_full((), torch.nan, dtype=torch.float64)
+            for c in changes
         ]
     return torch.stack(out) if out else changes.new_zeros(0, dtype=torch.float64)
 

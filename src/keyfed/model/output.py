@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-SURE = 1e-30  # probability below which nats are taken from the logits again
+SURE = 69.0  # nats, a probability of 1e-30, beyond which they are taken from the logits again
 CHUNK_ELEMENTS = 6_000_000  # logits alive at a time: 24 MB in float32
 SCORED_ELEMENTS = 64_000_000  # the same while scoring on a GPU, where a small product leaves most of it idle
 
@@ -62,15 +62,19 @@ def output_gradients(
         free = space(buffers, "logits", weight, (m, part.stop - part.start, vocab))  # the first is the largest
         logits = torch.baddbmm(bias[:, None], features[:, part], weight.mT, out=free)
         index = targets[:, part, None]
-        grad = torch.softmax(logits, -1, out=None if logits.is_cuda else logits)
-        picked = grad.gather(-1, index)
-        nats = -picked.log()
-        if not logits.is_cuda and bool((picked < SURE).any()):  # the logarithm of next to nothing has few digits
-            unsure = torch.where(picked < SURE)
-            nats[unsure] = _nats_at(features[:, part], weight, bias, index, unsure)
-        loss += (nats * scale[:, part, None]).sum((1, 2))
+        share = scale[:, part, None]
+        if logits.is_cuda:  # nothing is asked of a GPU
+            nats = logits.logsumexp(-1, keepdim=True) - logits.gather(-1, index)
+            grad = torch.softmax(logits, -1)
+        else:
+            grad = torch.softmax(logits, -1, out=logits)
+            nats = -grad.gather(-1, index).log()
+            unsure = (nats > SURE) & (share > 0)  # the logarithm of next to nothing has few digits
+            if bool(unsure.any()):
+                _look_again(nats, unsure[..., 0], features[:, part], weight, bias, index)
+        loss += torch.where(share > 0, nats * share, 0).sum((1, 2))
         # d nats/d logits = softmax − onehot
-        grad.scatter_add_(-1, index, torch.full_like(picked, -1))
+        grad.scatter_add_(-1, index, torch.full_like(nats, -1))
         d_features[:, part] = torch.bmm(grad, weight)
         if number == 0:  # the first chunk writes, later ones add
             torch.bmm(grad.mT, scaled[:, part], out=d_weight)
@@ -82,11 +86,12 @@ def output_gradients(
     return OutputGradients(loss, d_features.mul_(scale[:, :, None]), d_weight, d_bias)
 
 
-def _nats_at(features: Tensor, weight: Tensor, bias: Tensor, index: Tensor, where: tuple[Tensor, ...]) -> Tensor:
-    """Nats of single positions, from their logits."""
-    client, token = where[:2]
-    logits = (weight[client] @ features[client, token, :, None])[..., 0] + bias[client]
-    return logits.logsumexp(-1) - logits.gather(-1, index[client, token])[:, 0]
+def _look_again(nats: Tensor, where: Tensor, features: Tensor, weight: Tensor, bias: Tensor, index: Tensor) -> None:
+    """Take the nats of some positions from their logits, client by client; no more memory than the logits have."""
+    for k in range(len(nats)):
+        some = where[k]
+        logits = torch.addmm(bias[k], features[k, some], weight[k].T)
+        nats[k, some] = logits.logsumexp(-1, keepdim=True) - logits.gather(-1, index[k, some])
 
 
 def space(buffers: dict[str, Tensor], name: str, like: Tensor, shape: Sequence[int]) -> Tensor:

@@ -263,6 +263,9 @@ def parse(text: str) -> dict[str, Any]:
         kind = type(known[name].default)
         if not isinstance(value, list if kind is tuple else kind):
             raise ConfigError(f"{name} is {json.dumps(value)}; expected {'a list' if kind is tuple else kind.__name__}")
+        each = str if name == "only" else int
+        if kind is tuple and not all(type(v) is each for v in value):
+            raise ConfigError(f"{name} is {json.dumps(value)}; expected a list of {each.__name__}")
     return asked
 
 

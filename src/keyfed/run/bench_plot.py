@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +72,7 @@ def check_file(file: Path) -> None:
         raise ConfigError(f"{file} is no name of a plot; expected one that ends in .png")
     if not file.absolute().parent.is_dir():
         raise ConfigError(f"{file}: folder {file.parent} does not exist")
+    if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+        raise ConfigError(f"{file} cannot be written")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("a plot needs matplotlib, which is not installed; leave --plot out")

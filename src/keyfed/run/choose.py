@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,21 +34,22 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def choose(train: TrainConfig, spec: Network, tokens_per_round: int, members: int) -> Choice:
+def choose(train: TrainConfig, spec: Network, tokens_per_round: int, members: int, step_tokens: int = 350) -> Choice:
     """Pick device, block and workers where the configuration leaves them open.
 
     Args:
       tokens_per_round: tokens all clients of a round predict together.
       members: clients of a round.
+      step_tokens: tokens of one client's step.
     """
-    if train.device not in ("auto", "cpu") and not train.device.startswith("cuda"):
-        raise ConfigError(f'train.device is "{train.device}"; expected auto, cpu or cuda')
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", train.device) is None:
+        raise ConfigError(f'train.device is "{train.device}"; expected auto, cpu, cuda or cuda:NUMBER')
     has_gpu = torch.cuda.is_available()
     if train.device.startswith("cuda") and not has_gpu:
         raise ConfigError(f"train.device is {train.device}, but torch sees no GPU; use cpu or auto")
     device = train.device if train.device != "auto" else ("cuda" if has_gpu else "cpu")
     if device != "cpu":
-        return _on_gpu(train, spec, members, device)
+        return _on_gpu(train, spec, members, device, step_tokens)
     if train.precision != "fp32":
         raise ConfigError(f"train.precision is {train.precision}, which is for GPUs; a CPU computes in fp32")
     block = train.block or 1
@@ -69,10 +71,18 @@ def choose(train: TrainConfig, spec: Network, tokens_per_round: int, members: in
     return Choice("cpu", block, workers, threads, f"cpu ({gpu}), block {block}, workers {workers}: {why}")
 
 
-def _on_gpu(train: TrainConfig, spec: Network, members: int, device: str) -> Choice:
+def _on_gpu(train: TrainConfig, spec: Network, members: int, device: str, step_tokens: int) -> Choice:
+    number = int(device.partition(":")[2] or 0)
+    if number >= torch.cuda.device_count():
+        raise ConfigError(
+            f"train.device is {device}, but torch sees {torch.cuda.device_count()} GPU; they count from 0"
+        )
+    if ":" in device:
+        torch.cuda.set_device(number)  # graphs and kernels run on the current one
     free, _ = torch.cuda.mem_get_info(device)
-    # Weights twice, two moments, gradient, upload, a bf16 copy, the result; and the output layer.s logits.
-    per_client = 4 * 9 * parameter_count(spec) + 64 * 2**20
+    # With duals and two moments, a client's weights are there about thirteen times; then a step's logits and gates.
+    width = 0 if isinstance(spec, ModuleNetwork) else spec.vocab + 12 * spec.layers * (spec.hidden + spec.embed)
+    per_client = 4 * 13 * parameter_count(spec) + 4 * step_tokens * width + 64 * 2**20
     fits = max(1, int(0.8 * free // per_client))
     block = train.block or min(members, fits)
     if train.precision != "fp32" and isinstance(spec, ModuleNetwork):

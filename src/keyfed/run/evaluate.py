@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from keyfed.engine.network import Network, Reader, reader_of
+from keyfed.engine.network import Network, Reader, SpecReader, reader_of
 from keyfed.model.language_model import Params
 from keyfed.run.reading import Ids, score_streams
 from keyfed.text.batches import lines_of
@@ -117,11 +117,13 @@ def _sums(numbers: NDArray[Any], begins: NDArray[np.int64]) -> list[Any]:
     return np.add.reduceat(wide, begins).tolist() if len(begins) else []
 
 
-def _groups(lengths: Sequence[int], device: str, rows: int, rows_gpu: int) -> Iterator[slice]:
+def _groups(reader: Reader, lengths: Sequence[int], device: str, rows: int, rows_gpu: int) -> Iterator[slice]:
     """Cut streams, longest first, into groups to be read side by side: so many, on a GPU as many short ones as fit."""
     at = 0
     while at < len(lengths):
-        most = rows if torch.device(device).type == "cpu" else max(rows_gpu, POSITIONS_GPU // max(1, lengths[at]))
+        most = rows if torch.device(device).type == "cpu" else rows_gpu
+        if torch.device(device).type != "cpu" and isinstance(reader, SpecReader):  # a module may return whole logits
+            most = max(most, POSITIONS_GPU // max(1, lengths[at]))
         yield slice(at, at + most)
         at += most
 
@@ -131,7 +133,7 @@ def evaluate(spec: Network, params: Params, streams: Mapping[str, Ids], device: 
     reader = reader_of(spec, params, device)
     names = sorted(streams, key=lambda name: -len(streams[name]))
     out: dict[str, Score] = {}
-    for part in _groups([len(streams[name]) for name in names], device, SIDE_BY_SIDE, SIDE_BY_SIDE_GPU):
+    for part in _groups(reader, [len(streams[name]) for name in names], device, SIDE_BY_SIDE, SIDE_BY_SIDE_GPU):
         group = names[part]
         out.update(zip(group, _score_group(reader, [streams[name] for name in group], device), strict=True))
     return {name: out[name] for name in streams}
@@ -145,7 +147,7 @@ def evaluate_together(spec: Network, params: Params, streams: Mapping[str, Ids],
 def _score_all(reader: Reader, streams: Sequence[Ids], device: str, rows: int, rows_gpu: int) -> Score:
     streams = sorted(streams, key=len, reverse=True)
     all_sums = Score()
-    for part in _groups([len(s) for s in streams], device, rows, rows_gpu):
+    for part in _groups(reader, [len(s) for s in streams], device, rows, rows_gpu):
         kinds = _counted(reader, streams[part], device)
         all_sums += Score(*(kind.sum().item() for kind in kinds))
     return all_sums

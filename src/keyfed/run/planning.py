@@ -51,7 +51,8 @@ def plan(config: Config, prepared: Prepared, own: Method | None = None) -> tuple
     trained = usual_members(config, len(prepared.store)) if method.cohort == "pooled" else members
     refuse_short_deadline(config, method, prepared)
     tokens = round_tokens(prepared, trained, method.epochs)
-    choice = choose(config.train, prepared.spec, tokens, members)
+    step = method.batch_size * prepared.batching.window
+    choice = choose(config.train, prepared.spec, tokens, members, step)
     return method, confine(choice, prepared.spec, None if own is None else own.name)
 
 

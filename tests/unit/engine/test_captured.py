@@ -53,11 +53,16 @@ def test_a_block_on_a_track_is_the_block_step_by_step(monkeypatch, device, spec,
     theta = init_params(plain.spec, 1)
     works = [Work(), Work(epochs=1), Work(share=0.5), Work(pace=0.5), Work()]
     want = solve_block(plain, theta, range(5), method, 3, works)
+    wanted_of_few = solve_block(plain, theta, [2, 0], method, 3, works[1:3])
     problem = a_problem(device, kind, dropout)
     if device == "cpu":
         replayed(monkeypatch, problem)
     there = {name: p.to(device) for name, p in theta.items()}
-    solve_block(problem, there, [2, 0], method, 2, works[:2])  # leaves its traces in the places
+    broken = {name: torch.full_like(p, torch.nan) for name, p in there.items()}
+    solve_block(problem, broken, range(5), method, 2, works)  # leaves its traces in all places
+    few = solve_block(problem, there, [2, 0], method, 3, works[1:3])
+    for name, u in wanted_of_few.upload.items():
+        torch.testing.assert_close(few.upload[name].cpu(), u, rtol=2e-4, atol=2e-6)
     got = solve_block(problem, there, range(5), method, 3, works)
     for name, u in want.upload.items():
         torch.testing.assert_close(got.upload[name].cpu(), u, rtol=2e-4, atol=2e-6)
@@ -77,3 +82,29 @@ def test_staged_steps_hold_every_token_once_and_shrink_with_those_at_work():
     assert widths[-1] == 1
     assert widths == sorted(widths, reverse=True)
     assert [s.fresh for s in staged] == [True] + [False] * (len(staged) - 1)
+
+
+def test_clients_that_stop_early_do_not_all_skip_the_same_lengths():
+    problem = a_problem("cpu", "sentences", 0.0)
+    twins = Problem(problem.spec, make_store([texts()[2]] * 2, ["a", "b"]), problem.batching, 5)
+    whole, half = (
+        twins.objective([0, 1], 3, 2, [Work(share=share)] * 2).epoch(0) for share in (1.0, 0.5)
+    )  # fmt: skip
+    widths = [[s.inputs.shape[1] for s in steps] for steps in whole]
+    assert widths[0] == widths[1], "they visit lengths in the same order"
+    assert [len(steps) for steps in half] == [-(-len(steps) // 2) for steps in whole]
+    assert [s.inputs.shape[1] for s in half[0]] != [s.inputs.shape[1] for s in half[1]]
+
+
+def test_a_track_laid_without_duals_is_not_taken_for_one_with_them(monkeypatch):
+    from keyfed.federated.descent import descend
+    from keyfed.federated.local import descend_sgd, start_at
+
+    problem = a_problem("cpu", "stream", 0.0)
+    replayed(monkeypatch, problem)
+    theta, descent = init_params(problem.spec, 1), descend_sgd(lr=0.1)
+    moved = []
+    for dual in (None, {name: torch.ones(2, *p.shape) for name, p in theta.items()}):
+        objective = problem.objective([0, 2], 1, 4)
+        moved.append(descend(descent, start_at(theta, 2), theta, objective, 1, dual)[0]["output.bias"])
+    assert float((moved[0] - moved[1]).abs().max()) > 0.1

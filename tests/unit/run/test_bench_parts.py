@@ -152,3 +152,9 @@ def test_the_plot_has_a_panel_for_every_vocabulary_and_leaves_out_who_did_not_ru
     plot_bench({"tables": tables, "device": "cpu"}, tmp_path / "two.png")
     plot_bench({"tables": tables[:1], "device": "cuda"}, tmp_path / "one.png")
     assert (tmp_path / "two.png").stat().st_size > (tmp_path / "one.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("text", ['{"vocab": ["a"]}', '{"only": [["plain"]]}', '{"clients": [true]}'])
+def test_lists_of_the_wrong_kind_are_one_line(text):
+    with pytest.raises(ConfigError, match="expected a list of"):
+        parse(text)

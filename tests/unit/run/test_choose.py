@@ -1,0 +1,23 @@
+"""Where clients train: what is refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from keyfed.config import TrainConfig
+from keyfed.errors import ConfigError
+from keyfed.model.presets import build_spec
+from keyfed.run.choose import choose
+
+SPEC = build_spec("gru", 100)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cudafoo", "cuda:x", "cuda:", ""])
+def test_a_device_that_is_none(device):
+    with pytest.raises(ConfigError, match="expected auto, cpu, cuda or cuda:NUMBER"):
+        choose(TrainConfig(device=device), SPEC, 1000, 10)
+
+
+def test_bf16_is_for_gpus():
+    with pytest.raises(ConfigError, match="is for GPUs"):
+        choose(TrainConfig(device="cpu", precision="bf16"), SPEC, 1000, 10)
