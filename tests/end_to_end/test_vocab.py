@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig, check
-from keyfed.errors import RunError
-from keyfed.run import cache
+from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig, check, dump_toml, to_document
+from keyfed.errors import RankError, RunError
+from keyfed.run import cache, ranks
 from keyfed.run.encode import read_people
 from keyfed.run.prepare import prepare
 from keyfed.run.train import train
@@ -170,6 +170,19 @@ def test_resume_refuses_another_vocabulary_and_evaluation_needs_only_the_runs_ow
     assert code == 2
     assert "no such vocabulary" in stderr
     assert stderr.count("\n") == 1
+
+
+def test_a_rank_with_another_vocabulary_of_the_same_name_is_refused(corpus, elected, monkeypatch):
+    config = small(corpus, elected)
+
+    class Ordered:
+        def hear(self):
+            data_sha256 = prepare(config).corpus.fingerprint()
+            return {"config": dump_toml(to_document(config)), "data_sha256": data_sha256, "vocab_sha256": "0" * 64}
+
+    monkeypatch.setattr(ranks.signal, "signal", lambda *_: None)
+    with pytest.raises(RankError, match="not the vocabulary rank 0 has"):
+        ranks.follow(Ordered())
 
 
 def test_lower_case_is_the_files_and_the_cut_is_the_texts(corpus, tmp_path):
