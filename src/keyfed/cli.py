@@ -25,6 +25,7 @@ from keyfed.cli_options import (
     ModelOption,
     RunArgument,
     SetOption,
+    VocabOption,
     complain,
     configure,
     explain,
@@ -32,6 +33,7 @@ from keyfed.cli_options import (
     print_json,
 )
 from keyfed.cli_tune import tune
+from keyfed.cli_vocab import vocab
 from keyfed.errors import ConfigError, KeyfedError, nearest
 from keyfed.launch import leads
 
@@ -71,6 +73,7 @@ def train(
     data: DataOption = None,
     data_dir: DirOption = None,
     model: ModelOption = None,
+    vocab_file: VocabOption = None,
     rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random derives from it.")] = None,
     until: Annotated[
@@ -104,7 +107,7 @@ def train(
 
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
-        "train.until": until,
+        "train.until": until, "data.vocab_file": vocab_file,
     }  # fmt: skip
     base = None
     if resume and out is not None and (out / "run.toml").exists():
@@ -168,6 +171,7 @@ def evaluate(
 
 
 app.command()(tune)
+app.command()(vocab)
 
 
 @app.command()

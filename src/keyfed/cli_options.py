@@ -21,6 +21,9 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value for any option; a bare key is the method's.")
 ]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML file with [data] [model] [method] [train].")]
+VocabOption = Annotated[
+    str | None, typer.Option("--vocab", help="vocab.json to use (`keyfed vocab`); else built from the training text.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 RunArgument = Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")]
 

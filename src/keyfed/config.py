@@ -204,6 +204,9 @@ def check(config: Config) -> Config:
         config = replace(config, data=replace(config.data, name=str(Path(config.data.name).expanduser().resolve())))
     if config.data.dir is not None:
         config = replace(config, data=replace(config.data, dir=str(Path(config.data.dir).expanduser().resolve())))
+    if config.data.vocab_file is not None:
+        file = str(Path(config.data.vocab_file).expanduser().resolve())
+        config = replace(config, data=replace(config.data, vocab_file=file))
     from keyfed.federated.methods import build_method
     from keyfed.model.presets import PRESETS
 

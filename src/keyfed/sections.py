@@ -25,6 +25,13 @@ class DataConfig:
     min_clients: int | None = field(
         default=None, metadata={"help": "clients that must use a word; none: 2 on natural partitions, else 1"}
     )
+    vocab_file: str | None = field(
+        default=None,
+        metadata={
+            "help": "vocab.json to use, of `keyfed vocab` or of another run, whose own lower-casing holds; data.vocab, "
+            "data.lower and data.min_clients are then not read. none: built from the training text"
+        },
+    )
     batches: Literal["stream", "sentences"] = field(
         default="stream", metadata={"help": "contiguous text with carried state, or one line at a time"}
     )

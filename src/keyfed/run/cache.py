@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from keyfed.run.encode import (
     default_partition,
     draw_streams,
     encode,
+    given_vocab,
     no_window,
     stream_keys,
     vocab_rules,
@@ -39,7 +40,8 @@ from keyfed.run.encode import (
 from keyfed.text.clients import Population
 from keyfed.text.corpus import Corpus, Skipped
 from keyfed.text.dealing import Dealt, deal
-from keyfed.text.lexicon import Lexicon, Streams, encode_lists, lexicon_of, vocab_of
+from keyfed.text.given import summarise, vocab_sha256
+from keyfed.text.lexicon import Lexicon, Streams, count_types, encode_lists, lexicon_of, vocab_of
 from keyfed.text.linetable import LineTable, tabulate
 from keyfed.text.named import is_path
 from keyfed.text.ragged import Ragged
@@ -95,7 +97,8 @@ def cache_folder(config: Config) -> Path | None:
         for path in files:
             inside = path.relative_to(source.parent).as_posix()
             content.update(f"{inside}\0{_sha256(path)}\0".encode(errors="surrogateescape"))
-    except OSError:
+        vocabulary = vocab_sha256(data.vocab_file)
+    except (OSError, DataError):
         return None  # reading the corpus will say what is wrong
     options = {
         "version": VERSION,
@@ -105,6 +108,7 @@ def cache_folder(config: Config) -> Path | None:
         "characters": preset(config.model.name).characters,
         **{key: getattr(data, key) for key in ("partition", "clients", "unseen", "alpha", "vocab", "lower")},
         **{key: getattr(data, key) for key in ("min_clients", "author_column", "text_column")},
+        **({} if vocabulary is None else {"vocabulary": vocabulary}),
     }
     key = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
     return root / key[:32]
@@ -149,7 +153,7 @@ def _put(temporary: Path, place: Path) -> None:
 
 
 def _write(config: Config, folder: Path) -> None:
-    data, seed = config.data, config.train.seed
+    data, seed, given = config.data, config.train.seed, given_vocab(config)
     kind: Literal["word", "char"] = "char" if preset(config.model.name).characters else "word"
     table = tabulate(
         Path(data.name).expanduser(),
@@ -162,8 +166,13 @@ def _write(config: Config, folder: Path) -> None:
     dealt = deal(table.written, partition, clients=clients, seed=seed, unseen=data.unseen, alpha=data.alpha)
     natural = partition == "natural"
     rules = vocab_rules(config, natural=natural, clients=len(dealt.names))
-    lexicon = lexicon_of(table, kind, lower=rules["lower"])
-    vocab, summary = vocab_of(table, lexicon, dealt.train, **rules)
+    lexicon = lexicon_of(table, kind, lower=rules["lower"] if given is None else given.lower)
+    if given is None:
+        vocab, summary = vocab_of(table, lexicon, dealt.train, **rules)
+    else:
+        vocab = replace(given, tokenised=table.corpus.tokenised)
+        counts, _ = count_types(table, lexicon, dealt.train, 0)
+        summary = summarise(vocab, counts, len(dealt.train.flat))
     reader = _Reader(table, lexicon, vocab)
     oov = {"train": _write_train(folder, reader, dealt, window_of(config))}
     keys = stream_keys(dealt.names, seed) if natural else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -17,6 +18,7 @@ from keyfed.errors import DataError
 from keyfed.model.presets import preset
 from keyfed.text.clients import ClientText, Population, partition
 from keyfed.text.corpus import Corpus
+from keyfed.text.given import count_words, read_vocab, summarise
 from keyfed.text.named import NAMED, load_corpus
 from keyfed.text.vocab import UNK, Vocab, VocabSummary, build_vocab
 
@@ -86,8 +88,15 @@ def vocab_rules(config: Config, *, natural: bool, clients: int) -> VocabRules:
     }
 
 
-def read_text(config: Config) -> Text:
-    """Load and partition a corpus and build its vocabulary from training text only."""
+def given_vocab(config: Config) -> Vocab | None:
+    """Read the vocabulary that was asked for by file; None where it is to be built."""
+    if config.data.vocab_file is None:
+        return None
+    return read_vocab(Path(config.data.vocab_file), "char" if preset(config.model.name).characters else "word")
+
+
+def read_people(config: Config) -> tuple[Corpus, Population]:
+    """Load a corpus and deal it out to clients."""
     data = config.data
     corpus = load_corpus(
         data.name,
@@ -96,7 +105,18 @@ def read_text(config: Config) -> Text:
         text_column=data.text_column,
     )
     kind, clients = default_partition(config, corpus)
-    population = partition(corpus, kind, clients=clients, seed=config.train.seed, unseen=data.unseen, alpha=data.alpha)
+    seed = config.train.seed
+    return corpus, partition(corpus, kind, clients=clients, seed=seed, unseen=data.unseen, alpha=data.alpha)
+
+
+def read_text(config: Config) -> Text:
+    """Load and partition a corpus; its vocabulary is the given one, or built from training text only."""
+    given = given_vocab(config)  # what is wrong with it is said before a long reading
+    corpus, population = read_people(config)
+    if given is not None:
+        vocab = replace(given, tokenised=corpus.tokenised)  # how text is cut is a matter of the text
+        lines = list(chain.from_iterable(c.train for c in population.clients))
+        return Text(corpus, population, vocab, summarise(vocab, count_words(lines, vocab), len(lines)))
     rules = vocab_rules(config, natural=population.natural, clients=len(population.clients))
     vocab, summary = build_vocab([c.train for c in population.clients], tokenised=corpus.tokenised, **rules)
     return Text(corpus, population, vocab, summary)

@@ -27,6 +27,7 @@ from keyfed.files import write_atomically
 from keyfed.model.language_model import Params
 from keyfed.run.choose import Choice
 from keyfed.run.outside import build_network, refuse_others
+from keyfed.text.given import vocab_sha256
 from keyfed.text.vocab import Vocab
 
 LOCK = "run.lock"
@@ -107,7 +108,9 @@ def write_run_toml(folder: Path, config: Config, made: Mapping[str, Any]) -> Non
     document = to_document(config)
     if "method" in made:  # one from outside the package, whose options nobody here knows
         del document["method"]
-    write_atomically(folder / "run.toml", dump_toml({**document, "made": made}).encode())
+    vocabulary = vocab_sha256(config.data.vocab_file)
+    origin = {} if vocabulary is None else {"vocab_sha256": vocabulary}
+    write_atomically(folder / "run.toml", dump_toml({**document, "made": {**made, **origin}}).encode())
 
 
 def read_run_toml(folder: Path) -> tuple[Config, dict[str, Any]]:
@@ -140,6 +143,9 @@ def refuse_changes(
     changed = differences(before, now)
     if made.get("data_sha256") != fingerprint:
         changed.append(f"the text of the corpus: {str(made.get('data_sha256'))[:12]} → {fingerprint[:12]}")
+    vocabulary = vocab_sha256(config.data.vocab_file)
+    if vocabulary is not None and vocabulary != made.get("vocab_sha256"):
+        changed.append(f"{config.data.vocab_file}: {str(made.get('vocab_sha256'))[:12]} → {vocabulary[:12]}")
     if changed:
         raise RunError(f"{folder} was started with another configuration: {'; '.join(changed)}")
     return made

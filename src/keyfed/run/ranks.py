@@ -29,6 +29,7 @@ from keyfed.launch import Place, place
 from keyfed.run.choose import Choice
 from keyfed.run.planning import plan
 from keyfed.run.prepare import make_problem, prepare
+from keyfed.text.given import vocab_sha256
 
 
 def together(where: Place, work: Callable[[Ranks], dict[str, Any]]) -> dict[str, Any]:
@@ -86,6 +87,7 @@ def lead(ranks: Ranks, config: Config, out: Path, method: Method, choice: Choice
             "folder": str(out.resolve()),
             "run": _sum_of(out / "run.toml"),
             "data_sha256": fingerprint,
+            "vocab_sha256": vocab_sha256(config.data.vocab_file),
             "device": choice.device,
             "block": choice.block,
             "threads": choice.threads,
@@ -119,6 +121,8 @@ def follow(ranks: Ranks, module: MakeModule | None = None, own: Method | None = 
             raise RankError(
                 f"the text of {prepared.corpus.name} is not the one rank 0 has; bring the same files to both machines"
             )
+        if vocab_sha256(config.data.vocab_file) != order["vocab_sha256"]:
+            raise RankError(f"{config.data.vocab_file} is not the vocabulary rank 0 has; bring the same file to both")
         method, _ = plan(config, prepared, own)
         if method.name != order["method"]:
             raise RankError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,10 @@ def report_run(folder: Path, module: MakeModule | None = None) -> str:
 def _with_data(folder: Path, module: MakeModule | None, *, text: bool = False) -> tuple[Trained, Prepared]:
     """Load a run's model and its corpus, and refuse if the vocabulary has changed."""
     trained = load_model(folder, module)
-    prepared = prepare(trained.config, module, text=text)
+    config = trained.config
+    if config.data.vocab_file is not None:  # which may be gone by now; the run has its own copy
+        config = replace(config, data=replace(config.data, vocab_file=str(folder / "vocab.json")))
+    prepared = prepare(config, module, text=text)
     if prepared.vocab != trained.vocab:
         raise DataError(
             f"{folder}: the corpus {prepared.corpus.name} gives another vocabulary than the run was trained with; "

@@ -121,7 +121,7 @@ class Vocab:
 
     def encode(self, lines: Iterable[str]) -> Tokens:
         """Return one stream [tokens]: every line, then EOS. A line end inside a line is a blank."""
-        cut = _cut(self.kind, tokenised=self.tokenised, lower=self.lower)
+        cut = cutter(self.kind, tokenised=self.tokenised, lower=self.lower)
         return np.fromiter(self._numbers(cut, lines), np.int32)
 
     def encode_context(self, text: str) -> Tokens:
@@ -193,7 +193,8 @@ def _problem_of(kind: str, words: tuple[str, ...]) -> str | None:
     return None
 
 
-def _cut(kind: str, *, tokenised: bool, lower: bool) -> Callable[[str], Iterable[str]]:
+def cutter(kind: str, *, tokenised: bool, lower: bool) -> Callable[[str], Iterable[str]]:
+    """Return what cuts a line into the words or characters that are counted and encoded."""
     if kind == "word":
         return lambda line: words_of(line, tokenised=tokenised, lower=lower)
     return lambda line: (line.lower() if lower else line).replace("\n", " ")
@@ -248,7 +249,7 @@ def build_vocab(
       >>> vocab.words[4:], summary.types, summary.dropped_types, summary.tokens, summary.unknown_rate
       (('a',), 4, 2, 8, 0.375)
     """
-    counts, holders, line_ends = _count(client_lines, _cut(kind, tokenised=tokenised, lower=lower))
+    counts, holders, line_ends = _count(client_lines, cutter(kind, tokenised=tokenised, lower=lower))
     return choose_vocab(
         counts,
         holders,

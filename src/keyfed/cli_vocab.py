@@ -1,0 +1,58 @@
+"""The verb `keyfed vocab`: clients elect a vocabulary. torch is imported by the verb, not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keyfed.cli_options import (
+    ConfigOption,
+    DataOption,
+    DirOption,
+    JsonOption,
+    ModelOption,
+    SetOption,
+    configure,
+    print_json,
+)
+
+
+def vocab(
+    data: DataOption = None,
+    data_dir: DirOption = None,
+    model: ModelOption = None,
+    size: Annotated[int | None, typer.Option(help="Entries, four specials included.  [default: data.vocab]")] = None,
+    min_clients: Annotated[int | None, typer.Option(help="Clients a word needs.  [default: 3]")] = None,
+    least_uses: Annotated[int, typer.Option(help="Uses from which on a client reports a word.")] = 1,
+    most_words: Annotated[int, typer.Option(help="Words a client reports at most, its most frequent ones.")] = 4_000,
+    allow_single: Annotated[
+        bool, typer.Option("--allow-single", help="Take --min-clients 1: a single person's words reach everybody.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("vocab.json"),
+    settings: SetOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Build a vocabulary from what clients report, without their text: which words, not how often.
+
+    Each client reports the words of its training text; a word enters by the number of clients that use it, and never
+    if fewer than --min-clients do. Three by default: with two, somebody who guesses a word and reports it would see
+    whether a single other person uses it.
+
+      keyfed vocab --data sotu --size 5000 --out vocab.json
+
+      keyfed train fedavg --vocab vocab.json
+    """
+    from keyfed.run.vocabulary import elect_vocabulary, vocabulary_text
+
+    named = {
+        "data.name": data, "data.dir": data_dir, "model.name": model, "data.vocab": size,
+        "data.min_clients": min_clients,
+    }  # fmt: skip
+    resolved = configure(None, config, named, settings)
+    if resolved.data.min_clients == 1 and allow_single:
+        typer.echo("warning: a word of a single client enters, and everybody who gets the model can read it", err=True)
+    report = elect_vocabulary(resolved, out, least_uses=least_uses, most_words=most_words, allow_single=allow_single)
+    print_json(report) if as_json else typer.echo(vocabulary_text(report))

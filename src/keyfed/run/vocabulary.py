@@ -1,0 +1,107 @@
+"""`keyfed vocab`: the clients of a corpus vote, as they would in a federation, and the server writes vocab.json."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from keyfed.config import Config
+from keyfed.errors import ConfigError, RunError
+from keyfed.files import write_atomically
+from keyfed.model.presets import preset
+from keyfed.run.encode import read_people, vocab_rules
+from keyfed.text.ballots import MIN_CLIENTS, Ballot, ballot, elect
+from keyfed.text.clients import statistics
+
+
+def elect_vocabulary(
+    config: Config, out: Path, *, least_uses: int, most_words: int | None, allow_single: bool = False
+) -> dict[str, Any]:
+    """Let the clients of a corpus elect a vocabulary, write it to `out` and return a report.
+
+    Held-out text has no vote. Entries (`data.vocab`) and clients a word needs (`data.min_clients`, else `MIN_CLIENTS`)
+    are the configuration's; the other arguments are those of `ballot` and `elect`.
+
+    Raises:
+      ConfigError: A number makes no sense.
+      DataError: No word has enough clients.
+      RunError: `out` cannot be written, or holds another vocabulary.
+    """
+    if config.data.vocab_file is not None:
+        raise ConfigError(f"data.vocab_file is {config.data.vocab_file}, and a vocabulary is to be made; leave it out")
+    if out.is_dir():
+        raise RunError(f"{out} is a folder; expected a file for the vocabulary, vocab.json for one")
+    preset(config.model.name)  # an unknown model is said before the corpus is read
+    corpus, population = read_people(config)
+    rules = vocab_rules(config, natural=population.natural, clients=len(population.clients))
+    kind, lower = rules["kind"], rules["lower"]
+
+    def ballots() -> Iterator[Ballot]:
+        for client in population.clients:
+            yield ballot(
+                client.train, kind=kind, lower=lower, tokenised=corpus.tokenised, least_uses=least_uses,
+                most_words=most_words,
+            )  # fmt: skip
+
+    min_clients = config.data.min_clients or MIN_CLIENTS
+    found = elect(ballots(), size=config.data.vocab, min_clients=min_clients, allow_single=allow_single)
+    vocab = found.vocab(kind, lower=lower, tokenised=corpus.tokenised)
+    elected = vocab.index.keys()
+    sizes, losing = [], 0
+    for said in ballots():  # once more, rather than kept: only a simulation has them all
+        sizes.append(len(said))
+        losing += not said <= elected
+    data = vocab.to_json().encode()
+    _write(out, data)
+    return {
+        "out": str(out),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "data": corpus.name,
+        "partition": population.partition,
+        "kind": kind,
+        "min_clients": min_clients,
+        "least_uses": least_uses,
+        "most_words": most_words,
+        "clients": found.ballots,
+        "types": found.types,
+        "kept": len(found.words),
+        "dropped_too_few": found.too_few,
+        "dropped_no_room": found.no_room,
+        "least_votes": found.votes[-1],
+        "full_ballots": sum(n == most_words for n in sizes),
+        "clients_losing_words": losing / len(sizes),
+        "unknown": statistics(population, vocab)["oov"],
+    }
+
+
+def _write(out: Path, data: bytes) -> None:
+    """Write a file that is not there yet: runs may have begun with what is."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.exists():
+            if out.read_bytes() != data:
+                raise RunError(f"{out} exists and is another file; choose another --out or remove it")
+            return
+    except OSError as error:
+        raise RunError(f"{out}: {error.strerror or error}; choose another --out") from None
+    write_atomically(out, data)
+
+
+def vocabulary_text(report: dict[str, Any]) -> str:
+    """Write the report for a person."""
+    r, things = report, {"word": "words", "char": "characters"}[report["kind"]]
+    unknown = ", ".join(f"{part} {rate:.2%}" for part, rate in r["unknown"].items() if rate is not None)
+    lines = [
+        f"{r['data']}: {r['clients']:,} clients ({r['partition']}) reported {r['types']:,} different {things}",
+        f"vocabulary: {r['kept']:,} {things}, each of {r['least_votes']:,} clients or more, and 4 specials; left out: "
+        f"{r['dropped_too_few']:,} of fewer than {r['min_clients']} clients, {r['dropped_no_room']:,} for want of room",
+        f"unknown tokens: {unknown}",
+        f"{r['clients_losing_words']:.1%} of the clients reported {things} that are left out",
+    ]
+    if r["full_ballots"]:
+        lines.append(f"{r['full_ballots']:,} clients reported only their {r['most_words']:,} most frequent {things}")
+    model = "" if r["kind"] == "word" else " --model char-lstm"
+    lines += [f"written: {r['out']}", f"use it:  keyfed train --vocab {r['out']}{model}, with the same data and seed"]
+    return "\n".join(lines)
