@@ -12,6 +12,7 @@ import torch
 from keyfed.errors import ConfigError
 from keyfed.model.cells import gates_of
 from keyfed.run import bench_measure, contenders_graph
+from keyfed.run.bench import parse
 from keyfed.run.bench_floor import measure_floor, products
 from keyfed.run.bench_measure import measure_cuda
 from keyfed.run.bench_plot import measured, plot_bench
