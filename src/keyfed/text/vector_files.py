@@ -1,8 +1,9 @@
-"""Word vectors in text (GloVe; FastText and word2vec with a header line) and in word2vec's binary format.
+"""Word vectors in text (GloVe; FastText and word2vec with a header line), word2vec's binary format, and JSON.
 
     the 0.418 0.24968 …                  GloVe: a word and its numbers, one word a line
     400000 300⏎the 0.418 0.24968 …       FastText, word2vec text: the same after a line "words dimension"
     3000000 300⏎the ….…,                 word2vec binary: the header line, then word, blank, float32 numbers
+    {"dimensions": 100, …                winkNLP's JSON, see `vector_json`
 
 Any of them may lie in a .gz or, alone, in a .zip. What a file is, is told by its content.
 """
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyfed.errors import DataError
+from keyfed.text.vector_json import json_dim, read_json
 from keyfed.text.vector_rows import WIDEST, Gathering, Progress, shown
 
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
@@ -38,15 +40,15 @@ _OFTEN = 1 << 13  # words between two reports of progress
 class Layout:
     """How a file is written: `count` is what its header says, None without one."""
 
-    kind: Literal["text", "binary"]
+    kind: Literal["text", "binary", "json"]
     dim: int
     count: int | None
 
     @property
     def name(self) -> str:
         """Return the format in words."""
-        if self.kind == "binary":
-            return "word2vec binary"
+        if self.kind != "text":
+            return "word2vec binary" if self.kind == "binary" else "JSON"
         return "GloVe text" if self.count is None else "word2vec text"
 
 
@@ -99,6 +101,10 @@ def layout_of(path: Path) -> Layout:
         raise DataError(f"{path}: empty; expected word vectors")
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(f"{path}: UTF-16; expected UTF-8: iconv -f utf-16 -t utf-8")
+    json_width = json_dim(head)
+    if json_width is not None:
+        _check_width(path, json_width)
+        return Layout("json", json_width, None)
     lines = head.removeprefix(_BOM).split(b"\n")
     if len(head) == _HEAD and len(lines) > 1:
         lines.pop()  # cut off
@@ -167,6 +173,8 @@ def read_file(path: Path, layout: Layout, gathering: Gathering, progress: Progre
 
         if layout.kind == "binary":
             _read_binary(stream, layout, gathering, tick)
+        elif layout.kind == "json":
+            read_json(stream, layout.dim, gathering, tick)
         else:
             _read_text(stream, layout, gathering, tick)
     if progress is not None:

@@ -1,7 +1,7 @@
 """Word vectors for our vocabulary, from whatever file people have.
 
     GloVe text; FastText and word2vec text (header line)     plain, .gz, or alone in a .zip
-    word2vec binary                                          plain, .gz, or alone in a .zip
+    word2vec binary; JSON of winkNLP                         plain, .gz, or alone in a .zip
     npz, safetensors                                         arrays `vectors` and `words`
     a transformer's folder, or its model.safetensors         token embedding, with the tokenizer beside it
 

@@ -105,12 +105,25 @@ def bfloat16_safetensors(path: Path) -> None:
     path.write_bytes(struct.pack("<Q", len(head)) + head + rows + letters)
 
 
+def wink_json(path: Path) -> None:
+    rows = {word: [*row, 9.5, k] for k, (word, row) in enumerate(TABLE.items())}
+    path.write_text(
+        json.dumps({"precision": 8, "dimensions": 3, "words": [*TABLE, "vectors"], "vectors": rows, "x": [0]})
+    )
+
+
+def gzipped_indented_json(path: Path) -> None:
+    content = {"dimensions": 3, "vectors": TABLE}
+    path.write_bytes(gzip.compress(json.dumps(content, indent=1, ensure_ascii=False).encode()))
+
+
 FORMATS = {
     plain_text: "GloVe text", windows_text: "GloVe text", last_line_without_end: "GloVe text",
     header_text: "word2vec text", gzipped_text: "GloVe text", gzipped_header_text: "word2vec text",
     zipped_text: "GloVe text", word2vec_binary: "word2vec binary",
     word2vec_binary_without_line_ends: "word2vec binary", gzipped_binary: "word2vec binary",
     npz: "npz", compressed_npz_of_bytes: "npz", safetensors: "safetensors", bfloat16_safetensors: "safetensors",
+    wink_json: "JSON", gzipped_indented_json: "JSON",
 }  # fmt: skip
 
 

@@ -197,3 +197,34 @@ def test_bad_rows_of_arrays_are_counted(tmp_path):
     got = load_vectors(tmp_path / "v.npz", (*WORDS, "end"))
     assert got.matched.tolist() == [True, False, False]
     assert (got.report.duplicates, got.report.not_finite, got.report.undecodable) == (1, 2, 1)
+
+
+def test_bad_rows_of_json_are_counted(tmp_path):
+    rows = [b'"the": [1, 2, 3]', b'"the": [9, 9, 9]', b'"cat": [1, NaN, 3]', b'"cat": [1, x, 3]', b'"dog": [1, 2]']
+    rows += [b'"caf\xe9": [1, 2, 3]', b'"c\\u0061t": [4, 5, 6]', b'"bad\\q": [1, 2, 3]']
+    got = load(tmp_path, b'{"dimensions": 3, "vectors": {' + b", ".join(rows) + b"}}")
+    assert got.matrix.tolist() == [[1, 2, 3], [4, 5, 6]]
+    counts = {p: getattr(got.report, p) for p in got.report.examples}
+    assert counts == {"duplicates": 1, "not_finite": 1, "broken": 2, "wrong_dimension": 1, "undecodable": 1}
+    assert got.report.lines == len(rows)
+
+
+def test_json_that_ends_early_is_reported(tmp_path):
+    got = load(tmp_path, b'{"dimensions": 3, "vectors": {"the": [1, 2, 3], "cat": [4, 5')
+    assert got.matched.tolist() == [True, False]
+    assert got.report.examples == {"broken": "the file ends or is damaged after row 1"}
+    with pytest.raises(DataError, match="ends or is damaged after row 0"):
+        load(tmp_path, b'{"dimensions": 3, "words": ["the"]}')
+
+
+def test_rows_across_the_borders_of_what_is_read_at_once(tmp_path):
+    """Rows of 40 kB: a file of 2 MB is read in parts, and no part ends where a row does."""
+    width = 10_000
+    words = [f"w{k}" for k in range(60)]
+    numbers = np.arange(width) + np.arange(60)[:, None]
+    binary = b"".join(w.encode() + b" " + row.astype("<f4").tobytes() for w, row in zip(words, numbers, strict=True))
+    rows = ",".join(f'"{w}":{row.tolist()}' for w, row in zip(words, numbers, strict=True))
+    for content in (b"60 10000\n" + binary, f'{{"dimensions":{width},"vectors":{{{rows}}}}}'.encode()):
+        got = load(tmp_path, content, words=words)
+        np.testing.assert_array_equal(got.matrix, numbers)
+        assert got.report.problems() == []
