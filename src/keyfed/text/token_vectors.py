@@ -20,7 +20,7 @@ import numpy as np
 from keyfed.errors import DataError
 from keyfed.text.pieces import Encode, byte_pair_encoder, word_piece_encoder
 from keyfed.text.vector_arrays import Tensor, tensors_of
-from keyfed.text.vector_rows import Gathering, Matrix, Progress, shown
+from keyfed.text.vector_rows import Gathering, Matrix, Progress, listed, shown
 
 Pieces = Literal["mean", "first"]
 EMBEDDINGS = ("wte.weight", "word_embeddings.weight")
@@ -68,8 +68,10 @@ def find_embedding(folder: Path) -> TokenEmbedding:
         name = embedding_in(tensors)
         if name is not None:
             return TokenEmbedding(file, name, tensors[name])
-    found = ", ".join(file.name for file in files[:5]) or "no .safetensors file"
-    raise DataError(f"{folder}: {found}, no token embedding; expected {' or '.join(EMBEDDINGS)} in a .safetensors file")
+    raise DataError(
+        f"{folder}: no token embedding in {listed(file.name for file in files)}; "
+        f"expected {' or '.join(EMBEDDINGS)} in a .safetensors file"
+    )
 
 
 def check_embedding(found: TokenEmbedding) -> int:
@@ -189,7 +191,8 @@ def read_token_embedding(
     place = {number: k for k, number in enumerate(used)}
     for name, ids in numbers.items():
         if ids:
-            vector = rows[[place[number] for number in ids]].mean(axis=0, dtype=np.float64)
+            with np.errstate(invalid="ignore"):  # ∞ − ∞; noted when the row is kept
+                vector = rows[[place[number] for number in ids]].mean(axis=0, dtype=np.float64)
             gathering.keep(gathering.slots[name], vector, f"pieces of {shown(name)}")
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from keyfed.errors import DataError
 from keyfed.text.vector_files import ZIP
-from keyfed.text.vector_rows import WIDEST, Gathering, Progress, shown
+from keyfed.text.vector_rows import WIDEST, Gathering, Progress, listed, shown
 
 EXPECTED = "expected `vectors` [words, dim] in float32, float16 or float64, and `words`"
 _ROWS = 1 << 12  # rows read at a time
@@ -122,9 +122,8 @@ def safetensors_dim(path: Path, tensors: dict[str, Tensor]) -> int:
     """
     table, letters = tensors.get("vectors"), tensors.get("words")
     if table is None or letters is None:
-        names = ", ".join(sorted(tensors)[:5]) or "nothing"
         raise DataError(
-            f"{path}: holds {names}; {EXPECTED} (uint8, UTF-8, a line end between words), "
+            f"{path}: holds {listed(sorted(tensors))}; {EXPECTED} (uint8, UTF-8, a line end between words), "
             "or a transformer's wte.weight or word_embeddings.weight beside its tokenizer"
         )
     if table.type not in ("F64", "F32", "F16", "BF16") or letters.type != "U8" or len(letters.shape) != 1:
@@ -171,9 +170,9 @@ _Header = tuple[tuple[int, ...], np.dtype[Any]]
 def _npz(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes], _Header, _Header]]:
     """Open both arrays behind their headers: streams of `vectors` and `words`, then shape and type of each."""
     with _readable(path), zipfile.ZipFile(path) as archive:
-        held = sorted(name.removesuffix(".npy") for name in archive.namelist())
-        if not {"vectors", "words"} <= set(held):
-            raise DataError(f"{path}: holds {', '.join(held[:5])}; {EXPECTED} (strings)")
+        held = sorted(archive.namelist())
+        if not {"vectors.npy", "words.npy"} <= set(held):
+            raise DataError(f"{path}: holds {listed(held)}; {EXPECTED} (strings)")
         with archive.open("vectors.npy") as table, archive.open("words.npy") as names:
             vectors, words = _npy_header(path, table), _npy_header(path, names)
             if vectors[1].kind != "f" or words[1].kind not in "US" or len(words[0]) != 1:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from keyfed.errors import DataError
 from keyfed.text.vector_json import json_dim, read_json
-from keyfed.text.vector_rows import WIDEST, Gathering, Progress, shown
+from keyfed.text.vector_rows import WIDEST, Gathering, Progress, listed, shown
 
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _BOM = b"\xef\xbb\xbf"
@@ -80,9 +80,9 @@ def unpacked(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
 
 
 def _only_member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    members = [m for m in archive.infolist() if not m.is_dir() and not m.filename.startswith("__MACOSX/")]
+    members = [m for m in archive.infolist() if not m.filename.endswith("/") and not m.filename.startswith("__MACOSX/")]
     if len(members) != 1:
-        names = ", ".join(m.filename for m in members[:5]) or "nothing"
+        names = listed(member.filename for member in members)
         raise DataError(f"{path}: holds {len(members)} files ({names}), expected one; unpack the one you want")
     return members[0]
 
@@ -194,7 +194,7 @@ def _read_text(stream: IO[bytes], layout: Layout, gathering: Gathering, tick: Ca
             gathering.lines += 1
             gathering.note("broken", f"line {number}: {_LONGEST:,} bytes without a line end")
             continue
-        line = line.rstrip(b" \t\r\n")
+        line = line.rstrip()
         if not line:
             continue
         gathering.lines += 1

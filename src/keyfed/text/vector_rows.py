@@ -6,8 +6,9 @@ for under the names that such files give it. Only the rows looked for are kept, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -179,6 +180,16 @@ class Gathering:
 
 def _utf8(name: str) -> bytes:
     return name.encode("utf-8", "surrogatepass")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first names of what a file holds, in one line.
+
+    Example:
+      >>> listed(["a", "b\\n"]), listed([])
+      ("a, 'b\\\\n'", 'nothing')
+    """
+    return ", ".join(name if name.isprintable() else repr(name) for name in islice(names, 5)) or "nothing"
 
 
 def shown(word: bytes, most: int = 40) -> str:

@@ -32,7 +32,7 @@ def load(tmp_path, content: bytes, words=WORDS, **more):
         (b"dog 1 2\n", "wrong_dimension", "line 3: 'dog': 2 numbers, expected 3"),
         (b"dog 1 2 3 4\n", "wrong_dimension", "line 3: 'dog': 4 numbers, expected 3"),
         (b"caf\xe9 1 2 3\n", "undecodable", "line 3: b'caf\\xe9'"),
-        (b"\n  \n\r\n", None, ""),
+        (b"\n  \n\r\n\x0b \x0c\n", None, ""),
     ],
 )
 def test_bad_lines_are_counted_and_passed_over(tmp_path, bad, problem, example):
@@ -142,7 +142,8 @@ ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": ROWS}, "holds x; expected `vectors`"),
+        ({"x": ROWS}, "holds x.npy; expected `vectors`"),
+        ({"a\nb": ROWS}, r"holds 'a\\nb.npy'"),
         ({"vectors": ROWS, "words": np.array(WORDS, object)}, "Python objects are not read"),
         ({"vectors": ROWS, "words": np.array(["the"])}, "1 words but 2 vectors"),
         ({"vectors": ROWS[0], "words": np.array(["a", "b", "c"])}, r"vectors have shape \[3\]"),

@@ -104,17 +104,19 @@ def test_pieces_that_are_not_finite_are_counted(tmp_path):
     folder = gpt2(tmp_path / "gpt2")
     rows = GPT2_ROWS.copy()
     rows[BPE["er"]] = np.nan
+    rows[BPE["s"]], rows[BPE["t"]] = np.inf, -np.inf
     save_file({"wte.weight": rows}, folder / "model.safetensors")
-    got = load_vectors(folder, ("low", "lower"))
-    assert got.matched.tolist() == [True, False]
+    got = load_vectors(folder, ("low", "lower", "lowst"))
+    assert got.matched.tolist() == [True, False, False]
+    assert got.report.not_finite == 2
     assert got.report.examples == {"not_finite": "pieces of 'lower'"}
 
 
 def test_bad_folders_are_one_line(tmp_path):
-    with pytest.raises(DataError, match=r"no .safetensors file, no token embedding"):
+    with pytest.raises(DataError, match="no token embedding in nothing"):
         load_vectors(tmp_path, ("low",))
     save_file({"h.weight": GPT2_ROWS}, tmp_path / "model.safetensors")
-    with pytest.raises(DataError, match=r"model.safetensors, no token embedding; expected wte.weight or"):
+    with pytest.raises(DataError, match=r"no token embedding in model.safetensors; expected wte.weight or"):
         load_vectors(tmp_path, ("low",))
     save_file({"wte.weight": GPT2_ROWS}, tmp_path / "model.safetensors")
     with pytest.raises(DataError, match=r"no tokenizer beside the model; expected tokenizer.json"):
