@@ -138,6 +138,19 @@ def test_bad_folders_are_one_line(tmp_path):
         load_vectors(tmp_path, ("low",))
 
 
+@pytest.mark.parametrize(
+    ("merges", "expected"),
+    [
+        ([("b", "c"), ("a", "b")], ["Ġ", "a", "bc"]),
+        ([("a", "b"), ("b", "c")], ["Ġ", "ab", "c"]),
+        ([("b", "c"), ("a", "b"), ("a", "bc"), ("Ġ", "abc")], ["Ġabc"]),
+    ],
+)
+def test_the_pair_learnt_first_is_merged_first(merges, expected):
+    vocab = {piece: k for k, piece in enumerate(("Ġ", "a", "b", "c", "ab", "bc", "abc", "Ġabc"))}
+    assert byte_pair_encoder(vocab, merges)("abc") == tuple(vocab[piece] for piece in expected)
+
+
 @given(st.text(max_size=12))
 def test_byte_pairs_spell_every_word(word):
     encode = byte_pair_encoder(BPE, MERGES)
