@@ -76,6 +76,9 @@ def train(
     until: Annotated[
         str | None, typer.Option(help="Stop once validation is that good: perplexity=200 or nats=2.")
     ] = None,
+    init: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Start from this run's weights, carried by word; else random.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/METHOD-DATA-MODEL by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or start it.")] = False,
     settings: SetOption = None,
@@ -104,7 +107,7 @@ def train(
 
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
-        "train.until": until,
+        "train.until": until, "train.init": init,
     }  # fmt: skip
     base = None
     if resume and out is not None and (out / "run.toml").exists():

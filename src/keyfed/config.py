@@ -204,6 +204,8 @@ def check(config: Config) -> Config:
         config = replace(config, data=replace(config.data, name=str(Path(config.data.name).expanduser().resolve())))
     if config.data.dir is not None:
         config = replace(config, data=replace(config.data, dir=str(Path(config.data.dir).expanduser().resolve())))
+    if config.train.init is not None:
+        config = replace(config, train=replace(config.train, init=str(Path(config.train.init).expanduser().resolve())))
     from keyfed.federated.methods import build_method
     from keyfed.model.presets import PRESETS
 
@@ -270,15 +272,18 @@ def parse_target(text: str | None, where: str) -> tuple[str, float] | None:
 
 
 def _unread(config: Config, *, characters: bool) -> list[str]:
-    """Say which options of the method are set although the part that reads them was exchanged."""
+    """Say which options are set although nothing reads them: an exchanged part's, or those of a start from a run."""
     from keyfed.federated.methods import METHODS, method_options
     from keyfed.federated.parts import READ_BY
 
+    alone = []
+    if config.train.init is None and config.train.unmatched != TrainConfig().unmatched:
+        alone.append(f"train.unmatched is {config.train.unmatched}, but no weights are carried; set train.init too")
     if config.method not in METHODS:
-        return []
+        return alone
     usual = {key: p.default for key, p in method_options(config.method).items()}
     usual |= tuned_options(config.method, {}, characters=characters)
-    return [
+    return alone + [
         f"method.{key} is set to {config.options[key]}, but {config.method}'s own {kind} reads it and {kind}.name is "
         f"{getattr(config, kind).name}; leave it out"
         for kind in PARTS

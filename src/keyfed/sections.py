@@ -75,6 +75,13 @@ class TrainConfig:
     until: str | None = field(
         default=None, metadata={"help": "stop at a validation result, perplexity=NUMBER or nats=NUMBER; none: never"}
     )
+    init: str | None = field(
+        default=None, metadata={"help": "run folder whose weights to start from, carried by word; none: random"}
+    )
+    unmatched: Literal["uniform", "mean"] = field(
+        default="uniform",
+        metadata={"help": "rows of words that the run in init lacks: U(-0.05, 0.05), or the mean of its rows"},
+    )
     ngram_order: int = field(default=5, metadata={"help": "order of the Kneser–Ney baseline"})
 
 
