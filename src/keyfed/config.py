@@ -216,7 +216,7 @@ def check(config: Config) -> Config:
     least = {
         "train.rounds": (t.rounds, 0), "train.cohort": (t.cohort, 1), "train.eval_every": (t.eval_every, 1),
         "train.checkpoint_every": (t.checkpoint_every, 1), "train.valid_tokens": (t.valid_tokens, 1),
-        "train.test_tokens": (t.test_tokens, 2),
+        "train.test_tokens": (t.test_tokens, 2), "train.frozen_rounds": (t.frozen_rounds, 0),
         "train.block": (t.block, 1), "train.workers": (t.workers, 1), "train.ngram_order": (t.ngram_order, 1),
         "data.clients": (d.clients, 1), "data.vocab": (d.vocab, 5), "data.window": (d.window, 1),
         "data.max_sentences": (d.max_sentences, 1), "data.max_tokens": (d.max_tokens, 1),

@@ -82,6 +82,10 @@ class TrainConfig:
         default="uniform",
         metadata={"help": "rows of words that the run in init lacks: U(-0.05, 0.05), or the mean of its rows"},
     )
+    frozen_rounds: int = field(
+        default=0,
+        metadata={"help": "first rounds in which the embedding is neither trained nor sent up; train.rounds: always"},
+    )
     ngram_order: int = field(default=5, metadata={"help": "order of the Kneser–Ney baseline"})
 
 

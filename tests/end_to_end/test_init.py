@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 from tests.end_to_end.conftest import TINY
 
@@ -108,3 +108,38 @@ def test_what_is_no_run_or_is_not_read_is_refused(keyfed, corpus, tmp_path):
     code, _, err = keyfed("train", "fedavg", "--data", corpus, "--set", "train.unmatched=mean", "--out", tmp_path / "p")
     assert code == 2
     assert "train.unmatched is mean, but no weights are carried; set train.init too" in err
+
+
+def test_a_frozen_embedding_is_not_sent_up_and_starts_to_move_when_it_thaws(keyfed, first, corpus, tmp_path):
+    given = ("--data", corpus, "--rounds", 3, "--init", first, "--set", "train.eval_every=3")
+    models, ups, downs = {}, {}, {}
+    for rounds in (0, 2, 3):
+        out = tmp_path / f"frozen{rounds}"
+        frozen = ("--set", f"train.frozen_rounds={rounds}")
+        code, _, err = keyfed("train", "fedavg", *given, "--out", out, *OPTIONS, *frozen)
+        assert code == 0, err
+        said = [line for line in err.splitlines() if "frozen: the embedding, which is the output matrix too" in line]
+        assert len(said) == (rounds > 0)
+        models[rounds] = load_file(out / "model.safetensors")
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
+        ups[rounds], downs[rounds] = ([line["traffic"][way] for line in lines] for way in ("up", "down"))
+    start = load_file(first / "model.safetensors")["embedding.weight"]
+    assert torch.equal(models[3]["embedding.weight"], start)
+    assert not torch.equal(models[2]["embedding.weight"], start)
+    assert not torch.equal(models[3]["rnn.weight_hh_l0"], load_file(first / "model.safetensors")["rnn.weight_hh_l0"])
+    rest = {name: p for name, p in models[3].items() if name != "embedding.weight"}
+    assert ups[3] == [3 * len(save(rest))] * 3  # three clients a round
+    assert ups[2] == [*ups[3][:2], ups[0][2]]
+    assert downs[0] == downs[2] == downs[3]
+
+
+def test_what_cannot_stay_frozen_is_refused(keyfed, corpus, tmp_path):
+    given = ("--data", corpus, "--out", tmp_path / "out", *OPTIONS, "--set", "train.frozen_rounds=2")
+    code, _, err = keyfed("train", "fedatt", *given, "--set", "noise=0.1")
+    assert code == 2
+    assert "fedatt's noise moves every layer" in err
+    tiny = [part for setting in TINY if "." in setting.split("=")[0] for part in ("--set", setting)]
+    given = ("--data", corpus, "--out", tmp_path / "out", *tiny, "--set", "train.frozen_rounds=2")
+    code, _, err = keyfed("train", "fedadmm", *given)
+    assert code == 2
+    assert "clients of fedadmm send all their layers when they join" in err

@@ -18,6 +18,7 @@ from keyfed.federated.types import Method
 from keyfed.run.cache import encoded
 from keyfed.run.encode import MOST_STREAMS, Streams, window_of
 from keyfed.run.evaluate import limit_streams
+from keyfed.run.frozen import FROZEN
 from keyfed.run.outside import build_network, refuse_model_options
 from keyfed.text.batches import Batching
 from keyfed.text.clients import Population
@@ -169,8 +170,9 @@ def make_problem(prepared: Prepared, config: Config, method: Method, device: str
       budget: tokens a round of central training reads; None for those of a cohort that trains one epoch.
     """
     problem = Problem(
-        prepared.spec, prepared.store, prepared.batching, config.train.seed, device, precision=config.train.precision
-    )
+        prepared.spec, prepared.store, prepared.batching, config.train.seed, device, precision=config.train.precision,
+        frozen=FROZEN, frozen_rounds=min(config.train.frozen_rounds, config.train.rounds),
+    )  # fmt: skip
     if method.cohort != "pooled":
         return problem
     members = usual_members(config, len(prepared.store))

@@ -40,6 +40,7 @@ from keyfed.run.folder import (
     strict,
     write_run_toml,
 )
+from keyfed.run.frozen import FROZEN, frozen_line, refuse_frozen
 from keyfed.run.outside import names
 from keyfed.run.planning import cautions, members_of, plan, plan_of_round
 from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, prepare
@@ -125,6 +126,7 @@ def _train(
         source = find_source(config)  # said before a corpus is read, if it is no run
         prepared = prepared or prepare(config, module)
         method, choice = plan(config, prepared, method)
+        refuse_frozen(config, prepared.spec, method)
         if ranks is not None:
             choice = among(ranks.world, config, method, choice)
         start = describe_start(config, prepared, source)
@@ -140,7 +142,7 @@ def _train(
         else:
             made = made_by(choice, fingerprint, ranks.world if ranks else 1) | outside
             write_run_toml(out, config, made | (source.made() if source else {}))
-        for line in (*prepared.describe(), start_line(start)):
+        for line in (*prepared.describe(), start_line(start), frozen_line(config, prepared.spec)):
             if line:
                 listen.say(line)
         count = parameter_count(prepared.spec)
@@ -205,7 +207,8 @@ def _rounds(
     if metrics.exists():
         os.truncate(metrics, length)  # lines written after the last checkpoint will be written again
     states = ClientStates(clients, saved.clients if saved else None) if keeps_state(method) else None
-    sizes, tokens = sizes_of(method, state.params), client_tokens(prepared)
+    every, fewer = sizes_of(method, state.params), sizes_of(method, state.params, FROZEN)
+    tokens = client_tokens(prepared)
     valid = limit_streams(prepared.valid, config.train.valid_tokens)
     problem = make_problem(prepared, config, method, choice.device, budget)
     target = parse_target(config.train.until, "train.until")
@@ -227,6 +230,7 @@ def _rounds(
         try:
             while state.round < config.train.rounds and not done:
                 cohort, lost, called = [POOLED], {}, None
+                sizes = fewer if state.round < config.train.frozen_rounds else every
                 if method.cohort != "pooled":
                     called = plan_of_round(config, method, prepared, state.round, tokens, sizes.down, sizes.up)
                     fates = {prepared.store.names[f.client]: f for f in called.fates}
