@@ -198,6 +198,7 @@ def config_from(document: Mapping[str, Any], where: str, method: str | None = No
 
 def check(config: Config) -> Config:
     """Refuse numbers that make no sense, all at once, and write paths so that they hold in any folder."""
+    from keyfed.text.clients import parse_part
     from keyfed.text.named import is_path
 
     if is_path(config.data.name):
@@ -244,6 +245,8 @@ def check(config: Config) -> Config:
         problems.append(f"upload.bound is {config.upload.bound}; expected > 0")
     problems += config.participation.problems()
     try:
+        if d.clients_part is not None:
+            parse_part(d.clients_part)
         parse_target(t.until, "train.until")
         build_method(method_spec(config))
     except ConfigError as e:

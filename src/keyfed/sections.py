@@ -18,6 +18,10 @@ class DataConfig:
     clients: int | None = field(default=None, metadata={"help": "number of shards, where the partition makes shards"})
     unseen: float = field(default=0.1, metadata={"help": "share of natural clients never trained on"})
     alpha: float = field(default=0.5, metadata={"help": "concentration of the dirichlet partition"})
+    clients_part: str | None = field(
+        default=None,
+        metadata={"help": "train on one part of the clients, 1/2 or 2/2, drawn by seed and name; none: on all"},
+    )
     vocab: int | None = field(
         default=10_000, metadata={"help": "words in the vocabulary, four specials included; none: every word"}
     )

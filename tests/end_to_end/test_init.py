@@ -143,3 +143,39 @@ def test_what_cannot_stay_frozen_is_refused(keyfed, corpus, tmp_path):
     code, _, err = keyfed("train", "fedadmm", *given)
     assert code == 2
     assert "clients of fedadmm send all their layers when they join" in err
+
+
+def test_pretraining_on_half_of_the_clients_and_training_on_the_other(keyfed, corpus, tmp_path):
+    half, rest = tmp_path / "half", tmp_path / "rest"
+    tiny = [part for setting in TINY for part in ("--set", setting) if "train.cohort" not in setting]
+    given = (
+        "--data",
+        corpus,
+        "--rounds",
+        1,
+        "--seed",
+        3,
+        *tiny,
+        "--set",
+        "train.baselines=false",
+        "--set",
+        "train.cohort=2",
+    )
+    code, out, err = keyfed("pretrain", *given, "--out", half, "--set", "data.clients_part=1/2")
+    assert code == 0, err
+    assert f"keyfed train --init {half}" in out
+    assert "part 1/2" in err
+    code, _, err = keyfed("train", *given, "--out", rest, "--set", "data.clients_part=2/2", "--init", half)
+    assert code == 0, err
+    first, second = (json.loads((f / "result.json").read_text("utf-8")) for f in (half, rest))
+    assert (first["method"], second["method"]) == ("central", "fedavg")
+    assert first["clients"] + second["clients"] == 7  # one of the eight is never trained on
+    assert first["test"]["tokens"] == second["test"]["tokens"]
+    assert second["start"]["run"] == str(half.resolve())
+    other = ("--set", "data.clients_part=2/2", "--init", half, "--seed", 2)
+    code, _, err = keyfed("train", *given, "--out", tmp_path / "other", *other)
+    assert code == 2
+    assert "is not disjoint from it, use the same seed" in err
+    code, _, err = keyfed("train", *given, "--out", tmp_path / "other", "--set", "data.clients_part=3/2")
+    assert code == 2
+    assert 'data.clients_part is "3/2"' in err

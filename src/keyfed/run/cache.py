@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +36,7 @@ from keyfed.run.encode import (
     vocab_rules,
     window_of,
 )
-from keyfed.text.clients import Population
+from keyfed.text.clients import Population, in_part
 from keyfed.text.corpus import Corpus, Skipped
 from keyfed.text.dealing import Dealt, deal
 from keyfed.text.lexicon import Lexicon, Streams, encode_lists, lexicon_of, vocab_of
@@ -104,7 +104,7 @@ def cache_folder(config: Config) -> Path | None:
         "window": window_of(config),
         "characters": preset(config.model.name).characters,
         **{key: getattr(data, key) for key in ("partition", "clients", "unseen", "alpha", "vocab", "lower")},
-        **{key: getattr(data, key) for key in ("min_clients", "author_column", "text_column")},
+        **{key: getattr(data, key) for key in ("min_clients", "author_column", "text_column", "clients_part")},
     }
     key = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
     return root / key[:32]
@@ -160,12 +160,13 @@ def _write(config: Config, folder: Path) -> None:
     )
     partition, clients = default_partition(config, table.corpus)
     dealt = deal(table.written, partition, clients=clients, seed=seed, unseen=data.unseen, alpha=data.alpha)
+    ours = _trained(dealt, data.clients_part, seed)
     natural = partition == "natural"
-    rules = vocab_rules(config, natural=natural, clients=len(dealt.names))
+    rules = vocab_rules(config, natural=natural, clients=len(ours.names))
     lexicon = lexicon_of(table, kind, lower=rules["lower"])
-    vocab, summary = vocab_of(table, lexicon, dealt.train, **rules)
+    vocab, summary = vocab_of(table, lexicon, ours.train, **rules)
     reader = _Reader(table, lexicon, vocab)
-    oov = {"train": _write_train(folder, reader, dealt, window_of(config))}
+    oov = {"train": _write_train(folder, reader, ours, window_of(config))}
     keys = stream_keys(dealt.names, seed) if natural else None
     for part, number, lists in (("valid", 0, dealt.valid), ("test", 1, dealt.test)):
         if dealt.pooled is None:
@@ -178,10 +179,19 @@ def _write(config: Config, folder: Path) -> None:
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     manifest = {
         **_about(table.corpus, partition, summary),
+        "part": data.clients_part,
         "oov": oov,
         "files": {p.relative_to(folder).as_posix(): _sha256(p) for p in files},
     }
     (folder / MANIFEST).write_text(json.dumps(manifest), "utf-8")
+
+
+def _trained(dealt: Dealt, part: str | None, seed: int) -> Dealt:
+    """Names and training lines of the clients of a part; held-out text stays everybody's."""
+    if part is None:
+        return dealt
+    mine = in_part(dealt.names, part, seed)
+    return replace(dealt, names=list(compress(dealt.names, mine)), train=dealt.train.take(np.flatnonzero(mine)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +278,7 @@ def open_cache(place: Path) -> Encoded | None:
         valid, test = (() if published else None for published in found["published"])
         return Encoded(
             corpus=Corpus(authors=(), skipped=tuple(Skipped(**s) for s in found["skipped"]), **found["corpus"]),
-            population=Population((), (), valid, test, found["natural"], found["partition"]),
+            population=Population((), (), valid, test, found["natural"], found["partition"], found["part"]),
             vocab=Vocab.from_json((place / VOCAB).read_text("utf-8")),
             vocab_summary=VocabSummary(**found["vocab_summary"]),
             store=map_store(place / "train"),

@@ -96,9 +96,12 @@ def read_text(config: Config) -> Text:
         text_column=data.text_column,
     )
     kind, clients = default_partition(config, corpus)
-    population = partition(corpus, kind, clients=clients, seed=config.train.seed, unseen=data.unseen, alpha=data.alpha)
-    rules = vocab_rules(config, natural=population.natural, clients=len(population.clients))
-    vocab, summary = build_vocab([c.train for c in population.clients], tokenised=corpus.tokenised, **rules)
+    population = partition(
+        corpus, kind, clients=clients, seed=config.train.seed, unseen=data.unseen, alpha=data.alpha,
+        part=data.clients_part,
+    )  # fmt: skip
+    rules = vocab_rules(config, natural=population.natural, clients=len(population.trained))
+    vocab, summary = build_vocab([c.train for c in population.trained], tokenised=corpus.tokenised, **rules)
     return Text(corpus, population, vocab, summary)
 
 
@@ -173,7 +176,7 @@ def encode(config: Config) -> Encoded:
       DataError: nothing to train on.
     """
     text, window, seed = read_text(config), window_of(config), config.train.seed
-    streams = {c.name: text.vocab.encode(c.train) for c in text.population.clients}
+    streams = {c.name: text.vocab.encode(c.train) for c in text.population.trained}
     kept = {name: ids for name, ids in streams.items() if len(ids) > window}
     if not kept:
         raise no_window(text.corpus.name, len(streams), max(map(len, streams.values()), default=0), window)

@@ -57,8 +57,9 @@ class Prepared:
         """Lines for a person: what was read, dropped and left out."""
         s, v = self.store, self.vocab_summary
         sizes = s.sizes()
+        whose = self.population.partition + (f", part {self.population.part}" if self.population.part else "")
         lines = [
-            f"{self.corpus.name}: {len(s)} clients ({self.population.partition}), {int(sizes.sum()):,} training tokens "
+            f"{self.corpus.name}: {len(s)} clients ({whose}), {int(sizes.sum()):,} training tokens "
             f"(smallest client {sizes.min():,}, median {int(np.median(sizes)):,}, largest {sizes.max():,})",
             f"vocabulary: {v.kept:,} of {v.types:,} {self.vocab.kind} types and 4 specials; dropped ones make "
             f"{v.dropped_tokens / max(1, v.tokens):.2%} of the training tokens"

@@ -84,11 +84,23 @@ def _same_shape(source: Source, prepared: Prepared) -> ModelSpec:
     return prepared.spec
 
 
+def _refuse_overlap(before: Trained, config: Config) -> None:
+    """Parts of the same corpus are disjoint for one seed; under another the clients are others."""
+    old, new = before.config, config
+    parts = old.data.clients_part and new.data.clients_part
+    if parts and old.data.name == new.data.name and old.train.seed != new.train.seed:
+        raise ConfigError(
+            f"{before.folder} trained on part {old.data.clients_part} of the clients, drawn by seed {old.train.seed}; "
+            f"part {new.data.clients_part} of seed {new.train.seed} is not disjoint from it, use the same seed"
+        )
+
+
 def describe_start(config: Config, prepared: Prepared, source: Source | None) -> dict[str, Any]:
     """Return where the weights come from, for result.json; a model that does not fit is refused here."""
     if source is None:
         return {"from": "random"}
     _same_shape(source, prepared)
+    _refuse_overlap(source.trained, config)
     rows = match_words(source.trained.vocab, prepared.vocab)
     matched = report_match(rows, token_counts(prepared))
     return {
