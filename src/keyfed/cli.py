@@ -9,37 +9,29 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 import keyfed
 from keyfed.cli_compare import compare
 from keyfed.cli_options import (
-    ConfigOption,
-    DataOption,
     DirOption,
     JsonOption,
     ModelOption,
     RunArgument,
     SetOption,
-    VocabOption,
     complain,
     configure,
     explain,
-    follow_rank_0,
     print_json,
 )
+from keyfed.cli_train import pretrain, train
 from keyfed.cli_tune import tune
 from keyfed.cli_vocab import vocab
 from keyfed.errors import ConfigError, KeyfedError, nearest
 from keyfed.launch import leads
-
-if TYPE_CHECKING:
-    from keyfed.config import Config
-    from keyfed.run.train import Listener
 
 # What a user can mend: a full or read-only disk, a folder that may not be entered, a name that cannot be one.
 MENDABLE = {
@@ -60,85 +52,8 @@ data_app = typer.Typer(name="data", help="Look at corpora: list, describe, get, 
 app.add_typer(data_app)
 
 
-def _default_out(config: Config, resume: bool) -> Path:
-    from keyfed.run.folder import file_name, free_name
-
-    base = Path("runs") / f"{config.method}-{file_name(Path(config.data.name).name)}-{config.model.name}"
-    return base if resume else free_name(base)
-
-
-@app.command()
-def train(
-    method: Annotated[str | None, typer.Argument(help="Method (`keyfed methods`); fedavg by default.")] = None,
-    data: DataOption = None,
-    data_dir: DirOption = None,
-    model: ModelOption = None,
-    vocab_file: VocabOption = None,
-    rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Everything random derives from it.")] = None,
-    until: Annotated[
-        str | None, typer.Option(help="Stop once validation is that good: perplexity=200 or nats=2.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; runs/METHOD-DATA-MODEL by default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or start it.")] = False,
-    settings: SetOption = None,
-    config: ConfigOption = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be done, with sizes; do nothing.")
-    ] = False,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write the rounds as TensorBoard events to RUN/tensorboard.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Train a model federatedly and report how it stands.
-
-    METHOD is one of `keyfed methods`, fedavg by default. Without options it trains on the built-in corpus (U.S. State
-    of the Union addresses, one client per president) and writes a run folder: report, metrics, checkpoints, model.
-
-      keyfed train fedavg --data ptb --model gru --rounds 50 --set lr=0.002 --set train.cohort=10
-    """
-    if not leads():
-        if not dry_run:
-            follow_rank_0()
-        return
-    from keyfed.run.console import Narrator
-    from keyfed.run.folder import read_run_toml
-
-    named = {
-        "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
-        "train.until": until, "data.vocab_file": vocab_file,
-    }  # fmt: skip
-    base = None
-    if resume and out is not None and (out / "run.toml").exists():
-        base = read_run_toml(out)[0]
-    resolved = configure(method, config, named, settings, base)
-    if dry_run:
-        from keyfed.run.dry import describe_plan
-
-        description = describe_plan(resolved)
-        print_json(description) if as_json else typer.echo(description["text"])
-        return
-    from keyfed.run.results import report_run
-    from keyfed.run.train import train as run_training
-
-    folder = out or _default_out(resolved, resume)
-    with Narrator() as narrator, ExitStack() as stack:
-        listener: Listener = narrator
-        if tensorboard:
-            from keyfed.run.events import EventWriter
-
-            listener = stack.enter_context(EventWriter(folder, narrator))
-        try:
-            result = run_training(resolved, folder, resume=resume, listener=listener)
-        except KeyboardInterrupt:
-            narrator.stop()
-            typer.echo(f"stopped; go on with: keyfed train --resume --out {folder}", err=True)
-            raise
-    report = report_run(folder)
-    print_json(result) if as_json else typer.echo(report)
-
-
+app.command()(train)
+app.command()(pretrain)
 app.command()(compare)
 
 

@@ -198,6 +198,7 @@ def config_from(document: Mapping[str, Any], where: str, method: str | None = No
 
 def check(config: Config) -> Config:
     """Refuse numbers that make no sense, all at once, and write paths so that they hold in any folder."""
+    from keyfed.text.clients import parse_part
     from keyfed.text.named import is_path
 
     if is_path(config.data.name):
@@ -207,6 +208,8 @@ def check(config: Config) -> Config:
     if config.data.vocab_file is not None:
         file = str(Path(config.data.vocab_file).expanduser().resolve())
         config = replace(config, data=replace(config.data, vocab_file=file))
+    if config.train.init is not None:
+        config = replace(config, train=replace(config.train, init=str(Path(config.train.init).expanduser().resolve())))
     from keyfed.federated.methods import build_method
     from keyfed.model.presets import PRESETS
 
@@ -217,7 +220,7 @@ def check(config: Config) -> Config:
     least = {
         "train.rounds": (t.rounds, 0), "train.cohort": (t.cohort, 1), "train.eval_every": (t.eval_every, 1),
         "train.checkpoint_every": (t.checkpoint_every, 1), "train.valid_tokens": (t.valid_tokens, 1),
-        "train.test_tokens": (t.test_tokens, 2),
+        "train.test_tokens": (t.test_tokens, 2), "train.frozen_rounds": (t.frozen_rounds, 0),
         "train.block": (t.block, 1), "train.workers": (t.workers, 1), "train.ngram_order": (t.ngram_order, 1),
         "data.clients": (d.clients, 1), "data.vocab": (d.vocab, 5), "data.window": (d.window, 1),
         "data.max_sentences": (d.max_sentences, 1), "data.max_tokens": (d.max_tokens, 1),
@@ -245,6 +248,8 @@ def check(config: Config) -> Config:
         problems.append(f"upload.bound is {config.upload.bound}; expected > 0")
     problems += config.participation.problems()
     try:
+        if d.clients_part is not None:
+            parse_part(d.clients_part)
         parse_target(t.until, "train.until")
         build_method(method_spec(config))
     except ConfigError as e:
@@ -273,15 +278,18 @@ def parse_target(text: str | None, where: str) -> tuple[str, float] | None:
 
 
 def _unread(config: Config, *, characters: bool) -> list[str]:
-    """Say which options of the method are set although the part that reads them was exchanged."""
+    """Say which options are set although nothing reads them: an exchanged part's, or those of a start from a run."""
     from keyfed.federated.methods import METHODS, method_options
     from keyfed.federated.parts import READ_BY
 
+    alone = []
+    if config.train.init is None and config.train.unmatched != TrainConfig().unmatched:
+        alone.append(f"train.unmatched is {config.train.unmatched}, but no weights are carried; set train.init too")
     if config.method not in METHODS:
-        return []
+        return alone
     usual = {key: p.default for key, p in method_options(config.method).items()}
     usual |= tuned_options(config.method, {}, characters=characters)
-    return [
+    return alone + [
         f"method.{key} is set to {config.options[key]}, but {config.method}'s own {kind} reads it and {kind}.name is "
         f"{getattr(config, kind).name}; leave it out"
         for kind in PARTS

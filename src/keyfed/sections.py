@@ -18,6 +18,10 @@ class DataConfig:
     clients: int | None = field(default=None, metadata={"help": "number of shards, where the partition makes shards"})
     unseen: float = field(default=0.1, metadata={"help": "share of natural clients never trained on"})
     alpha: float = field(default=0.5, metadata={"help": "concentration of the dirichlet partition"})
+    clients_part: str | None = field(
+        default=None,
+        metadata={"help": "train on one part of the clients, 1/2 or 2/2, drawn by seed and name; none: on all"},
+    )
     vocab: int | None = field(
         default=10_000, metadata={"help": "words in the vocabulary, four specials included; none: every word"}
     )
@@ -81,6 +85,17 @@ class TrainConfig:
     )
     until: str | None = field(
         default=None, metadata={"help": "stop at a validation result, perplexity=NUMBER or nats=NUMBER; none: never"}
+    )
+    init: str | None = field(
+        default=None, metadata={"help": "run folder whose weights to start from, carried by word; none: random"}
+    )
+    unmatched: Literal["uniform", "mean"] = field(
+        default="uniform",
+        metadata={"help": "rows of words that the run in init lacks: U(-0.05, 0.05), or the mean of its rows"},
+    )
+    frozen_rounds: int = field(
+        default=0,
+        metadata={"help": "first rounds in which the embedding is neither trained nor sent up; train.rounds: always"},
     )
     ngram_order: int = field(default=5, metadata={"help": "order of the Kneser–Ney baseline"})
 

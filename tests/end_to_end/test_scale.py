@@ -87,9 +87,10 @@ def same(a, b) -> None:
     assert a.describe() == b.describe()
 
 
+@pytest.mark.parametrize("part", [None, "2/3"])
 @pytest.mark.parametrize("partition", ["natural", "iid"])
-def test_a_mapped_corpus_is_the_corpus(table, kept, monkeypatch, partition):
-    config = settings(table, partition=partition, clients=8 if partition == "iid" else None)
+def test_a_mapped_corpus_is_the_corpus(table, kept, monkeypatch, partition, part):
+    config = settings(table, partition=partition, clients=8 if partition == "iid" else None, clients_part=part)
     first = prepare(config)
     same(first, plainly(monkeypatch, config))
     monkeypatch.setattr(cache, "tabulate", lambda *_, **__: pytest.fail("the text is read a second time"))
@@ -135,14 +136,14 @@ def test_a_damaged_cache_is_made_again(table, kept, monkeypatch, damage):
 def test_other_text_and_other_options_are_encoded_anew(table, kept):
     config = settings(table)
     folders = {cache.cache_folder(config)}
-    for changed in ({"vocab": 30}, {"window": 9}, {"partition": "iid"}, {"unseen": 0.2}):
+    for changed in ({"vocab": 30}, {"window": 9}, {"partition": "iid"}, {"unseen": 0.2}, {"clients_part": "1/2"}):
         folders.add(cache.cache_folder(replace(config, data=replace(config.data, **changed))))
     folders.add(cache.cache_folder(replace(config, train=replace(config.train, seed=2))))
     assert cache.cache_folder(replace(config, train=replace(config.train, rounds=9))) in folders
     with table.open("a") as file:
         file.write('{"author": "a1", "text": "ba"}\n')
     folders.add(cache.cache_folder(config))
-    assert len(folders) == 7
+    assert len(folders) == 8
 
 
 def test_small_corpora_are_not_kept_and_a_cache_that_cannot_be_written_is_one_line(table, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ quarter… p there is a graph of its own, and the tail of a round of unequal cli
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -116,6 +116,7 @@ class Track:
       widths: the model's own width at every site of dropout.
       carried: the recurrent state, changed in place.
       seeds, taken: for dropout: each client's seed of the round and its number of steps so far.
+      frozen: layers that no step moves.
     """
 
     spec: ModelSpec
@@ -131,6 +132,7 @@ class Track:
     taken: Tensor
     graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor]]
     pool: Any
+    frozen: frozenset[str] = frozenset()
 
     @property
     def capacity(self) -> int:
@@ -210,7 +212,15 @@ class Track:
                     s.copy_(new)
         way = self.way.first(clients)
         way.tally.add(found.nats, found.tokens)
+        if self.frozen:  # they stay as they were loaded, and so do their copies
+            way, products = replace(way, local=others(way.local, self.frozen)), others(products, self.frozen)
+            found = found._replace(grads=others(found.grads, self.frozen))
         self.kernels.move(self.descent, way, found, products, self.places)
+
+
+def others(params: Params, frozen: frozenset[str]) -> Params:
+    """The layers that are not frozen."""
+    return {name: p for name, p in params.items() if name not in frozen}
 
 
 def _pairs(one: Way, other: Way) -> list[tuple[Tensor, Tensor]]:
@@ -221,7 +231,15 @@ def _pairs(one: Way, other: Way) -> list[tuple[Tensor, Tensor]]:
     return pairs
 
 
-def lay_track(spec: ModelSpec, way: Way, descent: Descent, rows: int, capacity: int, bf16: bool) -> Track:
+def lay_track(
+    spec: ModelSpec,
+    way: Way,
+    descent: Descent,
+    rows: int,
+    capacity: int,
+    bf16: bool,
+    frozen: frozenset[str] = frozenset(),
+) -> Track:
     """Make a track for so many clients like these; empty until it is loaded."""
     own, kernels = way.like(capacity), kernels_for(way.eta.is_cuda and way.eta.dtype == torch.float32)
     if bf16 and kernels is PLAIN:
@@ -233,5 +251,5 @@ def lay_track(spec: ModelSpec, way: Way, descent: Descent, rows: int, capacity: 
     carried = lm.initial_state(inner, own.local, rows)
     widths = (spec.embed, *[spec.width] * spec.layers)
     return Track(
-        inner, descent, kernels, rows, own, products, places, widths, carried, numbers[0], numbers[1], {}, None
+        inner, descent, kernels, rows, own, products, places, widths, carried, numbers[0], numbers[1], {}, None, frozen
     )

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keyfed.engine.captured import Staged, Track, lay_track, stage
+from keyfed.engine.captured import Staged, Track, lay_track, others, stage
 from keyfed.engine.module import ModuleNetwork
 from keyfed.engine.network import Network, NetworkState, gradient
 from keyfed.engine.step import Buffers
@@ -92,6 +92,7 @@ def map_store(folder: Path) -> ClientStore:
 
 
 Precision = Literal["fp32", "bf16"]
+TrackKey = tuple[Descent, int, bool, frozenset[str]]  # a step depends on: its rule, rows, duals or none, frozen layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class Problem:
       seed: the run's seed; everything random derives from it.
       sweep: tokens a "round" of central training reads; None for federated methods.
       precision: of the products on a GPU; bf16 keeps float32 weights beside its copies.
+      frozen: layers that clients do not train in the first `frozen_rounds` rounds.
       buffers, tracks: what lives from step to step and from round to round, see `step.gradient` and `captured`.
     """
 
@@ -114,13 +116,16 @@ class Problem:
     device: str = "cpu"
     sweep: int | None = None
     precision: Precision = "fp32"
+    frozen: frozenset[str] = frozenset()
+    frozen_rounds: int = 0
     buffers: Buffers = field(default_factory=dict, init=False, repr=False, compare=False)
-    tracks: dict[tuple[Descent, int, bool], Track] = field(default_factory=dict, init=False, repr=False, compare=False)
+    tracks: dict[TrackKey, Track] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process has buffers of its own."""
         return Problem, (
-            self.spec, self.store, self.batching, self.seed, self.device, self.sweep, self.precision,
+            self.spec, self.store, self.batching, self.seed, self.device, self.sweep, self.precision, self.frozen,
+            self.frozen_rounds,
         )  # fmt: skip
 
     @property
@@ -181,6 +186,7 @@ class TextObjective:
         self._problem = problem
         self._members = list(clients)
         self._round = round
+        self._frozen = problem.frozen if round < problem.frozen_rounds else frozenset[str]()
         self._batching = replace(problem.batching, rows=rows)
         self._seeds = torch.tensor([self._seed(k, "dropout") for k in clients], dtype=torch.int64)
         self._taken = torch.zeros(len(clients), dtype=torch.int64)
@@ -232,19 +238,20 @@ class TextObjective:
     def walk(self, way: Way, descent: Descent) -> None:
         """Take every step of a descent: one after the other, or on a GPU captured and replayed."""
         if self._problem.device == "cpu" or isinstance(self._problem.spec, ModuleNetwork):
-            walk(self, way, descent)
+            walk(self, way, descent._replace(move=partial(move_others, descent.move, self._frozen)))
         else:
             self._replay(self._problem.spec, way, descent)
 
     def _replay(self, spec: ModelSpec, way: Way, descent: Descent) -> None:
         problem, rows = self._problem, self._batching.rows
-        key = (descent, rows, way.dual is None)
+        key = (descent, rows, way.dual is None, self._frozen)
         track = problem.tracks.get(key)
         if track is None or track.capacity < self.clients:
             track = None
             problem.tracks.clear()  # another method, or a larger cohort than before: the places are given back first
             bf16 = problem.precision == "bf16"
-            track = problem.tracks[key] = lay_track(spec, way, descent, rows, self.clients, bf16)
+            track = lay_track(spec, way, descent, rows, self.clients, bf16, self._frozen)
+            problem.tracks[key] = track
         steps = self.epoch(0)
         ranking = sorted(range(self.clients), key=lambda k: -len(steps[k]))
         order = torch.tensor(ranking, device=problem.device)
@@ -266,7 +273,14 @@ class TextObjective:
         found, self._carried = gradient(
             self._problem.spec, params, batch, before, self._seeds, taken, self._problem.buffers
         )
+        for name in self._frozen:
+            found.grads[name].zero_()
         return found
+
+
+def move_others(move: Callable[[Way, Gradient], None], frozen: frozenset[str], way: Way, gradient: Gradient) -> None:
+    """Take a step with all layers but the frozen ones: no weight decay, no proximal term, no dual moves those."""
+    move(way, gradient._replace(grads=others(gradient.grads, frozen)) if frozen else gradient)
 
 
 def stack_steps(steps: Sequence[Step | None], rows: int, device: str) -> tuple[Batch, bool]:

@@ -37,7 +37,7 @@ from keyfed.run.encode import (
     vocab_rules,
     window_of,
 )
-from keyfed.text.clients import Population
+from keyfed.text.clients import Population, in_part
 from keyfed.text.corpus import Corpus, Skipped
 from keyfed.text.dealing import Dealt, deal
 from keyfed.text.given import summarise, vocab_sha256
@@ -107,7 +107,7 @@ def cache_folder(config: Config) -> Path | None:
         "window": window_of(config),
         "characters": preset(config.model.name).characters,
         **{key: getattr(data, key) for key in ("partition", "clients", "unseen", "alpha", "vocab", "lower")},
-        **{key: getattr(data, key) for key in ("min_clients", "author_column", "text_column")},
+        **{key: getattr(data, key) for key in ("min_clients", "author_column", "text_column", "clients_part")},
         **({} if vocabulary is None else {"vocabulary": vocabulary}),
     }
     key = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
@@ -164,17 +164,18 @@ def _write(config: Config, folder: Path) -> None:
     )
     partition, clients = default_partition(config, table.corpus)
     dealt = deal(table.written, partition, clients=clients, seed=seed, unseen=data.unseen, alpha=data.alpha)
+    ours = _trained(dealt, data.clients_part, seed)
     natural = partition == "natural"
-    rules = vocab_rules(config, natural=natural, clients=len(dealt.names))
+    rules = vocab_rules(config, natural=natural, clients=len(ours.names))
     lexicon = lexicon_of(table, kind, lower=rules["lower"] if given is None else given.lower)
     if given is None:
-        vocab, summary = vocab_of(table, lexicon, dealt.train, **rules)
+        vocab, summary = vocab_of(table, lexicon, ours.train, **rules)
     else:
         vocab = replace(given, tokenised=table.corpus.tokenised)
-        counts, _ = count_types(table, lexicon, dealt.train, 0)
-        summary = summarise(vocab, counts, len(dealt.train.flat))
+        counts, _ = count_types(table, lexicon, ours.train, 0)
+        summary = summarise(vocab, counts, len(ours.train.flat))
     reader = _Reader(table, lexicon, vocab)
-    oov = {"train": _write_train(folder, reader, dealt, window_of(config))}
+    oov = {"train": _write_train(folder, reader, ours, window_of(config))}
     keys = stream_keys(dealt.names, seed) if natural else None
     for part, number, lists in (("valid", 0, dealt.valid), ("test", 1, dealt.test)):
         if dealt.pooled is None:
@@ -187,10 +188,19 @@ def _write(config: Config, folder: Path) -> None:
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     manifest = {
         **_about(table.corpus, partition, summary),
+        "part": data.clients_part,
         "oov": oov,
         "files": {p.relative_to(folder).as_posix(): _sha256(p) for p in files},
     }
     (folder / MANIFEST).write_text(json.dumps(manifest), "utf-8")
+
+
+def _trained(dealt: Dealt, part: str | None, seed: int) -> Dealt:
+    """Names and training lines of the clients of a part; held-out text stays everybody's."""
+    if part is None:
+        return dealt
+    mine = in_part(dealt.names, part, seed)
+    return replace(dealt, names=list(compress(dealt.names, mine)), train=dealt.train.take(np.flatnonzero(mine)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +287,7 @@ def open_cache(place: Path) -> Encoded | None:
         valid, test = (() if published else None for published in found["published"])
         return Encoded(
             corpus=Corpus(authors=(), skipped=tuple(Skipped(**s) for s in found["skipped"]), **found["corpus"]),
-            population=Population((), (), valid, test, found["natural"], found["partition"]),
+            population=Population((), (), valid, test, found["natural"], found["partition"], found["part"]),
             vocab=Vocab.from_json((place / VOCAB).read_text("utf-8")),
             vocab_summary=VocabSummary(**found["vocab_summary"]),
             store=map_store(place / "train"),

@@ -105,8 +105,10 @@ def read_people(config: Config) -> tuple[Corpus, Population]:
         text_column=data.text_column,
     )
     kind, clients = default_partition(config, corpus)
-    seed = config.train.seed
-    return corpus, partition(corpus, kind, clients=clients, seed=seed, unseen=data.unseen, alpha=data.alpha)
+    return corpus, partition(
+        corpus, kind, clients=clients, seed=config.train.seed, unseen=data.unseen, alpha=data.alpha,
+        part=data.clients_part,
+    )  # fmt: skip
 
 
 def read_text(config: Config) -> Text:
@@ -115,10 +117,10 @@ def read_text(config: Config) -> Text:
     corpus, population = read_people(config)
     if given is not None:
         vocab = replace(given, tokenised=corpus.tokenised)  # how text is cut is a matter of the text
-        lines = list(chain.from_iterable(c.train for c in population.clients))
+        lines = list(chain.from_iterable(c.train for c in population.trained))
         return Text(corpus, population, vocab, summarise(vocab, count_words(lines, vocab), len(lines)))
-    rules = vocab_rules(config, natural=population.natural, clients=len(population.clients))
-    vocab, summary = build_vocab([c.train for c in population.clients], tokenised=corpus.tokenised, **rules)
+    rules = vocab_rules(config, natural=population.natural, clients=len(population.trained))
+    vocab, summary = build_vocab([c.train for c in population.trained], tokenised=corpus.tokenised, **rules)
     return Text(corpus, population, vocab, summary)
 
 
@@ -193,7 +195,7 @@ def encode(config: Config) -> Encoded:
       DataError: nothing to train on.
     """
     text, window, seed = read_text(config), window_of(config), config.train.seed
-    streams = {c.name: text.vocab.encode(c.train) for c in text.population.clients}
+    streams = {c.name: text.vocab.encode(c.train) for c in text.population.trained}
     kept = {name: ids for name, ids in streams.items() if len(ids) > window}
     if not kept:
         raise no_window(text.corpus.name, len(streams), max(map(len, streams.values()), default=0), window)

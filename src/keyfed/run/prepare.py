@@ -18,6 +18,7 @@ from keyfed.federated.types import Method
 from keyfed.run.cache import encoded
 from keyfed.run.encode import MOST_STREAMS, Streams, window_of
 from keyfed.run.evaluate import limit_streams
+from keyfed.run.frozen import FROZEN
 from keyfed.run.outside import build_network, refuse_model_options
 from keyfed.text.batches import Batching
 from keyfed.text.clients import Population
@@ -56,8 +57,9 @@ class Prepared:
         """Lines for a person: what was read, dropped and left out."""
         s, v = self.store, self.vocab_summary
         sizes = s.sizes()
+        whose = self.population.partition + (f", part {self.population.part}" if self.population.part else "")
         lines = [
-            f"{self.corpus.name}: {len(s)} clients ({self.population.partition}), {int(sizes.sum()):,} training tokens "
+            f"{self.corpus.name}: {len(s)} clients ({whose}), {int(sizes.sum()):,} training tokens "
             f"(smallest client {sizes.min():,}, median {int(np.median(sizes)):,}, largest {sizes.max():,})",
             f"vocabulary: {v.kept:,} of {v.types:,} {self.vocab.kind} types and 4 specials; dropped ones make "
             f"{v.dropped_tokens / max(1, v.tokens):.2%} of the training tokens"
@@ -169,8 +171,9 @@ def make_problem(prepared: Prepared, config: Config, method: Method, device: str
       budget: tokens a round of central training reads; None for those of a cohort that trains one epoch.
     """
     problem = Problem(
-        prepared.spec, prepared.store, prepared.batching, config.train.seed, device, precision=config.train.precision
-    )
+        prepared.spec, prepared.store, prepared.batching, config.train.seed, device, precision=config.train.precision,
+        frozen=FROZEN, frozen_rounds=min(config.train.frozen_rounds, config.train.rounds),
+    )  # fmt: skip
     if method.cohort != "pooled":
         return problem
     members = usual_members(config, len(prepared.store))

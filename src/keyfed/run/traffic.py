@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from safetensors.torch import save
@@ -49,11 +49,16 @@ def report_bytes(layers: Sequence[str] = (), *, joining: bool = False) -> int:
     return len(json.dumps(report).encode())
 
 
-def sizes_of(method: Method, params: Params) -> Sizes:
-    """Return the bytes one client moves in a round of a method."""
-    layers = list(params) if method.distance is not None else ()
+def sizes_of(method: Method, params: Params, frozen: Collection[str] = ()) -> Sizes:
+    """Return the bytes one client moves in a round of a method.
+
+    Args:
+      frozen: layers that are not trained: they go down with the model, and neither they nor their distance come up.
+    """
+    sent = {name: p for name, p in params.items() if name not in frozen}
+    layers = list(sent) if method.distance is not None else ()
     control = report_bytes(layers, joining=method.solver.start is not None)
-    return Sizes(model_bytes(params), upload_bytes(method, params), control)
+    return Sizes(model_bytes(params), upload_bytes(method, sent), control)
 
 
 def round_traffic(sizes: Sizes, called: int, summary: RoundSummary) -> dict[str, int]:

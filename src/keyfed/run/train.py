@@ -16,7 +16,7 @@ import torch
 
 from keyfed.config import Config, check, parse_target
 from keyfed.engine.client_state import ClientStates
-from keyfed.engine.network import init_params, parameter_count, shapes
+from keyfed.engine.network import parameter_count, shapes
 from keyfed.engine.ranks import Ranks
 from keyfed.engine.trial import MakeModule
 from keyfed.engine.turn import keeps_state
@@ -40,11 +40,13 @@ from keyfed.run.folder import (
     strict,
     write_run_toml,
 )
+from keyfed.run.frozen import FROZEN, frozen_line, refuse_frozen
 from keyfed.run.outside import names
 from keyfed.run.planning import cautions, members_of, plan, plan_of_round
 from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, prepare
 from keyfed.run.ranks import among, federate, follow, lead, together
 from keyfed.run.record import judge_attention, reached, record_of
+from keyfed.run.start import Source, describe_start, find_source, initial_params, refuse_other_source, start_line
 from keyfed.run.traffic import sizes_of
 
 
@@ -121,30 +123,36 @@ def _train(
     """Train a run in this process, the followers of `ranks` helping."""
     config = check(config)
     with open_folder(out, resume):
+        source = find_source(config)  # said before a corpus is read, if it is no run
         prepared = prepared or prepare(config, module)
         method, choice = plan(config, prepared, method)
+        refuse_frozen(config, prepared.spec, method)
         if ranks is not None:
             choice = among(ranks.world, config, method, choice)
+        start = describe_start(config, prepared, source)
         fingerprint, outside = prepared.corpus.fingerprint(), names(prepared.spec, method)
         if resume and (out / "run.toml").exists():
             made = refuse_changes(out, config, fingerprint, outside)
+            refuse_other_source(out, made, source)
             choice = as_before(made, choice, listen.say, ranks.world if ranks else 1)
             finished = read_result(out)
             if finished is not None:
                 listen.say(f"{out} is finished; nothing to do")
                 return finished
         else:
-            write_run_toml(out, config, made_by(choice, fingerprint, ranks.world if ranks else 1) | outside)
-        for line in prepared.describe():
-            listen.say(line)
+            made = made_by(choice, fingerprint, ranks.world if ranks else 1) | outside
+            write_run_toml(out, config, made | (source.made() if source else {}))
+        for line in (*prepared.describe(), start_line(start), frozen_line(config, prepared.spec)):
+            if line:
+                listen.say(line)
         count = parameter_count(prepared.spec)
         listen.say(f"model {prepared.spec.name}: {count:,} parameters; {choice.reason}")
         for line in cautions(config, method, members_of(method, prepared, config), len(prepared.store)):
             listen.say(line)
         if ranks is not None:
             lead(ranks, config, out, method, choice, fingerprint)
-        best, seconds = _rounds(config, out, prepared, method, choice, listen, budget, ranks)
-        result = _finish(config, out, prepared, method, choice, best, seconds, listen)
+        best, seconds = _rounds(config, out, prepared, method, choice, listen, budget, ranks, source)
+        result = _finish(config, out, prepared, method, choice, best, seconds, start, listen)
         if config.train.central and method.cohort != "pooled":
             result["baselines"]["central"] = _central(config, out, prepared, listen, result)
         result = dict(strict(result))
@@ -176,6 +184,7 @@ def _rounds(
     listen: Listener,
     budget: int | None,
     ranks: Ranks | None,
+    source: Source | None,
 ) -> tuple[Best, float]:
     """Run all rounds that are still to do; return the model chosen on validation and the seconds spent."""
     metrics, clients = out / "metrics.jsonl", out / "clients"
@@ -183,7 +192,7 @@ def _rounds(
     saved = load_checkpoint(out / "checkpoint", logged, listen.say, clients)
     home = choice.device if ranks is None else "cpu"  # where θ lives: ranks add up their sums in main memory
     if saved is None:
-        params = _moved(init_params(prepared.spec, config.train.seed), home)
+        params = _moved(initial_params(config, prepared, source), home)
         state, best, length, before = initial_state(method, params), None, 0, 0.0
     else:
         # Layers in the model's own order: sums over layers must round alike before and after a resume.
@@ -198,7 +207,8 @@ def _rounds(
     if metrics.exists():
         os.truncate(metrics, length)  # lines written after the last checkpoint will be written again
     states = ClientStates(clients, saved.clients if saved else None) if keeps_state(method) else None
-    sizes, tokens = sizes_of(method, state.params), client_tokens(prepared)
+    every, fewer = sizes_of(method, state.params), sizes_of(method, state.params, FROZEN)
+    tokens = client_tokens(prepared)
     valid = limit_streams(prepared.valid, config.train.valid_tokens)
     problem = make_problem(prepared, config, method, choice.device, budget)
     target = parse_target(config.train.until, "train.until")
@@ -220,6 +230,7 @@ def _rounds(
         try:
             while state.round < config.train.rounds and not done:
                 cohort, lost, called = [POOLED], {}, None
+                sizes = fewer if state.round < config.train.frozen_rounds else every
                 if method.cohort != "pooled":
                     called = plan_of_round(config, method, prepared, state.round, tokens, sizes.down, sizes.up)
                     fates = {prepared.store.names[f.client]: f for f in called.fates}
@@ -279,6 +290,7 @@ def _finish(
     choice: Choice,
     best: Best,
     seconds: float,
+    start: Mapping[str, Any],
     listen: Listener,
 ) -> dict[str, Any]:
     """Test the chosen model once, score the baselines on the same tokens, write the model."""
@@ -305,6 +317,7 @@ def _finish(
         "cohort": members_of(method, prepared, config),
         "rounds": len(records),
         "seed": config.train.seed,
+        "start": dict(start),
         "best_round": best.round,
         "test": {**total(tested).summary(), "sentence_perplexity": sentences.perplexity},
         "unseen": total(unseen).summary() if unseen else None,

@@ -35,11 +35,11 @@ def elect_vocabulary(
         raise RunError(f"{out} is a folder; expected a file for the vocabulary, vocab.json for one")
     preset(config.model.name)  # an unknown model is said before the corpus is read
     corpus, population = read_people(config)
-    rules = vocab_rules(config, natural=population.natural, clients=len(population.clients))
+    rules = vocab_rules(config, natural=population.natural, clients=len(population.trained))
     kind, lower = rules["kind"], rules["lower"]
 
     def ballots() -> Iterator[Ballot]:
-        for client in population.clients:
+        for client in population.trained:
             yield ballot(
                 client.train, kind=kind, lower=lower, tokenised=corpus.tokenised, least_uses=least_uses,
                 most_words=most_words,

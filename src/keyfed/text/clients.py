@@ -11,19 +11,24 @@ shuffled. Held-out text is the published validation and test file where a corpus
 tenth of each author's text is test and the tenth before it validation, by order, so that training text
 always precedes the text it is judged on.
 
+A run may train on a part of the clients (`in_part`), so that another can train on the rest; both are judged on the same
+held-out text, that of all clients.
+
 The rules themselves are in `keyfed.text.dealing`.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from keyfed.errors import ConfigError, DataError
 from keyfed.text.dealing import PARTITIONS, QUANTITIES, Written, deal
 from keyfed.text.ragged import Numbers, Ragged, bounds_of
 from keyfed.text.vocab import UNK, Vocab
@@ -31,7 +36,7 @@ from keyfed.text.vocab import UNK, Vocab
 if TYPE_CHECKING:
     from keyfed.text.corpus import Author, Corpus
 
-__all__ = ["PARTITIONS", "QUANTITIES", "ClientText", "Population", "partition", "statistics"]
+__all__ = ["PARTITIONS", "QUANTITIES", "ClientText", "Population", "in_part", "parse_part", "partition", "statistics"]
 
 Lines = tuple[str, ...]
 
@@ -51,12 +56,14 @@ class Population:
     """All clients of a corpus and the text they are judged on.
 
     Attributes:
-      clients: Those who may be trained on.
+      clients: Those who may be trained on, and those of other parts, who have no training text here.
       unseen: Authors never trained on (natural partitions); all their text is in `test`.
       valid: Validation lines outside the clients: published, or pooled where clients are artificial.
       test: Test lines outside the clients, likewise.
       natural: Whether a client is a real author.
       partition: One of `PARTITIONS`.
+      part: Which part of the clients is trained on, `"1/2"`; None for all.
+      others: Names of clients of the other parts.
     """
 
     clients: tuple[ClientText, ...]
@@ -65,10 +72,64 @@ class Population:
     test: Lines | None
     natural: bool
     partition: str
+    part: str | None = None
+    others: frozenset[str] = frozenset()
+
+    @property
+    def trained(self) -> tuple[ClientText, ...]:
+        """The clients of this part."""
+        return tuple(c for c in self.clients if c.name not in self.others) if self.others else self.clients
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """Read which part of how many, `1/2`.
+
+    Example:
+      >>> parse_part("1/2")
+      (1, 2)
+    """
+    number, _, parts = text.partition("/")
+    if not (number.strip().isdecimal() and parts.strip().isdecimal() and 1 <= int(number) <= int(parts)):
+        raise ConfigError(f'data.clients_part is "{text}"; expected a part of how many, 1/2 or 2/2 say')
+    return int(number), int(parts)
+
+
+def in_part(names: Sequence[str], part: str | None, seed: int) -> NDArray[np.bool_]:
+    """Say which clients are in a part: client c is in part 1 + hash(seed, c) mod n, whoever else there is.
+
+    Raises:
+      DataError: nobody is.
+
+    Example:
+      >>> halves = [in_part(["ann", "bob", "eve"], f"{k}/2", 1) for k in (1, 2)]
+      >>> (halves[0] ^ halves[1]).tolist()
+      [True, True, True]
+    """
+    if part is None:
+        return np.ones(len(names), np.bool_)
+    number, parts = parse_part(part)
+    common = hashlib.blake2b(f"{seed}/part of clients/".encode(), digest_size=8)
+
+    def part_of(name: str) -> int:
+        mine = common.copy()
+        mine.update(name.encode(errors="surrogateescape"))
+        return 1 + int.from_bytes(mine.digest(), "big") % parts
+
+    found = np.fromiter((part_of(name) == number for name in names), np.bool_, len(names))
+    if not found.any():
+        raise DataError(f"part {part} holds none of the {len(names):,} clients; take fewer parts, or another seed")
+    return found
 
 
 def partition(
-    corpus: Corpus, kind: str, *, clients: int | None, seed: int, unseen: float = 0.1, alpha: float = 0.5
+    corpus: Corpus,
+    kind: str,
+    *,
+    clients: int | None,
+    seed: int,
+    unseen: float = 0.1,
+    alpha: float = 0.5,
+    part: str | None = None,
 ) -> Population:
     """Deal the text of a corpus out to clients.
 
@@ -80,6 +141,7 @@ def partition(
         the held-out authors depend on nothing but corpus, seed and `unseen`.
       unseen: Fraction of the authors (with enough text) held out of a natural partition.
       alpha: Concentration of the Dirichlet distribution: small is skewed, large is nearly IID.
+      part: Which part of the clients may be trained on, see `in_part`; None for all.
 
     Raises:
       ConfigError: The kind does not exist or does not fit the corpus, or a number makes no sense.
@@ -97,13 +159,17 @@ def partition(
 
     valid, test = (None, None) if dealt.pooled is None else map(texts, dealt.pooled)
     nothing = Ragged.of([()] * len(dealt.unseen_names))
+    everyone = people(dealt.names, dealt.train, dealt.valid, dealt.test)
+    mine = in_part(dealt.names, part, seed).tolist()
     return Population(
-        clients=people(dealt.names, dealt.train, dealt.valid, dealt.test),
+        clients=tuple(c if trained else replace(c, train=()) for c, trained in zip(everyone, mine, strict=True)),
         unseen=people(dealt.unseen_names, nothing, nothing, dealt.unseen),
         valid=valid if corpus.valid is None else corpus.valid,
         test=test if corpus.test is None else corpus.test,
         natural=kind == "natural",
         partition=kind,
+        part=part,
+        others=frozenset(c.name for c, trained in zip(everyone, mine, strict=True) if not trained),
     )
 
 
@@ -138,7 +204,7 @@ def statistics(population: Population, vocab: Vocab) -> dict[str, object]:
     1 when one client has all of it.
     """
     parts: dict[str, list[Lines]] = {
-        "train": [client.train for client in population.clients],
+        "train": [client.train for client in population.trained],
         "valid": [*(client.valid for client in population.clients), population.valid or ()],
         "test": [*(client.test for client in population.clients), population.test or ()],
         "unseen": [client.test for client in population.unseen],
@@ -151,7 +217,7 @@ def statistics(population: Population, vocab: Vocab) -> dict[str, object]:
     return {
         "partition": population.partition,
         "natural": population.natural,
-        "clients": len(population.clients),
+        "clients": len(population.trained),
         "unseen": len(population.unseen),
         "lines": {part: sum(map(len, texts)) for part, texts in parts.items()},
         "tokens": tokens,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyfed.errors import ConfigError, DataError
-from keyfed.text.clients import PARTITIONS, QUANTITIES, Population, partition, statistics
+from keyfed.text.clients import PARTITIONS, QUANTITIES, Population, in_part, parse_part, partition, statistics
 from keyfed.text.corpus import Author, Corpus
 from keyfed.text.vocab import build_vocab
 
@@ -312,3 +312,57 @@ def test_penn_treebank_in_shards() -> None:
     assert found["tokens"] == {"train": 929_589, "valid": 73_760, "test": 82_430, "unseen": 0}
     assert {len(c.train) for c in population.clients} == {420, 421}
     assert found["gini"] < 0.03
+
+
+@given(st.lists(st.text(min_size=1), min_size=1, unique=True, max_size=40), st.integers(1, 5), st.integers(0, 3))
+def test_parts_are_disjoint_cover_everybody_and_do_not_depend_on_order(names: list[str], parts: int, seed: int) -> None:
+    def members(listed: list[str]) -> list[set[str]]:
+        found = []
+        for k in range(1, parts + 1):
+            try:
+                mine = in_part(listed, f"{k}/{parts}", seed)
+            except DataError:  # few clients, many parts: some are empty
+                mine = [False] * len(listed)
+            found.append({name for name, here in zip(listed, mine, strict=True) if here})
+        return found
+
+    found = members(names)
+    assert sum(map(len, found)) == len(names)
+    assert set().union(*found) == set(names)
+    assert members(names[::-1]) == found
+    assert [part & set(names[1:]) for part in found] == members(names[1:] or names) or len(names) == 1
+
+
+def test_parts_are_about_equal_and_drawn_by_the_seed() -> None:
+    names = [f"client{k}" for k in range(1000)]
+    one, two, other = (in_part(names, part, seed) for part, seed in (("1/2", 1), ("2/2", 1), ("1/2", 2)))
+    assert 440 < one.sum() < 560  # 500 ± 3.8 standard deviations
+    assert (one ^ two).all()
+    assert 400 < (one == other).sum() < 600
+
+
+@pytest.mark.parametrize("kind", ["natural", "iid"])
+def test_a_part_trains_on_its_clients_and_is_judged_on_everybody(kind: str) -> None:
+    corpus = corpus_of(*(author(f"a{k}", 20) for k in range(12)))
+    everybody, first, second = (
+        partition(corpus, kind, clients=None if kind == "natural" else 12, seed=1, part=part)
+        for part in (None, "1/2", "2/2")
+    )
+    assert everybody.trained == everybody.clients
+    for part in (first, second):
+        assert [(c.name, c.valid, c.test) for c in part.clients] == [
+            (c.name, c.valid, c.test) for c in everybody.clients
+        ]
+        assert (part.unseen, part.valid, part.test) == (everybody.unseen, everybody.valid, everybody.test)
+        assert all(c.train for c in part.trained)
+        assert not any(c.train for c in part.clients if c.name in part.others)
+        assert 0 < len(part.trained) < len(everybody.clients)
+    assert sorted(c.name for c in (*first.trained, *second.trained)) == sorted(c.name for c in everybody.clients)
+    vocab = build_vocab([c.train for c in first.trained], kind="word", size=None, lower=False, tokenised=True)[0]
+    assert statistics(first, vocab)["clients"] == len(first.trained)
+
+
+@pytest.mark.parametrize("text", ["half", "0/2", "3/2", "1/0", "1/", "-1/2", "1.5/2", "1/2/3"])
+def test_what_is_no_part_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected a part of how many, 1/2 or 2/2"):
+        parse_part(text)

@@ -1,0 +1,156 @@
+"""`keyfed train` and `keyfed pretrain`: the command line of a run. torch is imported when it runs, not here."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from keyfed.cli_options import (
+    ConfigOption,
+    DataOption,
+    DirOption,
+    JsonOption,
+    ModelOption,
+    SetOption,
+    VocabOption,
+    configure,
+    follow_rank_0,
+    print_json,
+)
+from keyfed.launch import leads
+
+if TYPE_CHECKING:
+    from keyfed.config import Config
+    from keyfed.run.train import Listener
+
+RoundsOption = Annotated[int | None, typer.Option(help="Federated rounds.")]
+SeedOption = Annotated[int | None, typer.Option(help="Everything random derives from it.")]
+UntilOption = Annotated[str | None, typer.Option(help="Stop once validation is that good: perplexity=200 or nats=2.")]
+InitOption = Annotated[
+    str | None, typer.Option(metavar="RUN", help="Start from this run's weights, carried by word; else random.")
+]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or start it.")]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, with sizes; do nothing.")]
+TensorboardOption = Annotated[
+    bool, typer.Option("--tensorboard", help="Also write the rounds as TensorBoard events to RUN/tensorboard.")
+]
+
+
+def _default_out(config: Config, resume: bool, what: str | None = None) -> Path:
+    from keyfed.run.folder import file_name, free_name
+
+    base = Path("runs") / f"{what or config.method}-{file_name(Path(config.data.name).name)}-{config.model.name}"
+    return base if resume else free_name(base)
+
+
+def train(
+    method: Annotated[str | None, typer.Argument(help="Method (`keyfed methods`); fedavg by default.")] = None,
+    data: DataOption = None,
+    data_dir: DirOption = None,
+    model: ModelOption = None,
+    vocab_file: VocabOption = None,
+    rounds: RoundsOption = None,
+    seed: SeedOption = None,
+    until: UntilOption = None,
+    init: InitOption = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/METHOD-DATA-MODEL by default.")] = None,
+    resume: ResumeOption = False,
+    settings: SetOption = None,
+    config: ConfigOption = None,
+    dry_run: DryOption = False,
+    tensorboard: TensorboardOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a model federatedly and report how it stands.
+
+    METHOD is one of `keyfed methods`, fedavg by default. Without options it trains on the built-in corpus (U.S. State
+    of the Union addresses, one client per president) and writes a run folder: report, metrics, checkpoints, model.
+
+      keyfed train fedavg --data ptb --model gru --rounds 50 --set lr=0.002 --set train.cohort=10
+    """
+    if not leads():
+        if not dry_run:
+            follow_rank_0()
+        return
+    from keyfed.run.console import Narrator
+    from keyfed.run.folder import read_run_toml
+
+    named = {
+        "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
+        "train.until": until, "train.init": init, "data.vocab_file": vocab_file,
+    }  # fmt: skip
+    base = None
+    if resume and out is not None and (out / "run.toml").exists():
+        base = read_run_toml(out)[0]
+    resolved = configure(method, config, named, settings, base)
+    if dry_run:
+        from keyfed.run.dry import describe_plan
+
+        description = describe_plan(resolved)
+        print_json(description) if as_json else typer.echo(description["text"])
+        return
+    from keyfed.run.results import report_run
+    from keyfed.run.train import train as run_training
+
+    folder = out or _default_out(resolved, resume)
+    with Narrator() as narrator, ExitStack() as stack:
+        listener: Listener = narrator
+        if tensorboard:
+            from keyfed.run.events import EventWriter
+
+            listener = stack.enter_context(EventWriter(folder, narrator))
+        try:
+            result = run_training(resolved, folder, resume=resume, listener=listener)
+        except KeyboardInterrupt:
+            narrator.stop()
+            typer.echo(f"stopped; go on with: keyfed train --resume --out {folder}", err=True)
+            raise
+    report = report_run(folder)
+    print_json(result) if as_json else typer.echo(report)
+
+
+def pretrain(
+    data: DataOption = None,
+    data_dir: DirOption = None,
+    model: ModelOption = None,
+    vocab_file: VocabOption = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds, each as much text as a round of `train` reads.")] = None,
+    seed: SeedOption = None,
+    until: UntilOption = None,
+    init: InitOption = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/pretrain-DATA-MODEL by default.")] = None,
+    resume: ResumeOption = False,
+    settings: SetOption = None,
+    config: ConfigOption = None,
+    dry_run: DryOption = False,
+    tensorboard: TensorboardOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a model centrally on public text, as a start for federated training (`keyfed train --init`).
+
+    The text is in one place, so take one that is public: wikitext-2, shakespeare, your own. The run folder is that of
+    `keyfed train central`. Rows of the embedding and of the output layer are then carried over by word, so that the
+    two corpora may have different vocabularies; the model must have the same shape.
+
+      keyfed pretrain --data wikitext-2 --model nwp-small --out runs/public
+
+      keyfed train fedadam --data ptb --model nwp-small --init runs/public
+
+    On the same corpus, with disjoint clients and the same held-out text:
+
+      keyfed pretrain --data irc --set data.clients_part=1/2 --out runs/half
+
+      keyfed train --data irc --set data.clients_part=2/2 --init runs/half
+    """
+    if out is None:
+        named = {"data.name": data, "data.dir": data_dir, "model.name": model}
+        out = _default_out(configure("central", config, named, settings), resume, "pretrain")
+    train(
+        "central", data, data_dir, model, vocab_file, rounds, seed, until, init, out, resume, settings, config, dry_run,
+        tensorboard, as_json,
+    )  # fmt: skip
+    if leads() and not dry_run and not as_json:
+        typer.echo(f"start:  keyfed train --init {out}, with this model and the corpus of your choice")

@@ -1,0 +1,156 @@
+"""Where a run's weights come from before its first round: drawn at random, or carried over from another run by word."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from keyfed.config import Config
+from keyfed.engine.module import ModuleNetwork
+from keyfed.engine.network import init_params
+from keyfed.errors import ConfigError, RunError, ShapeMismatch
+from keyfed.model.language_model import ModelSpec, Params
+from keyfed.run.carry import carry, match_words, refuse_other_architecture, report_match
+from keyfed.run.folder import Trained, load_model
+from keyfed.run.prepare import Prepared
+
+CHUNK = 1 << 24  # tokens counted at once: those of a large corpus are mapped, not in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The run that another starts from.
+
+    Attributes:
+      sha256: of its model.safetensors.
+    """
+
+    trained: Trained
+    sha256: str
+
+    def made(self) -> dict[str, str]:
+        """For run.toml, whose [train] has the folder."""
+        return {"init_sha256": self.sha256}
+
+
+def find_source(config: Config) -> Source | None:
+    """Load the run that `train.init` names; None for a random start.
+
+    Raises:
+      RunError: it is not a finished run.
+    """
+    if config.train.init is None:
+        return None
+    folder = Path(config.train.init)
+    trained = load_model(folder)
+    return Source(trained, hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest())
+
+
+def refuse_other_source(folder: Path, made: Mapping[str, Any], source: Source | None) -> None:
+    """Refuse to go on with a run whose starting model has changed since."""
+    before, now = made.get("init_sha256"), None if source is None else source.sha256
+    if before != now:
+        raise RunError(
+            f"{folder} was started from another model: SHA-256 {str(before)[:12]} → {str(now)[:12]}; bring that one "
+            "back, or choose another --out"
+        )
+
+
+def initial_params(config: Config, prepared: Prepared, source: Source | None) -> Params:
+    """Return θ before the first round, on the CPU."""
+    if source is None:
+        return init_params(prepared.spec, config.train.seed)
+    trained, spec = source.trained, _same_shape(source, prepared)
+    t = config.train
+    return carry(trained.params, trained.vocab, spec, prepared.vocab, t.seed, t.unmatched).params
+
+
+def _same_shape(source: Source, prepared: Prepared) -> ModelSpec:
+    if isinstance(prepared.spec, ModuleNetwork):
+        raise ConfigError(
+            f"train.init carries weights by word into the layers of a preset, and nobody knows which layers of your "
+            f"module {prepared.spec.name} those are; leave it out and load the weights in the module"
+        )
+    assert isinstance(source.trained.spec, ModelSpec)  # load_model refuses a run of a module without the module
+    refuse_other_architecture(source.trained.spec, prepared.spec, str(source.trained.folder))
+    return prepared.spec
+
+
+def _refuse_overlap(before: Trained, config: Config) -> None:
+    """Parts of the same corpus are disjoint for one seed; under another the clients are others."""
+    old, new = before.config, config
+    parts = old.data.clients_part and new.data.clients_part
+    if parts and old.data.name == new.data.name and old.train.seed != new.train.seed:
+        raise ConfigError(
+            f"{before.folder} trained on part {old.data.clients_part} of the clients, drawn by seed {old.train.seed}; "
+            f"part {new.data.clients_part} of seed {new.train.seed} is not disjoint from it, use the same seed"
+        )
+
+
+def describe_start(config: Config, prepared: Prepared, source: Source | None) -> dict[str, Any]:
+    """Return where the weights come from, for result.json; a model that does not fit is refused here."""
+    if source is None:
+        return {"from": "random"}
+    _same_shape(source, prepared)
+    _refuse_overlap(source.trained, config)
+    rows = match_words(source.trained.vocab, prepared.vocab)
+    matched = report_match(rows, token_counts(prepared))
+    return {
+        "from": "run",
+        "run": str(source.trained.folder),
+        "sha256": source.sha256,
+        "unmatched": config.train.unmatched,
+        **matched.as_dict(),
+    }
+
+
+def start_line(start: Mapping[str, Any]) -> str | None:
+    """Say where the weights come from; None for a random start, which needs no word."""
+    if start["from"] == "random":
+        return None
+    rest = {"uniform": "drawn anew", "mean": "the mean vector"}[start["unmatched"]]
+    return (
+        f"starts from {start['run']}: {start['matched']:,} of {start['rows']:,} rows matched by word, "
+        f"{start['tokens']:.2%} of the training tokens; the others are {rest}"
+    )
+
+
+def token_counts(prepared: Prepared) -> NDArray[np.int64]:
+    """Return the training tokens of each entry of the vocabulary."""
+    flat, counts = prepared.store.flat, np.zeros(len(prepared.vocab), np.int64)
+    for first in range(0, len(flat), CHUNK):
+        counts += np.bincount(flat[first : first + CHUNK].numpy(), minlength=len(counts))
+    return counts
+
+
+def with_vectors(params: Params, spec: ModelSpec, matrix: NDArray[np.float32], matched: NDArray[np.bool_]) -> Params:
+    """Return the parameters with word vectors in the embedding; words without one keep their rows.
+
+    Args:
+      matrix: a vector for each entry of the vocabulary, [vocabulary, width]; rows that are not matched are not read.
+      matched: which entries have one.
+
+    Raises:
+      ShapeMismatch: the vectors are not as wide as the embedding, or not as many as the vocabulary.
+    """
+    if matrix.ndim != 2 or matrix.shape[1] != spec.embed:
+        raise ShapeMismatch(
+            f'word vectors {list(matrix.shape)} do not fit the embedding of model "{spec.name}", which is '
+            f"{spec.embed} wide; reduce them to {spec.embed}, or set model.embed={matrix.shape[-1]}"
+        )
+    if len(matrix) != spec.vocab or len(matched) != spec.vocab:
+        raise ShapeMismatch(
+            f"word vectors {list(matrix.shape)} with {len(matched):,} marks, and a vocabulary of {spec.vocab:,}; "
+            "give a row and a mark for each entry"
+        )
+    table: Tensor = params["embedding.weight"].clone()
+    table[torch.from_numpy(matched)] = torch.from_numpy(matrix[matched]).to(table)
+    return {**params, "embedding.weight": table}
