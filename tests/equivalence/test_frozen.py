@@ -25,7 +25,7 @@ from .test_stacking import CIFG, GRU, LSTM, SIZES, STREAM, method_of, problem_of
 EMBEDDING = "embedding.weight"
 FROZEN = frozenset({EMBEDDING})
 NAMES = [f"client{k}" for k in range(len(SIZES))]
-FEW = [1, 3]  # clients with little text, for Triton's interpreter
+FEW = [1]  # a client with little text, for Triton's interpreter
 STATELESS = [name for name in METHODS if build_method(MethodSpec(name)).solver.start is None]
 
 
@@ -85,7 +85,7 @@ def test_on_a_track_the_frozen_layer_stays_too(monkeypatch, kernels, bf16):
     monkeypatch.undo()
     want = solve_block(frozen_problem(spec), theta, FEW, method, 1)
     for name, u in want.upload.items():
-        if not bf16:  # whose products are wrong in the interpreter; that the layer stays can be seen all the same
+        if not bf16:  # in the interpreter bf16 is as far from fp32 without any frozen layer: only that it stays is seen
             torch.testing.assert_close(got.upload[name], u, rtol=2e-4, atol=2e-6)
         assert torch.equal(first.upload[name], again.upload[name])
     assert got.upload[EMBEDDING].count_nonzero() == 0
