@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 RoundsOption = Annotated[int | None, typer.Option(help="Federated rounds.")]
 SeedOption = Annotated[int | None, typer.Option(help="Everything random derives from it.")]
 UntilOption = Annotated[str | None, typer.Option(help="Stop once validation is that good: perplexity=200 or nats=2.")]
+VectorsOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Word vectors for the embedding (GloVe, FastText, word2vec, …).")
+]
+VectorsDimOption = Annotated[
+    int | None, typer.Option(help="Numbers a word in the end, by PCA; the embedding's width by default.")
+]
 InitOption = Annotated[
     str | None, typer.Option(metavar="RUN", help="Start from this run's weights, carried by word; else random.")
 ]
@@ -56,6 +62,8 @@ def train(
     seed: SeedOption = None,
     until: UntilOption = None,
     init: InitOption = None,
+    vectors: VectorsOption = None,
+    vectors_dim: VectorsDimOption = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/METHOD-DATA-MODEL by default.")] = None,
     resume: ResumeOption = False,
     settings: SetOption = None,
@@ -80,7 +88,8 @@ def train(
 
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
-        "train.until": until, "train.init": init, "data.vocab_file": vocab_file,
+        "train.until": until, "train.init": init, "data.vocab_file": vocab_file, "vectors.file": vectors,
+        "vectors.dim": vectors_dim,
     }  # fmt: skip
     base = None
     if resume and out is not None and (out / "run.toml").exists():
@@ -121,6 +130,8 @@ def pretrain(
     seed: SeedOption = None,
     until: UntilOption = None,
     init: InitOption = None,
+    vectors: VectorsOption = None,
+    vectors_dim: VectorsDimOption = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/pretrain-DATA-MODEL by default.")] = None,
     resume: ResumeOption = False,
     settings: SetOption = None,
@@ -149,8 +160,8 @@ def pretrain(
         named = {"data.name": data, "data.dir": data_dir, "model.name": model}
         out = _default_out(configure("central", config, named, settings), resume, "pretrain")
     train(
-        "central", data, data_dir, model, vocab_file, rounds, seed, until, init, out, resume, settings, config, dry_run,
-        tensorboard, as_json,
+        "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, resume,
+        settings, config, dry_run, tensorboard, as_json,
     )  # fmt: skip
     if leads() and not dry_run and not as_json:
         typer.echo(f"start:  keyfed train --init {out}, with this model and the corpus of your choice")

@@ -19,9 +19,9 @@ from keyfed.errors import ConfigError, nearest
 from keyfed.federated.participation import Participation
 from keyfed.federated.spec import MethodSpec, Part
 from keyfed.federated.tuned import tuned_options
-from keyfed.sections import DataConfig, ModelConfig, TrainConfig, UploadConfig
+from keyfed.sections import DataConfig, ModelConfig, TrainConfig, UploadConfig, VectorsConfig
 
-__all__ = ["Config", "DataConfig", "ModelConfig", "Participation", "TrainConfig", "UploadConfig"]
+__all__ = ["Config", "DataConfig", "ModelConfig", "Participation", "TrainConfig", "UploadConfig", "VectorsConfig"]
 
 Value = str | int | float | bool | None
 
@@ -39,6 +39,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     participation: Participation = field(default_factory=Participation)
     upload: UploadConfig = field(default_factory=UploadConfig)
+    vectors: VectorsConfig = field(default_factory=VectorsConfig)
     method: str = "fedavg"
     options: Mapping[str, Value] = field(default_factory=dict)
     mediator: Part | None = None
@@ -51,6 +52,7 @@ SECTIONS: dict[str, Any] = {
     "train": TrainConfig,
     "participation": Participation,
     "upload": UploadConfig,
+    "vectors": VectorsConfig,
 }
 PARTS = ("mediator", "server")
 
@@ -201,15 +203,7 @@ def check(config: Config) -> Config:
     from keyfed.text.clients import parse_part
     from keyfed.text.named import is_path
 
-    if is_path(config.data.name):
-        config = replace(config, data=replace(config.data, name=str(Path(config.data.name).expanduser().resolve())))
-    if config.data.dir is not None:
-        config = replace(config, data=replace(config.data, dir=str(Path(config.data.dir).expanduser().resolve())))
-    if config.data.vocab_file is not None:
-        file = str(Path(config.data.vocab_file).expanduser().resolve())
-        config = replace(config, data=replace(config.data, vocab_file=file))
-    if config.train.init is not None:
-        config = replace(config, train=replace(config.train, init=str(Path(config.train.init).expanduser().resolve())))
+    config = _with_whole_paths(config, named=not is_path(config.data.name))
     from keyfed.federated.methods import build_method
     from keyfed.model.presets import PRESETS
 
@@ -259,6 +253,20 @@ def check(config: Config) -> Config:
     return config
 
 
+PATHS = (("data", "name"), ("data", "dir"), ("data", "vocab_file"), ("vectors", "file"), ("train", "init"))
+
+
+def _with_whole_paths(config: Config, *, named: bool) -> Config:
+    """Write paths so that they hold in any folder; a corpus known by name has none."""
+    for section, key in PATHS:
+        values = getattr(config, section)
+        path = getattr(values, key)
+        if path is not None and not (named and (section, key) == ("data", "name")):
+            whole = str(Path(path).expanduser().resolve())
+            config = replace(config, **{section: replace(values, **{key: whole})})
+    return config
+
+
 def parse_target(text: str | None, where: str) -> tuple[str, float] | None:
     """Read `perplexity=200` or `nats=2.0`; None for none.
 
@@ -285,6 +293,11 @@ def _unread(config: Config, *, characters: bool) -> list[str]:
     alone = []
     if config.train.init is None and config.train.unmatched != TrainConfig().unmatched:
         alone.append(f"train.unmatched is {config.train.unmatched}, but no weights are carried; set train.init too")
+    given = config.vectors
+    if given.file is None and given != VectorsConfig():
+        alone.append("[vectors] has options, but no file; set vectors.file too")
+    if given.reduce == "pca" and given.remove != VectorsConfig().remove:
+        alone.append(f"vectors.remove is {given.remove}, which pp-pca-pp reads; set vectors.reduce=pp-pca-pp")
     if config.method not in METHODS:
         return alone
     usual = {key: p.default for key, p in method_options(config.method).items()}

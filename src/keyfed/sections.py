@@ -101,6 +101,24 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class VectorsConfig:
+    """Pretrained word vectors for the embedding before the first round."""
+
+    file: str | None = field(
+        default=None,
+        metadata={"help": "word vectors (GloVe, FastText, word2vec, npz, safetensors) or a transformer; none: none"},
+    )
+    dim: int | None = field(default=None, metadata={"help": "numbers a word in the end; none: the embedding's width"})
+    reduce: Literal["pca", "pp-pca-pp"] = field(
+        default="pca", metadata={"help": "how wider ones are reduced: pca, or pp-pca-pp (which is always applied)"}
+    )
+    remove: int = field(default=7, metadata={"help": "components D that pp-pca-pp removes before and after"})
+    pieces: Literal["mean", "first"] = field(
+        default="mean", metadata={"help": "a word's vector in a transformer: the mean of its pieces, or the first"}
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class UploadConfig:
     """How uploads are compressed, and which are refused."""
 

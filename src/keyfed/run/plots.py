@@ -20,6 +20,7 @@ from keyfed.run.drawing import (
     validation,
 )
 from keyfed.run.markup import finite, show
+from keyfed.run.vectors_plot import draw_explained
 
 
 def draw_plots(result: Record, records: Sequence[Record]) -> list[Plot]:
@@ -29,7 +30,11 @@ def draw_plots(result: Record, records: Sequence[Record]) -> list[Plot]:
       ImportError: matplotlib is not installed.
     """
     drawings = (_perplexity(result, records), _accuracy(records), _clients(result), _traffic(result, records))
-    return [both_themes(name, alt, single(draw)) for name, alt, draw in (d for d in drawings if d is not None)]
+    plots = [both_themes(name, alt, single(draw)) for name, alt, draw in (d for d in drawings if d is not None)]
+    vectors = (result.get("start") or {}).get("vectors") or {}
+    if vectors.get("explained"):
+        plots.append(draw_explained(vectors["explained"], vectors["removed"]))
+    return plots
 
 
 def _perplexity(result: Record, records: Sequence[Record]) -> tuple[str, str, Draw] | None:

@@ -33,6 +33,7 @@ from keyfed.run.markup import (
     to_markdown,
 )
 from keyfed.run.plots import draw_plots
+from keyfed.run.start import start_lines
 from keyfed.run.verdict import baselines_of, verdict
 
 Record = Mapping[str, Any]
@@ -105,6 +106,9 @@ def document(
     if suggestions:
         blocks += [Heading("Suggestions"), Table(_suggestion_table(suggestions), numbers=False)]
     blocks += [Heading("Training"), facts_table(_training(result, records)), *pictures("traffic")]
+    begun = start_lines(result.get("start") or {})
+    if begun:
+        blocks += [Heading("Start"), *(Text(line) for line in begun), *pictures("vectors")]
     blocks += [Heading("Data and vocabulary"), facts_table(_data(result, config))]
     blocks += [Heading("Configuration"), Code(dump_toml(to_document(config)), "toml")]
     if made:

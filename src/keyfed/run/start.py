@@ -1,9 +1,9 @@
-"""Where a run's weights come from before its first round: drawn at random, or carried over from another run by word."""
+"""Where a run's weights come from before its first round: drawn at random, carried over by word, word vectors."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from keyfed.model.language_model import ModelSpec, Params
 from keyfed.run.carry import carry, match_words, refuse_other_architecture, report_match
 from keyfed.run.folder import Trained, load_model
 from keyfed.run.prepare import Prepared
+from keyfed.run.word_vectors import Given, find_vectors, vectors_line
 
 CHUNK = 1 << 24  # tokens counted at once: those of a large corpus are mapped, not in memory
 
@@ -54,23 +55,41 @@ def find_source(config: Config) -> Source | None:
     return Source(trained, hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest())
 
 
-def refuse_other_source(folder: Path, made: Mapping[str, Any], source: Source | None) -> None:
-    """Refuse to go on with a run whose starting model has changed since."""
-    before, now = made.get("init_sha256"), None if source is None else source.sha256
-    if before != now:
-        raise RunError(
-            f"{folder} was started from another model: SHA-256 {str(before)[:12]} → {str(now)[:12]}; bring that one "
-            "back, or choose another --out"
-        )
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run starts from: nothing, another run, word vectors, or both (then the vectors replace its rows)."""
+
+    source: Source | None = None
+    vectors: Given | None = None
+
+    def made(self) -> dict[str, str]:
+        """For run.toml, which has the names."""
+        given = {} if self.vectors is None else {"vectors_sha256": self.vectors.sha256}
+        return given if self.source is None else {**self.source.made(), **given}
 
 
-def initial_params(config: Config, prepared: Prepared, source: Source | None) -> Params:
+def refuse_other_start(folder: Path, made: Mapping[str, Any], start: Start) -> None:
+    """Refuse to go on with a run whose starting model or word vectors have changed since."""
+    now = start.made()
+    for key, what in (("init_sha256", "another model"), ("vectors_sha256", "other word vectors")):
+        if made.get(key) != now.get(key):
+            raise RunError(
+                f"{folder} was started from {what}: SHA-256 {str(made.get(key))[:12]} → {str(now.get(key))[:12]}; "
+                "bring that back, or choose another --out"
+            )
+
+
+def initial_params(config: Config, prepared: Prepared, start: Start) -> Params:
     """Return θ before the first round, on the CPU."""
-    if source is None:
-        return init_params(prepared.spec, config.train.seed)
-    trained, spec = source.trained, _same_shape(source, prepared)
-    t = config.train
-    return carry(trained.params, trained.vocab, spec, prepared.vocab, t.seed, t.unmatched).params
+    if start.source is None:
+        params = init_params(prepared.spec, config.train.seed)
+    else:
+        trained, spec, t = start.source.trained, _same_shape(start.source, prepared), config.train
+        params = carry(trained.params, trained.vocab, spec, prepared.vocab, t.seed, t.unmatched).params
+    if start.vectors is None:
+        return params
+    assert isinstance(prepared.spec, ModelSpec)  # `find_vectors` refuses a module
+    return with_vectors(params, prepared.spec, start.vectors.matrix, start.vectors.matched)
 
 
 def _same_shape(source: Source, prepared: Prepared) -> ModelSpec:
@@ -95,14 +114,23 @@ def _refuse_overlap(before: Trained, config: Config) -> None:
         )
 
 
-def describe_start(config: Config, prepared: Prepared, source: Source | None) -> dict[str, Any]:
-    """Return where the weights come from, for result.json; a model that does not fit is refused here."""
-    if source is None:
-        return {"from": "random"}
+def make_ready(
+    config: Config, prepared: Prepared, source: Source | None, say: Callable[[str], None]
+) -> tuple[Start, dict[str, Any]]:
+    """Return what a run starts from, and the same for result.json; what does not fit is refused here."""
+    counts = token_counts(prepared) if source is not None or config.vectors.file is not None else None
+    if counts is None:
+        return Start(), {"from": "random"}
+    about = {"from": "random"} if source is None else _describe_source(config, prepared, source, counts)
+    vectors = find_vectors(config, prepared, counts, say)
+    return Start(source, vectors), about if vectors is None else {**about, "vectors": vectors.about}
+
+
+def _describe_source(config: Config, prepared: Prepared, source: Source, counts: NDArray[np.int64]) -> dict[str, Any]:
     _same_shape(source, prepared)
     _refuse_overlap(source.trained, config)
     rows = match_words(source.trained.vocab, prepared.vocab)
-    matched = report_match(rows, token_counts(prepared))
+    matched = report_match(rows, counts)
     return {
         "from": "run",
         "run": str(source.trained.folder),
@@ -112,15 +140,18 @@ def describe_start(config: Config, prepared: Prepared, source: Source | None) ->
     }
 
 
-def start_line(start: Mapping[str, Any]) -> str | None:
-    """Say where the weights come from; None for a random start, which needs no word."""
-    if start["from"] == "random":
-        return None
-    rest = {"uniform": "drawn anew", "mean": "the mean vector"}[start["unmatched"]]
-    return (
-        f"starts from {start['run']}: {start['matched']:,} of {start['rows']:,} rows matched by word, "
-        f"{start['tokens']:.2%} of the training tokens; the others are {rest}"
-    )
+def start_lines(start: Mapping[str, Any]) -> list[str]:
+    """Say where the weights come from; nothing for a random start, which needs no word."""
+    lines = []
+    if start.get("from") == "run":
+        rest = {"uniform": "drawn anew", "mean": "the mean vector"}[start["unmatched"]]
+        lines.append(
+            f"starts from {start['run']}: {start['matched']:,} of {start['rows']:,} rows matched by word, "
+            f"{start['tokens']:.2%} of the training tokens; the others are {rest}"
+        )
+    if start.get("vectors"):
+        lines.append(vectors_line(start["vectors"]))
+    return lines
 
 
 def token_counts(prepared: Prepared) -> NDArray[np.int64]:

@@ -46,7 +46,7 @@ from keyfed.run.planning import cautions, members_of, plan, plan_of_round
 from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, prepare
 from keyfed.run.ranks import among, federate, follow, lead, together
 from keyfed.run.record import judge_attention, reached, record_of
-from keyfed.run.start import Source, describe_start, find_source, initial_params, refuse_other_source, start_line
+from keyfed.run.start import Start, find_source, initial_params, make_ready, refuse_other_start, start_lines
 from keyfed.run.traffic import sizes_of
 
 
@@ -129,11 +129,11 @@ def _train(
         refuse_frozen(config, prepared.spec, method)
         if ranks is not None:
             choice = among(ranks.world, config, method, choice)
-        start = describe_start(config, prepared, source)
+        start, begun = make_ready(config, prepared, source, listen.say)
         fingerprint, outside = prepared.corpus.fingerprint(), names(prepared.spec, method)
         if resume and (out / "run.toml").exists():
             made = refuse_changes(out, config, fingerprint, outside)
-            refuse_other_source(out, made, source)
+            refuse_other_start(out, made, start)
             choice = as_before(made, choice, listen.say, ranks.world if ranks else 1)
             finished = read_result(out)
             if finished is not None:
@@ -141,8 +141,8 @@ def _train(
                 return finished
         else:
             made = made_by(choice, fingerprint, ranks.world if ranks else 1) | outside
-            write_run_toml(out, config, made | (source.made() if source else {}))
-        for line in (*prepared.describe(), start_line(start), frozen_line(config, prepared.spec)):
+            write_run_toml(out, config, made | start.made())
+        for line in (*prepared.describe(), *start_lines(begun), frozen_line(config, prepared.spec)):
             if line:
                 listen.say(line)
         count = parameter_count(prepared.spec)
@@ -151,8 +151,8 @@ def _train(
             listen.say(line)
         if ranks is not None:
             lead(ranks, config, out, method, choice, fingerprint)
-        best, seconds = _rounds(config, out, prepared, method, choice, listen, budget, ranks, source)
-        result = _finish(config, out, prepared, method, choice, best, seconds, start, listen)
+        best, seconds = _rounds(config, out, prepared, method, choice, listen, budget, ranks, start)
+        result = _finish(config, out, prepared, method, choice, best, seconds, begun, listen)
         if config.train.central and method.cohort != "pooled":
             result["baselines"]["central"] = _central(config, out, prepared, listen, result)
         result = dict(strict(result))
@@ -184,7 +184,7 @@ def _rounds(
     listen: Listener,
     budget: int | None,
     ranks: Ranks | None,
-    source: Source | None,
+    start: Start,
 ) -> tuple[Best, float]:
     """Run all rounds that are still to do; return the model chosen on validation and the seconds spent."""
     metrics, clients = out / "metrics.jsonl", out / "clients"
@@ -192,7 +192,7 @@ def _rounds(
     saved = load_checkpoint(out / "checkpoint", logged, listen.say, clients)
     home = choice.device if ranks is None else "cpu"  # where θ lives: ranks add up their sums in main memory
     if saved is None:
-        params = _moved(initial_params(config, prepared, source), home)
+        params = _moved(initial_params(config, prepared, start), home)
         state, best, length, before = initial_state(method, params), None, 0, 0.0
     else:
         # Layers in the model's own order: sums over layers must round alike before and after a resume.

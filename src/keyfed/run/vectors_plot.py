@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from keyfed.run.drawing import Plot, Theme, both_themes
-from keyfed.text.reduction import Reduced
 
 SIZE = (5.8, 5.6)  # inches: two panels, one above the other
 
 
-def draw_explained(reduced: Reduced) -> Plot:
-    """Draw the share of the variance of each component, and of those kept added up.
+def draw_explained(explained: Sequence[float], removed_before: Sequence[float] = ()) -> Plot:
+    """Draw the share of the variance of each component, and of those kept added up; see `Reduced` for the numbers.
 
     Components removed before PCA are the first of the vectors as they were read; those that PCA keeps follow. So
     all shares are of the variance of the vectors as they were read.
@@ -21,8 +21,8 @@ def draw_explained(reduced: Reduced) -> Plot:
     Raises:
       ImportError: matplotlib is not installed.
     """
-    removed = reduced.removed_before
-    kept = np.maximum(reduced.explained, 0.0) * (1.0 - removed.sum())
+    removed = np.asarray(removed_before, np.float64)
+    kept = np.maximum(np.asarray(explained, np.float64), 0.0) * (1.0 - removed.sum())
     gone = np.arange(1, len(removed) + 1)
     places = np.arange(1, len(kept) + 1) + len(removed)
 

@@ -121,13 +121,17 @@ def test_what_cannot_be_reduced_is_one_line():
         pca(np.ones((9, 4)), np.ones(9, bool), 2)
 
 
+def _shares(reduced):
+    return reduced.explained, reduced.removed_before
+
+
 def test_the_plot_of_explained_variance():
     matrix, matched = vectors(200, 16)
     whole = pca(matrix, matched, 16).explained
-    plot = draw_explained(pp_pca_pp(matrix, matched, 9, 2))
+    plot = draw_explained(*_shares(pp_pca_pp(matrix, matched, 9, 2)))
     assert plot.light[:8] == plot.dark[:8] == b"\x89PNG\r\n\x1a\n"
     assert plot.light != plot.dark
     # The components kept are those after the removed ones, in shares of the whole variance.
     kept, first, removed = (f"{share:.1%}" for share in (whole[2:11].sum(), whole[2], whole[:2].sum()))
     assert plot.alt.endswith(f"9 kept with {kept}, the first {first}; 2 removed with {removed}")
-    assert "removed" not in draw_explained(pca(matrix, matched, 1)).alt
+    assert "removed" not in draw_explained(*_shares(pca(matrix, matched, 1))).alt
