@@ -118,7 +118,7 @@ def one_line(stderr: str) -> str:
         (("train", "--data", "ptbb"), "did you mean ptb?"),
         (("train", "--data", "./no/such/folder"), "no/such/folder"),
         (("train", "--set", "data.partition=iidd"), "did you mean iid?"),
-        (("train", "--set", "train.device=tpu"), "expected auto, cpu or cuda"),
+        (("train", "--set", "train.device=tpu"), "expected auto, cpu, cuda or cuda:NUMBER"),
         (("train", "--config", "missing.toml"), "missing.toml"),
         (("trian",), "did you mean train?"),
         (("train", "--rounds", "many"), "--help"),

@@ -58,7 +58,7 @@ def test_ctrl_c_while_a_round_is_judged_leaves_clients_and_server_together(corpu
     config = tiny(corpus, rounds=6, checkpoint_every=4, cohort=5)
     config = dual(config) if stateful == "duals" else replace(config, upload=UploadConfig(keep=0.1))
     whole = train(config, tmp_path / "whole")
-    judged = training.evaluate
+    judged = training.evaluate_together
     calls = []
 
     def interrupted(*arguments):
@@ -67,7 +67,7 @@ def test_ctrl_c_while_a_round_is_judged_leaves_clients_and_server_together(corpu
             raise KeyboardInterrupt
         return judged(*arguments)
 
-    monkeypatch.setattr(training, "evaluate", interrupted)
+    monkeypatch.setattr(training, "evaluate_together", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "again")
     again = train(config, tmp_path / "again", resume=True)
