@@ -200,13 +200,12 @@ def config_from(document: Mapping[str, Any], where: str, method: str | None = No
 
 def check(config: Config) -> Config:
     """Refuse numbers that make no sense, all at once, and write paths so that they hold in any folder."""
+    from keyfed.federated.methods import build_method
+    from keyfed.model.presets import PRESETS
     from keyfed.text.clients import parse_part
     from keyfed.text.named import is_path
 
     config = _with_whole_paths(config, named=not is_path(config.data.name))
-    from keyfed.federated.methods import build_method
-    from keyfed.model.presets import PRESETS
-
     t, d, m = config.train, config.data, config.model
     if m.name in PRESETS:  # an unknown one is said where the model is built
         tuned = tuned_options(config.method, config.options, characters=PRESETS[m.name].characters)
@@ -330,36 +329,3 @@ def to_document(config: Config) -> dict[str, dict[str, Value]]:
             defaults = {key: p.default for key, p in part_options(kind, part.name).items()}
             document[kind] = {"name": part.name, **defaults, **part.options}
     return document
-
-
-def dump_toml(document: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write flat sections as TOML; None is written as "none", which `coerce` reads back."""
-    lines: list[str] = []
-    for section, values in document.items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {_toml_value(value)}" for key, value in values.items()]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _toml_value(value: Any) -> str:
-    if value is None:
-        return '"none"'
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    # What TOML cannot write as it is; a lone surrogate (from a file name that is not UTF-8) has no form at all.
-    return (
-        '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text if not "\ud800" <= c <= "\udfff") + '"'
-    )
-
-
-def differences(old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """List `section.key: old → new` for every value that differs between two documents."""
-    out = []
-    for section in sorted({*old, *new}):
-        a, b = old.get(section, {}), new.get(section, {})
-        out += [f"{section}.{key}: {a.get(key)} → {b.get(key)}" for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
-    return out

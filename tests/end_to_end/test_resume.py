@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig, dump_toml, to_document
+from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig, to_document
+from keyfed.documents import dump_toml
 from keyfed.errors import RunError
 from keyfed.run.folder import load_model, open_folder, read_metrics
 from keyfed.run.train import Silent, train

@@ -99,3 +99,11 @@ def test_options_of_vectors_without_a_file_are_refused(keyfed, corpus, tmp_path)
     code, _, err = keyfed("train", "fedavg", *given, *OPTIONS)
     assert code == 2
     assert "set vectors.file too" in err
+
+
+def test_a_run_that_is_refused_leaves_no_folder(keyfed, corpus, tmp_path):
+    out = tmp_path / "run"
+    code, _, err = keyfed("train", "--data", corpus, "--vectors", tmp_path / "nothing.txt", "--out", out, *OPTIONS)
+    assert code == 2
+    assert "no such file" in err
+    assert not out.exists()

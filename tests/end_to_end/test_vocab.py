@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig, check, dump_toml, to_document
+from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig, check, to_document
+from keyfed.documents import dump_toml
 from keyfed.errors import RankError, RunError
 from keyfed.run import cache, ranks
 from keyfed.run.encode import read_people

@@ -26,12 +26,11 @@ from keyfed.config import (
     check,
     coerce,
     config_from,
-    differences,
-    dump_toml,
     read_config,
     set_value,
     to_document,
 )
+from keyfed.documents import differences, dump_toml
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import METHODS, build_method, method_options
 from keyfed.federated.types import MethodSpec, Part

@@ -48,7 +48,11 @@ def add_rows(table: Tensor, tokens: Tensor, rows: Tensor) -> None:
     """table[k, tokens[k, i]] += rows[k, i]: the gradient of looking words up touches the words that occurred."""
     m, vocab, width = table.shape
     offsets = torch.arange(m, device=tokens.device)[:, None] * vocab
-    table.view(m * vocab, width).index_add_(0, (tokens + offsets).reshape(-1), rows.reshape(-1, width))
+    flat, where = table.view(m * vocab, width), (tokens + offsets).reshape(-1)
+    if table.is_cuda:  # `index_add_` adds in any order there, this one sorts: the same round gives the same bits
+        flat.index_put_((where,), rows.reshape(-1, width), accumulate=True)
+    else:
+        flat.index_add_(0, where, rows.reshape(-1, width))
 
 
 def move(descent: Descent, way: Way, found: Gradient, products: Params, places: dict[str, Layout] | None) -> None:

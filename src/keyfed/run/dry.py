@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from keyfed.config import Config, dump_toml, to_document
+from keyfed.config import Config, to_document
+from keyfed.documents import dump_toml
 from keyfed.engine.network import init_params, parameter_count
 from keyfed.engine.turn import keeps_state
 from keyfed.federated.mediate import kept

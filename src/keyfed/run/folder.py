@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -19,7 +20,8 @@ import torch
 from safetensors.torch import load, save
 
 import keyfed
-from keyfed.config import Config, config_from, differences, dump_toml, to_document
+from keyfed.config import Config, config_from, to_document
+from keyfed.documents import differences, dump_toml
 from keyfed.engine.network import Network, check_params
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import RunError
@@ -54,7 +56,11 @@ def free_name(base: Path) -> Path:
 
 @contextmanager
 def open_folder(folder: Path, resume: bool) -> Iterator[Path]:
-    """Create (or with `resume` reopen) a run folder and keep other processes out while it is in use."""
+    """Create (or with `resume` reopen) a run folder and keep other processes out while it is in use.
+
+    A new folder in which nothing was written, because the run was refused, goes again.
+    """
+    fresh = not folder.exists()
     if (folder / "run.toml").exists() and not resume:
         raise RunError(f"{folder} holds a run already; go on with it by --resume, or choose another --out")
     if folder.exists() and not folder.is_dir():
@@ -71,7 +77,14 @@ def open_folder(folder: Path, resume: bool) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RunError(f"{folder} is in use by another process; wait for it or choose another --out") from None
-        yield folder
+        try:
+            yield folder
+        except BaseException:
+            if fresh and [p.name for p in folder.iterdir()] == [LOCK]:
+                with contextlib.suppress(OSError):
+                    (folder / LOCK).unlink()
+                    folder.rmdir()
+            raise
 
 
 def made_by(choice: Choice, fingerprint: str, ranks: int = 1) -> dict[str, Any]:

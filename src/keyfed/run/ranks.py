@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from keyfed.config import Config, config_from, dump_toml, to_document
+from keyfed.config import Config, config_from, to_document
+from keyfed.documents import dump_toml
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.network import init_params
 from keyfed.engine.problem import LocalProblem

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keyfed.config import Config, dump_toml, to_document
+from keyfed.config import Config, to_document
+from keyfed.documents import dump_toml
 from keyfed.errors import RunError
 from keyfed.files import write_atomically
 from keyfed.run.drawing import Plot, validation

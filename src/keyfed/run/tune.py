@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from keyfed.config import PARTS, Config, UploadConfig, Value, check, config_from, differences, dump_toml, to_document
+from keyfed.config import PARTS, Config, UploadConfig, Value, check, config_from, to_document
+from keyfed.documents import differences, dump_toml
 from keyfed.errors import ConfigError, DataError, RunError
 from keyfed.federated.methods import method_options
 from keyfed.files import write_atomically

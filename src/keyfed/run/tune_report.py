@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keyfed.config import dump_toml
+from keyfed.documents import dump_toml
 from keyfed.files import write_atomically
 from keyfed.run.console import human_bytes, render_table
 from keyfed.run.drawing import HIGHEST, Plot, Theme, both_themes, perplexity_axis, single

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyfed.config import dump_toml
+from keyfed.documents import dump_toml
 from keyfed.errors import ConfigError
 from keyfed.federated.types import Part
 from keyfed.run.compare_plan import (
