@@ -67,10 +67,10 @@ class TrainConfig:
     seed: int = field(default=1, metadata={"help": "everything random derives from it"})
     eval_every: int = field(default=1, metadata={"help": "rounds between validations"})
     valid_tokens: int | None = field(
-        default=20_000, metadata={"help": "validation tokens read each time, evenly from all streams; none: all"}
+        default=20_000, metadata={"help": "validation tokens read each time, evenly from the streams; none: all"}
     )
     test_tokens: int | None = field(
-        default=None, metadata={"help": "test tokens read at the end, evenly from all streams; none: all"}
+        default=None, metadata={"help": "test tokens read at the end, evenly from the streams; none: all"}
     )
     checkpoint_every: int = field(default=1, metadata={"help": "rounds between checkpoints"})
     block: int | None = field(default=None, metadata={"help": "clients stacked in one computation; none: chosen"})

@@ -10,6 +10,9 @@ import sys
 import pytest
 from safetensors.torch import load_file, save_file
 
+from keyfed.run.evaluate import evaluate_sentences
+from keyfed.run.folder import load_model, read_metrics
+from keyfed.run.prepare import prepare
 from tests.end_to_end.conftest import TINY, sentence
 
 
@@ -169,7 +172,11 @@ def test_help_does_not_import_torch():
 
 
 def test_sentences_and_characters_train_too(train_tiny):
-    _, words = train_tiny("data.batches=sentences", rounds=2, name="sentences")
+    folder, words = train_tiny("data.batches=sentences", "train.valid_tokens=none", rounds=2, name="sentences")
+    trained = load_model(folder)
+    lines = evaluate_sentences(trained.spec, trained.params, prepare(trained.config).valid)
+    best = min(record["valid"]["nats"] for record in read_metrics(folder))
+    assert lines.mean_nats == pytest.approx(best, rel=1e-5), "chosen on what it learns from: single lines"
     _, characters = train_tiny("model.name=char-lstm", "data.window=20", rounds=2, name="characters")
     assert words["test"]["perplexity"] > 1
     assert characters["vocabulary"] < 60

@@ -23,6 +23,7 @@ from keyfed.text.batches import lines_of
 from keyfed.text.vocab import BOS, EOS, UNK
 
 SIDE_BY_SIDE, SIDE_BY_SIDE_GPU = 32, 128  # streams read in one batch
+LEAST_TOKENS = 64  # of a stream that is read in part
 LINES_SIDE_BY_SIDE, LINES_SIDE_BY_SIDE_GPU = 128, 512  # lines, which are short
 POSITIONS_GPU = 1 << 18  # tokens of short streams in one batch on a GPU
 
@@ -87,11 +88,19 @@ def score_of(targets: NDArray[Any], nats: NDArray[Any], rank: NDArray[Any]) -> S
 
 
 def limit_streams(streams: Mapping[str, Ids], most: int | None) -> dict[str, Ids]:
-    """Keep about `most` tokens in all: the same share from the start of every stream, at least two tokens each."""
+    """Keep about `most` tokens in all: the same share from the start of every stream.
+
+    Where that would leave less than `LEAST_TOKENS` of a stream, evenly spaced streams are taken and the others left:
+    the first three tokens of every one of ten thousand clients say little about a model.
+    """
     total = sum(len(s) for s in streams.values())
     if most is None or total <= most:
         return dict(streams)
-    return {name: s[: max(2, round(len(s) * most / total))] for name, s in streams.items()}
+    wanted = {name: max(LEAST_TOKENS, round(len(s) * most / total)) for name, s in streams.items()}
+    cost = sum(min(len(s), wanted[name]) for name, s in streams.items())
+    count = min(len(streams), max(1, round(len(streams) * most / cost)))
+    names = list(streams)
+    return {name: streams[name][: wanted[name]] for name in (names[n * len(names) // count] for n in range(count))}
 
 
 def _counted(reader: Reader, group: Sequence[Ids], device: str) -> list[NDArray[Any]]:

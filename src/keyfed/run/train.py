@@ -210,6 +210,8 @@ def _rounds(
     every, fewer = sizes_of(method, state.params), sizes_of(method, state.params, FROZEN)
     tokens = client_tokens(prepared)
     valid = limit_streams(prepared.valid, config.train.valid_tokens)
+    # A model that learns from single lines is chosen on single lines: it has never seen a state that is carried on.
+    validate = evaluate_sentences if config.data.batches == "sentences" else evaluate_together
     problem = make_problem(prepared, config, method, choice.device, budget)
     target = parse_target(config.train.until, "train.until")
     minimum = 1 if method.cohort == "pooled" else config.participation.minimum
@@ -251,7 +253,7 @@ def _rounds(
                 record["seconds"] = time.monotonic() - began
                 last = after.round == config.train.rounds
                 if last or after.round % config.train.eval_every == 0:
-                    score = evaluate_together(prepared.spec, after.params, valid, choice.device)
+                    score = validate(prepared.spec, after.params, valid, choice.device)
                     record["valid"] = score.summary()
                     if best is None or score.mean_nats < best.nats or not math.isfinite(best.nats):
                         best = Best(after.round, score.mean_nats, after.params)

@@ -15,7 +15,7 @@ from keyfed.model import language_model as lm
 from keyfed.model.language_model import ModelSpec, Params
 from keyfed.run import evaluate as evaluate_module
 from keyfed.run import reading
-from keyfed.run.evaluate import evaluate, evaluate_sentences, score_of, total
+from keyfed.run.evaluate import evaluate, evaluate_sentences, limit_streams, score_of, total
 from keyfed.run.reading import Piece, Side, cut
 from keyfed.text.vocab import BOS, EOS
 
@@ -304,3 +304,20 @@ def test_all_streams_together_are_the_sum_of_each():
     every, together = total(evaluate(spec, params, streams)), evaluate_module.evaluate_together(spec, params, streams)
     assert together.nats == pytest.approx(every.nats, rel=1e-9)
     assert replace(together, nats=0.0) == replace(every, nats=0.0)
+
+
+@pytest.mark.parametrize("most", [1, 100, 500, 5_000, 49_999])
+def test_few_tokens_of_many_clients_are_pieces_of_some_not_crumbs_of_all(most):
+    streams = {f"client {n}": np.arange(40 + n % 21) for n in range(1000)}
+    kept = limit_streams(streams, most)
+    tokens = sum(map(len, kept.values()))
+    assert abs(tokens - most) <= max(64, 0.05 * most)
+    assert all(len(s) == len(streams[name]) for name, s in kept.items())  # all are shorter than 64
+    places = np.array([int(name.split()[1]) for name in kept])
+    assert (np.diff(places) <= 2 * 1000 / len(kept)).all()  # from all over
+
+
+def test_a_few_long_streams_are_all_read_in_part():
+    streams = {"long": np.arange(30_000), "short": np.arange(10_000)}
+    assert {name: len(s) for name, s in limit_streams(streams, 4_000).items()} == {"long": 3_000, "short": 1_000}
+    assert limit_streams(streams, None).keys() == limit_streams(streams, 10**6).keys() == streams.keys()
