@@ -23,10 +23,12 @@ if TYPE_CHECKING:
         evaluate,
         load_model,
         personalise,
+        pretrain,
         report,
         suggest,
         train,
         tune,
+        vocab,
     )
     from keyfed.errors import KeyfedError
     from keyfed.federated.methods import METHODS
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 _HOME = {
     "configure": "keyfed.api",
     "train": "keyfed.api",
+    "pretrain": "keyfed.api",
+    "vocab": "keyfed.api",
     "compare": "keyfed.api",
     "load_model": "keyfed.api",
     "suggest": "keyfed.api",
@@ -67,10 +71,12 @@ __all__ = [
     "load_corpus",
     "load_model",
     "personalise",
+    "pretrain",
     "report",
     "suggest",
     "train",
     "tune",
+    "vocab",
 ]
 
 

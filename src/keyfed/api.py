@@ -9,6 +9,7 @@ from typing import Any
 
 from keyfed.config import PARTS, SECTIONS, Config, Value, check, set_value
 from keyfed.engine.trial import MakeModule
+from keyfed.errors import ConfigError
 from keyfed.federated.methods import METHODS, method_options
 from keyfed.federated.options import Optimiser
 from keyfed.federated.types import Method
@@ -17,6 +18,7 @@ from keyfed.run import results
 from keyfed.run import suggest as suggestions
 from keyfed.run import train as training
 from keyfed.run import tune as tuning
+from keyfed.run import vocabulary as vocabularies
 from keyfed.run.folder import Trained
 from keyfed.run.folder import load_model as _load_model
 from keyfed.run.personalise import Personal
@@ -44,6 +46,8 @@ def configure(
       (5, 1000, 1.0)
       >>> configure("fedavg", server_lr=0.1, server_name="adam", upload_quantise="int8").server.options
       {'lr': 0.1}
+      >>> configure("fedadam", model="nwp-small", vectors_file="/v/glove.txt", train_frozen_rounds=5).vectors.file
+      '/v/glove.txt'
     """
     options = method_options(method)
     config = Config(method=method)
@@ -76,9 +80,51 @@ def train(
     return training.train(config, Path(out), resume=resume, listener=listener, module=module, method=method)
 
 
+def pretrain(
+    config: Config,
+    out: PathLike,
+    *,
+    resume: bool = False,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Train centrally on public text, as a start for federated training; see `keyfed pretrain`.
+
+    Args:
+      config: `configure("central", …)`. The run then is the start of another: `configure(…, train_init=out)`.
+    """
+    if config.method != "central":
+        raise ConfigError(
+            f'pretraining is central, and the configuration has the method "{config.method}"; use configure("central", '
+            "…), or train(), whose runs are starts as well"
+        )
+    return training.train(config, Path(out), resume=resume, listener=listener)
+
+
+def vocab(
+    config: Config,
+    out: PathLike,
+    *,
+    least_uses: int = 1,
+    most_words: int | None = 4_000,
+    allow_single: bool = False,
+) -> dict[str, Any]:
+    """Let the clients of a corpus elect a vocabulary, write it to `out` and return a report; see `keyfed vocab`.
+
+    Args:
+      config: its corpus, model (words or characters), `data_vocab` entries and `data_min_clients`; a run takes the file
+        by `configure(…, data_vocab_file=out)`.
+      least_uses: uses from which on a client reports a word.
+      most_words: words a client reports at most, its most frequent ones.
+      allow_single: take `data_min_clients=1`: a single person's words reach everybody.
+    """
+    return vocabularies.elect_vocabulary(
+        config, Path(out), least_uses=least_uses, most_words=most_words, allow_single=allow_single
+    )
+
+
 def _options_of(method: str) -> Iterable[str]:
     """The options of a compared method; an unknown one has none, and is refused where the comparison is planned."""
-    name = method.partition(":")[0]
+    name = method.partition(":")[0].partition("+")[0].strip()
     return method_options(name) if name in METHODS else ()
 
 
@@ -98,9 +144,10 @@ def compare(
 ) -> dict[str, Any]:
     """Train several methods on the same text and say how they stand; see `keyfed compare`.
 
-    A method is a name or a name with settings of its own, `fedatt:temperature=0.1`. `seeds` is how many (1, 2, …) or
-    which. Other settings are written as in `configure`; an option is for every method that has it. Runs that are
-    finished in `out` are not trained again; a run that failed has its reason in the row's "failed".
+    A method is a name or a name with settings of its own, `fedatt:temperature=0.1`, or with a start, `fedadam+vectors`,
+    `fedadam+init` (`vectors_file` and `train_init` say which). `seeds` is how many (1, 2, …) or which. Other settings
+    are written as in `configure`; an option is for every method that has it. Runs that are finished in `out` are not
+    trained again; a run that failed has its reason in the row's "failed". What a start saves is in "fine_tuning".
     """
     named: list[tuple[str, Value]] = [("data.name", data), ("model.name", model), ("train.rounds", rounds)]
     options = {option for text in methods for option in _options_of(text)}

@@ -31,10 +31,13 @@ from keyfed.run.compare_rows import (
     mean_baselines,
     row_of,
 )
+from keyfed.run.compare_starts import fine_tuning
 from keyfed.run.events import EventWriter
 from keyfed.run.folder import file_name, read_metrics, refuse_changes, strict
+from keyfed.run.frozen import refuse_frozen
 from keyfed.run.planning import plan
 from keyfed.run.prepare import Prepared, prepare
+from keyfed.run.preview import refuse_start
 from keyfed.run.train import Listener, Silent, train
 
 
@@ -81,7 +84,8 @@ def compare(
     recorded and does not keep the others from training.
 
     Args:
-      methods: names, or names with settings of their own: `fedatt:temperature=0.1,step=1.0`.
+      methods: names, or names with settings of their own (`fedatt:temperature=0.1,step=1.0`) or with a start
+        (`fedadam+init+vectors`; `train.init` and `vectors.file` among the settings say which).
       settings: (key, value) for all methods, see `resolve`.
       seeds: one run of each method a seed; None for train.seed alone.
       budget: "rounds" gives all methods the same rounds, "tokens" as many as the first method's tokens pay for.
@@ -102,8 +106,8 @@ def compare(
     wanted = None if target is None else parse_target(target)
     planned = resolve(methods, settings, seeds=seeds, full=full)
     folder = out or default_out(planned.entries[0].config)
-    if planned.quick:
-        listen.say(planned.quick_line())
+    for line in planned.lines():
+        listen.say(line)
     cells: list[Cell] = []
     baselines: list[dict[str, Any]] = []
     entries, first = planned.entries, None
@@ -150,7 +154,9 @@ def _refuse_beforehand(entries: Sequence[Entry], seeds: Sequence[int], out: Path
     fingerprint = prepared.corpus.fingerprint()
     for entry in entries:
         try:
-            plan(entry.config, prepared)
+            method, _ = plan(entry.config, prepared)
+            refuse_frozen(entry.config, prepared.spec, method)
+            refuse_start(entry.config, prepared, seeds)
         except KeyfedError as e:
             raise type(e)(f"{entry.label}: {e}") from None
         for seed in seeds:
@@ -230,6 +236,7 @@ def summarise(
         "baselines": mean_baselines(baselines),
         "rows": rows,
         "best": best_of(rows),
+        "fine_tuning": fine_tuning(cells),
         "failed": sum(len(row["failed"]) for row in rows),
         "out": str(out),
     }

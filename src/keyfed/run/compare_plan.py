@@ -16,6 +16,7 @@ from keyfed.errors import ConfigError, nearest
 from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.types import Method
 from keyfed.model.presets import preset
+from keyfed.run.compare_variants import Variant, read_variant, refuse_idle_starts, with_starts
 from keyfed.run.folder import file_name
 from keyfed.run.planning import members_of
 from keyfed.run.prepare import Prepared, round_tokens, usual_members
@@ -59,17 +60,21 @@ def quick_values(model: str) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One of the compared methods.
+    """One of the compared methods, or a variant of one.
 
     Attributes:
-      label: the argument as it was given.
+      label: the argument as it was given, its starts in their order.
       folder: name of its folder, a function of the label alone: another comparison finds the runs again.
       config: its configuration but for the seed.
+      starts: what it starts from, of `STARTS`; nothing for weights drawn at random.
+      plain: label of the same from a random start; its own where that is what it is.
     """
 
     label: str
     folder: str
     config: Config
+    starts: tuple[str, ...]
+    plain: str
 
     @property
     def method(self) -> Method:
@@ -89,6 +94,19 @@ class Plan:
         """What is reduced, in one line; empty where nothing is."""
         reduced = ", ".join(f"{key}={value}" for key, value in self.quick.items())
         return f"quick: {reduced}; --full compares on the whole text" if reduced else ""
+
+    def frozen_line(self) -> str:
+        """Which of the methods `train.frozen_rounds` is for; empty where it is for all, or none."""
+        frozen = {entry.label: entry.config.train.frozen_rounds for entry in self.entries}
+        rounds = max(frozen.values())
+        others = [label for label, its in frozen.items() if its < rounds]
+        if not others:
+            return ""
+        return f"frozen: train.frozen_rounds={rounds} is for what has a start, not for {', '.join(others)}"
+
+    def lines(self) -> list[str]:
+        """What is said before anything is trained."""
+        return [line for line in (self.quick_line(), self.frozen_line()) if line]
 
 
 def split_setting(text: str, where: str = "--set") -> Setting:
@@ -122,25 +140,23 @@ def file_settings(path: Path) -> list[Setting]:
     ]
 
 
-def read_entry(text: str) -> tuple[str, list[Setting]]:
-    """Split a METHOD argument into the method's name and its own settings.
+def own_settings(variant: Variant) -> list[Setting]:
+    """Return the settings that a METHOD argument has to itself.
 
     Example:
-      >>> read_entry("fedatt:temperature=0.1,step=1.0")
-      ('fedatt', [('method.temperature', '0.1'), ('method.step', '1.0')])
-      >>> read_entry("fedprox:server.name=adam,server.lr=0.01")
-      ('fedprox', [('server.name', 'adam'), ('server.lr', '0.01')])
+      >>> own_settings(read_variant("fedatt:temperature=0.1,step=1.0"))
+      [('method.temperature', '0.1'), ('method.step', '1.0')]
+      >>> own_settings(read_variant("fedprox:server.name=adam,server.lr=0.01"))
+      [('server.name', 'adam'), ('server.lr', '0.01')]
     """
-    name, colon, rest = text.partition(":")
-    method_options(name)  # an unknown method is said first, with the nearest
     own = []
-    for part in rest.split(",") if colon else ():
-        key, value = split_setting(part, f'"{text}"')
+    for part in variant.settings.split(",") if variant.settings is not None else ():
+        key, value = split_setting(part, f'"{variant.label}"')
         section, _, option = key.rpartition(".")
         if section not in ("", "method", *OWN_SECTIONS):
-            raise ConfigError(f'"{text}" sets {key}, which all methods share; give it as --set {key}={value}')
+            raise ConfigError(f'"{variant.label}" sets {key}, which all methods share; give it as --set {key}={value}')
         own.append((f"{section or 'method'}.{option}", value))
-    return name, own
+    return own
 
 
 def folder_of(label: str) -> str:
@@ -201,16 +217,17 @@ def resolve(
 ) -> Plan:
     """Make every method's configuration and check it; nothing is read or trained.
 
-    A `section.key` is for all methods, an option for every method that has it, `NAME:option` for the method of that
-    name; what a METHOD argument sets itself comes last.
+    A `section.key` is for all methods (but for what makes a start, which is for the variants that have it), an option
+    for every method that has it, `NAME:option` for the method of that name; what a METHOD argument sets itself comes
+    last.
 
     Raises:
       ConfigError: a method, key or value that does not exist or makes no sense, or a label given twice.
     """
-    labels = [text.strip() for text in methods]
-    if not labels:
+    if not methods:
         raise ConfigError("no method to compare; name some, e.g. keyfed compare fedavg fedatt (`keyfed methods`)")
-    wanted = [read_entry(label) for label in labels]
+    variants = [read_variant(text.strip()) for text in methods]
+    labels, owns = [variant.label for variant in variants], [own_settings(variant) for variant in variants]
     for at, label in enumerate(labels):
         if label in labels[:at] or folder_of(label) in map(folder_of, labels[:at]):
             raise ConfigError(
@@ -237,15 +254,17 @@ def resolve(
     quick = {} if full else {k: v for k, v in quick_values(base.model.name).items() if k not in given}
     for key, reduced in quick.items():
         base = set_value(base, key, reduced)
-    _refuse_options_of_nobody(options, [name for name, _ in wanted])
-    entries = []
-    for label, (name, own) in zip(labels, wanted, strict=True):
-        config = replace(base, method=name)
+    _refuse_options_of_nobody(options, [variant.method for variant in variants])
+    refuse_idle_starts(base, variants)
+    entries, alone = [], not any(variant.starts for variant in variants)
+    for variant, own in zip(variants, owns, strict=True):
+        label, name = variant.label, variant.method
+        config = replace(with_starts(base, variant.starts, alone=alone), method=name)
         try:
-            alone = [(k.removeprefix(f"{name}:"), v) for k, v in settings if k.startswith(f"{name}:")]
-            for key, value in alone + [(k, v) for k, v in options if k in method_options(name)] + own:
+            its = [(k.removeprefix(f"{name}:"), v) for k, v in settings if k.startswith(f"{name}:")]
+            for key, value in its + [(k, v) for k, v in options if k in method_options(name)] + own:
                 config = set_value(config, key, value)
-            entries.append(Entry(label, folder_of(label), check(config)))
+            entries.append(Entry(label, folder_of(label), check(config), variant.starts, variant.plain))
         except ConfigError as e:
             raise ConfigError(f"{label}: {e}") from None
     return Plan(tuple(entries), check_seeds(seeds if seeds is not None else (base.train.seed,)), quick)

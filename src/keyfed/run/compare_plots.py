@@ -90,7 +90,7 @@ def draw_comparison(summary: Record, cells: Sequence[Cell]) -> list[Plot]:
     accuracy = _curves(by_method, by_method, ROUNDS, "top1")
     if accuracy:
         alt = f"Top-1 accuracy by round, at the end: {_ends(accuracy, lambda value: f'{value:.1%}')}"
-        plots.append(_plot("accuracy-rounds", alt, accuracy, _accuracy(accuracy)))
+        plots.append(_plot("accuracy-rounds", alt, accuracy, _accuracy(accuracy, summary)))
     return plots + [plot for runs in by_method.values() if (plot := _attention(runs[0])) is not None]
 
 
@@ -197,10 +197,16 @@ def _amount_axis(axes: Any, axis: Axis) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 10 or x == 0 else f"{x:g}"))
 
 
-def _accuracy(curves: Sequence[Curve]) -> Draw:
+def _accuracy(curves: Sequence[Curve], summary: Record) -> Draw:
+    """Learning curves; where there are variants, with the accuracy of the random start that they are to reach."""
+    bests = {one["plain"]: finite(one["mean"]["best_top1"]) for one in summary.get("fine_tuning") or ()}
+
     def draw(axes: Any, theme: Theme) -> None:
         axes.set_title("Top-1 accuracy by round (validation)")
         _draw_curves(axes, theme, curves)
+        for (label, best), dashes in zip(bests.items(), ((1, 2), (5, 3), (2, 1)), strict=False):
+            if best is not None:
+                axes.axhline(best, color=theme.soft, dashes=dashes, linewidth=1.3, label=f"best of {_drawn(label)}")
         percent_axis(axes, max(max(curve.high) for curve in curves) or 1.0)
         rounds_axis(axes, [x for curve in curves for x in curve.x])
 

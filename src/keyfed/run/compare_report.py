@@ -11,6 +11,8 @@ from keyfed.files import write_atomically
 from keyfed.run.compare_plan import OWN_SECTIONS, QUICK, Entry
 from keyfed.run.compare_plots import draw_comparison
 from keyfed.run.compare_rows import Cell, Record, contenders
+from keyfed.run.compare_starts import SAVINGS, savings_lines, savings_table, start_notes
+from keyfed.run.compare_variants import START_KEYS, value_of
 from keyfed.run.console import human_bytes
 from keyfed.run.drawing import Plot
 from keyfed.run.markup import (
@@ -60,6 +62,7 @@ def document(summary: Record, cells: Sequence[Cell], plots: Sequence[Plot] | Non
         Text(str(summary["verdict"]), "verdict"),
         Table(comparison_table(summary)),
         *(Text(line, "note") for line in notes(summary)),
+        *_saved(summary),
         Heading("Curves"),
         *(Picture(f"plots/{p.name}.png", p.alt, p.light, p.dark) for p in plots or ()),
     ]
@@ -75,7 +78,20 @@ def document(summary: Record, cells: Sequence[Cell], plots: Sequence[Plot] | Non
         Links([(f"{c.entry.label}, seed {c.seed}", f"{c.entry.folder}/seed-{c.seed}/") for c in cells]),
         Heading("Definitions"),
     ]
-    return [*blocks, *(Text(line, "note") for line in (*COMPARED, *DEFINITIONS))]
+    lines = (*COMPARED, *(SAVINGS if summary.get("fine_tuning") else ()), *DEFINITIONS)
+    return [*blocks, *(Text(line, "note") for line in lines)]
+
+
+def _saved(summary: Record) -> list[Block]:
+    """What each start saves; nothing where no variant was compared with its random start."""
+    found = summary.get("fine_tuning") or ()
+    if not found:
+        return []
+    return [
+        Heading("What a start saves"),
+        *(Text(line) for line in savings_lines(found)),
+        Table(savings_table(found)),
+    ]
 
 
 COMPARED = (
@@ -131,6 +147,7 @@ def notes(summary: Record) -> Iterable[str]:
         yield "Budget: every method trains as many rounds as fit the tokens of the first one's."
     else:
         yield "Budget: the same number of rounds for all; the tokens a method reads in them are in the table."
+    yield from start_notes(summary["rows"])
     if summary["quick"]:
         reasons = {q.key: q.why for q in QUICK}
         reduced = "; ".join(f"{key} = {value:,} ({reasons[key]})" for key, value in summary["quick"].items())
@@ -245,6 +262,7 @@ def _same(summary: Record, entries: Sequence[Entry]) -> list[tuple[str, str]]:
     """Facts that hold for every row."""
     known: Record = next((row for row in summary["rows"] if row.get("clients")), {})
     config = entries[0].config
+    started = ", but for what a start brings" if any(entry.starts for entry in entries) else ""
     return [
         ("corpus", str(summary["data"])),
         ("partition", config.data.partition or "the corpus's own"),
@@ -252,7 +270,7 @@ def _same(summary: Record, entries: Sequence[Entry]) -> list[tuple[str, str]]:
         ("cohort", f"{_cohort(config)}, drawn by seed and round: the same for all that draw one"),
         ("vocabulary", show_count(known.get("vocabulary"))),
         ("model", f"{summary['model']}, {show_count(known.get('parameters'))} parameters"),
-        ("initial weights", "drawn by the seed: the same for all methods of a seed"),
+        ("initial weights", "drawn by the seed: the same for all methods of a seed" + started),
         ("tokens of a client in a round", "all" if config.data.max_tokens is None else f"{config.data.max_tokens:,}"),
         ("test tokens", show_count((known.get("test") or {}).get("tokens"))),
         ("validation tokens", "all" if config.train.valid_tokens is None else f"{config.train.valid_tokens:,}"),
@@ -268,10 +286,10 @@ def _cohort(config: Config) -> str:
 
 
 def _own_settings(entry: Entry) -> dict[str, Any]:
-    """A method's options by name, those of its parts and uploads with their section."""
+    """A method's options by name, those of its parts, uploads and start with their section."""
     document = to_document(entry.config)
     parts = {f"{s}.{key}": value for s in OWN_SECTIONS for key, value in document.get(s, {}).items()}
-    return {**document["method"], **parts}
+    return {**document["method"], **parts, **{key: value_of(entry.config, key) for key in START_KEYS}}
 
 
 def _differing(entries: Sequence[Entry]) -> list[list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What a run spent until its validation perplexity met a target, or in all where it never did.
+    """What a run spent until its validation met a target, or in all where it never did.
 
     Attributes:
       round: the first round that met it; None: not reached.
@@ -53,14 +53,23 @@ def reach(records: Iterable[Record], target: float) -> Reached:
       >>> reach(rounds, 1)
       Reached(round=None, bytes=45, modelled_seconds=None)
     """
+
+    def met(valid: Record) -> bool:
+        measured = finite(valid.get("perplexity"))
+        return measured is not None and measured <= target
+
+    return spent_until(records, met)
+
+
+def spent_until(records: Iterable[Record], met: Callable[[Record], bool]) -> Reached:
+    """Add a run's costs up to the first round whose validation scores are as wanted."""
     moved, seconds = 0, None
     for record in records:
         traffic = record.get("traffic") or {}
         moved += sum(traffic.values())
         if "modelled_seconds" in record:
             seconds = (seconds or 0.0) + record["modelled_seconds"]
-        measured = finite((record.get("valid") or {}).get("perplexity"))
-        if measured is not None and measured <= target:
+        if met(record.get("valid") or {}):
             return Reached(int(record["round"]), moved, seconds)
     return Reached(None, moved, seconds)
 
@@ -149,6 +158,9 @@ def row_of(entry: Entry, cells: Sequence[Cell], target: float | None) -> Row:
         **(first or {"method": entry.config.method}),
         "label": entry.label,
         "folder": entry.folder,
+        "starts": list(entry.starts),
+        "plain": entry.plain,
+        "frozen_rounds": entry.config.train.frozen_rounds,
         "rounds": entry.config.train.rounds,
         "failed": {str(seed["seed"]): seed["error"] for seed in seeds if seed["error"] is not None},
         "test_mean": mean_scores([seed["test"] for seed in done]),

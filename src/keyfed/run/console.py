@@ -1,17 +1,15 @@
 """What a person sees in the terminal: a progress bar with time left, one line a round, tables. All on stderr or stdout
-as told."""
+as told. rich is imported by what draws, not here: a library call needs none of it."""
 
 from __future__ import annotations
 
 import io
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rich.box import HEAVY_HEAD, SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 T = TypeVar("T")
 
@@ -38,6 +36,10 @@ def print_table(
     Args:
       narrow: for many columns: no lines between them, headers broken at blanks, numbers never.
     """
+    from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
     box, padding = (SIMPLE_HEAD, (0, 1, 0, 0)) if narrow else (HEAVY_HEAD, (0, 1))
     table = Table(title=title, title_justify="left", header_style="bold", box=box, padding=padding)
     for name, *cells in zip(*rows, strict=True):
@@ -59,6 +61,16 @@ def render_table(rows: Sequence[Sequence[str]], *, narrow: bool = False) -> str:
 
 def follow(items: Sequence[T], what: str) -> Iterable[T]:
     """Yield the items under a bar with the time left, on stderr; no bar where that is not a terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
@@ -72,6 +84,8 @@ class Narrator:
     """Follows a run on stderr: explanations, a bar with the time left, one line a round."""
 
     def __init__(self) -> None:
+        from rich.console import Console
+
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._bar: Progress | None = None
         self._task: Any = None
@@ -82,6 +96,15 @@ class Narrator:
 
     def start(self, what: str, rounds: int, done: int) -> None:
         """Begin a bar over the rounds."""
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
         self.stop()
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),

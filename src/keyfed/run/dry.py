@@ -12,8 +12,10 @@ from keyfed.engine.turn import keeps_state
 from keyfed.federated.mediate import kept
 from keyfed.federated.types import Method, Params
 from keyfed.run.console import human_bytes
+from keyfed.run.frozen import frozen_line, refuse_frozen
 from keyfed.run.planning import cautions, members_of, participations, plan, plan_of_round
 from keyfed.run.prepare import client_tokens, prepare, round_tokens
+from keyfed.run.preview import preview_start
 from keyfed.run.traffic import model_bytes, sizes_of
 
 TORCH_ITSELF = 300_000_000  # resident memory of an idle training process
@@ -32,6 +34,9 @@ def describe_plan(config: Config) -> dict[str, Any]:
     """Return sizes, traffic and expected memory of a run, and the same as text."""
     prepared = prepare(config)
     method, choice = plan(config, prepared)
+    refuse_frozen(config, prepared.spec, method)
+    start, started = preview_start(config, prepared)
+    frozen = frozen_line(config, prepared.spec)
     members = members_of(method, prepared, config)
     params = init_params(prepared.spec, config.train.seed)
     sizes = sizes_of(method, params)
@@ -50,6 +55,7 @@ def describe_plan(config: Config) -> dict[str, Any]:
         modelled, called = first.seconds, len(first.fates)
     description: dict[str, Any] = {
         "config": to_document(config),
+        "start": start,
         "parameters": parameter_count(prepared.spec),
         "clients": len(prepared.store),
         "cohort": members,
@@ -69,6 +75,8 @@ def describe_plan(config: Config) -> dict[str, Any]:
     lines = [
         dump_toml(to_document(config)),
         *prepared.describe(),
+        *started,
+        *([frozen] if frozen else []),
         f"model {prepared.spec.name}: {description['parameters']:,} parameters, "
         f"{human_bytes(sizes.down)} down and {human_bytes(sizes.up)} up a client",
         f"a round: {called} clients called, about {description['tokens_per_round']:,} tokens, "

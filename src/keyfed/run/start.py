@@ -84,7 +84,7 @@ def initial_params(config: Config, prepared: Prepared, start: Start) -> Params:
     if start.source is None:
         params = init_params(prepared.spec, config.train.seed)
     else:
-        trained, spec, t = start.source.trained, _same_shape(start.source, prepared), config.train
+        trained, spec, t = start.source.trained, same_shape(start.source, prepared), config.train
         params = carry(trained.params, trained.vocab, spec, prepared.vocab, t.seed, t.unmatched).params
     if start.vectors is None:
         return params
@@ -92,7 +92,8 @@ def initial_params(config: Config, prepared: Prepared, start: Start) -> Params:
     return with_vectors(params, prepared.spec, start.vectors.matrix, start.vectors.matched)
 
 
-def _same_shape(source: Source, prepared: Prepared) -> ModelSpec:
+def same_shape(source: Source, prepared: Prepared) -> ModelSpec:
+    """Return the model to carry weights into; refuse one of another shape than the source's."""
     if isinstance(prepared.spec, ModuleNetwork):
         raise ConfigError(
             f"train.init carries weights by word into the layers of a preset, and nobody knows which layers of your "
@@ -103,7 +104,7 @@ def _same_shape(source: Source, prepared: Prepared) -> ModelSpec:
     return prepared.spec
 
 
-def _refuse_overlap(before: Trained, config: Config) -> None:
+def refuse_overlap(before: Trained, config: Config) -> None:
     """Parts of the same corpus are disjoint for one seed; under another the clients are others."""
     old, new = before.config, config
     parts = old.data.clients_part and new.data.clients_part
@@ -127,8 +128,8 @@ def make_ready(
 
 
 def _describe_source(config: Config, prepared: Prepared, source: Source, counts: NDArray[np.int64]) -> dict[str, Any]:
-    _same_shape(source, prepared)
-    _refuse_overlap(source.trained, config)
+    same_shape(source, prepared)
+    refuse_overlap(source.trained, config)
     rows = match_words(source.trained.vocab, prepared.vocab)
     matched = report_match(rows, counts)
     return {

@@ -54,7 +54,7 @@ def find_vectors(
     asked = config.vectors
     if asked.file is None:
         return None
-    width = _width(asked, prepared)
+    width = width_for(asked, prepared)
     path = Path(asked.file)
     found = load_vectors(
         path, prepared.vocab.words, dim=width, pieces=asked.pieces, progress=_progress(path, say)
@@ -75,7 +75,12 @@ def find_vectors(
     return Given(matrix, found.matched, _fingerprint(path), about)
 
 
-def _width(asked: VectorsConfig, prepared: Prepared) -> int:
+def width_for(asked: VectorsConfig, prepared: Prepared) -> int:
+    """Return how many numbers a word has in the end: as many as the embedding is wide.
+
+    Raises:
+      ConfigError: the model has no embedding of words, or one of another width than was asked for.
+    """
     if isinstance(prepared.spec, ModuleNetwork):
         raise ConfigError(
             f"vectors.file fills the embedding of a preset, and nobody knows which layer of your module "
