@@ -225,4 +225,7 @@ def _sweep_sentences(stream: Ids, batching: Batching, budget: int, turn: int) ->
         first, last = np.searchsorted(ends, [start, min(start + left, int(ends[-1]))], side="right")
         chosen += [lines[i] for i in order[first : max(last, first + 1)]]
         left, start = left - (int(ends[-1]) - start), 0
-    return sentence_steps(np.concatenate(chosen), batching.rows, batching.window, turn, turn)
+    steps = sentence_steps(np.concatenate(chosen), batching.rows, batching.window, turn, turn)
+    # Nobody walks in lockstep here, so lengths need no common order: a turn that ended with its short lines would leave
+    # a model that expects every line to end.
+    return [steps[j] for j in np.random.default_rng(turn).permutation(len(steps))]
