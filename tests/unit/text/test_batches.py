@@ -183,8 +183,8 @@ def test_clients_with_nearly_as_many_batches_are_at_nearly_the_same_quantile(bat
     apart = [abs((a + 0.5) / batches - (b + 0.5) / (batches + more)) for a, b in zip(mine, other, strict=False)]
     if more == 0:
         assert apart == [0] * batches
-    # Where a bin ends sooner for one of them they differ by bins. A bin's size differs by one at most, so after b of the
-    # eight bins they are min(b, 8 - b) + more steps apart at most: 1 + 2 + 3 + 4 + 3 + 2 + 1 + 7 · more at all changes.
+    # Where a bin ends sooner for one of them they differ by bins. A bin's size differs by one at most, so after b of
+    # the eight bins they are min(b, 8 - b) + more steps apart at most: 1 + 2 + 3 + 4 + 3 + 2 + 1 + 7 · more at all changes.
     assert sum(gap > 1 / 8 for gap in apart) <= 16 + 7 * more
 
 
