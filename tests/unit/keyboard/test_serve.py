@@ -168,7 +168,13 @@ def test_an_absolute_address_is_no_way_out(ask):
         assert raw.recv(100).startswith(b"HTTP/1.1 400")
 
 
-def test_what_is_asked_for_is_not_logged(ask, capfd):
+def test_an_old_client_that_names_no_host_is_refused(ask):
+    with socket.create_connection(("127.0.0.1", ask.port), timeout=20) as raw:
+        raw.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert raw.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_what_is_asked_for_is_not_logged(capfd, ask):  # in this order: the server writes where capfd looks
     ask("/?typed=dear-diary")
     ask("/dear-diary", "POST", body=b"dear-diary")
     ask("/dear-diary", host=["dear-diary"])
