@@ -98,6 +98,18 @@ def test_a_failure_leaves_what_was_there(web, tmp_path, monkeypatch):
     assert not [p for p in web.iterdir() if p.name.startswith(".")]
 
 
+def test_what_make_assets_says(web, tmp_path, monkeypatch, capsys):
+    assert assets.main(web) == 0
+    assert capsys.readouterr().out.endswith("onnxruntime-web 9.9.9, at hand and verified\n")
+    shutil.rmtree(web / "vendor")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert assets.main(web) == 2
+    assert capsys.readouterr().err.startswith("error: npm is not installed")
+    fake_npm(tmp_path / "bin", monkeypatch)
+    assert assets.main(web) == 0
+    assert capsys.readouterr().out.endswith("fetched\n")
+
+
 @pytest.fixture
 def project(tmp_path) -> Path:
     """What a build reads, with a package of next to nothing."""
