@@ -184,7 +184,7 @@ def test_clients_with_nearly_as_many_batches_are_at_nearly_the_same_quantile(bat
     if more == 0:
         assert apart == [0] * batches
     # Where a bin ends sooner for one of them they differ by bins. A bin's size differs by one at most, so after b of
-    # the eight bins they are min(b, 8 - b) + more steps apart at most: 1 + 2 + 3 + 4 + 3 + 2 + 1 + 7 · more at all changes.
+    # the eight bins they are min(b, 8 - b) + more steps apart at most: 1 + 2 + 3 + 4 + 3 + 2 + 1 + 7 · more in all.
     assert sum(gap > 1 / 8 for gap in apart) <= 16 + 7 * more
 
 
