@@ -78,6 +78,17 @@ def test_the_engine_does_not_know_runs(path):
         assert not module.startswith(outer), f"{path} imports {module}"
 
 
+@pytest.mark.parametrize("path", within("keyboard"), ids=name)
+def test_the_decoder_knows_text_n_grams_and_runs_but_no_federation(path):
+    served = ("export.py", "export_graph.py", "serve.py")  # what makes and serves the page may know more of a run
+    outer = ("keyfed.text.", "keyfed.model.ngram.", "keyfed.engine.network.", "keyfed.run.folder.")
+    for module in imports_of(path):
+        assert not module.startswith("keyfed.federated"), f"{path} imports {module}"
+        if path.name not in served and module.startswith("keyfed."):
+            known = module.startswith((*outer, "keyfed.keyboard.", "keyfed.errors."))
+            assert known, f"{path} imports {module}"
+
+
 @pytest.mark.parametrize("path", within("federated"), ids=name)
 def test_methods_touch_nothing_outside_their_arguments(path):
     imported = list(imports_of(path))

@@ -27,6 +27,11 @@ def is_wordlike(word: str) -> bool:
     return any(map(is_letter, word))
 
 
+def has_control(word: str) -> bool:
+    """Whether a word holds a control, direction or surrogate character; the joiners of many scripts are none."""
+    return any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in JOINERS for c in word)
+
+
 def belongs(c: str) -> bool:
     """Whether a character is a letter, a number or a mark that belongs to one (as `words_of` has it)."""
     return is_letter(c) or c in JOINERS or ("\u0300" <= c < "\ufb50" and unicodedata.category(c) in ("Mn", "Mc"))

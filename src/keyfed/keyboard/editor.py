@@ -30,7 +30,7 @@ class Editor:
 
     def strip(self) -> Strip:
         """Return the suggestions for where the cursor is."""
-        return self.keyboard.strip(self.text)
+        return self.keyboard.suggest(self.text)
 
     def type(self, c: str) -> None:
         """Type one character."""

@@ -164,7 +164,7 @@ def run_terminal(line: Line, fd: int, write: Write) -> None:
 
     before = termios.tcgetattr(fd)
     try:
-        tty.setraw(fd)
+        tty.setraw(fd, termios.TCSADRAIN)  # what was typed ahead is kept
         converse(line, iter(lambda: os.read(fd, 1 << 16), b""), write, columns)
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
