@@ -22,6 +22,11 @@ def is_letter(c: str) -> bool:
     return c.isalnum()
 
 
+def has_number(word: str) -> bool:
+    """Whether a word holds a digit or another number sign (Unicode N; 三 is a letter)."""
+    return any(unicodedata.category(c)[0] == "N" for c in word)
+
+
 def is_wordlike(word: str) -> bool:
     """Whether a token is a word or number, not a mark or symbol."""
     return any(map(is_letter, word))

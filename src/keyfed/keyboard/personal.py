@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keyfed.errors import DataError
-from keyfed.keyboard.context import has_control, is_wordlike
+from keyfed.keyboard.context import has_control, has_number, is_wordlike
 from keyfed.keyboard.layout import fold
 from keyfed.keyboard.tables import Constants, constants
 
@@ -60,6 +60,17 @@ class Personal:
             after[key] = after.get(key, 0) + 1
         self.version += 1
 
+    def unlearn(self, word: str, previous: str = "") -> None:
+        """Take back one `learn` of a correction that was undone."""
+        if self.incognito or not self.learning or not self.learnable(word):
+            return
+        key, before = fold(word), fold(previous)
+        _take_one(self.words, key)
+        _take_one(self.pairs.get(before, {}), key)
+        if not self.pairs.get(before, True):
+            del self.pairs[before]
+        self.version += 1
+
     def keep(self, word: str) -> None:
         """Learn a word at once, as one whose correction was undone; not while incognito or with learning off."""
         if self.incognito or not self.learning or not self.learnable(word):
@@ -77,7 +88,7 @@ class Personal:
         """
         if not is_wordlike(word) or not _is_one_word(word, self.constants):
             return False
-        return not any(c.isnumeric() or c in self.constants.unlearnt for c in word)
+        return not has_number(word) and not any(c in self.constants.unlearnt for c in word)
 
     def add(self, word: str) -> None:
         """Put a word into the user's dictionary; it counts as used `learn_after` times.
@@ -153,6 +164,13 @@ class Personal:
         self.dictionary = {fold(w): w for w in found["dictionary"]}
         self.blocked = {fold(w) for w in found["blocked"]}
         self.version += 1
+
+
+def _take_one(counts: dict[str, int], key: str) -> None:
+    if counts.get(key, 0) > 1:
+        counts[key] -= 1
+    else:
+        counts.pop(key, None)
 
 
 def checked(text: str, k: Constants) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyfed.keyboard.casing import all_capitals, display, is_capital, starts_sentence
-from keyfed.keyboard.context import Context, belongs
+from keyfed.keyboard.context import Context, belongs, has_number
 from keyfed.keyboard.layout import Layout, Point, fold, layout_of
 from keyfed.keyboard.lexicon import Lexicon, is_suggestible
 from keyfed.keyboard.mixture import mixed
@@ -168,7 +168,8 @@ class Predictor:
         """
         if not typed or len(typed) > self.k.max_typed or not belongs(typed[-1]) or all_capitals(typed):
             return False
-        return not any(c.isnumeric() or c in self.k.unlearnt for c in typed) and not any(map(is_capital, typed[1:]))
+        odd = has_number(typed) or any(c in self.k.unlearnt for c in typed)
+        return not odd and not any(map(is_capital, typed[1:]))
 
     def is_known(self, word: str) -> bool:
         """Whether a word is in the lexicon or the user's own."""

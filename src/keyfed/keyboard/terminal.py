@@ -158,7 +158,7 @@ def run_terminal(line: Line, fd: int, write: Write) -> None:
 
     def columns() -> int:
         try:
-            return max(20, os.get_terminal_size(fd).columns)
+            return max(20, os.get_terminal_size(fd).columns or 80)  # a terminal may not know its size
         except OSError:
             return 80
 

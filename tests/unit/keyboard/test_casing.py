@@ -11,13 +11,11 @@ from keyfed.keyboard.casing import (
     all_capitals,
     capitalised,
     display,
-    most_frequent_forms,
     pick,
     put,
     starts_sentence,
 )
 from keyfed.keyboard.tables import constants
-from keyfed.text.vocab import SPECIALS, Vocab
 
 K = constants()
 FORMS = {"london": "London", "iphone": "iPhone", "nasa": "NASA"}
@@ -63,14 +61,6 @@ def test_a_capital_changes_the_first_letter_only(word):
     shown = capitalised(word)
     assert shown[1:] == word[1:]
     assert len(shown) == len(word)
-
-
-def test_forms_are_the_most_frequent_ones_inside_sentences():
-    vocab = Vocab("word", (*SPECIALS, "we", "use", "linux", "gnu", "the"), lower=True, tokenised=False)
-    lines = ["We use Linux", "we use Linux. The GNU", "linux", "Use the GNU gnu", "the linux Linux"]
-    assert most_frequent_forms(lines, vocab) == {"gnu": "GNU", "linux": "Linux"}
-    cased = Vocab("word", vocab.words, lower=False, tokenised=False)
-    assert most_frequent_forms(lines, cased) == {}
 
 
 def test_a_picked_word_replaces_the_typed_part_and_a_blank_follows():

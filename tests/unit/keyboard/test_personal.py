@@ -126,6 +126,19 @@ def test_an_undone_correction_makes_the_word_known_at_once():
     assert personal.knows("teh")
 
 
+def test_a_use_that_was_undone_is_taken_back():
+    personal = learn(learn(Personal(), "the", 2, "so"), "cat", 1, "the")
+    personal.unlearn("The", "so")
+    personal.unlearn("cat", "the")
+    personal.unlearn("never", "used")
+    assert (personal.words, personal.pairs) == ({"the": 1}, {"so": {"the": 1}})
+
+
+def test_numbers_are_not_learnt_but_letters_that_mean_numbers_are():
+    assert learn(Personal(), "三月", 3).knows("三月")
+    assert not learn(Personal(), "Ⅳ", 3).knows("Ⅳ")
+
+
 def test_dictionary_words_count_as_used_three_times_and_keep_their_form():
     personal = Personal()
     personal.add("McCoy")

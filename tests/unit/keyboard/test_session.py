@@ -133,6 +133,7 @@ def test_an_undone_correction_is_not_made_again():
     board = keyboard()
     assert typed("the cta <cta ", board).text == "the cta cta "
     assert board.predictor.personal.knows("cta")
+    assert "cat" not in board.predictor.personal.to_json()  # what was undone is not learnt
 
 
 def test_words_are_learnt_by_separators_enter_and_picks_not_before():
