@@ -174,7 +174,7 @@ def load_model(run: PathLike, *, module: MakeModule | None = None) -> Trained:
 
 def suggest(model: Trained, text: str, k: int = 3) -> list[str]:
     """Return the k most probable next words after `text`."""
-    return suggestions.suggest(model.spec, model.params, model.vocab, text, k)
+    return suggestions.suggest(model.spec, model.params, model.vocab, text, k, lines=model.reads_lines)
 
 
 def evaluate(run: PathLike, *, module: MakeModule | None = None) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def suggest(
     trained = load_model(run)
 
     def words_after(before: str) -> list[str]:
-        return suggest_words(trained.spec, trained.params, trained.vocab, before, count)
+        return suggest_words(trained.spec, trained.params, trained.vocab, before, count, lines=trained.reads_lines)
 
     if text is not None:
         words = words_after(text)

@@ -199,6 +199,7 @@ def _manifest(
             {"name": layer, "shape": list(shape), "int8": int8 and len(shape) == 2}
             for layer, shape in shapes(spec).items()
         ],
+        "reading": "lines" if trained.reads_lines else "stream",
         "vocabulary": {key: getattr(trained.vocab, key) for key in ("kind", "lower", "tokenised")},
         "files": {file: {"bytes": len(data), "sha256": bundle.sha256(data)} for file, data in files.items()},
         "parity": asdict(found),

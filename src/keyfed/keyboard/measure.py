@@ -99,7 +99,7 @@ class Clock:
     def strip(self, keyboard: Keyboard, before: str, typed: str, taps: Sequence[Any] = ()) -> Strip:
         """Ask for the strip and note how long it took."""
         began, used = time.perf_counter(), time.process_time()
-        found = keyboard.strip(before + typed, taps)
+        found = keyboard.suggest(before + typed, taps)
         took = (time.perf_counter() - began) * 1e3, (time.process_time() - used) * 1e3
         (self.keystrokes if typed else self.words).append(took)
         return found
@@ -178,11 +178,11 @@ def _mistype(keyboard: Keyboard, before: str, word: str, counts: Counts, rng: np
     tapped = typist.tap(word, layout, rng)
     points = typist.swipe(word, layout, rng)
     if len(word) >= LEAST_LETTERS and fold(slipped) != fold(word):
-        made = keyboard.strip(before + slipped).correction
+        made = keyboard.suggest(before + slipped).correction
         counts.slips += 1
         counts.slips_mended += made is not None and fold(made) == fold(word)
         counts.slips_worse += made is not None and fold(made) != fold(word)
-    made = keyboard.strip(before + tapped.typed, tapped.taps).correction
+    made = keyboard.suggest(before + tapped.typed, tapped.taps).correction
     counts.tapped += 1
     counts.taps_right += fold(made if made is not None else tapped.typed) == fold(word)
     counts.taps_right_alone += fold(tapped.typed) == fold(word)

@@ -17,6 +17,7 @@ from keyfed.keyboard.personal import Personal
 from keyfed.keyboard.predict import Predictor, Settings, Slot, Strip
 from keyfed.model.ngram import KneserNey
 from keyfed.run.folder import Trained
+from keyfed.text.batches import line_read
 
 Floats = NDArray[np.float64]
 Source = Callable[[Sequence[int]], Floats]  # tokens read, EOS first → log-probabilities of the next, [vocabulary]
@@ -27,13 +28,14 @@ REMEMBERED = 64  # positions whose scores and states are kept
 class NetworkSource:
     """Scores of a trained network; states are kept by position, so that one more word is one step."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, *, lines: bool = False) -> None:
         self._reader = reader
+        self._lines = lines  # whether the model learnt from single lines and reads the last one only
         self._seen: OrderedDict[tuple[int, ...], tuple[Floats, NetworkState]] = OrderedDict()
         self.steps = 0  # tokens read so far, for those who measure
 
     def __call__(self, tokens: Sequence[int]) -> Floats:
-        read = tuple(tokens)
+        read = tuple(line_read(tokens) if self._lines else tokens)
         known = next((n for n in range(len(read), 0, -1) if read[:n] in self._seen), 0)
         if known < len(read):
             state = self._seen[read[:known]][1] if known else None
@@ -117,4 +119,4 @@ def keyboard_of(
     if trained.vocab.kind != "word":
         raise ConfigError(f"{trained.folder} holds a model of characters; the keyboard needs one of words")
     predictor = Predictor(trained.vocab, personal, forms=forms, layout=layout_of(layout), settings=settings)
-    return Keyboard(NetworkSource(reader_of(trained.spec, trained.params)), predictor)
+    return Keyboard(NetworkSource(reader_of(trained.spec, trained.params), lines=trained.reads_lines), predictor)

@@ -5,8 +5,8 @@ Nobody's typing was recorded: these are simple models of it, the same for every 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -62,7 +62,8 @@ def misspell(word: str, layout: Layout, rng: np.random.Generator) -> str:
 
 def tap(word: str, layout: Layout, rng: np.random.Generator, spread: float = TAP_SPREAD) -> Tapped:
     """Type a word by taps spread around the keys' centres; each types the key it is nearest to."""
-    typed, taps = [], []
+    typed: list[str] = []
+    taps: list[Point | None] = []
     letters = list(layout.keys)
     centres = np.array(list(layout.keys.values()))
     for c in word:
@@ -85,7 +86,7 @@ def swipe(word: str, layout: Layout, rng: np.random.Generator, spread: float = S
     centres = [c for c in (layout.centre(fold(c)) for c in word) if c is not None]
     corners = [np.array(c) + rng.normal(0.0, spread, 2) for n, c in enumerate(centres) if n == 0 or c != centres[n - 1]]
     path = [corners[0]] if corners else []
-    for a, b in zip(corners, corners[1:], strict=False):
+    for a, b in pairwise(corners):
         steps = max(1, round(float(np.hypot(*(b - a))) * POINTS_A_KEY))
         path += [a + (b - a) * n / steps for n in range(1, steps + 1)]
     return [(float(x), float(y)) for x, y in (p + rng.normal(0.0, SWIPE_TREMOR, 2) for p in path)]
@@ -94,5 +95,3 @@ def swipe(word: str, layout: Layout, rng: np.random.Generator, spread: float = S
 def has_path(word: str, layout: Layout) -> bool:
     """Whether a word can be swiped: two different keys at least."""
     return len({layout.centre(fold(c)) for c in word} - {None}) > 1
-
-

@@ -202,6 +202,11 @@ class Trained:
     params: Params
     vocab: Vocab
 
+    @property
+    def reads_lines(self) -> bool:
+        """Whether the model learnt from single lines, each from a zero state behind <bos>, not from a stream."""
+        return self.config.data.batches == "sentences"
+
 
 def save_model(folder: Path, params: Params, vocab: Vocab) -> None:
     """Write model.safetensors and vocab.json."""

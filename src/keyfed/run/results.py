@@ -42,7 +42,9 @@ def report_run(folder: Path, module: MakeModule | None = None) -> str:
     if result is None:
         raise RunError(f"{folder} has no result yet; go on with `keyfed train --resume --out {folder}`")
     trained = load_model(folder, module)
-    examples = [(p, suggest(trained.spec, trained.params, trained.vocab, p)) for p in PROMPTS]
+    examples = [
+        (p, suggest(trained.spec, trained.params, trained.vocab, p, lines=trained.reads_lines)) for p in PROMPTS
+    ]
     written = write_report(folder, examples)
     lines = [table_text(result), ""]
     lines += [f"  {prompt} …  {' | '.join(words)}" for prompt, words in examples]
@@ -57,7 +59,7 @@ def report_run(folder: Path, module: MakeModule | None = None) -> str:
     return "\n".join(lines)
 
 
-def _with_data(folder: Path, module: MakeModule | None, *, text: bool = False) -> tuple[Trained, Prepared]:
+def with_data(folder: Path, module: MakeModule | None, *, text: bool = False) -> tuple[Trained, Prepared]:
     """Load a run's model and its corpus, and refuse if the vocabulary has changed."""
     trained = load_model(folder, module)
     config = trained.config
@@ -74,7 +76,7 @@ def _with_data(folder: Path, module: MakeModule | None, *, text: bool = False) -
 
 def evaluate_run(folder: Path, module: MakeModule | None = None, personal: Personal | None = None) -> dict[str, Any]:
     """Evaluate a run's model anew on its held-out text; with `personal`, also a copy tuned for every client."""
-    trained, prepared = _with_data(folder, module)
+    trained, prepared = with_data(folder, module)
     if personal is not None:
         personal = resolve(personal, trained, prepared)  # what cannot be done is said before the long evaluation
     tested = evaluate(trained.spec, trained.params, prepared.test)
@@ -98,13 +100,13 @@ def evaluate_run(folder: Path, module: MakeModule | None = None, personal: Perso
 
 def personalise_run(folder: Path, personal: Personal, module: MakeModule | None = None) -> dict[str, Any]:
     """Tune a copy of a run's model for every client and return how each fares before and after."""
-    trained, prepared = _with_data(folder, module)
+    trained, prepared = with_data(folder, module)
     return personalise(resolve(personal, trained, prepared), trained, prepared)
 
 
 def check_run(folder: Path, module: MakeModule | None = None) -> list[dict[str, Any]]:
     """Run the conformance suite on a run's model and vocabulary."""
-    trained, prepared = _with_data(folder, module, text=True)
+    trained, prepared = with_data(folder, module, text=True)
     held_out_text = [*prepared.test.values(), *prepared.unseen.values()]
     if not held_out_text:
         raise DataError(f"{prepared.corpus.name} has no held-out text to check the model on; its clients are too short")

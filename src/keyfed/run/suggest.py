@@ -7,6 +7,7 @@ from torch import Tensor
 
 from keyfed.engine.network import Network, NetworkState, Reader, reader_of
 from keyfed.model.language_model import Params
+from keyfed.text.batches import line_read
 from keyfed.text.vocab import BOS, EOS, PAD, UNK, Vocab
 
 NEVER = (PAD, BOS, EOS, UNK)
@@ -15,14 +16,17 @@ BEAM = 12
 LONGEST_WORD = 24
 
 
-def suggest(spec: Network, params: Params, vocab: Vocab, text: str, k: int = 3) -> list[str]:
+def suggest(spec: Network, params: Params, vocab: Vocab, text: str, k: int = 3, *, lines: bool = False) -> list[str]:
     """Return the k most probable next words after `text`, specials left out.
 
     A character model completes the word being typed (or starts a new one after a blank) by a beam search over
     characters.
+
+    Args:
+      lines: whether the model learnt from single lines (`data.batches=sentences`); it then reads the last one only.
     """
-    ids = vocab.encode_context(text).astype("int64")
-    context = torch.tensor([[EOS, *ids.tolist()]])  # a text starts where a line starts
+    ids = [EOS, *vocab.encode_context(text).tolist()]  # a text starts where a line starts
+    context = torch.tensor([line_read(ids) if lines else ids])
     reader = reader_of(spec, params)
     logits, state = reader.after(context, None)
     logp = logits.log_softmax(-1)

@@ -14,7 +14,7 @@ shuffle of lengths that all clients of a round share (`length_order`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -178,6 +178,17 @@ def _pad(lines: list[Ids]) -> Step:
         targets[row, :n] = line
         mask[row, :n] = 1
     return Step(inputs, targets, mask, True)
+
+
+def line_read(tokens: Sequence[int]) -> list[int]:
+    """Return what a model of sentences reads of a text: <bos> and what stands behind its last <eos>.
+
+    Example:
+      >>> line_read([EOS, 5, 6, EOS, 7]), line_read([EOS])
+      ([1, 7], [1])
+    """
+    behind = next((n for n in range(len(tokens), 0, -1) if tokens[n - 1] == EOS), 0)
+    return [BOS, *tokens[behind:]]
 
 
 def epoch_steps(stream: Ids, batching: Batching, seed: int, shared: int) -> list[Step]:

@@ -1,0 +1,232 @@
+"""`keyfed evaluate RUN … --keyboard`: the comparison of the Gboard source on a run's own held-out messages.
+
+Rows: Kneser–Ney of order 5 on all training text, the pruned n-gram model that is shipped with an export, each run, and
+each federated run with what a client's device would have learnt from its own training text. All have the same
+vocabulary, decoder, messages and slips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyfed.engine.network import reader_of
+from keyfed.errors import ConfigError, DataError
+from keyfed.keyboard.context import previous_word
+from keyfed.keyboard.forms import written_forms
+from keyfed.keyboard.measure import WORD, Clock, Counts, type_lines
+from keyfed.keyboard.ngram_file import fit_small, to_bytes
+from keyfed.keyboard.personal import Personal
+from keyfed.keyboard.predict import Predictor
+from keyfed.keyboard.quantise import quantise
+from keyfed.keyboard.session import Keyboard, NetworkSource, Source, ngram_source
+from keyfed.model.language_model import ModelSpec, parameter_count
+from keyfed.model.ngram import KneserNey, fit_kneser_ney
+from keyfed.run.folder import Trained
+from keyfed.run.prepare import Prepared
+from keyfed.run.results import as_text, with_data
+from keyfed.text.clients import ClientText
+
+WORDS = 2_000  # typed of each group
+LINES = 5  # typed of a client, so that many clients are heard
+ORDER = 5
+LEAST_WORDS = 10  # of a client that counts in the spread over clients
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A row: where its scores come from and what a device stores for it.
+
+    Attributes:
+      size: bytes by precision.
+      personal: whether the device has learnt from the client's own training text.
+    """
+
+    name: str
+    source: Source
+    size: dict[str, int]
+    personal: bool = False
+    parameters: int | None = None
+
+
+def evaluate_keyboard(
+    folders: Sequence[Path], words: int = WORDS, seed: int = 1, say: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+    """Type held-out messages of the first run's corpus on every row's keyboard.
+
+    Raises:
+      ConfigError: a model of characters.
+      DataError: the runs have different corpora or vocabularies, or there is no held-out text.
+    """
+    runs, prepared = _load(folders)
+    groups = {name: list(_sample(clients, words, seed)) for name, clients in _groups(prepared).items()}
+    if not any(groups.values()):
+        raise DataError(f"{prepared.corpus.name} has no held-out text to type")
+    forms = written_forms((c.train for c in prepared.population.trained), prepared.vocab)
+    personal = Personal()
+    predictor = Predictor(prepared.vocab, personal, forms=forms)
+    rows = []
+    for row in _candidates(runs, prepared):
+        say(f"typing on {row.name}")
+        found: dict[str, Any] = {"name": row.name, "bytes": row.size, "parameters": row.parameters}
+        keyboard, clock = Keyboard(row.source, predictor), Clock()
+        for group, clients in groups.items():
+            if row.personal and group != "seen":
+                continue  # nobody's training text
+            counts = _type(keyboard, clients, clock, seed, personal if row.personal else None)
+            found[group] = {**sum(counts, Counts()).summary(), "clients": len(counts), "by_client": _spread(counts)}
+        rows.append({**found, "latency": clock.summary()})
+    sampled = {g: {"clients": len(c), "lines": sum(len(t.test) for t in c)} for g, c in groups.items()}
+    return {
+        "data": prepared.corpus.name,
+        "vocabulary": len(prepared.vocab),
+        "seed": seed,
+        "typed": sampled,
+        "rows": rows,
+    }
+
+
+def _load(folders: Sequence[Path]) -> tuple[list[Trained], Prepared]:
+    runs: list[Trained] = []
+    prepared: Prepared | None = None
+    for folder in folders:
+        run, text = with_data(folder, None, text=prepared is None)
+        if run.vocab.kind != "word":
+            raise ConfigError(f"{folder} holds a model of characters; --keyboard types on models of words")
+        if runs and run.vocab != runs[0].vocab:
+            raise DataError(f"{folder} has another vocabulary than {folders[0]}; compare runs on the same text")
+        runs.append(run)
+        prepared = prepared or text
+    assert prepared is not None
+    return runs, prepared
+
+
+def _groups(prepared: Prepared) -> dict[str, Sequence[ClientText]]:
+    population = prepared.population
+    seen = [c for c in population.trained if c.test]
+    if population.test:  # published held-out text is nobody's
+        seen = [ClientText("test", (), (), population.test)]
+    return {"seen": seen, "unseen": [c for c in population.unseen if c.test]}
+
+
+def _sample(clients: Sequence[ClientText], words: int, seed: int) -> Iterator[ClientText]:
+    """Draw clients and take each one's first lines until there are enough words; one alone gives all of them."""
+    rng = np.random.default_rng([seed, len(clients)])
+    left = words
+    for at in rng.permutation(len(clients)):
+        client = clients[int(at)]
+        lines = []
+        for line in client.test[: LINES if len(clients) > 1 else None]:
+            count = len(WORD.findall(line))
+            if left > 0 and count:
+                lines.append(line)
+                left -= count
+        if lines:
+            yield ClientText(client.name, client.train, client.valid, tuple(lines))
+        if left <= 0:
+            return
+
+
+def _candidates(runs: Sequence[Trained], prepared: Prepared) -> Iterator[Candidate]:
+    streams = [prepared.store.stream(k) for k in range(len(prepared.store))]
+    whole = fit_kneser_ney(streams, len(prepared.vocab), ORDER)
+    yield Candidate(f"n-gram, order {ORDER}", ngram_source(whole), {"fp32": _stored(whole)})
+    small, _ = fit_small(streams, len(prepared.vocab))
+    yield Candidate("n-gram, as shipped", ngram_source(small), {"fp32": len(to_bytes(small))})
+    for run in runs:
+        numbers = {name: p.numpy() for name, p in run.params.items()}
+        size = {
+            "fp32": sum(v.nbytes for v in numbers.values()),
+            "int8": sum(v.nbytes for v in quantise(numbers).values()),
+        }
+        count = parameter_count(run.spec) if isinstance(run.spec, ModelSpec) else None
+        name = f"{run.spec.name}, {run.method}"
+        yield Candidate(name, _network(run), size, parameters=count)
+        if run.method != "central":
+            yield Candidate(f"{name} + personal", _network(run), size, personal=True, parameters=count)
+
+
+def _network(run: Trained) -> Source:
+    return NetworkSource(reader_of(run.spec, run.params), lines=run.reads_lines)
+
+
+def _stored(model: KneserNey) -> int:
+    """Bytes of the tables a device would need: a word and a probability an n-gram, a weight and a start a context."""
+    return sum(8 * level.keys.size + 8 * level.start.size for level in model.levels)
+
+
+def _type(
+    keyboard: Keyboard, clients: Sequence[ClientText], clock: Clock, seed: int, personal: Personal | None
+) -> list[Counts]:
+    """Type each client's messages; slips are drawn by (seed, client), the same for every row."""
+    found = []
+    for number, client in enumerate(clients):
+        if personal is not None:
+            for line in (*client.train, *client.valid):
+                for word in WORD.finditer(line):
+                    personal.learn(word[0], previous_word(line[: word.start()]))
+        rng = np.random.default_rng([seed, number])
+        found.append(type_lines(keyboard, client.test, rng, clock))
+        if personal is not None:
+            personal.forget_all()
+    return found
+
+
+def _spread(counts: Sequence[Counts]) -> dict[str, Any] | None:
+    """Top-3 recall over clients: percentiles of those with enough words."""
+    shares = [c.top3 / c.words for c in counts if c.words >= LEAST_WORDS]
+    if not shares:
+        return None
+    low, middle, high = np.percentile(shares, [10, 50, 90])
+    return {"clients": len(shares), "top3_p10": float(low), "top3_median": float(middle), "top3_p90": float(high)}
+
+
+COLUMNS = (
+    ("top-1", "top1"),
+    ("top-3", "top3"),
+    ("strokes saved", "saved"),
+    ("of ideal", "saved_ideal"),
+    ("wrong corr.", "wrong_corrections"),
+    ("slips mended", "slips_mended"),
+    ("made worse", "slips_made_worse"),
+    ("taps right", "taps_right"),
+    ("alone", "taps_right_without_correction"),
+    ("swipes top-1", "swipes_top1"),
+    ("top-3", "swipes_top3"),
+)
+
+
+def keyboard_text(result: dict[str, Any]) -> str:
+    """Tables for a person: one for each group of clients, one for size and time."""
+    parts = []
+    for group, typed in result["typed"].items():
+        rows = [r for r in result["rows"] if r.get(group)]
+        if not rows:
+            continue
+        words = rows[0][group]["words"]
+        unknown = rows[0][group]["unknown_words"]
+        parts.append(
+            f"{group} clients: {words:,} words of {typed['clients']:,}, {unknown:.1%} outside the vocabulary of "
+            f"{result['vocabulary']:,}"
+        )
+        head = ["", *(name for name, _ in COLUMNS)]
+        parts.append(as_text([head, *([r["name"], *(_percent(r[group][key]) for _, key in COLUMNS)] for r in rows)]))
+    head = ["", "MB", "int8 MB", "word p50/p95/p99 ms", "CPU ms", "keystroke p50/p95/p99 ms", "CPU ms"]
+    parts.append(as_text([head, *(_cost(r) for r in result["rows"])]))
+    return "\n".join(parts)
+
+
+def _cost(row: dict[str, Any]) -> list[str]:
+    cells = [row["name"], *(f"{row['bytes'][p] / 1e6:.2f}" if p in row["bytes"] else "" for p in ("fp32", "int8"))]
+    for what in ("word", "keystroke"):
+        t = row["latency"][what]
+        cells += [f"{t['p50_ms']:.2f}/{t['p95_ms']:.2f}/{t['p99_ms']:.2f}", f"{t['cpu_ms']:.2f}"] if t else ["", ""]
+    return cells
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f} %"
