@@ -58,7 +58,8 @@ export const isLetter = (c) => LETTER.test(c);
 export const isWordlike = (word) => WORDLIKE.test(word);
 /** Whether a text holds white space and nothing else, Python's `str.isspace`. */
 export const isSpace = (text) => ONLY_SPACE.test(text);
-const belongs = (c) => c !== undefined && BELONGS.test(c);
+/** Whether a character is a letter, a number or a mark that belongs to one. */
+export const belongs = (c) => c !== undefined && BELONGS.test(c);
 
 /** The code point that ends at a UTF-16 offset. */
 function characterBefore(text, at) {
@@ -173,11 +174,13 @@ export function anchored(tokens, k) {
  * @param {string} before
  * @param {Numbers} numbers
  * @param {object} k  constants.json
+ * @param {Context | null} [last]  what was read before; while a word is being typed, its tokens are taken over
  * @returns {Context}
  */
-export function readContext(before, numbers, k) {
+export function readContext(before, numbers, k, last = null) {
   const kept = lastPart(before, k);
   const typed = typedPart(kept, k);
   const text = kept.slice(0, kept.length - typed.length);
+  if (last?.text === text) return { ...last, typed };
   return { ids: anchored(numbers.encode(text), k), previous: previousWord(text, k), text, typed };
 }
