@@ -106,12 +106,14 @@ export function lastPart(text, k) {
   let size = 0;
   for (let at = 0; at < text.length; at++, size++) if (isHighOfPair(text, at)) at++;
   if (size <= k.most_text) return text;
-  let skip = k.text_step * Math.ceil((size - k.most_text) / k.text_step);
-  let start = 0;
-  for (; skip > 0; skip--, start++) if (isHighOfPair(text, start)) start++;
-  const rest = text.slice(start);
-  const blank = rest.search(BLANK);
-  return blank < 0 ? rest : rest.slice(blank + 1);
+  const skip = k.text_step * Math.ceil((size - k.most_text) / k.text_step);
+  let from = 0, start = 0; // the last character before the cut, and the first behind it
+  for (let n = 0; n < skip; n++) {
+    from = start;
+    start += isHighOfPair(text, start) ? 2 : 1;
+  }
+  const blank = text.slice(from).search(BLANK);
+  return text.slice(blank < 0 ? start : from + blank + 1);
 }
 
 function isHighOfPair(text, at) {
