@@ -53,8 +53,8 @@ export const SETTINGS = Object.freeze({
 });
 
 /**
- * `text` is what is shown and put into the text, `word` what is blocked or forgotten (folded; for an emoji the word that
- * it stands for).
+ * `text` is what is shown and put into the text, `word` what is blocked or forgotten: folded, and for an emoji the word
+ * that it stands for.
  * @typedef {{text: string, word: string, kind: "word"|"literal"|"completion"|"correction"|"emoji"|"next"}} Slot
  */
 
@@ -295,7 +295,8 @@ export class Engine {
     const picture = emoji && Object.hasOwn(pictures, word) && !never.has(word) ? pictures[word] : null;
     const [middle = null, left = null, right = null] = slots;
     const last = picture ? { text: picture, word, kind: "emoji" } : right;
-    return { slots: [left, middle, last], correction: null, typed, timing: { model: performance.now() - started, rank: 0 } };
+    const timing = { model: performance.now() - started, rank: 0 };
+    return { slots: [left, middle, last], correction: null, typed, timing };
   }
 }
 

@@ -1,6 +1,6 @@
 /**
- * Kneser–Ney n-grams as they stand in ngram.safetensors. Per length n, with contexts numbered as rows of the level below:
- * n{n}.start (the continuations of context c are the rows start[c] … start[c + 1] − 1), n{n}.words, n{n}.prob,
+ * Kneser–Ney n-grams as they stand in ngram.safetensors. Per length n, with contexts numbered as rows of the level
+ * below: n{n}.start (the continuations of context c are the rows start[c] … start[c + 1] − 1), n{n}.words, n{n}.prob,
  * n{n}.backoff.
  */
 

@@ -12,11 +12,11 @@ const UNPRINTABLE = /[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/u;
 const BLANK = new RegExp(`[${SPACE}]`, "u");
 
 /** Number of code points. */
-export const sizeOf = (text) => {
-  let size = 0;
-  for (const _ of text) size++; // eslint-disable-line no-unused-vars
-  return size;
-};
+export function sizeOf(text) {
+  let pairs = 0;
+  for (let at = 0; at < text.length; at++) if (text.codePointAt(at) > 0xffff) pairs++;
+  return text.length - pairs;
+}
 
 /** Counts of one user. */
 export class Personal {
@@ -25,7 +25,10 @@ export class Personal {
     this.constants = constants;
     /** Uses of each word. @type {Map<string, number>} */
     this.words = new Map();
-    /** Uses of each word after each word; the word before is "" at a line start. @type {Map<string, Map<string, number>>} */
+    /**
+     * Uses of each word after each word; the word before is "" at a line start.
+     * @type {Map<string, Map<string, number>>}
+     */
     this.pairs = new Map();
     /** The user's own words, folded → as written. @type {Map<string, string>} */
     this.dictionary = new Map();
@@ -207,13 +210,17 @@ function checked(text, k) {
     if (!Object.hasOwn(found, key) || !fits(found[key])) throw refused(`"${key}" should be ${kind}`);
   }
   const pairs = Object.entries(found.pairs);
-  for (const [before, after] of pairs) if (!isObject(after)) throw refused(`the pairs of ${shown(before)} should be an object`);
+  for (const [before, after] of pairs) {
+    if (!isObject(after)) throw refused(`the pairs of ${shown(before)} should be an object`);
+  }
   const tables = [found.words, ...pairs.map(([, after]) => after)].map((table) => Object.entries(table));
   const entries = tables.reduce((sum, table) => sum + table.length, found.dictionary.length + found.blocked.length);
   if (entries > k.most_entries) throw refused(`${entries} entries; at most ${k.most_entries} are taken`);
   for (const [word, n] of tables.flat()) {
     checkWord(word, k);
-    if (!Number.isSafeInteger(n) || n < 1) throw refused(`${shown(word)} has the count ${shown(n)}; expected a positive integer`);
+    if (!Number.isSafeInteger(n) || n < 1) {
+      throw refused(`${shown(word)} has the count ${shown(n)}; expected a positive integer`);
+    }
   }
   const befores = pairs.map(([before]) => before).filter((before) => before !== "");
   for (const word of [...found.dictionary, ...found.blocked, ...befores]) checkWord(word, k);
