@@ -37,19 +37,30 @@ function pattern() {
  */
 export function wordsOf(line, { tokenised, lower }) {
   if (tokenised) return (lower ? line.toLowerCase() : line).match(CHUNK) ?? [];
-  const words = [];
-  for (const chunk of line.match(CHUNK) ?? []) {
-    for (const found of (lower ? chunk.toLowerCase() : chunk).matchAll(PIECE)) {
-      words.push(found.groups.word === undefined ? found[0] : plainJoints(found[0]));
-    }
+  return (line.match(CHUNK) ?? []).flatMap((chunk) => piecesOf(chunk, lower));
+}
+
+/** The pieces of chunks that were cut lately: the words before the cursor are read again with every new one. */
+const pieces = { lower: new Map(), asWritten: new Map() };
+const REMEMBERED = 4096;
+
+function piecesOf(chunk, lower) {
+  const known = lower ? pieces.lower : pieces.asWritten;
+  let cut = known.get(chunk);
+  if (!cut) {
+    if (known.size >= REMEMBERED) known.clear();
+    cut = Array.from((lower ? chunk.toLowerCase() : chunk).matchAll(PIECE), (found) =>
+      (found.groups.word === undefined ? found[0] : plainJoints(found[0])));
+    known.set(chunk, cut);
   }
-  return words;
+  return cut;
 }
 
 const plainJoints = (word) => word.replaceAll("’", "'").replace(/[‐‑]/g, "-");
 
 const LETTER = /^[\p{L}\p{N}]$/u, BELONGS = new RegExp(`^(?:[\\p{L}\\p{N}]|${MARK})$`, "u");
 const WORDLIKE = /[\p{L}\p{N}]/u, BLANK = new RegExp(`[${SPACE}]`, "u");
+const PAIR = /[\ud800-\udbff]/; // quick to rule out where a text has none
 const ONLY_SPACE = new RegExp(`^[${SPACE}]+$`, "u");
 
 /** Whether a character is a letter or a number of any script. */
@@ -103,24 +114,27 @@ export function typedPart(before, k) {
  */
 export function lastPart(text, k) {
   if (text.length <= k.most_text) return text; // the limits count code points, of which there are not more
-  let size = 0;
-  for (let at = 0; at < text.length; at++, size++) if (isHighOfPair(text, at)) at++;
+  const hasPairs = PAIR.test(text);
+  const size = hasPairs ? sizeOf(text) : text.length;
   if (size <= k.most_text) return text;
   const skip = k.text_step * Math.ceil((size - k.most_text) / k.text_step);
-  let from = 0, start = 0; // the last character before the cut, and the first behind it
-  for (let n = 0; n < skip; n++) {
-    from = start;
-    start += isHighOfPair(text, start) ? 2 : 1;
+  let from = skip - 1, start = skip; // the last character before the cut, and the first behind it
+  if (hasPairs) {
+    start = 0;
+    for (let n = 0; n < skip; n++) {
+      from = start;
+      start += text.codePointAt(start) > 0xffff ? 2 : 1;
+    }
   }
   const blank = text.slice(from).search(BLANK);
   return text.slice(blank < 0 ? start : from + blank + 1);
 }
 
-function isHighOfPair(text, at) {
-  const code = text.charCodeAt(at);
-  if (code < 0xd800 || code > 0xdbff) return false;
-  const next = text.charCodeAt(at + 1);
-  return next >= 0xdc00 && next <= 0xdfff;
+/** Number of code points. */
+export function sizeOf(text) {
+  let pairs = 0;
+  for (let at = 0; at < text.length; at++) if (text.codePointAt(at) > 0xffff) pairs++;
+  return text.length - pairs;
 }
 
 /**

@@ -4,11 +4,11 @@
  * (`personal.mjs`). It knows no DOM, no network and no storage, so that it runs in a worker and in node alike.
  */
 
-import { pick, put, startsSentence, capitalised } from "./casing.mjs";
+import { capitalised, pick, put, startsSentence } from "./casing.mjs";
 import { complete } from "./characters.mjs";
-import { anchored, belongs, Numbers, readContext } from "./context.mjs";
+import { anchored, belongs, Numbers, readContext, sizeOf } from "./context.mjs";
 import { fold } from "./layout.mjs";
-import { Personal, sizeOf } from "./personal.mjs";
+import { Personal } from "./personal.mjs";
 import { Predictor } from "./predict.mjs";
 
 /**
@@ -127,6 +127,22 @@ export class Engine {
 
   get #k() {
     return this.#tables.constants;
+  }
+
+  /**
+   * Type into the void until the decoder is compiled (tens of milliseconds, to be spent while a page loads): the first
+   * keys of a person are then answered as fast as later ones.
+   */
+  warm() {
+    if (!this.#predictor) return;
+    const empty = readContext("", this.#numbers, this.#k);
+    for (const word of ["warming", "wramign", "warmnig"]) {
+      const logp = new Float32Array(this.#numbers.vocab.words.length).fill(-1);
+      for (let size = 0; size <= word.length; size++) {
+        this.#predictor.suggest(logp, { ...empty, typed: word.slice(0, size) }, [[1.5, 0.5]], choiceOf(SETTINGS));
+      }
+      this.#predictor.gesture(logp, empty, [[1.5, 0.5], [0.75, 1.5], [3.5, 0.5]], choiceOf(SETTINGS));
+    }
   }
 
   /** Whether a character that is typed after a word finishes it. */

@@ -1,9 +1,8 @@
 /** The words a keyboard can suggest: their tree, their places in the vocabulary, their swipe paths. */
 
-import { isWordlike } from "./context.mjs";
+import { isWordlike, sizeOf } from "./context.mjs";
 import { Templates } from "./gesture.mjs";
 import { fold } from "./layout.mjs";
-import { sizeOf } from "./personal.mjs";
 import { Trie } from "./trie.mjs";
 import { Speller } from "./typed.mjs";
 

@@ -53,7 +53,9 @@ export class NGram {
    * @returns {Promise<Float64Array>}
    */
   async scores(ids) {
-    return this.next(ids).map(Math.log);
+    const p = this.next(ids);
+    for (let w = 0; w < p.length; w++) p[w] = Math.log(p[w]);
+    return p;
   }
 
   /** The row of the last `length` tokens in the level of that length; −1: never seen. The empty context is row 0. */

@@ -3,20 +3,13 @@
  * be seen, taken away and carried to another device as JSON; nothing leaves the device by itself. Words are folded.
  */
 
-import { isWordlike, SPACE } from "./context.mjs";
+import { isWordlike, sizeOf, SPACE } from "./context.mjs";
 import { fold } from "./layout.mjs";
 
 const FORMAT = 1;
 const DIGIT = /\p{N}/u;
 const UNPRINTABLE = /[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/u;
 const BLANK = new RegExp(`[${SPACE}]`, "u");
-
-/** Number of code points. */
-export function sizeOf(text) {
-  let pairs = 0;
-  for (let at = 0; at < text.length; at++) if (text.codePointAt(at) > 0xffff) pairs++;
-  return text.length - pairs;
-}
 
 /** Counts of one user. */
 export class Personal {

@@ -8,11 +8,11 @@
  */
 
 import { allCapitals, display, isCapital, startsSentence } from "./casing.mjs";
-import { belongs, SPECIALS } from "./context.mjs";
+import { belongs, sizeOf, SPECIALS } from "./context.mjs";
 import { fold, layoutOf } from "./layout.mjs";
 import { isSuggestible, Lexicon } from "./lexicon.mjs";
 import { mixed } from "./mixture.mjs";
-import { byCodePoints, sizeOf } from "./personal.mjs";
+import { byCodePoints } from "./personal.mjs";
 
 const RANKED = 16; // candidates that are looked at for three slots; some may be shown alike
 const DIGIT = /\p{N}/u, ALPHABETIC = /\p{L}/gu;
