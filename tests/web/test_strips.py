@@ -116,10 +116,11 @@ def test_imports_are_taken_or_refused_whole() -> None:
 
 # ------------------------------------------------------------------------------------------------- predictions
 
+SLIPS = ("tge", "thw", "adn", "fo", "whcih")  # words of the vocabulary that a likelier one lies beside
 STRANGE = (
     "don't", "i", "i'm", "é", "été", "naïve", "straße", "x-ray", "42", "1990s", "3.5", "😀", "❤️", "...", ",",
     "שלום", "שלומות", "مرحبا", "漢字", "हिन्दी", "a\x1b[31m", "b\u202ec", "می\u200cخواهم",
-    "q" * 40, "q" * 41, "damn", "pizza", "love",
+    "q" * 40, "q" * 41, "damn", "pizza", "love", *SLIPS,
 )  # fmt: skip
 
 
@@ -153,16 +154,33 @@ def before_cursor(rng: random.Random, vocab: Vocab) -> str:
     words = vocab.words[len(SPECIALS) :]
     context = " ".join(rng.choices(words[:300], k=rng.choice((0, 1, 3, 80))))
     between = rng.choice((" ", " ", " ", ". ", "! \n", ", ", "\n", ".” ", "\x07", " 😀 ", " \u202b", " pizza ", " in "))
-    typed = rng.choice(("", mistyped(rng, rng.choice(words)), mistyped(rng, rng.choice(words[:2000]))))
-    odd = rng.choice(
-        ("", "x" * 60, "ab.cd", "@me", "שלומ", "q'", "\u0301", "a\u0301e", "𝒜b", "Wrld", "teh", "I", "im", "zzq")
+    typed = rng.choice(
+        ("", mistyped(rng, rng.choice(words)), mistyped(rng, rng.choice(words[:2000])), rng.choice(SLIPS))
     )
-    return context + between + (typed if rng.random() < 0.9 else odd)
+    odd = (
+        "",
+        "x" * 60,
+        "ab.cd",
+        "@me",
+        "שלומ",
+        "q'",
+        "\u0301",
+        "a\u0301e",
+        "𝒜b",
+        "Wrld",
+        "teh",
+        "I",
+        "im",
+        "zzq",
+        "poli",
+        "ma",
+    )
+    return context + between + (typed if rng.random() < 0.85 else rng.choice(odd))
 
 
 def learnt(rng: random.Random, vocab: Vocab) -> str:
     words = rng.sample(vocab.words[len(SPECIALS) : 400], 12)
-    words = [w for w in words if any(map(str.isalnum, w))] + ["kwyjibo", "zzq", "wrld", "ωμέγα"]
+    words = [w for w in words if any(map(str.isalnum, w))] + ["kwyjibo", "zzq", "wrld", "ωμέγα", "polish", "may"]
     personal = Personal()
     for _ in range(rng.choice((0, 40, 200))):
         personal.learn(rng.choice(words), rng.choice(("in", "pizza", "", words[0])))
@@ -240,7 +258,7 @@ def test_strips_corrections_and_swipes() -> None:
     vocabs = [real_words(1800, lower=True), real_words(1200, lower=False)]
     most = max(map(len, vocabs))
     ranks = -np.log(np.arange(most) + 5.0)  # Zipf's law, and noise
-    logps = [(ranks + draw.normal(0, 2, most)).astype(np.float32).astype(np.float64) for _ in range(3)]
+    logps = [(sharp * ranks + draw.normal(0, 2, most)).astype(np.float32).astype(np.float64) for sharp in (1, 1, 3)]
     forms = {"congress": "Congress", "teh": "Teh", "may": "May", "états": "États"}
     cases: list[Case] = []
     for number in range(12):

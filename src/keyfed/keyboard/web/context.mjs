@@ -42,7 +42,7 @@ export function wordsOf(line, { tokenised, lower }) {
 
 /** The pieces of chunks that were cut lately: the words before the cursor are read again with every new one. */
 const pieces = { lower: new Map(), asWritten: new Map() };
-const REMEMBERED = 4096;
+const REMEMBERED = 4096, LONG = 64;
 
 function piecesOf(chunk, lower) {
   const known = lower ? pieces.lower : pieces.asWritten;
@@ -51,7 +51,7 @@ function piecesOf(chunk, lower) {
     if (known.size >= REMEMBERED) known.clear();
     cut = Array.from((lower ? chunk.toLowerCase() : chunk).matchAll(PIECE), (found) =>
       (found.groups.word === undefined ? found[0] : plainJoints(found[0])));
-    known.set(chunk, cut);
+    if (chunk.length <= LONG) known.set(chunk, cut);
   }
   return cut;
 }
@@ -75,9 +75,7 @@ export const belongs = (c) => c !== undefined && BELONGS.test(c);
 /** The code point that ends at a UTF-16 offset. */
 function characterBefore(text, at) {
   if (at < 1) return undefined;
-  const low = text.charCodeAt(at - 1), high = at > 1 ? text.charCodeAt(at - 2) : 0;
-  const isPair = low >= 0xdc00 && low <= 0xdfff && high >= 0xd800 && high <= 0xdbff;
-  return text.slice(at - (isPair ? 2 : 1), at);
+  return text.slice(at - (at > 1 && isPair(text, at - 2) ? 2 : 1), at);
 }
 
 const characterAt = (text, at) => (at < text.length ? String.fromCodePoint(text.codePointAt(at)) : undefined);
@@ -123,17 +121,20 @@ export function lastPart(text, k) {
     start = 0;
     for (let n = 0; n < skip; n++) {
       from = start;
-      start += text.codePointAt(start) > 0xffff ? 2 : 1;
+      start += isPair(text, start) ? 2 : 1;
     }
   }
   const blank = text.slice(from).search(BLANK);
   return text.slice(blank < 0 ? start : from + blank + 1);
 }
 
+/** Whether two UTF-16 units from `at` on are one code point. */
+const isPair = (text, at) => (text.charCodeAt(at) & 0xfc00) === 0xd800 && (text.charCodeAt(at + 1) & 0xfc00) === 0xdc00;
+
 /** Number of code points. */
 export function sizeOf(text) {
   let pairs = 0;
-  for (let at = 0; at < text.length; at++) if (text.codePointAt(at) > 0xffff) pairs++;
+  for (let at = 0; at < text.length; at++) if (isPair(text, at)) pairs++;
   return text.length - pairs;
 }
 
