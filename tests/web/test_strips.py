@@ -49,7 +49,7 @@ def test_learning_and_forgetting() -> None:
         for _ in range(rng.randint(1, 60)):
             name = rng.choices(NAMES, weights=(30, 4, 3, 2, 2, 1, 0.2, 3))[0]
             word = rng.choice(LEARNT)
-            actions.append([name, word, rng.choice(("in", "In", ""))] if "learn" in name else [name, word])
+            actions.append([name, word, rng.choice(("in", "In", "", "b4", "a b"))] if "learn" in name else [name, word])
         histories.append([action[:1] if action[0] == "forget_all" else action for action in actions])
     cases = [{"op": "personal", "actions": [[in_javascript(a[0]), *a[1:]] for a in actions]} for actions in histories]
     for actions, found in zip(histories, answers(cases), strict=True):

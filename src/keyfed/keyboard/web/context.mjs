@@ -60,6 +60,7 @@ const plainJoints = (word) => word.replaceAll("’", "'").replace(/[‐‑]/g, "
 
 const LETTER = /^[\p{L}\p{N}]$/u, BELONGS = new RegExp(`^(?:[\\p{L}\\p{N}]|${MARK})$`, "u");
 const WORDLIKE = /[\p{L}\p{N}]/u, BLANK = new RegExp(`[${SPACE}]`, "u");
+const NUMBER = /\p{N}/u, CONTROL = /(?![\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}]/u;
 const PAIR = /[\ud800-\udbff]/; // quick to rule out where a text has none
 const ONLY_SPACE = new RegExp(`^[${SPACE}]+$`, "u");
 
@@ -67,6 +68,12 @@ const ONLY_SPACE = new RegExp(`^[${SPACE}]+$`, "u");
 export const isLetter = (c) => LETTER.test(c);
 /** Whether a token is a word or number, not a mark or symbol. */
 export const isWordlike = (word) => WORDLIKE.test(word);
+/** Whether a word holds a digit or another number sign (Unicode N; 三 is a letter). */
+export const hasNumber = (word) => NUMBER.test(word);
+/** Whether a word holds a control, direction or surrogate character; the joiners of many scripts are none. */
+export const hasControl = (word) => CONTROL.test(word);
+/** Whether a text holds white space. */
+export const hasBlank = (text) => BLANK.test(text);
 /** Whether a text holds white space and nothing else, Python's `str.isspace`. */
 export const isSpace = (text) => ONLY_SPACE.test(text);
 /** Whether a character is a letter, a number or a mark that belongs to one. */

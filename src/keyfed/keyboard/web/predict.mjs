@@ -8,14 +8,14 @@
  */
 
 import { allCapitals, display, isCapital, startsSentence } from "./casing.mjs";
-import { belongs, sizeOf, SPECIALS } from "./context.mjs";
+import { belongs, hasNumber, sizeOf, SPECIALS } from "./context.mjs";
 import { fold, layoutOf } from "./layout.mjs";
 import { isSuggestible, Lexicon } from "./lexicon.mjs";
 import { mixed } from "./mixture.mjs";
 import { byCodePoints } from "./personal.mjs";
 
 const RANKED = 16; // candidates that are looked at for three slots; some may be shown alike
-const DIGIT = /\p{N}/u, ALPHABETIC = /\p{L}/gu;
+const ALPHABETIC = /\p{L}/gu;
 
 /** @typedef {import("./engine.mjs").Slot} Slot */
 /** @typedef {import("./context.mjs").Context} Context */
@@ -120,7 +120,7 @@ export class Predictor {
   isCorrectable(typed) {
     const characters = [...typed], { max_typed, unlearnt } = this.k;
     if (characters.length > max_typed || !belongs(characters.at(-1)) || allCapitals(typed)) return false;
-    if (DIGIT.test(typed) || characters.some((c) => unlearnt.includes(c))) return false;
+    if (hasNumber(typed) || characters.some((c) => unlearnt.includes(c))) return false;
     return !characters.slice(1).some(isCapital);
   }
 
