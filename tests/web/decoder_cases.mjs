@@ -18,6 +18,17 @@ const k = tables.constants;
 const bytesOf = (base64) => new Uint8Array(Buffer.from(base64, "base64"));
 
 const operations = {
+  // Ranges of code points without a meaning in this Unicode version.
+  unassigned() {
+    const ranges = [];
+    for (let c = 0; c < 0x110000; c++) {
+      if (!/\p{Cn}/u.test(String.fromCodePoint(c))) continue;
+      if (ranges.at(-1)?.[1] === c) ranges.at(-1)[1]++;
+      else ranges.push([c, c + 1]);
+    }
+    return ranges;
+  },
+
   words: ({ line, tokenised, lower }) => context.wordsOf(line, { tokenised, lower }),
 
   rows({ words, layout: name, keys }) {

@@ -1,7 +1,7 @@
 /**
  * From the text left of the cursor to what the model reads. The words are those of `keyfed.text.vocab.words_of`, to the
- * character: letters, digits and marks are Unicode's (equal in Python and JavaScript for every character both know),
- * white space is spelt out because the two do not agree on it.
+ * character: letters, digits, marks and lower case are Unicode's, the same for every character that the Unicode versions
+ * of both sides know; white space is spelt out because Python and JavaScript do not agree on it.
  */
 
 import { fold } from "./layout.mjs";

@@ -129,22 +129,6 @@ export class Engine {
     return this.#tables.constants;
   }
 
-  /**
-   * Type into the void until the decoder is compiled (tens of milliseconds, to be spent while a page loads): the first
-   * keys of a person are then answered as fast as later ones.
-   */
-  warm() {
-    if (!this.#predictor) return;
-    const empty = readContext("", this.#numbers, this.#k);
-    for (const word of ["warming", "wramign", "warmnig"]) {
-      const logp = new Float32Array(this.#numbers.vocab.words.length).fill(-1);
-      for (let size = 0; size <= word.length; size++) {
-        this.#predictor.suggest(logp, { ...empty, typed: word.slice(0, size) }, [[1.5, 0.5]], choiceOf(SETTINGS));
-      }
-      this.#predictor.gesture(logp, empty, [[1.5, 0.5], [0.75, 1.5], [3.5, 0.5]], choiceOf(SETTINGS));
-    }
-  }
-
   /** Whether a character that is typed after a word finishes it. */
   isSeparator(c) {
     return !belongs(c) && (c === "." || !this.#k.joints.includes(c));
