@@ -292,12 +292,18 @@ def test_swipes_are_resampled_alike() -> None:
 # ------------------------------------------------------------------------------------------------------ typing
 
 
-def rounded(model: KneserNey) -> KneserNey:
-    """The model as its file has it."""
-    halves = [
-        np.asarray(v, np.float32).astype(np.float64) for level in model.levels for v in (level.prob, level.backoff)
-    ]
-    levels = [replace(level, prob=halves[2 * n], backoff=halves[2 * n + 1]) for n, level in enumerate(model.levels)]
+def chatty(vocab: Vocab, lines: Sequence[str]) -> KneserNey:
+    """An n-gram model as its file has it.
+
+    No two words are equally likely: of two that are, at equal costs, rounding would decide which comes first.
+    """
+    draw = np.random.default_rng(9)
+    every = np.arange(len(vocab), dtype=np.int32)
+    model = fit_kneser_ney([vocab.encode(lines), every], len(vocab), 3)
+    levels = []
+    for level in model.levels:
+        prob = (level.prob * (1 + 0.01 * draw.random(len(level.prob)))).astype(np.float32).astype(np.float64)
+        levels.append(replace(level, prob=prob, backoff=level.backoff.astype(np.float32).astype(np.float64)))
     return replace(model, levels=tuple(levels))
 
 
@@ -335,7 +341,7 @@ def test_a_person_types() -> None:
     rng = random.Random(8)
     vocab = real_words(1200, lower=True)
     lines = sorted(package_data().rglob("*.txt"))[3].read_text("utf-8").splitlines()
-    model = rounded(fit_kneser_ney([vocab.encode(lines)], len(vocab), 3))
+    model = chatty(vocab, lines)
     forms = {"congress": "Congress", "states": "States"}
     sentences = [" ".join(line.split()[:8]) for line in lines if len(line.split()) > 8]
     sentences += ["i love pizza and teh pizza is damn", "kwyjibo kwyjibo kwyjibo is kwyjibo in kwyjbo kwyjibo"]
