@@ -121,7 +121,7 @@ const operations = {
     const source = (name, best) => ({
       scores: async (ids, signal) => {
         asked.push([name, ...ids]);
-        if (signal?.onAsked) signal.aborted = true;
+        if (signal?.onAsked) return (signal.aborted = true) && signal.onAsked === "stop" ? null : buffer;
         buffer.fill(-9)[best] = -0.1;
         return buffer;
       },
@@ -144,7 +144,8 @@ const operations = {
     const waiting = middle("hut ", {}, later);
     later.aborted = true; // by a message that the engine lets in before it runs the model
     seen.stale = [await waiting, await middle("hat ", {}, { aborted: true }), asked.splice(0)];
-    seen.during = [await middle("hit ", {}, { aborted: false, onAsked: true }), asked.splice(0)];
+    seen.during = [await middle("hit ", {}, { aborted: false, onAsked: "stop" }),
+      await middle("hit ", {}, { aborted: false, onAsked: "go on" }), asked.splice(0)];
     seen.staleSwipe = await engine.gesture({ before: "hut hut ", points: [[5, 1], [4, 0]], signal: { aborted: true } });
     seen.swipes = [];
     for (const name of ["qwerty", "azerty"]) {

@@ -15,9 +15,10 @@ import { Predictor } from "./predict.mjs";
  * A language model over words. `ids` is a text from a zero state: EOS, then tokens; the engine has already cut it so
  * that its start moves only every 32 tokens (`context.mjs`), so a source that keeps the states of its last `ids` by
  * position reads one token a word. The answer, log p(w | ids) of every word of the vocabulary (specials too), belongs
- * to the caller of `scores` only until the next call: the engine copies it.
+ * to the caller of `scores` only until the next call: the engine copies it. A source that stopped because the signal
+ * says so answers null.
  * @typedef {object} Source
- * @property {(ids: Int32Array, signal?: Signal) => Promise<Float32Array | Float64Array>} scores
+ * @property {(ids: Int32Array, signal?: Signal) => Promise<Float32Array | Float64Array | null>} scores
  */
 
 /**
@@ -63,7 +64,7 @@ export const SETTINGS = Object.freeze({
  * @property {[Slot|null, Slot|null, Slot|null]} slots  left, middle (the best), right
  * @property {string | null} correction  what a separator will put in place of the typed word
  * @property {string} typed     the word being typed, as it stands before the cursor
- * @property {{model: number, rank: number}} timing  milliseconds: the source's answer; row and ranking
+ * @property {{model: number, rank: number}} timing  milliseconds: reading the text and the source's answer; ranking
  */
 
 /**
@@ -97,7 +98,6 @@ export class Engine {
   #tables;
   #sources;
   #numbers;
-  #forms;
   #layout;
   #predictor;
   #context = { before: null };
@@ -117,7 +117,6 @@ export class Engine {
     this.#tables = tables;
     this.#sources = sources;
     this.#layout = layout;
-    this.#forms = forms;
     this.#numbers = new Numbers(vocab);
     /** What was learnt: list, forget, forgetAll, block, unblock, add, exportJSON, importJSON (`personal.mjs`). */
     this.personal = new Personal(tables.constants);
@@ -140,10 +139,10 @@ export class Engine {
    * @returns {Promise<Strip | null>}
    */
   async strip({ before, taps = [], settings, signal }) {
+    const started = performance.now();
     const chosen = this.#chosen(settings);
     const context = this.#read(before);
     const { typed } = context;
-    const started = performance.now();
     if (sizeOf(typed) > this.#k.max_typed) {
       return { slots: [null, null, null], correction: null, typed, timing: { model: 0, rank: 0 } };
     }
@@ -265,7 +264,9 @@ export class Engine {
     if (!logp) {
       if (signal) await othersFirst();
       if (signal?.aborted) return null;
-      logp = (await this.#sources[name].scores(ids, signal)).slice();
+      const answer = await this.#sources[name].scores(ids, signal);
+      if (!answer) return null;
+      logp = answer.slice();
     }
     this.#scored.delete(key); // put at the end: the one not asked for longest goes first
     this.#scored.set(key, logp);
