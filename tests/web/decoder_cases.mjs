@@ -145,7 +145,7 @@ const operations = {
     later.aborted = true; // by a message that the engine lets in before it runs the model
     seen.stale = [await waiting, await middle("hat ", {}, { aborted: true }), asked.splice(0)];
     seen.during = [await middle("hit ", {}, { aborted: false, onAsked: "stop" }),
-      await middle("hit ", {}, { aborted: false, onAsked: "go on" }), asked.splice(0)];
+      await middle("hit ", {}, { aborted: false, onAsked: "go on" }), await middle("hit ", {}), asked.splice(0)];
     seen.staleSwipe = await engine.gesture({ before: "hut hut ", points: [[5, 1], [4, 0]], signal: { aborted: true } });
     seen.swipes = [];
     for (const name of ["qwerty", "azerty"]) {

@@ -26,7 +26,7 @@ import { Predictor } from "./predict.mjs";
  * more character for each of several rows: row j goes on from row `rows[j]` of `state` with `tokens[j]`. `state` is
  * whatever the source likes; it is never changed by a later call.
  * @typedef {object} CharacterSource
- * @property {(ids: Int32Array, signal?: Signal) => Promise<{logp: Float32Array, state: unknown}>} begin
+ * @property {(ids: Int32Array, signal?: Signal) => Promise<{logp: Float32Array, state: unknown} | null>} begin
  * @property {(tokens: number[], state: unknown, rows: number[]) =>
  *   Promise<{logp: Float32Array[], state: unknown}>} step
  */
@@ -265,7 +265,7 @@ export class Engine {
       if (signal) await othersFirst();
       if (signal?.aborted) return null;
       const answer = await this.#sources[name].scores(ids, signal);
-      if (!answer) return null;
+      if (!answer || signal?.aborted) return null; // what a source says after it was stopped is not kept
       logp = answer.slice();
     }
     this.#scored.delete(key); // put at the end: the one not asked for longest goes first
@@ -282,7 +282,9 @@ export class Engine {
     const source = this.#sources.federated, { vocab } = this.#numbers;
     const ids = anchored(this.#numbers.encode(text + typed), this.#k);
     const step = (tokens, state, rows) => source.step(tokens, state, rows);
-    const found = await complete(vocab, await source.begin(ids, signal), step, SPELT, signal);
+    const after = await source.begin(ids, signal);
+    if (!after || signal?.aborted) return null;
+    const found = await complete(vocab, after, step, SPELT, signal);
     if (!found || signal?.aborted) return null;
     const never = new Set([...this.personal.blocked, ...(filter ? this.#tables.offensive.words : [])]);
     const starts = vocab.lower && !typed && startsSentence(text, this.#k);

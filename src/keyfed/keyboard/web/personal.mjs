@@ -225,7 +225,8 @@ function isOneWord(word, k) {
 
 function checkWord(word, k) {
   if (typeof word !== "string" || !isOneWord(word, k)) {
-    throw refused(`${shown(word)} is not a word: expected 1 to ${k.longest_word} characters, no blank or control character`);
+    const expected = `1 to ${k.longest_word} characters, no blank or control character`;
+    throw refused(`${shown(word)} is not a word: expected ${expected}`);
   }
 }
 
