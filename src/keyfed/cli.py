@@ -69,12 +69,39 @@ def evaluate(
             "epochs=1, with lr=, optimiser=, batch_size= after commas.",
         ),
     ] = None,
+    keyboard: Annotated[
+        bool,
+        typer.Option(
+            "--keyboard",
+            help="Type held-out messages instead, and count: suggestions that were right, keystrokes saved, corrections, "
+            "swipes, milliseconds; beside n-gram models of the same text.",
+        ),
+    ] = False,
+    against: Annotated[
+        list[Path] | None, typer.Option(help="With --keyboard: another run on the same text.  [repeatable]")
+    ] = None,
+    words: Annotated[
+        int | None,
+        typer.Option(help="With --keyboard: words typed of seen and of unseen clients.  [default: 2000]", min=1),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Test a run's model again: perplexity, accuracy, spread over clients, on seen and unseen clients.
 
     keyfed evaluate runs/mine --personalise epochs=1,lr=0.001
+
+      keyfed evaluate runs/mine --keyboard --against runs/mine/central
     """
+    if keyboard:
+        if personalise is not None:
+            raise ConfigError("--keyboard types with the model as it is; leave --personalise out")
+        from keyfed.keyboard.table import WORDS, evaluate_keyboard, keyboard_text
+
+        typed = evaluate_keyboard([run, *(against or [])], words or WORDS, say=lambda line: typer.echo(line, err=True))
+        print_json(typed) if as_json else typer.echo(keyboard_text(typed))
+        return
+    if against or words:
+        raise ConfigError("--against and --words go with --keyboard")
     from keyfed.run.personalise import parse_personal, personal_text
     from keyfed.run.results import evaluate_run, table_text
 

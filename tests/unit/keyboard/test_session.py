@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.config import Config
+from keyfed.config import Config, DataConfig
 from keyfed.engine.network import reader_of
 from keyfed.errors import ConfigError
 from keyfed.keyboard.editor import Editor
@@ -17,7 +19,7 @@ from keyfed.keyboard.session import Keyboard, NetworkSource, keyboard_of, ngram_
 from keyfed.model.language_model import ModelSpec, init_params
 from keyfed.model.ngram import fit_kneser_ney
 from keyfed.run.folder import Trained
-from keyfed.text.vocab import EOS, SPECIALS, Vocab
+from keyfed.text.vocab import BOS, EOS, SPECIALS, Vocab
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "happy", "hello", "world", "i", "am", ".", "pizza")
 VOCAB = Vocab("word", (*SPECIALS, *WORDS), lower=True, tokenised=False)
@@ -180,3 +182,16 @@ def test_typing_never_fails_and_the_typed_word_stays_recoverable(keys):
         strip = editor.strip()
         part = editor.keyboard.context(editor.text).typed
         assert not part or part in texts(strip)
+
+
+def test_a_model_of_single_lines_reads_the_last_line_behind_bos():
+    source = NetworkSource(reader_of(SPEC, PARAMS), lines=True)
+    line = VOCAB.encode_context("the cat").tolist()
+    whole, _ = reader_of(SPEC, PARAMS).after(torch.tensor([[BOS, *line]]), None)
+    want = whole[0].double().log_softmax(-1).numpy()
+    np.testing.assert_allclose(source([EOS, *VOCAB.encode_context("hello world\nthe cat").tolist()]), want, atol=1e-6)
+    np.testing.assert_allclose(source([EOS, *line]), want, atol=1e-6)
+    trained = Trained(None, Config(data=DataConfig(batches="sentences")), "fedavg", SPEC, PARAMS, VOCAB)
+    board, other = keyboard_of(trained), keyboard_of(replace(trained, config=Config()))
+    assert texts(board.suggest("hello world\nthe cat ")) == texts(board.suggest("the cat "))
+    assert texts(board.suggest("the cat ")) != texts(other.suggest("the cat "))

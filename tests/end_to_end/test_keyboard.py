@@ -1,0 +1,56 @@
+"""A run judged as a keyboard, from the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def run(train_tiny):
+    return train_tiny("data.batches=sentences", "data.window=12", "train.central=true", "train.cohort=6", rounds=6)[0]
+
+
+def test_a_run_is_typed_on_beside_n_grams_and_another_run(keyfed, run):
+    asked = ("evaluate", run, "--keyboard", "--against", run / "central", "--words", 60)
+    code, stdout, stderr = keyfed(*asked, "--json")
+    assert code == 0, stderr
+    found = json.loads(stdout)
+    names = [row["name"] for row in found["rows"]]
+    assert names == [
+        "n-gram, order 5", "n-gram, as shipped", "cifg, fedavg", "cifg, fedavg + personal", "cifg, central",
+    ]  # fmt: skip
+    for row in found["rows"]:
+        seen = row["seen"]
+        assert seen["words"] >= 60
+        assert 0 <= seen["top1"] <= seen["top3"] <= 1
+        assert seen["saved"] <= seen["saved_ideal"] < 1
+        assert seen["wrong_corrections"] < 0.2
+        assert row["latency"]["keystroke"]["cpu_ms"] > 0
+        assert row["bytes"]["fp32"] > row["bytes"].get("int8", 0)
+    # The language is regular and the n-grams have seen all of it: they guess more than a tiny network of six rounds.
+    assert found["rows"][0]["seen"]["top3"] > 0.5
+    code, again, _ = keyfed(*asked, "--json")
+    strip = [{k: v for k, v in row.items() if k != "latency"} for row in json.loads(again)["rows"]]
+    assert strip == [{k: v for k, v in row.items() if k != "latency"} for row in found["rows"]], "drawn by the seed"
+    code, text, _ = keyfed(*asked)
+    assert code == 0
+    assert "strokes" in text
+    assert "cifg, central" in " ".join(text.split())
+
+
+def test_what_cannot_be_typed_on_is_said(keyfed, train_tiny, run):
+    characters, _ = train_tiny("model.name=char-lstm", "data.window=20", rounds=1, name="characters")
+    other, _ = train_tiny("data.vocab=30", rounds=1, name="other")
+    for arguments, said in [
+        ((characters, "--keyboard"), "a model of characters"),
+        ((run, "--keyboard", "--against", other), "another vocabulary"),
+        ((run, "--against", other), "go with --keyboard"),
+        ((run, "--keyboard", "--personalise", "epochs=1"), "leave --personalise out"),
+        ((run / "nowhere", "--keyboard"), "nowhere"),
+    ]:
+        code, _, stderr = keyfed("evaluate", *arguments)
+        assert code == 2
+        assert said in stderr
+        assert len(stderr.strip().splitlines()) == 1
