@@ -73,8 +73,8 @@ def evaluate(
         bool,
         typer.Option(
             "--keyboard",
-            help="Type held-out messages instead, and count: suggestions that were right, keystrokes saved, corrections, "
-            "swipes, milliseconds; beside n-gram models of the same text.",
+            help="Type held-out messages instead, and count: suggestions that were right, keystrokes saved, "
+            "corrections, swipes, milliseconds; beside n-gram models of the same text.",
         ),
     ] = False,
     against: Annotated[

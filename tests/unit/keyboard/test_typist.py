@@ -55,7 +55,7 @@ def test_taps_without_spread_type_the_word(word):
 def test_taps_hit_another_key_as_often_as_their_spread_says():
     rng = np.random.default_rng(1)
     tapped = "".join(typist.tap("g" * 100, QWERTY, rng).typed for _ in range(50))
-    # A key is one wide and one high: 1 − P(|x| < ½) P(|y| < ½) = 1 − 0.9545² = 0.089; rows are shifted, which adds a little.
+    # A key is one wide and one high: 1 − P(|x| < ½) P(|y| < ½) = 1 − 0.9545² = 0.089; the rows are shifted, too.
     assert np.mean([c != "g" for c in tapped]) == pytest.approx(0.09, abs=0.02)
 
 
