@@ -1,0 +1,126 @@
+"""Text left of the cursor → what the model has read, and the part of a word being typed.
+
+The model reads EOS and then the tokens from an anchor on, from a zero state. With n tokens the anchor is
+a = 32·max(0, ⌊n/32⌋ − 1): a pasted novel costs at most 63 steps, the suggestions depend on the text alone, and one more
+word costs one step until the anchor moves.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+
+from keyfed.keyboard.layout import fold
+from keyfed.keyboard.tables import Constants
+from keyfed.text.vocab import EOS, Vocab, words_of
+
+JOINERS = "\u200c\u200d"
+
+
+def is_letter(c: str) -> bool:
+    """Whether a character is a letter or a number of any script (Unicode L and N)."""
+    return c.isalnum()
+
+
+def is_wordlike(word: str) -> bool:
+    """Whether a token is a word or number, not a mark or symbol."""
+    return any(map(is_letter, word))
+
+
+def belongs(c: str) -> bool:
+    """Whether a character is a letter, a number or a mark that belongs to one (as `words_of` has it)."""
+    return is_letter(c) or c in JOINERS or ("\u0300" <= c < "\ufb50" and unicodedata.category(c) in ("Mn", "Mc"))
+
+
+def typed_part(before: str, k: Constants) -> str:
+    """Return the word being typed at the end of a text, or an empty string.
+
+    Letters, numbers and the joints between them; a full stop only between two letters (addresses). It may end in an
+    apostrophe or hyphen ("don'"), and begin with an `@`.
+
+    Example:
+      >>> from keyfed.keyboard.tables import constants
+      >>> [typed_part(text, constants()) for text in ("I don’", "the end.", "see ex.am", "(hel", "well-k", "a ")]
+      ['don’', '', 'ex.am', 'hel', 'well-k', '']
+    """
+    at, size = len(before), len(before)
+    while at > 0:
+        c = before[at - 1]
+        if c == ".":
+            if not (1 < at < size and belongs(before[at]) and belongs(before[at - 2])):
+                break
+        elif not (c in k.joints or belongs(c)):
+            break
+        at -= 1
+    while at < size and not (is_letter(before[at]) or before[at] in k.opening_joints):
+        at += 1
+    typed = before[at:]
+    return typed if typed and (belongs(typed[-1]) or typed[-1] in k.closing_joints) else ""
+
+
+def last_part(text: str, k: Constants) -> str:
+    """Return what is looked at of a long text: its end, from behind a blank, in steps so that it seldom moves.
+
+    Example:
+      >>> from dataclasses import replace
+      >>> from keyfed.keyboard.tables import constants
+      >>> last_part("one two three four", replace(constants(), most_text=12, text_step=4))
+      'three four'
+    """
+    if len(text) <= k.most_text:
+        return text
+    start = k.text_step * -(-(len(text) - k.most_text) // k.text_step)
+    for at in range(start - 1, len(text)):
+        if text[at].isspace():
+            return text[at + 1 :]
+    return text[start:]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a keyboard knows of the text left of the cursor.
+
+    Attributes:
+      ids: what the model reads: EOS and the tokens from the anchor on.
+      previous: the word before the one being typed, folded; empty at a line start and behind punctuation.
+      text: the text before the typed part (of a long one, its end).
+      typed: the part of a word being typed.
+    """
+
+    ids: tuple[int, ...]
+    previous: str
+    text: str
+    typed: str
+
+
+def read_context(before: str, vocab: Vocab, k: Constants) -> Context:
+    """Cut the text left of the cursor into context and typed part.
+
+    Example:
+      >>> from keyfed.keyboard.tables import constants
+      >>> from keyfed.text.vocab import SPECIALS
+      >>> vocab = Vocab("word", (*SPECIALS, "the", "cat"), lower=True, tokenised=False)
+      >>> read_context("Dog\\nThe ca", vocab, constants())
+      Context(ids=(2, 3, 2, 4), previous='the', text='Dog\\nThe ', typed='ca')
+    """
+    kept = last_part(before, k)
+    typed = typed_part(kept, k)
+    text = kept[: len(kept) - len(typed)]
+    return Context(anchored(vocab.encode_context(text).tolist(), k), previous_word(text), text, typed)
+
+
+def anchored(tokens: list[int], k: Constants) -> tuple[int, ...]:
+    """Return EOS and the tokens from the anchor on."""
+    return (EOS, *tokens[k.anchor * max(0, len(tokens) // k.anchor - 1) :])
+
+
+def previous_word(text: str) -> str:
+    """Return the last word of the current line, folded, or an empty string if punctuation or nothing stands there.
+
+    Example:
+      >>> previous_word("Hello big World "), previous_word("Hello, "), previous_word("Hello\\n")
+      ('world', '', '')
+    """
+    line = text[text.rfind("\n") + 1 :]
+    tokens = words_of(line, tokenised=False, lower=False)
+    return fold(tokens[-1]) if tokens and is_wordlike(tokens[-1]) else ""

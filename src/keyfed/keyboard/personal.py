@@ -1,0 +1,203 @@
+r"""What this device learnt of its user: words, pairs of words, a dictionary, words never to be suggested.
+
+With u(w) the uses of w and b(v, w) its uses after v, once a word (pair) was used `learn_after` times, and their sums
+:math:`c_u`, :math:`c_b(v)`,
+
+.. math::
+   p(w) = \lambda_b \frac{b(v, w)}{c_b(v)} + (1 - \lambda_b)\Big(\lambda_u \frac{u(w)}{c_u} + (1 - \lambda_u)\,
+   p_\mathrm{model}(w)\Big), \qquad
+   \lambda_b = \frac{c_b}{c_b + k_b}, \quad \lambda_u = \min\Big(\lambda_\max, \frac{c_u}{c_u + k_u}\Big)
+
+Nothing here leaves the device, and everything can be seen, taken away and carried to another device as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from keyfed.errors import DataError
+from keyfed.keyboard.context import is_wordlike
+from keyfed.keyboard.layout import fold
+from keyfed.keyboard.tables import Constants, constants
+
+FORMAT = 1
+
+
+@dataclass
+class Personal:
+    """Counts of one user. Words are folded (lower case, plain apostrophes).
+
+    Attributes:
+      words: uses of each word.
+      pairs: uses of each word after each word; the word before is "" at a line start.
+      dictionary: the user's own words, folded → as written.
+      blocked: words never suggested, by anything.
+      learning: whether finished words are counted.
+      incognito: whether suggestions come from the model only and nothing is learnt.
+      version: goes up with every change that suggestions depend on.
+    """
+
+    words: dict[str, int] = field(default_factory=dict)
+    pairs: dict[str, dict[str, int]] = field(default_factory=dict)
+    dictionary: dict[str, str] = field(default_factory=dict)
+    blocked: set[str] = field(default_factory=set)
+    learning: bool = True
+    incognito: bool = False
+    version: int = 0
+    constants: Constants = field(default_factory=constants)
+
+    def learn(self, word: str, previous: str = "") -> None:
+        """Count a finished word and its pair with the word before; not while incognito or with learning off."""
+        if self.incognito or not self.learning or not self.learnable(word):
+            return
+        key, before = fold(word), fold(previous)
+        self.words[key] = self.words.get(key, 0) + 1
+        after = self.pairs.setdefault(before, {})
+        after[key] = after.get(key, 0) + 1
+        self.version += 1
+
+    def keep(self, word: str) -> None:
+        """Learn a word at once, as one whose correction was undone; not while incognito or with learning off."""
+        if self.incognito or not self.learning or not self.learnable(word):
+            return
+        key = fold(word)
+        self.words[key] = max(self.words.get(key, 0), self.constants.learn_after)
+        self.version += 1
+
+    def learnable(self, word: str) -> bool:
+        """Whether a word may be learnt: no digits, no address, not too long.
+
+        Example:
+          >>> [Personal().learnable(w) for w in ("Kiel", "b4", "me@x.de", "a.b", "…")]
+          [True, False, False, False, False]
+        """
+        if not is_wordlike(word) or len(word) > self.constants.longest_word:
+            return False
+        return not any(c.isnumeric() or c in self.constants.unlearnt or not c.isprintable() for c in word)
+
+    def add(self, word: str) -> None:
+        """Put a word into the user's dictionary; it counts as used `learn_after` times.
+
+        Raises:
+          DataError: No word, or one that is too long.
+        """
+        if not is_wordlike(word) or word.split() != [word] or len(word) > self.constants.longest_word:
+            raise DataError(
+                f"{word[:40]!r} cannot be a word of the dictionary: expected 1 to "
+                f"{self.constants.longest_word} characters, no blank, at least one letter"
+            )
+        self.dictionary[fold(word)] = word
+        self.version += 1
+
+    def forget(self, word: str) -> None:
+        """Remove a word, its pairs and its dictionary entry."""
+        key = fold(word)
+        self.words.pop(key, None)
+        self.dictionary.pop(key, None)
+        self.pairs.pop(key, None)
+        for before in [before for before, after in self.pairs.items() if key in after]:
+            del self.pairs[before][key]
+            if not self.pairs[before]:
+                del self.pairs[before]
+        self.version += 1
+
+    def forget_all(self) -> None:
+        """Remove everything: counts, dictionary and list of blocked words."""
+        for held in (self.words, self.pairs, self.dictionary, self.blocked):
+            held.clear()
+        self.version += 1
+
+    def block(self, word: str) -> None:
+        """Never suggest a word again, nor correct to it."""
+        self.blocked.add(fold(word))
+        self.version += 1
+
+    def unblock(self, word: str) -> None:
+        """Allow a blocked word again."""
+        self.blocked.discard(fold(word))
+        self.version += 1
+
+    def uses(self) -> dict[str, int]:
+        """Return u of the words that count, dictionary included."""
+        least = self.constants.learn_after
+        counting = {word: n for word, n in self.words.items() if n >= least}
+        return counting | {word: max(least, self.words.get(word, 0)) for word in self.dictionary}
+
+    def uses_after(self, previous: str) -> dict[str, int]:
+        """Return b of the words that count after a word."""
+        return {w: n for w, n in self.pairs.get(previous, {}).items() if n >= self.constants.learn_after}
+
+    def knows(self, word: str) -> bool:
+        """Whether a word counts or is in the dictionary; also while incognito, so that it is not corrected away."""
+        key = fold(word)
+        return key in self.dictionary or self.words.get(key, 0) >= self.constants.learn_after
+
+    def to_json(self) -> str:
+        """Return everything that was learnt as one JSON object."""
+        held = {"words": self.words, "pairs": self.pairs, "dictionary": list(self.dictionary.values())}
+        return json.dumps({"format": FORMAT, **held, "blocked": sorted(self.blocked)}, ensure_ascii=False)
+
+    def take(self, text: str) -> None:
+        """Put what `to_json` wrote in the place of what is here, or refuse it whole.
+
+        Raises:
+          DataError: Not such an object, or too large; nothing is changed then.
+        """
+        found = checked(text, self.constants)
+        self.words = {fold(w): n for w, n in found["words"].items()}
+        self.pairs = {fold(v): {fold(w): n for w, n in after.items()} for v, after in found["pairs"].items()}
+        self.dictionary = {fold(w): w for w in found["dictionary"]}
+        self.blocked = {fold(w) for w in found["blocked"]}
+        self.version += 1
+
+
+def checked(text: str, k: Constants) -> dict[str, Any]:
+    """Return an exported document if it is one.
+
+    Raises:
+      DataError: What is wrong with it, in one line.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"learnt words: not JSON ({error})") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise DataError(f'learnt words: expected an object with "format": {FORMAT}, as the keyboard exports it')
+    kinds = {"words": dict, "pairs": dict, "dictionary": list, "blocked": list}
+    for key, kind in kinds.items():
+        if not isinstance(found.get(key), kind):
+            raise DataError(f"learnt words: {key!r} should be of type {kind.__name__}")
+    lists = [found["words"], found["dictionary"], found["blocked"], *_tables(found["pairs"])]
+    entries = sum(map(len, lists))
+    if entries > k.most_entries:
+        raise DataError(f"learnt words: {entries:,} entries; at most {k.most_entries:,} are taken")
+    for counts in (found["words"], *_tables(found["pairs"])):
+        _check_counts(counts, k)
+    for word in (*found["dictionary"], *found["blocked"], *(v for v in found["pairs"] if v != "")):
+        _check_word(word, k)
+    return found
+
+
+def _tables(pairs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    for before, after in pairs.items():
+        if not isinstance(after, dict):
+            raise DataError(f"learnt words: the pairs of {before[:40]!r} should be of type dict")
+    return list(pairs.values())
+
+
+def _check_counts(counts: Mapping[str, Any], k: Constants) -> None:
+    for word, n in counts.items():
+        _check_word(word, k)
+        if type(n) is not int or not 1 <= n < 1 << 53:
+            raise DataError(f"learnt words: {word[:40]!r} has the count {str(n)[:20]}; expected a positive integer")
+
+
+def _check_word(word: Any, k: Constants) -> None:
+    if not isinstance(word, str) or word.split() != [word] or len(word) > k.longest_word or not word.isprintable():
+        raise DataError(
+            f"learnt words: {str(word)[:40]!r} is not a word: expected 1 to {k.longest_word} printable characters, "
+            "no blank"
+        )

@@ -1,0 +1,300 @@
+r"""Scores, edits and swipes → the strip above the keys, and what a separator will put in the place of the typed word.
+
+Bayes' rule in nats, with F the cost of a whole word and C that of its beginning (`keyfed.keyboard.typed`):
+
+.. math::
+   \mathrm{full}(w) = \log p(w) - \alpha F(w), \qquad
+   \mathrm{completion}(w) = \log p(w) - \alpha C(w) - \mathrm{complete}, \qquad
+   \mathrm{score}(w) = \max(\mathrm{full}, \mathrm{completion})
+
+against the typed word itself, which has log p(w) if it is known and `unknown_word` − `unknown_letter` · letters if not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyfed.keyboard.casing import all_capitals, display, is_capital, starts_sentence
+from keyfed.keyboard.context import Context, belongs
+from keyfed.keyboard.layout import Layout, Point, fold, layout_of
+from keyfed.keyboard.lexicon import Lexicon, is_suggestible
+from keyfed.keyboard.mixture import mixed
+from keyfed.keyboard.personal import Personal
+from keyfed.keyboard.tables import Constants, constants, emoji_table, offensive_words
+from keyfed.text.vocab import SPECIALS, Vocab
+
+Floats = NDArray[np.float64]
+Kind = Literal["word", "literal", "completion", "correction", "emoji", "next"]
+
+RANKED = 16  # candidates that are looked at for three slots; some may be shown alike
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One suggestion: what is shown and typed, the word it stands for (folded), and why it is there."""
+
+    text: str
+    word: str
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Three suggestions, the best in the middle.
+
+    Attributes:
+      slots: left, middle, right.
+      correction: what a separator will put in the place of the typed word, if anything.
+    """
+
+    slots: tuple[Slot | None, Slot | None, Slot | None]
+    correction: str | None = None
+
+
+EMPTY = Strip((None, None, None))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a user can switch.
+
+    Attributes:
+      autocorrect: whether separators correct the typed word.
+      emoji: whether emoji are offered.
+      clean: whether offensive words are held back.
+    """
+
+    autocorrect: bool = True
+    emoji: bool = True
+    clean: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """What the typed letters cost against the words of one lexicon, [words] each; `usable` are within the bounds."""
+
+    full: Floats
+    beginning: Floats
+    usable: NDArray[np.bool_]
+
+
+class Predictor:
+    """A vocabulary, a layout and a user's counts: ranks words given the model's log-probabilities."""
+
+    def __init__(
+        self,
+        vocab: Vocab,
+        personal: Personal | None = None,
+        *,
+        forms: Mapping[str, str] | None = None,
+        layout: Layout | None = None,
+        settings: Settings | None = None,
+        k: Constants | None = None,
+    ) -> None:
+        self.k = k or constants()
+        self.vocab = vocab
+        self.personal = personal or Personal()
+        self.settings = settings or Settings()
+        self.layout = layout or layout_of("qwerty")
+        self._forms = forms or {}
+        entries = enumerate(vocab.words[len(SPECIALS) :], len(SPECIALS))
+        numbered = [(i, w) for i, w in entries if is_suggestible(w, self.k)]
+        self.lexicon = Lexicon([w for _, w in numbered], [i for i, _ in numbered], self.layout, self.k)
+        self._own: tuple[int, Lexicon] | None = None
+        self._allowed: tuple[int, bool, NDArray[np.bool_]] | None = None
+        self._mixed: tuple[Floats, str, int, bool, tuple[Floats, Floats]] | None = None
+
+    def suggest(self, logp: Floats, context: Context, taps: Sequence[Point | None] = ()) -> Strip:
+        """Return the strip.
+
+        Args:
+          logp: the model's log-probabilities of the next token, [vocabulary].
+          context: what stands left of the cursor.
+          taps: where the finger came down for each typed character, as far as known.
+        """
+        typed = context.typed
+        if len(typed) > self.k.max_typed:
+            return EMPTY
+        if not typed:
+            return self._next(logp, context)
+        ranked = self._ranked(logp, context, taps)
+        literal = Slot(typed, fold(typed), "literal")
+        corrected = self.correct(logp, context, taps)
+        if corrected is not None:
+            others = [s for s in ranked if s.text not in (typed, corrected.text)]
+            ordered = [corrected, literal, *others]
+        else:
+            others = [s for s in ranked[1:] if s.text != typed]
+            ordered = [ranked[0], *([literal] if ranked[0].text != typed else []), *others]
+        return Strip(_three(ordered, self._emoji(fold(typed))), corrected.text if corrected else None)
+
+    def correct(self, logp: Floats, context: Context, taps: Sequence[Point | None] = ()) -> Slot | None:
+        """Return what a separator puts in the place of the typed word, or None where it stays."""
+        typed, k = context.typed, self.k
+        if not self.settings.autocorrect or not self.is_correctable(typed):
+            return None
+        key = fold(typed)
+        if key in k.capital_i:
+            shown = display(key, typed, False, self._forms, k)
+            return None if shown == typed else Slot(shown, key, "correction")
+        if sum(map(str.isalpha, typed)) < 2 or self.personal.knows(typed) or key in self._held_back():
+            return None
+        best: tuple[float, Slot] | None = None
+        for lexicon, scores, allowed in self._parts(logp, context.previous):
+            costs = self._costs(lexicon, typed, taps)
+            full = np.where(allowed & (costs.full <= k.correct_max), scores - k.alpha * costs.full, -np.inf)
+            at = int(full.argmax()) if len(full) else 0
+            if len(full) and (best is None or full[at] > best[0]):
+                best = float(full[at]), self._slot(lexicon, at, context, "correction")
+        known = key in self.lexicon.places
+        margin = k.margin_known if known else k.margin_unknown
+        if best is None or not best[0] > self._literal(logp, context) + margin:
+            return None
+        return None if best[1].word == key else best[1]
+
+    def is_correctable(self, typed: str) -> bool:
+        """Whether a typed word is one that may be corrected: no number, address, abbreviation or closing quote.
+
+        Example:
+          >>> p = Predictor(Vocab("word", SPECIALS, lower=True, tokenised=False))
+          >>> [p.is_correctable(w) for w in ("teh", "Teh", "TEH", "iPhnoe", "b4", "x@y", "rock'")]
+          [True, True, False, False, False, False, False]
+        """
+        if not typed or len(typed) > self.k.max_typed or not belongs(typed[-1]) or all_capitals(typed):
+            return False
+        return not any(c.isnumeric() or c in self.k.unlearnt for c in typed) and not any(map(is_capital, typed[1:]))
+
+    def is_known(self, word: str) -> bool:
+        """Whether a word is in the lexicon or the user's own."""
+        return fold(word) in self.lexicon.places or self.personal.knows(word)
+
+    def gesture(self, logp: Floats, context: Context, points: Sequence[Point], n: int = 3) -> list[Slot]:
+        """Return the n best words for a swipe, best first."""
+        found: list[tuple[float, int, Slot]] = []
+        for part, (lexicon, scores, allowed) in enumerate(self._parts(logp, context.previous)):
+            places, score = lexicon.templates.score(points, scores, self.k)
+            score = np.where(allowed[places], score, -np.inf)
+            for at in best_of(score, RANKED):
+                slot = self._slot(lexicon, int(places[at]), context, "word")
+                found.append((-float(score[at]), part * len(self.lexicon) + int(places[at]), slot))
+        return _unlike([slot for *_, slot in sorted(found, key=lambda f: f[:2])])[:n]
+
+    def _next(self, logp: Floats, context: Context) -> Strip:
+        ranked: list[tuple[float, int, Slot]] = []
+        for part, (lexicon, scores, allowed) in enumerate(self._parts(logp, context.previous)):
+            score = np.where(allowed, scores, -np.inf)
+            for at in best_of(score, RANKED):
+                slot = self._slot(lexicon, at, context, "next")
+                ranked.append((-float(score[at]), part, slot))
+        ranked.sort(key=lambda r: r[:2])
+        return Strip(_three(_unlike([slot for *_, slot in ranked]), self._emoji(context.previous)))
+
+    def _ranked(self, logp: Floats, context: Context, taps: Sequence[Point | None]) -> list[Slot]:
+        """Return the candidates and the literal, best first, no two alike; never empty."""
+        k, typed = self.k, context.typed
+        found: list[tuple[float, int, Slot]] = []
+        for part, (lexicon, scores, allowed) in enumerate(self._parts(logp, context.previous)):
+            costs = self._costs(lexicon, typed, taps)
+            full = scores - k.alpha * costs.full
+            completion = scores - k.alpha * costs.beginning - k.complete
+            score = np.where(allowed & costs.usable, np.maximum(full, completion), -np.inf)
+            for at in best_of(score, RANKED):
+                kind: Kind = "completion" if completion[at] > full[at] else "word"
+                kind = "correction" if kind == "word" and costs.full[at] > 0 else kind
+                found.append((-float(score[at]), part, self._slot(lexicon, at, context, kind)))
+        found.append((-self._literal(logp, context), 2, Slot(typed, fold(typed), "literal")))
+        return _unlike([slot for *_, slot in sorted(found, key=lambda f: f[:2])])
+
+    def _costs(self, lexicon: Lexicon, typed: str, taps: Sequence[Point | None]) -> _Costs:
+        k, state = self.k, lexicon.typing(typed, taps)
+        full, beginning = state.full, state.completion
+        if len(typed) < k.fuzzy_from:
+            beginning = np.where(beginning > 0, np.inf, beginning)
+        most = min(k.max_cost_most, k.max_cost + k.max_cost_letter * len(typed))
+        return _Costs(full, beginning, np.minimum(full, beginning) <= most)
+
+    def _literal(self, logp: Floats, context: Context) -> float:
+        """Score of the typed word as it was typed."""
+        key = fold(context.typed)
+        known = [
+            float(scores[lexicon.places[key]].max())
+            for lexicon, scores, _ in self._parts(logp, context.previous)
+            if key in lexicon.places
+        ]
+        return max(known, default=self.k.unknown_word - self.k.unknown_letter * len(context.typed))
+
+    def _parts(self, logp: Floats, previous: str) -> tuple[tuple[Lexicon, Floats, NDArray[np.bool_]], ...]:
+        """Return the vocabulary's lexicon and the user's own one, with log p and what may be suggested of each."""
+        own = self._own_words()
+        at = self._mixed
+        held = self.personal.version, self.personal.incognito
+        if at is None or at[0] is not logp or at[1:4] != (previous, *held):
+            both = mixed(logp, previous, self.lexicon, own.words, self.personal, self.k)
+            self._mixed = at = (logp, previous, *held, both)
+        if self._allowed is None or self._allowed[:2] != (self.personal.version, self.settings.clean):
+            allowed = self.lexicon.outside(self._held_back())
+            self._allowed = (self.personal.version, self.settings.clean, allowed)
+        main, personal = at[-1]
+        parts = (self.lexicon, main, self._allowed[-1])
+        if self.personal.incognito or not len(own):
+            return (parts,)
+        return parts, (own, personal, own.outside(self._held_back()))
+
+    def _held_back(self) -> frozenset[str]:
+        return frozenset(self.personal.blocked) | (offensive_words() if self.settings.clean else frozenset())
+
+    def _own_words(self) -> Lexicon:
+        if self._own is None or self._own[0] != self.personal.version:
+            counting = self.personal.uses()
+            for after in self.personal.pairs.values():
+                counting |= {w: n for w, n in after.items() if n >= self.k.learn_after}
+            words = sorted(w for w in counting if w not in self.lexicon.places and is_suggestible(w, self.k))
+            if self._own is None or self._own[1].words != tuple(words):
+                self._own = self.personal.version, Lexicon(words, range(len(words)), self.layout, self.k)
+            self._own = self.personal.version, self._own[1]
+        return self._own[1]
+
+    def _slot(self, lexicon: Lexicon, at: int, context: Context, kind: Kind) -> Slot:
+        word = lexicon.words[at]
+        forms = self._forms if lexicon is self.lexicon else self.personal.dictionary
+        text = display(word, context.typed, starts_sentence(context.text, self.k), forms, self.k)
+        return Slot(text, lexicon.keys[at], "literal" if kind != "correction" and text == context.typed else kind)
+
+    def _emoji(self, word: str) -> Slot | None:
+        picture = emoji_table().get(word) if self.settings.emoji and word not in self.personal.blocked else None
+        return Slot(picture, word, "emoji") if picture else None
+
+
+def best_of(score: Floats, n: int) -> list[int]:
+    """Return the places of the n highest finite scores, best first; ties go to the lower place.
+
+    Example:
+      >>> best_of(np.array([1.0, 3.0, -np.inf, 3.0]), 3)
+      [1, 3, 0]
+    """
+    if len(score) > n:
+        least = np.partition(score, len(score) - n)[len(score) - n]
+        places = np.flatnonzero((score >= least) & (score > -np.inf))
+    else:
+        places = np.flatnonzero(score > -np.inf)
+    order = np.argsort(-score[places], kind="stable")[:n]
+    return [int(at) for at in places[order]]
+
+
+def _unlike(slots: Sequence[Slot]) -> list[Slot]:
+    """Return the slots without those that read like an earlier one."""
+    found: dict[str, Slot] = {}
+    for slot in slots:
+        found.setdefault(slot.text, slot)
+    return list(found.values())
+
+
+def _three(best: Sequence[Slot], emoji: Slot | None) -> tuple[Slot | None, Slot | None, Slot | None]:
+    """Put the best in the middle, the second left, the third or the emoji right."""
+    middle, left, right = [*best[:3], None, None, None][:3]
+    return left, middle, emoji or right

@@ -1,0 +1,242 @@
+/**
+ * What this device learnt of its user: words, pairs of words, a dictionary, words never to be suggested. All of it can
+ * be seen, taken away and carried to another device as JSON; nothing leaves the device by itself. Words are folded.
+ */
+
+import { isWordlike, SPACE } from "./context.mjs";
+import { fold } from "./layout.mjs";
+
+const FORMAT = 1;
+const DIGIT = /\p{N}/u;
+const UNPRINTABLE = /[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/u;
+const BLANK = new RegExp(`[${SPACE}]`, "u");
+
+/** Number of code points. */
+export const sizeOf = (text) => {
+  let size = 0;
+  for (const _ of text) size++; // eslint-disable-line no-unused-vars
+  return size;
+};
+
+/** Counts of one user. */
+export class Personal {
+  /** @param {object} constants  constants.json */
+  constructor(constants) {
+    this.constants = constants;
+    /** Uses of each word. @type {Map<string, number>} */
+    this.words = new Map();
+    /** Uses of each word after each word; the word before is "" at a line start. @type {Map<string, Map<string, number>>} */
+    this.pairs = new Map();
+    /** The user's own words, folded → as written. @type {Map<string, string>} */
+    this.dictionary = new Map();
+    /** Words never suggested, by anything. @type {Set<string>} */
+    this.blocked = new Set();
+    /** Goes up with every change that suggestions depend on. */
+    this.version = 0;
+  }
+
+  #fold(word) {
+    return fold(word, this.constants.plain_joints);
+  }
+
+  /** Count a finished word and its pair with the word before. Returns whether it may be learnt. */
+  learn(word, previous = "") {
+    if (!this.learnable(word)) return false;
+    const key = this.#fold(word), before = this.#fold(previous);
+    this.words.set(key, (this.words.get(key) ?? 0) + 1);
+    if (!this.pairs.has(before)) this.pairs.set(before, new Map());
+    const after = this.pairs.get(before);
+    after.set(key, (after.get(key) ?? 0) + 1);
+    this.version++;
+    return true;
+  }
+
+  /** Take one use back that `learn` counted: the word was not what the user meant. */
+  unlearn(word, previous = "") {
+    const key = this.#fold(word), before = this.#fold(previous);
+    const after = this.pairs.get(before);
+    if (after) decrease(after, key);
+    if (after?.size === 0) this.pairs.delete(before);
+    decrease(this.words, key);
+    this.version++;
+  }
+
+  /** Learn a word at once, as one whose correction was undone. */
+  keep(word) {
+    if (!this.learnable(word)) return;
+    const key = this.#fold(word);
+    this.words.set(key, Math.max(this.words.get(key) ?? 0, this.constants.learn_after));
+    this.version++;
+  }
+
+  /** Whether a word may be learnt: no digits, no address, not too long. */
+  learnable(word) {
+    if (!isWordlike(word) || sizeOf(word) > this.constants.longest_word) return false;
+    if (DIGIT.test(word) || UNPRINTABLE.test(word)) return false;
+    return ![...word].some((c) => this.constants.unlearnt.includes(c));
+  }
+
+  /**
+   * Put a word into the user's dictionary; it counts as used `learn_after` times.
+   * @throws {Error} no word, or one that is too long
+   */
+  add(word) {
+    const longest = this.constants.longest_word;
+    if (!isWordlike(word) || BLANK.test(word) || sizeOf(word) > longest) {
+      throw new Error(`${shown(word)} cannot be a word of the dictionary: expected 1 to ${longest} characters, ` +
+        "no blank, at least one letter");
+    }
+    this.dictionary.set(this.#fold(word), word);
+    this.version++;
+  }
+
+  /** Remove a word, its pairs and its dictionary entry. */
+  forget(word) {
+    const key = this.#fold(word);
+    this.words.delete(key);
+    this.dictionary.delete(key);
+    this.pairs.delete(key);
+    for (const [before, after] of this.pairs) {
+      after.delete(key);
+      if (!after.size) this.pairs.delete(before);
+    }
+    this.version++;
+  }
+
+  /** Remove everything: counts, dictionary and list of blocked words. */
+  forgetAll() {
+    for (const held of [this.words, this.pairs, this.dictionary, this.blocked]) held.clear();
+    this.version++;
+  }
+
+  /** Never suggest a word again, nor correct to it. */
+  block(word) {
+    this.blocked.add(this.#fold(word));
+    this.version++;
+  }
+
+  /** Allow a blocked word again. */
+  unblock(word) {
+    this.blocked.delete(this.#fold(word));
+    this.version++;
+  }
+
+  /** u of the words that count, dictionary included. @returns {Map<string, number>} */
+  uses() {
+    const least = this.constants.learn_after;
+    const counting = new Map([...this.words].filter(([, n]) => n >= least));
+    for (const word of this.dictionary.keys()) counting.set(word, Math.max(least, this.words.get(word) ?? 0));
+    return counting;
+  }
+
+  /** b of the words that count after a word. @returns {Map<string, number>} */
+  usesAfter(previous) {
+    return new Map([...(this.pairs.get(previous) ?? [])].filter(([, n]) => n >= this.constants.learn_after));
+  }
+
+  /** Whether a word counts or is in the dictionary; also while incognito, so that it is not corrected away. */
+  knows(word) {
+    const key = this.#fold(word);
+    return this.dictionary.has(key) || (this.words.get(key) ?? 0) >= this.constants.learn_after;
+  }
+
+  /**
+   * What there is to see and delete: every word with its uses, most used first, and the blocked words.
+   * @returns {{words: {word: string, text: string, uses: number, counts: boolean, dictionary: boolean}[],
+   *   blocked: string[]}}
+   */
+  list() {
+    const keys = new Set([...this.words.keys(), ...this.dictionary.keys()]);
+    const words = [...keys].map((word) => ({
+      word,
+      text: this.dictionary.get(word) ?? word,
+      uses: this.words.get(word) ?? 0,
+      counts: this.knows(word),
+      dictionary: this.dictionary.has(word),
+    }));
+    words.sort((a, b) => b.uses - a.uses || byCodePoints(a.word, b.word));
+    return { words, blocked: [...this.blocked].sort(byCodePoints) };
+  }
+
+  /** Everything that was learnt as one JSON object. */
+  exportJSON() {
+    return JSON.stringify({
+      format: FORMAT,
+      words: Object.fromEntries(this.words),
+      pairs: Object.fromEntries([...this.pairs].map(([before, after]) => [before, Object.fromEntries(after)])),
+      dictionary: [...this.dictionary.values()],
+      blocked: [...this.blocked].sort(byCodePoints),
+    });
+  }
+
+  /**
+   * Put what `exportJSON` wrote in the place of what is here, or refuse it whole.
+   * @param {string} text
+   * @throws {Error} what is wrong with it, in one line; nothing is changed then
+   */
+  importJSON(text) {
+    const found = checked(text, this.constants);
+    const folded = (counts) => new Map(Object.entries(counts).map(([word, n]) => [this.#fold(word), n]));
+    this.words = folded(found.words);
+    this.pairs = new Map(Object.entries(found.pairs).map(([before, after]) => [this.#fold(before), folded(after)]));
+    this.dictionary = new Map(found.dictionary.map((word) => [this.#fold(word), word]));
+    this.blocked = new Set(found.blocked.map((word) => this.#fold(word)));
+    this.version++;
+  }
+}
+
+function decrease(counts, key) {
+  const left = (counts.get(key) ?? 0) - 1;
+  if (left > 0) counts.set(key, left);
+  else counts.delete(key);
+}
+
+/** An exported document if it is one. */
+function checked(text, k) {
+  let found;
+  try {
+    found = JSON.parse(text);
+  } catch {
+    throw refused("not JSON");
+  }
+  if (!isObject(found) || found.format !== FORMAT) {
+    throw refused(`expected an object with "format": ${FORMAT}, as the keyboard exports it`);
+  }
+  for (const [key, fits, kind] of [["words", isObject, "an object"], ["pairs", isObject, "an object"],
+    ["dictionary", Array.isArray, "a list"], ["blocked", Array.isArray, "a list"]]) {
+    if (!Object.hasOwn(found, key) || !fits(found[key])) throw refused(`"${key}" should be ${kind}`);
+  }
+  const pairs = Object.entries(found.pairs);
+  for (const [before, after] of pairs) if (!isObject(after)) throw refused(`the pairs of ${shown(before)} should be an object`);
+  const tables = [found.words, ...pairs.map(([, after]) => after)].map((table) => Object.entries(table));
+  const entries = tables.reduce((sum, table) => sum + table.length, found.dictionary.length + found.blocked.length);
+  if (entries > k.most_entries) throw refused(`${entries} entries; at most ${k.most_entries} are taken`);
+  for (const [word, n] of tables.flat()) {
+    checkWord(word, k);
+    if (!Number.isSafeInteger(n) || n < 1) throw refused(`${shown(word)} has the count ${shown(n)}; expected a positive integer`);
+  }
+  const befores = pairs.map(([before]) => before).filter((before) => before !== "");
+  for (const word of [...found.dictionary, ...found.blocked, ...befores]) checkWord(word, k);
+  return found;
+}
+
+function checkWord(word, k) {
+  const isWord = typeof word === "string" && word !== "" && !BLANK.test(word) && !UNPRINTABLE.test(word);
+  if (!isWord || sizeOf(word) > k.longest_word) {
+    throw refused(`${shown(word)} is not a word: expected 1 to ${k.longest_word} printable characters, no blank`);
+  }
+}
+
+const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+const shown = (value) => JSON.stringify(String(value).slice(0, 40));
+const refused = (what) => new Error(`learnt words: ${what}`);
+
+/** Sorts texts as Python does: by code points, not by UTF-16 units. */
+export function byCodePoints(a, b) {
+  const left = a[Symbol.iterator](), right = b[Symbol.iterator]();
+  for (;;) {
+    const x = left.next(), y = right.next();
+    if (x.done || y.done) return Number(!x.done) - Number(!y.done);
+    if (x.value !== y.value) return x.value.codePointAt(0) - y.value.codePointAt(0);
+  }
+}
