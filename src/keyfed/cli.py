@@ -16,6 +16,7 @@ import typer
 
 import keyfed
 from keyfed.cli_compare import compare
+from keyfed.cli_keyboard import export
 from keyfed.cli_options import (
     DirOption,
     JsonOption,
@@ -87,6 +88,7 @@ def evaluate(
 
 app.command()(tune)
 app.command()(vocab)
+app.command()(export)
 
 
 @app.command()

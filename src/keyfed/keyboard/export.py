@@ -1,0 +1,237 @@
+"""From a run to a folder that a page can type on: graph, weights, vocabulary, test vectors, manifest.
+
+The folder appears whole or not at all: everything is written beside it, read back, compared with the trained network on
+held-out text, and only then renamed into place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+import keyfed
+from keyfed.errors import DataError, DownloadError, RunError
+from keyfed.keyboard import bundle
+from keyfed.keyboard.extra import need
+from keyfed.keyboard.forms import written_forms
+from keyfed.keyboard.graph import state_widths, step_graph
+from keyfed.keyboard.ngram_file import fit_small, to_bytes
+from keyfed.keyboard.parity import Parity, make_vectors, measure, refuse_difference, sample_tokens
+from keyfed.keyboard.quantise import quantise, widen
+from keyfed.model.language_model import ModelSpec, parameter_count, shapes
+from keyfed.model.presets import PRESETS
+from keyfed.run.console import human_bytes
+from keyfed.run.evaluate import limit_streams
+from keyfed.run.folder import Trained, load_model, read_result, read_run_toml
+from keyfed.run.prepare import Prepared, prepare
+from keyfed.text.named import NAMED, at_hand, is_path
+
+GOAL = 0.97  # of the three words shown, as many are the same in eight bits
+RANDOM = "random tokens"
+NGRAM_TOKENS = 10_000_000  # training text that the n-grams are counted on
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+      manifest: as in manifest.json.
+      notes: lines for a person: what was left out and why.
+    """
+
+    out: Path
+    manifest: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def export_run(folder: Path, out: Path | None = None, int8: bool = False) -> Exported:
+    """Export a finished run's model to `out` (RUN/keyboard by default), in eight bits if asked.
+
+    Raises:
+      RunError: the run is not finished or not of a preset, `out` is something else, or the graph does not say what the
+        network says; nothing is left behind.
+    """
+    need("onnx", "onnxruntime")
+    target = out or folder / "keyboard"
+    trained, spec = _load(folder)
+    params = {name: trained.params[name].float().numpy() for name in shapes(spec)}
+    if not all(np.isfinite(value).all() for value in params.values()):
+        raise RunError(f"{folder}: the model holds numbers that are not finite; it cannot be exported")
+    _refuse_other(target)
+    text, notes = _text_at_hand(trained)
+    with _appearing(target) as temporary:
+        graph = step_graph(spec).SerializeToString()
+        files = {bundle.GRAPH: graph, bundle.WEIGHTS: bytes(save(quantise(params) if int8 else params))}
+        shipped = widen(load(files[bundle.WEIGHTS]))
+        found = _measure(spec, graph, shipped, params, text)
+        refuse_difference(found, str(folder))
+        if int8 and found.text != RANDOM and found.top3_agreement < GOAL:
+            notes.append(
+                f"in eight bits {found.top3_agreement:.1%} of the words shown are the same, fewer than {GOAL:.0%}"
+            )
+        files[bundle.VOCAB] = _vocabulary(trained, text)
+        files[bundle.VECTORS] = json.dumps(make_vectors(spec, shipped, trained.vocab)).encode()
+        if text is not None and trained.vocab.kind == "word":
+            files[bundle.NGRAM] = _ngram(text)
+        manifest = _manifest(trained, spec, files, found, int8=int8)
+        for name, data in files.items():
+            (temporary / name).write_bytes(data)
+        (temporary / bundle.MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
+        bundle.check_bundle(temporary)
+    return Exported(target, manifest, tuple(notes))
+
+
+def model_sum(folder: Path) -> str:
+    """The sum of a run's model, by which an export knows whether it is of this model."""
+    try:
+        return bundle.sha256((folder / "model.safetensors").read_bytes())
+    except FileNotFoundError:
+        raise RunError(
+            f"{folder} has no model.safetensors: not a finished run; go on with `keyfed train --resume --out {folder}`"
+        ) from None
+
+
+def export_text(done: Exported) -> str:
+    """What the terminal shows: where, how large, how close."""
+    m, found = done.manifest, Parity(**done.manifest["parity"])
+    sizes = [f"{name} {human_bytes(entry['bytes'])}" for name, entry in m["files"].items()]
+    lines = [
+        f"{done.out}: {m['model']['name']}, {m['model']['parameters']:,} parameters, {m['precision']}",
+        "  " + ", ".join(sizes),
+        f"  equal to the trained network within {found.most:.1e} nats at {found.positions:,} places of {found.text}",
+    ]
+    if m["precision"] == "int8":
+        lines.append(f"  of the three words shown {found.top3_agreement:.2%} are the same as in fp32")
+    return "\n".join([*lines, *(f"  {note}" for note in done.notes)])
+
+
+def _load(folder: Path) -> tuple[Trained, ModelSpec]:
+    _, made = read_run_toml(folder)
+    if "module" in made:
+        raise RunError(
+            f"{folder} was trained with the module {made['module']}; only the models of the package can be exported: "
+            f"{', '.join(PRESETS)}"
+        )
+    trained = load_model(folder)
+    if not isinstance(trained.spec, ModelSpec):
+        raise RunError(
+            f"{folder}: the model {trained.spec.name} cannot be exported; it is none of {', '.join(PRESETS)}"
+        )
+    return trained, trained.spec
+
+
+def _text_at_hand(trained: Trained) -> tuple[Prepared | None, list[str]]:
+    """The run's corpus if it is here and still the same; nothing is fetched for an export."""
+    config, vocab = trained.config, trained.vocab
+    without = "; checked on random tokens, without written forms and n-grams"
+    if config.data.name in NAMED and not at_hand(config.data.name, Path(config.data.dir) if config.data.dir else None):
+        return None, [f"the corpus {config.data.name} is not at hand{without}"]
+    if config.data.vocab_file is not None:  # which may be gone by now; the run has its own copy
+        config = replace(config, data=replace(config.data, vocab_file=str(trained.folder / "vocab.json")))
+    try:
+        prepared = prepare(config, text=vocab.lower and vocab.kind == "word")
+    except (DataError, DownloadError) as e:
+        return None, [f"{e}{without}"]
+    if prepared.vocab != vocab:
+        return None, [f"the text of {prepared.corpus.name} has changed since the run{without}"]
+    return prepared, []
+
+
+def _measure(
+    spec: ModelSpec,
+    graph: bytes,
+    shipped: dict[str, NDArray[np.float32]],
+    params: dict[str, NDArray[np.float32]],
+    text: Prepared | None,
+) -> Parity:
+    streams = {**text.test, **text.unseen} if text is not None else {}
+    tokens, real = sample_tokens(streams, spec.vocab)
+    what = f"held-out text of {text.corpus.name}" if real and text is not None else RANDOM
+    return measure(spec, graph, shipped, params, tokens, what)
+
+
+def _vocabulary(trained: Trained, text: Prepared | None) -> bytes:
+    forms = written_forms((c.train for c in text.population.trained), trained.vocab) if text is not None else {}
+    return json.dumps({**json.loads(trained.vocab.to_json()), "forms": forms}).encode()
+
+
+def _ngram(text: Prepared) -> bytes:
+    streams = {str(k): text.store.stream(k) for k in range(len(text.store))}
+    model, _ = fit_small(list(limit_streams(streams, NGRAM_TOKENS).values()), len(text.vocab))
+    return to_bytes(model)
+
+
+def _manifest(
+    trained: Trained, spec: ModelSpec, files: dict[str, bytes], found: Parity, *, int8: bool
+) -> dict[str, Any]:
+    config, result = trained.config, read_result(trained.folder) or {}
+    name = config.data.name
+    return {
+        "format": bundle.FORMAT,
+        "keyfed": keyfed.__version__,
+        "model": {
+            **{key: getattr(spec, key) for key in bundle.SPEC},
+            "kind": trained.vocab.kind,
+            "width": spec.width,
+            "parameters": parameter_count(spec),
+        },
+        "run": {
+            "method": trained.method,
+            "data": Path(name).name if is_path(name) else name,
+            "rounds": result.get("best_round", config.train.rounds),
+            "seed": config.train.seed,
+            "model_sha256": model_sum(trained.folder),
+        },
+        "precision": "int8" if int8 else "fp32",
+        "states": [{"name": state, "width": width} for state, width in state_widths(spec).items()],
+        "weights": [
+            {"name": layer, "shape": list(shape), "int8": int8 and len(shape) == 2}
+            for layer, shape in shapes(spec).items()
+        ],
+        "vocabulary": {key: getattr(trained.vocab, key) for key in ("kind", "lower", "tokenised")},
+        "files": {file: {"bytes": len(data), "sha256": bundle.sha256(data)} for file, data in files.items()},
+        "parity": asdict(found),
+        "ngram": bundle.NGRAM in files,
+    }
+
+
+def _refuse_other(target: Path) -> None:
+    """Refuse to replace anything but an earlier export or an empty folder."""
+    if target.is_dir() and (bundle.is_bundle(target) or not any(target.iterdir())):
+        return
+    if target.exists() or target.is_symlink():
+        raise RunError(f"{target} exists and is not an exported keyboard; choose another --out")
+
+
+@contextmanager
+def _appearing(target: Path) -> Iterator[Path]:
+    """Give a folder to write in, which takes the target's place if nothing is raised and else vanishes."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    aside = target.with_name(f".{target.name}.{os.getpid()}.old")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        if target.exists():
+            target.rename(aside)
+        try:
+            temporary.rename(target)
+        except OSError:
+            if aside.exists():
+                aside.rename(target)
+            raise
+    except OSError as e:
+        raise RunError(f"{target}: could not be written ({e.strerror or e}); choose another --out") from e
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,68 @@
+"""The step graph in onnxruntime is the network in torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from keyfed.keyboard.graph import OPSET, state_widths, step_graph  # noqa: E402
+from keyfed.keyboard.parity import StepRunner, torch_steps  # noqa: E402
+from keyfed.model.language_model import ModelSpec, init_params, shapes  # noqa: E402
+from keyfed.model.presets import PRESETS, build_spec  # noqa: E402
+
+VOCAB = 41
+
+
+def small(name: str) -> ModelSpec:
+    tied = PRESETS[name].tied
+    square = tied and PRESETS[name].projection is None and PRESETS[name].dense is None
+    return build_spec(name, VOCAB, embed=10, hidden=10 if square else 14)
+
+
+OTHERS = {
+    "gru, one bias": ModelSpec("gru", "gru", VOCAB, 10, 14, biases=1),
+    "gru, three layers, dense": ModelSpec("gru", "gru", VOCAB, 10, 14, layers=3, dense=10, tied=True),
+    "cifg, no projection": ModelSpec("cifg", "cifg", VOCAB, 10, 14, biases=1),
+    "cifg, two layers, two biases": ModelSpec("cifg", "cifg", VOCAB, 10, 14, layers=2, projection=10, tied=True),
+    "lstm, tied": ModelSpec("lstm", "lstm", VOCAB, 14, 14, tied=True),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("spec", [*map(small, PRESETS), *OTHERS.values()], ids=[*PRESETS, *OTHERS])
+def test_a_rollout_equals_torch(spec, rows):
+    weights = {name: 4 * p.numpy() for name, p in init_params(spec, 1).items()}  # large enough for gates to saturate
+    weights["output.bias"] = np.random.default_rng(2).normal(size=VOCAB).astype(np.float32)
+    tokens = np.random.default_rng(3).integers(0, VOCAB, (rows, 30)).astype(np.int32)
+    runner = StepRunner(step_graph(spec).SerializeToString(), weights, spec)
+    state = runner.start(rows)
+    for t, expected in enumerate(torch_steps(spec, weights, tokens)):
+        logp, state = runner.step(tokens[:, t], state)
+        assert logp.shape == (rows, VOCAB)
+        np.testing.assert_allclose(logp, expected, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(np.exp(logp.astype(np.float64)).sum(1), 1, atol=1e-5)
+
+
+def test_the_context_is_used_and_rows_do_not_mix():
+    spec = small("cifg")
+    weights = {name: 4 * p.numpy() for name, p in init_params(spec, 1).items()}
+    runner = StepRunner(step_graph(spec).SerializeToString(), weights, spec)
+    _, state = runner.step(np.array([5, 6], np.int32), runner.start(2))
+    logp, _ = runner.step(np.array([7, 7], np.int32), state)
+    assert np.abs(logp[0] - logp[1]).max() > 1e-3
+    _, alone = runner.step(np.array([5], np.int32), runner.start(1))
+    np.testing.assert_allclose(runner.step(np.array([7], np.int32), alone)[0][0], logp[0], atol=1e-6)
+
+
+def test_inputs_and_outputs_are_those_of_the_contract():
+    spec = build_spec("lstm", VOCAB, embed=10, hidden=14)
+    graph = step_graph(spec)
+    assert [(o.domain, o.version) for o in graph.opset_import] == [("", OPSET)]
+    assert state_widths(spec) == {"h0": 14, "c0": 14, "h1": 14, "c1": 14}
+    assert [i.name for i in graph.graph.input] == ["token", "h0", "c0", "h1", "c1", *shapes(spec)]
+    assert [o.name for o in graph.graph.output] == ["logp", "h0_next", "c0_next", "h1_next", "c1_next"]
+    assert not any(node.op_type in ("Transpose", "MatMul") for node in graph.graph.node)
+    assert len(graph.SerializeToString()) < 10_000  # no weights inside
