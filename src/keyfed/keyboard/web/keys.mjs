@@ -115,7 +115,7 @@ export class Keyboard {
     const label = document.createElement("span");
     label.className = "label";
     label.textContent = key.label;
-    button.append(label);
+    if (key.label) button.append(label);
     if (key.hint) {
       const hint = document.createElement("span");
       hint.className = "hint";

@@ -13,7 +13,7 @@ const MODEL = new URL("model/", PAGE);
 const EMPTY = { slots: [null, null, null], correction: null };
 const SOURCE_NAMES = { ngram: "n-gram", federated: "federated", personal: "federated + personal" };
 const byId = (id) => document.getElementById(id);
-const milliseconds = (value) => (value === null ? "–" : `${value.toFixed(1)} ms`);
+const milliseconds = (value) => (value === null ? "–" : `${value < 99.5 ? value.toFixed(1) : value.toFixed(0)} ms`);
 
 /** The worker's address: the only script this page ever names at run time, and the policy lets no other through. */
 function workerAddress() {
@@ -167,13 +167,13 @@ class Page {
     const { keys, chars } = this.editor.count;
     const saved = Math.max(0, chars - keys);
     const share = chars > 0 ? Math.round((100 * saved) / chars) : 0;
-    byId("meter-saved").textContent = `${share} % of keystrokes saved`;
+    byId("meter-saved").textContent = `${share} % keys saved`;
     this.panel.fact("Keystrokes saved", `${saved.toLocaleString()} of ${Math.max(0, chars).toLocaleString()} (${share} %)`);
   }
 
   #measured() {
     const [last, middle] = [milliseconds(this.#meter.last), milliseconds(this.#meter.median())];
-    byId("meter-latency").textContent = `${last} · median ${middle}`;
+    byId("meter-latency").textContent = `${last} (median ${middle})`;
     this.panel.fact("Latency", `${last}, median ${middle}`);
     this.panel.fact("To the screen", `median ${milliseconds(this.#meter.paintedMedian)}`);
   }

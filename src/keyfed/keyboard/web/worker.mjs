@@ -7,6 +7,8 @@ import { Engine } from "./engine.mjs";
 import { CharacterSource, LoadError, StepModel, WordSource, fetchedJSON, loadExport, loadRuntime } from "./model.mjs";
 import { NGram } from "./ngram.mjs";
 
+// Typed once before anybody types: the first run of every function is several times slower than the later ones.
+const WARM = ["", "t", "th", "the", "the ", "the q", "the qu", "the qui", "the quic", "the quikc", "the quick ", "the quick b"];
 const TABLES = ["constants", "layouts", "emoji", "offensive"];
 
 let engine = null;
@@ -58,6 +60,7 @@ async function load({ page, model, personal }) {
       sources: ngram ? { federated, ngram } : { federated },
     });
     const lost = restore(personal);
+    for (const before of WARM) await engine.strip({ before });
     tellPersonal();
     const { manifest } = exported;
     post("ready", { manifest, ngram: Boolean(ngram), neural: !trouble, trouble, lost });
