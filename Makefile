@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 RUN    ?= runs/first
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run test test-slow lint format bench docs clean
+.PHONY: help setup setup-dev run assets assets-if-possible test test-slow lint format bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,7 +25,13 @@ setup-dev: $(VENV)/dev ## … and with what the tests need
 run: setup ## train a federated keyboard model on the built-in corpus and report (about 6 minutes)
 	$(BIN)/keyfed train fedavg --out $(RUN) --resume --config first.toml
 
-test: setup-dev lint ## lint, types, all tests but the slow ones (at most 10 minutes)
+assets: setup ## fetch the keyboard page's runtime (onnxruntime-web) with npm, unless it is there
+	$(BIN)/python -m keyfed.keyboard.assets
+
+assets-if-possible: setup
+	@$(BIN)/python -m keyfed.keyboard.assets || echo "the tests that need the page's runtime are skipped"
+
+test: setup-dev lint assets-if-possible ## lint, types, all tests but the slow ones (at most 10 minutes)
 	$(BIN)/pytest -n auto --dist loadfile --doctest-modules --doctest-ignore-import-errors src tests
 
 test-slow: setup-dev ## training to a quality on real corpora (minutes each)

@@ -16,7 +16,7 @@ import typer
 
 import keyfed
 from keyfed.cli_compare import compare
-from keyfed.cli_keyboard import export
+from keyfed.cli_keyboard import export, keyboard
 from keyfed.cli_options import (
     DirOption,
     JsonOption,
@@ -89,6 +89,7 @@ def evaluate(
 app.command()(tune)
 app.command()(vocab)
 app.command()(export)
+app.command()(keyboard)
 
 
 @app.command()

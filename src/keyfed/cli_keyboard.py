@@ -1,4 +1,4 @@
-"""`keyfed export` and `keyfed keyboard`: a run as files that a page types on. torch is imported by the verbs, not here."""
+"""`keyfed export` and `keyfed keyboard`: a run as files that a page types on. torch is imported by the verbs."""
 
 from __future__ import annotations
 
@@ -28,3 +28,83 @@ def export(
     done = export_run(run, out, int8)
     whole = {"out": str(done.out), **done.manifest, "notes": done.notes}
     print_json(whole) if as_json else typer.echo(export_text(done))
+
+
+def keyboard(
+    run: Annotated[
+        Path | None, typer.Argument(help="Run folder or export folder; runs/first by default.", show_default=False)
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes any that is free.", min=0, max=65535)] = 8017,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
+) -> None:
+    """Type on a run's model in a browser. What is typed stays in the page: the server has no way to receive it.
+
+    Serves the page on 127.0.0.1 until Ctrl-C. A run that was not exported, or has been trained since, is exported
+    first. Without RUN it takes the run of `make run`, and trains it if there is none (minutes).
+
+      keyfed keyboard runs/first
+    """
+    from keyfed.keyboard.extra import need
+
+    need("starlette", "uvicorn")
+    from keyfed.keyboard import serve
+    from keyfed.keyboard.assets import WEB
+
+    serve.page_files(WEB)  # what is missing is said before anything long
+    with serve.listen(port) as listening:
+        folder = _exported(run or _first_run())
+        taken = listening.getsockname()[1]
+        address = f"http://{serve.HOST}:{taken}/"
+        app = serve.make_app(folder, taken)
+        typer.echo(f"{address}  types on {folder}; Ctrl-C ends it")
+        if not no_open:
+            serve.open_browser(address)
+        serve.serve(app, listening)
+
+
+def _exported(run: Path) -> Path:
+    """Return the export to serve: the folder itself, or the run's, made (again) where it is not of the run's model."""
+    from keyfed.errors import RunError
+    from keyfed.keyboard import bundle
+    from keyfed.keyboard.export import export_run, export_text, model_sum
+    from keyfed.run.folder import read_run_toml
+
+    if bundle.is_bundle(run):
+        bundle.check_bundle(run)
+        return run
+    read_run_toml(run)  # what is no run is said as such
+    target, int8 = run / "keyboard", False
+    if bundle.is_bundle(target):
+        try:
+            manifest = bundle.check_bundle(target)
+            int8 = manifest["precision"] == "int8"
+            if manifest["run"]["model_sha256"] == model_sum(run):
+                return target
+            typer.echo(f"{run} has been trained since it was exported; exporting it again", err=True)
+        except RunError as e:
+            typer.echo(f"{e}: doing so", err=True)
+    else:
+        typer.echo(f"exporting {run} to {target}", err=True)
+    typer.echo(export_text(export_run(run, target, int8)), err=True)
+    return target
+
+
+def _first_run() -> Path:
+    """Return the run of `make run`; train it where there is none, or go on with it, with the same settings."""
+    import keyfed
+    from keyfed.cli_train import train
+    from keyfed.errors import ConfigError
+
+    run = Path("runs/first")
+    if (run / "model.safetensors").exists() and (run / "result.json").exists():
+        return run
+    package = Path(keyfed.__file__).parent
+    places = (package / "first.toml", package.parents[1] / "first.toml")  # of a wheel; of a checkout
+    settings = next((p for p in places if p.is_file()), None)
+    if settings is None:
+        raise ConfigError("no RUN was given and first.toml is not in this installation; train one: keyfed train --help")
+    typer.echo(
+        f"no run was given and {run} is not there or not finished: training it (minutes; Ctrl-C stops)", err=True
+    )
+    train("fedavg", out=run, resume=True, config=settings)
+    return run

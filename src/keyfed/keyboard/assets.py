@@ -1,0 +1,164 @@
+"""The page's runtime, three files of onnxruntime-web: fetched with npm by its lock file, verified, found again.
+
+They are not in the repository. `make assets` and the wheel build (`hatch_build.py`, which loads this file by its path)
+put them into `web/vendor`, with the licence, which the npm package lacks, and a manifest of their sums. Only the
+standard library is imported: at build time the package is not installed yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+WEB = Path(__file__).parent / "web"
+VENDOR = "vendor"
+PACKAGE = "onnxruntime-web"
+FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+LICENCE, MANIFEST = "LICENSE.txt", "MANIFEST.json"
+LOCKED = ("package.json", "package-lock.json")
+NPM = ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
+MOST_SECONDS = 600
+
+LICENCE_TEXT = """\
+onnxruntime-web (https://github.com/microsoft/onnxruntime)
+
+MIT License
+
+Copyright (c) Microsoft Corporation
+
+Permission is hereby granted, free of charge, to any person obtaining a copy
+of this software and associated documentation files (the "Software"), to deal
+in the Software without restriction, including without limitation the rights
+to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+copies of the Software, and to permit persons to whom the Software is
+furnished to do so, subject to the following conditions:
+
+The above copyright notice and this permission notice shall be included in all
+copies or substantial portions of the Software.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+SOFTWARE.
+"""
+
+
+class AssetError(Exception):
+    """The files could not be fetched: one line."""
+
+
+def problem(web: Path = WEB) -> str | None:
+    """Say what is wrong with the vendored files; None if they are those of the lock file, every byte of them."""
+    folder = web / VENDOR
+    try:
+        said = json.loads((folder / MANIFEST).read_text("utf-8"))
+        locked = _locked(web)
+        if {key: said[key] for key in locked} != locked:
+            return f"{folder} holds {PACKAGE} {said['version']}, the lock file says {locked['version']}"
+        for name in (*FILES, LICENCE):
+            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != said["files"][name]:
+                return f"{folder / name} is damaged"
+    except FileNotFoundError as e:
+        return f"{e.filename} is missing"
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        return f"{folder / MANIFEST} is damaged ({type(e).__name__})"
+    return None
+
+
+def vendored(web: Path = WEB) -> Path:
+    """Return the folder of the verified files.
+
+    Raises:
+      ConfigError: a file is missing or changed; says how to get it.
+    """
+    from keyfed.errors import ConfigError
+
+    wrong = problem(web)
+    if wrong:
+        raise ConfigError(f"{wrong}; get the page's runtime with `make assets` (it needs npm), or install a wheel")
+    return web / VENDOR
+
+
+def fetch(web: Path = WEB) -> Path:
+    """Install what the lock file says in a temporary folder and copy the three files; they appear all or not at all.
+
+    Raises:
+      AssetError: npm is not there or failed, or the package lacks a file.
+    """
+    npm = shutil.which(NPM[0])
+    if npm is None:
+        raise AssetError(f"npm is not installed, and the page's runtime ({PACKAGE}) is fetched with it")
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        for name in LOCKED:
+            shutil.copy(web / name, work / name)
+        _run([npm, *NPM[1:]], work)
+        return _take(work / "node_modules" / PACKAGE / "dist", web)
+
+
+def _run(command: list[str], folder: Path) -> None:
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=MOST_SECONDS, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise AssetError(f"npm ci did not finish: {e}") from None
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise AssetError(f"npm ci failed: {' · '.join(said[-3:]) or f'exit code {done.returncode}'}")
+
+
+def _take(dist: Path, web: Path) -> Path:
+    """Copy the files into `web/vendor` by way of a folder beside it."""
+    missing = [name for name in FILES if not (dist / name).is_file()]
+    if missing:
+        raise AssetError(f"{PACKAGE} has no {', '.join(missing)}; the page would not work")
+    target, beside = web / VENDOR, web / f".{VENDOR}.{os.getpid()}"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    try:
+        for name in FILES:
+            shutil.copyfile(dist / name, beside / name)
+        (beside / LICENCE).write_text(LICENCE_TEXT, "utf-8")
+        sums = {name: hashlib.sha256((beside / name).read_bytes()).hexdigest() for name in (*FILES, LICENCE)}
+        (beside / MANIFEST).write_text(json.dumps({**_locked(web), "files": sums}, indent=1) + "\n", "utf-8")
+        shutil.rmtree(target, ignore_errors=True)
+        beside.rename(target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return target
+
+
+def _locked(web: Path) -> dict[str, Any]:
+    """What the lock file says of the package: npm verifies what it fetches against the integrity."""
+    lock = json.loads((web / "package-lock.json").read_text("utf-8"))
+    entry = lock["packages"][f"node_modules/{PACKAGE}"]
+    return {"package": PACKAGE, "version": entry["version"], "integrity": entry["integrity"]}
+
+
+def main() -> int:
+    """Fetch the files unless they are there; what `make assets` runs."""
+    if problem() is None:
+        print(f"{WEB / VENDOR}: {PACKAGE} {_locked(WEB)['version']}, at hand and verified")
+        return 0
+    try:
+        print(f"{fetch()}: {PACKAGE} {_locked(WEB)['version']}, fetched")
+    except (AssetError, OSError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""The server of the keyboard page: files on 127.0.0.1, and nothing else.
+
+It never receives text: there is no route that takes any, only GET and HEAD are answered, and no request is logged. What
+may be read is a list made beforehand (the page's own files, the files an export's manifest names), so no path can lead
+out of it. A request with another Host is refused: a web site that makes its name point to 127.0.0.1 gets nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from keyfed.errors import ConfigError, RunError
+from keyfed.keyboard import assets, bundle
+from keyfed.keyboard.extra import need
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HOST = "127.0.0.1"
+PORT = 8017
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".wasm": "application/wasm",
+    ".onnx": "application/octet-stream",
+    ".safetensors": "application/octet-stream",
+}
+PAGE = (".html", ".mjs", ".css", ".svg", ".png", ".ico")  # kinds of files at the top of web/
+POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self' 'wasm-unsafe-eval'",
+        "worker-src 'self'",
+        "connect-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types keyfed",
+    ]
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+FRESH, ASKED = "no-store", "no-cache"  # the manifest is never kept; other files are asked for again
+
+
+def page_files(web: Path) -> dict[str, Path]:
+    """Return what the page may read, by its address: top files of web/, data/*.json and the verified runtime.
+
+    Raises:
+      ConfigError: the page or its runtime is missing.
+    """
+    vendor = assets.vendored(web)
+    found = {f"/{p.name}": p for p in web.iterdir() if p.suffix in PAGE}
+    found |= {f"/data/{p.name}": p for p in (web / "data").glob("*.json")}
+    found |= {f"/{assets.VENDOR}/{name}": vendor / name for name in (*assets.FILES, assets.LICENCE)}
+    found = {address: p for address, p in found.items() if p.is_file() and not p.is_symlink()}
+    if "/index.html" not in found:
+        raise ConfigError(f"{web} has no index.html: this installation lacks the keyboard page; install keyfed again")
+    found["/"] = found["/index.html"]
+    return found
+
+
+def make_app(folder: Path, port: int, web: Path = assets.WEB) -> ASGIApp:
+    """Return the application that serves the page and the export in `folder` at a port."""
+    need("starlette")
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import FileResponse, PlainTextResponse, Response
+    from starlette.routing import Route
+
+    page = page_files(web)
+
+    def answer(path: Path, caching: str) -> Response:
+        kept = {"cache-control": caching, "content-type": TYPES.get(path.suffix, "text/plain; charset=utf-8")}
+        return FileResponse(path, headers=kept)
+
+    def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        try:
+            known = name == bundle.MANIFEST or name in bundle.read_manifest(folder)["files"]
+        except RunError:
+            known = False  # the export is gone, or being replaced
+        path = folder / name
+        if not known or not path.is_file():
+            return PlainTextResponse("not found", 404)
+        return answer(path, FRESH if name == bundle.MANIFEST else ASKED)
+
+    def file(request: Request) -> Response:
+        path = page.get(request.scope["path"])
+        if path is None or not path.is_file():
+            return PlainTextResponse("not found", 404)
+        return answer(path, ASKED)
+
+    routes = [Route("/model/{name}", model), Route("/{path:path}", file)]
+    return _Guard(Starlette(routes=routes), {f"{host}:{port}" for host in (HOST, "localhost")})
+
+
+class _Guard:
+    """Around everything: the Host, the method, the headers of every answer."""
+
+    def __init__(self, app: ASGIApp, hosts: set[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        given = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", []), *own]}
+            await send(message)
+
+        if len(given) != 1 or given[0] not in self._hosts:
+            await _refuse(guarded, 400, "this server answers to its own address only")
+        elif scope["method"] not in ("GET", "HEAD"):
+            await _refuse(guarded, 405, "files are read here, nothing is taken", {"allow": "GET, HEAD"})
+        else:
+            await self._app(scope, receive, guarded)
+
+
+async def _refuse(send: Send, status: int, why: str, more: Mapping[str, str] | None = None) -> None:
+    headers = {"content-type": "text/plain; charset=utf-8", "content-length": str(len(why)), **(more or {})}
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": why.encode()})
+
+
+def listen(port: int) -> socket.socket:
+    """Take a port of 127.0.0.1, any free one for 0; whoever connects waits until the server runs.
+
+    Raises:
+      ConfigError: the port is taken or may not be had.
+    """
+    taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((HOST, port))
+        taken.listen(64)
+    except (OSError, OverflowError) as e:
+        taken.close()
+        busy = isinstance(e, OSError) and e.errno == errno.EADDRINUSE
+        why = "is taken" if busy else f"cannot be had ({getattr(e, 'strerror', None) or e})"
+        raise ConfigError(f"port {port} {why}; choose another with --port, or 0 for any that is free") from None
+    return taken
+
+
+def serve(app: ASGIApp, listening: socket.socket) -> None:
+    """Answer requests until Ctrl-C (KeyboardInterrupt, as every verb) or SIGTERM."""
+    need("uvicorn")
+    import uvicorn
+
+    config = uvicorn.Config(
+        app, access_log=False, log_level="error", server_header=False, lifespan="off", ws="none", http="h11",
+        loop="asyncio", timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def open_browser(address: str) -> bool:
+    """Show the page where there is a display; tell whether it was tried."""
+    shown = sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if shown:
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+    return shown
