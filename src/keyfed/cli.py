@@ -7,6 +7,7 @@ imported by the verbs, not here: `keyfed --help` answers at once.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 from pathlib import Path
@@ -95,17 +96,45 @@ app.command()(keyboard)
 @app.command()
 def suggest(
     run: RunArgument,
-    text: Annotated[str, typer.Argument(help="What has been typed so far.")],
+    text: Annotated[str | None, typer.Argument(help="What has been typed so far; without it, type and see.")] = None,
     count: Annotated[int, typer.Option("-k", help="How many suggestions.", min=1)] = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the most probable next words after a text."""
+    """Print the most probable next words after a text; without a text, suggest while you type.
+
+    Tab takes the middle suggestion, 1, 2 and 3 one of the three, a blank the correction (backspace brings back what was
+    typed), Enter ends the line, Ctrl-D leaves. Where the input is no terminal, every line of it is a text.
+    """
+    from keyfed.keyboard.terminal import PlainLine, harmless, run_terminal, suggestions_of
     from keyfed.run.folder import load_model
     from keyfed.run.suggest import suggest as suggest_words
 
     trained = load_model(run)
-    words = suggest_words(trained.spec, trained.params, trained.vocab, text, count)
-    print_json({"text": text, "suggestions": words}) if as_json else typer.echo("\n".join(words))
+
+    def words_after(before: str) -> list[str]:
+        return suggest_words(trained.spec, trained.params, trained.vocab, before, count)
+
+    if text is not None:
+        words = words_after(text)
+        print_json({"text": text, "suggestions": words}) if as_json else typer.echo("\n".join(map(harmless, words)))
+        return
+    if count > 3:
+        raise ConfigError(f"-k {count}: the strip above a keyboard has three words; give a text for more")
+    from keyfed.keyboard.editor import Editor
+    from keyfed.keyboard.session import keyboard_of
+
+    keyboard = None if trained.vocab.kind == "char" else keyboard_of(trained)
+    if sys.stdin.isatty():
+        if as_json:
+            raise ConfigError("--json has nothing to print while you type; give a text or a file of lines")
+        line = PlainLine(words_after) if keyboard is None else Editor(keyboard)
+        run_terminal(line, sys.stdin.fileno(), lambda shown: typer.echo(shown, nl=False))
+        return
+    for raw in sys.stdin.buffer:
+        before = raw.decode("utf-8", "replace").rstrip("\r\n")
+        words = (words_after(before) if keyboard is None else suggestions_of(keyboard.strip(before)))[:count]
+        one = json.dumps({"text": before, "suggestions": words}) if as_json else "\t".join(map(harmless, words))
+        typer.echo(one)
 
 
 @app.command()

@@ -120,5 +120,3 @@ def put(written: Written, c: str, k: Constants) -> Written:
     if written.automatic and c in k.no_blank_before and written.text.endswith(" "):
         return Written(f"{written.text[:-1]}{c} ", automatic=True)
     return Written(written.text + c)
-
-

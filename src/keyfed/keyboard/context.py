@@ -8,7 +8,7 @@ word costs one step until the anchor moves.
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from keyfed.keyboard.layout import fold
 from keyfed.keyboard.tables import Constants
@@ -93,8 +93,11 @@ class Context:
     typed: str
 
 
-def read_context(before: str, vocab: Vocab, k: Constants) -> Context:
+def read_context(before: str, vocab: Vocab, k: Constants, last: Context | None = None) -> Context:
     """Cut the text left of the cursor into context and typed part.
+
+    Args:
+      last: what was read before; while a word is being typed, its tokens are taken over.
 
     Example:
       >>> from keyfed.keyboard.tables import constants
@@ -106,6 +109,8 @@ def read_context(before: str, vocab: Vocab, k: Constants) -> Context:
     kept = last_part(before, k)
     typed = typed_part(kept, k)
     text = kept[: len(kept) - len(typed)]
+    if last is not None and last.text == text:
+        return replace(last, typed=typed)
     return Context(anchored(vocab.encode_context(text).tolist(), k), previous_word(text), text, typed)
 
 

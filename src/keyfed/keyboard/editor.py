@@ -37,7 +37,7 @@ class Editor:
         k = self.keyboard.predictor.k
         typed = self.keyboard.context(self.text).typed
         undo = None
-        if typed and not (belongs(c) or c in k.joints and c != "."):
+        if typed and not (belongs(c) or (c in k.joints and c != ".")):
             undo = self._finish(typed, c)
         self._written = put(self._written, c, k)
         self._undo = undo

@@ -1,4 +1,4 @@
-"""A keyboard: a source of scores, which reads once a word, joined with the predictor, which ranks at every keystroke."""
+"""A keyboard: a source of scores that reads once a word, and the predictor that ranks them at every keystroke."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from keyfed.model.ngram import KneserNey
 from keyfed.run.folder import Trained
 
 Floats = NDArray[np.float64]
-Source = Callable[[Sequence[int]], Floats]  # tokens read so far, EOS first → log-probabilities of the next, [vocabulary]
+Source = Callable[[Sequence[int]], Floats]  # tokens read, EOS first → log-probabilities of the next, [vocabulary]
 
 REMEMBERED = 64  # positions whose scores and states are kept
 
@@ -76,7 +76,7 @@ class Keyboard:
     def context(self, before: str) -> Context:
         """Return what stands left of the cursor; while a word is being typed only that part is read again."""
         if before != self._before:
-            self._context = read_context(before, self.predictor.vocab, self.predictor.k)
+            self._context = read_context(before, self.predictor.vocab, self.predictor.k, self._context)
             self._before = before
         return self._context
 

@@ -58,7 +58,8 @@ export const isLetter = (c) => LETTER.test(c);
 export const isWordlike = (word) => WORDLIKE.test(word);
 /** Whether a text holds white space and nothing else, Python's `str.isspace`. */
 export const isSpace = (text) => ONLY_SPACE.test(text);
-const belongs = (c) => c !== undefined && BELONGS.test(c);
+/** Whether a character is a letter, a number or a mark that belongs to one. */
+export const belongs = (c) => c !== undefined && BELONGS.test(c);
 
 /** The code point that ends at a UTF-16 offset. */
 function characterBefore(text, at) {
@@ -105,12 +106,14 @@ export function lastPart(text, k) {
   let size = 0;
   for (let at = 0; at < text.length; at++, size++) if (isHighOfPair(text, at)) at++;
   if (size <= k.most_text) return text;
-  let skip = k.text_step * Math.ceil((size - k.most_text) / k.text_step);
-  let start = 0;
-  for (; skip > 0; skip--, start++) if (isHighOfPair(text, start)) start++;
-  const rest = text.slice(start);
-  const blank = rest.search(BLANK);
-  return blank < 0 ? rest : rest.slice(blank + 1);
+  const skip = k.text_step * Math.ceil((size - k.most_text) / k.text_step);
+  let from = 0, start = 0; // the last character before the cut, and the first behind it
+  for (let n = 0; n < skip; n++) {
+    from = start;
+    start += isHighOfPair(text, start) ? 2 : 1;
+  }
+  const blank = text.slice(from).search(BLANK);
+  return text.slice(blank < 0 ? start : from + blank + 1);
 }
 
 function isHighOfPair(text, at) {
@@ -173,11 +176,13 @@ export function anchored(tokens, k) {
  * @param {string} before
  * @param {Numbers} numbers
  * @param {object} k  constants.json
+ * @param {Context | null} [last]  what was read before; while a word is being typed, its tokens are taken over
  * @returns {Context}
  */
-export function readContext(before, numbers, k) {
+export function readContext(before, numbers, k, last = null) {
   const kept = lastPart(before, k);
   const typed = typedPart(kept, k);
   const text = kept.slice(0, kept.length - typed.length);
+  if (last?.text === text) return { ...last, typed };
   return { ids: anchored(numbers.encode(text), k), previous: previousWord(text, k), text, typed };
 }

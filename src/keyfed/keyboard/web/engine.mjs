@@ -4,11 +4,18 @@
  * (`personal.mjs`). It knows no DOM, no network and no storage, so that it runs in a worker and in node alike.
  */
 
+import { pick, put, startsSentence, capitalised } from "./casing.mjs";
+import { complete } from "./characters.mjs";
+import { anchored, belongs, Numbers, readContext } from "./context.mjs";
+import { fold } from "./layout.mjs";
+import { Personal, sizeOf } from "./personal.mjs";
+import { Predictor } from "./predict.mjs";
+
 /**
  * A language model over words. `ids` is a text from a zero state: EOS, then tokens; the engine has already cut it so
  * that its start moves only every 32 tokens (`context.mjs`), so a source that keeps the states of its last `ids` by
  * position reads one token a word. The answer, log p(w | ids) of every word of the vocabulary (specials too), belongs
- * to the caller of `scores` only until the next call; the engine copies what it keeps.
+ * to the caller of `scores` only until the next call: the engine copies it.
  * @typedef {object} Source
  * @property {(ids: Int32Array, signal?: Signal) => Promise<Float32Array | Float64Array>} scores
  */
@@ -24,8 +31,8 @@
  */
 
 /**
- * Whether a call is still wanted; an `AbortSignal` is one. It is asked before every expensive part, after the engine
- * has let other messages of the worker in.
+ * Whether a call is still wanted; an `AbortSignal` is one. It is asked before and after the model is run, and before
+ * that the worker's other messages are let in, which may set it.
  * @typedef {{aborted: boolean}} Signal
  */
 
@@ -46,8 +53,8 @@ export const SETTINGS = Object.freeze({
 });
 
 /**
- * `text` is what is shown and put into the text, `word` what is learnt, blocked or forgotten (lower-cased where the
- * vocabulary is), "" for an emoji.
+ * `text` is what is shown and put into the text, `word` what is blocked or forgotten (folded; for an emoji the word that
+ * it stands for).
  * @typedef {{text: string, word: string, kind: "word"|"literal"|"completion"|"correction"|"emoji"|"next"}} Slot
  */
 
@@ -79,52 +86,145 @@ export const SETTINGS = Object.freeze({
  *   const strip = await engine.strip({before: "how are y", taps: [[5.2, 0.6]], settings, signal});
  *   const edit = await engine.finish({before: "how are yuo", separator: " ", taps, settings});
  *   const edit = await engine.finish({before: "how are y", picked: strip.slots[1], settings});
- *   const edit = engine.undo({before});            // null: there is nothing to undo here, delete a character
+ *   const edit = engine.undo({before, settings});  // null: there is nothing to undo here, delete a character
  *   const found = await engine.gesture({before, points: [[x, y], …], settings, signal});
  *
- * `before` is the text left of the cursor, all of it or its last 4,000 characters and more, the same way at every call.
+ * `before` is the text left of the cursor, the same way at every call (all of it: only its end is looked at).
  * `taps` belong to the last characters of `before` (the last tap to the last character); none may be given.
  * A call that was overtaken (`signal.aborted`) answers null.
  */
 export class Engine {
+  #tables;
+  #sources;
+  #numbers;
+  #forms;
+  #layout;
+  #predictor;
+  #context = { before: null };
+  #scored = new Map();
+  /** The text after the last edit, whether the blank at its end is automatic, and the correction that can be undone. */
+  #last = { text: null, automatic: false, undo: null };
+
   /**
    * @param {object} given
    * @param {{kind: "word"|"char", words: string[], lower: boolean, tokenised: boolean}} given.vocab  vocab.json
    * @param {Object<string, string>} given.forms   the most frequent written form of a word where it is another
-   * @param {{constants: object, layouts: object, emoji: object, offensive: string[]}} given.tables  data/*.json, parsed
+   * @param {{constants: object, layouts: object, emoji: object, offensive: object}} given.tables  data/*.json, parsed
    * @param {string} [given.layout]  a name in layouts.json, until a call's settings name another
    * @param {{federated: Source | CharacterSource, ngram?: Source}} given.sources
    */
   constructor({ vocab, forms, tables, layout = SETTINGS.layout, sources }) {
-    throw new Error("to come");
+    this.#tables = tables;
+    this.#sources = sources;
+    this.#layout = layout;
+    this.#forms = forms;
+    this.#numbers = new Numbers(vocab);
+    /** What was learnt: list, forget, forgetAll, block, unblock, add, exportJSON, importJSON (`personal.mjs`). */
+    this.personal = new Personal(tables.constants);
+    // A model over characters spells its words; there is no lexicon to rank.
+    this.#predictor = vocab.kind === "word" ? new Predictor(vocab, forms, tables, layout, this.personal) : null;
   }
 
-  /** What was learnt: list(), forget(word), forgetAll(), block(word), unblock(word), add(word), remove(word),
-   * exportJSON(), importJSON(text) (throws an Error with one line to show; then nothing has changed). */
-  personal;
+  get #k() {
+    return this.#tables.constants;
+  }
+
+  /** Whether a character that is typed after a word finishes it. */
+  isSeparator(c) {
+    return !belongs(c) && (c === "." || !this.#k.joints.includes(c));
+  }
 
   /**
    * The strip for the text left of the cursor.
    * @param {{before: string, taps?: Tap[], settings?: Partial<Settings>, signal?: Signal}} request
    * @returns {Promise<Strip | null>}
    */
-  async strip(request) {}
+  async strip({ before, taps = [], settings, signal }) {
+    const chosen = this.#chosen(settings);
+    const context = this.#read(before);
+    const { typed } = context;
+    const started = performance.now();
+    if (sizeOf(typed) > this.#k.max_typed) {
+      return { slots: [null, null, null], correction: null, typed, timing: { model: 0, rank: 0 } };
+    }
+    if (!this.#predictor) return this.#spelt(context, chosen, signal);
+    const logp = await this.#scores(context.ids, chosen.source, signal);
+    if (!logp || signal?.aborted) return null;
+    const ranking = performance.now();
+    const { slots, correction } = this.#predictor.suggest(logp, context, aligned(taps, typed), choiceOf(chosen));
+    return { slots, correction, typed, timing: { model: ranking - started, rank: performance.now() - ranking } };
+  }
 
   /**
    * A word is finished: by a separator (one character: blank, punctuation mark, "\n") that was typed after it and is
-   * not in `before` yet, or by a picked slot. Corrects, sets case and blanks, learns. After a pick the edit ends with a
-   * blank, which the next of [.,!?:;)…] swallows if it comes right after it.
+   * not in `before` yet, or by a picked slot. Corrects, sets blanks, learns. After a pick the edit ends with a blank,
+   * which the next of [.,!?:;)…] swallows if it comes right after it. Any other character may be given as a separator
+   * too: it is then just typed. The edit is for `before`: a page whose text has gone on meanwhile drops it.
    * @param {{before: string, separator?: string, picked?: Slot, taps?: Tap[], settings?: Partial<Settings>}} request
    * @returns {Promise<Edit>}
    */
-  async finish(request) {}
+  async finish({ before, separator, picked, taps = [], settings }) {
+    const chosen = this.#chosen(settings);
+    return picked ? this.#pick(before, picked, chosen) : this.#separate(before, separator, taps, chosen);
+  }
+
+  #pick(before, picked, chosen) {
+    const { typed } = this.#read(before);
+    const isAdded = picked.kind === "emoji" && typed !== ""; // the word stays, the emoji follows
+    const written = isAdded ? pick(`${before} `, "", picked.text) : pick(before, typed, picked.text);
+    if (picked.kind !== "emoji") this.#learn(written.text.slice(0, -1), chosen);
+    return this.#edited(before.length - (isAdded ? 0 : typed.length), written, null);
+  }
+
+  async #separate(before, separator, taps, chosen) {
+    const context = this.#read(before);
+    const { typed } = context;
+    const isFinished = typed !== "" && this.isSeparator(separator);
+    const correction = isFinished ? await this.#correction(context, taps, chosen) : null;
+    if (correction === null) {
+      if (isFinished) this.#learn(before, chosen);
+      const automatic = this.#last.automatic && this.#last.text === before;
+      const written = put({ text: before, automatic }, separator, this.#k);
+      return this.#edited(before.length - (written.automatic ? 1 : 0), written, null); // it took the place of a blank
+    }
+    const start = before.length - typed.length;
+    const after = before.slice(0, start) + correction;
+    const learnt = this.#learn(after, chosen);
+    const undo = { typed, chosen: correction, start, text: before + separator, learnt };
+    return this.#edited(start, put({ text: after, automatic: false }, separator, this.#k), undo);
+  }
+
+  async #correction(context, taps, chosen) {
+    if (!chosen.autocorrect || !this.#predictor?.isCorrectable(context.typed)) return null;
+    const logp = await this.#scores(context.ids, chosen.source);
+    return this.#predictor.correct(logp, context, aligned(taps, context.typed), choiceOf(chosen))?.text ?? null;
+  }
+
+  /** @returns {Edit} */
+  #edited(start, { text, automatic }, undo) {
+    this.#last = { text, automatic, undo };
+    return { start, text: text.slice(start), correction: undo && { typed: undo.typed, chosen: undo.chosen } };
+  }
+
+  /** Learn the word a text ends in, which was just finished; returns how to unlearn it, null if it was not learnt. */
+  #learn(text, { learn, incognito }) {
+    const { typed, previous } = this.#read(text);
+    return learn && !incognito && typed && this.personal.learn(typed, previous) ? [typed, previous] : null;
+  }
 
   /**
    * Right after a correction: gives the typed word back and learns it as known (unless in incognito or learn is off).
    * @param {{before: string, settings?: Partial<Settings>}} request
-   * @returns {Edit | null}
+   * @returns {Edit | null}  null: nothing to undo here
    */
-  undo(request) {}
+  undo({ before, settings }) {
+    const { text, undo } = this.#last;
+    if (!undo || text !== before) return null;
+    const { learn, incognito } = this.#chosen(settings);
+    if (undo.learnt) this.personal.unlearn(...undo.learnt);
+    if (learn && !incognito) this.personal.keep(undo.typed);
+    return this.#edited(undo.start, { text: undo.text, automatic: false }, null);
+  }
 
   /**
    * The words a swipe over the keys may mean, best first. Picking one is `finish({before, picked})`.
@@ -132,5 +232,94 @@ export class Engine {
    *   signal?: Signal}} request
    * @returns {Promise<Slot[] | null>}
    */
-  async gesture(request) {}
+  async gesture({ before, points, count = 3, settings, signal }) {
+    const chosen = this.#chosen(settings);
+    if (!this.#predictor) return [];
+    const context = this.#read(before);
+    const logp = await this.#scores(context.ids, chosen.source, signal);
+    if (!logp || signal?.aborted) return null;
+    return this.#predictor.gesture(logp, context, points, choiceOf(chosen), count);
+  }
+
+  /** @returns {Settings} */
+  #chosen(settings) {
+    const chosen = { ...SETTINGS, layout: this.#layout, ...settings };
+    this.#predictor?.use(chosen.layout);
+    return chosen;
+  }
+
+  /** The context of a text; while a word is being typed only that part is read again. */
+  #read(before) {
+    if (this.#context.before !== before) {
+      const last = this.#context.before === null ? null : this.#context;
+      this.#context = { ...readContext(before, this.#numbers, this.#k, last), before };
+    }
+    return this.#context;
+  }
+
+  /** The source's scores after `ids`, which are kept for a while; null: not wanted any more. */
+  async #scores(ids, source, signal) {
+    const name = source === "ngram" && this.#sources.ngram ? "ngram" : "federated";
+    const key = `${name} ${ids.join(" ")}`;
+    let logp = this.#scored.get(key);
+    if (!logp) {
+      if (signal) await othersFirst();
+      if (signal?.aborted) return null;
+      logp = (await this.#sources[name].scores(ids, signal)).slice();
+    }
+    this.#scored.delete(key); // put at the end: the one not asked for longest goes first
+    this.#scored.set(key, logp);
+    if (this.#scored.size > REMEMBERED) this.#scored.delete(this.#scored.keys().next().value);
+    return logp;
+  }
+
+  /** The strip of a model over characters. */
+  async #spelt({ text, typed }, { filter, emoji }, signal) {
+    const started = performance.now();
+    if (signal) await othersFirst();
+    if (signal?.aborted) return null;
+    const source = this.#sources.federated, { vocab } = this.#numbers;
+    const ids = anchored(this.#numbers.encode(text + typed), this.#k);
+    const step = (tokens, state, rows) => source.step(tokens, state, rows);
+    const found = await complete(vocab, await source.begin(ids, signal), step, SPELT, signal);
+    if (!found || signal?.aborted) return null;
+    const never = new Set([...this.personal.blocked, ...(filter ? this.#tables.offensive.words : [])]);
+    const starts = vocab.lower && !typed && startsSentence(text, this.#k);
+    const key = (word) => fold(word, this.#k.plain_joints);
+    const words = found.map(({ rest }) => typed + rest).filter((word) => !never.has(key(word)));
+    const slots = words.map((word) => ({
+      text: starts ? capitalised(word) : word, word: key(word), kind: typed ? "completion" : "next",
+    }));
+    if (typed) slots.splice(1, 0, { text: typed, word: key(typed), kind: "literal" });
+    const word = typed ? key(typed) : "", pictures = this.#tables.emoji.words;
+    const picture = emoji && Object.hasOwn(pictures, word) && !never.has(word) ? pictures[word] : null;
+    const [middle = null, left = null, right = null] = slots;
+    const last = picture ? { text: picture, word, kind: "emoji" } : right;
+    return { slots: [left, middle, last], correction: null, typed, timing: { model: performance.now() - started, rank: 0 } };
+  }
+}
+
+const REMEMBERED = 8; // contexts whose scores are kept: a few words back and forth
+const SPELT = 5; // completions of a character model; some may be held back
+
+/** @returns {import("./predict.mjs").Choice} */
+const choiceOf = ({ autocorrect, emoji, filter, source, incognito }) =>
+  ({ autocorrect, emoji, filter, own: source === "personal" && !incognito });
+
+/** The taps of the typed characters: the last tap is the last character's. */
+function aligned(taps, typed) {
+  const size = sizeOf(typed);
+  return Array.from({ length: size }, (_, i) => taps[taps.length - size + i] ?? null);
+}
+
+/** Lets the messages in that have arrived meanwhile, without the pause of a timer. */
+function othersFirst() {
+  return new Promise((resolve) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => {
+      port1.close();
+      resolve();
+    };
+    port2.postMessage(null);
+  });
 }

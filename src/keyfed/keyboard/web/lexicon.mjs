@@ -46,7 +46,8 @@ export class Lexicon {
   /** Change the keys under the words. */
   use(layout) {
     this.layout = layout;
-    this.states = [new Speller(this.trie, layout, this.k).start()];
+    this.speller = new Speller(this.trie, layout, this.k);
+    this.states = [this.speller.start()];
     this.pressed = [];
     this.swiped = null;
   }
@@ -57,7 +58,8 @@ export class Lexicon {
   }
 
   /**
-   * The costs of a typed word; what it shares with the last one asked for is not computed again.
+   * The costs of a typed word, to be read before the next call; what it shares with the last one asked for is not
+   * computed again.
    * @param {string} typed
    * @param {([number, number] | null)[]} taps  of its characters, as far as known
    * @returns {import("./typed.mjs").Typing}
@@ -66,7 +68,7 @@ export class Lexicon {
     const pressed = [...fold(typed, this.k.plain_joints)].map((c, i) => ({ c, tap: taps[i] ?? null }));
     let same = 0;
     while (same < pressed.length && same < this.pressed.length && isSameKey(pressed[same], this.pressed[same])) same++;
-    this.states.length = same + 1;
+    for (const gone of this.states.splice(same + 1)) this.speller.recycle(gone);
     for (const { c, tap } of pressed.slice(same)) this.states.push(this.states.at(-1).key(c, tap));
     this.pressed = pressed;
     return this.states.at(-1);

@@ -25,10 +25,12 @@ export class Speller {
     this.bases = trie.alphabet.map(baseOf);
     this.centres = trie.alphabet.map((character) => layout.centre(character));
     this.miss = this.#missing();
-    this.#subs = new Map();
   }
 
-  #subs;
+  /** Costs without a tap, by typed character. */
+  #subs = new Map();
+  /** Arrays of states that are gone: new ones of this size cost more than the row. */
+  #spare = [];
 
   #missing() {
     const { parent, char, alphabet } = this.trie;
@@ -47,6 +49,16 @@ export class Speller {
     const row = new Float64Array(size), prefix = new Float64Array(size);
     for (let n = 1; n < size; n++) row[n] = row[parent[n]] + this.miss[n];
     return new Typing(this, null, "", row, prefix);
+  }
+
+  /** An array of one number a node, to be filled. */
+  array() {
+    return this.#spare.pop() ?? new Float64Array(this.trie.size);
+  }
+
+  /** Take the arrays of a state back that nobody will look at again. */
+  recycle(typing) {
+    this.#spare.push(typing.row, typing.prefix);
   }
 
   /** sub_i of every character of the alphabet for one that was typed. */
@@ -78,7 +90,7 @@ export class Speller {
   }
 }
 
-/** The rows after some keystrokes; never changed. The one before is `previous`. */
+/** The rows after some keystrokes; never changed (until `recycle`). The one before is `previous`. */
 export class Typing {
   constructor(speller, previous, typed, row, prefix) {
     this.speller = speller;
@@ -109,7 +121,7 @@ export class Typing {
     // −2: a character that is on no node
     const now = trie.index.get(typed) ?? -2;
     const last = this.previous ? (trie.index.get(this.typed) ?? -2) : -2;
-    const row = new Float64Array(size), prefix = new Float64Array(size);
+    const row = this.speller.array(), prefix = this.speller.array();
     row[0] = prefix[0] = before[0] + extra;
     for (let n = 1; n < size; n++) {
       const p = parent[n], c = char[n];

@@ -1,0 +1,284 @@
+/**
+ * Scores, edits and swipes → the strip above the keys, and what a separator will put in the place of the typed word.
+ * Bayes' rule in nats, with F the cost of a whole word and C that of its cheapest beginning (`typed.mjs`):
+ *
+ *   full(w) = log p(w) − alpha·F(w),  completion(w) = log p(w) − alpha·C(w) − complete,  score = the larger
+ *
+ * against the typed word itself, which has log p(w) if it is known and unknown_word − unknown_letter·letters if not.
+ */
+
+import { allCapitals, display, isCapital, startsSentence } from "./casing.mjs";
+import { belongs, SPECIALS } from "./context.mjs";
+import { fold, layoutOf } from "./layout.mjs";
+import { isSuggestible, Lexicon } from "./lexicon.mjs";
+import { mixed } from "./mixture.mjs";
+import { byCodePoints, sizeOf } from "./personal.mjs";
+
+const RANKED = 16; // candidates that are looked at for three slots; some may be shown alike
+const DIGIT = /\p{N}/u, ALPHABETIC = /\p{L}/gu;
+
+/** @typedef {import("./engine.mjs").Slot} Slot */
+/** @typedef {import("./context.mjs").Context} Context */
+
+/**
+ * What a call may do: `autocorrect`, `emoji`, `filter` as in the page's settings; `own`: suggest what was learnt.
+ * @typedef {{autocorrect: boolean, emoji: boolean, filter: boolean, own: boolean}} Choice
+ */
+
+/** @typedef {{lexicon: Lexicon, scores: Float64Array, allowed: Uint8Array}} Part  words that may be suggested */
+
+/** A vocabulary, a layout and a user's counts: ranks words given the model's log-probabilities. */
+export class Predictor {
+  #forms;
+  #tables;
+  #offensive;
+  #own = { version: -1, lexicon: null };
+  #mixed = {};
+  #allowed = {};
+  #sentence = {};
+
+  /**
+   * @param {{words: string[]}} vocab
+   * @param {Object<string, string>} forms
+   * @param {{constants: object, layouts: object, emoji: object, offensive: object}} tables
+   * @param {string} layout  a name in layouts.json
+   * @param {import("./personal.mjs").Personal} personal
+   */
+  constructor(vocab, forms, tables, layout, personal) {
+    this.k = tables.constants;
+    this.personal = personal;
+    this.layout = layoutOf(tables.layouts, layout);
+    this.#tables = tables;
+    this.#forms = new Map(Object.entries(forms));
+    this.#offensive = tables.offensive.words;
+    const ids = [...vocab.words.keys()].slice(SPECIALS.length).filter((id) => isSuggestible(vocab.words[id], this.k));
+    this.lexicon = new Lexicon(ids.map((id) => vocab.words[id]), ids, this.layout, this.k);
+  }
+
+  /** Change the keys under the words. */
+  use(layout) {
+    if (layout === this.layout.name) return;
+    this.layout = layoutOf(this.#tables.layouts, layout);
+    this.lexicon.use(this.layout);
+    this.#own.lexicon?.use(this.layout);
+  }
+
+  /**
+   * The strip.
+   * @param {ArrayLike<number>} logp  the model's, over the vocabulary; a new array for new scores
+   * @param {Context} context
+   * @param {([number, number] | null)[]} taps  of the typed characters, as far as known
+   * @param {Choice} choice
+   * @returns {{slots: (Slot|null)[], correction: string | null}}
+   */
+  suggest(logp, context, taps, choice) {
+    const { typed } = context;
+    if (sizeOf(typed) > this.k.max_typed) return { slots: [null, null, null], correction: null };
+    if (!typed) return this.#next(logp, context, choice);
+    const ranked = this.#ranked(logp, context, taps, choice);
+    const key = this.#fold(typed);
+    const literal = { text: typed, word: key, kind: "literal" };
+    const corrected = this.correct(logp, context, taps, choice);
+    const [best, ...rest] = corrected ? [corrected, ...ranked] : ranked;
+    const others = rest.filter(({ text }) => text !== typed && text !== best.text);
+    const ordered = best.text === typed ? [best, ...others] : [best, literal, ...others];
+    return { slots: three(ordered, this.#emoji(key, choice)), correction: corrected?.text ?? null };
+  }
+
+  /**
+   * What a separator puts in the place of the typed word; null: it stays.
+   * @returns {Slot | null}
+   */
+  correct(logp, context, taps, choice) {
+    const { typed } = context, { k } = this;
+    if (!choice.autocorrect || !this.isCorrectable(typed)) return null;
+    const key = this.#fold(typed);
+    if (Object.hasOwn(k.capital_i, key)) {
+      const text = display(key, typed, false, this.#forms, k);
+      return text === typed ? null : { text, word: key, kind: "correction" };
+    }
+    if ((typed.match(ALPHABETIC) ?? []).length < 2 || this.personal.knows(typed) || this.#isHeldBack(key, choice)) return null;
+    let best = { score: -Infinity, part: null, place: -1 };
+    for (const part of this.#parts(logp, context.previous, choice)) {
+      const { lexicon, scores, allowed } = part;
+      const { row } = lexicon.typing(typed, taps), { node } = lexicon.trie;
+      for (let place = 0; place < scores.length; place++) {
+        const cost = row[node[place]];
+        if (!(cost <= k.correct_max) || !allowed[place]) continue;
+        const score = scores[place] - k.alpha * cost;
+        if (score > best.score) best = { score, part, place };
+      }
+    }
+    const margin = this.lexicon.places.has(key) ? k.margin_known : k.margin_unknown;
+    if (!(best.score > this.#literal(logp, context, choice) + margin)) return null;
+    const slot = this.#slot(best.part.lexicon, best.place, context, "correction");
+    return slot.word === key ? null : slot;
+  }
+
+  /** Whether a typed word is one that may be corrected: no number, address, abbreviation or closing quote. */
+  isCorrectable(typed) {
+    const characters = [...typed];
+    if (!typed || characters.length > this.k.max_typed || !belongs(characters.at(-1)) || allCapitals(typed)) return false;
+    if (DIGIT.test(typed) || characters.some((c) => this.k.unlearnt.includes(c))) return false;
+    return !characters.slice(1).some(isCapital);
+  }
+
+  /**
+   * The n best words for a swipe, best first.
+   * @param {[number, number][]} points
+   * @returns {Slot[]}
+   */
+  gesture(logp, context, points, choice, n = 3) {
+    const found = [];
+    for (const { lexicon, scores, allowed } of this.#parts(logp, context.previous, choice)) {
+      const best = new Best(RANKED);
+      for (const { word, score } of lexicon.templates.score(points, scores)) if (allowed[word]) best.take(score, word);
+      for (const [score, place] of best.entries()) found.push([score, this.#slot(lexicon, place, context, "word")]);
+    }
+    return unlike(found).slice(0, n);
+  }
+
+  #next(logp, context, choice) {
+    const found = [];
+    for (const { lexicon, scores, allowed } of this.#parts(logp, context.previous, choice)) {
+      const best = new Best(RANKED);
+      for (let place = 0; place < scores.length; place++) if (allowed[place]) best.take(scores[place], place);
+      for (const [score, place] of best.entries()) found.push([score, this.#slot(lexicon, place, context, "next")]);
+    }
+    return { slots: three(unlike(found), this.#emoji(context.previous, choice)), correction: null };
+  }
+
+  /** The candidates and the literal, best first, no two alike; never empty. */
+  #ranked(logp, context, taps, choice) {
+    const { typed } = context, { alpha, complete, fuzzy_from, max_cost, max_cost_letter, max_cost_most } = this.k;
+    const size = sizeOf(typed);
+    const most = Math.min(max_cost_most, max_cost + max_cost_letter * size);
+    const found = [];
+    for (const { lexicon, scores, allowed } of this.#parts(logp, context.previous, choice)) {
+      const { row, prefix } = lexicon.typing(typed, taps);
+      const { above } = lexicon, { node } = lexicon.trie;
+      const mostBeginning = size < fuzzy_from ? 0 : most;
+      const best = new Best(RANKED);
+      for (let place = 0; place < scores.length; place++) {
+        const whole = row[node[place]], beginning = prefix[above[place]];
+        if (!(whole <= most || beginning <= mostBeginning) || !allowed[place]) continue;
+        const full = scores[place] - alpha * whole;
+        const completion = size < fuzzy_from && beginning > 0 ? -Infinity : scores[place] - alpha * beginning - complete;
+        best.take(full > completion ? full : completion, place);
+      }
+      for (const [score, place] of best.entries()) {
+        const whole = row[node[place]];
+        // The score is that of the whole word unless its beginning gave more.
+        const kind = score > scores[place] - alpha * whole ? "completion" : whole > 0 ? "correction" : "word";
+        found.push([score, this.#slot(lexicon, place, context, kind)]);
+      }
+    }
+    found.push([this.#literal(logp, context, choice), { text: typed, word: this.#fold(typed), kind: "literal" }]);
+    return unlike(found);
+  }
+
+  /** Score of the typed word as it was typed. */
+  #literal(logp, context, choice) {
+    const key = this.#fold(context.typed);
+    let known = null;
+    for (const { lexicon, scores } of this.#parts(logp, context.previous, choice)) {
+      for (const place of lexicon.places.get(key) ?? []) known = Math.max(known ?? -Infinity, scores[place]);
+    }
+    return known ?? this.k.unknown_word - this.k.unknown_letter * sizeOf(context.typed);
+  }
+
+  /**
+   * The vocabulary's lexicon and the user's own one, with log p and what may be suggested of each.
+   * @returns {Part[]}
+   */
+  #parts(logp, previous, { own: isOwn, filter }) {
+    const own = this.#ownWords(), { version } = this.personal;
+    const held = this.#mixed;
+    if (held.logp !== logp || held.previous !== previous || held.version !== version || held.isOwn !== isOwn) {
+      const both = mixed(logp, previous, this.lexicon, own.words, isOwn ? this.personal : null, this.k);
+      this.#mixed = { logp, previous, version, isOwn, both };
+    }
+    if (this.#allowed.version !== version || this.#allowed.filter !== filter) {
+      const never = [...this.personal.blocked, ...(filter ? this.#offensive : [])];
+      this.#allowed = { version, filter, main: this.lexicon.outside(never), own: own.outside(never) };
+    }
+    const { both } = this.#mixed, allowed = this.#allowed;
+    const parts = [{ lexicon: this.lexicon, scores: both.main, allowed: allowed.main }];
+    if (isOwn && own.words.length) parts.push({ lexicon: own, scores: both.own, allowed: allowed.own });
+    return parts;
+  }
+
+  #isHeldBack(key, { filter }) {
+    return this.personal.blocked.has(key) || (filter && this.#offensive.includes(key));
+  }
+
+  /** @returns {Lexicon} */
+  #ownWords() {
+    const { version } = this.personal, last = this.#own.lexicon;
+    if (this.#own.version === version) return last;
+    const counting = new Set(this.personal.uses().keys());
+    for (const before of this.personal.pairs.keys()) for (const word of this.personal.usesAfter(before).keys()) counting.add(word);
+    const isOwn = (word) => !this.lexicon.places.has(word) && isSuggestible(word, this.k);
+    const words = [...counting].filter(isOwn).sort(byCodePoints);
+    const isSame = last && last.words.length === words.length && words.every((word, place) => word === last.words[place]);
+    const lexicon = isSame ? last : new Lexicon(words, [...words.keys()], this.layout, this.k);
+    this.#own = { version, lexicon };
+    return lexicon;
+  }
+
+  #slot(lexicon, place, context, kind) {
+    const { text: before, typed } = context;
+    if (this.#sentence.before !== before) this.#sentence = { before, starts: startsSentence(before, this.k) };
+    const forms = lexicon === this.lexicon ? this.#forms : this.personal.dictionary;
+    const text = display(lexicon.words[place], typed, this.#sentence.starts, forms, this.k);
+    return { text, word: lexicon.keys[place], kind: kind !== "correction" && text === typed ? "literal" : kind };
+  }
+
+  #emoji(word, { emoji }) {
+    const pictures = this.#tables.emoji.words;
+    if (!emoji || this.personal.blocked.has(word) || !Object.hasOwn(pictures, word)) return null;
+    return { text: pictures[word], word, kind: "emoji" };
+  }
+
+  #fold(word) {
+    return fold(word, this.k.plain_joints);
+  }
+}
+
+/** The n highest finite scores of those that come by, in the order of their places; ties go to the first. */
+class Best {
+  #n;
+  #scores = [];
+  #places = [];
+
+  constructor(n) {
+    this.#n = n;
+  }
+
+  take(score, place) {
+    const scores = this.#scores, places = this.#places;
+    if (scores.length === this.#n ? !(score > scores[this.#n - 1]) : !(score > -Infinity)) return;
+    if (scores.length === this.#n) scores.pop(), places.pop();
+    let at = scores.length;
+    while (at > 0 && scores[at - 1] < score) at--;
+    scores.splice(at, 0, score);
+    places.splice(at, 0, place);
+  }
+
+  /** [score, place], best first. */
+  entries() {
+    return this.#scores.map((score, i) => [score, this.#places[i]]);
+  }
+}
+
+/** The slots of [score, slot], best first, without those that read like a better one. */
+function unlike(found) {
+  const slots = new Map();
+  for (const [, slot] of found.sort((a, b) => b[0] - a[0])) if (!slots.has(slot.text)) slots.set(slot.text, slot);
+  return [...slots.values()];
+}
+
+/** The best in the middle, the second left, the third or the emoji right. */
+function three([middle = null, left = null, right = null], emoji) {
+  return [left, middle, emoji ?? right];
+}
