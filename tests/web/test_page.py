@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 
 import pytest
 
@@ -46,14 +47,14 @@ def test_the_automatic_blank_makes_room_for_a_full_stop(keyboard):
     expect(text_of(keyboard)).to_have_value("good morning. ")
 
 
-@pytest.mark.parametrize(("shortcut", "place"), [("Alt+1", 0), ("Alt+2", 1), ("Alt+3", 2)])
-def test_shortcuts_pick_suggestions(keyboard, shortcut, place):
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_shortcuts_pick_suggestions(keyboard, place):
     """Alt with 1, 2, 3 takes the left, middle and right suggestion."""
     keyboard.type("the ")
-    expect(keyboard.slot("right")).not_to_be_empty()
-    keyboard.page.wait_for_timeout(100)
+    expect(keyboard.slot("middle")).to_have_text(re.compile("weather|window"))
     wanted = keyboard.shown()[place]
-    keyboard.press(shortcut)
+    assert wanted
+    keyboard.press(f"Alt+{place + 1}")
     expect(text_of(keyboard)).to_have_value(f"the {wanted} ")
 
 
@@ -69,7 +70,7 @@ def test_a_suggestion_in_the_middle_of_a_word_replaces_all_of_it(keyboard):
 
 def test_an_emoji_is_offered_but_never_in_the_middle(keyboard):
     """The emoji of a word stands on the right and follows the word when it is picked."""
-    keyboard.type("we are happy")
+    keyboard.type("we feel happy")
     expect(keyboard.slot("right")).to_have_attribute("data-kind", "emoji")
     expect(keyboard.slot("middle")).not_to_have_attribute("data-kind", "emoji")
     keyboard.set("emoji", False)
@@ -118,8 +119,8 @@ def test_nothing_is_corrected_when_that_is_off(keyboard):
 
 def test_very_fast_typing_is_corrected_all_the_same(keyboard):
     """No key is lost, and late corrections find their word although the text has gone on."""
-    keyboard.type("thank yuo very mcuh see yuo next wekk ")
-    expect(text_of(keyboard)).to_have_value("thank you very much see you next week ")
+    keyboard.type("thank yuo very mcuh see thme next weke ")
+    expect(text_of(keyboard)).to_have_value("thank you very much see them next week ")
     expect(keyboard.slot("middle")).not_to_be_empty()
 
 
@@ -339,7 +340,6 @@ ON_INPUT = "document.getElementById('text').addEventListener('input', (e) => {"
 LEAKS = {
     "fetch": ("page.mjs", f"{ON_INPUT} fetch('/x?' + e.target.value).catch(() => 0); }});"),
     "beacon": ("page.mjs", f"{ON_INPUT} navigator.sendBeacon('/x', e.target.value); }});"),
-    "image": ("page.mjs", f"{ON_INPUT} new Image().src = '/x?' + e.target.value; }});"),
     "socket": ("page.mjs", f"{ON_INPUT} new WebSocket('ws://' + location.host + '/' + e.target.value.length); }});"),
     "worker": ("worker.mjs", "self.addEventListener('message', () => { fetch('/x').catch(() => 0); });"),
 }
@@ -363,6 +363,7 @@ def test_a_leak_is_noticed(visit, leak):
 
 def test_nothing_comes_from_elsewhere(keyboard):
     """Everything the page loads has its own address."""
+    keyboard.reload()
     assert keyboard.requests
     assert [url for url in keyboard.requests if not url.startswith(keyboard.site.address)] == []
 
@@ -378,9 +379,8 @@ def test_another_host_is_refused(site):
         connection.close()
 
 
-def test_the_policy_stops_scripts_and_strings(visit):
+def test_the_policy_stops_scripts_and_strings(keyboard):
     """Inline scripts, foreign workers and markup from strings are refused (so the policy is really there)."""
-    keyboard = visit().open()
     refused = keyboard.page.evaluate(
         """() => ['innerHTML', 'worker', 'policy'].map((what) => {
           try {
@@ -502,7 +502,7 @@ def test_typing_works_before_the_model_is_there(visit):
     """Loading is shown and waits for nobody; suggestions appear for what was typed meanwhile."""
     keyboard = visit()
     held: list = []
-    keyboard.context.route("**/*.wasm", held.append)
+    keyboard.context.route("**/*.wasm", lambda route: held.append(route))
     keyboard.page.goto(keyboard.site.address)
     keyboard.page.focus("#text")
     expect(keyboard.page.locator("#model-line")).to_contain_text("loading")
@@ -527,14 +527,13 @@ def paste(keyboard, text: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["novel", "long word", "emoji", "right to left", "control characters", "lines"])
-def test_any_text_can_be_pasted_and_typing_goes_on(visit, what):
+def test_any_text_can_be_pasted_and_typing_goes_on(keyboard, what):
     """The page answers, and the next words get their suggestions."""
     texts = {
-        "novel": "thank you very much see you next week " * 5_500, "long word": "x" * 10_000, "emoji": "👩‍👩‍👧‍👦🏳️‍🌈🇫🇷" * 400,
+        "novel": "thank you very much see them next week " * 5_500, "long word": "x" * 10_000, "emoji": "👩‍👩‍👧‍👦🏳️‍🌈🇫🇷" * 400,
         "right to left": "שלום עולם مرحبا بالعالم " * 50, "control characters": "\x01\x02\u202e\ufeff\u0000\ud7ff" * 50,
         "lines": "\n" * 5_000,
     }  # fmt: skip
-    keyboard = visit().open()
     paste(keyboard, texts[what])
     keyboard.type(" thank ")
     expect(keyboard.slot("middle")).to_have_text("you")
@@ -589,6 +588,9 @@ def test_the_keys_write_and_start_sentences_with_a_capital(keyboard):
     keyboard.key("backspace").click()
     expect(text_of(keyboard)).to_have_value("Good A")
     expect(text_of(keyboard)).to_be_focused()
+    keyboard.key("shift").click()
+    keyboard.tap("b")
+    expect(text_of(keyboard)).to_have_value("Good Ab")
 
 
 def test_a_tap_between_two_keys_is_read_with_the_context(keyboard):
@@ -660,9 +662,9 @@ def test_the_keys_can_be_used_without_a_pointer(keyboard):
     keyboard.key("q").focus()
     keyboard.press("ArrowRight")
     keyboard.press("ArrowDown")
-    expect(keyboard.page.locator(".key:focus")).to_have_attribute("data-key", "s")
-    keyboard.page.locator(".key:focus").dispatch_event("click")
-    expect(text_of(keyboard)).to_have_value("S")
+    expect(keyboard.page.locator(".key:focus")).to_have_attribute("data-key", "a")
+    keyboard.press("Enter")
+    expect(text_of(keyboard)).to_have_value("A")
 
 
 def test_names_for_screen_readers(keyboard):
@@ -682,12 +684,10 @@ def test_names_for_screen_readers(keyboard):
     assert unnamed == []
 
 
-@pytest.mark.parametrize("size", [(320, 568), (390, 844), (844, 390), (768, 1024), (1280, 800)])
-def test_it_fits_every_screen(visit, size):
+@pytest.mark.parametrize("size", [(320, 568), (390, 844), (844, 390), (768, 1024), (1280, 800), (1920, 1080)])
+def test_it_fits_every_screen(keyboard, size):
     """No horizontal scrolling, and all keys inside the window."""
-    keyboard = visit()
     keyboard.page.set_viewport_size({"width": size[0], "height": size[1]})
-    keyboard.open()
     assert keyboard.page.evaluate("document.documentElement.scrollWidth") <= size[0]
     for box in [one.bounding_box() for one in keyboard.page.locator(".key").all()]:
         assert box["x"] >= 0
@@ -698,6 +698,7 @@ def test_it_fits_every_screen(visit, size):
 
 def test_latency_and_savings_are_shown(keyboard):
     """The status has numbers, and window.keyfedStats is a copy nobody can write to."""
+    keyboard.reload()
     keyboard.type("good mor")
     expect(keyboard.slot("middle")).to_have_text("morning")
     keyboard.slot("middle").click()

@@ -6,6 +6,7 @@
 
 const SLICE = 1000; // the text sent along starts at a multiple of this …
 const ENOUGH = 6000; // … and has at least this many characters, more than the engine reads
+const LARGE = 10_000; // characters of a paste that the page writes itself
 
 /**
  * @typedef {object} Surroundings
@@ -40,6 +41,7 @@ export class Editor {
     [this.#field, this.#to] = [field, to];
     field.addEventListener("beforeinput", (event) => this.#beforeInput(event));
     field.addEventListener("input", (event) => this.#input(event));
+    field.addEventListener("paste", (event) => this.#paste(event));
     field.addEventListener("compositionstart", () => { this.#composing = true; });
     field.addEventListener("compositionend", (event) => {
       this.#composing = false;
@@ -132,6 +134,24 @@ export class Editor {
       this.#forgetTaps();
       this.refresh(event.timeStamp);
     }
+  }
+
+  /** Chromium keeps a pasted novel in a form that makes every later key ten times slower; one set as a value it does not. */
+  #paste(event) {
+    const text = event.clipboardData?.getData("text/plain") ?? "";
+    if (text.length < LARGE) return;
+    event.preventDefault();
+    this.#settle();
+    this.#user();
+    this.#forgetTaps();
+    const { value, selectionStart, selectionEnd } = this.#field;
+    this.#ownEdit(() => {
+      this.#field.value = value.slice(0, selectionStart) + text + value.slice(selectionEnd);
+      const end = this.#field.value.length - (value.length - selectionEnd); // line ends may have been made one character
+      this.#field.setSelectionRange(end, end);
+      this.#field.scrollTop = this.#field.scrollHeight * (end / this.#field.value.length);
+    });
+    this.refresh(event.timeStamp);
   }
 
   /** A character was typed and stands left of the cursor. */
