@@ -10,6 +10,7 @@ import { startsSentence } from "./casing.mjs";
 
 const PAGE = new URL("./", document.baseURI);
 const MODEL = new URL("model/", PAGE);
+const REPORT = 200; // milliseconds between two updates of the figures
 const EMPTY = { slots: [null, null, null], correction: null };
 const SOURCE_NAMES = { ngram: "n-gram", federated: "federated", personal: "federated + personal" };
 const byId = (id) => document.getElementById(id);
@@ -43,6 +44,7 @@ class Page {
   #about = null;
   #actions = new Map(); // id → resolve
   #nextAction = 1;
+  #report = 0; // the timer of the next report
 
   constructor(layouts, constants) {
     this.#constants = constants;
@@ -158,22 +160,25 @@ class Page {
     if (start === null) return this.#meter.superseded();
     this.strip.show(strip);
     this.#meter.record(start, strip.timing);
-    this.#measured();
+    this.#report ||= setTimeout(() => this.#measured(), REPORT);
   }
 
   /** The text or the cursor changed. */
   #changed() {
     this.keyboard.autoShift(startsSentence(this.editor.before(), this.#constants));
+    this.#report ||= setTimeout(() => this.#measured(), REPORT);
+  }
+
+  /** The figures, a few times a second: they must not cost what they measure. */
+  #measured() {
+    this.#report = 0;
     const { keys, chars } = this.editor.count;
     const saved = Math.max(0, chars - keys);
     const share = chars > 0 ? Math.round((100 * saved) / chars) : 0;
     byId("meter-saved").textContent = `${share} % keys saved`;
     this.panel.fact("Keystrokes saved", `${saved.toLocaleString()} of ${Math.max(0, chars).toLocaleString()} (${share} %)`);
-  }
-
-  #measured() {
     const [last, middle] = [milliseconds(this.#meter.last), milliseconds(this.#meter.median())];
-    byId("meter-latency").textContent = `${last} (median ${middle})`;
+    byId("meter-latency").textContent = `${last} (p50 ${middle})`;
     this.panel.fact("Latency", `${last}, median ${middle}`);
     this.panel.fact("To the screen", `median ${milliseconds(this.#meter.paintedMedian)}`);
   }

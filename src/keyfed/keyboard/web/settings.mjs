@@ -31,7 +31,7 @@ export class SettingsPanel {
     this.#on = on;
     this.#learnAfter = learnAfter;
     body.append(this.#status(), this.#source(), this.#typing(layouts), this.#privacy(), this.#learnt(),
-      this.#wordList("dictionary", "My dictionary", "Words that are always known and offered.", "add", "remove"),
+      this.#wordList("dictionary", "My dictionary", "Words that are always known and offered.", "add", "forget"),
       this.#wordList("blocked", "Never suggested", "Not offered by anything, not corrected to.", "block", "unblock"));
   }
 

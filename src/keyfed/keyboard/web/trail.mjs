@@ -1,4 +1,4 @@
-/** The line a finger draws over the keys: newest points bright, older ones fading. */
+/** The line a finger draws over the keys: newest points thick, older ones thin. */
 
 const LIFE = 320; // milliseconds a point stays visible
 
@@ -37,15 +37,12 @@ export class Trail {
     for (let i = 1; i < this.#points.length; i++) {
       const [x0, y0] = this.#points[i - 1];
       const [x1, y1, born] = this.#points[i];
-      const youth = 1 - (now - born) / LIFE;
-      pen.globalAlpha = 0.85 * youth;
-      pen.lineWidth = 3 + 7 * youth;
+      pen.lineWidth = 1 + 10 * (1 - (now - born) / LIFE); // it tapers; the whole line is translucent, not its parts
       pen.beginPath();
       pen.moveTo(x0, y0);
       pen.lineTo(x1, y1);
       pen.stroke();
     }
-    pen.globalAlpha = 1;
     if (this.#points.length) this.#frame = requestAnimationFrame(() => this.#draw());
   }
 }

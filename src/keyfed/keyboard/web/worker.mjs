@@ -117,7 +117,7 @@ async function swipe({ id, request }, signal) {
 
 // ---------------------------------------------------------------- what was learnt
 
-const CHANGES = new Set(["forget", "forgetAll", "block", "unblock", "add", "remove", "importJSON"]);
+const CHANGES = new Set(["forget", "forgetAll", "block", "unblock", "add", "importJSON"]);
 
 function change({ id, action, value }) {
   try {
