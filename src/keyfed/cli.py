@@ -132,7 +132,7 @@ def suggest(
         return
     for raw in sys.stdin.buffer:
         before = raw.decode("utf-8", "replace").rstrip("\r\n")
-        words = (words_after(before) if keyboard is None else suggestions_of(keyboard.strip(before)))[:count]
+        words = (words_after(before) if keyboard is None else suggestions_of(keyboard.suggest(before)))[:count]
         one = json.dumps({"text": before, "suggestions": words}) if as_json else "\t".join(map(harmless, words))
         typer.echo(one)
 

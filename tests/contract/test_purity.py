@@ -14,6 +14,10 @@ SOURCE = Path(keyfed.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 PURE = ("text", "model", "federated")
 WORLDLY = ("pathlib", "os", "io", "shutil", "tempfile", "time", "datetime", "socket", "subprocess", "sys", "logging")
+DECODER = (
+    "tables", "layout", "trie", "typed", "gesture", "context", "casing", "personal", "lexicon", "mixture", "predict",
+    "session", "editor", "terminal",
+)  # fmt: skip
 PICKLES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 
 
@@ -76,6 +80,16 @@ def test_the_engine_does_not_know_runs(path):
     for module in imports_of(path):
         outer = ("keyfed.run", "keyfed.cli", "keyfed.config", "keyfed.keyboard", "keyfed.private")
         assert not module.startswith(outer), f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("path", within("keyboard"), ids=name)
+def test_the_keyboard_knows_no_federation_and_its_decoder_only_text_n_grams_and_runs(path):
+    outer = ("keyfed.text.", "keyfed.model.ngram.", "keyfed.engine.network.", "keyfed.run.folder.")
+    for module in imports_of(path):
+        assert not module.startswith("keyfed.federated"), f"{path} imports {module}"
+        if path.stem in DECODER and module.startswith("keyfed."):
+            known = module.startswith((*outer, "keyfed.keyboard.", "keyfed.errors."))
+            assert known, f"{path} imports {module}"
 
 
 @pytest.mark.parametrize("path", within("federated"), ids=name)

@@ -5,9 +5,11 @@ import { readFileSync } from "node:fs";
 
 const web = new URL("../../src/keyfed/keyboard/web/", import.meta.url);
 const load = (name) => import(new URL(`${name}.mjs`, web));
-const [context, { readTensors, widened }, { NGram }, { Trie }, { Speller }, layout, { complete }, casing, { Personal },
-  { Predictor }, { resampled, swipeOf }, { Engine }] = await Promise.all(["context", "safetensors", "ngram", "trie", "typed",
-  "layout", "characters", "casing", "personal", "predict", "gesture", "engine"].map(load));
+const [context, layout, casing] = await Promise.all(["context", "layout", "casing"].map(load));
+const [{ readTensors, widened }, { NGram }, { Trie }, { Speller }, { resampled, swipeOf }] =
+  await Promise.all(["safetensors", "ngram", "trie", "typed", "gesture"].map(load));
+const [{ complete }, { Personal }, { Predictor }, { Engine }] =
+  await Promise.all(["characters", "personal", "predict", "engine"].map(load));
 
 const { shared, cases } = JSON.parse(readFileSync(0, "utf8"));
 const table = (name) => JSON.parse(readFileSync(new URL(`data/${name}.json`, web), "utf8"));
@@ -16,6 +18,17 @@ const k = tables.constants;
 const bytesOf = (base64) => new Uint8Array(Buffer.from(base64, "base64"));
 
 const operations = {
+  // Ranges of code points without a meaning in this Unicode version.
+  unassigned() {
+    const ranges = [];
+    for (let c = 0; c < 0x110000; c++) {
+      if (!/\p{Cn}/u.test(String.fromCodePoint(c))) continue;
+      if (ranges.at(-1)?.[1] === c) ranges.at(-1)[1]++;
+      else ranges.push([c, c + 1]);
+    }
+    return ranges;
+  },
+
   words: ({ line, tokenised, lower }) => context.wordsOf(line, { tokenised, lower }),
 
   rows({ words, layout: name, keys }) {
@@ -25,7 +38,8 @@ const operations = {
       typing = typing.key(layout.fold(character, k.plain_joints), tap);
       return { row: [...typing.row], prefix: [...typing.prefix] };
     });
-    return { alphabet: trie.alphabet.join(""), parent: [...trie.parent], char: [...trie.char], node: [...trie.node], seen };
+    const { alphabet, parent, char, node } = trie;
+    return { alphabet: alphabet.join(""), parent: [...parent], char: [...char], node: [...node], seen };
   },
 
   folded: ({ text }) => [layout.fold(text, k.plain_joints), [...text].map(layout.baseOf)],
@@ -53,7 +67,8 @@ const operations = {
       }
     });
     const known = ["kiel", "zwölf", "teh", "the"].map((word) => personal.knows(word));
-    return { answered, known, uses: [...personal.uses()], after: [...personal.usesAfter("in")], held: personal.exportJSON() };
+    const uses = [...personal.uses()], after = [...personal.usesAfter("in")];
+    return { answered, known, uses, after, held: personal.exportJSON() };
   },
 
   path: ({ points, n }) => [...resampled(swipeOf(points), n)],
@@ -98,8 +113,61 @@ const operations = {
     return { seen, learnt: JSON.parse(engine.personal.exportJSON()) };
   },
 
+  // What the engine asks of its sources, and when it stops asking.
+  async engine() {
+    const words = (...own) => ({ words: [...context.SPECIALS, ...own], lower: true, tokenised: false });
+    const vocab = { kind: "word", ...words("hat", "hut", "hit") };
+    const asked = [], buffer = new Float32Array(7); // one buffer for all answers, as a model may do
+    const source = (name, best) => ({
+      scores: async (ids, signal) => {
+        asked.push([name, ...ids]);
+        if (signal?.onAsked) return (signal.aborted = true) && signal.onAsked === "stop" ? null : buffer;
+        buffer.fill(-9)[best] = -0.1;
+        return buffer;
+      },
+    });
+    const sources = { federated: source("f", 4), ngram: source("n", 5) };
+    const engine = new Engine({ vocab, forms: {}, tables, sources });
+    const middle = async (before, settings, signal) =>
+      (await engine.strip({ before, settings, signal }))?.slots[1].text ?? null;
+    const seen = {};
+    seen.sources = [await middle("a ", { source: "federated" }), await middle("a ", { source: "ngram" }),
+      await middle("a ", { source: "personal" })];
+    for (let i = 0; i < 30; i++) await engine.finish({ before: "a hit", separator: " " });
+    seen.learnt = [await middle("a ", {}), await middle("a ", { source: "federated" }),
+      await middle("a ", { incognito: true })];
+    seen.asked = asked.splice(0);
+    for (const typed of ["h", "hu", "hut", "hu"]) await middle(`a ${typed}`, {});
+    seen.whileTyping = asked.splice(0);
+    seen.long = [(await engine.strip({ before: `b ${"h".repeat(9999)}` })).slots, asked.splice(0)];
+    const later = { aborted: false };
+    const waiting = middle("hut ", {}, later);
+    later.aborted = true; // by a message that the engine lets in before it runs the model
+    seen.stale = [await waiting, await middle("hat ", {}, { aborted: true }), asked.splice(0)];
+    seen.during = [await middle("hit ", {}, { aborted: false, onAsked: "stop" }),
+      await middle("hit ", {}, { aborted: false, onAsked: "go on" }), await middle("hit ", {}), asked.splice(0)];
+    seen.staleSwipe = await engine.gesture({ before: "hut hut ", points: [[5, 1], [4, 0]], signal: { aborted: true } });
+    seen.swipes = [];
+    for (const name of ["qwerty", "azerty"]) {
+      const points = [[5.75, 1.5], [name === "azerty" ? 0.5 : 0.75, name === "azerty" ? 0.5 : 1.5], [4.5, 0.5]];
+      seen.swipes.push((await engine.gesture({ before: "", points, settings: { layout: name } }))[0].text);
+    }
+    seen.undone = [engine.undo({ before: "a hit " })];
+    const spelling = new Engine({
+      vocab: { kind: "char", ...words(" ", "d", "e", "n") },
+      forms: {}, tables, sources: { federated: speller(["den", "end", "ende"]) },
+    });
+    const spelt = async (before) => (await spelling.strip({ before })).slots.map((slot) => slot?.text ?? null);
+    const { text } = await spelling.finish({ before: "en", separator: " " });
+    seen.spelt = [await spelt("en"), await spelt(""), await spelt("den "), text];
+    spelling.personal.block("end");
+    seen.spelt.push(await spelt("en"));
+    return seen;
+  },
+
   tensors({ file }) {
-    return Object.fromEntries([...readTensors(bytesOf(file))].map(([name, { shape, data }]) => [name, [shape, [...data]]]));
+    const found = [...readTensors(bytesOf(file))];
+    return Object.fromEntries(found.map(([name, { shape, data }]) => [name, [shape, [...data]]]));
   },
 
   widened({ file }) {
@@ -122,6 +190,27 @@ const operations = {
     return (await complete({ words }, after, step, k)).map(({ rest }) => rest);
   },
 };
+
+// A model over characters that knows a few words, likelier first; its state is the word so far of each row.
+function speller(words) {
+  const letters = ["", "", "", "", " ", "d", "e", "n"];
+  const scores = (state) => Float32Array.from(letters, (letter, token) => {
+    const fits = (word) => (token === 2 ? word === state : letter.trim() && word.startsWith(state + letter));
+    const place = words.findIndex(fits);
+    return place < 0 ? -20 : -0.5 - place;
+  });
+  return {
+    async begin(ids) {
+      const last = Math.max(ids.lastIndexOf(4), ids.lastIndexOf(2));
+      const state = [...ids.slice(last + 1)].map((token) => letters[token]).join("");
+      return { logp: scores(state), state: [state] };
+    },
+    async step(tokens, state, rows) {
+      const states = tokens.map((token, j) => state[rows[j]] + letters[token]);
+      return { logp: states.map(scores), state: states };
+    },
+  };
+}
 
 const answers = [];
 for (const { op, ...given } of cases) {

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from keyfed.keyboard.context import is_letter
 from keyfed.keyboard.tables import Constants
-from keyfed.text.vocab import Vocab, words_of
 
 
 def starts_sentence(text: str, k: Constants) -> bool:
@@ -66,34 +63,6 @@ def display(word: str, typed: str, sentence: bool, forms: Mapping[str, str], k: 
     if is_capital(typed[0]) if typed else sentence:
         return capitalised(shown)
     return shown
-
-
-def most_frequent_forms(lines: Iterable[str], vocab: Vocab) -> dict[str, str]:
-    """Return the form most often written in training of every word of a lower-case vocabulary, where it differs.
-
-    The first word of a sentence has a capital for another reason and is not counted. Ties go to the vocabulary's form,
-    then by the form itself.
-
-    Example:
-      >>> from keyfed.text.vocab import SPECIALS
-      >>> vocab = Vocab("word", (*SPECIALS, "in", "paris", "the"), lower=True, tokenised=False)
-      >>> most_frequent_forms(["In Paris the", "The Paris. The", "in paris"], vocab)
-      {'paris': 'Paris'}
-    """
-    if not vocab.lower or vocab.kind != "word":
-        return {}
-    seen: dict[str, Counter[str]] = defaultdict(Counter)
-    for line in lines:
-        opens = True
-        for token in words_of(line, tokenised=vocab.tokenised, lower=False):
-            if any(map(is_letter, token)):
-                if not opens and token.lower() in vocab.index:
-                    seen[token.lower()][token] += 1
-                opens = False
-            elif token in (".", "!", "?", "…"):
-                opens = True
-    forms = {word: min(found, key=lambda f: (-found[f], f != word, f)) for word, found in seen.items()}
-    return {word: form for word, form in sorted(forms.items()) if form != word}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,19 @@ def is_letter(c: str) -> bool:
     return c.isalnum()
 
 
+def has_number(word: str) -> bool:
+    """Whether a word holds a digit or another number sign (Unicode N; 三 is a letter)."""
+    return any(unicodedata.category(c)[0] == "N" for c in word)
+
+
 def is_wordlike(word: str) -> bool:
     """Whether a token is a word or number, not a mark or symbol."""
     return any(map(is_letter, word))
+
+
+def has_control(word: str) -> bool:
+    """Whether a word holds a control, direction or surrogate character; the joiners of many scripts are none."""
+    return any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in JOINERS for c in word)
 
 
 def belongs(c: str) -> bool:

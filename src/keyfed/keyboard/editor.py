@@ -30,7 +30,7 @@ class Editor:
 
     def strip(self) -> Strip:
         """Return the suggestions for where the cursor is."""
-        return self.keyboard.strip(self.text)
+        return self.keyboard.suggest(self.text)
 
     def type(self, c: str) -> None:
         """Type one character."""
@@ -57,8 +57,10 @@ class Editor:
     def backspace(self) -> None:
         """Take back the last character, or the correction just made."""
         if self._undo is not None and self._undo[0] == self.text:
-            _, before, typed = self._undo
+            after, before, typed = self._undo
+            corrected = self.keyboard.context(after[:-1])
             self._written = Written(before)
+            self.keyboard.predictor.personal.unlearn(corrected.typed, corrected.previous)
             self.keyboard.predictor.personal.keep(typed)
         else:
             self._written = Written(self.text[:-1])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from keyfed.keyboard.context import JOINERS, is_wordlike
+from keyfed.keyboard.context import has_control, is_wordlike
 from keyfed.keyboard.gesture import Templates, templates_of
 from keyfed.keyboard.layout import Layout, Point, fold
 from keyfed.keyboard.tables import Constants
@@ -25,9 +24,7 @@ def is_suggestible(word: str, k: Constants) -> bool:
       >>> [is_suggestible(w, constants()) for w in ("it's", "42", "...", "a\\x1b[31m", "a" * 41)]
       [True, True, False, False, False]
     """
-    if len(word) > k.longest_word or not is_wordlike(word):
-        return False
-    return not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in JOINERS for c in word)
+    return len(word) <= k.longest_word and is_wordlike(word) and not has_control(word)
 
 
 class Lexicon:

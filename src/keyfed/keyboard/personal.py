@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keyfed.errors import DataError
-from keyfed.keyboard.context import is_wordlike
+from keyfed.keyboard.context import has_control, has_number, is_wordlike
 from keyfed.keyboard.layout import fold
 from keyfed.keyboard.tables import Constants, constants
 
@@ -55,8 +55,20 @@ class Personal:
             return
         key, before = fold(word), fold(previous)
         self.words[key] = self.words.get(key, 0) + 1
-        after = self.pairs.setdefault(before, {})
-        after[key] = after.get(key, 0) + 1
+        if before == "" or self.learnable(before):  # a number or an address is not kept as the word before either
+            after = self.pairs.setdefault(before, {})
+            after[key] = after.get(key, 0) + 1
+        self.version += 1
+
+    def unlearn(self, word: str, previous: str = "") -> None:
+        """Take back one `learn` of a correction that was undone."""
+        if self.incognito or not self.learning or not self.learnable(word):
+            return
+        key, before = fold(word), fold(previous)
+        _take_one(self.words, key)
+        _take_one(self.pairs.get(before, {}), key)
+        if not self.pairs.get(before, True):
+            del self.pairs[before]
         self.version += 1
 
     def keep(self, word: str) -> None:
@@ -74,9 +86,9 @@ class Personal:
           >>> [Personal().learnable(w) for w in ("Kiel", "b4", "me@x.de", "a.b", "…")]
           [True, False, False, False, False]
         """
-        if not is_wordlike(word) or len(word) > self.constants.longest_word:
+        if not is_wordlike(word) or not _is_one_word(word, self.constants):
             return False
-        return not any(c.isnumeric() or c in self.constants.unlearnt or not c.isprintable() for c in word)
+        return not has_number(word) and not any(c in self.constants.unlearnt for c in word)
 
     def add(self, word: str) -> None:
         """Put a word into the user's dictionary; it counts as used `learn_after` times.
@@ -84,7 +96,7 @@ class Personal:
         Raises:
           DataError: No word, or one that is too long.
         """
-        if not is_wordlike(word) or word.split() != [word] or len(word) > self.constants.longest_word:
+        if not is_wordlike(word) or not _is_one_word(word, self.constants):
             raise DataError(
                 f"{word[:40]!r} cannot be a word of the dictionary: expected 1 to "
                 f"{self.constants.longest_word} characters, no blank, at least one letter"
@@ -154,6 +166,13 @@ class Personal:
         self.version += 1
 
 
+def _take_one(counts: dict[str, int], key: str) -> None:
+    if counts.get(key, 0) > 1:
+        counts[key] -= 1
+    else:
+        counts.pop(key, None)
+
+
 def checked(text: str, k: Constants) -> dict[str, Any]:
     """Return an exported document if it is one.
 
@@ -195,9 +214,13 @@ def _check_counts(counts: Mapping[str, Any], k: Constants) -> None:
             raise DataError(f"learnt words: {word[:40]!r} has the count {str(n)[:20]}; expected a positive integer")
 
 
+def _is_one_word(word: str, k: Constants) -> bool:
+    return word.split() == [word] and len(word) <= k.longest_word and not has_control(word)
+
+
 def _check_word(word: Any, k: Constants) -> None:
-    if not isinstance(word, str) or word.split() != [word] or len(word) > k.longest_word or not word.isprintable():
+    if not isinstance(word, str) or not _is_one_word(word, k):
         raise DataError(
-            f"learnt words: {str(word)[:40]!r} is not a word: expected 1 to {k.longest_word} printable characters, "
-            "no blank"
+            f"learnt words: {str(word)[:40]!r} is not a word: expected 1 to {k.longest_word} characters, no blank "
+            "or control character"
         )

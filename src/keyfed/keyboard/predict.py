@@ -12,7 +12,7 @@ against the typed word itself, which has log p(w) if it is known and `unknown_wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyfed.keyboard.casing import all_capitals, display, is_capital, starts_sentence
-from keyfed.keyboard.context import Context, belongs
+from keyfed.keyboard.context import Context, belongs, has_number
 from keyfed.keyboard.layout import Layout, Point, fold, layout_of
 from keyfed.keyboard.lexicon import Lexicon, is_suggestible
 from keyfed.keyboard.mixture import mixed
@@ -32,6 +32,7 @@ Floats = NDArray[np.float64]
 Kind = Literal["word", "literal", "completion", "correction", "emoji", "next"]
 
 RANKED = 16  # candidates that are looked at for three slots; some may be shown alike
+SHOWN = 5  # of these, no two alike: three for the slots, the typed word and the correction being shown anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +147,8 @@ class Predictor:
             return None
         best: tuple[float, Slot] | None = None
         for lexicon, scores, allowed in self._parts(logp, context.previous):
-            costs = self._costs(lexicon, typed, taps)
-            full = np.where(allowed & (costs.full <= k.correct_max), scores - k.alpha * costs.full, -np.inf)
+            cost = lexicon.typing(typed, taps).full
+            full = np.where(allowed & (cost <= k.correct_max), scores - k.alpha * cost, -np.inf)
             at = int(full.argmax()) if len(full) else 0
             if len(full) and (best is None or full[at] > best[0]):
                 best = float(full[at]), self._slot(lexicon, at, context, "correction")
@@ -167,7 +168,8 @@ class Predictor:
         """
         if not typed or len(typed) > self.k.max_typed or not belongs(typed[-1]) or all_capitals(typed):
             return False
-        return not any(c.isnumeric() or c in self.k.unlearnt for c in typed) and not any(map(is_capital, typed[1:]))
+        odd = has_number(typed) or any(c in self.k.unlearnt for c in typed)
+        return not odd and not any(map(is_capital, typed[1:]))
 
     def is_known(self, word: str) -> bool:
         """Whether a word is in the lexicon or the user's own."""
@@ -182,22 +184,21 @@ class Predictor:
             for at in best_of(score, RANKED):
                 slot = self._slot(lexicon, int(places[at]), context, "word")
                 found.append((-float(score[at]), part * len(self.lexicon) + int(places[at]), slot))
-        return _unlike([slot for *_, slot in sorted(found, key=lambda f: f[:2])])[:n]
+        return _unlike((slot for *_, slot in sorted(found, key=lambda f: f[:2])), n)
 
     def _next(self, logp: Floats, context: Context) -> Strip:
-        ranked: list[tuple[float, int, Slot]] = []
+        ranked: list[tuple[float, int, Lexicon, int]] = []
         for part, (lexicon, scores, allowed) in enumerate(self._parts(logp, context.previous)):
             score = np.where(allowed, scores, -np.inf)
-            for at in best_of(score, RANKED):
-                slot = self._slot(lexicon, at, context, "next")
-                ranked.append((-float(score[at]), part, slot))
+            ranked += [(-float(score[at]), part, lexicon, at) for at in best_of(score, RANKED)]
         ranked.sort(key=lambda r: r[:2])
-        return Strip(_three(_unlike([slot for *_, slot in ranked]), self._emoji(context.previous)))
+        best = (self._slot(lexicon, at, context, "next") for _, _, lexicon, at in ranked)
+        return Strip(_three(_unlike(best, SHOWN), self._emoji(context.previous)))
 
     def _ranked(self, logp: Floats, context: Context, taps: Sequence[Point | None]) -> list[Slot]:
-        """Return the candidates and the literal, best first, no two alike; never empty."""
+        """Return the best of the candidates and the literal, best first, no two alike; never empty."""
         k, typed = self.k, context.typed
-        found: list[tuple[float, int, Slot]] = []
+        found: list[tuple[float, int, Lexicon | None, int, Kind]] = []
         for part, (lexicon, scores, allowed) in enumerate(self._parts(logp, context.previous)):
             costs = self._costs(lexicon, typed, taps)
             full = scores - k.alpha * costs.full
@@ -206,9 +207,12 @@ class Predictor:
             for at in best_of(score, RANKED):
                 kind: Kind = "completion" if completion[at] > full[at] else "word"
                 kind = "correction" if kind == "word" and costs.full[at] > 0 else kind
-                found.append((-float(score[at]), part, self._slot(lexicon, at, context, kind)))
-        found.append((-self._literal(logp, context), 2, Slot(typed, fold(typed), "literal")))
-        return _unlike([slot for *_, slot in sorted(found, key=lambda f: f[:2])])
+                found.append((-float(score[at]), part, lexicon, at, kind))
+        found.append((-self._literal(logp, context), 2, None, 0, "literal"))
+        found.sort(key=lambda f: f[:2])
+        literal = Slot(typed, fold(typed), "literal")
+        slots = (self._slot(lexicon, at, context, kind) if lexicon else literal for _, _, lexicon, at, kind in found)
+        return _unlike(slots, SHOWN)
 
     def _costs(self, lexicon: Lexicon, typed: str, taps: Sequence[Point | None]) -> _Costs:
         k, state = self.k, lexicon.typing(typed, taps)
@@ -277,20 +281,21 @@ def best_of(score: Floats, n: int) -> list[int]:
       >>> best_of(np.array([1.0, 3.0, -np.inf, 3.0]), 3)
       [1, 3, 0]
     """
-    if len(score) > n:
-        least = np.partition(score, len(score) - n)[len(score) - n]
-        places = np.flatnonzero((score >= least) & (score > -np.inf))
-    else:
-        places = np.flatnonzero(score > -np.inf)
+    places = np.flatnonzero(score > -np.inf)
+    if len(places) > n:
+        found = score[places]
+        places = places[found >= np.partition(found, len(found) - n)[len(found) - n]]
     order = np.argsort(-score[places], kind="stable")[:n]
     return [int(at) for at in places[order]]
 
 
-def _unlike(slots: Sequence[Slot]) -> list[Slot]:
-    """Return the slots without those that read like an earlier one."""
+def _unlike(slots: Iterable[Slot], n: int) -> list[Slot]:
+    """Return the first n slots, those that read like an earlier one left out."""
     found: dict[str, Slot] = {}
     for slot in slots:
         found.setdefault(slot.text, slot)
+        if len(found) == n:
+            break
     return list(found.values())
 
 

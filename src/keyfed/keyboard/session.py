@@ -80,7 +80,7 @@ class Keyboard:
             self._before = before
         return self._context
 
-    def strip(self, before: str, taps: Sequence[Point | None] = ()) -> Strip:
+    def suggest(self, before: str, taps: Sequence[Point | None] = ()) -> Strip:
         """Return the suggestions for a text left of the cursor.
 
         Args:

@@ -158,13 +158,13 @@ def run_terminal(line: Line, fd: int, write: Write) -> None:
 
     def columns() -> int:
         try:
-            return max(20, os.get_terminal_size(fd).columns)
+            return max(20, os.get_terminal_size(fd).columns or 80)  # a terminal may not know its size
         except OSError:
             return 80
 
     before = termios.tcgetattr(fd)
     try:
-        tty.setraw(fd)
+        tty.setraw(fd, termios.TCSADRAIN)  # what was typed ahead is kept
         converse(line, iter(lambda: os.read(fd, 1 << 16), b""), write, columns)
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)

@@ -149,12 +149,12 @@ class Typing:
             np.minimum(own, best[above], out=own)
         return best
 
-    @property
+    @cached_property
     def full(self) -> Floats:
         """F: cost of each word as a whole, [words]."""
         return self.row[self.speller.trie.node]
 
-    @property
+    @cached_property
     def completion(self) -> Floats:
         """C: cost of each word's cheapest true beginning, [words]."""
         return self.beginnings[self.speller.trie.word_parent]

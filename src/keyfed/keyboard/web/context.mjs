@@ -1,7 +1,7 @@
 /**
  * From the text left of the cursor to what the model reads. The words are those of `keyfed.text.vocab.words_of`, to the
- * character: letters, digits and marks are Unicode's (equal in Python and JavaScript for every character both know),
- * white space is spelt out because the two do not agree on it.
+ * character: letters, digits, marks and lower case are Unicode's, the same for every character that the Unicode versions
+ * of both sides know; white space is spelt out because Python and JavaScript do not agree on it.
  */
 
 import { fold } from "./layout.mjs";
@@ -37,25 +37,43 @@ function pattern() {
  */
 export function wordsOf(line, { tokenised, lower }) {
   if (tokenised) return (lower ? line.toLowerCase() : line).match(CHUNK) ?? [];
-  const words = [];
-  for (const chunk of line.match(CHUNK) ?? []) {
-    for (const found of (lower ? chunk.toLowerCase() : chunk).matchAll(PIECE)) {
-      words.push(found.groups.word === undefined ? found[0] : plainJoints(found[0]));
-    }
+  return (line.match(CHUNK) ?? []).flatMap((chunk) => piecesOf(chunk, lower));
+}
+
+/** The pieces of chunks that were cut lately: the words before the cursor are read again with every new one. */
+const pieces = { lower: new Map(), asWritten: new Map() };
+const REMEMBERED = 4096, LONG = 64;
+
+function piecesOf(chunk, lower) {
+  const known = lower ? pieces.lower : pieces.asWritten;
+  let cut = known.get(chunk);
+  if (!cut) {
+    if (known.size >= REMEMBERED) known.clear();
+    cut = Array.from((lower ? chunk.toLowerCase() : chunk).matchAll(PIECE), (found) =>
+      (found.groups.word === undefined ? found[0] : plainJoints(found[0])));
+    if (chunk.length <= LONG) known.set(chunk, cut);
   }
-  return words;
+  return cut;
 }
 
 const plainJoints = (word) => word.replaceAll("’", "'").replace(/[‐‑]/g, "-");
 
 const LETTER = /^[\p{L}\p{N}]$/u, BELONGS = new RegExp(`^(?:[\\p{L}\\p{N}]|${MARK})$`, "u");
 const WORDLIKE = /[\p{L}\p{N}]/u, BLANK = new RegExp(`[${SPACE}]`, "u");
+const NUMBER = /\p{N}/u, CONTROL = /(?![\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}]/u;
+const PAIR = /[\ud800-\udbff]/; // quick to rule out where a text has none
 const ONLY_SPACE = new RegExp(`^[${SPACE}]+$`, "u");
 
 /** Whether a character is a letter or a number of any script. */
 export const isLetter = (c) => LETTER.test(c);
 /** Whether a token is a word or number, not a mark or symbol. */
 export const isWordlike = (word) => WORDLIKE.test(word);
+/** Whether a word holds a digit or another number sign (Unicode N; 三 is a letter). */
+export const hasNumber = (word) => NUMBER.test(word);
+/** Whether a word holds a control, direction or surrogate character; the joiners of many scripts are none. */
+export const hasControl = (word) => CONTROL.test(word);
+/** Whether a text holds white space. */
+export const hasBlank = (text) => BLANK.test(text);
 /** Whether a text holds white space and nothing else, Python's `str.isspace`. */
 export const isSpace = (text) => ONLY_SPACE.test(text);
 /** Whether a character is a letter, a number or a mark that belongs to one. */
@@ -64,9 +82,7 @@ export const belongs = (c) => c !== undefined && BELONGS.test(c);
 /** The code point that ends at a UTF-16 offset. */
 function characterBefore(text, at) {
   if (at < 1) return undefined;
-  const low = text.charCodeAt(at - 1), high = at > 1 ? text.charCodeAt(at - 2) : 0;
-  const isPair = low >= 0xdc00 && low <= 0xdfff && high >= 0xd800 && high <= 0xdbff;
-  return text.slice(at - (isPair ? 2 : 1), at);
+  return text.slice(at - (at > 1 && isPair(text, at - 2) ? 2 : 1), at);
 }
 
 const characterAt = (text, at) => (at < text.length ? String.fromCodePoint(text.codePointAt(at)) : undefined);
@@ -103,24 +119,30 @@ export function typedPart(before, k) {
  */
 export function lastPart(text, k) {
   if (text.length <= k.most_text) return text; // the limits count code points, of which there are not more
-  let size = 0;
-  for (let at = 0; at < text.length; at++, size++) if (isHighOfPair(text, at)) at++;
+  const hasPairs = PAIR.test(text);
+  const size = hasPairs ? sizeOf(text) : text.length;
   if (size <= k.most_text) return text;
   const skip = k.text_step * Math.ceil((size - k.most_text) / k.text_step);
-  let from = 0, start = 0; // the last character before the cut, and the first behind it
-  for (let n = 0; n < skip; n++) {
-    from = start;
-    start += isHighOfPair(text, start) ? 2 : 1;
+  let from = skip - 1, start = skip; // the last character before the cut, and the first behind it
+  if (hasPairs) {
+    start = 0;
+    for (let n = 0; n < skip; n++) {
+      from = start;
+      start += isPair(text, start) ? 2 : 1;
+    }
   }
   const blank = text.slice(from).search(BLANK);
   return text.slice(blank < 0 ? start : from + blank + 1);
 }
 
-function isHighOfPair(text, at) {
-  const code = text.charCodeAt(at);
-  if (code < 0xd800 || code > 0xdbff) return false;
-  const next = text.charCodeAt(at + 1);
-  return next >= 0xdc00 && next <= 0xdfff;
+/** Whether two UTF-16 units from `at` on are one code point. */
+const isPair = (text, at) => (text.charCodeAt(at) & 0xfc00) === 0xd800 && (text.charCodeAt(at + 1) & 0xfc00) === 0xdc00;
+
+/** Number of code points. */
+export function sizeOf(text) {
+  let pairs = 0;
+  for (let at = 0; at < text.length; at++) if (isPair(text, at)) pairs++;
+  return text.length - pairs;
 }
 
 /**

@@ -4,20 +4,21 @@
  * (`personal.mjs`). It knows no DOM, no network and no storage, so that it runs in a worker and in node alike.
  */
 
-import { pick, put, startsSentence, capitalised } from "./casing.mjs";
+import { capitalised, pick, put, startsSentence } from "./casing.mjs";
 import { complete } from "./characters.mjs";
-import { anchored, belongs, Numbers, readContext } from "./context.mjs";
+import { anchored, belongs, Numbers, readContext, sizeOf } from "./context.mjs";
 import { fold } from "./layout.mjs";
-import { Personal, sizeOf } from "./personal.mjs";
+import { Personal } from "./personal.mjs";
 import { Predictor } from "./predict.mjs";
 
 /**
  * A language model over words. `ids` is a text from a zero state: EOS, then tokens; the engine has already cut it so
  * that its start moves only every 32 tokens (`context.mjs`), so a source that keeps the states of its last `ids` by
  * position reads one token a word. The answer, log p(w | ids) of every word of the vocabulary (specials too), belongs
- * to the caller of `scores` only until the next call: the engine copies it.
+ * to the caller of `scores` only until the next call: the engine copies it. A source that stopped because the signal
+ * says so answers null.
  * @typedef {object} Source
- * @property {(ids: Int32Array, signal?: Signal) => Promise<Float32Array | Float64Array>} scores
+ * @property {(ids: Int32Array, signal?: Signal) => Promise<Float32Array | Float64Array | null>} scores
  */
 
 /**
@@ -25,7 +26,7 @@ import { Predictor } from "./predict.mjs";
  * more character for each of several rows: row j goes on from row `rows[j]` of `state` with `tokens[j]`. `state` is
  * whatever the source likes; it is never changed by a later call.
  * @typedef {object} CharacterSource
- * @property {(ids: Int32Array, signal?: Signal) => Promise<{logp: Float32Array, state: unknown}>} begin
+ * @property {(ids: Int32Array, signal?: Signal) => Promise<{logp: Float32Array, state: unknown} | null>} begin
  * @property {(tokens: number[], state: unknown, rows: number[]) =>
  *   Promise<{logp: Float32Array[], state: unknown}>} step
  */
@@ -53,8 +54,8 @@ export const SETTINGS = Object.freeze({
 });
 
 /**
- * `text` is what is shown and put into the text, `word` what is blocked or forgotten (folded; for an emoji the word that
- * it stands for).
+ * `text` is what is shown and put into the text, `word` what is blocked or forgotten: folded, and for an emoji the word
+ * that it stands for.
  * @typedef {{text: string, word: string, kind: "word"|"literal"|"completion"|"correction"|"emoji"|"next"}} Slot
  */
 
@@ -63,7 +64,7 @@ export const SETTINGS = Object.freeze({
  * @property {[Slot|null, Slot|null, Slot|null]} slots  left, middle (the best), right
  * @property {string | null} correction  what a separator will put in place of the typed word
  * @property {string} typed     the word being typed, as it stands before the cursor
- * @property {{model: number, rank: number}} timing  milliseconds: the source's answer; row and ranking
+ * @property {{model: number, rank: number}} timing  milliseconds: reading the text and the source's answer; ranking
  */
 
 /**
@@ -97,7 +98,6 @@ export class Engine {
   #tables;
   #sources;
   #numbers;
-  #forms;
   #layout;
   #predictor;
   #context = { before: null };
@@ -117,7 +117,6 @@ export class Engine {
     this.#tables = tables;
     this.#sources = sources;
     this.#layout = layout;
-    this.#forms = forms;
     this.#numbers = new Numbers(vocab);
     /** What was learnt: list, forget, forgetAll, block, unblock, add, exportJSON, importJSON (`personal.mjs`). */
     this.personal = new Personal(tables.constants);
@@ -140,10 +139,10 @@ export class Engine {
    * @returns {Promise<Strip | null>}
    */
   async strip({ before, taps = [], settings, signal }) {
+    const started = performance.now();
     const chosen = this.#chosen(settings);
     const context = this.#read(before);
     const { typed } = context;
-    const started = performance.now();
     if (sizeOf(typed) > this.#k.max_typed) {
       return { slots: [null, null, null], correction: null, typed, timing: { model: 0, rank: 0 } };
     }
@@ -265,7 +264,9 @@ export class Engine {
     if (!logp) {
       if (signal) await othersFirst();
       if (signal?.aborted) return null;
-      logp = (await this.#sources[name].scores(ids, signal)).slice();
+      const answer = await this.#sources[name].scores(ids, signal);
+      if (!answer || signal?.aborted) return null; // what a source says after it was stopped is not kept
+      logp = answer.slice();
     }
     this.#scored.delete(key); // put at the end: the one not asked for longest goes first
     this.#scored.set(key, logp);
@@ -281,7 +282,9 @@ export class Engine {
     const source = this.#sources.federated, { vocab } = this.#numbers;
     const ids = anchored(this.#numbers.encode(text + typed), this.#k);
     const step = (tokens, state, rows) => source.step(tokens, state, rows);
-    const found = await complete(vocab, await source.begin(ids, signal), step, SPELT, signal);
+    const after = await source.begin(ids, signal);
+    if (!after || signal?.aborted) return null;
+    const found = await complete(vocab, after, step, SPELT, signal);
     if (!found || signal?.aborted) return null;
     const never = new Set([...this.personal.blocked, ...(filter ? this.#tables.offensive.words : [])]);
     const starts = vocab.lower && !typed && startsSentence(text, this.#k);
@@ -295,7 +298,8 @@ export class Engine {
     const picture = emoji && Object.hasOwn(pictures, word) && !never.has(word) ? pictures[word] : null;
     const [middle = null, left = null, right = null] = slots;
     const last = picture ? { text: picture, word, kind: "emoji" } : right;
-    return { slots: [left, middle, last], correction: null, typed, timing: { model: performance.now() - started, rank: 0 } };
+    const timing = { model: performance.now() - started, rank: 0 };
+    return { slots: [left, middle, last], correction: null, typed, timing };
   }
 }
 

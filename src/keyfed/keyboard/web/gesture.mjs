@@ -10,7 +10,7 @@
 
 import { distance } from "./layout.mjs";
 
-/** Words that can be swiped: at least two different keys. A word's path is computed when a swipe first comes near it. */
+/** Words that can be swiped: at least two different keys. A path is computed when a swipe first comes near its word. */
 export class Templates {
   /**
    * @param {string[]} words  folded; the number of a word is its place here

@@ -52,7 +52,7 @@ export class Layout {
  * @param {string} name
  */
 export function layoutOf(layouts, name) {
-  if (!Object.hasOwn(layouts, name)) throw new Error(`there is no layout ${name}; use ${Object.keys(layouts).join(", ")}`);
+  if (!Object.hasOwn(layouts, name)) throw new Error(`layout ${name} does not exist; use ${Object.keys(layouts)}`);
   return new Layout(name, layouts[name]);
 }
 

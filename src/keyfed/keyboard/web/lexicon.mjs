@@ -1,17 +1,14 @@
 /** The words a keyboard can suggest: their tree, their places in the vocabulary, their swipe paths. */
 
-import { isWordlike } from "./context.mjs";
+import { hasControl, isWordlike, sizeOf } from "./context.mjs";
 import { Templates } from "./gesture.mjs";
 import { fold } from "./layout.mjs";
-import { sizeOf } from "./personal.mjs";
 import { Trie } from "./trie.mjs";
 import { Speller } from "./typed.mjs";
 
-const CONTROL = /(?![\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}]/u;
-
 /** Whether a vocabulary entry is a word or number of bearable length, without control characters. */
 export function isSuggestible(word, k) {
-  return isWordlike(word) && sizeOf(word) <= k.longest_word && !CONTROL.test(word);
+  return isWordlike(word) && sizeOf(word) <= k.longest_word && !hasControl(word);
 }
 
 /** Words with their tree and the letters typed against it. */

@@ -10,15 +10,16 @@ import { SPECIALS } from "./context.mjs";
 
 /** Log-probabilities over the vocabulary with the specials taken out and the rest summing to one. */
 export function withoutSpecials(logp) {
-  const rest = Float64Array.from(logp);
+  // Plain loops: once a word over the whole vocabulary, and the first time before anything is compiled.
+  const rest = new Float64Array(logp);
   rest.fill(-Infinity, 0, SPECIALS.length);
-  let most = -Infinity;
-  for (const value of rest) if (value > most) most = value;
+  let most = -Infinity, sum = 0;
+  for (let i = 0; i < rest.length; i++) if (rest[i] > most) most = rest[i];
   if (most === -Infinity) return rest;
-  let sum = 0;
-  for (const value of rest) sum += Math.exp(value - most);
+  for (let i = 0; i < rest.length; i++) sum += Math.exp(rest[i] - most);
   const whole = most + Math.log(sum);
-  return rest.map((value) => value - whole);
+  for (let i = 0; i < rest.length; i++) rest[i] -= whole;
+  return rest;
 }
 
 /**
@@ -32,8 +33,9 @@ export function withoutSpecials(logp) {
  * @returns {{main: Float64Array, own: Float64Array}}
  */
 export function mixed(logp, previous, lexicon, own, personal, k) {
-  const model = withoutSpecials(logp);
-  const main = Float64Array.from(lexicon.ids, (id) => model[id]);
+  const model = withoutSpecials(logp), { ids } = lexicon;
+  const main = new Float64Array(ids.length);
+  for (let i = 0; i < main.length; i++) main[i] = model[ids[i]];
   const uses = personal?.uses() ?? new Map(), after = personal?.usesAfter(previous) ?? new Map();
   if (!uses.size && !after.size) return { main, own: new Float64Array(own.length).fill(-Infinity) };
   const total = sumOf(uses), totalAfter = sumOf(after);
@@ -48,8 +50,8 @@ export function mixed(logp, previous, lexicon, own, personal, k) {
       if (place !== undefined) p[place] += (share * n) / whole;
     }
   }
-  const log = p.map(Math.log);
-  return { main: log.subarray(0, main.length), own: log.subarray(main.length) };
+  for (let i = 0; i < p.length; i++) p[i] = Math.log(p[i]);
+  return { main: p.subarray(0, main.length), own: p.subarray(main.length) };
 }
 
 function sumOf(counts) {

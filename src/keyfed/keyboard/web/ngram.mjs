@@ -1,6 +1,6 @@
 /**
- * Kneser–Ney n-grams as they stand in ngram.safetensors. Per length n, with contexts numbered as rows of the level below:
- * n{n}.start (the continuations of context c are the rows start[c] … start[c + 1] − 1), n{n}.words, n{n}.prob,
+ * Kneser–Ney n-grams as they stand in ngram.safetensors. Per length n, with contexts numbered as rows of the level
+ * below: n{n}.start (the continuations of context c are the rows start[c] … start[c + 1] − 1), n{n}.words, n{n}.prob,
  * n{n}.backoff.
  */
 
@@ -53,7 +53,9 @@ export class NGram {
    * @returns {Promise<Float64Array>}
    */
   async scores(ids) {
-    return this.next(ids).map(Math.log);
+    const p = this.next(ids);
+    for (let w = 0; w < p.length; w++) p[w] = Math.log(p[w]);
+    return p;
   }
 
   /** The row of the last `length` tokens in the level of that length; −1: never seen. The empty context is row 0. */

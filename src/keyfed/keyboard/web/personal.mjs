@@ -3,20 +3,10 @@
  * be seen, taken away and carried to another device as JSON; nothing leaves the device by itself. Words are folded.
  */
 
-import { isWordlike, SPACE } from "./context.mjs";
+import { hasBlank, hasControl, hasNumber, isWordlike, sizeOf } from "./context.mjs";
 import { fold } from "./layout.mjs";
 
 const FORMAT = 1;
-const DIGIT = /\p{N}/u;
-const UNPRINTABLE = /[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/u;
-const BLANK = new RegExp(`[${SPACE}]`, "u");
-
-/** Number of code points. */
-export const sizeOf = (text) => {
-  let size = 0;
-  for (const _ of text) size++; // eslint-disable-line no-unused-vars
-  return size;
-};
 
 /** Counts of one user. */
 export class Personal {
@@ -25,7 +15,10 @@ export class Personal {
     this.constants = constants;
     /** Uses of each word. @type {Map<string, number>} */
     this.words = new Map();
-    /** Uses of each word after each word; the word before is "" at a line start. @type {Map<string, Map<string, number>>} */
+    /**
+     * Uses of each word after each word; the word before is "" at a line start.
+     * @type {Map<string, Map<string, number>>}
+     */
     this.pairs = new Map();
     /** The user's own words, folded → as written. @type {Map<string, string>} */
     this.dictionary = new Map();
@@ -44,15 +37,18 @@ export class Personal {
     if (!this.learnable(word)) return false;
     const key = this.#fold(word), before = this.#fold(previous);
     this.words.set(key, (this.words.get(key) ?? 0) + 1);
-    if (!this.pairs.has(before)) this.pairs.set(before, new Map());
-    const after = this.pairs.get(before);
-    after.set(key, (after.get(key) ?? 0) + 1);
+    if (before === "" || this.learnable(before)) { // a number or an address is not kept as the word before either
+      if (!this.pairs.has(before)) this.pairs.set(before, new Map());
+      const after = this.pairs.get(before);
+      after.set(key, (after.get(key) ?? 0) + 1);
+    }
     this.version++;
     return true;
   }
 
   /** Take one use back that `learn` counted: the word was not what the user meant. */
   unlearn(word, previous = "") {
+    if (!this.learnable(word)) return;
     const key = this.#fold(word), before = this.#fold(previous);
     const after = this.pairs.get(before);
     if (after) decrease(after, key);
@@ -71,8 +67,7 @@ export class Personal {
 
   /** Whether a word may be learnt: no digits, no address, not too long. */
   learnable(word) {
-    if (!isWordlike(word) || sizeOf(word) > this.constants.longest_word) return false;
-    if (DIGIT.test(word) || UNPRINTABLE.test(word)) return false;
+    if (!isWordlike(word) || !isOneWord(word, this.constants) || hasNumber(word)) return false;
     return ![...word].some((c) => this.constants.unlearnt.includes(c));
   }
 
@@ -82,7 +77,7 @@ export class Personal {
    */
   add(word) {
     const longest = this.constants.longest_word;
-    if (!isWordlike(word) || BLANK.test(word) || sizeOf(word) > longest) {
+    if (!isWordlike(word) || !isOneWord(word, this.constants)) {
       throw new Error(`${shown(word)} cannot be a word of the dictionary: expected 1 to ${longest} characters, ` +
         "no blank, at least one letter");
     }
@@ -207,23 +202,31 @@ function checked(text, k) {
     if (!Object.hasOwn(found, key) || !fits(found[key])) throw refused(`"${key}" should be ${kind}`);
   }
   const pairs = Object.entries(found.pairs);
-  for (const [before, after] of pairs) if (!isObject(after)) throw refused(`the pairs of ${shown(before)} should be an object`);
+  for (const [before, after] of pairs) {
+    if (!isObject(after)) throw refused(`the pairs of ${shown(before)} should be an object`);
+  }
   const tables = [found.words, ...pairs.map(([, after]) => after)].map((table) => Object.entries(table));
   const entries = tables.reduce((sum, table) => sum + table.length, found.dictionary.length + found.blocked.length);
   if (entries > k.most_entries) throw refused(`${entries} entries; at most ${k.most_entries} are taken`);
   for (const [word, n] of tables.flat()) {
     checkWord(word, k);
-    if (!Number.isSafeInteger(n) || n < 1) throw refused(`${shown(word)} has the count ${shown(n)}; expected a positive integer`);
+    if (!Number.isSafeInteger(n) || n < 1) {
+      throw refused(`${shown(word)} has the count ${shown(n)}; expected a positive integer`);
+    }
   }
   const befores = pairs.map(([before]) => before).filter((before) => before !== "");
   for (const word of [...found.dictionary, ...found.blocked, ...befores]) checkWord(word, k);
   return found;
 }
 
+function isOneWord(word, k) {
+  return word !== "" && !hasBlank(word) && sizeOf(word) <= k.longest_word && !hasControl(word);
+}
+
 function checkWord(word, k) {
-  const isWord = typeof word === "string" && word !== "" && !BLANK.test(word) && !UNPRINTABLE.test(word);
-  if (!isWord || sizeOf(word) > k.longest_word) {
-    throw refused(`${shown(word)} is not a word: expected 1 to ${k.longest_word} printable characters, no blank`);
+  if (typeof word !== "string" || !isOneWord(word, k)) {
+    const expected = `1 to ${k.longest_word} characters, no blank or control character`;
+    throw refused(`${shown(word)} is not a word: expected ${expected}`);
   }
 }
 

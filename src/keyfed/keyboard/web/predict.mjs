@@ -8,14 +8,14 @@
  */
 
 import { allCapitals, display, isCapital, startsSentence } from "./casing.mjs";
-import { belongs, SPECIALS } from "./context.mjs";
+import { belongs, hasNumber, sizeOf, SPECIALS } from "./context.mjs";
 import { fold, layoutOf } from "./layout.mjs";
 import { isSuggestible, Lexicon } from "./lexicon.mjs";
 import { mixed } from "./mixture.mjs";
-import { byCodePoints, sizeOf } from "./personal.mjs";
+import { byCodePoints } from "./personal.mjs";
 
 const RANKED = 16; // candidates that are looked at for three slots; some may be shown alike
-const DIGIT = /\p{N}/u, ALPHABETIC = /\p{L}/gu;
+const ALPHABETIC = /\p{L}/gu;
 
 /** @typedef {import("./engine.mjs").Slot} Slot */
 /** @typedef {import("./context.mjs").Context} Context */
@@ -97,7 +97,8 @@ export class Predictor {
       const text = display(key, typed, false, this.#forms, k);
       return text === typed ? null : { text, word: key, kind: "correction" };
     }
-    if ((typed.match(ALPHABETIC) ?? []).length < 2 || this.personal.knows(typed) || this.#isHeldBack(key, choice)) return null;
+    const letters = typed.match(ALPHABETIC)?.length ?? 0;
+    if (letters < 2 || this.personal.knows(typed) || this.#isHeldBack(key, choice)) return null;
     let best = { score: -Infinity, part: null, place: -1 };
     for (const part of this.#parts(logp, context.previous, choice)) {
       const { lexicon, scores, allowed } = part;
@@ -117,9 +118,9 @@ export class Predictor {
 
   /** Whether a typed word is one that may be corrected: no number, address, abbreviation or closing quote. */
   isCorrectable(typed) {
-    const characters = [...typed];
-    if (!typed || characters.length > this.k.max_typed || !belongs(characters.at(-1)) || allCapitals(typed)) return false;
-    if (DIGIT.test(typed) || characters.some((c) => this.k.unlearnt.includes(c))) return false;
+    const characters = [...typed], { max_typed, unlearnt } = this.k;
+    if (characters.length > max_typed || !belongs(characters.at(-1)) || allCapitals(typed)) return false;
+    if (hasNumber(typed) || characters.some((c) => unlearnt.includes(c))) return false;
     return !characters.slice(1).some(isCapital);
   }
 
@@ -163,7 +164,8 @@ export class Predictor {
         const whole = row[node[place]], beginning = prefix[above[place]];
         if (!(whole <= most || beginning <= mostBeginning) || !allowed[place]) continue;
         const full = scores[place] - alpha * whole;
-        const completion = size < fuzzy_from && beginning > 0 ? -Infinity : scores[place] - alpha * beginning - complete;
+        const completion = beginning <= mostBeginning || size >= fuzzy_from
+          ? scores[place] - alpha * beginning - complete : -Infinity;
         best.take(full > completion ? full : completion, place);
       }
       for (const [score, place] of best.entries()) {
@@ -217,11 +219,14 @@ export class Predictor {
     const { version } = this.personal, last = this.#own.lexicon;
     if (this.#own.version === version) return last;
     const counting = new Set(this.personal.uses().keys());
-    for (const before of this.personal.pairs.keys()) for (const word of this.personal.usesAfter(before).keys()) counting.add(word);
+    for (const after of this.personal.pairs.values()) {
+      for (const [word, n] of after) if (n >= this.k.learn_after) counting.add(word);
+    }
     const isOwn = (word) => !this.lexicon.places.has(word) && isSuggestible(word, this.k);
     const words = [...counting].filter(isOwn).sort(byCodePoints);
-    const isSame = last && last.words.length === words.length && words.every((word, place) => word === last.words[place]);
-    const lexicon = isSame ? last : new Lexicon(words, [...words.keys()], this.layout, this.k);
+    const isSame = (word, place) => word === last.words[place];
+    const lexicon = last?.words.length === words.length && words.every(isSame)
+      ? last : new Lexicon(words, [...words.keys()], this.layout, this.k);
     this.#own = { version, lexicon };
     return lexicon;
   }

@@ -1,6 +1,6 @@
 /**
- * All words of a lexicon as one tree of letters: a node is a beginning, node 0 the empty one. Nodes are numbered breadth
- * first, so a parent comes before its children and one loop over the arrays sees every node after the one above it.
+ * All words of a lexicon as one tree of letters: a node is a beginning, node 0 the empty one. Nodes are numbered
+ * breadth first, so that one loop over the arrays sees every node after the one above it.
  */
 
 import { fold } from "./layout.mjs";
