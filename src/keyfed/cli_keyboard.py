@@ -59,7 +59,7 @@ def keyboard(
         typer.echo(f"{address}  types on {folder}; Ctrl-C ends it")
         if not no_open:
             serve.open_browser(address)
-        serve.serve(app, listening)
+        serve.make_server(app).run(sockets=[listening])
 
 
 def _exported(run: Path) -> Path:

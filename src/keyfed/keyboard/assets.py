@@ -147,16 +147,17 @@ def _locked(web: Path) -> dict[str, Any]:
     return {"package": PACKAGE, "version": entry["version"], "integrity": entry["integrity"]}
 
 
-def main() -> int:
-    """Fetch the files unless they are there; what `make assets` runs."""
-    if problem() is None:
-        print(f"{WEB / VENDOR}: {PACKAGE} {_locked(WEB)['version']}, at hand and verified")
-        return 0
+def main(web: Path = WEB) -> int:
+    """Fetch the files unless they are there; what `make assets` runs. Return the exit code."""
+    done = "at hand and verified"
     try:
-        print(f"{fetch()}: {PACKAGE} {_locked(WEB)['version']}, fetched")
+        if problem(web) is not None:
+            fetch(web)
+            done = "fetched"
     except (AssetError, OSError) as e:
-        print(f"error: {e}", file=sys.stderr)
+        sys.stderr.write(f"error: {e}\n")
         return 2
+    sys.stdout.write(f"{web / VENDOR}: {PACKAGE} {_locked(web)['version']}, {done}\n")
     return 0
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load
 
 from keyfed.errors import KeyfedError, RunError
+from keyfed.keyboard.graph import state_widths
 from keyfed.keyboard.quantise import SCALE, widen
 from keyfed.model.language_model import ModelSpec, shapes
 from keyfed.text.vocab import Vocab
@@ -80,6 +81,8 @@ def check_bundle(folder: Path) -> dict[str, Any]:
         raise _damaged(folder / MANIFEST, e) from None
     if len(vocab) != spec.vocab:
         raise _damaged(folder / VOCAB, f"{len(vocab)} words, the model has {spec.vocab}")
+    if manifest.get("states") != [{"name": name, "width": width} for name, width in state_widths(spec).items()]:
+        raise _damaged(folder / MANIFEST, "its states are not those of the model")
     _check_weights(folder / WEIGHTS, stored, spec, manifest)
     return manifest
 

@@ -12,7 +12,7 @@ seen: p ← γ(h) p everywhere, then p[words] ← prob on its rows; stop at the 
 
 **Pruning.** N-grams seen too seldom go, and the mass they had goes to the level below:
 
-.. math:: γ'(h) = \frac{1 - \sum_{w\ \text{kept}} p_n(w \mid h)}{1 - \sum_{w\ \text{kept}} p'_{n-1}(w \mid h')}
+.. math:: γ'(h) = \frac{1 - \sum_{w\ \text{kept}} p_n(w \mid h)}{1 - \sum_{w\ \text{kept}} p_{n-1}(w \mid h')}
 
 References:
   Stolcke, *Entropy-based pruning of backoff language models*, 1998 (the renormalisation).
@@ -32,7 +32,7 @@ from keyfed.model.ngram import Ints, KneserNey, Level, Tokens, fit_kneser_ney
 
 ORDER = 3
 MOST_BYTES = 6_000_000
-# Times that n-grams of length 1, 2, 3 must have been seen; the first that fit are taken.
+# Times that n-grams of length 1, 2, 3 must have been seen, never fewer for longer ones; the first that fit are taken.
 LEAST = ((1, 1, 2), (1, 2, 2), *((1, k, k + extra) for k in range(2, 64) for extra in (1, 2)))
 
 
@@ -43,7 +43,7 @@ def fit_small(
     whole = fit_kneser_ney(streams, vocab_size, order)
     counts = [_count(whole, streams, n) for n in range(1, order + 1)]
     for least in LEAST:
-        keep = _closed([c >= k for c, k in zip(counts, least, strict=False)], whole)
+        keep = [c >= k for c, k in zip(counts, least, strict=False)]
         if _bytes([int(k.sum()) for k in keep]) <= most_bytes or least == LEAST[-1]:
             return _pruned(whole, keep), least[:order]
     raise AssertionError
@@ -85,53 +85,30 @@ def _count(model: KneserNey, streams: Sequence[Tokens], n: int) -> Ints:
     return out
 
 
-def _closed(keep: list[NDArray[np.bool_]], model: KneserNey) -> list[NDArray[np.bool_]]:
-    """Keep every context of an n-gram that is kept."""
-    for n in range(len(keep) - 1, 0, -1):
-        keep[n - 1] = keep[n - 1].copy()
-        keep[n - 1][model.levels[n].keys[keep[n]] // model.vocab_size] = True
-    return keep
-
-
 def _pruned(model: KneserNey, keep: Sequence[NDArray[np.bool_]]) -> KneserNey:
-    """Drop n-grams, level by level from the shortest, and give their mass to the level below (module docstring)."""
+    """Drop n-grams, level by level from the shortest, and give their mass to the level below (module docstring).
+
+    Contexts and suffixes of what is kept are kept: they occur at least as often, and `LEAST` does not fall with n.
+    """
     vocab, levels = model.vocab_size, list[Level]()
     contexts = np.ones(1, np.bool_)  # of the level below, which are kept
     for n, (level, stay) in enumerate(zip(model.levels, keep, strict=True), start=1):
-        old = level.keys[stay] // vocab
+        owner = level.keys // vocab
         number = np.cumsum(contexts) - 1  # of a context, among those that are kept
-        keys = number[old] * vocab + level.keys[stay] % vocab
-        prob, count = level.prob[stay], int(contexts.sum())
-        backoff = np.append(level.backoff[:-1][contexts], 1.0)
-        changed = np.bincount(number[level.keys // vocab][contexts[level.keys // vocab] & ~stay], minlength=count) > 0
-        if n == 1:
-            lower = np.full(len(keys), 1.0 / vocab)
-        else:
-            lower = _lower(levels, vocab, [w[stay] for w in _words(model, n)[1:]])
-        size = np.bincount(keys // vocab, minlength=count)
-        left = np.maximum(0, 1 - np.bincount(keys // vocab, prob, minlength=count))
-        below = 1 - np.bincount(keys // vocab, lower, minlength=count)
-        renewed = np.where(size > 0, left / np.maximum(below, 1e-12), 1.0)
-        backoff[:-1] = np.where(changed | _moved(levels, model), renewed, backoff[:-1])
-        levels.append(_level(keys, prob, backoff, size, vocab))
+        count, mine = int(contexts.sum()), number[owner[stay]]
+        keys, prob = mine * vocab + level.keys[stay] % vocab, level.prob[stay]
+        lower = np.full(len(keys), 1.0 / vocab)
+        if n > 1:
+            lower = levels[-1].prob[_rows(levels, vocab, [w[stay] for w in _words(model, n)[1:]])]
+        left = np.maximum(0, 1 - np.bincount(mine, prob, minlength=count))
+        below = np.maximum(1e-12, 1 - np.bincount(mine, lower, minlength=count))
+        size = np.bincount(mine, minlength=count)
+        lost = np.bincount(number[owner[contexts[owner] & ~stay]], minlength=count) > 0
+        renewed = np.where(size > 0, left / below, 1.0)
+        backoff = np.where(lost, renewed, level.backoff[:-1][contexts])
+        levels.append(_level(keys, prob, np.append(backoff, 1.0), size, vocab))
         contexts = stay
     return replace(model, levels=tuple(levels))
-
-
-def _moved(levels: Sequence[Level], model: KneserNey) -> bool:
-    """Whether anything below was pruned: then every γ above is another."""
-    return any(len(new.keys) != len(old.keys) for new, old in zip(levels, model.levels, strict=False))
-
-
-def _lower(levels: Sequence[Level], vocab: int, words: Sequence[Ints]) -> NDArray[np.float64]:
-    """p' of n-grams under the levels so far, whether they are kept there or not."""
-    p = np.full(len(words[0]), 1.0 / vocab)
-    for n, level in enumerate(levels, start=1):
-        context = _rows(levels[: n - 1], vocab, words[len(words) - n : -1])
-        context = np.broadcast_to(context, p.shape)
-        gram = np.where(context >= 0, level.find(np.maximum(context, 0) * vocab + words[-1]), -1)
-        p = np.where(gram >= 0, level.prob[gram] if len(level.prob) else 0.0, p * level.backoff[context])
-    return p
 
 
 def _level(keys: Ints, prob: NDArray[np.float64], backoff: NDArray[np.float64], size: Ints, vocab: int) -> Level:

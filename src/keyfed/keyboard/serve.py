@@ -22,6 +22,7 @@ from keyfed.keyboard import assets, bundle
 from keyfed.keyboard.extra import need
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOST = "127.0.0.1"
@@ -168,8 +169,8 @@ def listen(port: int) -> socket.socket:
     return taken
 
 
-def serve(app: ASGIApp, listening: socket.socket) -> None:
-    """Answer requests until Ctrl-C (KeyboardInterrupt, as every verb) or SIGTERM."""
+def make_server(app: ASGIApp) -> uvicorn.Server:
+    """Return the server; `run(sockets=[…])` answers until Ctrl-C (KeyboardInterrupt, as every verb) or SIGTERM."""
     need("uvicorn")
     import uvicorn
 
@@ -177,7 +178,7 @@ def serve(app: ASGIApp, listening: socket.socket) -> None:
         app, access_log=False, log_level="error", server_header=False, lifespan="off", ws="none", http="h11",
         loop="asyncio", timeout_graceful_shutdown=1,
     )  # fmt: skip
-    uvicorn.Server(config).run(sockets=[listening])
+    return uvicorn.Server(config)
 
 
 def open_browser(address: str) -> bool:

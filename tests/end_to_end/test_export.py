@@ -1,0 +1,201 @@
+"""From a trained run to an export and a running keyboard, by the command line."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+import keyfed as library
+from keyfed import cli_keyboard
+from keyfed.keyboard import assets, bundle, extra, serve
+from keyfed.keyboard.ngram_file import from_bytes
+from tests.end_to_end.test_extending import Bag, config_for
+from tests.unit.keyboard.conftest import give_runtime
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """A page of one line in place of the real one, whose runtime may not have been fetched."""
+    folder = tmp_path / "web"
+    folder.mkdir()
+    (folder / "index.html").write_text("<!doctype html><title>Keyboard</title>")
+    give_runtime(folder)
+    monkeypatch.setattr(assets, "WEB", folder)
+    monkeypatch.setattr(serve.make_app, "__defaults__", (folder,))
+    return folder
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Note what would be served instead of serving it for ever."""
+    shown = []
+
+    class Server:
+        def __init__(self, app):
+            self.app = app
+
+        def run(self, sockets):
+            shown.append(sockets[0].getsockname())
+
+    monkeypatch.setattr(serve, "make_server", Server)
+    return shown
+
+
+def test_export_checks_real_text_and_ships_forms_and_ngrams(train_quietly, keyfed, corpus):
+    for path in corpus.iterdir():
+        path.write_text(path.read_text().replace("the union", "the Union"))
+    only = corpus / "writer5.txt"  # who alone writes of the sea, and in a way of their own
+    only.write_text(only.read_text().replace("our house", "our SeA"))
+    run = train_quietly(rounds=1)
+    code, stdout, stderr = keyfed("export", run, "--json")
+    assert code == 0, stderr
+    done = json.loads(stdout)
+    assert done["parity"]["text"] == "held-out text of corpus"
+    assert done["parity"]["most"] <= 1e-4
+    assert done["parity"]["top3_agreement"] == 1
+    assert done["ngram"]
+    out = Path(done["out"])
+    assert bundle.check_bundle(out)["run"] == {**done["run"], "method": "fedavg", "data": "corpus", "rounds": 1}
+    vocab, forms = bundle.load_vocab(out)
+    assert forms == {"union": "Union"}
+    table = from_bytes((out / "ngram.safetensors").read_bytes(), len(vocab), "file")
+    after = table.next(vocab.encode_context("the president"))
+    assert vocab.words[int(np.argmax(after))] in ("sees", "helps", "follows", "remembers", "calls")
+    everything = b"".join(p.read_bytes() for p in out.iterdir())
+    assert str(corpus).encode() not in everything
+    assert b"SeA" not in everything
+
+
+def test_int8_is_smaller_and_says_how_alike(train_quietly, keyfed, tmp_path):
+    run = train_quietly(rounds=1)
+    code, _, _ = keyfed("export", run)
+    assert code == 0
+    code, stdout, _ = keyfed("export", run, "--int8", "--out", tmp_path / "small")
+    assert code == 0
+    assert re.search(r"of the three words shown [\d.]+% are the same as in fp32", stdout)
+    sizes = [(f / "weights.safetensors").stat().st_size for f in (run / "keyboard", tmp_path / "small")]
+    assert sizes[1] < sizes[0]
+
+
+def test_a_users_module_is_refused(corpus, tmp_path, keyfed):
+    library.train(config_for(corpus), tmp_path / "run", module=Bag)
+    code, _, stderr = keyfed("export", tmp_path / "run")
+    assert code == 2
+    assert "only the models of the package can be exported" in stderr
+
+
+def test_keyboard_exports_what_is_missing_or_old_and_keeps_what_is_not(train_quietly, keyfed, page, served):
+    run = train_quietly(rounds=1)
+    code, stdout, stderr = keyfed("keyboard", run, "--port", 0, "--no-open")
+    assert code == 0, stderr
+    assert f"exporting {run}" in stderr
+    assert stdout.startswith(f"http://127.0.0.1:{served[0][1]}/  types on {run / 'keyboard'}")
+    stamp = (run / "keyboard" / "manifest.json").stat().st_mtime_ns
+    assert keyfed("keyboard", run, "--port", 0)[0] == 0
+    assert (run / "keyboard" / "manifest.json").stat().st_mtime_ns == stamp
+    keyfed("export", run, "--int8")
+    other = train_quietly(rounds=2, name="other")
+    (run / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
+    code, _, stderr = keyfed("keyboard", run, "--port", 0)
+    assert (code, "trained since it was exported" in stderr) == (0, True)
+    assert bundle.check_bundle(run / "keyboard")["precision"] == "int8"  # as it was asked for before
+    (run / "keyboard" / "vocab.json").write_text("{}")
+    code, _, stderr = keyfed("keyboard", run, "--port", 0)
+    assert (code, "vocab.json is damaged" in stderr) == (0, True)
+    bundle.check_bundle(run / "keyboard")
+    assert keyfed("keyboard", run / "keyboard", "--port", 0)[0] == 0  # an export is a keyboard by itself
+    (run / "keyboard" / "vocab.json").write_text("{}")
+    code, _, stderr = keyfed("keyboard", run / "keyboard", "--port", 0)
+    assert code == 2
+    assert stderr.startswith("error: ")
+    assert "vocab.json is damaged" in stderr
+
+
+def test_without_a_run_it_takes_or_trains_the_first_one(train_quietly, keyfed, page, served, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def train(method, *, out, resume, config):
+        asked.append((method, str(out), resume, config.name))
+        train_quietly(rounds=1, name="runs/first")
+
+    import keyfed.cli_train as training
+
+    monkeypatch.setattr(training, "train", train)
+    code, _, stderr = keyfed("keyboard", "--port", 0)
+    assert code == 0, stderr
+    assert "training it" in stderr
+    assert asked == [("fedavg", "runs/first", True, "first.toml")]
+    assert keyfed("keyboard", "--port", 0)[0] == 0
+    assert len(asked) == 1
+
+
+def test_bad_input_is_one_line(keyfed, page, served, tmp_path, monkeypatch):
+    def error(*arguments):
+        code, _, stderr = keyfed(*arguments)
+        assert code == 2
+        assert len(stderr.splitlines()) == 1
+        return stderr
+
+    assert "is not a run folder" in error("keyboard", tmp_path / "nowhere", "--port", 0)
+    assert "is not a run folder" in error("export", tmp_path / "nowhere")
+    with serve.listen(0) as taken:
+        assert "is taken; choose another with --port" in error("keyboard", tmp_path, "--port", taken.getsockname()[1])
+    (page / "vendor" / assets.FILES[0]).unlink()
+    assert "make assets" in error("keyboard", tmp_path)
+    monkeypatch.setattr(extra, "find_spec", lambda name: None)
+    assert "pip install 'keyfed[keyboard]'" in error("keyboard", tmp_path)
+    assert "pip install 'keyfed[keyboard]'" in error("export", tmp_path)
+
+
+SERVE = """
+import sys
+from keyfed import cli
+from keyfed.keyboard import assets, serve
+from pathlib import Path
+assets.WEB = Path(sys.argv.pop(1))
+serve.make_app.__defaults__ = (assets.WEB,)
+cli.main()
+"""
+
+
+def test_ctrl_c_ends_the_real_server(train_quietly, page):
+    run = train_quietly(rounds=1)
+    command = [sys.executable, "-c", SERVE, str(page), "keyboard", str(run), "--port", "0", "--no-open"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        port = int(re.match(r"http://127\.0\.0\.1:(\d+)/", line)[1])
+        talk = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        talk.request("GET", "/model/manifest.json")
+        assert json.loads(talk.getresponse().read())["format"] == 1
+        talk.close()
+        with pytest.raises(ConnectionRefusedError):  # any other address of this machine
+            socket.create_connection(("127.0.0.2", port), timeout=5)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert "Traceback" not in stderr
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_default_port_is_the_servers():
+    from inspect import signature
+
+    assert signature(cli_keyboard.keyboard).parameters["port"].default == serve.PORT

@@ -1,0 +1,97 @@
+"""The n-gram file: unpruned it is the model, pruned it is still a distribution."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from keyfed.errors import RunError
+from keyfed.keyboard.ngram_file import fit_small, from_bytes, to_bytes
+from keyfed.model.ngram import fit_kneser_ney
+
+VOCAB = 30
+
+
+def streams(seed: int = 0, count: int = 4, length: int = 400) -> list[np.ndarray]:
+    """Text of a chain in which some words follow others far more often."""
+    draw = np.random.default_rng(seed)
+    table = draw.dirichlet(np.full(VOCAB - 2, 0.15), VOCAB - 2)
+    out = []
+    for _ in range(count):
+        words = [0]
+        for _ in range(length):
+            words.append(int(draw.choice(VOCAB - 2, p=table[words[-1]])))
+        out.append(np.array(words, np.int32))
+    return out
+
+
+CONTEXTS = [[], [3], [29], [29, 4], [4, 29], [0, 1], [5, 5], [1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_what_is_read_back_is_the_model_exactly(order):
+    text = streams()
+    model = fit_kneser_ney(text, VOCAB, order)
+    single = lambda x: x.astype(np.float32).astype(np.float64)  # noqa: E731  # as it is stored
+    rounded = replace(
+        model,
+        levels=tuple(replace(at, prob=single(at.prob), backoff=single(at.backoff)) for at in model.levels),
+    )
+    back = from_bytes(to_bytes(model), VOCAB, "here")
+    for context in [*CONTEXTS, *(text[0][k : k + 2].tolist() for k in range(100))]:
+        tokens = np.array(context, np.int64)
+        assert np.array_equal(back.next(tokens), rounded.next(tokens))
+        np.testing.assert_allclose(back.next(tokens), model.next(tokens), rtol=1e-6)
+    assert np.array_equal(back.top(text[1], 3), rounded.top(text[1], 3))
+
+
+def test_with_room_only_trigrams_seen_once_go_and_counts_are_right():
+    text = streams()
+    whole = fit_kneser_ney(text, VOCAB, 3)
+    small, least = fit_small(text, VOCAB)
+    assert least == (1, 1, 2)
+    assert len(small.levels[1].keys) == len(whole.levels[1].keys)
+    triples: dict[tuple[int, ...], int] = {}
+    for stream in text:
+        for k in range(len(stream) - 2):
+            triple = tuple(stream[k : k + 3].tolist())
+            triples[triple] = triples.get(triple, 0) + 1
+    assert len(small.levels[2].keys) == sum(count > 1 for count in triples.values()) < len(triples)
+
+
+@pytest.mark.parametrize("most_bytes", [6_000_000, 5_000, 1_500])
+def test_pruned_it_is_still_a_distribution_and_close_to_the_whole(most_bytes):
+    text = streams()
+    whole = fit_kneser_ney(text, VOCAB, 3)
+    small, least = fit_small(text, VOCAB, most_bytes=most_bytes)
+    data = to_bytes(small)
+    assert len(data) <= most_bytes + 1_500  # and the header
+    back = from_bytes(data, VOCAB, "here")
+    held_out = streams(seed=0, count=5)[4]
+    for context in [*CONTEXTS, *([a, b] for a in range(VOCAB) for b in range(VOCAB))]:
+        p = back.next(np.array(context, np.int64))
+        assert p.sum() == pytest.approx(1, abs=1e-5)
+        assert p.min() > 0
+    lost = back.nats(held_out).mean() - whole.nats(held_out).mean()
+    assert abs(lost) < (0.2 if sum(least) < 5 else 1.5)
+
+
+def test_a_context_of_a_trigram_that_stays_stays():
+    small, _ = fit_small(streams(), VOCAB, most_bytes=1_500)
+    for n in (1, 2):
+        contexts = small.levels[n].keys // VOCAB
+        assert not len(contexts) or contexts.max() < len(small.levels[n - 1].keys)
+
+
+def test_no_text_is_uniform():
+    model, _ = fit_small([], VOCAB)
+    assert np.allclose(from_bytes(to_bytes(model), VOCAB, "here").next(np.array([1, 2])), 1 / VOCAB)
+
+
+def test_damage_is_one_line():
+    data = to_bytes(fit_small(streams(), VOCAB)[0])
+    for bad, vocab in ((data[: len(data) // 2], VOCAB), (b"nonsense", VOCAB), (data, VOCAB // 2)):
+        with pytest.raises(RunError, match=r"^here is damaged: [^\n]+$"):
+            from_bytes(bad, vocab, "here")
