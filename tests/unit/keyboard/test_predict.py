@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -100,6 +102,28 @@ def test_the_context_can_outvote_a_known_word_by_far_only():
     assert strip("so form", autocorrect=False, logp=sure).correction is None
 
 
+@pytest.mark.parametrize("margin", [0.0, 2.0])
+def test_a_correction_has_to_win_over_an_unknown_word_by_the_margin(margin):
+    context = read_context("so thx", vocab_of(["the"]), K)
+    logp = logp_of([5.0])
+    cost = K.sub_near * layout_of("qwerty").distance("x", "e")
+    lead = 0.0 - K.alpha * min(K.sub_far, cost)  # the only word has all the probability
+    for more, corrected in ((-0.01, "the"), (0.01, None)):
+        k = replace(K, margin_unknown=margin, unknown_letter=0.0, unknown_word=lead - margin + more)
+        assert Predictor(vocab_of(["the"]), k=k).suggest(logp, context).correction == corrected
+
+
+def test_words_held_back_are_not_corrected_away_even_if_unknown():
+    p = Predictor(vocab_of(["duck", "the"]), personal := Personal())
+    logp = logp_of([1, 1])
+    assert p.suggest(logp, read_context("so fuck", p.vocab, K)).correction is None
+    assert p.suggest(logp, read_context("so teh", p.vocab, K)).correction == "the"
+    personal.block("teh")
+    assert p.suggest(logp, read_context("so teh", p.vocab, K)).correction is None
+    p.settings = Settings(clean=False)
+    assert p.suggest(logp, read_context("so fuck", p.vocab, K)).correction == "duck"
+
+
 def test_tap_positions_decide_between_neighbours():
     p = Predictor(vocab_of(["hit", "hot"]))
     logp, layout = logp_of([1, 1]), layout_of("qwerty")
@@ -134,7 +158,7 @@ def test_a_blocked_word_is_never_shown_completed_or_corrected_to():
 
 
 def test_forgetting_beats_what_was_cached():
-    personal, p = Personal(), None
+    personal = Personal()
     p = predictor(personal)
     context = read_context("so ", p.vocab, K)
     model_only = p.suggest(LOGP, context)
