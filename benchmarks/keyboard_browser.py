@@ -123,7 +123,7 @@ def type_sentences(page: Any, sentences: list[str], pause: float, on_screen: boo
             if key is not None and key.count():
                 box = key.bounding_box()
                 middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-                page.mouse.click(*(m + draw.gauss(0, 0.12) * box["width"] for m in middle))
+                page.mouse.click(*(m + draw.gauss(0, 0.12) * box["width"] for m in middle), delay=40)  # a finger rests
             elif character == "\n":
                 page.keyboard.press("Enter")
             else:
@@ -141,7 +141,9 @@ def renderer_seconds(browser: Any) -> float:
     return sum(process["cpuTime"] for process in processes if process["type"] == "renderer")
 
 
-def measure(browser: Any, address: str, source: str, on_screen: bool, sentences: list[str], pause: float) -> dict[str, Any]:
+def measure(
+    browser: Any, address: str, source: str, on_screen: bool, sentences: list[str], pause: float
+) -> dict[str, Any]:
     """Type everything on a fresh page; return quantiles in milliseconds."""
     page = open_page(browser, address, viewport={"width": 390, "height": 844})
     choose(page, "source", source)
@@ -169,7 +171,8 @@ def quantiles(values: list[float]) -> dict[str, float]:
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows for a person."""
     lines = [
-        "source     keys      to the strip: p50    p95    p99   painted: p50    p95   network p50  ranking p50  CPU/key  late",
+        "source     keys      to the strip: p50    p95    p99   painted: p50    p95   network p50  ranking p50"
+        "  CPU/key  late",
     ]
     for row in rows:
         written, painted = row["written"], row["painted"]

@@ -2,8 +2,8 @@
 
     python benchmarks/keyboard_screenshot.py RUN --out docs/images
 
-RUN is a run or an exported keyboard. The text is typed, one correction is made and one word is half written, so that
-the pictures show what the model really suggests.
+RUN is a run or an exported keyboard. The text is typed, where it says "|" the middle suggestion is taken, and the last
+word is half written, so that the pictures show what the model really suggests.
 """
 
 from __future__ import annotations
@@ -17,16 +17,23 @@ from keyboard_browser import chromium, exported, open_page, site
 
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 860}
-TEXT = "thanks, that works now. do you know how to install the latest ver"
+TEXT = "thanks, that wor|now. do you kno|how to inst|the lates|ver"
 
 
 def write(page: Any, text: str) -> None:
     """Type slowly enough for every correction to be made, then wait for the strip."""
-    page.keyboard.type(text, delay=40)
+    for number, part in enumerate(text.split("|")):
+        if number:
+            page.wait_for_timeout(400)
+            page.keyboard.press("Alt+2")
+            page.wait_for_timeout(400)
+        page.keyboard.type(part, delay=40)
     page.wait_for_timeout(600)
 
 
-def shot(browser: Any, address: str, path: Path, text: str, *, swipe: str = "", panel: bool = False, **options: Any) -> None:
+def shot(
+    browser: Any, address: str, path: Path, text: str, *, swipe: str = "", panel: bool = False, **options: Any
+) -> None:
     """Open, type and save one picture."""
     page = open_page(browser, address, **options)
     write(page, text)

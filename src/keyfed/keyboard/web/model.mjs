@@ -165,15 +165,13 @@ class Reader {
 /** The network as the engine's source of word scores. */
 export class WordSource {
   #reader;
-  #nothing;
 
   constructor(model) {
     this.#reader = new Reader(model);
-    this.#nothing = new Float32Array(model.vocab).fill(-Math.log(model.vocab)); // nobody reads it: the call is stale
   }
 
   async scores(ids, signal) {
-    return (await this.#reader.read(ids, signal))?.logp ?? this.#nothing;
+    return (await this.#reader.read(ids, signal))?.logp ?? null;
   }
 }
 
@@ -189,14 +187,12 @@ export class CharacterSource {
 
   async begin(ids, signal) {
     const found = await this.#reader.read(ids, signal);
-    if (!found) return { logp: new Float32Array(this.#model.vocab).fill(-Math.log(this.#model.vocab)), state: null };
-    return { logp: found.logp, state: { rows: 1, values: found.states } };
+    return found && { logp: found.logp, state: { rows: 1, values: found.states } };
   }
 
   async step(tokens, state, rows) {
-    const from = state ?? { rows: 1, values: this.#model.zero() };
-    const picked = from.values.map((values) => {
-      const width = values.length / from.rows;
+    const picked = state.values.map((values) => {
+      const width = values.length / state.rows;
       const batch = new Float32Array(tokens.length * width);
       rows.forEach((row, j) => batch.set(values.subarray(row * width, (row + 1) * width), j * width));
       return batch;
