@@ -17,7 +17,7 @@ from keyboard_browser import chromium, exported, open_page, site
 
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 860}
-TEXT = "thanks, that wor|now. do you kno|how to inst|the lates|ver"
+TEXT = "thanks, that works now. do you kno|how to inst|the lates|ver"
 
 
 def write(page: Any, text: str) -> None:

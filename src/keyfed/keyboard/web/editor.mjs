@@ -235,7 +235,10 @@ export class Editor {
     for (const other of this.#waiting.values()) if (other.end >= stop) other.end += delta;
     this.#undoable = edit.correction && !asked.undo ? { end: start + edit.text.length, text: edit.text } : null;
     if (this.#undoable) this.#to.say(`${edit.correction.typed} corrected to ${edit.correction.chosen}`);
+    const overtaken = asked.version !== this.#version && replaced !== edit.text;
     if (asked.undo) this.refresh(asked.time);
+    // The strip that is under way was asked for before this edit changed its context.
+    else if (overtaken) this.refresh(this.#started.get(this.#version));
     else this.#to.changed();
   }
 

@@ -228,7 +228,7 @@ export class Keyboard {
       clearTimeout(touch.timer);
       this.#popup.hidden = true;
       touch.entry.button.classList.remove("pressed");
-      this.#root.classList.add("swiping");
+      this.#root.classList.add("swiped"); // from the first swipe on there is a canvas for the trail
     }
     if (touch.swiping) this.#trail.add(x, y);
   }
@@ -252,7 +252,6 @@ export class Keyboard {
     clearTimeout(touch.timer);
     touch.entry.button.classList.remove("pressed");
     this.#popup.hidden = true;
-    this.#root.classList.remove("swiping");
   }
 
   #commit(touch, time) {
@@ -306,6 +305,7 @@ export class Keyboard {
     touch.choices = [...touch.entry.key.variants].map((char) => this.#cased(char));
     touch.choice = 0;
     this.#popup.replaceChildren(...touch.choices.map((char, i) => this.#bubble(char, i === 0)));
+    this.#popup.classList.toggle("many", touch.choices.length > 7);
     this.#place(touch.entry);
   }
 
