@@ -42,6 +42,7 @@ export class Keyboard {
   #touches = new Map(); // pointer id → a finger that is down
   #trail;
   #popup;
+  #shownFor = null; // the finger that the bubble belongs to
   #unit = { width: 1, height: 1 };
 
   /**
@@ -209,7 +210,7 @@ export class Keyboard {
     } else if (key.kind === "shift") this.#pressShift(event.timeStamp);
     else if (key.kind === "page") this.#turn(touch);
     else {
-      if (key.kind !== "space" && key.kind !== "enter") this.#preview(entry);
+      if (key.kind !== "space" && key.kind !== "enter") this.#preview(touch);
       if (key.variants) touch.timer = setTimeout(() => this.#offer(touch), HOLD);
     }
   }
@@ -250,8 +251,11 @@ export class Keyboard {
   #release(touch) {
     touch.done = true;
     clearTimeout(touch.timer);
-    touch.entry.button.classList.remove("pressed");
-    this.#popup.hidden = true;
+    // The character comes first, the looks of the key with the next frame.
+    requestAnimationFrame(() => {
+      touch.entry.button.classList.remove("pressed");
+      if (this.#shownFor === touch) this.#popup.hidden = true;
+    });
   }
 
   #commit(touch, time) {
@@ -295,7 +299,9 @@ export class Keyboard {
 
   // ---------------------------------------------------------------- the bubble above a key
 
-  #preview(entry) {
+  #preview(touch) {
+    const { entry } = touch;
+    this.#shownFor = touch;
     this.#popup.replaceChildren(this.#bubble(entry.key.kind === "letter" ? this.#cased(entry.key.id) : entry.key.id, true));
     this.#place(entry);
   }
@@ -306,6 +312,7 @@ export class Keyboard {
     touch.choice = 0;
     this.#popup.replaceChildren(...touch.choices.map((char, i) => this.#bubble(char, i === 0)));
     this.#popup.classList.toggle("many", touch.choices.length > 7);
+    this.#shownFor = touch;
     this.#place(touch.entry);
   }
 
