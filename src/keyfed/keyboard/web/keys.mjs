@@ -1,0 +1,378 @@
+/**
+ * The on-screen keyboard: draws the keys of `keyplan.mjs`, turns pointers into taps with positions (in key widths of
+ * the layout), swipes, held keys and repeated backspaces. It writes nothing itself; its owner gets
+ * `press({kind, char, tap, time})` and `swipe({points, time})`.
+ */
+
+import { plan, shiftAt } from "./keyplan.mjs";
+import { Trail } from "./trail.mjs";
+
+const HOLD = 380; // milliseconds until a key counts as held
+const REPEAT_FROM = 420; // … until backspace repeats, and then every REPEAT_EVERY, faster with time
+const REPEAT_EVERY = 70;
+const SWIPE_FROM = 0.7; // key widths a finger must travel before a tap becomes a swipe
+const DOUBLE = 350; // two presses of shift within this lock capitals
+const SVG = "http://www.w3.org/2000/svg";
+const ICONS = {
+  shift: "M12 4l8 9h-4.5v6h-7v-6H4z",
+  backspace: "M8.5 5H20a1.5 1.5 0 0 1 1.5 1.5v11A1.5 1.5 0 0 1 20 19H8.5L2.5 12zM11.5 9l6 6m0-6l-6 6",
+  enter: "M20 5v6a3 3 0 0 1-3 3H5m4.5-4.5L5 14l4.5 4.5",
+};
+
+function icon(kind) {
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("viewBox", "0 0 24 24");
+  svg.setAttribute("aria-hidden", "true");
+  const path = document.createElementNS(SVG, "path");
+  path.setAttribute("d", ICONS[kind]);
+  svg.append(path);
+  return svg;
+}
+
+export class Keyboard {
+  #root;
+  #layouts;
+  #on;
+  #pages;
+  #page = "letters";
+  #shift = "off"; // "off", "once" (the next letter), "lock"
+  #auto = false; // whether "once" was set by the text, not by the user
+  #shiftTime = 0;
+  #keys = []; // {key, button, box} of the page shown
+  #touches = new Map(); // pointer id → a finger that is down
+  #trail;
+  #popup;
+  #shownFor = null; // the finger that the bubble belongs to
+  #unit = { width: 1, height: 1 };
+
+  /**
+   * @param {HTMLElement} root
+   * @param {{layouts: object, layout: string, press: Function, swipe: Function}} given
+   */
+  constructor(root, { layouts, layout, press, swipe }) {
+    this.#root = root;
+    this.#layouts = layouts;
+    this.#on = { press, swipe };
+    this.setLayout(layout);
+    root.addEventListener("pointerdown", (event) => this.#down(event));
+    root.addEventListener("pointermove", (event) => this.#move(event));
+    root.addEventListener("pointerup", (event) => this.#up(event));
+    root.addEventListener("pointercancel", (event) => this.#cancel(event));
+    root.addEventListener("click", (event) => this.#click(event));
+    root.addEventListener("keydown", (event) => this.#walk(event));
+    root.addEventListener("contextmenu", (event) => event.preventDefault());
+    new ResizeObserver(() => this.#measure()).observe(root);
+  }
+
+  setLayout(name) {
+    this.#pages = plan(this.#layouts[name]);
+    this.#root.dataset.layout = name;
+    this.#show("letters");
+  }
+
+  /** The text says whether a sentence starts here; what the user locked stays. */
+  autoShift(wanted) {
+    if (this.#shift === "off" && wanted) this.#setShift("once", true);
+    else if (this.#shift === "once" && this.#auto && !wanted) this.#setShift("off", false);
+  }
+
+  // ---------------------------------------------------------------- drawing
+
+  #show(page) {
+    this.#page = page;
+    const { rows, columns } = this.#pages[page];
+    this.#keys = [];
+    const drawn = rows.map((row, r) => {
+      const line = document.createElement("div");
+      line.className = "keyrow";
+      for (const key of row) line.append(this.#draw(key, r));
+      return line;
+    });
+    this.#popup = document.createElement("div");
+    this.#popup.className = "popup";
+    this.#popup.hidden = true;
+    this.#root.replaceChildren(...drawn, this.#popup);
+    this.#trail = new Trail(this.#root);
+    this.#root.style.setProperty("--columns", columns);
+    this.#keys[0].button.tabIndex = 0;
+    this.#setShift(this.#shift, this.#auto);
+    this.#measure();
+  }
+
+  #draw(key, row) {
+    if (key.kind === "gap") {
+      const gap = document.createElement("span");
+      gap.style.flexGrow = key.units;
+      return gap;
+    }
+    const button = document.createElement("button");
+    button.type = "button";
+    button.tabIndex = -1;
+    button.className = `key ${key.kind}`;
+    button.dataset.key = key.id;
+    button.style.flexGrow = key.units;
+    button.setAttribute("aria-label", key.name);
+    if (ICONS[key.kind]) button.append(icon(key.kind));
+    const label = document.createElement("span");
+    label.className = "label";
+    label.textContent = key.label;
+    if (key.label) button.append(label);
+    if (key.hint) {
+      const hint = document.createElement("span");
+      hint.className = "hint";
+      hint.textContent = key.hint;
+      button.append(hint);
+    }
+    this.#keys.push({ key, button, label, row, box: null });
+    return button;
+  }
+
+  #measure() {
+    const origin = this.#root.getBoundingClientRect();
+    for (const entry of this.#keys) {
+      const box = entry.button.getBoundingClientRect();
+      entry.box = { x: box.x - origin.x, y: box.y - origin.y, width: box.width, height: box.height };
+    }
+    const rows = this.#root.querySelectorAll(".keyrow");
+    const first = rows[0].getBoundingClientRect();
+    const height = rows.length > 1 ? rows[1].getBoundingClientRect().y - first.y : first.height;
+    const { columns } = this.#pages[this.#page];
+    this.#unit = { width: first.width / columns || 1, height: height || 1, x: first.x - origin.x, y: first.y - origin.y };
+  }
+
+  #setShift(state, auto) {
+    [this.#shift, this.#auto] = [state, auto];
+    this.#root.dataset.shift = state;
+    for (const { key, button, label } of this.#keys) {
+      if (key.kind === "letter") label.textContent = this.#cased(key.id);
+      if (key.kind === "shift") button.setAttribute("aria-pressed", String(state !== "off"));
+      if (key.kind === "shift") button.setAttribute("aria-label", state === "lock" ? "Capitals locked" : "Shift");
+    }
+  }
+
+  #cased(char) {
+    return this.#shift === "off" ? char : char.toLocaleUpperCase();
+  }
+
+  // ---------------------------------------------------------------- pointers
+
+  #at(event) {
+    const origin = this.#root.getBoundingClientRect();
+    return [event.clientX - origin.x, event.clientY - origin.y];
+  }
+
+  /** The key whose box is nearest to a point: the gaps between keys belong to their neighbours. */
+  #nearest(x, y) {
+    let [best, least] = [null, Infinity];
+    for (const entry of this.#keys) {
+      const { box } = entry;
+      const dx = Math.max(box.x - x, 0, x - box.x - box.width);
+      const dy = Math.max(box.y - y, 0, y - box.y - box.height);
+      const distance = dx * dx + dy * dy;
+      if (distance < least) [best, least] = [entry, distance];
+    }
+    return best;
+  }
+
+  /** Where a key was hit, in the layout's key widths; null where the key is no letter. */
+  #tap({ key, box }, x, y) {
+    if (!key.centre) return null;
+    return [
+      key.centre[0] + (x - box.x - box.width / 2) / this.#unit.width,
+      key.centre[1] + (y - box.y - box.height / 2) / this.#unit.height,
+    ];
+  }
+
+  #layoutPoint(x, y) {
+    const [ux, uy] = [(x - this.#unit.x) / this.#unit.width, (y - this.#unit.y) / this.#unit.height];
+    return [ux + shiftAt(this.#pages[this.#page].shifts, uy), uy];
+  }
+
+  #down(event) {
+    if (event.pointerType === "mouse" && event.button !== 0) return;
+    event.preventDefault(); // the text field keeps the focus
+    for (const other of this.#touches.values()) this.#commit(other, event.timeStamp); // a second thumb: the first is done
+    const [x, y] = this.#at(event);
+    const entry = this.#nearest(x, y);
+    if (!entry) return;
+    try {
+      this.#root.setPointerCapture(event.pointerId);
+    } catch {
+      // A pointer that is already gone cannot be captured; its release ends the press all the same.
+    }
+    const touch = { id: event.pointerId, entry, x, y, points: [[x, y]], swiping: false, done: false, choice: null, timer: 0 };
+    this.#touches.set(event.pointerId, touch);
+    entry.button.classList.add("pressed");
+    const { key } = entry;
+    if (key.kind === "backspace") {
+      this.#on.press({ kind: "backspace", time: event.timeStamp });
+      this.#repeat(touch, REPEAT_FROM, 0);
+    } else if (key.kind === "shift") this.#pressShift(event.timeStamp);
+    else if (key.kind === "page") this.#turn(touch);
+    else {
+      if (key.kind !== "space" && key.kind !== "enter") this.#preview(touch);
+      if (key.variants) touch.timer = setTimeout(() => this.#offer(touch), HOLD);
+    }
+  }
+
+  #move(event) {
+    const touch = this.#touches.get(event.pointerId);
+    if (!touch || touch.done) return;
+    const [x, y] = this.#at(event);
+    if (touch.choices) return this.#choose(touch, x);
+    const { kind } = touch.entry.key;
+    if (kind !== "letter") return;
+    for (const part of event.getCoalescedEvents?.() ?? []) touch.points.push(this.#at(part));
+    touch.points.push([x, y]);
+    if (!touch.swiping && Math.hypot(x - touch.x, y - touch.y) > SWIPE_FROM * this.#unit.width) {
+      touch.swiping = true;
+      clearTimeout(touch.timer);
+      this.#popup.hidden = true;
+      touch.entry.button.classList.remove("pressed");
+      this.#root.classList.add("swiped"); // from the first swipe on there is a canvas for the trail
+    }
+    if (touch.swiping) this.#trail.add(x, y);
+  }
+
+  #up(event) {
+    const touch = this.#touches.get(event.pointerId);
+    if (!touch) return;
+    if (touch.swiping) touch.points.push(this.#at(event));
+    this.#commit(touch, event.timeStamp);
+    this.#touches.delete(event.pointerId);
+  }
+
+  #cancel(event) {
+    const touch = this.#touches.get(event.pointerId);
+    if (touch) this.#release(touch);
+    this.#touches.delete(event.pointerId);
+  }
+
+  #release(touch) {
+    touch.done = true;
+    clearTimeout(touch.timer);
+    // The character comes first, the looks of the key with the next frame.
+    requestAnimationFrame(() => {
+      touch.entry.button.classList.remove("pressed");
+      if (this.#shownFor === touch) this.#popup.hidden = true;
+    });
+  }
+
+  #commit(touch, time) {
+    if (touch.done) return;
+    this.#release(touch);
+    const { key } = touch.entry;
+    if (touch.swiping) this.#on.swipe({ points: touch.points.map(([x, y]) => this.#layoutPoint(x, y)), time });
+    else if (touch.choices) this.#send("char", touch.choices[touch.choice], null, time);
+    else if (key.kind === "letter" || key.kind === "char") {
+      this.#send("char", key.kind === "letter" ? this.#cased(key.id) : key.id, this.#tap(touch.entry, touch.x, touch.y), time);
+    } else if (key.kind === "space" || key.kind === "enter") this.#send("char", key.id, null, time);
+  }
+
+  #send(kind, char, tap, time) {
+    if (this.#shift === "once") this.#setShift("off", false);
+    this.#on.press({ kind, char, tap, time });
+    if (this.#page !== "letters" && char === " ") this.#show("letters");
+  }
+
+  // ---------------------------------------------------------------- keys that do something
+
+  #repeat(touch, wait, times) {
+    touch.timer = setTimeout(() => {
+      if (touch.done) return;
+      this.#on.press({ kind: times > 20 ? "backspace-word" : "backspace", time: performance.now() });
+      this.#repeat(touch, times > 20 ? 2 * REPEAT_EVERY : REPEAT_EVERY, times + 1);
+    }, wait);
+  }
+
+  #pressShift(time) {
+    const twice = time - this.#shiftTime < DOUBLE && this.#shift !== "lock";
+    this.#shiftTime = time;
+    if (twice) this.#setShift("lock", false);
+    else this.#setShift(this.#shift === "off" ? "once" : "off", false);
+  }
+
+  #turn(touch) {
+    this.#release(touch);
+    this.#show(touch.entry.key.to);
+  }
+
+  // ---------------------------------------------------------------- the bubble above a key
+
+  #preview(touch) {
+    const { entry } = touch;
+    this.#shownFor = touch;
+    this.#popup.replaceChildren(this.#bubble(entry.key.kind === "letter" ? this.#cased(entry.key.id) : entry.key.id, true));
+    this.#place(entry);
+  }
+
+  #offer(touch) {
+    if (touch.done || touch.swiping) return;
+    touch.choices = [...touch.entry.key.variants].map((char) => this.#cased(char));
+    touch.choice = 0;
+    this.#popup.replaceChildren(...touch.choices.map((char, i) => this.#bubble(char, i === 0)));
+    this.#popup.classList.toggle("many", touch.choices.length > 7);
+    this.#shownFor = touch;
+    this.#place(touch.entry);
+  }
+
+  #bubble(char, chosen) {
+    const bubble = document.createElement("span");
+    bubble.className = chosen ? "bubble chosen" : "bubble";
+    bubble.textContent = char;
+    return bubble;
+  }
+
+  #place({ box }) {
+    const popup = this.#popup;
+    popup.hidden = false;
+    const room = this.#root.clientWidth - popup.offsetWidth - 4;
+    const x = Math.min(Math.max(box.x + box.width / 2 - popup.offsetWidth / 2, 4), Math.max(room, 4));
+    popup.style.transform = `translate(${x}px, ${box.y - popup.offsetHeight - 6}px)`;
+  }
+
+  #choose(touch, x) {
+    const origin = this.#root.getBoundingClientRect();
+    const bubbles = [...this.#popup.children];
+    const middles = bubbles.map((b) => { const box = b.getBoundingClientRect(); return box.x - origin.x + box.width / 2; });
+    // The first choice stands under a finger that has not moved.
+    const moved = Math.abs(x - touch.x) > 8;
+    const distances = middles.map((middle) => Math.abs(middle - x));
+    touch.choice = moved ? distances.indexOf(Math.min(...distances)) : touch.choice;
+    bubbles.forEach((bubble, i) => bubble.classList.toggle("chosen", i === touch.choice));
+  }
+
+  // ---------------------------------------------------------------- without a pointer
+
+  /** A click that no pointer made: a screen reader, or Enter on a focused key. */
+  #click(event) {
+    const button = event.target.closest(".key");
+    if (!button || event.detail !== 0) return;
+    const entry = this.#keys.find((e) => e.button === button);
+    const { key } = entry;
+    const time = event.timeStamp;
+    if (key.kind === "backspace") this.#on.press({ kind: "backspace", time });
+    else if (key.kind === "shift") this.#pressShift(time);
+    else if (key.kind === "page") {
+      this.#show(key.to);
+      this.#keys[0].button.focus();
+    } else this.#send("char", key.kind === "letter" ? this.#cased(key.id) : key.id, null, time);
+  }
+
+  /** Arrow keys walk over the keys; only one of them is a stop of the tab order. */
+  #walk(event) {
+    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    const from = this.#keys.find((e) => e.button === document.activeElement);
+    if (!step || !from) return;
+    event.preventDefault();
+    const [x, y] = [from.box.x + from.box.width / 2, from.box.y + from.box.height / 2];
+    const ahead = this.#keys.filter((e) => e !== from && (step[1] ? e.row === from.row + step[1] : e.row === from.row
+      && Math.sign(e.box.x - from.box.x) === step[0]));
+    const far = (e) => Math.hypot(e.box.x + e.box.width / 2 - x, e.box.y + e.box.height / 2 - y);
+    const to = ahead.sort((a, b) => far(a) - far(b))[0];
+    if (!to) return;
+    from.button.tabIndex = -1;
+    to.button.tabIndex = 0;
+    to.button.focus();
+  }
+}

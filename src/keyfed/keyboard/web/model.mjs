@@ -1,0 +1,216 @@
+/**
+ * The exported model in the browser: fetch and check its files, run the step graph with onnxruntime-web (one thread,
+ * weights as graph inputs, so that a new round is a new weights file) and remember the states of the text by position.
+ */
+
+import { readTensors, widened } from "./safetensors.mjs";
+
+const VENDOR = "vendor/";
+const FORMAT = 1;
+
+/** A failure with one line for the person at the page; `cause` has the rest. */
+export class LoadError extends Error {}
+
+/** The bytes of a file. */
+export async function fetched(url) {
+  const name = new URL(url).pathname.split("/").pop();
+  let answer;
+  try {
+    answer = await fetch(url);
+  } catch (cause) {
+    throw new LoadError(`${name} could not be loaded: the server does not answer`, { cause });
+  }
+  if (!answer.ok) throw new LoadError(`${name} could not be loaded (${answer.status})`);
+  return new Uint8Array(await answer.arrayBuffer());
+}
+
+/** A JSON file, parsed. */
+export async function fetchedJSON(url) {
+  const bytes = await fetched(url);
+  try {
+    return JSON.parse(new TextDecoder().decode(bytes));
+  } catch (cause) {
+    throw new LoadError(`${new URL(url).pathname.split("/").pop()} is damaged: not JSON`, { cause });
+  }
+}
+
+async function sha256(bytes) {
+  const sum = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+  return [...sum].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/**
+ * The manifest of an export and those of its files that the page needs, each checked against the manifest's sum.
+ * @param {string} base  the folder's address, with a slash at the end
+ * @param {(name: string) => void} [told]  called as each file is there
+ * @returns {Promise<{manifest: object, files: Object<string, Uint8Array>}>}
+ */
+export async function loadExport(base, told = () => {}) {
+  const manifest = await fetchedJSON(new URL("manifest.json", base));
+  if (manifest?.format !== FORMAT) {
+    throw new LoadError(`this page reads exports of format ${FORMAT}, this one has ${manifest?.format}; export the run again`);
+  }
+  const wanted = ["model.onnx", "weights.safetensors", "vocab.json", ...(manifest.ngram ? ["ngram.safetensors"] : [])];
+  const files = {};
+  await Promise.all(wanted.map(async (name) => {
+    const said = manifest.files?.[name];
+    const bytes = await fetched(new URL(name, base));
+    if (!said || bytes.length !== said.bytes || (await sha256(bytes)) !== said.sha256) {
+      throw new LoadError(`${name} is damaged: it is not the file that the manifest describes; export the run again`);
+    }
+    files[name] = bytes;
+    told(name);
+  }));
+  return { manifest, files };
+}
+
+/** onnxruntime-web, one thread, from our own address. */
+export async function loadRuntime(page) {
+  const vendor = new URL(VENDOR, page).href;
+  try {
+    const ort = await import(`${vendor}ort.wasm.min.mjs`);
+    ort.env.wasm.numThreads = 1; // more need COOP/COEP and blob workers, and a step is too small to share
+    ort.env.wasm.proxy = false;
+    ort.env.wasm.wasmPaths = vendor;
+    ort.env.logLevel = "error";
+    return ort;
+  } catch (cause) {
+    throw new LoadError("the runtime of the model could not be loaded", { cause });
+  }
+}
+
+/** One step of the network for several rows at once. */
+export class StepModel {
+  #ort;
+  #session;
+  #weights;
+  #states;
+
+  constructor(ort, session, weights, states, vocab) {
+    [this.#ort, this.#session, this.#weights, this.#states] = [ort, session, weights, states];
+    this.vocab = vocab;
+  }
+
+  /**
+   * @param {object} ort
+   * @param {{manifest: object, files: Object<string, Uint8Array>}} exported
+   */
+  static async open(ort, { manifest, files }) {
+    const weights = {};
+    for (const [name, { shape, data }] of widened(readTensors(files["weights.safetensors"]))) {
+      weights[name] = new ort.Tensor("float32", data, shape);
+    }
+    let session;
+    try {
+      session = await ort.InferenceSession.create(files["model.onnx"], { executionProviders: ["wasm"] });
+    } catch (cause) {
+      throw new LoadError("WebAssembly is blocked or not available in this browser", { cause });
+    }
+    return new StepModel(ort, session, weights, manifest.states, manifest.model.vocab);
+  }
+
+  /** The state before any text, for one row. @returns {Float32Array[]} */
+  zero() {
+    return this.#states.map(({ width }) => new Float32Array(width));
+  }
+
+  /**
+   * @param {ArrayLike<number>} tokens  [n]
+   * @param {Float32Array[]} states     per state [n · width]
+   * @returns {Promise<{logp: Float32Array, states: Float32Array[]}>}  logp [n · V]
+   */
+  async step(tokens, states) {
+    const n = tokens.length;
+    const feeds = { ...this.#weights, token: new this.#ort.Tensor("int32", Int32Array.from(tokens), [n]) };
+    this.#states.forEach(({ name, width }, i) => {
+      feeds[name] = new this.#ort.Tensor("float32", states[i], [n, width]);
+    });
+    const out = await this.#session.run(feeds);
+    return { logp: out.logp.data, states: this.#states.map(({ name }) => out[`${name}_next`].data) };
+  }
+}
+
+/** The text read so far, by position, so that one more token is one step and going back costs nothing. */
+class Reader {
+  #model;
+  #ids = [];
+  #after = []; // after[i]: the states when ids[0 … i] were read
+  #answer = null; // {logp, states} after all of #ids; scores are not kept by position (40 KB each)
+
+  constructor(model) {
+    this.#model = model;
+  }
+
+  /** What follows `ids`: {logp, states}; null if the caller lost interest on the way. */
+  async read(ids, signal) {
+    let same = 0;
+    while (same < ids.length && same < this.#ids.length && ids[same] === this.#ids[same]) same++;
+    if (same === ids.length && same === this.#ids.length && this.#answer) return this.#answer;
+    const from = Math.min(same, ids.length - 1);
+    this.#ids.length = this.#after.length = from;
+    this.#answer = null;
+    let step = null;
+    for (let at = from; at < ids.length; at++) {
+      if (at % 16 === 15) await breath(); // let newer messages of the worker in
+      if (signal?.aborted) return null;
+      step = await this.#model.step([ids[at]], at ? this.#after[at - 1] : this.#model.zero());
+      this.#ids.push(ids[at]);
+      this.#after.push(step.states);
+    }
+    this.#answer = step;
+    return step;
+  }
+}
+
+/** The network as the engine's source of word scores. */
+export class WordSource {
+  #reader;
+
+  constructor(model) {
+    this.#reader = new Reader(model);
+  }
+
+  async scores(ids, signal) {
+    return (await this.#reader.read(ids, signal))?.logp ?? null;
+  }
+}
+
+/** The network as the engine's source of characters: several continuations are one batch. */
+export class CharacterSource {
+  #model;
+  #reader;
+
+  constructor(model) {
+    this.#model = model;
+    this.#reader = new Reader(model);
+  }
+
+  async begin(ids, signal) {
+    const found = await this.#reader.read(ids, signal);
+    return found && { logp: found.logp, state: { rows: 1, values: found.states } };
+  }
+
+  async step(tokens, state, rows) {
+    const picked = state.values.map((values) => {
+      const width = values.length / state.rows;
+      const batch = new Float32Array(tokens.length * width);
+      rows.forEach((row, j) => batch.set(values.subarray(row * width, (row + 1) * width), j * width));
+      return batch;
+    });
+    const { logp, states } = await this.#model.step(tokens, picked);
+    const size = this.#model.vocab;
+    return {
+      logp: tokens.map((_, j) => logp.subarray(j * size, (j + 1) * size)),
+      state: { rows: tokens.length, values: states },
+    };
+  }
+}
+
+const breath = () => new Promise((resolve) => {
+  const { port1, port2 } = new MessageChannel();
+  port1.onmessage = () => {
+    port1.close();
+    resolve();
+  };
+  port2.postMessage(null);
+});

@@ -1,0 +1,270 @@
+/** Start-up and wiring: text field, strip, keys, panel and the worker that holds the engine. */
+
+import { Editor } from "./editor.mjs";
+import { Keyboard } from "./keys.mjs";
+import { Meter } from "./meter.mjs";
+import { SettingsPanel } from "./settings.mjs";
+import { Store } from "./store.mjs";
+import { SuggestionStrip } from "./strip.mjs";
+import { startsSentence } from "./casing.mjs";
+
+const PAGE = new URL("./", document.baseURI);
+const MODEL = new URL("model/", PAGE);
+const REPORT = 200; // milliseconds between two updates of the figures
+const EMPTY = { slots: [null, null, null], correction: null };
+const SOURCE_NAMES = { ngram: "n-gram", federated: "federated", personal: "federated + personal" };
+const byId = (id) => document.getElementById(id);
+const milliseconds = (value) => (value === null ? "–" : `${value < 99.5 ? value.toFixed(1) : value.toFixed(0)} ms`);
+
+/** The worker's address: the only script this page ever names at run time, and the policy lets no other through. */
+function workerAddress() {
+  const address = new URL("worker.mjs", PAGE).href;
+  if (!globalThis.trustedTypes) return address;
+  const policy = trustedTypes.createPolicy("keyfed", {
+    createScriptURL: (wanted) => {
+      if (wanted !== address) throw new TypeError(`not a script of this page: ${wanted}`);
+      return wanted;
+    },
+  });
+  return policy.createScriptURL(address);
+}
+
+async function table(name) {
+  return (await fetch(new URL(`data/${name}.json`, PAGE))).json();
+}
+
+class Page {
+  #constants;
+  #store = new Store();
+  #settings;
+  #personal = "";
+  #meter = new Meter();
+  #worker = null;
+  #ready = false;
+  #about = null;
+  #actions = new Map(); // id → resolve
+  #nextAction = 1;
+  #report = 0; // the timer of the next report
+
+  constructor(layouts, constants) {
+    this.#constants = constants;
+    const names = Object.keys(layouts);
+    this.#settings = this.#store.settings(names);
+    this.strip = new SuggestionStrip(byId("strip"), byId("live"), {
+      pick: (slot, _, time) => this.editor.pick(slot, time),
+      block: (slot) => this.#block(slot),
+      leave: () => this.editor.focus(),
+    });
+    this.editor = new Editor(byId("text"), {
+      ask: (kind, message) => this.#ask(kind, message),
+      settings: () => this.#engineSettings(),
+      show: ({ version, ...strip }) => this.#show(version, strip),
+      say: (text) => this.strip.say(text),
+      changed: () => this.#changed(),
+      separates: separator(constants),
+    });
+    this.keyboard = new Keyboard(byId("keyboard"), {
+      layouts, layout: this.#settings.layout,
+      press: (key) => this.#press(key),
+      swipe: ({ points, time }) => this.editor.swipe(points, time),
+    });
+    this.panel = new SettingsPanel(byId("panel-body"), {
+      layouts: names, learnAfter: constants.learn_after,
+      on: {
+        change: (name, value) => this.#change(name, value),
+        act: (action, value) => this.#act(action, value),
+        exported: () => this.#personal,
+      },
+    });
+    this.panel.showSettings(this.#settings);
+    this.panel.fact("Kept in", this.#store.persistent ? "this browser" : "memory, until the page closes");
+    this.#apply();
+    this.#listen();
+    this.#changed();
+  }
+
+  // ---------------------------------------------------------------- the worker
+
+  start() {
+    const failed = (message) => this.#failed(message);
+    try {
+      this.#worker = new Worker(workerAddress(), { type: "module", name: "keyfed" });
+    } catch (error) {
+      return failed(`the browser lets no worker run: ${error.message}`);
+    }
+    this.#worker.onmessage = ({ data }) => this.#receive(data);
+    this.#worker.onerror = (event) => failed(event.message || "its script could not be loaded");
+    this.#worker.postMessage({ kind: "load", page: PAGE.href, model: MODEL.href, personal: this.#store.personal() });
+  }
+
+  #ask(kind, message) {
+    if (this.#ready) this.#worker.postMessage({ kind, ...message });
+    return this.#ready;
+  }
+
+  #receive(data) {
+    if (data.kind === "strip") this.#show(data.version, data.strip);
+    else if (data.kind === "edit") this.editor.receive(data);
+    else if (data.kind === "swiped") this.editor.receiveSwipe(data);
+    else if (data.kind === "personal") this.#learnt(data.json);
+    else if (data.kind === "changed") this.#acted(data);
+    else if (data.kind === "ready") this.#started(data);
+    else if (data.kind === "loading") byId("model-line").textContent = `loading … ${data.name} is here`;
+    else if (data.kind === "failed") this.#failed(data.message);
+    else if (data.kind === "trouble") this.#notice(`Something went wrong: ${data.message}`, true);
+  }
+
+  #started({ manifest, ngram, neural, trouble, lost }) {
+    this.#ready = true;
+    this.#about = manifest;
+    const { model, run } = manifest;
+    const method = `${run.method}, round ${run.rounds}`;
+    byId("model-line").textContent = `${model.name} · ${method}`;
+    this.panel.fact("Model", `${model.name} · ${(model.parameters / 1e6).toFixed(2)} M · ${manifest.precision}`);
+    this.panel.fact("Trained by", method);
+    this.panel.fact("Corpus", run.data);
+    this.panel.offerSources({ ngram, neural });
+    if (!ngram && this.#settings.source === "ngram") this.#settings.source = "personal";
+    if (trouble) this.#notice(`${trouble}: the n-gram model makes the suggestions.`, true);
+    else if (lost) this.#notice(`What was learnt before could not be read (${lost}); it is left out.`, true);
+    else this.#notice("");
+    this.panel.showSettings(this.#settings);
+    document.documentElement.dataset.state = "ready";
+    this.editor.refresh();
+  }
+
+  #failed(message) {
+    this.#ready = false;
+    byId("model-line").textContent = "no suggestions";
+    this.#notice(`No suggestions: ${message}. You can still type.`, true);
+    document.documentElement.dataset.state = "failed";
+  }
+
+  #notice(text, error = false) {
+    const notice = byId("notice");
+    notice.textContent = text;
+    notice.classList.toggle("error", error);
+    notice.hidden = !text;
+  }
+
+  // ---------------------------------------------------------------- typing
+
+  #press({ kind, char, tap, time }) {
+    if (kind === "char") this.editor.type(char, tap, time);
+    else if (kind === "backspace") this.editor.backspace(time);
+    else if (kind === "backspace-word") this.editor.backspaceWord(time);
+  }
+
+  #show(version, strip) {
+    const start = this.editor.current(version);
+    if (start === null) return this.#meter.superseded();
+    this.strip.show(strip);
+    this.#meter.record(start, strip.timing);
+    this.#report ||= setTimeout(() => this.#measured(), REPORT);
+  }
+
+  /** The text or the cursor changed. */
+  #changed() {
+    this.keyboard.autoShift(startsSentence(this.editor.before(), this.#constants));
+    this.#report ||= setTimeout(() => this.#measured(), REPORT);
+  }
+
+  /** The figures, a few times a second: they must not cost what they measure. */
+  #measured() {
+    this.#report = 0;
+    const { keys, chars } = this.editor.count;
+    const saved = Math.max(0, chars - keys);
+    const share = chars > 0 ? Math.round((100 * saved) / chars) : 0;
+    byId("meter-saved").textContent = `${share} % keys saved`;
+    this.panel.fact("Keystrokes saved", `${saved.toLocaleString()} of ${Math.max(0, chars).toLocaleString()} (${share} %)`);
+    const [last, middle] = [milliseconds(this.#meter.last), milliseconds(this.#meter.median())];
+    byId("meter-latency").textContent = `${last} (p50 ${middle})`;
+    this.panel.fact("Latency", `${last}, median ${middle}`);
+    this.panel.fact("To the screen", `median ${milliseconds(this.#meter.paintedMedian)}`);
+  }
+
+  // ---------------------------------------------------------------- settings
+
+  #engineSettings() {
+    const { theme, ...settings } = this.#settings;
+    return settings;
+  }
+
+  #change(name, value) {
+    // Going incognito is written down (so that a reload does not silently begin to learn); after that nothing is.
+    const stored = !this.#settings.incognito || name === "incognito";
+    this.#settings = { ...this.#settings, [name]: value };
+    if (stored) this.#store.saveSettings(this.#settings);
+    if (name === "incognito" && !value) this.#store.savePersonal(this.#personal);
+    if (name === "layout") this.keyboard.setLayout(value);
+    this.#apply();
+    this.editor.refresh();
+  }
+
+  #apply() {
+    const { theme, incognito, source } = this.#settings;
+    if (theme === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+    byId("incognito-sign").hidden = !incognito;
+    byId("meter-source").textContent = SOURCE_NAMES[source];
+  }
+
+  // ---------------------------------------------------------------- what was learnt
+
+  #learnt(json) {
+    this.#personal = json;
+    this.panel.showPersonal(JSON.parse(json));
+    if (!this.#settings.incognito) this.#store.savePersonal(json);
+  }
+
+  async #block(slot) {
+    await this.#act("block", slot.word);
+    this.strip.say(`${slot.text} will not be suggested again`);
+  }
+
+  /** Do something to what was learnt; answers the message of a failure, or "". */
+  #act(action, value) {
+    const id = this.#nextAction++;
+    if (action === "forgetAll") this.#store.forgetPersonal();
+    if (!this.#ask("personal", { id, action, value })) return Promise.resolve("the model is not loaded yet");
+    return new Promise((resolve) => this.#actions.set(id, resolve));
+  }
+
+  #acted({ id, message }) {
+    this.#actions.get(id)?.(message);
+    this.#actions.delete(id);
+    this.editor.refresh();
+  }
+
+  // ---------------------------------------------------------------- the rest
+
+  #listen() {
+    document.addEventListener("keydown", (event) => {
+      const place = event.altKey && !event.ctrlKey && !event.metaKey ? ["Digit1", "Digit2", "Digit3"].indexOf(event.code) : -1;
+      if (place >= 0 && this.strip.pick(place, event.timeStamp)) event.preventDefault();
+      if (event.key === "Escape" && byId("panel").classList.contains("open")) this.#openPanel(false);
+    });
+    byId("open-panel").addEventListener("click", () => this.#openPanel(true));
+    byId("close-panel").addEventListener("click", () => this.#openPanel(false));
+    this.strip.show(EMPTY);
+    const page = this;
+    Object.defineProperty(window, "keyfedStats", {
+      get: () => Object.freeze({ ...page.#meter.numbers(), ...page.editor.count, ready: page.#ready, about: structuredClone(page.#about) }),
+    });
+  }
+
+  #openPanel(open) {
+    byId("panel").classList.toggle("open", open);
+    byId("open-panel").setAttribute("aria-expanded", String(open));
+    (open ? byId("close-panel") : byId("open-panel")).focus();
+  }
+}
+
+/** Whether a character ends a word: neither a letter, a mark, a digit nor a joint that words may have inside. */
+function separator({ closing_joints: joints }) {
+  return (char) => !/[\p{L}\p{M}\p{N}]/u.test(char) && !joints.includes(char);
+}
+
+const [layouts, constants] = await Promise.all([table("layouts"), table("constants")]);
+const page = new Page(layouts, constants);
+page.start();

@@ -1,0 +1,199 @@
+/**
+ * The panel: what runs here and how fast, where suggestions come from, switches, and everything this device has learnt
+ * with a way to delete each piece of it.
+ */
+
+import { button, card, choice, make, toggle } from "./elements.mjs";
+
+const MOST_SHOWN = 300; // entries of a list in the page; the search field finds the others
+const LARGEST_FILE = 20_000_000; // bytes of an imported file
+const LAYOUT_NAMES = { qwerty: "QWERTY", qwertz: "QWERTZ", azerty: "AZERTY" };
+const FACTS = ["Model", "Trained by", "Corpus", "Latency", "To the screen", "Keystrokes saved", "Kept in"];
+
+/**
+ * @typedef {object} Panel
+ * @property {(name: string, value: unknown) => void} change  a setting was changed
+ * @property {(action: string, value?: string) => Promise<string>} act  on what was learnt; the message of a failure or ""
+ * @property {() => string} exported  what was learnt, as JSON
+ */
+
+export class SettingsPanel {
+  #on;
+  #controls = {};
+  #facts = new Map();
+  #personal = { words: {}, dictionary: [], blocked: [] };
+  #learnAfter;
+  #lists = {};
+  #note;
+
+  /** @param {HTMLElement} body  @param {{layouts: string[], learnAfter: number, on: Panel}} given */
+  constructor(body, { layouts, learnAfter, on }) {
+    this.#on = on;
+    this.#learnAfter = learnAfter;
+    body.append(this.#status(), this.#source(), this.#typing(layouts), this.#privacy(), this.#learnt(),
+      this.#wordList("dictionary", "My dictionary", "Words that are always known and offered.", "add", "forget"),
+      this.#wordList("blocked", "Never suggested", "Not offered by anything, not corrected to.", "block", "unblock"));
+  }
+
+  /** Put the controls where the settings are. */
+  showSettings(settings) {
+    for (const [name, control] of Object.entries(this.#controls)) {
+      if (control instanceof Map) control.get(settings[name]).checked = true;
+      else control.checked = settings[name];
+    }
+  }
+
+  /** Which sources there are: an export may come without n-grams, a browser without WebAssembly. */
+  offerSources({ ngram, neural }) {
+    this.#controls.source.get("ngram").disabled = !ngram;
+    this.#controls.source.get("federated").disabled = !neural;
+  }
+
+  fact(name, text) {
+    const place = this.#facts.get(name);
+    if (place.textContent !== text) place.textContent = text;
+  }
+
+  /** What was learnt, as the engine exports it. */
+  showPersonal(personal) {
+    this.#personal = personal;
+    for (const list of Object.values(this.#lists)) list();
+  }
+
+  // ---------------------------------------------------------------- the cards
+
+  #status() {
+    const list = make("dl", { className: "facts" });
+    for (const name of FACTS) {
+      const place = make("dd", {}, "–");
+      this.#facts.set(name, place);
+      list.append(make("dt", {}, name), place);
+    }
+    return card("Status", list);
+  }
+
+  #source() {
+    const names = [["ngram", "n-gram"], ["federated", "federated"], ["personal", "federated + personal"]];
+    return card("Suggestions from", this.#choice("source", "The same text, three models", names));
+  }
+
+  #typing(layouts) {
+    return card("Typing",
+      this.#toggle("autocorrect", "Autocorrect", "A blank corrects the word before it; backspace takes that back."),
+      this.#toggle("emoji", "Emoji", "Offered on the right, never in the middle."),
+      this.#toggle("filter", "Leave offensive words out", "They can always be typed."),
+      this.#choice("layout", "Layout", layouts.map((name) => [name, LAYOUT_NAMES[name] ?? name])),
+      this.#choice("theme", "Colours", [["auto", "As the system"], ["light", "Light"], ["dark", "Dark"]]));
+  }
+
+  #privacy() {
+    const forget = button("Forget everything", () => {
+      if (forget.dataset.sure === "yes") {
+        this.#act("forgetAll", undefined, "Everything learnt is forgotten.");
+        ask(false);
+      } else ask(true);
+    }, "action danger");
+    forget.id = "forget-all";
+    const ask = (sure) => {
+      forget.dataset.sure = sure ? "yes" : "";
+      forget.textContent = sure ? "Really forget everything?" : "Forget everything";
+    };
+    forget.addEventListener("blur", () => ask(false));
+    return card("Privacy",
+      this.#toggle("learn", "Learn from my typing", `A word counts once you used it ${this.#learnAfter} times. It stays on this device.`),
+      this.#toggle("incognito", "Incognito", "Nothing is learnt or stored, nothing learnt is offered."),
+      make("div", { className: "row" }, forget));
+  }
+
+  #learnt() {
+    const search = make("input", { type: "search", placeholder: "Find a word", "aria-label": "Find a learnt word", autocomplete: "off" });
+    const list = make("ul", { className: "words", id: "learnt" });
+    const summary = make("p", { className: "explain" });
+    this.#note = make("p", { className: "note", role: "status", id: "learnt-note" });
+    const file = make("input", { type: "file", accept: ".json,application/json", hidden: true, id: "import-file" });
+    file.addEventListener("change", () => this.#import(file));
+    const redraw = () => {
+      const all = Object.entries(this.#personal.words ?? {}).sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1));
+      const known = all.filter(([, uses]) => uses >= this.#learnAfter).length;
+      summary.textContent = all.length
+        ? `${known.toLocaleString()} learnt, ${(all.length - known).toLocaleString()} seen fewer than ${this.#learnAfter} times.`
+        : "Nothing yet.";
+      const wanted = search.value.trim().toLowerCase();
+      const shown = all.filter(([word]) => word.toLowerCase().includes(wanted)).slice(0, MOST_SHOWN);
+      list.replaceChildren(...shown.map(([word, uses]) => {
+        const item = this.#entry(word, `Forget ${word}`, () => this.#act("forget", word, `“${word}” is forgotten.`));
+        item.firstChild.append(make("span", { className: "uses" }, `× ${uses}`));
+        item.classList.toggle("early", uses < this.#learnAfter);
+        return item;
+      }));
+    };
+    search.addEventListener("input", redraw);
+    this.#lists.words = redraw;
+    redraw();
+    return card("What was learnt here", summary, make("div", { className: "row" }, search), list, make("div", { className: "row" },
+      button("Export to a file", () => this.#export()), button("Import from a file", () => file.click()), file), this.#note);
+  }
+
+  /** A list of words with a field to add one. */
+  #wordList(name, title, explanation, add, remove) {
+    const list = make("ul", { className: "words", id: name });
+    const input = make("input", { type: "text", "aria-label": `Add a word: ${title}`, placeholder: "Add a word", maxLength: 40, autocomplete: "off", spellcheck: false });
+    const form = make("form", { className: "row" }, input, make("button", { type: "submit", className: "action" }, "Add"));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const word = input.value.trim();
+      input.value = "";
+      if (word) this.#act(add, word, "");
+    });
+    const redraw = () => {
+      const words = [...(this.#personal[name] ?? [])].sort();
+      list.replaceChildren(...words.slice(0, MOST_SHOWN).map((word) =>
+        this.#entry(word, `Take ${word} off this list`, () => this.#act(remove, word, ""))));
+    };
+    this.#lists[name] = redraw;
+    return card(title, make("p", { className: "explain" }, explanation), list, form);
+  }
+
+  #entry(word, label, clicked) {
+    const gone = button("×", clicked, "");
+    gone.setAttribute("aria-label", label);
+    return make("li", {}, make("span", { className: "word" }, word), gone);
+  }
+
+  // ---------------------------------------------------------------- actions
+
+  #toggle(name, title, explanation) {
+    const { label, input } = toggle(name, title, explanation, (value) => this.#on.change(name, value));
+    this.#controls[name] = input;
+    return label;
+  }
+
+  #choice(name, title, options) {
+    const { group, inputs } = choice(name, title, options, (value) => this.#on.change(name, value));
+    this.#controls[name] = inputs;
+    return group;
+  }
+
+  async #act(action, value, done) {
+    this.#say(await this.#on.act(action, value), done);
+  }
+
+  #say(failure, done) {
+    this.#note.textContent = failure || done;
+    this.#note.classList.toggle("error", Boolean(failure));
+  }
+
+  #export() {
+    const address = URL.createObjectURL(new Blob([this.#on.exported()], { type: "application/json" }));
+    make("a", { href: address, download: "keyfed-learnt.json" }).click();
+    setTimeout(() => URL.revokeObjectURL(address), 1000);
+  }
+
+  async #import(file) {
+    const [chosen] = file.files;
+    if (!chosen) return;
+    if (chosen.size > LARGEST_FILE) return this.#say(`${chosen.name} is too large to be what this page exported`, "");
+    await this.#act("importJSON", await chosen.text(), `${chosen.name} was imported.`);
+    file.value = ""; // so that the same file can be chosen again
+  }
+}

@@ -1,0 +1,145 @@
+/**
+ * The keyboard's work, off the page's thread: loads the export, holds the engine, answers in order. Of the requests for
+ * a strip only the newest is worth an answer: an older one that waits or runs is dropped.
+ */
+
+import { Engine } from "./engine.mjs";
+import { CharacterSource, LoadError, StepModel, WordSource, fetchedJSON, loadExport, loadRuntime } from "./model.mjs";
+import { NGram } from "./ngram.mjs";
+
+// Typed once before anybody types: the first run of every function is several times slower than the later ones.
+const WARM = ["", "t", "th", "the", "the ", "the q", "the qu", "the qui", "the quic", "the quikc", "the quick ", "the quick b"];
+const TABLES = ["constants", "layouts", "emoji", "offensive"];
+
+let engine = null;
+let saved = ""; // what the page was told last, so that it is told changes only
+let wanted = { aborted: false }; // the signal of the newest request for a strip
+let queue = Promise.resolve();
+let telling = 0;
+
+self.onmessage = ({ data }) => {
+  let signal = null;
+  if (data.kind === "strip" || data.kind === "finish" || data.kind === "swipe") {
+    wanted.aborted = true;
+    signal = wanted = { aborted: false };
+  }
+  queue = queue.then(() => answer(data, signal)).catch((error) => {
+    post("trouble", { message: `${data.kind}: ${error?.message ?? error}` });
+  });
+};
+
+function post(kind, given = {}) {
+  self.postMessage({ kind, ...given });
+}
+
+async function answer(data, signal) {
+  if (data.kind === "load") await load(data);
+  else if (!engine) return;
+  else if (data.kind === "strip") await strip(data, signal);
+  else if (data.kind === "finish") await finish(data, signal);
+  else if (data.kind === "swipe") await swipe(data, signal);
+  else if (data.kind === "undo") {
+    post("edit", { id: data.id, edit: engine.undo(data.request) });
+    tellSoon();
+  } else if (data.kind === "personal") change(data);
+}
+
+// ---------------------------------------------------------------- loading
+
+async function load({ page, model, personal }) {
+  try {
+    const [tables, exported] = await Promise.all([
+      Promise.all(TABLES.map((name) => fetchedJSON(new URL(`data/${name}.json`, page)))),
+      loadExport(model, (name) => post("loading", { name })),
+    ]);
+    const vocab = JSON.parse(new TextDecoder().decode(exported.files["vocab.json"]));
+    const ngram = exported.files["ngram.safetensors"] && NGram.read(exported.files["ngram.safetensors"], vocab.words.length);
+    const { federated, trouble } = await neural(page, exported, ngram);
+    engine = new Engine({
+      vocab, forms: vocab.forms ?? {}, tables: Object.fromEntries(TABLES.map((name, i) => [name, tables[i]])),
+      sources: ngram ? { federated, ngram } : { federated },
+    });
+    const lost = restore(personal);
+    for (const before of WARM) await engine.strip({ before });
+    tellPersonal();
+    const { manifest } = exported;
+    post("ready", { manifest, ngram: Boolean(ngram), neural: !trouble, trouble, lost });
+  } catch (error) {
+    post("failed", { message: error instanceof LoadError ? error.message : `the keyboard could not start: ${error?.message}` });
+  }
+}
+
+/** The network; without WebAssembly the n-grams stand in for it where the export has them. */
+async function neural(page, exported, ngram) {
+  try {
+    const model = await StepModel.open(await loadRuntime(page), exported);
+    const federated = exported.manifest.model.kind === "char" ? new CharacterSource(model) : new WordSource(model);
+    return { federated, trouble: "" };
+  } catch (error) {
+    if (!ngram || !(error instanceof LoadError)) throw error;
+    return { federated: ngram, trouble: error.message };
+  }
+}
+
+/** Take what was learnt on earlier visits; damaged data is left out and said. */
+function restore(json) {
+  if (!json) return "";
+  try {
+    engine.personal.importJSON(json);
+    return "";
+  } catch (error) {
+    return error.message;
+  }
+}
+
+// ---------------------------------------------------------------- typing
+
+async function strip({ version, request }, signal) {
+  if (signal.aborted) return;
+  const found = await engine.strip({ ...request, signal });
+  if (found && !signal.aborted) post("strip", { version, strip: found });
+}
+
+/** Finish a word, then say at once what may follow it (`version` null: nobody asks). */
+async function finish({ id, version, request }, signal) {
+  const edit = await engine.finish(request);
+  post("edit", { id, edit });
+  tellSoon();
+  if (version === null) return;
+  const { settings } = request;
+  await strip({ version, request: { before: request.before.slice(0, edit.start) + edit.text, settings } }, signal);
+}
+
+async function swipe({ id, request }, signal) {
+  const slots = await engine.gesture({ ...request, count: 6, signal });
+  post("swiped", { id, slots: slots ?? [] });
+}
+
+// ---------------------------------------------------------------- what was learnt
+
+const CHANGES = new Set(["forget", "forgetAll", "block", "unblock", "add", "importJSON"]);
+
+function change({ id, action, value }) {
+  try {
+    if (!CHANGES.has(action)) throw new Error(`there is no action ${action}`);
+    engine.personal[action](value);
+    post("changed", { id, message: "" });
+  } catch (error) {
+    post("changed", { id, message: error.message });
+  }
+  tellPersonal();
+}
+
+/** After typing: not for every word, the list may be long. */
+function tellSoon() {
+  clearTimeout(telling);
+  telling = setTimeout(tellPersonal, 250);
+}
+
+function tellPersonal() {
+  clearTimeout(telling);
+  const json = engine.personal.exportJSON();
+  if (json === saved) return;
+  saved = json;
+  post("personal", { json });
+}
