@@ -29,6 +29,8 @@ const operations = {
     return ranges;
   },
 
+  lineRead: ({ ids }) => [...context.lineRead(ids)],
+
   words: ({ line, tokenised, lower }) => context.wordsOf(line, { tokenised, lower }),
 
   rows({ words, layout: name, keys }) {

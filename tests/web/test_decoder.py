@@ -26,7 +26,8 @@ from keyfed.keyboard.trie import build_trie
 from keyfed.keyboard.typed import Speller
 from keyfed.model.ngram import fit_kneser_ney
 from keyfed.run.suggest import _complete
-from keyfed.text.vocab import SPECIALS, Vocab, words_of
+from keyfed.text.batches import line_read
+from keyfed.text.vocab import EOS, SPECIALS, Vocab, words_of
 
 from .node_cases import Case, answers, needs_node, ngram_file, sent
 
@@ -69,6 +70,12 @@ def test_words_of_any_text(data: st.DataObject) -> None:
     found = answers([{"op": "words", "line": a, "tokenised": b, "lower": c} for a, b, c in lines])
     for (line, tokenised, lower), words in zip(lines, found, strict=True):
         assert words == words_of(line, tokenised=tokenised, lower=lower), ascii(line)
+
+
+def test_a_model_of_lines_reads_the_last_line() -> None:
+    cases = [[EOS], [EOS, 5, 6], [EOS, 5, EOS], [EOS, 5, EOS, 7, 8], [9, 10]]
+    found = answers([{"op": "lineRead", "ids": ids} for ids in cases])
+    assert found == [line_read(ids) for ids in cases]
 
 
 def test_every_character_is_cut_alike() -> None:

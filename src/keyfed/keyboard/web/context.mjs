@@ -6,7 +6,7 @@
 
 import { fold } from "./layout.mjs";
 
-export const EOS = 2, UNK = 3;
+export const BOS = 1, EOS = 2, UNK = 3;
 export const SPECIALS = ["<pad>", "<bos>", "<eos>", "<unk>"];
 
 /** What Python's `str.isspace` calls white space. */
@@ -182,6 +182,11 @@ export class Numbers {
 export function anchored(tokens, k) {
   const from = k.anchor * Math.max(0, Math.floor(tokens.length / k.anchor) - 1);
   return Int32Array.from([EOS, ...tokens.slice(from)]);
+}
+
+/** What a model of single lines reads of that: BOS and what stands behind the last EOS. */
+export function lineRead(ids) {
+  return Int32Array.from([BOS, ...ids.slice(ids.lastIndexOf(EOS) + 1)]);
 }
 
 /**

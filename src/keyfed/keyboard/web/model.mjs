@@ -3,6 +3,7 @@
  * weights as graph inputs, so that a new round is a new weights file) and remember the states of the text by position.
  */
 
+import { lineRead } from "./context.mjs";
 import { readTensors, widened } from "./safetensors.mjs";
 
 const VENDOR = "vendor/";
@@ -86,9 +87,10 @@ export class StepModel {
   #weights;
   #states;
 
-  constructor(ort, session, weights, states, vocab) {
+  constructor(ort, session, weights, { states, model, reading }) {
     [this.#ort, this.#session, this.#weights, this.#states] = [ort, session, weights, states];
-    this.vocab = vocab;
+    this.vocab = model.vocab;
+    this.lines = reading === "lines"; // learnt from single lines, each from a zero state
   }
 
   /**
@@ -106,7 +108,7 @@ export class StepModel {
     } catch (cause) {
       throw new LoadError("WebAssembly is blocked or not available in this browser", { cause });
     }
-    return new StepModel(ort, session, weights, manifest.states, manifest.model.vocab);
+    return new StepModel(ort, session, weights, manifest);
   }
 
   /** The state before any text, for one row. @returns {Float32Array[]} */
@@ -141,8 +143,9 @@ class Reader {
     this.#model = model;
   }
 
-  /** What follows `ids`: {logp, states}; null if the caller lost interest on the way. */
-  async read(ids, signal) {
+  /** What follows `text` (ids): {logp, states}; null if the caller lost interest on the way. */
+  async read(text, signal) {
+    const ids = this.#model.lines ? lineRead(text) : text;
     let same = 0;
     while (same < ids.length && same < this.#ids.length && ids[same] === this.#ids[same]) same++;
     if (same === ids.length && same === this.#ids.length && this.#answer) return this.#answer;
