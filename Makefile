@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 RUN    ?= runs/first
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run assets assets-if-possible test test-slow lint format bench docs clean
+.PHONY: help setup setup-dev run keyboard gboard assets assets-if-possible test test-slow lint format bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -19,11 +19,23 @@ $(VENV)/dev: $(VENV)/base
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+$(VENV)/keyboard: $(VENV)/base
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[keyboard]'
+	touch $@
+
 setup: $(VENV)/base ## make .venv with what `make run` needs
 setup-dev: $(VENV)/dev ## … and with what the tests need
 
 run: setup ## train a federated keyboard model on the built-in corpus and report (about 6 minutes)
 	$(BIN)/keyfed train fedavg --out $(RUN) --resume --config first.toml
+
+keyboard: $(VENV)/keyboard assets ## type on the model of `make run` in a browser; trains it first where there is none
+	$(BIN)/keyfed keyboard
+
+gboard: setup ## Gboard's comparison on chat: train (40 minutes on two cores), type, print the table; wants KEYFED_DATA
+	$(BIN)/keyfed train fedavg --config studies/gboard.toml --out runs/gboard --resume
+	$(BIN)/keyfed train central --config studies/gboard-central.toml --out runs/gboard-central --resume
+	$(BIN)/keyfed evaluate runs/gboard --against runs/gboard-central --keyboard
 
 assets: setup ## fetch the keyboard page's runtime (onnxruntime-web) with npm, unless it is there
 	$(BIN)/python -m keyfed.keyboard.assets

@@ -1,0 +1,201 @@
+"""The keyboard in a real browser: what it learns, keeps and forgets, and what can be set."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = sync_api.expect
+expect.set_options(timeout=15_000)  # a hang, not a speed
+
+
+def text_of(keyboard) -> object:
+    return keyboard.page.locator("#text")
+
+
+# ---------------------------------------------------------------- what was learnt
+
+
+def test_a_long_press_blocks_a_word(keyboard):
+    """It is offered no more, not even by the model; the list shows it and gives it back."""
+    keyboard.type("thank ")
+    expect(keyboard.slot("middle")).to_have_text("you")
+    keyboard.hold("middle")
+    keyboard.page.locator(".menu .block").click()
+    expect(keyboard.slot("middle")).not_to_have_text("you")
+    assert "you" not in keyboard.shown()
+    assert text_of(keyboard).input_value() == "thank "
+    keyboard.panel()
+    keyboard.page.locator("#blocked li button").click()
+    expect(keyboard.page.locator("#blocked li")).to_have_count(0)
+    keyboard.close_panel()
+    expect(keyboard.slot("middle")).to_have_text("you")
+
+
+def test_delete_on_a_suggestion_blocks_it(keyboard):
+    """The same without a pointer: Tab to the strip, Delete, Enter; the focus goes back to the text."""
+    keyboard.type("thank ")
+    expect(keyboard.slot("middle")).to_have_text("you")
+    keyboard.slot("middle").focus()
+    keyboard.press("Delete")
+    keyboard.press("Enter")
+    expect(keyboard.slot("middle")).not_to_have_text("you")
+    expect(text_of(keyboard)).to_be_focused()
+
+
+def test_a_word_is_learnt_after_three_uses_and_forgotten_on_demand(keyboard):
+    """Twice is not enough; deleting it from the list takes it out of the suggestions."""
+    keyboard.type("zanzibar zanzibar zan")
+    expect(keyboard.slot("left")).not_to_be_empty()
+    assert "zanzibar" not in keyboard.shown()
+    keyboard.type("zibar zan")
+    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(1)
+    keyboard.panel()
+    entry = keyboard.page.locator("#learnt li", has_text="zanzibar")
+    expect(entry).to_contain_text("× 3")
+    entry.locator("button").click()
+    expect(entry).to_have_count(0)
+    keyboard.close_panel()
+    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(0)
+
+
+def test_what_was_learnt_stays_and_can_be_forgotten_whole(keyboard):
+    """It is there after a reload; forgetting asks first, then removes it from the browser too."""
+    keyboard.type("zanzibar zanzibar zanzibar ")
+    keyboard.panel()
+    expect(keyboard.page.locator("#learnt li", has_text="zanzibar")).to_have_count(1)
+    keyboard.reload().type("zan")
+    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(1)
+    keyboard.panel()
+    keyboard.page.click("#forget-all")
+    expect(keyboard.page.locator("#learnt li")).not_to_have_count(0)
+    keyboard.page.click("#forget-all")
+    expect(keyboard.page.locator("#learnt li")).to_have_count(0)
+    assert "zanzibar" not in json.dumps(keyboard.stored())
+    keyboard.close_panel()
+    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(0)
+
+
+def test_no_text_is_stored(keyboard):
+    """The browser keeps settings and counts; words seen once are counted, their order beyond pairs is gone."""
+    keyboard.type("thank you very much ")
+    keyboard.panel()
+    expect(keyboard.page.locator("#learnt li")).not_to_have_count(0)
+    stored = keyboard.stored()
+    assert set(stored) <= {"keyfed.settings", "keyfed.personal"}
+    assert set(stored["keyfed.personal"]) == {"format", "words", "pairs", "dictionary", "blocked"}
+    assert "thank you" not in json.dumps(stored)
+    assert keyboard.context.cookies() == []
+
+
+def test_incognito_learns_and_stores_nothing_and_says_so(keyboard):
+    """The sign is visible, storage does not change, and what was learnt before is not offered."""
+    keyboard.type("zanzibar zanzibar zanzibar zan")
+    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(1)
+    expect(keyboard.page.locator("#incognito-sign")).to_be_hidden()
+    keyboard.set("incognito", True)
+    expect(keyboard.page.locator("#incognito-sign")).to_be_visible()
+    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(0)
+    before = keyboard.stored()
+    keyboard.type("zibar quetzal quetzal quetzal quet")
+    keyboard.set("emoji", False)
+    keyboard.page.wait_for_timeout(500)
+    assert keyboard.stored() == before
+    keyboard.set("incognito", False)
+    expect(keyboard.page.locator("#incognito-sign")).to_be_hidden()
+    keyboard.page.wait_for_timeout(500)
+    assert "quetzal" not in json.dumps(keyboard.stored())
+    assert "quetzal" not in keyboard.shown()
+
+
+def test_learning_can_be_turned_off(keyboard):
+    """Off means off; the dictionary still takes words by hand."""
+    keyboard.set("learn", False)
+    keyboard.type("zanzibar zanzibar zanzibar ")
+    keyboard.panel()
+    keyboard.page.get_by_label("Add a word: My dictionary").fill("quetzal")
+    keyboard.press("Enter")
+    expect(keyboard.page.locator("#dictionary li")).to_have_text(["quetzal×"])
+    expect(keyboard.page.locator("#learnt li", has_text="zanzibar")).to_have_count(0)
+    keyboard.close_panel()
+    keyboard.type("quet")
+    expect(keyboard.page.locator(".slot", has_text="quetzal")).to_have_count(1)
+
+
+def test_export_and_import(keyboard, tmp_path):
+    """The file holds what was learnt; imported after forgetting everything it is all there again."""
+    keyboard.type("zanzibar zanzibar zanzibar ")
+    keyboard.panel()
+    page = keyboard.page
+    expect(page.locator("#learnt li", has_text="zanzibar")).to_have_count(1)
+    with page.expect_download() as download:
+        page.get_by_text("Export to a file").click()
+    path = tmp_path / "learnt.json"
+    download.value.save_as(path)
+    assert json.loads(path.read_text("utf-8"))["words"]["zanzibar"] == 3
+    page.click("#forget-all")
+    page.click("#forget-all")
+    expect(page.locator("#learnt li")).to_have_count(0)
+    page.set_input_files("#import-file", path)
+    expect(page.locator("#learnt li", has_text="zanzibar")).to_have_count(1)
+
+
+@pytest.mark.parametrize("content", ["not json", '{"format": 1, "words": {"a": -1}}', "[]"])
+def test_a_bad_file_is_refused_whole(keyboard, tmp_path, content):
+    """One line says why; what was there stays."""
+    keyboard.type("zanzibar zanzibar zanzibar ")
+    keyboard.panel()
+    expect(keyboard.page.locator("#learnt li", has_text="zanzibar")).to_have_count(1)
+    path = tmp_path / "bad.json"
+    path.write_text(content, "utf-8")
+    keyboard.page.set_input_files("#import-file", path)
+    expect(keyboard.page.locator("#learnt-note.error")).not_to_be_empty()
+    expect(keyboard.page.locator("#learnt li", has_text="zanzibar")).to_have_count(1)
+
+
+def test_settings_persist(keyboard):
+    """A reload finds the switches where they were."""
+    keyboard.set("autocorrect", False)
+    keyboard.set("layout", "azerty")
+    keyboard.set("theme", "dark")
+    keyboard.reload()
+    assert not keyboard.page.locator('input[name="autocorrect"]').is_checked()
+    expect(keyboard.page.locator("#keyboard")).to_have_attribute("data-layout", "azerty")
+    expect(keyboard.page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+@pytest.mark.parametrize("damaged", ["{", '{"source": 7, "layout": "dvorak", "autocorrect": "yes"}', "null"])
+def test_damaged_storage_is_replaced_by_the_defaults(visit, damaged):
+    """What an older version or a hand left in the storage cannot break the page."""
+    keyboard = visit()
+    script = f"localStorage.setItem('keyfed.settings', {json.dumps(damaged)})"
+    keyboard.page.add_init_script(script)
+    keyboard.open().type("thank ")
+    expect(keyboard.slot("middle")).to_have_text("you")
+
+
+def test_a_browser_that_keeps_nothing(visit):
+    """Blocked storage: everything works from memory, and the page says where things are kept."""
+    keyboard = visit()
+    keyboard.page.add_init_script(
+        "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('no', 'SecurityError'); }})"
+    )
+    keyboard.open().type("zanzibar zanzibar zanzibar zan")
+    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(1)
+    expect(keyboard.page.locator(".facts")).to_contain_text("memory")
+
+
+def test_the_source_can_be_switched(keyboard):
+    """n-gram, federated and federated + personal answer on the same text; only the last knows the user's words."""
+    keyboard.type("zanzibar zanzibar zanzibar thank ")
+    for source, name in [("ngram", "n-gram"), ("federated", "federated"), ("personal", "federated + personal")]:
+        keyboard.set("source", source)
+        expect(keyboard.page.locator("#meter-source")).to_have_text(name)
+        expect(keyboard.slot("middle")).to_have_text("you")
+    keyboard.type("zan")
+    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(1)
+    for source in ("ngram", "federated"):
+        keyboard.set("source", source)
+        expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(0)
