@@ -74,7 +74,7 @@ def export_run(folder: Path, out: Path | None = None, int8: bool = False) -> Exp
         graph = step_graph(spec).SerializeToString()
         files = {bundle.GRAPH: graph, bundle.WEIGHTS: bytes(save(quantise(params) if int8 else params))}
         shipped = widen(load(files[bundle.WEIGHTS]))
-        found = _measure(spec, graph, shipped, params, text)
+        found = _measure(spec, graph, shipped, params, text, lines=trained.reads_lines)
         refuse_difference(found, str(folder))
         if int8 and found.text != RANDOM and found.top3_agreement < GOAL:
             notes.append(
@@ -154,9 +154,11 @@ def _measure(
     shipped: dict[str, NDArray[np.float32]],
     params: dict[str, NDArray[np.float32]],
     text: Prepared | None,
+    *,
+    lines: bool,
 ) -> Parity:
     streams = {**text.test, **text.unseen} if text is not None else {}
-    tokens, real = sample_tokens(streams, spec.vocab)
+    tokens, real = sample_tokens(streams, spec.vocab, lines=lines)
     what = f"held-out text of {text.corpus.name}" if real and text is not None else RANDOM
     return measure(spec, graph, shipped, params, tokens, what)
 

@@ -19,13 +19,16 @@ from keyfed.errors import RunError
 from keyfed.keyboard.extra import need
 from keyfed.keyboard.graph import state_widths
 from keyfed.model.language_model import ModelSpec, output_layer, stack
-from keyfed.text.vocab import EOS, SPECIALS, Vocab
+from keyfed.run.evaluate import limit_streams
+from keyfed.text.batches import lines_of
+from keyfed.text.vocab import BOS, EOS, SPECIALS, Vocab
 
 Floats = NDArray[np.float32]
 Tokens = NDArray[np.int32]
 
 MOST = 1e-4  # |Δ log p| that arithmetic in another order may make
 ROWS, STEPS = 16, 256  # texts read side by side, tokens of each
+LINE = 12  # tokens of a line, for models of lines
 VECTOR_LENGTHS = (1, 2, 3, 5, 8, 13, 32)
 TEXTS = (
     "",
@@ -91,14 +94,23 @@ class Parity:
     top3_same: float
 
 
-def sample_tokens(streams: Mapping[str, NDArray[Any]], vocab: int) -> tuple[Tokens, bool]:
-    """Return tokens [rows, time] from the streams, a like share of each; random ones where there is too little."""
-    total = sum(map(len, streams.values()))
-    share = min(1.0, ROWS * STEPS / max(1, total))
-    text = np.concatenate([np.zeros(0, np.int32), *(s[: int(np.ceil(len(s) * share))] for s in streams.values())])
-    steps = min(STEPS, len(text) // ROWS)
-    if steps >= 2:
-        return text[: ROWS * steps].reshape(ROWS, steps).astype(np.int32), True
+def sample_tokens(streams: Mapping[str, NDArray[Any]], vocab: int, *, lines: bool = False) -> tuple[Tokens, bool]:
+    """Return tokens [rows, time] of the streams as the model reads them, and whether there were enough.
+
+    Args:
+      lines: whether it reads single lines: the beginnings of lines behind <bos>, else running text. Where there is too
+        little, the tokens are random.
+    """
+    most = ROWS * STEPS
+    text = np.concatenate([np.zeros(0, np.int32), *limit_streams(streams, most * (8 if lines else 1)).values()])
+    if lines:
+        long = [line[:LINE] for line in lines_of(text.astype(np.int32)) if len(line) >= LINE][: most // (LINE + 1)]
+        found = np.array([[BOS, *line] for line in long], np.int32).reshape(len(long), LINE + 1)
+    else:
+        steps = min(STEPS, len(text) // ROWS)
+        found = text[: ROWS * steps].reshape(ROWS, steps).astype(np.int32)
+    if len(found) and found.shape[1] >= 2:
+        return found, True
     return np.random.default_rng(0).integers(EOS, vocab, (ROWS, 32), dtype=np.int32), False
 
 

@@ -64,11 +64,14 @@ export class Editor {
 
   /** Ask for the strip of the text as it stands. */
   refresh(time = performance.now()) {
-    this.#remember(++this.#version, time);
     this.#cursor = this.#field.selectionStart;
-    const request = { before: this.before(), taps: this.#currentTaps(), settings: this.#to.settings() };
-    this.#to.ask("strip", { version: this.#version, request });
+    this.#askStrip(this.before(), this.#currentTaps(), time);
     this.#to.changed();
+  }
+
+  #askStrip(before, taps, time) {
+    this.#remember(++this.#version, time);
+    this.#to.ask("strip", { version: this.#version, request: { before, taps, settings: this.#to.settings() } });
   }
 
   /** When the input of a strip began, if it is still the one to show; else null. */
@@ -80,8 +83,16 @@ export class Editor {
 
   type(char, tap, time) {
     this.focus();
-    this.#write(this.#field.selectionStart, this.#field.selectionEnd, char);
-    this.#typed(char, tap, time);
+    const { selectionStart: start, selectionEnd: end } = this.#field;
+    if (start !== end || this.#to.separates(char)) {
+      this.#write(start, end, char);
+      return this.#typed(char, tap, time);
+    }
+    // The worker ranks while the browser writes the letter and lays the field out, which takes longer.
+    this.#letter(start + 1, tap);
+    this.#askStrip(this.before() + char, [...this.#taps], time);
+    this.#write(start, end, char);
+    this.#to.changed();
   }
 
   backspace(time) {
@@ -156,17 +167,12 @@ export class Editor {
 
   /** A character was typed and stands left of the cursor. */
   #typed(char, tap, time) {
-    this.#settle();
-    this.#user();
-    this.count.keys++;
-    this.count.chars++;
     const end = this.#field.selectionStart;
     if (!this.#to.separates(char)) {
-      if (this.#tapsEnd !== end - 1) this.#taps = [];
-      this.#taps.push(tap);
-      this.#tapsEnd = end;
+      this.#letter(end, tap);
       return this.refresh(time);
     }
+    this.#oneMore();
     const before = this.before().slice(0, -1);
     const taps = this.#tapsEnd === end - 1 ? this.#taps : [];
     this.#forgetTaps();
@@ -175,6 +181,21 @@ export class Editor {
     const split = this.#wordAfter(end) > 0;
     const request = { before, separator: char, taps, settings: split ? { ...settings, autocorrect: false } : settings };
     this.#finish({ request, end, tail: char, time, picked: false });
+  }
+
+  /** A letter that ends at `end` goes on with the word before it. */
+  #letter(end, tap) {
+    this.#oneMore();
+    if (this.#tapsEnd !== end - 1) this.#taps = [];
+    this.#taps.push(tap);
+    this.#tapsEnd = end;
+  }
+
+  #oneMore() {
+    this.#settle();
+    this.#user();
+    this.count.keys++;
+    this.count.chars++;
   }
 
   #deleted(lengthBefore, time) {
