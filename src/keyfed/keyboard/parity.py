@@ -102,11 +102,12 @@ def sample_tokens(streams: Mapping[str, NDArray[Any]], vocab: int, *, lines: boo
         little, the tokens are random.
     """
     most = ROWS * STEPS
-    text = np.concatenate([np.zeros(0, np.int32), *limit_streams(streams, most * (8 if lines else 1)).values()])
     if lines:
-        long = [line[:LINE] for line in lines_of(text.astype(np.int32)) if len(line) >= LINE][: most // (LINE + 1)]
+        some = limit_streams(streams, 8 * most).values()
+        long = [line[:LINE] for stream in some for line in lines_of(stream) if len(line) >= LINE][: most // (LINE + 1)]
         found = np.array([[BOS, *line] for line in long], np.int32).reshape(len(long), LINE + 1)
     else:
+        text = np.concatenate([np.zeros(0, np.int32), *limit_streams(streams, most).values()])
         steps = min(STEPS, len(text) // ROWS)
         found = text[: ROWS * steps].reshape(ROWS, steps).astype(np.int32)
     if len(found) and found.shape[1] >= 2:
