@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+
+from keyfed.keyboard.table import keyboard_markdown
 
 
 @pytest.fixture
@@ -54,3 +57,10 @@ def test_what_cannot_be_typed_on_is_said(keyfed, train_tiny, run):
         assert code == 2
         assert said in stderr
         assert len(stderr.strip().splitlines()) == 1
+
+
+def test_the_page_shows_what_was_measured():
+    docs = Path(__file__).parents[2] / "docs"
+    measured = json.loads((docs / "results" / "data" / "keyboard-irc.json").read_text("utf-8"))
+    page = (docs / "keyboard.md").read_text("utf-8")
+    assert keyboard_markdown(measured) in page

@@ -189,7 +189,7 @@ COLUMNS = (
     ("top-1", "top1"),
     ("top-3", "top3"),
     ("strokes saved", "saved"),
-    ("of ideal", "saved_ideal"),
+    ("ideal", "saved_ideal"),
     ("wrong corr.", "wrong_corrections"),
     ("slips mended", "slips_mended"),
     ("made worse", "slips_made_worse"),
@@ -200,24 +200,37 @@ COLUMNS = (
 )
 
 
-def keyboard_text(result: dict[str, Any]) -> str:
-    """Tables for a person: one for each group of clients, one for size and time."""
-    parts = []
+def tables(result: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
+    """Return titles and rows: one table for each group of clients, one for size and time."""
+    found = []
     for group, typed in result["typed"].items():
         rows = [r for r in result["rows"] if r.get(group)]
         if not rows:
             continue
-        words = rows[0][group]["words"]
-        unknown = rows[0][group]["unknown_words"]
-        parts.append(
-            f"{group} clients: {words:,} words of {typed['clients']:,}, {unknown:.1%} outside the vocabulary of "
-            f"{result['vocabulary']:,}"
+        first = rows[0][group]
+        title = (
+            f"{group.capitalize()} clients: {first['words']:,} words in {typed['lines']:,} messages of "
+            f"{typed['clients']:,}, {first['unknown_words']:.1%} outside the vocabulary of {result['vocabulary']:,}"
         )
-        head = ["", *(name for name, _ in COLUMNS)]
-        parts.append(as_text([head, *([r["name"], *(_percent(r[group][key]) for _, key in COLUMNS)] for r in rows)]))
+        head = ["", *(name for name, _ in COLUMNS), "top-3 by client"]
+        cells = [[r["name"], *(_percent(r[group][key]) for _, key in COLUMNS), _by_client(r[group])] for r in rows]
+        found.append((title, [head, *cells]))
     head = ["", "MB", "int8 MB", "word p50/p95/p99 ms", "CPU ms", "keystroke p50/p95/p99 ms", "CPU ms"]
-    parts.append(as_text([head, *(_cost(r) for r in result["rows"])]))
-    return "\n".join(parts)
+    return [*found, ("Size, and time in Python on one thread", [head, *(_cost(r) for r in result["rows"])])]
+
+
+def keyboard_text(result: dict[str, Any]) -> str:
+    """The tables for a terminal."""
+    return "\n".join(f"{title}\n{as_text(rows)}" for title, rows in tables(result))
+
+
+def keyboard_markdown(result: dict[str, Any]) -> str:
+    """The tables for a page."""
+    parts = []
+    for title, (head, *rows) in tables(result):
+        lines = [head, ["---"] + ["--:"] * (len(head) - 1), *rows]
+        parts.append("\n".join([f"{title}:", "", *("| " + " | ".join(line) + " |" for line in lines)]))
+    return "\n\n".join(parts)
 
 
 def _cost(row: dict[str, Any]) -> list[str]:
@@ -226,6 +239,12 @@ def _cost(row: dict[str, Any]) -> list[str]:
         t = row["latency"][what]
         cells += [f"{t['p50_ms']:.2f}/{t['p95_ms']:.2f}/{t['p99_ms']:.2f}", f"{t['cpu_ms']:.2f}"] if t else ["", ""]
     return cells
+
+
+def _by_client(found: dict[str, Any]) -> str:
+    """The lowest tenth, the middle and the highest tenth of the clients."""
+    by = found["by_client"]
+    return " – ".join(f"{100 * by[key]:.0f}" for key in ("top3_p10", "top3_median", "top3_p90")) + " %" if by else ""
 
 
 def _percent(value: float | None) -> str:
