@@ -30,7 +30,7 @@ run: setup ## train a federated keyboard model on the built-in corpus and report
 	$(BIN)/keyfed train fedavg --out $(RUN) --resume --config first.toml
 
 keyboard: $(VENV)/keyboard assets ## type on the model of `make run` in a browser; trains it first where there is none
-	$(BIN)/keyfed keyboard
+	$(BIN)/keyfed keyboard $(if $(filter-out runs/first,$(RUN)),$(RUN))
 
 gboard: setup ## Gboard's comparison on chat: train (40 minutes on two cores), type, print the table; wants KEYFED_DATA
 	$(BIN)/keyfed train fedavg --config studies/gboard.toml --out runs/gboard --resume

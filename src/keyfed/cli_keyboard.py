@@ -46,7 +46,7 @@ def keyboard(
     """
     from keyfed.keyboard.extra import need
 
-    need("starlette", "uvicorn")
+    need("starlette", "uvicorn", "onnx", "onnxruntime")
     from keyfed.keyboard import serve
     from keyfed.keyboard.assets import WEB
 

@@ -43,12 +43,26 @@ def test_a_run_is_typed_on_beside_n_grams_and_another_run(keyfed, run):
     assert "cifg, central" in " ".join(text.split())
 
 
+def test_clients_who_learnt_have_a_row_and_corpora_without_people_have_none(keyfed, run, train_tiny):
+    code, stdout, _ = keyfed("evaluate", run, "--keyboard", "--words", 40, "--json")
+    by_name = {row["name"]: row["seen"] for row in json.loads(stdout)["rows"]}
+    assert code == 0
+    assert by_name["cifg, fedavg"] != by_name["cifg, fedavg + personal"], "it learnt nothing"
+    dealt, _ = train_tiny("data.partition=iid", "data.clients=4", rounds=1, name="dealt")
+    code, text, stderr = keyfed("evaluate", dealt, "--keyboard", "--words", 20)
+    assert code == 0, stderr
+    assert "Unseen" not in text
+    assert "personal" not in text
+
+
 def test_what_cannot_be_typed_on_is_said(keyfed, train_tiny, run):
     characters, _ = train_tiny("model.name=char-lstm", "data.window=20", rounds=1, name="characters")
     other, _ = train_tiny("data.vocab=30", rounds=1, name="other")
+    seed, _ = train_tiny("train.seed=2", "data.vocab_file=" + str(run / "vocab.json"), rounds=1, name="seed")
     for arguments, said in [
         ((characters, "--keyboard"), "a model of characters"),
         ((run, "--keyboard", "--against", other), "another vocabulary"),
+        ((run, "--keyboard", "--against", seed), "another seed"),
         ((run, "--against", other), "go with --keyboard"),
         ((run, "--keyboard", "--personalise", "epochs=1"), "leave --personalise out"),
         ((run / "nowhere", "--keyboard"), "nowhere"),

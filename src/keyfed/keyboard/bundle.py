@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load
 
 from keyfed.errors import KeyfedError, RunError
+from keyfed.keyboard import ngram_file
 from keyfed.keyboard.graph import state_widths
 from keyfed.keyboard.quantise import SCALE, widen
 from keyfed.model.language_model import ModelSpec, shapes
@@ -36,8 +37,14 @@ def sha256(data: bytes) -> str:
 
 
 def is_bundle(folder: Path) -> bool:
-    """Tell an exported keyboard from a run folder."""
+    """Tell an exported keyboard, damaged or not, from a run folder."""
     return (folder / MANIFEST).is_file()
+
+
+def holds_only_bundle(folder: Path) -> bool:
+    """Whether a folder has nothing but the files of an export, its model among them, so that it may be replaced."""
+    names = {p.name for p in folder.iterdir()}
+    return MANIFEST in names and bool(names & {GRAPH, WEIGHTS}) and names <= {MANIFEST, *REQUIRED, NGRAM}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -70,7 +77,11 @@ def check_bundle(folder: Path) -> dict[str, Any]:
     Raises:
       RunError: not an export, of another format, or damaged: which file, and what to do.
     """
-    manifest = read_manifest(folder)
+    manifest, path = read_manifest(folder), folder / MANIFEST
+    if not isinstance(manifest.get("run"), dict) or not isinstance(manifest.get("model"), dict):
+        raise _damaged(path, "it does not say which model it is of")
+    if manifest.get("precision") not in ("fp32", "int8") or not isinstance(manifest.get("ngram"), bool):
+        raise _damaged(path, "it does not say in which precision, or whether n-grams come along")
     data = {name: _whole(folder / name, said) for name, said in manifest["files"].items()}
     try:
         spec = spec_of(manifest)
@@ -84,6 +95,10 @@ def check_bundle(folder: Path) -> dict[str, Any]:
     if manifest.get("states") != [{"name": name, "width": width} for name, width in state_widths(spec).items()]:
         raise _damaged(folder / MANIFEST, "its states are not those of the model")
     _check_weights(folder / WEIGHTS, stored, spec, manifest)
+    if manifest["ngram"] != (NGRAM in data):
+        raise _damaged(folder / MANIFEST, f"{NGRAM} is {'not ' if manifest['ngram'] else ''}listed")
+    if NGRAM in data:
+        ngram_file.from_bytes(data[NGRAM], spec.vocab, str(folder / NGRAM))
     return manifest
 
 

@@ -211,7 +211,7 @@ def _manifest(
 
 def _refuse_other(target: Path) -> None:
     """Refuse to replace anything but an earlier export or an empty folder."""
-    if target.is_dir() and (bundle.is_bundle(target) or not any(target.iterdir())):
+    if target.is_dir() and not target.is_symlink() and (bundle.holds_only_bundle(target) or not any(target.iterdir())):
         return
     if target.exists() or target.is_symlink():
         raise RunError(f"{target} exists and is not an exported keyboard; choose another --out")

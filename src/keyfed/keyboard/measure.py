@@ -6,11 +6,15 @@ what stands before in the same line. What a person wrote is what was meant; uppe
 - **top-1, top-3**: before the first letter of a word the middle slot, or any of the three, shows it. Words outside the
   vocabulary count as misses.
 - **keystrokes saved**: 1 − strokes / characters. The typist picks the word as soon as it stands in the strip (one
-  stroke, which also types the blank behind it), and types every other character. The *ideal* keyboard shows every word
-  of the vocabulary before its first letter.
-- **wrong corrections**: properly typed words that a separator would replace by another.
+  stroke, which also types the blank behind it), and types every other character. A comma or full stop moves such a
+  blank behind itself; before anything else that is no blank it has to be taken back, by one more stroke. The *ideal*
+  keyboard shows every word of the vocabulary before its first letter.
+- **wrong corrections**: words that a separator would replace by another when they are typed to their end, properly.
 - **slips, taps, swipes**: words of the vocabulary with one slip, with taps spread around the keys, or swiped
-  (`keyfed.keyboard.typist`): what came out in the end.
+  (`keyfed.keyboard.typist`): what came out in the end; words tapped right and then corrected away are *spoilt*.
+
+Words are what the keyboard takes for one: letters up to a blank or a mark. Numbers, addresses, paths and names with
+digits in them are typed as they are and not counted as words.
 """
 
 from __future__ import annotations
@@ -24,11 +28,15 @@ from typing import Any
 import numpy as np
 
 from keyfed.keyboard import typist
+from keyfed.keyboard.context import typed_part
 from keyfed.keyboard.layout import fold
 from keyfed.keyboard.predict import Strip
 from keyfed.keyboard.session import Keyboard
+from keyfed.keyboard.tables import Constants
 
 WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
+BEGINS = re.compile(r"""(?:^|\s)[(\[{"“„«']*$""")  # what may stand before a word that is one to the keyboard
+ENDS = re.compile(r"""[.,;:!?…)\]}"”»]*(?:\s|$)""")  # and behind it
 LEAST_LETTERS = 3  # of a word that gets a slip
 
 
@@ -52,6 +60,7 @@ class Counts:
     tapped: int = 0
     taps_right: int = 0
     taps_right_alone: int = 0
+    taps_spoilt: int = 0
     swiped: int = 0
     swipes_first: int = 0
     swipes_three: int = 0
@@ -81,6 +90,7 @@ class Counts:
             "slips_made_worse": part(self.slips_worse, self.slips),
             "taps_right": part(self.taps_right, self.tapped),
             "taps_right_without_correction": part(self.taps_right_alone, self.tapped),
+            "taps_spoilt": part(self.taps_spoilt, self.tapped),
             "swipes_top1": part(self.swipes_first, self.swiped),
             "swipes_top3": part(self.swipes_three, self.swiped),
         }
@@ -122,53 +132,93 @@ def type_lines(keyboard: Keyboard, lines: Iterable[str], rng: np.random.Generato
     counts = Counts()
     for line in lines:
         _type_line(keyboard, line, counts, clock)
-        for found in WORD.finditer(line):
-            if fold(found[0]) in keyboard.predictor.lexicon.places:
-                _mistype(keyboard, line[: found.start()], found[0], counts, rng)
+        for start, word in words_in(line, keyboard.predictor.k):
+            if fold(word) in keyboard.predictor.lexicon.places:
+                _mistype(keyboard, line[:start], word, counts, rng)
     return counts
+
+
+def words_in(line: str, k: Constants) -> list[tuple[int, str]]:
+    """Return where the words of a message begin, and the words.
+
+    Example:
+      >>> from keyfed.keyboard.tables import constants
+      >>> words_in("don't run /usr/bin, i386 or me@x.org: it's 2 a_b mp3", constants())
+      [(0, "don't"), (6, 'run'), (25, 'or'), (38, "it's")]
+    """
+    found = []
+    for match in WORD.finditer(line):
+        alone = BEGINS.search(line, 0, match.start()) and ENDS.match(line, match.end())
+        if alone and typed_part(line[: match.end()], k) == match[0]:
+            found.append((match.start(), match[0]))
+    return found
 
 
 def _type_line(keyboard: Keyboard, line: str, counts: Counts, clock: Clock) -> None:
     """Words and their suggestions; everything between is typed as it is."""
+    k = keyboard.predictor.k
     end = 0
-    free_blank = ideal_blank = False  # whether the blank behind a picked word stands there already
-    for found in WORD.finditer(line):
-        between = found.start() - end
-        blank = line[end : end + 1] == " "
-        counts.characters += between + len(found[0])
-        counts.strokes += between - (free_blank and blank)
-        counts.ideal += between - (ideal_blank and blank)
-        known = fold(found[0]) in keyboard.predictor.lexicon.places
-        strokes, free_blank = _type_word(keyboard, line[: found.start()], found[0], counts, clock)
+    picked = shown = False  # whether a blank stands behind the word before: on this keyboard, on the ideal one
+    for start, word in words_in(line, k):
+        between = line[end:start]
+        known = fold(word) in keyboard.predictor.lexicon.places
+        counts.characters += len(between) + len(word)
+        counts.strokes += strokes_between(between, picked, k)
+        counts.ideal += strokes_between(between, shown, k) + (1 if known else len(word))
+        strokes, picked = _type_word(keyboard, line[:start], word, known, counts, clock)
+        shown = known
         counts.strokes += strokes
-        ideal_blank = known
-        counts.ideal += 1 if known else len(found[0])
         counts.words += 1
         counts.known += known
-        end = found.end()
-    rest = len(line) - end + 1  # with Enter
-    counts.characters += rest
-    counts.strokes += rest
-    counts.ideal += rest
+        end = start + len(word)
+    rest = line[end:]
+    counts.characters += len(rest) + 1  # with Enter
+    counts.strokes += strokes_between(rest, picked, k, last=True) + 1
+    counts.ideal += strokes_between(rest, shown, k, last=True) + 1
 
 
-def _type_word(keyboard: Keyboard, before: str, word: str, counts: Counts, clock: Clock) -> tuple[int, bool]:
+def strokes_between(between: str, blank: bool, k: Constants, *, last: bool = False) -> int:
+    """Return the strokes for what stands between two words.
+
+    Args:
+      blank: whether an automatic blank stands there already.
+      last: whether no word follows; a blank too many at the end of a message is left.
+
+    Example:
+      >>> from keyfed.keyboard.tables import constants
+      >>> [strokes_between(text, True, constants()) for text in (" ", ", ", "...", "/", "  ")]
+      [0, 1, 4, 2, 1]
+    """
+    strokes = 0
+    while blank and between and between[0] in k.no_blank_before:
+        strokes, between = strokes + 1, between[1:]
+    if not blank:
+        return strokes + len(between)
+    if between.startswith(" "):
+        return strokes + len(between) - 1
+    return strokes + len(between) + (0 if last and not between else 1)
+
+
+def _type_word(
+    keyboard: Keyboard, before: str, word: str, known: bool, counts: Counts, clock: Clock
+) -> tuple[int, bool]:
     """Return the strokes a word took, and whether it was picked."""
     strip = clock.strip(keyboard, before, "")
     counts.top1 += _shows(strip.slots[1], word)
     counts.top3 += any(_shows(s, word) for s in strip.slots)
+    strokes, picked = len(word), False
     for typed in range(len(word)):
         if typed:
             strip = clock.strip(keyboard, before, word[:typed])
         if any(_shows(s, word) for s in strip.slots):
             counts.picks += 1
-            return typed + 1, True
-    strip = clock.strip(keyboard, before, word)
-    if strip.correction is not None and fold(strip.correction) != fold(word):
-        known = fold(word) in keyboard.predictor.lexicon.places
+            strokes, picked = typed + 1, True
+            break
+    made = clock.strip(keyboard, before, word).correction  # what would happen to someone who does not look at the strip
+    if made is not None and fold(made) != fold(word):
         counts.wrong_known += known
         counts.wrong_unknown += not known
-    return len(word), False
+    return strokes, picked
 
 
 def _mistype(keyboard: Keyboard, before: str, word: str, counts: Counts, rng: np.random.Generator) -> None:
@@ -186,6 +236,7 @@ def _mistype(keyboard: Keyboard, before: str, word: str, counts: Counts, rng: np
     counts.tapped += 1
     counts.taps_right += fold(made if made is not None else tapped.typed) == fold(word)
     counts.taps_right_alone += fold(tapped.typed) == fold(word)
+    counts.taps_spoilt += fold(tapped.typed) == fold(word) and made is not None and fold(made) != fold(word)
     if typist.has_path(word, layout):
         best = [fold(slot.text) for slot in keyboard.gesture(before, points)]
         counts.swiped += 1

@@ -10,7 +10,7 @@ Per length n = 1 … order the file has, with contexts numbered as rows of the l
 The next distribution: p ← 1/V; then for each n whose context (the last n − 1 tokens, found as a row of level n − 1) was
 seen: p ← γ(h) p everywhere, then p[words] ← prob on its rows; stop at the first context that was not seen.
 
-**Pruning.** N-grams seen too seldom go, and the mass they had goes to the level below:
+**Pruning.** N-grams that too few clients wrote go, and the mass they had goes to the level below:
 
 .. math:: γ'(h) = \frac{1 - \sum_{w\ \text{kept}} p_n(w \mid h)}{1 - \sum_{w\ \text{kept}} p_{n-1}(w \mid h')}
 
@@ -32,16 +32,21 @@ from keyfed.model.ngram import Ints, KneserNey, Level, Tokens, fit_kneser_ney
 
 ORDER = 3
 MOST_BYTES = 6_000_000
-# Times that n-grams of length 1, 2, 3 must have been seen, never fewer for longer ones; the first that fit are taken.
-LEAST = ((1, 1, 2), (1, 2, 2), *((1, k, k + extra) for k in range(2, 64) for extra in (1, 2)))
+# Clients who must have written an n-gram of length 1, 2, 3; the first that fit are taken. Words were chosen when the
+# vocabulary was built; of longer ones nobody's alone is shipped.
+LEAST = ((1, 2, 2), *((1, k, k + extra) for k in range(2, 64) for extra in (1, 2)))
 
 
 def fit_small(
     streams: Sequence[Tokens], vocab_size: int, order: int = ORDER, most_bytes: int = MOST_BYTES
 ) -> tuple[KneserNey, tuple[int, ...]]:
-    """Fit on all streams and prune until the file fits; return the model and how often each length must be seen."""
+    """Fit on all clients' streams and prune until the file fits.
+
+    Returns:
+      The model, and how many clients must have written an n-gram of each length.
+    """
     whole = fit_kneser_ney(streams, vocab_size, order)
-    counts = [_count(whole, streams, n) for n in range(1, order + 1)]
+    counts = [_writers(whole, streams, n) for n in range(1, order + 1)]
     for least in LEAST:
         keep = [c >= k for c, k in zip(counts, least, strict=False)]
         if _bytes([int(k.sum()) for k in keep]) <= most_bytes or least == LEAST[-1]:
@@ -73,22 +78,22 @@ def _rows(levels: Sequence[Level], vocab_size: int, words: Sequence[Ints]) -> In
     return rows
 
 
-def _count(model: KneserNey, streams: Sequence[Tokens], n: int) -> Ints:
-    """How often every n-gram of a level occurs."""
+def _writers(model: KneserNey, streams: Sequence[Tokens], n: int) -> Ints:
+    """How many streams every n-gram of a level occurs in."""
     out = np.zeros(len(model.levels[n - 1].keys), np.int64)
     for stream in streams:
         tokens = np.asarray(stream).astype(np.int64)
         if len(tokens) < n:
             continue
         words = [tokens[k : len(tokens) - n + 1 + k] for k in range(n)]
-        out += np.bincount(_rows(model.levels, model.vocab_size, words), minlength=len(out))
+        out[np.unique(_rows(model.levels, model.vocab_size, words))] += 1
     return out
 
 
 def _pruned(model: KneserNey, keep: Sequence[NDArray[np.bool_]]) -> KneserNey:
     """Drop n-grams, level by level from the shortest, and give their mass to the level below (module docstring).
 
-    Contexts and suffixes of what is kept are kept: they occur at least as often, and `LEAST` does not fall with n.
+    Contexts and suffixes of what is kept are kept: as many clients wrote them, and `LEAST` does not fall with n.
     """
     vocab, levels = model.vocab_size, list[Level]()
     contexts = np.ones(1, np.bool_)  # of the level below, which are kept

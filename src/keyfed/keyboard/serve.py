@@ -103,7 +103,7 @@ def make_app(folder: Path, port: int, web: Path = assets.WEB) -> ASGIApp:
         except RunError:
             known = False  # the export is gone, or being replaced
         path = folder / name
-        if not known or not path.is_file():
+        if not known or path.is_symlink() or not path.is_file():
             return PlainTextResponse("not found", 404)
         return answer(path, FRESH if name == bundle.MANIFEST else ASKED)
 
@@ -114,7 +114,9 @@ def make_app(folder: Path, port: int, web: Path = assets.WEB) -> ASGIApp:
         return answer(path, ASKED)
 
     routes = [Route("/model/{name}", model), Route("/{path:path}", file)]
-    return _Guard(Starlette(routes=routes), {f"{host}:{port}" for host in (HOST, "localhost")})
+    hosts = {f"{host}:{port}" for host in (HOST, "localhost")}
+    # Browsers leave out the port that http has by itself.
+    return _Guard(Starlette(routes=routes), hosts | {HOST, "localhost"} if port == 80 else hosts)
 
 
 class _Guard:

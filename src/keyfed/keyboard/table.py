@@ -1,8 +1,8 @@
 """`keyfed evaluate RUN … --keyboard`: the comparison of the Gboard source on a run's own held-out messages.
 
 Rows: Kneser–Ney of order 5 on all training text, the pruned n-gram model that is shipped with an export, each run, and
-each federated run with what a client's device would have learnt from its own training text. All have the same
-vocabulary, decoder, messages and slips.
+each federated run with what a client's device would have learnt from its own earlier text (training and validation).
+All have the same vocabulary, decoder, messages and slips. Emoji are off: the three slots hold words.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from keyfed.engine.network import reader_of
 from keyfed.errors import ConfigError, DataError
 from keyfed.keyboard.context import previous_word
 from keyfed.keyboard.forms import written_forms
-from keyfed.keyboard.measure import WORD, Clock, Counts, type_lines
+from keyfed.keyboard.measure import Clock, Counts, type_lines, words_in
 from keyfed.keyboard.ngram_file import fit_small, to_bytes
 from keyfed.keyboard.personal import Personal
-from keyfed.keyboard.predict import Predictor
+from keyfed.keyboard.predict import Predictor, Settings
 from keyfed.keyboard.quantise import quantise
 from keyfed.keyboard.session import Keyboard, NetworkSource, Source, ngram_source
+from keyfed.keyboard.tables import constants
 from keyfed.model.language_model import ModelSpec, parameter_count
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
 from keyfed.run.folder import Trained
@@ -63,29 +64,31 @@ def evaluate_keyboard(
       DataError: the runs have different corpora or vocabularies, or there is no held-out text.
     """
     runs, prepared = _load(folders)
-    groups = {name: list(_sample(clients, words, seed)) for name, clients in _groups(prepared).items()}
-    if not any(groups.values()):
+    sampled = {name: list(_sample(clients, words, seed)) for name, clients in _groups(prepared).items()}
+    groups = {name: clients for name, clients in sampled.items() if clients}
+    if not groups:
         raise DataError(f"{prepared.corpus.name} has no held-out text to type")
     forms = written_forms((c.train for c in prepared.population.trained), prepared.vocab)
     personal = Personal()
-    predictor = Predictor(prepared.vocab, personal, forms=forms)
+    predictor = Predictor(prepared.vocab, personal, forms=forms, settings=Settings(emoji=False))
     rows = []
     for row in _candidates(runs, prepared):
         say(f"typing on {row.name}")
         found: dict[str, Any] = {"name": row.name, "bytes": row.size, "parameters": row.parameters}
         keyboard, clock = Keyboard(row.source, predictor), Clock()
         for group, clients in groups.items():
-            if row.personal and group != "seen":
-                continue  # nobody's training text
+            if row.personal and not any(client.train for client in clients):
+                continue  # nobody's earlier text is known
             counts = _type(keyboard, clients, clock, seed, personal if row.personal else None)
             found[group] = {**sum(counts, Counts()).summary(), "clients": len(counts), "by_client": _spread(counts)}
-        rows.append({**found, "latency": clock.summary()})
-    sampled = {g: {"clients": len(c), "lines": sum(len(t.test) for t in c)} for g, c in groups.items()}
+        if clock.words:
+            rows.append({**found, "latency": clock.summary()})
+    typed = {g: {"clients": len(c), "lines": sum(len(t.test) for t in c)} for g, c in groups.items()}
     return {
         "data": prepared.corpus.name,
         "vocabulary": len(prepared.vocab),
         "seed": seed,
-        "typed": sampled,
+        "typed": typed,
         "rows": rows,
     }
 
@@ -99,15 +102,27 @@ def _load(folders: Sequence[Path]) -> tuple[list[Trained], Prepared]:
             raise ConfigError(f"{folder} holds a model of characters; --keyboard types on models of words")
         if runs and run.vocab != runs[0].vocab:
             raise DataError(f"{folder} has another vocabulary than {folders[0]}; compare runs on the same text")
+        if runs and _text_of(run) != _text_of(runs[0]):
+            raise DataError(
+                f"{folder} has other data settings or another seed than {folders[0]}: it may have learnt from what the "
+                "other holds out; compare runs on the same text"
+            )
         runs.append(run)
         prepared = prepared or text
     assert prepared is not None
     return runs, prepared
 
 
+def _text_of(run: Trained) -> tuple[Any, ...]:
+    """What decides which text a run learns from and which it holds out."""
+    data = run.config.data
+    return data.name, data.partition, data.clients, data.unseen, data.alpha, data.clients_part, run.config.train.seed
+
+
 def _groups(prepared: Prepared) -> dict[str, Sequence[ClientText]]:
     population = prepared.population
-    seen = [c for c in population.trained if c.test]
+    left_out = set(prepared.excluded)  # too little text to train on
+    seen = [c for c in population.trained if c.test and c.name not in left_out]
     if population.test:  # published held-out text is nobody's
         seen = [ClientText("test", (), (), population.test)]
     return {"seen": seen, "unseen": [c for c in population.unseen if c.test]}
@@ -121,7 +136,7 @@ def _sample(clients: Sequence[ClientText], words: int, seed: int) -> Iterator[Cl
         client = clients[int(at)]
         lines = []
         for line in client.test[: LINES if len(clients) > 1 else None]:
-            count = len(WORD.findall(line))
+            count = len(words_in(line, constants()))
             if left > 0 and count:
                 lines.append(line)
                 left -= count
@@ -167,8 +182,8 @@ def _type(
     for number, client in enumerate(clients):
         if personal is not None:
             for line in (*client.train, *client.valid):
-                for word in WORD.finditer(line):
-                    personal.learn(word[0], previous_word(line[: word.start()]))
+                for start, word in words_in(line, personal.constants):
+                    personal.learn(word, previous_word(line[:start]))
         rng = np.random.default_rng([seed, number])
         found.append(type_lines(keyboard, client.test, rng, clock))
         if personal is not None:
@@ -195,6 +210,7 @@ COLUMNS = (
     ("made worse", "slips_made_worse"),
     ("taps right", "taps_right"),
     ("alone", "taps_right_without_correction"),
+    ("spoilt", "taps_spoilt"),
     ("swipes top-1", "swipes_top1"),
     ("top-3", "swipes_top3"),
 )
@@ -220,8 +236,9 @@ def tables(result: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
 
 
 def keyboard_text(result: dict[str, Any]) -> str:
-    """The tables for a terminal."""
-    return "\n".join(f"{title}\n{as_text(rows)}" for title, rows in tables(result))
+    """The tables for a terminal: models side by side, so that they fit."""
+    turned = [(title, [list(column) for column in zip(*rows, strict=True)]) for title, rows in tables(result)]
+    return "\n".join(f"{title}\n{as_text(rows)}" for title, rows in turned)
 
 
 def keyboard_markdown(result: dict[str, Any]) -> str:

@@ -111,3 +111,19 @@ def test_a_layer_too_many_too_few_or_of_another_type(exported):
     write(exported, bundle.WEIGHTS, b"nonsense")
     with pytest.raises(RunError, match="is damaged"):
         bundle.check_bundle(exported)
+
+
+@pytest.mark.parametrize("key", ["run", "model", "precision", "ngram"])
+def test_a_manifest_that_says_too_little(exported, key):
+    tamper(exported, lambda m: m.pop(key))
+    with pytest.raises(RunError, match=r"manifest\.json is damaged"):
+        bundle.check_bundle(exported)
+
+
+def test_n_grams_that_are_none(exported):
+    write(exported, bundle.NGRAM, b"nonsense")
+    with pytest.raises(RunError, match="is listed"):
+        bundle.check_bundle(exported)
+    tamper(exported, lambda m: m.update(ngram=True))
+    with pytest.raises(RunError, match=r"ngram\.safetensors is damaged"):
+        bundle.check_bundle(exported)

@@ -133,3 +133,20 @@ def test_the_size_of_gboards_model():
     stored = save(quantise({name: p.numpy() for name, p in init_params(spec, 1).items()}))
     assert len(stored) <= 1_600_000
     assert len(exporting.step_graph(spec).SerializeToString()) < 5_000
+
+
+LOOKALIKES = {
+    "an extension": {"manifest.json": '{"manifest_version": 3}', "thesis.txt": "years"},
+    "a bare manifest": {"manifest.json": "{}"},
+}
+
+
+@pytest.mark.parametrize("what", LOOKALIKES)
+def test_a_folder_that_only_looks_like_an_export_is_left_alone(make_run, tmp_path, what):
+    target = tmp_path / "extension"
+    target.mkdir()
+    for name, text in LOOKALIKES[what].items():
+        (target / name).write_text(text)
+    with pytest.raises(RunError, match="is not an exported keyboard"):
+        export_run(make_run(), target)
+    assert {p.name: p.read_text() for p in target.iterdir()} == LOOKALIKES[what]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from keyfed.keyboard.layout import fold
-from keyfed.keyboard.measure import WORD, Clock, Counts, type_lines
+from keyfed.keyboard.editor import Editor
+from keyfed.keyboard.measure import Clock, Counts, strokes_between, type_lines, words_in
 from keyfed.keyboard.predict import Predictor
 from keyfed.keyboard.session import Keyboard
+from keyfed.keyboard.tables import constants
 from keyfed.text.vocab import EOS, SPECIALS, Vocab
 
 WORDS = ("the", "cat", "sat", "mat", "on", "under", "a", "don't", "house", "mouse", "river", "letter", "seven", "quick")
@@ -44,8 +45,8 @@ def test_a_keyboard_that_knows_saves_all_that_can_be_saved():
     counts = typed(knowing([line]), [line])
     assert counts.words == counts.known == counts.top1 == counts.top3 == counts.picks == 9
     assert counts.characters == len(line) + 1
-    # Every word is one stroke and brings its blank; a comma, the blank behind it and Enter are strokes of their own.
-    assert counts.strokes == counts.ideal == 9 + 2 + 1
+    # Every word is one stroke and brings its blank; the comma moves that behind itself; Enter.
+    assert counts.strokes == counts.ideal == 9 + 1 + 1
     assert counts.wrong_known == counts.wrong_unknown == 0
 
 
@@ -88,6 +89,41 @@ def test_time_is_noted_for_words_and_keystrokes_apart():
     assert clock.summary()["keystroke"]["p95_ms"] >= clock.summary()["keystroke"]["p50_ms"] > 0
 
 
-def test_words_have_letters():
-    assert WORD.findall("don't 42 a1 well-known — C’est x_y") == ["don't", "a", "well-known", "C’est", "x", "y"]
-    assert fold("C’est") == "c'est"
+def test_words_are_what_the_keyboard_takes_for_one():
+    line = "don't 42 a1 well-known — C’est x_y (see /etc/fstab, http://a.bc/de me@x.org) end."
+    assert [word for _, word in words_in(line, constants())] == ["don't", "well-known", "C’est", "see", "end"]
+    assert all(line[start:].startswith(word) for start, word in words_in(line, constants()))
+
+
+def test_corrections_are_looked_for_in_words_that_would_have_been_picked_too():
+    line = "the cat"
+
+    def stubborn(tokens):
+        """Sure of "mat", whatever was typed, and sees what is meant second."""
+        p = np.full(len(VOCAB), 1e-12)
+        p[VOCAB.index["mat"]] = 1.0
+        p[VOCAB.index["cat"]] = 1e-9
+        return np.log(p / p.sum())
+
+    counts = typed(stubborn, [line])
+    assert counts.picks == 2
+    assert counts.wrong_known == 1  # "cat" typed to its end would become "mat"
+
+
+def test_an_automatic_blank_is_moved_used_or_taken_back_as_the_editor_does():
+    board = Keyboard(blind, Predictor(VOCAB))
+    for between in (" ", ", ", ". ", "/", " (", "-", ": "):
+        editor = Editor(board)
+        for c in "quic":
+            editor.type(c)
+        editor.pick(next(s for s in editor.strip().slots if s is not None and s.text.lower() == "quick"))
+        written, rest = 0, between
+        while editor.text.lower() != "quick" + between and written < 9:
+            if editor.text.lower() == "quick " and rest and rest[0] not in constants().no_blank_before + " ":
+                editor.backspace()
+            elif editor.text.lower().removeprefix("quick") == rest[: len(editor.text) - 5]:
+                editor.type(rest[len(editor.text) - 5])
+            else:
+                editor.type(rest[0])
+            written += 1
+        assert written == strokes_between(between, True, constants()), between
