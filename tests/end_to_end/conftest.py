@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import sys
@@ -17,6 +18,9 @@ SUBJECTS = ["the president", "a farmer", "the congress", "my sister", "the river
 VERBS = ["sees", "helps", "follows", "remembers", "calls"]
 OBJECTS = ["the people", "a letter", "the long road", "our house", "the union"]
 ENDS = ["in the morning", "every day", "without fear", "again", "with good reason"]
+DOT = base64.b64decode(  # a whole PNG file
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+)
 TINY = [
     "model.embed=8", "model.hidden=12", "data.vocab=60", "train.cohort=3", "train.workers=1", "data.window=8",
     "optimiser=sgd", "lr=2", "train.valid_tokens=500",
@@ -35,6 +39,14 @@ def write_corpus(folder: Path) -> Path:
         lines = [sentence(draw) for _ in range(60 + 10 * k)]
         (folder / f"writer{k}.txt").write_text("\n".join(lines) + "\n", "utf-8")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def pictures_are_painted_but_not_rendered(monkeypatch):
+    """Rendering is three quarters of a tiny run's time and is looked at in tests/unit/run; here a dot stands for it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda canvas, out, **options: out.write(DOT))
 
 
 @pytest.fixture
