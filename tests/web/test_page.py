@@ -25,7 +25,6 @@ HOLD = """() => {
     for (const [worker, given] of kept) send.apply(worker, given);
   };
 }"""
-STRIPS = "() => window.keyfedStats.written.length"
 
 
 @contextmanager
@@ -36,12 +35,10 @@ def slow_engine(keyboard) -> Iterator[None]:
     keyboard.page.evaluate("() => window.letGo()")
 
 
-@contextmanager
-def fresh_strip(keyboard) -> Iterator[None]:
-    """Waits for a strip that was written since. Answers come in order: the edit that was asked for first is there."""
-    count = keyboard.page.evaluate(STRIPS)
-    yield
-    keyboard.page.wait_for_function(f"(count) => ({STRIPS})() > count", arg=count)
+def answered(keyboard, *, inside_word: bool) -> None:
+    """Waits for the strip of a word being typed, or of the next one. An edit comes before the strip that follows it."""
+    found = expect(keyboard.slot("middle"))
+    (found.not_to_have_attribute if inside_word else found.to_have_attribute)("data-kind", "next")
 
 
 def cursor(keyboard) -> int:
@@ -121,9 +118,9 @@ def test_a_blank_corrects_and_backspace_takes_it_back(keyboard):
     keyboard.press("Backspace")
     expect(text_of(keyboard)).to_have_value("thank yuo ")
     keyboard.type("yuo")
-    with fresh_strip(keyboard):
-        keyboard.page.wait_for_timeout(100)  # no strip of a letter counts
-        keyboard.type(" ")
+    answered(keyboard, inside_word=True)
+    keyboard.type(" ")
+    answered(keyboard, inside_word=False)
     expect(text_of(keyboard)).to_have_value("thank yuo yuo ")
 
 
@@ -138,8 +135,8 @@ def test_punctuation_corrects_too(keyboard, separator):
 
 def test_enter_corrects_and_learns(keyboard):
     """A line end is the end of a word: it is corrected, and counted like one before a blank."""
-    for line in range(1, 4):
-        keyboard.type("zanzibar" if line > 1 else "thank yuo")
+    for word in ("thank yuo", "zanzibar", "zanzibar"):
+        keyboard.type(word)
         keyboard.press("Enter")
     expect(text_of(keyboard)).to_have_value("thank you\nzanzibar\nzanzibar\n")
     keyboard.type("zanzibar")
@@ -154,8 +151,9 @@ def test_nothing_is_corrected_when_that_is_off(keyboard):
     keyboard.set("autocorrect", False)
     keyboard.type("thank yuo")
     expect(keyboard.slot("middle")).to_have_text("you")
-    with fresh_strip(keyboard):
-        keyboard.type(" ")
+    answered(keyboard, inside_word=True)
+    keyboard.type(" ")
+    answered(keyboard, inside_word=False)
     expect(text_of(keyboard)).to_have_value("thank yuo ")
 
 
@@ -243,8 +241,8 @@ def test_backspace_right_after_a_swipe_keeps_its_word_from_coming(keyboard):
         keyboard.swipe("you")
         keyboard.press("Backspace")
     expect(text_of(keyboard)).to_have_value("good morning ")
-    with fresh_strip(keyboard):
-        keyboard.type("e")
+    keyboard.type("e")
+    expect(keyboard.slot("middle")).to_have_text("everybody")
     expect(text_of(keyboard)).to_have_value("good morning e")
 
 
@@ -271,9 +269,11 @@ def test_two_quick_backspaces_after_a_correction(keyboard):
     """The first gives the typed word back, the second deletes its blank."""
     keyboard.type("thank yuo ")
     expect(text_of(keyboard)).to_have_value("thank you ")
-    with fresh_strip(keyboard), slow_engine(keyboard):
+    answered(keyboard, inside_word=False)
+    with slow_engine(keyboard):
         keyboard.press("Backspace")
         keyboard.press("Backspace")
+    answered(keyboard, inside_word=True)
     expect(text_of(keyboard)).to_have_value("thank yuo")
 
 
@@ -343,10 +343,11 @@ def test_a_correction_waits_for_the_input_method(keyboard):
     """It comes when the input method is done, at its own place."""
     methods = keyboard.context.new_cdp_session(keyboard.page)
     keyboard.type("thank")
-    with fresh_strip(keyboard), slow_engine(keyboard):
+    answered(keyboard, inside_word=True)
+    with slow_engine(keyboard):
         keyboard.type(" yuo ")
         methods.send("Input.imeSetComposition", {"text": "ver", "selectionStart": 3, "selectionEnd": 3})
-    keyboard.page.wait_for_timeout(100)
+    answered(keyboard, inside_word=False)
     assert text_of(keyboard).input_value() == "thank yuo ver"
     methods.send("Input.insertText", {"text": "very"})
     expect(text_of(keyboard)).to_have_value("thank you very")
@@ -358,11 +359,10 @@ def test_a_word_of_emoji_is_deleted_without_leaving_half_of_one(keyboard):
     paste(keyboard, ("😀" * 7 + "b") * 200)
     keyboard.page.evaluate("""() => {
       window.halves = 0;
-      const field = document.getElementById("text");
-      const setRangeText = field.setRangeText;
-      field.setRangeText = (...given) => {
-        setRangeText.apply(field, given);
-        window.halves += /[\\uD800-\\uDFFF]/u.test(field.value);
+      const write = text.setRangeText; // `text` is the field, by its id
+      text.setRangeText = (...given) => {
+        write.apply(text, given);
+        window.halves += /[\\uD800-\\uDFFF]/u.test(text.value);
       };
       document.execCommand = () => false; // Chromium's own would widen the range to whole characters
     }""")
@@ -370,7 +370,7 @@ def test_a_word_of_emoji_is_deleted_without_leaving_half_of_one(keyboard):
     keyboard.page.mouse.down()
     expect(text_of(keyboard)).to_have_value("")
     keyboard.page.mouse.up()
-    halves = "() => { delete document.execCommand; delete document.getElementById('text').setRangeText; return window.halves; }"
+    halves = "() => { delete document.execCommand; delete text.setRangeText; return window.halves; }"
     assert keyboard.page.evaluate(halves) == 0
 
 
