@@ -4,14 +4,11 @@
  * edit is dropped. Input methods that compose (IME, dead keys) are left alone until they are done.
  */
 
-const SLICE = 1000; // the text sent along starts at a multiple of this …
-const ENOUGH = 6000; // … and has at least this many characters, more than the engine reads
+import { TextField, splitsPair } from "./field.mjs";
+
 const LARGE = 10_000; // characters of a paste that the page writes itself
 const NEEDS_BLANK = /[^\s([{“„«"'’-]$/u; // a word that follows is set off with a blank
 const HAS_END = /[\s.,!?:;)\]}…”»]/u; // a word before it is not
-
-/** Whether a cut at `at` leaves half a character on either side. */
-const splitsPair = (text, at) => /^[\uD800-\uDBFF][\uDC00-\uDFFF]/.test(text.slice(Math.max(0, at - 1), at + 1));
 
 /**
  * @typedef {object} Surroundings
@@ -32,10 +29,7 @@ export class Editor {
   #waiting = new Map(); // id → an edit or a swipe that was asked for
   #taps = [];
   #tapsEnd = -1; // the taps belong to the characters that end here
-  #cursor = 0;
   #touched = 0; // counts what the user did to the text
-  #own = false; // whether we are changing the field ourselves
-  #length = 0; // of the text when it was looked at last
   #held = []; // answers that came while an input method composed
   #undoable = null; // the last correction: {end, text, typed, before}, `before` as the engine knows it
   #swiped = null; // the last swipe until it is settled: {before, start, text, slots, chosen}
@@ -45,7 +39,7 @@ export class Editor {
 
   /** @param {HTMLTextAreaElement} field  @param {Surroundings} to */
   constructor(field, to) {
-    [this.#field, this.#to] = [field, to];
+    [this.#field, this.#to] = [new TextField(field), to];
     field.addEventListener("beforeinput", (event) => this.#beforeInput(event));
     field.addEventListener("input", (event) => this.#input(event));
     field.addEventListener("paste", (event) => this.#paste(event));
@@ -60,18 +54,17 @@ export class Editor {
   }
 
   focus() {
-    this.#field.focus({ preventScroll: true });
+    this.#field.focus();
   }
 
-  /** The text left of the cursor (or of `end`), its end if it is long. */
-  before(end = this.#field.selectionStart) {
-    const start = Math.max(0, Math.floor((end - ENOUGH) / SLICE) * SLICE);
-    return this.#field.value.slice(start, end);
+  /** The text left of the cursor, its end if it is long. */
+  before() {
+    return this.#field.before();
   }
 
   /** Ask for the strip of the text as it stands. */
   refresh(time = performance.now()) {
-    this.#cursor = this.#field.selectionStart;
+    this.#field.cursor = this.#field.selectionStart;
     this.#askStrip(this.before(), this.#currentTaps(), time);
     this.#to.changed();
   }
@@ -92,13 +85,13 @@ export class Editor {
     this.focus();
     const { selectionStart: start, selectionEnd: end } = this.#field;
     if (start !== end || this.#to.separates(char)) {
-      this.#write(start, end, char);
+      this.#field.write(start, end, char);
       return this.#typed(char, tap, time);
     }
     // The worker ranks while the browser writes the letter and lays the field out, which takes longer.
     this.#letter(start + 1, tap);
     this.#askStrip(this.before() + char, [...this.#taps], time);
-    this.#write(start, end, char);
+    this.#field.write(start, end, char);
     this.#follow();
     this.#to.changed();
   }
@@ -107,7 +100,7 @@ export class Editor {
     this.focus();
     if (this.#undo(time) || this.#unswipe(time)) return;
     const was = this.#field.value.length;
-    this.#ownEdit(() => document.execCommand("delete"));
+    this.#field.edit(() => document.execCommand("delete"));
     this.#deleted(was, time);
   }
 
@@ -118,7 +111,7 @@ export class Editor {
     let start = selectionStart;
     if (start === end) start -= value.slice(Math.max(0, end - 500), end).match(/\S*\s*$/u)?.[0].length ?? 0;
     if (splitsPair(value, start)) start--;
-    this.#write(start, end, "");
+    this.#field.write(start, end, "");
     this.#deleted(value.length, time);
   }
 
@@ -130,7 +123,7 @@ export class Editor {
     this.count.keys++;
     const { selectionStart: end, selectionEnd, value } = this.#field;
     const selected = selectionEnd > end;
-    const rest = value.slice(end, selected ? selectionEnd : end + this.#wordAfter(end));
+    const rest = value.slice(end, selected ? selectionEnd : end + this.#field.wordAfter(end));
     const request = { before: this.before(), picked: slot, settings: this.#to.settings() };
     this.#finish({ request, end, tail: "", time, picked: { selected, rest } });
   }
@@ -138,14 +131,14 @@ export class Editor {
   // ---------------------------------------------------------------- what happens to the text
 
   #beforeInput(event) {
-    if (this.#own || this.#composing || event.isComposing) return;
+    if (this.#field.own || this.#composing || event.isComposing) return;
     if (event.inputType !== "deleteContentBackward") return;
     if (this.#undo(event.timeStamp) || this.#unswipe(event.timeStamp)) event.preventDefault();
     else this.#lengthBefore = this.#field.value.length;
   }
 
   #input(event) {
-    if (this.#own || this.#composing || event.isComposing) return;
+    if (this.#field.own || this.#composing || event.isComposing) return;
     const typed = event.inputType === "insertLineBreak" ? "\n" : event.data;
     const typing = event.inputType === "insertText" || event.inputType === "insertLineBreak";
     if (typing && typed?.length === 1) this.#typed(typed, null, event.timeStamp);
@@ -158,7 +151,6 @@ export class Editor {
     }
   }
 
-  /** Chromium keeps a pasted novel in a form that makes every later key ten times slower; one set as a value it does not. */
   #paste(event) {
     const text = event.clipboardData?.getData("text/plain") ?? "";
     if (text.length < LARGE) return;
@@ -166,13 +158,8 @@ export class Editor {
     this.#settle();
     this.#user();
     this.#forgetTaps();
-    const { value, selectionStart, selectionEnd } = this.#field;
-    this.#ownEdit(() => {
-      this.#field.value = value.slice(0, selectionStart) + text + value.slice(selectionEnd);
-      const end = this.#field.value.length - (value.length - selectionEnd); // line ends may have been made one character
-      this.#field.setSelectionRange(end, end);
-      this.#field.scrollTop = this.#field.scrollHeight * (end / this.#field.value.length);
-    });
+    this.#field.setLarge(text);
+    this.#follow();
     this.refresh(event.timeStamp);
   }
 
@@ -189,7 +176,7 @@ export class Editor {
     this.#forgetTaps();
     const settings = this.#to.settings();
     // Splitting a word in two is no reason to correct its first half.
-    const split = this.#wordAfter(end) > 0;
+    const split = this.#field.wordAfter(end) > 0;
     const request = { before, separator: char, taps, settings: split ? { ...settings, autocorrect: false } : settings };
     this.#finish({ request, end, tail: char, time, picked: null });
   }
@@ -225,8 +212,8 @@ export class Editor {
 
   /** The cursor moved without any input of ours. */
   #moved() {
-    if (document.activeElement !== this.#field || this.#composing || this.#own) return;
-    if (this.#field.selectionStart === this.#cursor) return;
+    if (!this.#field.isFocused || this.#composing || this.#field.own) return;
+    if (this.#field.selectionStart === this.#field.cursor) return;
     this.#settle();
     this.#user();
     this.#forgetTaps();
@@ -237,7 +224,7 @@ export class Editor {
 
   #finish({ request, end, tail, time, picked }) {
     this.#remember(++this.#version, time);
-    this.#cursor = this.#field.selectionStart;
+    this.#field.cursor = this.#field.selectionStart;
     const id = this.#next++;
     const known = { before: request.before, end, restAt: end, tail, picked, version: this.#version };
     if (this.#to.ask("finish", { id, version: this.#version, request })) this.#waiting.set(id, known);
@@ -277,7 +264,7 @@ export class Editor {
     }
     const stop = end + length + (text.endsWith(" ") && value[end + length] === " " ? 1 : 0);
     const isNew = this.#change(start, stop, text);
-    if (selectionStart === end) this.#putCursor(start + text.length);
+    if (selectionStart === end) this.#field.putCursor(start + text.length);
     return isNew;
   }
 
@@ -328,7 +315,7 @@ export class Editor {
   #askSwipe() {
     const [id, asked] = [...this.#waiting].find(([, one]) => one.swipe) ?? [];
     if (!asked || asked.sent) return;
-    const request = { before: this.before(asked.end), points: asked.swipe, settings: this.#to.settings() };
+    const request = { before: this.#field.before(asked.end), points: asked.swipe, settings: this.#to.settings() };
     asked.sent = this.#to.ask("swipe", { id, request });
     if (!asked.sent) this.#waiting.delete(id);
   }
@@ -350,18 +337,18 @@ export class Editor {
   #insertSwipe({ end, selected, touched, time }, slots) {
     const { value } = this.#field;
     const wentOn = touched !== this.#touched;
-    const at = this.#outsideWord(end);
+    const at = this.#field.outsideWord(end);
     const stop = value.startsWith(selected, at) ? at + selected.length : at;
-    const lead = NEEDS_BLANK.test(this.before(at)) ? " " : "";
+    const lead = NEEDS_BLANK.test(this.#field.before(at)) ? " " : "";
     const text = slots[0].text + (wentOn && HAS_END.test(value.slice(stop, stop + 1)) ? "" : " ");
     const start = at + lead.length;
     this.#change(at, stop, lead + text);
-    this.#swiped = { before: this.before(start), start, text, slots, chosen: slots[0] };
+    this.#swiped = { before: this.#field.before(start), start, text, slots, chosen: slots[0] };
     if (wentOn) {
       this.#settle();
       return this.refresh(this.#started.get(this.#version));
     }
-    this.#putCursor(start + text.length);
+    this.#field.putCursor(start + text.length);
     this.#showSwipe(time);
   }
 
@@ -369,7 +356,7 @@ export class Editor {
     const { slots, chosen } = this.#swiped;
     const others = slots.filter((slot) => slot !== chosen);
     this.#remember(++this.#version, time);
-    this.#cursor = this.#field.selectionStart;
+    this.#field.cursor = this.#field.selectionStart;
     this.#to.show({ slots: [others[0] ?? null, chosen, others[1] ?? null], correction: null, version: this.#version });
     this.#to.changed();
   }
@@ -422,9 +409,8 @@ export class Editor {
 
   /** The user's own edit ends at the cursor: the places of what is waiting move with the text right of it. */
   #follow() {
-    const { selectionStart: cursor, value } = this.#field;
-    const delta = value.length - this.#length;
-    this.#length = value.length;
+    const { selectionStart: cursor } = this.#field;
+    const delta = this.#field.growth();
     const end = cursor - delta; // of the edited range, in the text as it was
     for (const asked of this.#waiting.values()) {
       asked.end = asked.end > end ? asked.end + delta : Math.min(asked.end, cursor);
@@ -435,7 +421,7 @@ export class Editor {
   /** Change a range for the engine; what is waiting moves along. Returns whether the text is another now. */
   #change(start, stop, text) {
     const isNew = this.#field.value.slice(start, stop) !== text;
-    if (isNew) this.#replace(start, stop, text);
+    if (isNew) this.#field.replace(start, stop, text);
     const delta = text.length - (stop - start);
     this.count.chars += delta;
     for (const asked of this.#waiting.values()) {
@@ -443,18 +429,6 @@ export class Editor {
       if (asked.restAt >= stop) asked.restAt += delta;
     }
     return isNew;
-  }
-
-  #putCursor(at) {
-    this.#ownEdit(() => this.#field.setSelectionRange(at, at));
-  }
-
-  /** The nearest place from `at` on where a word may begin. */
-  #outsideWord(at) {
-    const { value } = this.#field;
-    const place = Math.min(at, value.length);
-    if (splitsPair(value, place)) return place + 1;
-    return /[\p{L}\p{M}\p{N}]$/u.test(value.slice(Math.max(0, place - 2), place)) ? place + this.#wordAfter(place) : place;
   }
 
   #remember(version, time) {
@@ -469,42 +443,5 @@ export class Editor {
   #forgetTaps() {
     this.#taps = [];
     this.#tapsEnd = -1;
-  }
-
-  /** How many characters right of `at` belong to a word that goes on there. */
-  #wordAfter(at) {
-    return this.#field.value.slice(at, at + 100).match(/^[\p{L}\p{M}\p{N}]+/u)?.[0].length ?? 0;
-  }
-
-  /** Replace a range; the cursor stays where it is in the text. */
-  #replace(start, end, text) {
-    const { selectionStart, selectionEnd } = this.#field;
-    const moved = (at) => (at >= end ? at + text.length - (end - start) : Math.min(at, start + text.length));
-    this.#write(start, end, text);
-    this.#ownEdit(() => this.#field.setSelectionRange(moved(selectionStart), moved(selectionEnd)));
-    this.#length = this.#field.value.length;
-  }
-
-  #write(start, end, text) {
-    this.#ownEdit(() => {
-      const field = this.#field;
-      let done = false;
-      if (document.activeElement === field) {
-        field.setSelectionRange(start, end);
-        // The one way of changing a field that the browser's own undo (Ctrl+Z) knows about.
-        done = text ? document.execCommand("insertText", false, text) : start === end || document.execCommand("delete");
-      }
-      if (!done) field.setRangeText(text, start, end, "end");
-    });
-  }
-
-  #ownEdit(action) {
-    this.#own = true;
-    try {
-      action();
-    } finally {
-      this.#own = false;
-    }
-    this.#cursor = this.#field.selectionStart;
   }
 }
