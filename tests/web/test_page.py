@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -13,6 +15,34 @@ expect.set_options(timeout=15_000)  # a hang, not a speed
 
 def text_of(keyboard) -> object:
     return keyboard.page.locator("#text")
+
+
+HOLD = """() => {
+  const [send, kept] = [Worker.prototype.postMessage, []];
+  Worker.prototype.postMessage = function (...given) { kept.push([this, given]); };
+  window.letGo = () => {
+    Worker.prototype.postMessage = send;
+    for (const [worker, given] of kept) send.apply(worker, given);
+  };
+}"""
+
+
+@contextmanager
+def slow_engine(keyboard) -> Iterator[None]:
+    """What the page asks meanwhile reaches the engine at the end, all at once."""
+    keyboard.page.evaluate(HOLD)
+    yield
+    keyboard.page.evaluate("() => window.letGo()")
+
+
+def answered(keyboard, *, inside_word: bool) -> None:
+    """Waits for the strip of a word being typed, or of the next one. An edit comes before the strip that follows it."""
+    found = expect(keyboard.slot("middle"))
+    (found.not_to_have_attribute if inside_word else found.to_have_attribute)("data-kind", "next")
+
+
+def cursor(keyboard) -> int:
+    return keyboard.page.evaluate("() => document.getElementById('text').selectionStart")
 
 
 # ---------------------------------------------------------------- suggestions
@@ -87,8 +117,10 @@ def test_a_blank_corrects_and_backspace_takes_it_back(keyboard):
     expect(text_of(keyboard)).to_have_value("thank you ")
     keyboard.press("Backspace")
     expect(text_of(keyboard)).to_have_value("thank yuo ")
-    keyboard.type("yuo ")
-    expect(keyboard.slot("middle")).not_to_be_empty()
+    keyboard.type("yuo")
+    answered(keyboard, inside_word=True)
+    keyboard.type(" ")
+    answered(keyboard, inside_word=False)
     expect(text_of(keyboard)).to_have_value("thank yuo yuo ")
 
 
@@ -102,17 +134,26 @@ def test_punctuation_corrects_too(keyboard, separator):
 
 
 def test_enter_corrects_and_learns(keyboard):
-    """A line end is the end of a word."""
-    keyboard.type("thank yuo")
+    """A line end is the end of a word: it is corrected, and counted like one before a blank."""
+    for word in ("thank yuo", "zanzibar", "zanzibar"):
+        keyboard.type(word)
+        keyboard.press("Enter")
+    expect(text_of(keyboard)).to_have_value("thank you\nzanzibar\nzanzibar\n")
+    keyboard.type("zanzibar")
     keyboard.press("Enter")
-    expect(text_of(keyboard)).to_have_value("thank you\n")
+    keyboard.panel()
+    expect(keyboard.page.locator("#learnt li", has_text="zanzibar")).to_contain_text("× 3")
+    keyboard.close_panel()
 
 
 def test_nothing_is_corrected_when_that_is_off(keyboard):
     """The switch is obeyed at once."""
     keyboard.set("autocorrect", False)
-    keyboard.type("thank yuo ")
-    expect(keyboard.slot("middle")).not_to_be_empty()
+    keyboard.type("thank yuo")
+    expect(keyboard.slot("middle")).to_have_text("you")
+    answered(keyboard, inside_word=True)
+    keyboard.type(" ")
+    answered(keyboard, inside_word=False)
     expect(text_of(keyboard)).to_have_value("thank yuo ")
 
 
@@ -123,6 +164,130 @@ def test_very_fast_typing_is_corrected_all_the_same(keyboard):
     keyboard.press("Enter")
     keyboard.type("thank yuo very ")
     expect(keyboard.slot("middle")).to_have_text("much")  # after “you very”, not after “yuo very”
+
+
+# ---------------------------------------------------------------- faster than the engine
+
+
+def test_letters_typed_right_after_a_pick_stay(keyboard):
+    """The engine's answer replaces what was there when the suggestion was taken, no more."""
+    keyboard.type("good mor")
+    expect(keyboard.slot("middle")).to_have_text("morning")
+    with slow_engine(keyboard):
+        keyboard.slot("middle").click()
+        keyboard.type("ev")
+    expect(text_of(keyboard)).to_have_value("good morning ev")
+    expect(keyboard.slot("middle")).to_have_text("everybody")
+
+
+def test_letters_typed_right_after_a_pick_inside_a_word_stay(keyboard):
+    """The rest of the replaced word goes although the letters stand before it."""
+    keyboard.type("good mornong")
+    for _ in "ong":
+        keyboard.press("ArrowLeft")
+    expect(keyboard.slot("middle")).to_have_text("morning")
+    with slow_engine(keyboard):
+        keyboard.slot("middle").click()
+        keyboard.type("ev")
+    expect(text_of(keyboard)).to_have_value("good morning ev")
+    assert cursor(keyboard) == len("good morning ev")
+
+
+def test_a_pick_takes_the_place_of_the_selection(keyboard):
+    """As typing does; the cursor stands behind it."""
+    keyboard.type("good world")
+    for _ in "world":
+        keyboard.press("Shift+ArrowLeft")
+    expect(keyboard.slot("middle")).to_have_text("morning")
+    keyboard.slot("middle").click()
+    expect(text_of(keyboard)).to_have_value("good morning ")
+    assert cursor(keyboard) == len("good morning ")
+
+
+def test_a_key_after_a_swipe_does_not_lose_the_word(keyboard):
+    """It is put in front of what was typed since, with one blank."""
+    keyboard.type("good ")
+    with slow_engine(keyboard):
+        keyboard.swipe("morning")
+        keyboard.type("ev")
+    expect(text_of(keyboard)).to_have_value("good morning ev")
+    expect(keyboard.slot("middle")).to_have_text("everybody")
+
+
+def test_a_blank_after_a_swipe_is_the_blank_behind_it(keyboard):
+    """Typed before the word is there."""
+    keyboard.type("good ")
+    with slow_engine(keyboard):
+        keyboard.swipe("morning")
+        keyboard.type(" ")
+    expect(text_of(keyboard)).to_have_value("good morning ")
+
+
+def test_swipes_one_right_after_the_other(keyboard):
+    """All words come, in order, each read after the one before it; a word typed before is still corrected."""
+    keyboard.type("thank yuo")
+    with slow_engine(keyboard):
+        keyboard.swipe("very")
+        keyboard.swipe("much")
+    expect(text_of(keyboard)).to_have_value("thank you very much ")
+    assert cursor(keyboard) == len("thank you very much ")
+
+
+def test_backspace_right_after_a_swipe_keeps_its_word_from_coming(keyboard):
+    """The same as when the word is there already; the swipe before it stays."""
+    keyboard.type("good ")
+    with slow_engine(keyboard):
+        keyboard.swipe("morning")
+        keyboard.swipe("you")
+        keyboard.press("Backspace")
+    expect(text_of(keyboard)).to_have_value("good morning ")
+    keyboard.type("e")
+    expect(keyboard.slot("middle")).to_have_text("everybody")
+    expect(text_of(keyboard)).to_have_value("good morning e")
+
+
+def test_a_swipe_into_text_that_was_deleted_meanwhile(keyboard):
+    """Its word comes where the place was."""
+    keyboard.type("good ")
+    with slow_engine(keyboard):
+        keyboard.swipe("morning")
+        keyboard.press("Control+a")
+        keyboard.type("so")
+    expect(text_of(keyboard)).to_have_value(re.compile("^([Mm]orning so|so [Mm]orning )$"))
+
+
+def test_backspace_after_two_corrections_gives_the_last_word_back(keyboard):
+    """The engine read the second word before the first was corrected in the text."""
+    with slow_engine(keyboard):
+        keyboard.type("thank yuo very mcuh ")
+    expect(text_of(keyboard)).to_have_value("thank you very much ")
+    keyboard.press("Backspace")
+    expect(text_of(keyboard)).to_have_value("thank you very mcuh ")
+
+
+def test_two_quick_backspaces_after_a_correction(keyboard):
+    """The first gives the typed word back, the second deletes its blank."""
+    keyboard.type("thank yuo ")
+    expect(text_of(keyboard)).to_have_value("thank you ")
+    answered(keyboard, inside_word=False)
+    with slow_engine(keyboard):
+        keyboard.press("Backspace")
+        keyboard.press("Backspace")
+    answered(keyboard, inside_word=True)
+    expect(text_of(keyboard)).to_have_value("thank yuo")
+
+
+def test_a_suggestion_is_the_one_that_was_pressed(keyboard):
+    """Not the one that came into its place before the finger left."""
+    keyboard.type("good mor")
+    expect(keyboard.slot("middle")).to_have_text("morning")
+    press = "(one) => ['pointerdown', 'pointerup'].forEach((name) => one.dispatchEvent(new PointerEvent(name)))"
+    keyboard.slot("middle").evaluate(press)  # the click of a touch comes some time after both
+    keyboard.type("y" * 120)  # longer than any word: there are no suggestions
+    expect(keyboard.slot("middle")).to_be_empty()
+    keyboard.slot("middle").dispatch_event("click", {"detail": 1})
+    expect(text_of(keyboard)).to_have_value("good morning ")
+    expect(keyboard.slot("middle")).to_have_text("everybody")
 
 
 # ---------------------------------------------------------------- any text at all
@@ -172,6 +337,41 @@ def test_an_input_method_is_left_alone(keyboard):
     expect(text_of(keyboard)).to_have_value("thank you")
     keyboard.type(" ")
     expect(keyboard.slot("middle")).to_have_text("very")
+
+
+def test_a_correction_waits_for_the_input_method(keyboard):
+    """It comes when the input method is done, at its own place."""
+    methods = keyboard.context.new_cdp_session(keyboard.page)
+    keyboard.type("thank")
+    answered(keyboard, inside_word=True)
+    with slow_engine(keyboard):
+        keyboard.type(" yuo ")
+        methods.send("Input.imeSetComposition", {"text": "ver", "selectionStart": 3, "selectionEnd": 3})
+    answered(keyboard, inside_word=False)
+    assert text_of(keyboard).input_value() == "thank yuo ver"
+    methods.send("Input.insertText", {"text": "very"})
+    expect(text_of(keyboard)).to_have_value("thank you very")
+    assert cursor(keyboard) == len("thank you very")
+
+
+def test_a_word_of_emoji_is_deleted_without_leaving_half_of_one(keyboard):
+    """The held backspace looks back a limited way, which may end inside a character."""
+    paste(keyboard, ("😀" * 7 + "b") * 200)
+    keyboard.page.evaluate("""() => {
+      window.halves = 0;
+      const write = text.setRangeText; // `text` is the field, by its id
+      text.setRangeText = (...given) => {
+        write.apply(text, given);
+        window.halves += /[\\uD800-\\uDFFF]/u.test(text.value);
+      };
+      document.execCommand = () => false; // Chromium's own would widen the range to whole characters
+    }""")
+    keyboard.key("backspace").hover()
+    keyboard.page.mouse.down()
+    expect(text_of(keyboard)).to_have_value("")
+    keyboard.page.mouse.up()
+    halves = "() => { delete document.execCommand; delete text.setRangeText; return window.halves; }"
+    assert keyboard.page.evaluate(halves) == 0
 
 
 def test_the_browsers_own_undo_still_works(keyboard):

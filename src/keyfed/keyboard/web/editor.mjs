@@ -4,9 +4,11 @@
  * edit is dropped. Input methods that compose (IME, dead keys) are left alone until they are done.
  */
 
-const SLICE = 1000; // the text sent along starts at a multiple of this …
-const ENOUGH = 6000; // … and has at least this many characters, more than the engine reads
+import { TextField, splitsPair } from "./field.mjs";
+
 const LARGE = 10_000; // characters of a paste that the page writes itself
+const NEEDS_BLANK = /[^\s([{“„«"'’-]$/u; // a word that follows is set off with a blank
+const HAS_END = /[\s.,!?:;)\]}…”»]/u; // a word before it is not
 
 /**
  * @typedef {object} Surroundings
@@ -27,10 +29,9 @@ export class Editor {
   #waiting = new Map(); // id → an edit or a swipe that was asked for
   #taps = [];
   #tapsEnd = -1; // the taps belong to the characters that end here
-  #cursor = 0;
   #touched = 0; // counts what the user did to the text
-  #own = false; // whether we are changing the field ourselves
-  #undoable = null; // {end, text}
+  #held = []; // answers that came while an input method composed
+  #undoable = null; // the last correction: {end, text, typed, before}, `before` as the engine knows it
   #swiped = null; // the last swipe until it is settled: {before, start, text, slots, chosen}
   #composing = false;
   #lengthBefore = 0;
@@ -38,7 +39,7 @@ export class Editor {
 
   /** @param {HTMLTextAreaElement} field  @param {Surroundings} to */
   constructor(field, to) {
-    [this.#field, this.#to] = [field, to];
+    [this.#field, this.#to] = [new TextField(field), to];
     field.addEventListener("beforeinput", (event) => this.#beforeInput(event));
     field.addEventListener("input", (event) => this.#input(event));
     field.addEventListener("paste", (event) => this.#paste(event));
@@ -47,24 +48,23 @@ export class Editor {
       this.#composing = false;
       this.#user();
       this.refresh(event.timeStamp);
+      setTimeout(() => this.#release()); // the browser is not done with the field yet
     });
     document.addEventListener("selectionchange", () => this.#moved());
   }
 
   focus() {
-    this.#field.focus({ preventScroll: true });
+    this.#field.focus();
   }
 
   /** The text left of the cursor, its end if it is long. */
   before() {
-    const end = this.#field.selectionStart;
-    const start = Math.max(0, Math.floor((end - ENOUGH) / SLICE) * SLICE);
-    return this.#field.value.slice(start, end);
+    return this.#field.before();
   }
 
   /** Ask for the strip of the text as it stands. */
   refresh(time = performance.now()) {
-    this.#cursor = this.#field.selectionStart;
+    this.#field.cursor = this.#field.selectionStart;
     this.#askStrip(this.before(), this.#currentTaps(), time);
     this.#to.changed();
   }
@@ -85,13 +85,14 @@ export class Editor {
     this.focus();
     const { selectionStart: start, selectionEnd: end } = this.#field;
     if (start !== end || this.#to.separates(char)) {
-      this.#write(start, end, char);
+      this.#field.write(start, end, char);
       return this.#typed(char, tap, time);
     }
     // The worker ranks while the browser writes the letter and lays the field out, which takes longer.
     this.#letter(start + 1, tap);
     this.#askStrip(this.before() + char, [...this.#taps], time);
-    this.#write(start, end, char);
+    this.#field.write(start, end, char);
+    this.#follow();
     this.#to.changed();
   }
 
@@ -99,42 +100,45 @@ export class Editor {
     this.focus();
     if (this.#undo(time) || this.#unswipe(time)) return;
     const was = this.#field.value.length;
-    this.#ownEdit(() => document.execCommand("delete"));
+    this.#field.edit(() => document.execCommand("delete"));
     this.#deleted(was, time);
   }
 
   /** Delete back to the blank before the last word: what a long hold of backspace does. */
   backspaceWord(time) {
     this.focus();
-    const { selectionStart: end, value } = this.#field;
-    const start = end - (value.slice(Math.max(0, end - 500), end).match(/\S*\s*$/u)?.[0].length || 1);
-    this.#write(Math.max(0, start), end, "");
+    const { selectionStart, selectionEnd: end, value } = this.#field;
+    let start = selectionStart;
+    if (start === end) start -= value.slice(Math.max(0, end - 500), end).match(/\S*\s*$/u)?.[0].length ?? 0;
+    if (splitsPair(value, start)) start--;
+    this.#field.write(start, end, "");
     this.#deleted(value.length, time);
   }
 
-  /** Take a suggestion. */
+  /** Take a suggestion: for the word around the cursor, or for what is selected. */
   pick(slot, time) {
     if (this.#swiped?.slots.includes(slot)) return this.#swap(slot, time);
     this.#settle();
     this.#user();
     this.count.keys++;
-    const before = this.before();
-    const end = this.#field.selectionStart;
-    const request = { before, picked: slot, settings: this.#to.settings() };
-    this.#finish({ request, end, tail: "", time, picked: true });
+    const { selectionStart: end, selectionEnd, value } = this.#field;
+    const selected = selectionEnd > end;
+    const rest = value.slice(end, selected ? selectionEnd : end + this.#field.wordAfter(end));
+    const request = { before: this.before(), picked: slot, settings: this.#to.settings() };
+    this.#finish({ request, end, tail: "", time, picked: { selected, rest } });
   }
 
   // ---------------------------------------------------------------- what happens to the text
 
   #beforeInput(event) {
-    if (this.#own || this.#composing || event.isComposing) return;
+    if (this.#field.own || this.#composing || event.isComposing) return;
     if (event.inputType !== "deleteContentBackward") return;
     if (this.#undo(event.timeStamp) || this.#unswipe(event.timeStamp)) event.preventDefault();
     else this.#lengthBefore = this.#field.value.length;
   }
 
   #input(event) {
-    if (this.#own || this.#composing || event.isComposing) return;
+    if (this.#field.own || this.#composing || event.isComposing) return;
     const typed = event.inputType === "insertLineBreak" ? "\n" : event.data;
     const typing = event.inputType === "insertText" || event.inputType === "insertLineBreak";
     if (typing && typed?.length === 1) this.#typed(typed, null, event.timeStamp);
@@ -147,7 +151,6 @@ export class Editor {
     }
   }
 
-  /** Chromium keeps a pasted novel in a form that makes every later key ten times slower; one set as a value it does not. */
   #paste(event) {
     const text = event.clipboardData?.getData("text/plain") ?? "";
     if (text.length < LARGE) return;
@@ -155,13 +158,8 @@ export class Editor {
     this.#settle();
     this.#user();
     this.#forgetTaps();
-    const { value, selectionStart, selectionEnd } = this.#field;
-    this.#ownEdit(() => {
-      this.#field.value = value.slice(0, selectionStart) + text + value.slice(selectionEnd);
-      const end = this.#field.value.length - (value.length - selectionEnd); // line ends may have been made one character
-      this.#field.setSelectionRange(end, end);
-      this.#field.scrollTop = this.#field.scrollHeight * (end / this.#field.value.length);
-    });
+    this.#field.setLarge(text);
+    this.#follow();
     this.refresh(event.timeStamp);
   }
 
@@ -178,9 +176,9 @@ export class Editor {
     this.#forgetTaps();
     const settings = this.#to.settings();
     // Splitting a word in two is no reason to correct its first half.
-    const split = this.#wordAfter(end) > 0;
+    const split = this.#field.wordAfter(end) > 0;
     const request = { before, separator: char, taps, settings: split ? { ...settings, autocorrect: false } : settings };
-    this.#finish({ request, end, tail: char, time, picked: false });
+    this.#finish({ request, end, tail: char, time, picked: null });
   }
 
   /** A letter that ends at `end` goes on with the word before it. */
@@ -214,8 +212,8 @@ export class Editor {
 
   /** The cursor moved without any input of ours. */
   #moved() {
-    if (document.activeElement !== this.#field || this.#composing || this.#own) return;
-    if (this.#field.selectionStart === this.#cursor) return;
+    if (!this.#field.isFocused || this.#composing || this.#field.own) return;
+    if (this.#field.selectionStart === this.#field.cursor) return;
     this.#settle();
     this.#user();
     this.#forgetTaps();
@@ -226,48 +224,64 @@ export class Editor {
 
   #finish({ request, end, tail, time, picked }) {
     this.#remember(++this.#version, time);
-    this.#cursor = this.#field.selectionStart;
+    this.#field.cursor = this.#field.selectionStart;
     const id = this.#next++;
-    const known = { before: request.before, end, tail, picked, version: this.#version };
+    const known = { before: request.before, end, restAt: end, tail, picked, version: this.#version };
     if (this.#to.ask("finish", { id, version: this.#version, request })) this.#waiting.set(id, known);
     this.#to.changed();
   }
 
   /** An edit arrived. */
-  receive({ id, edit }) {
+  receive(answer) {
+    if (this.#composing) return this.#hold(() => this.receive(answer));
+    const { id, edit } = answer;
     const asked = this.#waiting.get(id);
     this.#waiting.delete(id);
     if (!asked) return;
-    if (!edit) return this.#nothingToUndo(asked);
     const old = asked.before.slice(edit.start) + asked.tail;
     const start = asked.end - old.length;
-    const { value } = this.#field;
-    if (start < 0 || value.slice(start, asked.end) !== old) return this.#stale(asked);
-    // A picked word takes the place of the whole word around the cursor, and of the blank after it.
-    let stop = asked.end;
-    if (asked.picked) {
-      stop += old ? this.#wordAfter(stop) : 0;
-      if (edit.text.endsWith(" ") && value[stop] === " ") stop++;
+    if (start < 0 || this.#field.value.slice(start, asked.end) !== old) return this.#stale(asked);
+    const isNew = asked.picked ? this.#applyPick(asked, start, old, edit.text) : this.#change(start, asked.end, edit.text);
+    this.#undoable = null;
+    if (edit.correction) {
+      const before = asked.before.slice(0, edit.start) + edit.text;
+      this.#undoable = { end: start + edit.text.length, text: edit.text, typed: old, before };
+      this.#to.say(`${edit.correction.typed} corrected to ${edit.correction.chosen}`);
     }
-    const replaced = value.slice(start, stop);
-    if (replaced !== edit.text) this.#replace(start, stop, edit.text);
-    const delta = edit.text.length - replaced.length;
-    this.count.chars += delta;
-    for (const other of this.#waiting.values()) if (other.end >= stop) other.end += delta;
-    this.#undoable = edit.correction && !asked.undo ? { end: start + edit.text.length, text: edit.text } : null;
-    if (this.#undoable) this.#to.say(`${edit.correction.typed} corrected to ${edit.correction.chosen}`);
-    const overtaken = asked.version !== this.#version && replaced !== edit.text;
-    if (asked.undo) this.refresh(asked.time);
     // The strip that is under way was asked for before this edit changed its context.
-    else if (overtaken) this.refresh(this.#started.get(this.#version));
+    if (asked.version !== this.#version && isNew) this.refresh(this.#started.get(this.#version));
     else this.#to.changed();
+  }
+
+  /** A picked word takes the place of the whole word around the cursor, or of the selection, and of the blank after it. */
+  #applyPick({ picked, end, restAt }, start, old, text) {
+    const { selectionStart, value } = this.#field;
+    const replacesRest = (picked.selected || old !== "") && value.startsWith(picked.rest, restAt);
+    const length = replacesRest ? picked.rest.length : 0;
+    if (restAt !== end) { // what was typed since stands between the word and its rest, and stays
+      this.#change(restAt, restAt + length, "");
+      return this.#change(start, end, text);
+    }
+    const stop = end + length + (text.endsWith(" ") && value[end + length] === " " ? 1 : 0);
+    const isNew = this.#change(start, stop, text);
+    if (selectionStart === end) this.#field.putCursor(start + text.length);
+    return isNew;
   }
 
   #stale(asked) {
     if (asked.version === this.#version) this.refresh();
   }
 
-  /** Backspace right after a correction: the engine gives the typed word back. */
+  /** Nothing is changed under an input method that composes: its owner would lose what it holds. */
+  #hold(action) {
+    this.#held.push(action);
+  }
+
+  #release() {
+    if (!this.#composing) for (const action of this.#held.splice(0)) action();
+  }
+
+  /** Backspace right after a correction: the typed word is given back, and the engine knows it from now on. */
   #undo(time) {
     const { selectionStart: end, selectionEnd, value } = this.#field;
     const last = this.#undoable;
@@ -276,17 +290,10 @@ export class Editor {
     if (!here) return false;
     this.#user();
     this.count.keys++;
-    const id = this.#next++;
-    const before = this.before();
-    if (!this.#to.ask("undo", { id, request: { before, settings: this.#to.settings() } })) return false;
-    this.#waiting.set(id, { before, end, tail: "", undo: true, time, version: this.#version });
+    this.#to.ask("undo", { id: 0, request: { before: last.before, settings: this.#to.settings() } });
+    this.#change(end - last.text.length, end, last.typed);
+    this.refresh(time);
     return true;
-  }
-
-  #nothingToUndo(asked) {
-    if (!asked.undo || this.#field.selectionStart !== asked.end || asked.end === 0) return;
-    this.#replace(asked.end - 1, asked.end, "");
-    this.refresh(asked.time);
   }
 
   // ---------------------------------------------------------------- swipes
@@ -295,37 +302,61 @@ export class Editor {
   swipe(points, time) {
     this.focus();
     this.#settle();
-    if (/[^\s([{“„«"'’-]$/u.test(this.before())) this.type(" ", null, time);
+    if (NEEDS_BLANK.test(this.before())) this.type(" ", null, time);
     this.#user();
     this.count.keys++;
-    const id = this.#next++;
-    const request = { before: this.before(), points, settings: this.#to.settings() };
-    const asked = { swipe: true, before: request.before, end: this.#field.selectionStart, touched: this.#touched, time };
-    if (this.#to.ask("swipe", { id, request })) this.#waiting.set(id, asked);
+    const { selectionStart: end, selectionEnd, value } = this.#field;
+    const asked = { swipe: points, end, selected: value.slice(end, selectionEnd), touched: this.#touched, time };
+    this.#waiting.set(this.#next++, asked);
+    this.#askSwipe();
   }
 
-  receiveSwipe({ id, slots }) {
+  /** One swipe after the other: the word of the first is the context of the second. */
+  #askSwipe() {
+    const [id, asked] = [...this.#waiting].find(([, one]) => one.swipe) ?? [];
+    if (!asked || asked.sent) return;
+    const request = { before: this.#field.before(asked.end), points: asked.swipe, settings: this.#to.settings() };
+    asked.sent = this.#to.ask("swipe", { id, request });
+    if (!asked.sent) this.#waiting.delete(id);
+  }
+
+  receiveSwipe(answer) {
+    if (this.#composing) return this.#hold(() => this.receiveSwipe(answer));
+    const { id, slots } = answer;
     const asked = this.#waiting.get(id);
     this.#waiting.delete(id);
-    if (!asked || asked.touched !== this.#touched) return;
-    if (!slots.length) {
+    if (asked && slots.length) this.#insertSwipe(asked, slots);
+    else if (asked) {
       this.#to.say("No word found for this swipe");
-      return this.refresh(asked.time);
+      this.refresh(asked.time);
     }
-    const at = this.#field.selectionStart;
-    const text = `${slots[0].text} `;
-    this.#replace(at, this.#field.selectionEnd, text);
-    this.count.chars += text.length;
-    // `before` again: a correction may have been made to the word before while the swipe was decoded.
-    this.#swiped = { before: this.before().slice(0, -text.length), start: at, text, slots, chosen: slots[0] };
-    this.#showSwipe(asked.time);
+    this.#askSwipe();
+  }
+
+  /** The word stands where the swipe was made, although the user may have gone on typing. */
+  #insertSwipe({ end, selected, touched, time }, slots) {
+    const { value } = this.#field;
+    const wentOn = touched !== this.#touched;
+    const at = this.#field.outsideWord(end);
+    const stop = value.startsWith(selected, at) ? at + selected.length : at;
+    const lead = NEEDS_BLANK.test(this.#field.before(at)) ? " " : "";
+    const text = slots[0].text + (wentOn && HAS_END.test(value.slice(stop, stop + 1)) ? "" : " ");
+    const start = at + lead.length;
+    this.#change(at, stop, lead + text);
+    this.#swiped = { before: this.#field.before(start), start, text, slots, chosen: slots[0] };
+    if (wentOn) {
+      this.#settle();
+      return this.refresh(this.#started.get(this.#version));
+    }
+    this.#field.putCursor(start + text.length);
+    this.#showSwipe(time);
   }
 
   #showSwipe(time) {
     const { slots, chosen } = this.#swiped;
     const others = slots.filter((slot) => slot !== chosen);
     this.#remember(++this.#version, time);
-    this.#cursor = this.#field.selectionStart;
+    this.#field.cursor = this.#field.selectionStart;
     this.#to.show({ slots: [others[0] ?? null, chosen, others[1] ?? null], correction: null, version: this.#version });
     this.#to.changed();
   }
@@ -340,8 +371,7 @@ export class Editor {
     }
     this.count.keys++;
     const next = `${slot.text} `;
-    this.#replace(start, start + text.length, next);
-    this.count.chars += next.length - text.length;
+    this.#change(start, start + text.length, next);
     Object.assign(this.#swiped, { text: next, chosen: slot });
     this.#showSwipe(time);
   }
@@ -354,17 +384,18 @@ export class Editor {
     this.#to.ask("finish", { id: 0, version: null, request: { before, picked: chosen, settings: this.#to.settings() } });
   }
 
-  /** Backspace right after a swipe takes the whole word away; it was not meant. */
+  /** Backspace right after a swipe takes the whole word away, or keeps it from coming; it was not meant. */
   #unswipe(time) {
-    if (!this.#swiped) return false;
-    const { start, text } = this.#swiped;
+    const [id] = [...this.#waiting].find(([, one]) => one.swipe && one.touched === this.#touched) ?? [];
+    if (!this.#swiped && id === undefined) return false;
+    const { start, text } = this.#swiped ?? { start: this.#field.selectionStart, text: "" };
     const end = start + text.length;
     this.#swiped = null;
     if (this.#field.selectionStart !== end || this.#field.value.slice(start, end) !== text) return false;
+    this.#waiting.delete(id);
     this.#user();
     this.count.keys++;
-    this.count.chars -= text.length;
-    this.#replace(start, end, "");
+    this.#change(start, end, "");
     this.refresh(time);
     return true;
   }
@@ -373,6 +404,31 @@ export class Editor {
 
   #user() {
     this.#touched++;
+    this.#follow();
+  }
+
+  /** The user's own edit ends at the cursor: the places of what is waiting move with the text right of it. */
+  #follow() {
+    const { selectionStart: cursor } = this.#field;
+    const delta = this.#field.growth();
+    const end = cursor - delta; // of the edited range, in the text as it was
+    for (const asked of this.#waiting.values()) {
+      asked.end = asked.end > end ? asked.end + delta : Math.min(asked.end, cursor);
+      if (asked.picked) asked.restAt = asked.restAt >= end ? asked.restAt + delta : asked.restAt;
+    }
+  }
+
+  /** Change a range for the engine; what is waiting moves along. Returns whether the text is another now. */
+  #change(start, stop, text) {
+    const isNew = this.#field.value.slice(start, stop) !== text;
+    if (isNew) this.#field.replace(start, stop, text);
+    const delta = text.length - (stop - start);
+    this.count.chars += delta;
+    for (const asked of this.#waiting.values()) {
+      if (asked.end >= stop) asked.end += delta;
+      if (asked.restAt >= stop) asked.restAt += delta;
+    }
+    return isNew;
   }
 
   #remember(version, time) {
@@ -387,42 +443,5 @@ export class Editor {
   #forgetTaps() {
     this.#taps = [];
     this.#tapsEnd = -1;
-  }
-
-  /** How many characters right of `at` belong to a word that goes on there. */
-  #wordAfter(at) {
-    return this.#field.value.slice(at, at + 100).match(/^[\p{L}\p{M}\p{N}]+/u)?.[0].length ?? 0;
-  }
-
-  /** Replace a range; the cursor stays where it is in the text. */
-  #replace(start, end, text) {
-    const { selectionStart, selectionEnd } = this.#field;
-    const moved = (at) => (at >= end ? at + text.length - (end - start) : Math.min(at, start + text.length));
-    this.#write(start, end, text);
-    this.#ownEdit(() => this.#field.setSelectionRange(moved(selectionStart), moved(selectionEnd)));
-    this.#cursor = this.#field.selectionStart;
-  }
-
-  #write(start, end, text) {
-    this.#ownEdit(() => {
-      const field = this.#field;
-      let done = false;
-      if (document.activeElement === field) {
-        field.setSelectionRange(start, end);
-        // The one way of changing a field that the browser's own undo (Ctrl+Z) knows about.
-        done = text ? document.execCommand("insertText", false, text) : start === end || document.execCommand("delete");
-      }
-      if (!done) field.setRangeText(text, start, end, "end");
-    });
-  }
-
-  #ownEdit(action) {
-    this.#own = true;
-    try {
-      action();
-    } finally {
-      this.#own = false;
-    }
-    this.#cursor = this.#field.selectionStart;
   }
 }

@@ -15,6 +15,7 @@ export class SuggestionStrip {
   #buttons;
   #menu = null;
   #hold = { timer: 0, fired: false };
+  #pressed = null; // {place, slot}: what was under the finger when it came down
   #speech = 0;
   #said = "";
 
@@ -48,14 +49,13 @@ export class SuggestionStrip {
       button.classList.toggle("will-correct", slot !== null && kind === "correction" && correction !== null);
       const spoken = slot ? spokenFor(slot) : `No ${PLACES[i]} suggestion`;
       if (button.ariaLabel !== spoken) button.ariaLabel = spoken;
-      button.disabled = slot === null;
+      button.disabled = slot === null && this.#pressed?.place !== i; // a disabled button gets no click
     });
     this.#announce();
   }
 
   /** The suggestion of Alt+1, Alt+2, Alt+3. */
-  pick(place, time) {
-    const slot = this.#slots[place];
+  pick(place, time, slot = this.#slots[place]) {
     if (slot) this.#on.pick(slot, place, time);
     return slot !== null;
   }
@@ -89,8 +89,12 @@ export class SuggestionStrip {
       button.addEventListener(end, () => clearTimeout(this.#hold.timer));
     }
     button.addEventListener("click", (event) => {
+      // The strip may have changed since the finger came down; a click by the keyboard has no finger.
+      const slot = event.detail > 0 && this.#pressed?.place === i ? this.#pressed.slot : this.#slots[i];
+      this.#pressed = null;
+      button.disabled = this.#slots[i] === null;
       if (this.#hold.fired) this.#hold.fired = false;
-      else if (!this.#menu) this.pick(i, event.timeStamp);
+      else if (!this.#menu) this.pick(i, event.timeStamp, slot);
       if (event.detail === 0 && !this.#menu) this.#on.leave();
     });
     button.addEventListener("contextmenu", (event) => {
@@ -108,15 +112,16 @@ export class SuggestionStrip {
   #press(event, i) {
     if (event.pointerType === "mouse" && event.button !== 0) return;
     clearTimeout(this.#hold.timer);
+    const slot = this.#slots[i];
+    this.#pressed = { place: i, slot };
     this.#hold.fired = false;
     this.#hold.timer = setTimeout(() => {
       this.#hold.fired = true;
-      this.#openMenu(i);
+      this.#openMenu(i, slot);
     }, HOLD);
   }
 
-  #openMenu(i) {
-    const slot = this.#slots[i];
+  #openMenu(i, slot = this.#slots[i]) {
     this.#closeMenu();
     if (!slot || !slot.word) return;
     const menu = document.createElement("div");

@@ -21,7 +21,8 @@ self.onmessage = ({ data }) => {
   let signal = null;
   if (data.kind === "strip" || data.kind === "finish" || data.kind === "swipe") {
     wanted.aborted = true;
-    signal = wanted = { aborted: false };
+    wanted = { aborted: false };
+    if (data.kind !== "swipe") signal = wanted; // a swipe is always decoded: its word would be lost
   }
   queue = queue.then(() => answer(data, signal)).catch((error) => {
     post("trouble", { message: `${data.kind}: ${error?.message ?? error}` });
@@ -37,7 +38,7 @@ async function answer(data, signal) {
   else if (!engine) return;
   else if (data.kind === "strip") await strip(data, signal);
   else if (data.kind === "finish") await finish(data, signal);
-  else if (data.kind === "swipe") await swipe(data, signal);
+  else if (data.kind === "swipe") await swipe(data);
   else if (data.kind === "undo") {
     post("edit", { id: data.id, edit: engine.undo(data.request) });
     tellSoon();
@@ -110,9 +111,13 @@ async function finish({ id, version, request }, signal) {
   await strip({ version, request: { before: request.before.slice(0, edit.start) + edit.text, settings } }, signal);
 }
 
-async function swipe({ id, request }, signal) {
-  const slots = await engine.gesture({ ...request, count: 6, signal });
-  post("swiped", { id, slots: slots ?? [] });
+async function swipe({ id, request }) {
+  let slots = [];
+  try {
+    slots = await engine.gesture({ ...request, count: 6 });
+  } finally {
+    post("swiped", { id, slots }); // the page waits for it before it sends the next
+  }
 }
 
 // ---------------------------------------------------------------- what was learnt
