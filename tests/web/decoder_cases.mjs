@@ -58,8 +58,8 @@ const operations = {
     put: casing.put({ text, automatic: true }, word.slice(0, 1), k),
   }),
 
-  personal({ actions }) {
-    const personal = new Personal(k);
+  personal({ actions, constants = {} }) {
+    const personal = new Personal({ ...k, ...constants });
     const answered = actions.map(([name, ...given]) => {
       try {
         return personal[name](...given) ?? null;

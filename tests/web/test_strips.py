@@ -67,6 +67,25 @@ def test_learning_and_forgetting() -> None:
         assert json.loads(found["held"]) == json.loads(personal.to_json())
 
 
+def test_what_is_learnt_is_cut_down_alike() -> None:
+    rng = random.Random(8)
+    words = [a + b for a in "abcdefgh" for b in "ijklmnop"]
+    actions = [["learn", rng.choice(words[: rng.choice((8, 64))]), rng.choice(("", "in"))] for _ in range(400)]
+    actions += [["block", w] for w in words[:20]] + [["add", w] for w in words[:20]] + [["keep", w] for w in words]
+    case = {"op": "personal", "constants": {"most_entries": 40}, "actions": actions}
+    (found,) = answers([case])
+    personal = Personal(constants=replace(constants(), most_entries=40))
+    for (name, *given_), answer in zip(actions, found["answered"], strict=True):
+        refused = False
+        try:
+            getattr(personal, name)(*given_)
+        except DataError:
+            refused = True
+        assert refused == (isinstance(answer, dict) and "error" in answer)
+    assert json.loads(found["held"]) == json.loads(personal.to_json())
+    personal.take(found["held"])
+
+
 def exports() -> list[str]:
     whole: dict[str, Any] = {
         "format": 1, "words": {"a": 3, "B’s": 1, "__proto__": 4}, "pairs": {"": {"a": 1}, "A": {"b": 2}},
