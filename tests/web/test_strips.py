@@ -19,7 +19,7 @@ from keyfed.keyboard.layout import fold, layout_of
 from keyfed.keyboard.personal import Personal
 from keyfed.keyboard.predict import Predictor, Settings, Slot, Strip
 from keyfed.keyboard.session import Keyboard, ngram_source
-from keyfed.keyboard.tables import constants, offensive_words
+from keyfed.keyboard.tables import constants, emoji_table, offensive_words
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
 from keyfed.text.sotu import package_data
 from keyfed.text.vocab import SPECIALS, Vocab, build_vocab
@@ -203,9 +203,9 @@ def learnt(rng: random.Random, vocab: Vocab) -> str:
     personal = Personal()
     for _ in range(rng.choice((0, 40, 200))):
         personal.learn(rng.choice(words), rng.choice(("in", "pizza", "", words[0])))
-    for word in rng.sample(["McFly", "teh", "iPod", words[1]], rng.randint(0, 2)):
+    for word in rng.sample(["McFly", "teh", "iPod", "i", words[1]], rng.randint(0, 2)):
         personal.add(word)
-    for word in rng.sample([*words, "the", "damn"], rng.randint(0, 3)):
+    for word in rng.sample([*words, "the", "damn", "i", emoji_table()["pizza"]], rng.randint(0, 3)):
         personal.block(word)
     return personal.to_json()
 

@@ -74,13 +74,18 @@ class Personal:
         self.version += 1
 
     def keep(self, word: str) -> None:
-        """Learn a word at once, as one whose correction was undone; not while incognito or with learning off."""
+        """Learn a word at once, as one whose correction was undone; not while incognito or with learning off.
+
+        Of "i" and its like only the dictionary tells which form is meant: "I" counts as the same word.
+        """
         if self.incognito or not self.learning or not self.learnable(word):
             return
         key = fold(word)
         self.words[key] = max(self.words.get(key, 0), self.constants.learn_after)
         self._make_room(1)
         self.version += 1
+        if key in self.constants.capital_i:
+            self.add(word)
 
     def learnable(self, word: str) -> bool:
         """Whether a word may be learnt: no digits, no address, not too long.

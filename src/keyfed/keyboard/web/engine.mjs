@@ -55,7 +55,7 @@ export const SETTINGS = Object.freeze({
 
 /**
  * `text` is what is shown and put into the text, `word` what is blocked or forgotten: folded, and for an emoji the word
- * that it stands for.
+ * that it stands for (to block an emoji, block its `text`: the word stays).
  * @typedef {{text: string, word: string, kind: "word"|"literal"|"completion"|"correction"|"emoji"|"next"}} Slot
  */
 
@@ -295,7 +295,8 @@ export class Engine {
     }));
     if (typed) slots.splice(1, 0, { text: typed, word: key(typed), kind: "literal" });
     const word = typed ? key(typed) : "", pictures = this.#tables.emoji.words;
-    const picture = emoji && Object.hasOwn(pictures, word) && !never.has(word) ? pictures[word] : null;
+    const isOffered = emoji && Object.hasOwn(pictures, word) && !never.has(word) && !never.has(key(pictures[word]));
+    const picture = isOffered ? pictures[word] : null;
     const [middle = null, left = null, right = null] = slots;
     const last = picture ? { text: picture, word, kind: "emoji" } : right;
     const timing = { model: performance.now() - started, rank: 0 };

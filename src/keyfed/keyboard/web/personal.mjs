@@ -60,13 +60,17 @@ export class Personal {
     this.version++;
   }
 
-  /** Learn a word at once, as one whose correction was undone. */
+  /**
+   * Learn a word at once, as one whose correction was undone. Of "i" and its like only the dictionary tells which form
+   * is meant: "I" counts as the same word.
+   */
   keep(word) {
     if (!this.learnable(word)) return;
     const key = this.#fold(word);
     this.words.set(key, Math.max(this.words.get(key) ?? 0, this.constants.learn_after));
     this.#makeRoom(1);
     this.version++;
+    if (Object.hasOwn(this.constants.capital_i, key)) this.add(word);
   }
 
   /** Whether a word may be learnt: no digits, no address, not too long. */
