@@ -98,6 +98,7 @@ def test_incognito_learns_and_stores_nothing_and_says_so(keyboard):
     keyboard.set("incognito", True)
     expect(keyboard.page.locator("#incognito-sign")).to_be_visible()
     expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(0)
+    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanzibar')")
     before = keyboard.stored()
     keyboard.type("zibar quetzal quetzal quetzal quet")
     keyboard.set("emoji", False)
@@ -374,7 +375,9 @@ def test_without_ngrams_the_label_names_the_source_in_use(visit):
 
     def without(route):
         response = route.fetch()
-        body = response.text().replace("post(\"ready\", { manifest, ngram: Boolean(ngram)", "post(\"ready\", { manifest, ngram: false")
+        body = response.text().replace(
+            'post("ready", { manifest, ngram: Boolean(ngram)', 'post("ready", { manifest, ngram: false'
+        )
         route.fulfill(response=response, body=body)
 
     keyboard.context.route("**/worker.mjs", without)

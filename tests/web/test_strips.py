@@ -343,6 +343,15 @@ def actions_of(rng: random.Random, text: str) -> list[tuple[str, Any]]:
     return actions
 
 
+def switching(rng: random.Random, actions: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The same with learning switched now and then, in the middle of words and right after corrections too."""
+    return [
+        one
+        for action in actions
+        for one in (action, ("switch", rng.choice(("incognito", "learn"))))[: rng.choice((1,) * 9 + (2,))]
+    ]
+
+
 def typed_by_python(actions: Sequence[tuple[str, Any]], keyboard: Keyboard) -> list[dict[str, Any]]:
     editor, seen = Editor(keyboard), []
     for action, given_ in actions:
@@ -350,6 +359,10 @@ def typed_by_python(actions: Sequence[tuple[str, Any]], keyboard: Keyboard) -> l
             editor.type(given_)
         elif action == "backspace":
             editor.backspace()
+        elif action == "switch":
+            personal = keyboard.predictor.personal
+            name = {"learn": "learning"}.get(given_, given_)
+            setattr(personal, name, not getattr(personal, name))
         elif (slot := editor.strip().slots[given_]) is not None:
             editor.pick(slot)
         seen.append({"text": editor.text, **shown(editor.strip())})
@@ -368,6 +381,8 @@ def test_a_person_types() -> None:
     for number, sentence in enumerate(rng.sample(sentences[:-2], 10) + sentences[-2:] * 2):
         given_ = {"learn": number % 5 != 3, "incognito": number % 5 == 4, "autocorrect": number % 6 != 5}
         actions = actions_of(rng, sentence)
+        if number % 3 == 2:
+            actions = switching(rng, actions)
         cases.append({"op": "script", "actions": actions, "settings": given_, "file": sent(ngram_file(model))})
     found = answers(cases, vocabularies=[json.loads(vocab.to_json())], forms=forms)
     corrected = 0

@@ -105,7 +105,7 @@ class Editor:
         self._sealed = min(self._sealed, len(self.text))
 
     def _learn(self, text: str) -> tuple[str, str] | None:
-        """Learn the word a text ends in, which was just finished; return it and the word before if it may be learnt."""
+        """Learn the word a text ends in, which was just finished; return it and the word before, if it was learnt."""
         context, sealed = self.keyboard.context(text), self._sealed
         start = len(text) - len(context.typed)
         if not context.typed or start < sealed:
@@ -113,8 +113,8 @@ class Editor:
         if sealed and not text[sealed - 1].isspace():  # the rest of a word that was begun before
             sealed = next((at for at in range(sealed, start) if text[at].isspace()), start)
         previous = previous_word(text[sealed:start]) if sealed else context.previous
-        self.keyboard.predictor.personal.learn(context.typed, previous)
-        return context.typed, previous
+        is_learnt = self.keyboard.predictor.personal.learn(context.typed, previous)
+        return (context.typed, previous) if is_learnt else None
 
     def enter(self) -> str:
         """End the line: finish its last word, go to the next line and return the finished one."""

@@ -50,10 +50,14 @@ class Personal:
     constants: Constants = field(default_factory=constants)
     _room: int = field(default=0, repr=False, compare=False)  # entries that fit for certain; counted anew when used up
 
-    def learn(self, word: str, previous: str = "") -> None:
-        """Count a finished word and its pair with the word before; not while incognito or with learning off."""
+    def learn(self, word: str, previous: str = "") -> bool:
+        """Count a finished word and its pair with the word before; not while incognito or with learning off.
+
+        Returns:
+          Whether it was counted.
+        """
         if self.incognito or not self.learning or not self.learnable(word):
-            return
+            return False
         key, before = fold(word), fold(previous)
         self.words[key] = self.words.get(key, 0) + 1
         if before == "" or self.learnable(before):  # a number or an address is not kept as the word before either
@@ -61,10 +65,11 @@ class Personal:
             after[key] = after.get(key, 0) + 1
         self._make_room(2)
         self.version += 1
+        return True
 
     def unlearn(self, word: str, previous: str = "") -> None:
-        """Take back one `learn` of a correction that was undone."""
-        if self.incognito or not self.learning or not self.learnable(word):
+        """Take back one use that `learn` counted, of a correction that was undone."""
+        if not self.learnable(word):
             return
         key, before = fold(word), fold(previous)
         _take_one(self.words, key)
