@@ -8,8 +8,8 @@ const load = (name) => import(new URL(`${name}.mjs`, web));
 const [context, layout, casing] = await Promise.all(["context", "layout", "casing"].map(load));
 const [{ readTensors, widened }, { NGram }, { Trie }, { Speller }, { resampled, swipeOf }] =
   await Promise.all(["safetensors", "ngram", "trie", "typed", "gesture"].map(load));
-const [{ complete }, { Personal }, { Predictor }, { Engine }] =
-  await Promise.all(["characters", "personal", "predict", "engine"].map(load));
+const [{ complete }, { Personal }, { Predictor }, { Engine }, { Seal }] =
+  await Promise.all(["characters", "personal", "predict", "engine", "seal"].map(load));
 
 const { shared, cases } = JSON.parse(readFileSync(0, "utf8"));
 const table = (name) => JSON.parse(readFileSync(new URL(`data/${name}.json`, web), "utf8"));
@@ -58,8 +58,8 @@ const operations = {
     put: casing.put({ text, automatic: true }, word.slice(0, 1), k),
   }),
 
-  personal({ actions }) {
-    const personal = new Personal(k);
+  personal({ actions, constants = {} }) {
+    const personal = new Personal({ ...k, ...constants });
     const answered = actions.map(([name, ...given]) => {
       try {
         return personal[name](...given) ?? null;
@@ -97,17 +97,22 @@ const operations = {
     const ngram = NGram.read(bytesOf(file), vocab.words.length);
     const engine = new Engine({ vocab, forms: shared.forms, tables, sources: { federated: ngram } });
     let text = "";
+    const seal = new Seal();
     const change = ({ start, text: put }) => (text = text.slice(0, start) + put);
     const seen = [];
     for (const [action, given] of actions) {
-      if (action === "type") change(await engine.finish({ before: text, separator: given, settings }));
+      const sealed = seal.within(text, text, text.length);
+      if (action === "switch") {
+        settings[given] = !settings[given];
+        seal.close(text);
+      } else if (action === "type") change(await engine.finish({ before: text, separator: given, sealed, settings }));
       else if (action === "backspace") {
-        const edit = engine.undo({ before: text, settings });
+        const edit = engine.undo({ before: text, sealed, settings });
         if (edit) change(edit);
         else text = [...text].slice(0, -1).join("");
       } else {
         const picked = (await engine.strip({ before: text, settings })).slots[given];
-        if (picked) change(await engine.finish({ before: text, picked, settings }));
+        if (picked) change(await engine.finish({ before: text, picked, sealed, settings }));
       }
       const { slots, correction } = await engine.strip({ before: text, settings });
       seen.push({ text, slots, correction });

@@ -98,6 +98,7 @@ def test_incognito_learns_and_stores_nothing_and_says_so(keyboard):
     keyboard.set("incognito", True)
     expect(keyboard.page.locator("#incognito-sign")).to_be_visible()
     expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(0)
+    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanzibar')")
     before = keyboard.stored()
     keyboard.type("zibar quetzal quetzal quetzal quet")
     keyboard.set("emoji", False)
@@ -108,6 +109,160 @@ def test_incognito_learns_and_stores_nothing_and_says_so(keyboard):
     keyboard.page.wait_for_timeout(500)
     assert "quetzal" not in json.dumps(keyboard.stored())
     assert "quetzal" not in keyboard.shown()
+
+
+@pytest.mark.parametrize("switch", ["incognito", "learn"])
+def test_what_was_typed_incognito_is_not_learnt_as_the_word_before(keyboard, switch):
+    """Neither whole, nor as the first half of a word, nor as the word before; what follows is learnt as usual."""
+    page = keyboard.page
+    keyboard.set(switch, switch == "incognito")
+    keyboard.type("quetzal quetz")
+    keyboard.set(switch, switch != "incognito")
+    keyboard.type("alish hello thank ")
+    expect(text_of(keyboard)).to_have_value("quetzal quetzalish hello thank ")
+    page.wait_for_function("() => localStorage['keyfed.personal']?.includes('thank')")
+    personal = keyboard.stored()["keyfed.personal"]
+    assert personal["words"] == {"hello": 1, "thank": 1}
+    assert personal["pairs"] == {"": {"hello": 1}, "hello": {"thank": 1}}
+    page.evaluate("() => document.getElementById('text').setSelectionRange(7, 7)")
+    keyboard.type(" morning ")
+    page.wait_for_timeout(500)
+    assert "quetz" not in json.dumps(keyboard.stored())
+
+
+def test_a_correction_made_incognito_is_not_learnt_when_undone_later(keyboard):
+    """The typed word belongs to the incognito text even though its undoing does not."""
+    keyboard.set("incognito", True)
+    keyboard.type("thank yuo ")
+    expect(text_of(keyboard)).to_have_value("thank you ")
+    keyboard.set("incognito", False)
+    keyboard.press("Backspace")
+    expect(text_of(keyboard)).to_have_value("thank yuo ")
+    keyboard.page.wait_for_timeout(500)
+    assert "yuo" not in json.dumps(keyboard.stored())
+
+
+def test_a_word_taken_away_incognito_stays_away(keyboard):
+    """Only learning stops: what a person deletes or blocks is stored."""
+    keyboard.type("zanzibar ")
+    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanzibar')")
+    keyboard.set("incognito", True)
+    keyboard.panel()
+    keyboard.page.locator("#learnt li", has_text="zanzibar").locator("button").click()
+    keyboard.page.get_by_label("Add a word: Never suggested").fill("you")
+    keyboard.press("Enter")
+    expect(keyboard.page.locator("#blocked li")).to_have_text(["you×"])
+    keyboard.page.wait_for_function("() => !localStorage['keyfed.personal'].includes('zanzibar')")
+    assert keyboard.stored()["keyfed.personal"]["blocked"] == ["you"]
+
+
+def test_what_cannot_be_blocked_is_refused_with_the_reason(keyboard):
+    """One such entry made everything learnt unreadable."""
+    keyboard.panel()
+    keyboard.page.get_by_label("Add a word: Never suggested").fill("New York")
+    keyboard.press("Enter")
+    expect(keyboard.page.locator("#learnt-note.error")).to_contain_text("cannot be blocked")
+    expect(keyboard.page.locator("#blocked li")).to_have_count(0)
+
+
+def test_blocking_an_emoji_leaves_its_word_alone(keyboard):
+    """It is the picture that the long press was on."""
+    keyboard.type("pizza")
+    expect(keyboard.page.locator('.slot.right[data-kind="emoji"]')).to_have_count(1)
+    picture = keyboard.slot("right").text_content()
+    keyboard.hold("right")
+    keyboard.page.locator(".menu .block").click()
+    expect(keyboard.page.locator('.slot[data-kind="emoji"]')).to_have_count(0)
+    expect(keyboard.page.locator("#blocked li")).to_have_text([f"{picture}×"])
+
+
+UNREAD = '{"format": 1, "words": {"zanzibar": 5}, "pairs": {}, "dictionary": [], "blocked": ["new york"]}'
+
+
+def test_what_cannot_be_read_is_kept_aside(visit):
+    """It is said, never written over, and goes with everything else."""
+    keyboard = visit()
+    keyboard.open()
+    keyboard.page.evaluate("(json) => localStorage.setItem('keyfed.personal', json)", UNREAD)
+    keyboard.reload()
+    expect(keyboard.page.locator("#notice")).to_contain_text("could not be read")
+    keyboard.type("hello ")
+    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('hello')")
+    assert json.loads(UNREAD) in keyboard.stored().values()
+    keyboard.panel()
+    keyboard.page.click("#forget-all")
+    keyboard.page.click("#forget-all")
+    expect(keyboard.page.locator("#learnt li")).to_have_count(0)
+    assert "zanzibar" not in json.dumps(keyboard.stored())
+
+
+FULL = """Storage.prototype.setItem = function () { throw new DOMException('full', 'QuotaExceededError'); }"""
+
+
+def test_a_full_storage_is_said_and_can_still_be_emptied(keyboard):
+    """What was stored before is read and removed, though nothing can be written any more."""
+    keyboard.type("zanzibar ")
+    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanzibar')")
+    expect(keyboard.page.locator(".facts")).to_contain_text("this browser")
+    keyboard.page.evaluate("() => { window.setting = Storage.prototype.setItem; }")
+    keyboard.page.evaluate(f"() => {{ {FULL} }}")
+    keyboard.type("hello ")
+    expect(keyboard.page.locator(".facts")).to_contain_text("memory, until the page closes; this browser still has")
+    keyboard.panel()
+    keyboard.page.click("#forget-all")
+    keyboard.page.click("#forget-all")
+    expect(keyboard.page.locator("#learnt li")).to_have_count(0)
+    assert "zanzibar" not in json.dumps(keyboard.stored())
+    keyboard.page.evaluate("() => { Storage.prototype.setItem = window.setting; }")
+
+
+def test_forgetting_while_the_model_loads_wins(visit):
+    """The worker was given the old copy before; switching incognito meanwhile stores nothing empty either."""
+    keyboard = visit()
+    keyboard.open().type("zanzibar ")
+    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanzibar')")
+    held: list = []
+    keyboard.context.route("**/*.wasm", lambda route: held.append(route))
+    keyboard.page.reload()
+    keyboard.page.locator("#forget-all").wait_for(state="attached")  # the page's script has run
+    keyboard.set("incognito", True)
+    keyboard.set("incognito", False)
+    assert "zanzibar" in keyboard.stored()["keyfed.personal"]["words"]
+    keyboard.panel()
+    keyboard.page.click("#forget-all")
+    keyboard.page.click("#forget-all")
+    for _ in range(200):
+        if held:
+            break
+        keyboard.page.wait_for_timeout(50)
+    for route in held:
+        route.continue_()
+    keyboard.page.locator('html[data-state="ready"]').wait_for(state="attached")
+    keyboard.close_panel()
+    keyboard.type("hello ")
+    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('hello')")
+    assert "zanzibar" not in json.dumps(keyboard.stored())
+    expect(keyboard.page.locator("#learnt li")).to_have_count(1)
+
+
+def test_what_one_tab_forgets_the_other_does_not_bring_back(visit):
+    """Both tabs have the same words; the second one learns after the first one forgot."""
+    first = visit()
+    first.open().type("zanzibar ")
+    first.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanzibar')")
+    second = first.context.new_page()
+    second.goto(first.site.address)
+    second.locator('html[data-state="ready"]').wait_for(state="attached")
+    expect(second.locator("#learnt li")).to_have_count(1)
+    first.panel()
+    first.page.click("#forget-all")
+    first.page.click("#forget-all")
+    expect(second.locator("#learnt li")).to_have_count(0)
+    second.focus("#text")
+    second.keyboard.type("hello ")
+    expect(second.locator("#learnt li")).to_have_text(["hello× 1×"])
+    expect(first.page.locator("#learnt li")).to_have_text(["hello× 1×"])
+    assert set(first.stored()["keyfed.personal"]["words"]) == {"hello"}
 
 
 def test_learning_can_be_turned_off(keyboard):
@@ -199,3 +354,50 @@ def test_the_source_can_be_switched(keyboard):
     for source in ("ngram", "federated"):
         keyboard.set("source", source)
         expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(0)
+
+
+def test_without_the_network_nothing_claims_to_be_federated(visit):
+    """The n-grams stand in for it, and every label says so."""
+    keyboard = visit()
+    keyboard.context.route("**/*.wasm", lambda route: route.abort())
+    keyboard.open()
+    expect(keyboard.page.locator("#meter-source")).to_have_text("n-gram + personal")
+    labels = keyboard.page.locator("label:has(input[name=source]:enabled)")
+    expect(labels).to_have_text(["n-gram", "n-gram + personal"])
+    expect(keyboard.page.locator("#model-line")).to_contain_text("n-gram model")
+    keyboard.problems.clear()
+
+
+def test_without_ngrams_the_label_names_the_source_in_use(visit):
+    """Stored settings may name a source that this export does not have."""
+    keyboard = visit()
+    keyboard.page.add_init_script("localStorage.setItem('keyfed.settings', JSON.stringify({source: 'ngram'}))")
+
+    def without(route):
+        response = route.fetch()
+        body = response.text().replace(
+            'post("ready", { manifest, ngram: Boolean(ngram)', 'post("ready", { manifest, ngram: false'
+        )
+        route.fulfill(response=response, body=body)
+
+    keyboard.context.route("**/worker.mjs", without)
+    keyboard.open()
+    expect(keyboard.page.locator("#meter-source")).to_have_text("federated + personal")
+
+
+def test_a_missing_table_is_said(visit):
+    """The page does not just stay empty."""
+    keyboard = visit()
+    keyboard.context.route("**/data/layouts.json", lambda route: route.fulfill(status=404, body=""))
+    keyboard.open("failed")
+    expect(keyboard.page.locator("#notice")).to_contain_text("layouts.json is missing")
+    keyboard.type("thank you")
+    expect(text_of(keyboard)).to_have_value("thank you")
+    keyboard.problems.clear()
+
+
+def test_the_browsers_own_suggestions_are_off(keyboard):
+    """No other service gets to see what is typed in any field."""
+    assert text_of(keyboard).get_attribute("writingsuggestions") == "false"
+    fields = keyboard.page.locator("textarea, input[type=text], input[type=search]")
+    assert fields.evaluate_all("(all) => all.map((field) => field.spellcheck)") == [False] * fields.count()

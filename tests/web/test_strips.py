@@ -19,7 +19,7 @@ from keyfed.keyboard.layout import fold, layout_of
 from keyfed.keyboard.personal import Personal
 from keyfed.keyboard.predict import Predictor, Settings, Slot, Strip
 from keyfed.keyboard.session import Keyboard, ngram_source
-from keyfed.keyboard.tables import constants, offensive_words
+from keyfed.keyboard.tables import constants, emoji_table, offensive_words
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
 from keyfed.text.sotu import package_data
 from keyfed.text.vocab import SPECIALS, Vocab, build_vocab
@@ -65,6 +65,25 @@ def test_learning_and_forgetting() -> None:
         assert dict(found["after"]) == personal.uses_after("in")
         assert found["known"] == [personal.knows(word) for word in ("kiel", "zwölf", "teh", "the")]
         assert json.loads(found["held"]) == json.loads(personal.to_json())
+
+
+def test_what_is_learnt_is_cut_down_alike() -> None:
+    rng = random.Random(8)
+    words = [a + b for a in "abcdefgh" for b in "ijklmnop"]
+    actions = [["learn", rng.choice(words[: rng.choice((8, 64))]), rng.choice(("", "in"))] for _ in range(400)]
+    actions += [["block", w] for w in words[:20]] + [["add", w] for w in words[:20]] + [["keep", w] for w in words]
+    case = {"op": "personal", "constants": {"most_entries": 40}, "actions": actions}
+    (found,) = answers([case])
+    personal = Personal(constants=replace(constants(), most_entries=40))
+    for (name, *given_), answer in zip(actions, found["answered"], strict=True):
+        refused = False
+        try:
+            getattr(personal, name)(*given_)
+        except DataError:
+            refused = True
+        assert refused == (isinstance(answer, dict) and "error" in answer)
+    assert json.loads(found["held"]) == json.loads(personal.to_json())
+    personal.take(found["held"])
 
 
 def exports() -> list[str]:
@@ -184,9 +203,9 @@ def learnt(rng: random.Random, vocab: Vocab) -> str:
     personal = Personal()
     for _ in range(rng.choice((0, 40, 200))):
         personal.learn(rng.choice(words), rng.choice(("in", "pizza", "", words[0])))
-    for word in rng.sample(["McFly", "teh", "iPod", words[1]], rng.randint(0, 2)):
+    for word in rng.sample(["McFly", "teh", "iPod", "i", words[1]], rng.randint(0, 2)):
         personal.add(word)
-    for word in rng.sample([*words, "the", "damn"], rng.randint(0, 3)):
+    for word in rng.sample([*words, "the", "damn", "i", emoji_table()["pizza"]], rng.randint(0, 3)):
         personal.block(word)
     return personal.to_json()
 
@@ -324,6 +343,15 @@ def actions_of(rng: random.Random, text: str) -> list[tuple[str, Any]]:
     return actions
 
 
+def switching(rng: random.Random, actions: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The same with learning switched now and then, in the middle of words and right after corrections too."""
+    return [
+        one
+        for action in actions
+        for one in (action, ("switch", rng.choice(("incognito", "learn"))))[: rng.choice((1,) * 9 + (2,))]
+    ]
+
+
 def typed_by_python(actions: Sequence[tuple[str, Any]], keyboard: Keyboard) -> list[dict[str, Any]]:
     editor, seen = Editor(keyboard), []
     for action, given_ in actions:
@@ -331,6 +359,10 @@ def typed_by_python(actions: Sequence[tuple[str, Any]], keyboard: Keyboard) -> l
             editor.type(given_)
         elif action == "backspace":
             editor.backspace()
+        elif action == "switch":
+            personal = keyboard.predictor.personal
+            name = {"learn": "learning"}.get(given_, given_)
+            setattr(personal, name, not getattr(personal, name))
         elif (slot := editor.strip().slots[given_]) is not None:
             editor.pick(slot)
         seen.append({"text": editor.text, **shown(editor.strip())})
@@ -349,6 +381,8 @@ def test_a_person_types() -> None:
     for number, sentence in enumerate(rng.sample(sentences[:-2], 10) + sentences[-2:] * 2):
         given_ = {"learn": number % 5 != 3, "incognito": number % 5 == 4, "autocorrect": number % 6 != 5}
         actions = actions_of(rng, sentence)
+        if number % 3 == 2:
+            actions = switching(rng, actions)
         cases.append({"op": "script", "actions": actions, "settings": given_, "file": sent(ngram_file(model))})
     found = answers(cases, vocabularies=[json.loads(vocab.to_json())], forms=forms)
     corrected = 0

@@ -48,21 +48,28 @@ class Personal:
     incognito: bool = False
     version: int = 0
     constants: Constants = field(default_factory=constants)
+    _room: int = field(default=0, repr=False, compare=False)  # entries that fit for certain; counted anew when used up
 
-    def learn(self, word: str, previous: str = "") -> None:
-        """Count a finished word and its pair with the word before; not while incognito or with learning off."""
+    def learn(self, word: str, previous: str = "") -> bool:
+        """Count a finished word and its pair with the word before; not while incognito or with learning off.
+
+        Returns:
+          Whether it was counted.
+        """
         if self.incognito or not self.learning or not self.learnable(word):
-            return
+            return False
         key, before = fold(word), fold(previous)
         self.words[key] = self.words.get(key, 0) + 1
         if before == "" or self.learnable(before):  # a number or an address is not kept as the word before either
             after = self.pairs.setdefault(before, {})
             after[key] = after.get(key, 0) + 1
+        self._make_room(2)
         self.version += 1
+        return True
 
     def unlearn(self, word: str, previous: str = "") -> None:
-        """Take back one `learn` of a correction that was undone."""
-        if self.incognito or not self.learning or not self.learnable(word):
+        """Take back one use that `learn` counted, of a correction that was undone."""
+        if not self.learnable(word):
             return
         key, before = fold(word), fold(previous)
         _take_one(self.words, key)
@@ -72,12 +79,18 @@ class Personal:
         self.version += 1
 
     def keep(self, word: str) -> None:
-        """Learn a word at once, as one whose correction was undone; not while incognito or with learning off."""
+        """Learn a word at once, as one whose correction was undone; not while incognito or with learning off.
+
+        Of "i" and its like only the dictionary tells which form is meant: "I" counts as the same word.
+        """
         if self.incognito or not self.learning or not self.learnable(word):
             return
         key = fold(word)
         self.words[key] = max(self.words.get(key, 0), self.constants.learn_after)
+        self._make_room(1)
         self.version += 1
+        if key in self.constants.capital_i:
+            self.add(word)
 
     def learnable(self, word: str) -> bool:
         """Whether a word may be learnt: no digits, no address, not too long.
@@ -94,14 +107,16 @@ class Personal:
         """Put a word into the user's dictionary; it counts as used `learn_after` times.
 
         Raises:
-          DataError: No word, or one that is too long.
+          DataError: No word, one that is too long, or the lists are full.
         """
         if not is_wordlike(word) or not _is_one_word(word, self.constants):
             raise DataError(
                 f"{word[:40]!r} cannot be a word of the dictionary: expected 1 to "
                 f"{self.constants.longest_word} characters, no blank, at least one letter"
             )
+        self._check_lists(fold(word) in self.dictionary)
         self.dictionary[fold(word)] = word
+        self._make_room(1)
         self.version += 1
 
     def forget(self, word: str) -> None:
@@ -123,14 +138,52 @@ class Personal:
         self.version += 1
 
     def block(self, word: str) -> None:
-        """Never suggest a word again, nor correct to it."""
-        self.blocked.add(fold(word))
+        """Never suggest a word (or an emoji) again, nor correct to it.
+
+        Raises:
+          DataError: Not one word, as an import would refuse it, or the lists are full.
+        """
+        key = fold(word)
+        if not _is_one_word(key, self.constants):
+            raise DataError(
+                f"{word[:40]!r} cannot be blocked: expected one word of 1 to {self.constants.longest_word} characters, "
+                "no blank or control character"
+            )
+        self._check_lists(key in self.blocked)
+        self.blocked.add(key)
+        self._make_room(1)
         self.version += 1
 
     def unblock(self, word: str) -> None:
         """Allow a blocked word again."""
         self.blocked.discard(fold(word))
         self.version += 1
+
+    def _check_lists(self, is_there: bool) -> None:
+        """Refuse one more word on the user's own lists if an export could not hold it: these are never cut down."""
+        most = self.constants.most_entries
+        if not is_there and len(self.dictionary) + len(self.blocked) >= most:
+            raise DataError(f"the dictionary and the blocked words are full: at most {most:,} are kept")
+
+    def _make_room(self, added: int) -> None:
+        """Forget the pairs and words of the lowest counts, the oldest first, once an import would refuse the export.
+
+        A tenth is cleared at once, and entries are counted only when they might not fit: most words cost nothing.
+        """
+        self._room -= added
+        if self._room >= 0:
+            return
+        most = self.constants.most_entries
+        lists = len(self.dictionary) + len(self.blocked)
+        entries = lists + len(self.words) + sum(map(len, self.pairs.values()))
+        if entries > most:
+            held = [(n, before, word) for before, after in self.pairs.items() for word, n in after.items()]
+            rare = sorted([*held, *((n, None, word) for word, n in self.words.items())], key=lambda entry: entry[0])
+            for _, before, word in rare[: entries - most * 9 // 10]:
+                del (self.words if before is None else self.pairs[before])[word]
+            self.pairs = {before: after for before, after in self.pairs.items() if after}
+            entries = lists + len(self.words) + sum(map(len, self.pairs.values()))
+        self._room = most - entries
 
     def uses(self) -> dict[str, int]:
         """Return u of the words that count, dictionary included."""
@@ -163,6 +216,7 @@ class Personal:
         self.pairs = {fold(v): {fold(w): n for w, n in after.items()} for v, after in found["pairs"].items()}
         self.dictionary = {fold(w): w for w in found["dictionary"]}
         self.blocked = {fold(w) for w in found["blocked"]}
+        self._room = 0
         self.version += 1
 
 

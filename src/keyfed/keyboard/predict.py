@@ -140,10 +140,12 @@ class Predictor:
         if not self.settings.autocorrect or not self.is_correctable(typed):
             return None
         key = fold(typed)
-        if key in k.capital_i:
+        if key in self._held_back() or self.personal.dictionary.get(key) == typed:
+            return None
+        if key in k.capital_i:  # whether it is known says nothing here: the counts are those of "I"
             shown = display(key, typed, False, self._forms, k)
             return None if shown == typed else Slot(shown, key, "correction")
-        if sum(map(str.isalpha, typed)) < 2 or self.personal.knows(typed) or key in self._held_back():
+        if sum(map(str.isalpha, typed)) < 2 or self.personal.knows(typed):
             return None
         best: tuple[float, Slot] | None = None
         for lexicon, scores, allowed in self._parts(logp, context.previous):
@@ -270,8 +272,10 @@ class Predictor:
         return Slot(text, lexicon.keys[at], "literal" if kind != "correction" and text == context.typed else kind)
 
     def _emoji(self, word: str) -> Slot | None:
-        picture = emoji_table().get(word) if self.settings.emoji and word not in self.personal.blocked else None
-        return Slot(picture, word, "emoji") if picture else None
+        picture = emoji_table().get(word) if self.settings.emoji else None
+        if picture is None or not self.personal.blocked.isdisjoint((word, fold(picture))):
+            return None
+        return Slot(picture, word, "emoji")
 
 
 def best_of(score: Floats, n: int) -> list[int]:

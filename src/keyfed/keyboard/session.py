@@ -96,12 +96,6 @@ class Keyboard:
         context = self.context(before)
         return self.predictor.gesture(self._source(context.ids), context, points, n)
 
-    def learn(self, before: str) -> None:
-        """Learn the word a text ends in, which was just finished."""
-        context = self.context(before)
-        if context.typed:
-            self.predictor.personal.learn(context.typed, context.previous)
-
 
 def keyboard_of(
     trained: Trained,

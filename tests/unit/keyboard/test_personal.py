@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -147,6 +148,40 @@ def test_dictionary_words_count_as_used_three_times_and_keep_their_form():
     for word in ("", "two words", "…", "a" * 41):
         with pytest.raises(DataError, match="cannot be a word of the dictionary"):
             personal.add(word)
+
+
+@pytest.mark.parametrize("word", ["New York", "", "\n", "a\x1bb", "a" * 41, "b\u202ec"])
+def test_what_an_import_would_refuse_cannot_be_blocked(word):
+    personal = learn(Personal(), "own", 3)
+    with pytest.raises(DataError, match=r"cannot be blocked: expected one word"):
+        personal.block(word)
+    assert personal.blocked == set()
+    personal.block("❤️")  # an emoji is one word
+    Personal().take(personal.to_json())
+
+
+def test_a_full_memory_drops_the_rarest_and_can_always_be_taken_back():
+    personal = Personal(constants=replace(K, most_entries=20))
+    personal.add("Mine")
+    learn(personal, "often", 5, "so")
+    for i in range(200):
+        personal.learn("x" + chr(97 + i % 26) * (1 + i // 26), "so")
+        document = json.loads(personal.to_json())
+        pairs = sum(map(len, document["pairs"].values()))
+        assert len(document["words"]) + pairs + len(document["dictionary"]) <= 20
+    assert personal.words["often"] == personal.pairs["so"]["often"] == 5
+    assert "x" + "r" * 8 in personal.words  # the newest of the rare ones stays
+    Personal(constants=personal.constants).take(personal.to_json())
+
+
+def test_the_users_own_lists_are_refused_not_cut_when_full():
+    personal = Personal(constants=replace(K, most_entries=3))
+    learn(personal, "gone", 3)
+    for word in ("one", "two", "three", "One"):
+        personal.add(word)
+    with pytest.raises(DataError, match="full"):
+        personal.block("four")
+    assert (personal.words, set(personal.dictionary)) == ({}, {"one", "two", "three"})
 
 
 def test_export_and_import_carry_everything():

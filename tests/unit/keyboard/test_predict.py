@@ -90,6 +90,28 @@ def test_what_a_separator_corrects(typed, correction):
     assert strip(f"so {typed}").correction == correction
 
 
+def test_a_lone_i_stays_where_it_is_blocked_or_meant():
+    personal = Personal()
+    for _ in range(5):
+        personal.learn("I")
+    assert strip("so i", personal).correction == "I"  # the counts are those of "I"
+    personal.keep("i")  # a correction that was undone
+    assert strip("so i", personal).correction is None
+    personal.forget("i")
+    assert strip("so i", personal).correction == "I"
+    personal.block("i'm")
+    assert strip("so i'm", personal).correction is None
+
+
+def test_a_blocked_emoji_leaves_its_word_alone():
+    personal = Personal()
+    assert strip("so pizza", personal).slots[2].kind == "emoji"
+    personal.block(emoji_table()["pizza"])
+    found = strip("so pizza", personal)
+    assert "pizza" in texts(found)
+    assert "emoji" not in {slot.kind for slot in found.slots if slot}
+
+
 def test_a_correction_stands_in_the_middle_and_the_typed_word_on_the_left():
     found = strip("so teh")
     assert texts(found)[:2] == ["teh", found.correction]

@@ -195,3 +195,15 @@ def test_a_model_of_single_lines_reads_the_last_line_behind_bos():
     board, other = keyboard_of(trained), keyboard_of(replace(trained, config=Config()))
     assert texts(board.suggest("hello world\nthe cat ")) == texts(board.suggest("the cat "))
     assert texts(board.suggest("the cat ")) != texts(other.suggest("the cat "))
+
+
+def test_what_was_written_incognito_is_not_learnt_even_as_the_word_before():
+    editor = Editor(keyboard())
+    personal = editor.keyboard.predictor.personal
+    personal.incognito = True
+    for c in "quetzal quetz":
+        editor.type(c)
+    personal.incognito = False
+    for c in "alish hello world ":
+        editor.type(c)
+    assert (personal.words, personal.pairs) == ({"hello": 1, "world": 1}, {"": {"hello": 1}, "hello": {"world": 1}})

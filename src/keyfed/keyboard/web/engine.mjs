@@ -6,7 +6,7 @@
 
 import { capitalised, pick, put, startsSentence } from "./casing.mjs";
 import { complete } from "./characters.mjs";
-import { anchored, belongs, Numbers, readContext, sizeOf } from "./context.mjs";
+import { anchored, belongs, hasBlank, Numbers, previousWord, readContext, sizeOf } from "./context.mjs";
 import { fold } from "./layout.mjs";
 import { Personal } from "./personal.mjs";
 import { Predictor } from "./predict.mjs";
@@ -55,7 +55,7 @@ export const SETTINGS = Object.freeze({
 
 /**
  * `text` is what is shown and put into the text, `word` what is blocked or forgotten: folded, and for an emoji the word
- * that it stands for.
+ * that it stands for (to block an emoji, block its `text`: the word stays).
  * @typedef {{text: string, word: string, kind: "word"|"literal"|"completion"|"correction"|"emoji"|"next"}} Slot
  */
 
@@ -159,11 +159,13 @@ export class Engine {
    * not in `before` yet, or by a picked slot. Corrects, sets blanks, learns. After a pick the edit ends with a blank,
    * which the next of [.,!?:;)…] swallows if it comes right after it. Any other character may be given as a separator
    * too: it is then just typed. The edit is for `before`: a page whose text has gone on meanwhile drops it.
-   * @param {{before: string, separator?: string, picked?: Slot, taps?: Tap[], settings?: Partial<Settings>}} request
+   * Of what begins in the first `sealed` characters nothing is learnt: they may have been typed incognito.
+   * @param {{before: string, separator?: string, picked?: Slot, taps?: Tap[], sealed?: number,
+   *   settings?: Partial<Settings>}} request
    * @returns {Promise<Edit>}
    */
-  async finish({ before, separator, picked, taps = [], settings }) {
-    const chosen = this.#chosen(settings);
+  async finish({ before, separator, picked, taps = [], sealed = 0, settings }) {
+    const chosen = { ...this.#chosen(settings), sealed };
     return picked ? this.#pick(before, picked, chosen) : this.#separate(before, separator, taps, chosen);
   }
 
@@ -206,22 +208,25 @@ export class Engine {
   }
 
   /** Learn the word a text ends in, which was just finished; returns how to unlearn it, null if it was not learnt. */
-  #learn(text, { learn, incognito }) {
+  #learn(text, { learn, incognito, sealed }) {
     const { typed, previous } = this.#read(text);
-    return learn && !incognito && typed && this.personal.learn(typed, previous) ? [typed, previous] : null;
+    const start = text.length - typed.length;
+    if (!learn || incognito || !typed || start < sealed) return null;
+    const before = sealed > 0 ? previousWord(unsealed(text.slice(0, start), sealed), this.#k) : previous;
+    return this.personal.learn(typed, before) ? [typed, before] : null;
   }
 
   /**
    * Right after a correction: gives the typed word back and learns it as known (unless in incognito or learn is off).
-   * @param {{before: string, settings?: Partial<Settings>}} request
+   * @param {{before: string, sealed?: number, settings?: Partial<Settings>}} request
    * @returns {Edit | null}  null: nothing to undo here
    */
-  undo({ before, settings }) {
+  undo({ before, sealed = 0, settings }) {
     const { text, undo } = this.#last;
     if (!undo || text !== before) return null;
     const { learn, incognito } = this.#chosen(settings);
     if (undo.learnt) this.personal.unlearn(...undo.learnt);
-    if (learn && !incognito) this.personal.keep(undo.typed);
+    if (learn && !incognito && undo.start >= sealed) this.personal.keep(undo.typed);
     return this.#edited(undo.start, { text: undo.text, automatic: false }, null);
   }
 
@@ -295,7 +300,8 @@ export class Engine {
     }));
     if (typed) slots.splice(1, 0, { text: typed, word: key(typed), kind: "literal" });
     const word = typed ? key(typed) : "", pictures = this.#tables.emoji.words;
-    const picture = emoji && Object.hasOwn(pictures, word) && !never.has(word) ? pictures[word] : null;
+    const isOffered = emoji && Object.hasOwn(pictures, word) && !never.has(word) && !never.has(key(pictures[word]));
+    const picture = isOffered ? pictures[word] : null;
     const [middle = null, left = null, right = null] = slots;
     const last = picture ? { text: picture, word, kind: "emoji" } : right;
     const timing = { model: performance.now() - started, rank: 0 };
@@ -309,6 +315,13 @@ const SPELT = 5; // completions of a character model; some may be held back
 /** @returns {import("./predict.mjs").Choice} */
 const choiceOf = ({ autocorrect, emoji, filter, source, incognito }) =>
   ({ autocorrect, emoji, filter, own: source === "personal" && !incognito });
+
+/** What stands behind the sealed part of a text and the word that it may end in. */
+function unsealed(text, sealed) {
+  let from = sealed;
+  if (!hasBlank(text[from - 1])) while (from < text.length && !hasBlank(text[from])) from++;
+  return text.slice(from);
+}
 
 /** The taps of the typed characters: the last tap is the last character's. */
 function aligned(taps, typed) {

@@ -3,8 +3,9 @@
 import { Editor } from "./editor.mjs";
 import { Keyboard } from "./keys.mjs";
 import { Meter } from "./meter.mjs";
+import { Seal } from "./seal.mjs";
 import { SettingsPanel } from "./settings.mjs";
-import { Store } from "./store.mjs";
+import { PERSONAL_KEY, Store } from "./store.mjs";
 import { SuggestionStrip } from "./strip.mjs";
 import { startsSentence } from "./casing.mjs";
 
@@ -13,6 +14,9 @@ const MODEL = new URL("model/", PAGE);
 const REPORT = 200; // milliseconds between two updates of the figures
 const EMPTY = { slots: [null, null, null], correction: null };
 const SOURCE_NAMES = { ngram: "n-gram", federated: "federated", personal: "federated + personal" };
+const WITHOUT_NETWORK = { ngram: "n-gram", federated: "n-gram", personal: "n-gram + personal" };
+const NOTHING = { format: 1, words: {}, pairs: {}, dictionary: [], blocked: [] };
+const REPLACING = ["forgetAll", "importJSON"];
 const byId = (id) => document.getElementById(id);
 const milliseconds = (value) => (value === null ? "–" : `${value < 99.5 ? value.toFixed(1) : value.toFixed(0)} ms`);
 
@@ -30,7 +34,9 @@ function workerAddress() {
 }
 
 async function table(name) {
-  return (await fetch(new URL(`data/${name}.json`, PAGE))).json();
+  const answer = await fetch(new URL(`data/${name}.json`, PAGE));
+  if (!answer.ok) throw new Error(`data/${name}.json is missing (${answer.status})`);
+  return answer.json();
 }
 
 class Page {
@@ -41,6 +47,11 @@ class Page {
   #meter = new Meter();
   #worker = null;
   #ready = false;
+  #names = SOURCE_NAMES;
+  #seal = new Seal();
+  #later = null; // {action, value} on what was learnt, once there is an engine
+  #replacing = 0; // how many actions are under way that put something else in the place of all that was learnt
+  #overtaken = null; // what was told meanwhile
   #about = null;
   #actions = new Map(); // id → resolve
   #nextAction = 1;
@@ -56,7 +67,7 @@ class Page {
       leave: () => this.editor.focus(),
     });
     this.editor = new Editor(byId("text"), {
-      ask: (kind, message) => this.#ask(kind, message),
+      ask: (kind, message) => this.#askEditor(kind, message),
       settings: () => this.#engineSettings(),
       show: ({ version, ...strip }) => this.#show(version, strip),
       say: (text) => this.strip.say(text),
@@ -77,7 +88,7 @@ class Page {
       },
     });
     this.panel.showSettings(this.#settings);
-    this.panel.fact("Kept in", this.#store.persistent ? "this browser" : "memory, until the page closes");
+    this.#sayPlace();
     this.#apply();
     this.#listen();
     this.#changed();
@@ -102,6 +113,14 @@ class Page {
     return this.#ready;
   }
 
+  /** What the text field asks: with how much of the text may not be learnt. */
+  #askEditor(kind, message) {
+    if (!this.#seal.holds || (kind !== "finish" && kind !== "undo")) return this.#ask(kind, message);
+    const { value, selectionStart } = byId("text");
+    const sealed = this.#seal.within(message.request.before, value, selectionStart);
+    return this.#ask(kind, { ...message, request: { ...message.request, sealed } });
+  }
+
   #receive(data) {
     if (data.kind === "strip") this.#show(data.version, data.strip);
     else if (data.kind === "edit") this.editor.receive(data);
@@ -119,16 +138,22 @@ class Page {
     this.#about = manifest;
     const { model, run } = manifest;
     const method = `${run.method}, round ${run.rounds}`;
-    byId("model-line").textContent = `${model.name} · ${method}`;
+    this.#names = neural ? SOURCE_NAMES : WITHOUT_NETWORK;
+    byId("model-line").textContent = neural ? `${model.name} · ${method}` : `n-gram model · ${model.name} cannot run here`;
     this.panel.fact("Model", `${model.name} · ${(model.parameters / 1e6).toFixed(2)} M · ${manifest.precision}`);
     this.panel.fact("Trained by", method);
     this.panel.fact("Corpus", run.data);
-    this.panel.offerSources({ ngram, neural });
+    this.panel.offerSources({ ngram, neural, names: this.#names });
     if (!ngram && this.#settings.source === "ngram") this.#settings.source = "personal";
     if (trouble) this.#notice(`${trouble}: the n-gram model makes the suggestions.`, true);
-    else if (lost) this.#notice(`What was learnt before could not be read (${lost}); it is left out.`, true);
+    else if (lost) this.#notice(`What was learnt before could not be read (${lost}); it is left out, and kept until you forget everything.`, true);
     else this.#notice("");
+    if (this.#later) this.#act(this.#later.action, this.#later.value);
+    else if (lost) this.#store.setAside();
+    this.#later = null;
+    this.#sayPlace();
     this.panel.showSettings(this.#settings);
+    this.#apply();
     document.documentElement.dataset.state = "ready";
     this.editor.refresh();
   }
@@ -165,6 +190,7 @@ class Page {
 
   /** The text or the cursor changed. */
   #changed() {
+    if (this.#seal.holds) this.#seal.follow(byId("text").value);
     this.keyboard.autoShift(startsSentence(this.editor.before(), this.#constants));
     this.#report ||= setTimeout(() => this.#measured(), REPORT);
   }
@@ -195,10 +221,15 @@ class Page {
     const stored = !this.#settings.incognito || name === "incognito";
     this.#settings = { ...this.#settings, [name]: value };
     if (stored) this.#store.saveSettings(this.#settings);
-    if (name === "incognito" && !value) this.#store.savePersonal(this.#personal);
+    if (name === "incognito" || name === "learn") this.#seal.close(byId("text").value);
     if (name === "layout") this.keyboard.setLayout(value);
+    this.#sayPlace();
     this.#apply();
     this.editor.refresh();
+  }
+
+  #sayPlace() {
+    this.panel.fact("Kept in", this.#store.place);
   }
 
   #apply() {
@@ -206,34 +237,69 @@ class Page {
     if (theme === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
     byId("incognito-sign").hidden = !incognito;
-    byId("meter-source").textContent = SOURCE_NAMES[source];
+    byId("meter-source").textContent = this.#names[source];
   }
 
   // ---------------------------------------------------------------- what was learnt
 
+  /**
+   * The worker tells what there is now. It is stored also while incognito: what comes then was learnt before or is
+   * what a person took away or put in by hand. Until the engine is ready it is just what was stored.
+   */
   #learnt(json) {
+    if (this.#replacing) this.#overtaken = json;
+    if (this.#replacing || this.#later?.action === "forgetAll") return;
     this.#personal = json;
     this.panel.showPersonal(JSON.parse(json));
-    if (!this.#settings.incognito) this.#store.savePersonal(json);
+    if (this.#ready) this.#store.savePersonal(json);
+    this.#sayPlace();
   }
 
-  async #block(slot) {
-    await this.#act("block", slot.word);
-    this.strip.say(`${slot.text} will not be suggested again`);
+  async #block({ kind, text, word }) {
+    const failure = await this.#act("block", kind === "emoji" ? text : word); // the word of an emoji stays
+    this.strip.say(failure || `${text} will not be suggested again`);
+    if (failure) this.#notice(failure, true);
   }
 
   /** Do something to what was learnt; answers the message of a failure, or "". */
   #act(action, value) {
+    if (action === "forgetAll") this.#forgetStored();
+    if (this.#ready) return this.#send(action, value);
+    if (action !== "forgetAll") return Promise.resolve("the model is not loaded yet");
+    this.#later = { action };
+    return Promise.resolve("");
+  }
+
+  #send(action, value) {
     const id = this.#nextAction++;
-    if (action === "forgetAll") this.#store.forgetPersonal();
-    if (!this.#ask("personal", { id, action, value })) return Promise.resolve("the model is not loaded yet");
-    return new Promise((resolve) => this.#actions.set(id, resolve));
+    if (REPLACING.includes(action)) this.#replacing++;
+    this.#ask("personal", { id, action, value });
+    return new Promise((resolve) => this.#actions.set(id, { action, resolve }));
   }
 
   #acted({ id, message }) {
-    this.#actions.get(id)?.(message);
+    const { action, resolve } = this.#actions.get(id);
     this.#actions.delete(id);
+    if (REPLACING.includes(action)) this.#replacing--;
+    const told = action === "importJSON" ? this.#overtaken : null; // it may have been refused; forgetting never is
+    if (!this.#replacing) this.#overtaken = null;
+    if (told && !this.#replacing) this.#learnt(told);
+    resolve(message);
     this.editor.refresh();
+  }
+
+  #forgetStored() {
+    this.#store.forgetPersonal();
+    this.#personal = JSON.stringify(NOTHING);
+    this.panel.showPersonal(NOTHING);
+    this.#sayPlace();
+  }
+
+  /** Another tab forgot or learnt something: what is stored counts here too. */
+  #storedElsewhere(json) {
+    const [action, value] = json ? ["importJSON", json] : ["forgetAll"];
+    if (this.#ready) this.#send(action, value);
+    else this.#later = { action, value };
   }
 
   // ---------------------------------------------------------------- the rest
@@ -243,6 +309,9 @@ class Page {
       const place = event.altKey && !event.ctrlKey && !event.metaKey ? ["Digit1", "Digit2", "Digit3"].indexOf(event.code) : -1;
       if (place >= 0 && this.strip.pick(place, event.timeStamp)) event.preventDefault();
       if (event.key === "Escape" && byId("panel").classList.contains("open")) this.#openPanel(false);
+    });
+    window.addEventListener("storage", ({ key, newValue }) => {
+      if (key === PERSONAL_KEY || key === null) this.#storedElsewhere(newValue);
     });
     byId("open-panel").addEventListener("click", () => this.#openPanel(true));
     byId("close-panel").addEventListener("click", () => this.#openPanel(false));
@@ -265,6 +334,13 @@ function separator({ closing_joints: joints }) {
   return (char) => !/[\p{L}\p{M}\p{N}]/u.test(char) && !joints.includes(char);
 }
 
-const [layouts, constants] = await Promise.all([table("layouts"), table("constants")]);
-const page = new Page(layouts, constants);
-page.start();
+try {
+  const [layouts, constants] = await Promise.all([table("layouts"), table("constants")]);
+  new Page(layouts, constants).start();
+} catch (error) {
+  byId("model-line").textContent = "no keyboard";
+  byId("notice").textContent = `The keyboard could not start: ${error.message}. You can still write.`;
+  byId("notice").classList.add("error");
+  byId("notice").hidden = false;
+  document.documentElement.dataset.state = "failed";
+}

@@ -10,6 +10,8 @@ const FORMAT = 1;
 
 /** Counts of one user. */
 export class Personal {
+  #room = 0; // entries that fit for certain; counted anew when used up
+
   /** @param {object} constants  constants.json */
   constructor(constants) {
     this.constants = constants;
@@ -42,6 +44,7 @@ export class Personal {
       const after = this.pairs.get(before);
       after.set(key, (after.get(key) ?? 0) + 1);
     }
+    this.#makeRoom(2);
     this.version++;
     return true;
   }
@@ -57,12 +60,17 @@ export class Personal {
     this.version++;
   }
 
-  /** Learn a word at once, as one whose correction was undone. */
+  /**
+   * Learn a word at once, as one whose correction was undone. Of "i" and its like only the dictionary tells which form
+   * is meant: "I" counts as the same word.
+   */
   keep(word) {
     if (!this.learnable(word)) return;
     const key = this.#fold(word);
     this.words.set(key, Math.max(this.words.get(key) ?? 0, this.constants.learn_after));
+    this.#makeRoom(1);
     this.version++;
+    if (Object.hasOwn(this.constants.capital_i, key)) this.add(word);
   }
 
   /** Whether a word may be learnt: no digits, no address, not too long. */
@@ -73,7 +81,7 @@ export class Personal {
 
   /**
    * Put a word into the user's dictionary; it counts as used `learn_after` times.
-   * @throws {Error} no word, or one that is too long
+   * @throws {Error} no word, one that is too long, or the lists are full
    */
   add(word) {
     const longest = this.constants.longest_word;
@@ -81,7 +89,9 @@ export class Personal {
       throw new Error(`${shown(word)} cannot be a word of the dictionary: expected 1 to ${longest} characters, ` +
         "no blank, at least one letter");
     }
+    this.#checkLists(this.dictionary.has(this.#fold(word)));
     this.dictionary.set(this.#fold(word), word);
+    this.#makeRoom(1);
     this.version++;
   }
 
@@ -104,9 +114,19 @@ export class Personal {
     this.version++;
   }
 
-  /** Never suggest a word again, nor correct to it. */
+  /**
+   * Never suggest a word (or an emoji) again, nor correct to it.
+   * @throws {Error} not one word, as an import would refuse it, or the lists are full
+   */
   block(word) {
-    this.blocked.add(this.#fold(word));
+    const key = this.#fold(word);
+    if (!isOneWord(key, this.constants)) {
+      throw new Error(`${shown(word)} cannot be blocked: expected one word of 1 to ${this.constants.longest_word} ` +
+        "characters, no blank or control character");
+    }
+    this.#checkLists(this.blocked.has(key));
+    this.blocked.add(key);
+    this.#makeRoom(1);
     this.version++;
   }
 
@@ -114,6 +134,37 @@ export class Personal {
   unblock(word) {
     this.blocked.delete(this.#fold(word));
     this.version++;
+  }
+
+  /** Refuse one more word on the user's own lists if an export could not hold it: these are never cut down. */
+  #checkLists(isThere) {
+    const most = this.constants.most_entries;
+    if (!isThere && this.dictionary.size + this.blocked.size >= most) {
+      throw new Error(`the dictionary and the blocked words are full: at most ${most} are kept`);
+    }
+  }
+
+  /** How many entries an export has. */
+  #entries() {
+    let entries = this.words.size + this.dictionary.size + this.blocked.size;
+    for (const after of this.pairs.values()) entries += after.size;
+    return entries;
+  }
+
+  /**
+   * Forget the pairs and words of the lowest counts, the oldest first, once an import would refuse the export. A tenth
+   * is cleared at once, and entries are counted only when they might not fit: most words cost nothing.
+   */
+  #makeRoom(added) {
+    this.#room -= added;
+    if (this.#room >= 0) return;
+    const most = this.constants.most_entries, excess = this.#entries() - Math.floor((most * 9) / 10);
+    if (this.#entries() > most) {
+      const rare = [...this.pairs.values(), this.words].flatMap((table) => [...table].map(([word, n]) => ({ n, table, word })));
+      for (const { table, word } of rare.sort((a, b) => a.n - b.n).slice(0, excess)) table.delete(word);
+      for (const [before, after] of this.pairs) if (!after.size) this.pairs.delete(before);
+    }
+    this.#room = most - this.#entries();
   }
 
   /** u of the words that count, dictionary included. @returns {Map<string, number>} */
@@ -176,6 +227,7 @@ export class Personal {
     this.pairs = new Map(Object.entries(found.pairs).map(([before, after]) => [this.#fold(before), folded(after)]));
     this.dictionary = new Map(found.dictionary.map((word) => [this.#fold(word), word]));
     this.blocked = new Set(found.blocked.map((word) => this.#fold(word)));
+    this.#room = 0;
     this.version++;
   }
 }

@@ -93,12 +93,13 @@ export class Predictor {
     const { typed } = context, { k } = this;
     if (!choice.autocorrect || !this.isCorrectable(typed)) return null;
     const key = this.#fold(typed);
-    if (Object.hasOwn(k.capital_i, key)) {
+    if (this.#isHeldBack(key, choice) || this.personal.dictionary.get(key) === typed) return null;
+    if (Object.hasOwn(k.capital_i, key)) { // whether it is known says nothing here: the counts are those of "I"
       const text = display(key, typed, false, this.#forms, k);
       return text === typed ? null : { text, word: key, kind: "correction" };
     }
     const letters = typed.match(ALPHABETIC)?.length ?? 0;
-    if (letters < 2 || this.personal.knows(typed) || this.#isHeldBack(key, choice)) return null;
+    if (letters < 2 || this.personal.knows(typed)) return null;
     let best = { score: -Infinity, part: null, place: -1 };
     for (const part of this.#parts(logp, context.previous, choice)) {
       const { lexicon, scores, allowed } = part;
@@ -241,7 +242,8 @@ export class Predictor {
 
   #emoji(word, { emoji }) {
     const pictures = this.#tables.emoji.words;
-    if (!emoji || this.personal.blocked.has(word) || !Object.hasOwn(pictures, word)) return null;
+    if (!emoji || !Object.hasOwn(pictures, word)) return null;
+    if (this.personal.blocked.has(word) || this.personal.blocked.has(this.#fold(pictures[word]))) return null;
     return { text: pictures[word], word, kind: "emoji" };
   }
 

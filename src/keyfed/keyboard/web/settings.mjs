@@ -44,9 +44,10 @@ export class SettingsPanel {
   }
 
   /** Which sources there are: an export may come without n-grams, a browser without WebAssembly. */
-  offerSources({ ngram, neural }) {
+  offerSources({ ngram, neural, names }) {
     this.#controls.source.get("ngram").disabled = !ngram;
     this.#controls.source.get("federated").disabled = !neural;
+    this.#controls.source.get("personal").nextSibling.textContent = names.personal;
   }
 
   fact(name, text) {
@@ -106,7 +107,7 @@ export class SettingsPanel {
   }
 
   #learnt() {
-    const search = make("input", { type: "search", placeholder: "Find a word", "aria-label": "Find a learnt word", autocomplete: "off" });
+    const search = make("input", { type: "search", placeholder: "Find a word", "aria-label": "Find a learnt word", autocomplete: "off", spellcheck: false });
     const list = make("ul", { className: "words", id: "learnt" });
     const summary = make("p", { className: "explain" });
     this.#note = make("p", { className: "note", role: "status", id: "learnt-note" });

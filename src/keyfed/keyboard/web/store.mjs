@@ -1,13 +1,14 @@
 /**
  * What the page keeps between visits: the settings and what was learnt (counts of words and pairs, the user's
  * dictionary, the never-suggest list). Never text. Where the browser lets pages keep nothing (blocked cookies, a
- * sandbox, a full disk) everything still works from memory and `persistent` is false.
+ * sandbox, a full disk) everything still works from memory, and `place` says so. What cannot be read is never written over.
  */
 
 import { SETTINGS } from "./engine.mjs";
 
 const SETTINGS_KEY = "keyfed.settings";
-const PERSONAL_KEY = "keyfed.personal";
+export const PERSONAL_KEY = "keyfed.personal";
+const ASIDE_KEY = "keyfed.unread"; // and a time: what was learnt, but could not be read any more
 const THEMES = ["auto", "light", "dark"];
 const SOURCES = ["ngram", "federated", "personal"];
 
@@ -26,13 +27,10 @@ export function checkedSettings(given, layouts) {
   return settings;
 }
 
-/** A `Storage` if the browser gives one that can be written, else null. */
-function usable(getStorage) {
+/** A `Storage` if the browser gives one, else null. */
+function reachable(getStorage) {
   try {
-    const storage = getStorage();
-    storage.setItem("keyfed.probe", "1");
-    storage.removeItem("keyfed.probe");
-    return storage;
+    return getStorage() ?? null;
   } catch {
     return null;
   }
@@ -40,14 +38,22 @@ function usable(getStorage) {
 
 export class Store {
   #storage;
+  #failed = new Set(); // what could not be written the last time
+  #locked = false; // whether what was learnt may not be written: there is something unread in its place
 
   /** @param {() => Storage} getStorage  may throw, as `window.localStorage` does where it is blocked */
   constructor(getStorage = () => globalThis.localStorage) {
-    this.#storage = usable(getStorage);
+    this.#storage = reachable(getStorage);
+    if (!this.#write("keyfed.probe", "1")) this.#failed.add(SETTINGS_KEY).add(PERSONAL_KEY);
+    this.#failed.delete("keyfed.probe");
+    this.#remove("keyfed.probe");
   }
 
-  get persistent() {
-    return this.#storage !== null;
+  /** Where things are kept now, in words. */
+  get place() {
+    if (!this.#failed.size && !this.#locked) return "this browser";
+    const isOld = this.personal() !== null || this.#read(SETTINGS_KEY) !== null;
+    return `memory, until the page closes${isOld ? "; this browser still has what was kept before" : ""}`;
   }
 
   settings(layouts) {
@@ -70,14 +76,30 @@ export class Store {
   }
 
   savePersonal(json) {
-    this.#write(PERSONAL_KEY, json);
+    if (!this.#locked) this.#write(PERSONAL_KEY, json);
   }
 
+  /** Put what could not be read out of the way; where there is no room for that nothing learnt is kept from now on. */
+  setAside() {
+    const json = this.personal(), key = `${ASIDE_KEY}.${Date.now()}`;
+    if (json === null) return;
+    this.#locked = !this.#write(key, json);
+    this.#failed.delete(key);
+    if (!this.#locked) this.#remove(PERSONAL_KEY);
+  }
+
+  /** Remove what was learnt, also what was set aside. */
   forgetPersonal() {
+    const isOurs = (key) => key === PERSONAL_KEY || key.startsWith(`${ASIDE_KEY}.`);
+    for (const key of this.#keys().filter(isOurs)) this.#remove(key);
+    this.#locked = false;
+  }
+
+  #keys() {
     try {
-      this.#storage?.removeItem(PERSONAL_KEY);
+      return Object.keys(this.#storage ?? {});
     } catch {
-      this.#storage = null;
+      return [PERSONAL_KEY];
     }
   }
 
@@ -89,11 +111,22 @@ export class Store {
     }
   }
 
+  /** Whether it could be written: not if the storage is full, or was withdrawn. */
   #write(key, value) {
     try {
-      this.#storage?.setItem(key, value);
+      this.#storage.setItem(key, value);
+      this.#failed.delete(key);
     } catch {
-      this.#storage = null; // full or withdrawn: from here on in memory only
+      this.#failed.add(key);
+    }
+    return !this.#failed.has(key);
+  }
+
+  #remove(key) {
+    try {
+      this.#storage?.removeItem(key);
+    } catch {
+      // Withdrawn: `place` says what is still there.
     }
   }
 }
