@@ -129,8 +129,8 @@ def suggest(
 ) -> None:
     """Print the most probable next words after a text; without a text, suggest while you type.
 
-    Tab takes the middle suggestion, 1, 2 and 3 one of the three, a blank the correction (backspace brings back what was
-    typed), Enter ends the line, Ctrl-D leaves. Where the input is no terminal, every line of it is a text.
+    Tab takes the middle suggestion, Alt+1, 2 or 3 one of the three, a blank the correction (backspace brings back what
+    was typed), Enter ends the line, Ctrl-D leaves. Where the input is no terminal, every line of it is a text.
     """
     from keyfed.keyboard.terminal import PlainLine, harmless, run_terminal, suggestions_of
     from keyfed.run.folder import load_model

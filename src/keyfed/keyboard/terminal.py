@@ -1,8 +1,8 @@
 """The keyboard in a terminal: suggestions that follow every keystroke, for people without a browser.
 
-The text is on one line, the strip on the next: `1 left   2 MIDDLE   3 right`, the middle one being what Tab takes; `→`
-marks what a blank will correct the word to. Nothing that a vocabulary or a user holds reaches the terminal as a control
-character.
+The text is on one line, the strip on the next: `1 left   2 MIDDLE   3 right`. Alt with 1, 2 or 3 takes one of them, Tab
+the middle one; digits alone are text. `→` marks what a blank will correct the word to. Nothing that a vocabulary or a
+user holds reaches the terminal as a control character.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ Write = Callable[[str], object]
 PROMPT = "> "
 CLEAR, BOLD, DIM, PLAIN = "\r\x1b[J", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 LEAVE, ENTER, BACKSPACE, TAKE = "\x03\x04", "\r\n", "\x7f\b", "\t"
+_PICK = {f"\x1b{n}": chr(0xF0000 + n) for n in (1, 2, 3)}  # Alt with a digit, as one character nobody types
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|[^\[O])?", re.DOTALL)  # arrows, function keys, Alt + key
 
 
@@ -117,19 +118,17 @@ def press(line: Line, keys: str) -> Iterator[str]:
     Raises:
       EOFError: Ctrl-C or Ctrl-D was pressed.
     """
-    for c in _SEQUENCE.sub("", keys):
+    for c in _SEQUENCE.sub(lambda found: _PICK.get(found[0], ""), keys):
         if c in LEAVE:
             raise EOFError
         if c in ENTER:
             yield line.enter()
         elif c in BACKSPACE:
             line.backspace()
-        elif c in TAKE or c in "123":
-            slot = line.strip().slots[1 if c in TAKE else "123".index(c)]
+        elif c in TAKE or c in _PICK.values():
+            slot = line.strip().slots[1 if c in TAKE else ord(c) - 0xF0001]
             if slot is not None:
                 line.pick(slot)
-            elif c not in TAKE:
-                line.type(c)
         elif not _is_control(c):
             line.type(c)
 
