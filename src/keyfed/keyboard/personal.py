@@ -93,13 +93,13 @@ class Personal:
             self.add(word)
 
     def learnable(self, word: str) -> bool:
-        """Whether a word may be learnt: no digits, no address, not too long.
+        """Whether a word may be learnt: no digits, no address, no closing quote at its end, not too long.
 
         Example:
-          >>> [Personal().learnable(w) for w in ("Kiel", "b4", "me@x.de", "a.b", "…")]
-          [True, False, False, False, False]
+          >>> [Personal().learnable(w) for w in ("Kiel", "b4", "me@x.de", "a.b", "…", "rock'")]
+          [True, False, False, False, False, False]
         """
-        if not is_wordlike(word) or not _is_one_word(word, self.constants):
+        if not is_wordlike(word) or not _is_one_word(word, self.constants) or word[-1] in self.constants.closing_joints:
             return False
         return not has_number(word) and not any(c in self.constants.unlearnt for c in word)
 

@@ -294,7 +294,8 @@ export class Engine {
     const never = new Set([...this.personal.blocked, ...(filter ? this.#tables.offensive.words : [])]);
     const starts = vocab.lower && !typed && startsSentence(text, this.#k);
     const key = (word) => fold(word, this.#k.plain_joints);
-    const words = found.map(({ rest }) => typed + rest).filter((word) => !never.has(key(word)));
+    const bare = (word) => key(word).replace(/[^\p{L}\p{N}]+$/u, ""); // a mark behind a word hides it from nobody
+    const words = found.map(({ rest }) => typed + rest).filter((word) => !never.has(key(word)) && !never.has(bare(word)));
     const slots = words.map((word) => ({
       text: starts ? capitalised(word) : word, word: key(word), kind: typed ? "completion" : "next",
     }));

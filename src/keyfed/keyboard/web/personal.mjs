@@ -76,6 +76,7 @@ export class Personal {
   /** Whether a word may be learnt: no digits, no address, not too long. */
   learnable(word) {
     if (!isWordlike(word) || !isOneWord(word, this.constants) || hasNumber(word)) return false;
+    if (this.constants.closing_joints.includes(word.at(-1))) return false; // a closing quote
     return ![...word].some((c) => this.constants.unlearnt.includes(c));
   }
 
