@@ -39,7 +39,8 @@ def test_the_ten_lines_of_the_readme_run(tmp_path, monkeypatch):
         .replace("rounds=5", "rounds=1")
         .replace(
             "data_max_tokens=4000",
-            "data_max_tokens=200, data_vocab=300, model_hidden=16, train_valid_tokens=500, train_test_tokens=500",
+            "data_max_tokens=200, data_vocab=300, model_hidden=16, train_valid_tokens=500, train_test_tokens=500, "
+            "train_baselines=False",
         )
     )
     assert script != code[1]
