@@ -18,7 +18,14 @@ DECODER = (
     "tables", "layout", "trie", "typed", "gesture", "context", "casing", "personal", "lexicon", "mixture", "predict",
     "session", "editor", "terminal",
 )  # fmt: skip
-SECURE = ("secure_layout", "secure_round", "session", "remote", "roster")  # the engine's parts that know secure sums
+SECURE = (
+    "secure_layout",
+    "secure_round",
+    "secure_simulation",
+    "session",
+    "remote",
+    "roster",
+)  # the engine's parts that know secure sums
 PICKLES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 
 
