@@ -142,14 +142,26 @@ class Share:
     log: LayerNumbers | None = None
 
 
+Reason = Literal[
+    # what a client sends cannot be right
+    "non-finite report", "non-finite upload", "exploding upload", "wrong shape", "wrong type", "wrong tensors",
+    "malformed", "too large", "wrong round", "no text", "out of range",
+    # who sends it
+    "not enrolled",
+    # no answer came
+    "no answer", "unreachable", "client error",
+    # the client does not want to, or cannot
+    "not now", "not secure", "refused by client", "identity changed", "stale", "other model", "other method",
+    "non-finite model", "unknown run", "state lost",
+]  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A client left out of the round, with a typed reason."""
 
     client: ClientId
-    reason: Literal[
-        "non-finite report", "non-finite upload", "exploding upload", "wrong shape", "no text", "out of range"
-    ]
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,6 +178,15 @@ def verify(keys: SignedKeys, identity_public: bytes) -> None:
         ) from None
 
 
+def is_signature(signature: bytes, message: bytes, identity_public: bytes) -> bool:
+    """Say whether a signature of a message is this identity's."""
+    try:
+        Ed25519PublicKey.from_public_bytes(identity_public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
 def _signed(client: str, serial: int, mask: bytes, channel: bytes) -> bytes:
     return framed(SIGNED_AS, _name(client), serial.to_bytes(SERIAL_BYTES, "big"), mask, channel)
 
