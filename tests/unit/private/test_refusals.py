@@ -150,6 +150,17 @@ def test_a_list_of_survivors_that_does_not_fit(make_cohort, share, case):
         sums.members["c0"].unmask(ALIVE)
 
 
+def test_an_upload_that_different_lists_of_survivors_could_open(make_cohort):
+    """Five clients, threshold 3: told only two others, a client could be opened with nobody colluding."""
+    cohort = make_cohort(5, threshold=3)
+    members = cohort.members()
+    packages = {name: member.shares() for name, member in members.items()}
+    parcel = {name: packages[name]["c0"] for name in ("c1", "c2", "c3")}
+    says = "c0 refuses to upload among 4 alive of 5: at the threshold 3 a server that tells clients different lists"
+    with pytest.raises(Refused, match=says):
+        members["c0"].masked(ZEROS, ["c0", "c1", "c2", "c3"], parcel)
+
+
 def test_survivors_below_its_own_floor(make_cohort):
     cohort = make_cohort(5, threshold=3)
     members = {name: cohort.member(name, floors=Floors(4)) for name in cohort.names}
@@ -160,7 +171,7 @@ def test_survivors_below_its_own_floor(make_cohort):
 
 
 def test_survivors_that_never_shared(make_cohort, share):
-    sums = share(make_cohort(5, threshold=3), silent=["c4"])
+    sums = share(make_cohort(5, threshold=4), silent=["c4"])
     sums.upload({"c0": ZEROS})
     with pytest.raises(Refused, match="survivors it does not know from before: c4"):
         sums.members["c0"].unmask(ALIVE)
@@ -204,7 +215,7 @@ def test_calls_out_of_turn_change_nothing(make_cohort, share):
 
 @pytest.mark.parametrize("case", ["missing", "extra", "own"])
 def test_packages_that_are_not_those_of_the_clients_alive(make_cohort, share, case):
-    sums = share(make_cohort(5, threshold=3), silent=["c4"])
+    sums = share(make_cohort(5, threshold=4), silent=["c4"])
     parcel = dict(sums.parcels["c0"])
     wrong = {"missing": "c1", "extra": "c4", "own": "c0"}[case]
     if case == "missing":

@@ -10,6 +10,7 @@ import pytest
 
 from keyfed.errors import BelowThreshold, Refused, SecureSumError
 from keyfed.private.secure_sum import Collector, Terms, usual_threshold
+from keyfed.private.terms import least_alive
 
 QUICK, ALL = 2000, 10_000
 
@@ -26,6 +27,7 @@ def one_case(make_cohort, share, generator: np.random.Generator) -> str:
     fate = dict(zip(cohort.names, fates, strict=True))
     values = {name: generator.integers(0, 1 << 32, cohort.length, np.uint32) for name in cohort.names}
     survivors = [name for name in cohort.names if fate[name] in ("before unmask", "stays")]
+    alive = [name for name in cohort.names if fate[name] != "before shares"]
     helpers = [name for name in cohort.names if fate[name] == "stays"]
     try:
         sums = share(cohort, [name for name in cohort.names if fate[name] == "before shares"])
@@ -34,9 +36,10 @@ def one_case(make_cohort, share, generator: np.random.Generator) -> str:
         sums.answer(generator.permutation(helpers))
         total = sums.collector.total()
     except BelowThreshold:
-        assert len(helpers) < threshold
+        assert len(helpers) < threshold or len(alive) < least_alive(size, threshold)
         return "closed"
     assert len(helpers) >= threshold
+    assert len(alive) >= least_alive(size, threshold)
     np.testing.assert_array_equal(total, sum(values[name] for name in survivors))
     return "exact" if len(survivors) == size else "exact with losses"
 
@@ -63,6 +66,17 @@ def test_the_usual_threshold_is_above_two_thirds():
     assert all(2 * n < 3 * usual_threshold(n) <= 2 * n + 3 for n in range(1, 200))
 
 
+@pytest.mark.parametrize("members", range(3, 60))
+def test_the_usual_threshold_needs_no_more_alive_than_itself_and_a_lower_one_never_more_than_all(members):
+    assert least_alive(members, usual_threshold(members)) == usual_threshold(members)
+    for threshold in range(members // 2 + 1, members + 1):
+        least = least_alive(members, threshold)
+        assert threshold <= least <= members
+        assert (least - 1) * threshold > members * (members - threshold)
+        if least > threshold:  # one fewer, and the keys of all the others could be collected
+            assert (least - 2) * threshold <= members * (members - threshold)
+
+
 def test_fifty_clients_lost_at_every_stage(make_cohort, share):
     cohort = make_cohort(50, length=3)
     values = {name: np.full(3, 1 << 31, np.uint32) + np.uint32(at) for at, name in enumerate(cohort.names)}
@@ -78,7 +92,7 @@ def test_below_the_threshold_nothing_is_opened(make_cohort, share, stage):
     cohort = make_cohort(4, threshold=3)
     values = {name: np.zeros(8, np.uint32) for name in cohort.names}
     if stage == "shares":
-        with pytest.raises(BelowThreshold, match="2 of 4 clients sent their shares, the threshold is 3"):
+        with pytest.raises(BelowThreshold, match="2 of 4 clients sent their shares; 3 are needed at the threshold 3"):
             share(cohort, silent=["c0", "c1"])
         return
     sums = share(cohort)

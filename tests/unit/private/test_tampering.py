@@ -62,12 +62,13 @@ def test_a_client_that_is_told_another_model_gives_nothing_away(make_cohort):
 
 
 def test_different_lists_of_the_living_leave_masks_that_do_not_cancel(make_cohort, share):
-    sums = share(make_cohort(5, threshold=3))
-    parcel = {name: sums.parcels["c0"][name] for name in ("c1", "c2", "c3")}
-    sums.collector.take_masked("c0", sums.members["c0"].masked(ONES, ["c0", "c1", "c2", "c3"], parcel))
-    sums.upload(dict.fromkeys(("c1", "c2", "c3", "c4"), ONES))
-    sums.answer(["c1", "c2", "c3", "c4"])
-    with pytest.raises(Refused, match="survivors it does not know from before: c4"):
+    sums = share(make_cohort(6, threshold=4))
+    told = ["c0", "c1", "c2", "c3", "c4"]
+    parcel = {name: sums.parcels["c0"][name] for name in told[1:]}
+    sums.collector.take_masked("c0", sums.members["c0"].masked(ONES, told, parcel))
+    sums.upload(dict.fromkeys(("c1", "c2", "c3", "c5"), ONES))
+    sums.answer(["c1", "c2", "c3", "c5"])
+    with pytest.raises(Refused, match="survivors it does not know from before: c5"):
         sums.members["c0"].unmask(sums.collector.survivors)
     with pytest.raises(SecureSumError, match="do not cancel"):
         sums.collector.total()
@@ -133,7 +134,7 @@ def test_a_client_that_shares_another_seed_than_it_uses_is_named(make_cohort, mo
 
 
 def test_messages_that_do_not_fit_leave_the_sum_as_it_was(make_cohort):
-    cohort = make_cohort(5, threshold=3)
+    cohort = make_cohort(6, threshold=4)
     members, collector = cohort.members(), Collector(cohort.terms())
     packages = {name: member.shares() for name, member in members.items()}
 
@@ -143,38 +144,38 @@ def test_messages_that_do_not_fit_leave_the_sum_as_it_was(make_cohort):
 
     first = packages["c0"]
     wrong("x is not in the cohort", collector.take_shares, "x", first)
-    wrong("c0 sent shares for 3 clients", collector.take_shares, "c0", {n: first[n] for n in ("c1", "c2", "c3")})
+    wrong("c0 sent shares for 4 clients", collector.take_shares, "c0", {n: first[n] for n in cohort.names[1:5]})
     wrong("not for exactly all the others", collector.take_shares, "c1", first)
     wrong("not 126 bytes long", collector.take_shares, "c0", {**first, "c1": b"short"})
     wrong("different commitments", collector.take_shares, "c0", {**first, "c1": flipped(first["c1"], 3)})
     wrong("before its survivors are settled", collector.total)
-    for name in cohort.names[:4]:
+    for name in cohort.names[:5]:
         collector.take_shares(name, packages[name])
     wrong("c0 sent its shares twice", collector.take_shares, "c0", first)
     wrong("without being among the clients alive", collector.take_masked, "c0", np.ones(12, np.uint32))
     alive, parcels = collector.forward()
     assert collector.forward() == (alive, parcels)
-    wrong("c4 came after", collector.take_shares, "c4", packages["c4"])
-    wrong("c4 uploaded without being among", collector.take_masked, "c4", np.ones(12, np.uint32))
+    wrong("c5 came after", collector.take_shares, "c5", packages["c5"])
+    wrong("c5 uploaded without being among", collector.take_masked, "c5", np.ones(12, np.uint32))
     vectors = {name: members[name].masked(ONES, alive, parcels[name]) for name in alive}
     wrong("x is not in the cohort", collector.take_masked, "x", vectors["c0"])
     wrong(r"c0 uploaded uint32 \[8\]; a masked vector is uint32 \[12\]", collector.take_masked, "c0", ONES)
     wrong("c0 uploaded int64", collector.take_masked, "c0", vectors["c0"].astype(np.int64))
-    for name in ("c0", "c1", "c2"):
+    for name in ("c0", "c1", "c2", "c3"):
         collector.take_masked(name, vectors[name])
     wrong("c0 uploaded twice", collector.take_masked, "c0", vectors["c0"])
-    wrong("c0 answered without being asked", collector.take_unmask, "c0", bytes(164))
+    wrong("c0 answered without being asked", collector.take_unmask, "c0", bytes(197))
     survivors = collector.survivors
-    wrong("c3 came after the survivors were settled", collector.take_masked, "c3", vectors["c3"])
-    wrong("c3 answered without being asked", collector.take_unmask, "c3", members["c3"].unmask(alive))
+    wrong("c4 came after the survivors were settled", collector.take_masked, "c4", vectors["c4"])
+    wrong("c4 answered without being asked", collector.take_unmask, "c4", members["c4"].unmask(alive))
     answers = {name: members[name].unmask(survivors) for name in survivors}
     wrong("x is not in the cohort", collector.take_unmask, "x", answers["c0"])
-    wrong("c0 answered 163 bytes; the shares of this sum are 164", collector.take_unmask, "c0", answers["c0"][1:])
+    wrong("c0 answered 196 bytes; the shares of this sum are 197", collector.take_unmask, "c0", answers["c0"][1:])
     wrong("for other terms or other survivors", collector.take_unmask, "c0", flipped(answers["c0"], 0))
     for name in survivors:
         collector.take_unmask(name, answers[name])
     wrong("c0 answered twice", collector.take_unmask, "c0", answers["c0"])
-    assert collector.total().tolist() == [3] * 8
+    assert collector.total().tolist() == [4] * 8
     assert collector.distrusted == ()
 
 
