@@ -40,6 +40,7 @@ InitOption = Annotated[
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or start it.")]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, with sizes; do nothing.")]
+SecureOption = Annotated[bool, typer.Option("--secure", help="Mask every upload: the server sees sums only.")]
 TensorboardOption = Annotated[
     bool, typer.Option("--tensorboard", help="Also write the rounds as TensorBoard events to RUN/tensorboard.")
 ]
@@ -65,6 +66,7 @@ def train(
     vectors: VectorsOption = None,
     vectors_dim: VectorsDimOption = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/METHOD-DATA-MODEL by default.")] = None,
+    secure: SecureOption = False,
     resume: ResumeOption = False,
     settings: SetOption = None,
     config: ConfigOption = None,
@@ -89,7 +91,7 @@ def train(
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
         "train.until": until, "train.init": init, "data.vocab_file": vocab_file, "vectors.file": vectors,
-        "vectors.dim": vectors_dim,
+        "vectors.dim": vectors_dim, "secure.on": secure or None,
     }  # fmt: skip
     base = None
     if resume and out is not None and (out / "run.toml").exists():
@@ -160,8 +162,8 @@ def pretrain(
         named = {"data.name": data, "data.dir": data_dir, "model.name": model}
         out = _default_out(configure("central", config, named, settings), resume, "pretrain")
     train(
-        "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, resume,
-        settings, config, dry_run, tensorboard, as_json,
+        "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, False,
+        resume, settings, config, dry_run, tensorboard, as_json,
     )  # fmt: skip
     if leads() and not dry_run and not as_json:
         typer.echo(f"start:  keyfed train --init {out}, with this model and the corpus of your choice")

@@ -19,9 +19,12 @@ from keyfed.errors import ConfigError, nearest
 from keyfed.federated.participation import Participation
 from keyfed.federated.spec import MethodSpec, Part
 from keyfed.federated.tuned import tuned_options
-from keyfed.sections import DataConfig, ModelConfig, TrainConfig, UploadConfig, VectorsConfig
+from keyfed.sections import DataConfig, ModelConfig, SecureConfig, TrainConfig, UploadConfig, VectorsConfig
 
-__all__ = ["Config", "DataConfig", "ModelConfig", "Participation", "TrainConfig", "UploadConfig", "VectorsConfig"]
+__all__ = [
+    "Config", "DataConfig", "ModelConfig", "Participation", "SecureConfig", "TrainConfig", "UploadConfig",
+    "VectorsConfig",
+]  # fmt: skip
 
 Value = str | int | float | bool | None
 
@@ -40,6 +43,7 @@ class Config:
     participation: Participation = field(default_factory=Participation)
     upload: UploadConfig = field(default_factory=UploadConfig)
     vectors: VectorsConfig = field(default_factory=VectorsConfig)
+    secure: SecureConfig = field(default_factory=SecureConfig)
     method: str = "fedavg"
     options: Mapping[str, Value] = field(default_factory=dict)
     mediator: Part | None = None
@@ -53,6 +57,7 @@ SECTIONS: dict[str, Any] = {
     "participation": Participation,
     "upload": UploadConfig,
     "vectors": VectorsConfig,
+    "secure": SecureConfig,
 }
 PARTS = ("mediator", "server")
 
@@ -218,7 +223,8 @@ def check(config: Config) -> Config:
         "data.clients": (d.clients, 1), "data.vocab": (d.vocab, 5), "data.window": (d.window, 1),
         "data.max_sentences": (d.max_sentences, 1), "data.max_tokens": (d.max_tokens, 1),
         "data.min_clients": (d.min_clients, 1), "model.embed": (m.embed, 1), "model.hidden": (m.hidden, 1),
-        "model.layers": (m.layers, 1),
+        "model.layers": (m.layers, 1), "secure.floor": (config.secure.floor, 2),
+        "secure.threshold": (config.secure.threshold, 2),
     }  # fmt: skip
     problems = [f"{key} is {got}; at least {low}" for key, (got, low) in least.items() if got is not None and got < low]
     if not 0 <= m.dropout < 1:
@@ -297,6 +303,8 @@ def _unread(config: Config, *, characters: bool) -> list[str]:
         alone.append("[vectors] has options, but no file; set vectors.file too")
     if given.reduce == "pca" and given.remove != VectorsConfig().remove:
         alone.append(f"vectors.remove is {given.remove}, which pp-pca-pp reads; set vectors.reduce=pp-pca-pp")
+    if not config.secure.on and config.secure != SecureConfig():
+        alone.append("[secure] has options, but secure aggregation is off; set secure.on=true (--secure) too")
     if config.method not in METHODS:
         return alone
     usual = {key: p.default for key, p in method_options(config.method).items()}
