@@ -6,6 +6,7 @@ decided by the data), written `none` on the command line and in TOML.
 
 from __future__ import annotations
 
+import functools
 import math
 import tomllib
 import types
@@ -110,6 +111,7 @@ def coerce(value: Any, annotation: Any, where: str) -> Any:
         raise ConfigError(f'{where} is "{value}"; expected {name}') from None
 
 
+@functools.cache  # evaluated anew for every key otherwise: most of the time of reading a configuration
 def _hints(section: Any) -> dict[str, Any]:
     return typing.get_type_hints(section)
 
@@ -128,7 +130,7 @@ def set_value(config: Config, key: str, value: Any) -> Config:
             raise ConfigError(
                 f'method.{name} is not an option of "{config.method}"{hint}. Options: {", ".join(options)}.'
             )
-        hint_of = typing.get_type_hints(METHODS[config.method])[name]
+        hint_of = _hints(METHODS[config.method])[name]
         return replace(config, options={**config.options, name: coerce(value, hint_of, f"method.{name}")})
     if section in PARTS:
         changed: Any = _set_part(getattr(config, section), section, name, value)
@@ -160,7 +162,7 @@ def _set_part(part: Part | None, kind: str, name: str, value: Any) -> Part | Non
             f'{kind}.{name} is not an option of "{part.name}"{nearest(name, options)}. '
             f"Options: {', '.join(options) or 'none'}."
         )
-    hint = typing.get_type_hints(KINDS[kind][part.name])[name]
+    hint = _hints(KINDS[kind][part.name])[name]
     return Part(part.name, {**part.options, name: coerce(value, hint, f"{kind}.{name}")})
 
 

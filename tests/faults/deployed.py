@@ -21,13 +21,13 @@ QUICK = Patience(answer=5, quorum=1, look=0.01)
 WORDS = "the a cat dog bird sat ran flew on under over mat tree house and then it was small big red .".split()  # noqa: SIM905
 
 
-def write_texts(folder: Path, clients: int, lines: int = 60) -> list[Path]:
+def write_texts(folder: Path, clients: int, lines: int = 24) -> list[Path]:
     """Write one file of pseudo-sentences a client, each with its own habits."""
     folder.mkdir(parents=True, exist_ok=True)
     out = []
     for k in range(clients):
         text = []
-        for n in range(lines + 7 * k):
+        for n in range(lines + 3 * k):
             draw = hashlib.sha256(f"{k}/{n}".encode()).digest()
             text.append(" ".join(WORDS[(b * (k + 3)) % len(WORDS)] for b in draw[: 5 + draw[-1] % 6]))
         out.append(folder / f"client-{k}.txt")

@@ -23,7 +23,7 @@ from keyfed.run.folder import read_metrics
 
 from .deployed import QUICK, federation, last_model, session, small_config, vocabulary, write_texts
 
-VICTIM, ROUND, CLIENTS = "client-2", 1, 5
+VICTIM, ROUND, CLIENTS, FEW = "client-2", 1, 5, 3
 
 
 class Injected:
@@ -162,7 +162,8 @@ def without_victim(tmp_path_factory):
     def get(secure: bool, kind: str) -> Path:
         if (secure, kind) not in made:
             folder = tmp_path_factory.mktemp("reference")
-            made[secure, kind] = run(folder, "r", Injected(lambda a: Lost("no answer"), kind), secure=secure)
+            silent = Injected(lambda a: Lost("no answer"), kind)
+            made[secure, kind] = run(folder, "r", silent, secure=secure, clients=CLIENTS if secure else FEW)
         return made[secure, kind]
 
     return get
@@ -172,11 +173,11 @@ def without_victim(tmp_path_factory):
 def test_a_plain_fault_costs_its_client_the_round(tmp_path, fault, without_victim, record_property):
     change, reason = PLAIN[fault]
     injected = Injected(change)
-    out = run(tmp_path, "faulty", injected)
+    out = run(tmp_path, "faulty", injected, clients=FEW)
     lines = read_metrics(out)
     assert injected.times == 1
     assert [r["refused"] for r in lines] == [{}, {VICTIM: reason}, {}]
-    assert [len(r["contributors"]) for r in lines] == [CLIENTS, CLIENTS - 1, CLIENTS]
+    assert [len(r["contributors"]) for r in lines] == [FEW, FEW - 1, FEW]
     same_model(out, without_victim(False, "train"))
     record_property("fault", f"plain: {fault}")
     record_property("outcome", f"{reason}; round commits without it; model as if it had been silent")
@@ -288,7 +289,7 @@ def test_a_replayed_answer_is_of_the_wrong_round(tmp_path, without_victim, recor
             return kept[0] if len(kept) == 2 else answer
         return answer
 
-    out = run(tmp_path, "faulty", replay)
+    out = run(tmp_path, "faulty", replay, clients=FEW)
     assert [r["refused"] for r in read_metrics(out)] == [{}, {VICTIM: "wrong round"}, {}]
     same_model(out, without_victim(False, "train"))
     record_property("fault", "plain: last round's valid upload again")
@@ -301,7 +302,7 @@ def test_a_message_that_arrives_twice_counts_once(tmp_path, record_property):
             deliver(client, post, handler)
         return deliver(client, post, handler)
 
-    same_model(run(tmp_path, "faulty", twice), run(tmp_path, "whole", None))
+    same_model(run(tmp_path, "faulty", twice, clients=FEW), run(tmp_path, "whole", None, clients=FEW))
     record_property("fault", "plain: every message delivered twice")
     record_property("outcome", "counted once; the same model")
 
@@ -473,8 +474,7 @@ def test_a_killed_server_goes_on_from_its_checkpoint(tmp_path, record_property):
 def test_a_pickle_is_never_opened(tmp_path, record_property):
     marker = tmp_path / "opened"
     data = pickle.dumps(_Opens(str(marker)))
-    injected = Injected(lambda a: data)
-    out = run(tmp_path, "faulty", injected)
+    out = run(tmp_path, "faulty", Injected(lambda a: data), clients=FEW)
     assert read_metrics(out)[1]["refused"] == {VICTIM: "malformed"}
     with pytest.raises(Rejected):
         session(tmp_path / "c", write_texts(tmp_path / "t", 1)[0]).handle("train", data)
