@@ -108,7 +108,7 @@ def test_rounds_that_stay_closed_are_counted(corpus, tmp_path):
     for record in records:
         assert record["abandoned"] == bool(record["lost"])
         if record["abandoned"]:
-            assert "the threshold is 5: the sum stays hidden" in record["secure"]["failed"]
+            assert "at the threshold 5: the sum stays hidden" in record["secure"]["failed"]
             assert record["contributors"] == []
 
 
