@@ -1,0 +1,272 @@
+"""Enrolment: a client hands over its public keys in a file, the server's operator takes it in, or sends it away.
+
+The file holds nothing secret. It is signed with the client's identity, so that nobody can enrol keys that are not theirs
+under that identity; that it comes from the person it names is for the operator to know.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keyfed.deploy.client_home import ClientHome, check_name
+from keyfed.deploy.flower import CONNECTION, environment
+from keyfed.deploy.processes import DeployError
+from keyfed.deploy.superlink import ServerHome
+from keyfed.engine.flower_server import key_sum
+from keyfed.files import write_atomically
+
+FORMAT = "keyfed-enrol-1"
+LEAVE = "keyfed-leave-1"
+FILE_CAP = 64 * 1024
+NODES = "nodes.json"
+FLWR_SECONDS = 60.0
+
+Command = Callable[[Sequence[str]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """What a client hands over: its name, the node's public key (OpenSSH), its identity, its first one-time keys."""
+
+    name: str
+    node: str
+    identity: bytes
+    keys: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def node_sum(self) -> str:
+        """The SHA-256 of the node's key as the SuperLink will tell it."""
+        return key_sum(_node_bytes(self.node))
+
+
+def write_enrolment(home: ClientHome, keys: Sequence[Mapping[str, Any]] = ()) -> Path:
+    """Write enrol-NAME.json into a client's home and return its path."""
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    private = ed25519.Ed25519PrivateKey.from_private_bytes(home.identity_key.read_bytes())
+    name = home.settings().name
+    document = {
+        "format": FORMAT,
+        "name": name,
+        "node": home.node_public.read_text("ascii").strip(),
+        "identity": private.public_key().public_bytes_raw().hex(),
+        "keys": [dict(k) for k in keys],
+    }
+    document["signature"] = private.sign(_signed(document)).hex()
+    path = home.path / f"enrol-{name}.json"
+    write_atomically(path, json.dumps(document, indent=1).encode())
+    return path
+
+
+def read_enrolment(data: bytes, where: str = "the enrolment file") -> Enrolment:
+    """Read and check an enrolment file.
+
+    Raises:
+      DeployError: it is too large, not one, altered, or its keys are not what they must be.
+    """
+    document = _object(data, where)
+    if document.get("format") != FORMAT:
+        raise DeployError(f"{where} is not an enrolment file (`keyfed client` writes enrol-NAME.json)")
+    if set(document) != {"format", "name", "node", "identity", "keys", "signature"}:
+        raise DeployError(f"{where} has other fields than an enrolment file")
+    identity = _verify(document, where)
+    if not isinstance(document["name"], str) or not isinstance(document["node"], str):
+        raise DeployError(f"{where}: name and node are texts")
+    if not isinstance(document["keys"], list) or not all(isinstance(k, dict) for k in document["keys"]):
+        raise DeployError(f"{where}: keys is a list of objects")
+    found = Enrolment(check_name(document["name"]), document["node"], identity, tuple(document["keys"]))
+    _node_bytes(found.node)
+    if found.keys:
+        from keyfed.private.keys import SignedKeys, verify
+
+        for one in found.keys:
+            signed = SignedKeys.from_json(one)
+            if signed.client != found.name:
+                raise DeployError(f"{where}: one-time keys of another client, {signed.client}")
+            verify(signed, identity)
+    return found
+
+
+def enrol(home: ServerHome, given: Enrolment, run: Command | None = None, now: datetime.datetime | None = None) -> None:
+    """Take a client in: its node key into the SuperLink, its identity into the roster.
+
+    One key, one name: a node key or identity that is enrolled under another name is refused, so that nobody counts twice
+    in a round by going under many names.
+    """
+    entries = read_roster(home)
+    for name, entry in entries.items():
+        same = name == given.name
+        if same and not entry.get("revoked"):
+            raise DeployError(f'"{name}" is enrolled already; `keyfed enroll --forget {name}` first')
+        if entry["node_key"] == given.node_sum:
+            why = "was sent away; it needs a new --home" if entry.get("revoked") else f'is enrolled as "{name}"'
+            raise DeployError(f"this node key {why}: one key, one name")
+        if not same and entry["identity"] == given.identity.hex():
+            raise DeployError(f'this identity is enrolled as "{name}": one key, one name')
+    node = _register(home, given, run or flwr(home))
+    when = (now or datetime.datetime.now(datetime.UTC)).isoformat(timespec="seconds")
+    entries[given.name] = {
+        "identity": given.identity.hex(), "node_key": given.node_sum, "enrolled": when, "revoked": False,
+    }  # fmt: skip
+    _write_nodes(home, {**read_nodes(home), given.name: node})
+    write_roster(home, entries)
+
+
+def forget(home: ServerHome, name: str, run: Command | None = None) -> None:
+    """Send a client away: its node key out of the SuperLink, its roster entry revoked."""
+    entries = read_roster(home)
+    if name not in entries or entries[name].get("revoked"):
+        known = ", ".join(sorted(n for n, e in entries.items() if not e.get("revoked"))) or "none"
+        raise DeployError(f'"{name}" is not enrolled. Enrolled: {known}.')
+    entries[name] = {**entries[name], "revoked": True}
+    write_roster(home, entries)  # first: a client that is half forgotten takes no part
+    node = read_nodes(home).get(name)
+    if node is not None:
+        (run or flwr(home))(["supernode", "unregister", str(node), CONNECTION])
+
+
+def names_by_key(home: ServerHome) -> dict[str, str]:
+    """Return the names of enrolled clients by the sum of their node keys."""
+    return {entry["node_key"]: name for name, entry in read_roster(home).items() if not entry.get("revoked")}
+
+
+def read_roster(home: ServerHome) -> dict[str, dict[str, Any]]:
+    """Read who is enrolled."""
+    try:
+        found = json.loads(home.roster.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as e:
+        raise DeployError(f"{home.roster} cannot be read: {e}") from None
+    if not isinstance(found, dict) or not all(isinstance(e, dict) and "node_key" in e for e in found.values()):
+        raise DeployError(f"{home.roster} is not a roster")
+    return found
+
+
+def write_roster(home: ServerHome, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write who is enrolled."""
+    write_atomically(home.roster, json.dumps(entries, indent=1, sort_keys=True).encode())
+
+
+def read_nodes(home: ServerHome) -> dict[str, int]:
+    """Return the number that the SuperLink gave each client's node."""
+    try:
+        return {str(k): int(v) for k, v in json.loads((home.path / NODES).read_text("utf-8")).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as e:
+        raise DeployError(f"{home.path / NODES} cannot be read: {e}") from None
+
+
+def _write_nodes(home: ServerHome, nodes: Mapping[str, int]) -> None:
+    write_atomically(home.path / NODES, json.dumps(nodes, indent=1).encode())
+
+
+def leave_statement(home: ClientHome) -> bytes:
+    """Return a client's signed wish to be forgotten."""
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    private = ed25519.Ed25519PrivateKey.from_private_bytes(home.identity_key.read_bytes())
+    identity = private.public_key().public_bytes_raw().hex()
+    document: dict[str, Any] = {"format": LEAVE, "name": home.settings().name, "identity": identity}
+    document["signature"] = private.sign(_signed(document)).hex()
+    return json.dumps(document).encode()
+
+
+def read_leave(data: bytes, roster: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the name of the enrolled client that wishes to be forgotten; its own identity must have signed."""
+    document = _object(data, "the wish to leave")
+    name = document.get("name")
+    if document.get("format") != LEAVE or not isinstance(name, str) or name not in roster:
+        raise DeployError("the wish to leave is not from an enrolled client")
+    if _verify(document, "the wish to leave").hex() != roster[name].get("identity") or roster[name].get("revoked"):
+        raise DeployError("the wish to leave is not from an enrolled client")
+    return name
+
+
+def flwr(home: ServerHome) -> Command:
+    """Return what runs `flwr` against this home's SuperLink."""
+
+    def run(arguments: Sequence[str]) -> str:
+        env = environment(home.path)
+        command = ["flwr", *arguments]
+        try:
+            done = subprocess.run(
+                command, env=env, capture_output=True, text=True, timeout=FLWR_SECONDS, check=False,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise DeployError("flwr is not installed; pip install 'keyfed[federation]'") from None
+        except subprocess.TimeoutExpired:
+            raise DeployError(f"`{' '.join(command)}` took over {FLWR_SECONDS:.0f} s; does the server run?") from None
+        if done.returncode != 0:
+            said = " ".join((done.stderr or done.stdout).split())[-300:]
+            raise DeployError(f"`{' '.join(command)}` failed; does the server run? It said: {said}")
+        return done.stdout
+
+    return run
+
+
+def _register(home: ServerHome, given: Enrolment, run: Command) -> int:
+    key = home.path / f".{given.name}.pub"
+    write_atomically(key, f"{given.node}\n".encode(), durable=False)
+    try:
+        said = run(["supernode", "register", str(key), CONNECTION, "--name", given.name, "--format", "json"])
+    finally:
+        key.unlink(missing_ok=True)
+    found = re.search(r'"node-id":\s*"?(\d+)', said)
+    if found is None:
+        raise DeployError(f"the SuperLink did not take the key of {given.name}: {' '.join(said.split())[-300:]}")
+    return int(found[1])
+
+
+def _node_bytes(node: str) -> bytes:
+    """Return a node's public key as Flower keeps it; anything but an EC key on P-384 is refused."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization as s
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        key = s.load_ssh_public_key(node.encode("ascii"))
+    except (ValueError, UnicodeEncodeError, UnsupportedAlgorithm) as e:
+        raise DeployError(f"the node's public key cannot be read: {e}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise DeployError("the node's public key is not an EC key on P-384")
+    return key.public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _object(data: bytes, where: str) -> dict[str, Any]:
+    if len(data) > FILE_CAP:
+        raise DeployError(f"{where} has {len(data):,} bytes; at most {FILE_CAP:,} are read")
+    try:
+        document = json.loads(data)
+    except (UnicodeDecodeError, ValueError, RecursionError):
+        raise DeployError(f"{where} is not JSON") from None
+    if not isinstance(document, dict):
+        raise DeployError(f"{where} is not an object")
+    return document
+
+
+def _signed(document: Mapping[str, Any]) -> bytes:
+    rest = {k: v for k, v in document.items() if k != "signature"}
+    return json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _verify(document: Mapping[str, Any], where: str) -> bytes:
+    """Return the identity that signed a document."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    try:
+        identity, signature = bytes.fromhex(document["identity"]), bytes.fromhex(document["signature"])
+        ed25519.Ed25519PublicKey.from_public_bytes(identity).verify(signature, _signed(document))
+    except (InvalidSignature, ValueError, KeyError, TypeError):
+        raise DeployError(f"{where} is not signed by the identity it names: it was altered") from None
+    return identity
