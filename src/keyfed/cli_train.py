@@ -40,6 +40,12 @@ InitOption = Annotated[
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or start it.")]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, with sizes; do nothing.")]
+FederationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--federation", metavar="ADDRESS", help="Train on the clients of a `keyfed server`: HOST:PORT, or its folder."
+    ),
+]
 TensorboardOption = Annotated[
     bool, typer.Option("--tensorboard", help="Also write the rounds as TensorBoard events to RUN/tensorboard.")
 ]
@@ -70,6 +76,7 @@ def train(
     config: ConfigOption = None,
     dry_run: DryOption = False,
     tensorboard: TensorboardOption = False,
+    federation: FederationOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model federatedly and report how it stands.
@@ -101,6 +108,7 @@ def train(
         description = describe_plan(resolved)
         print_json(description) if as_json else typer.echo(description["text"])
         return
+    from keyfed.cli_up import train_in_federation
     from keyfed.run.results import report_run
     from keyfed.run.train import train as run_training
 
@@ -112,7 +120,10 @@ def train(
 
             listener = stack.enter_context(EventWriter(folder, narrator))
         try:
-            result = run_training(resolved, folder, resume=resume, listener=listener)
+            if federation is None:
+                result = run_training(resolved, folder, resume=resume, listener=listener)
+            else:
+                result = train_in_federation(resolved, federation, folder, resume, listener)
         except KeyboardInterrupt:
             narrator.stop()
             typer.echo(f"stopped; go on with: keyfed train --resume --out {folder}", err=True)
@@ -161,7 +172,7 @@ def pretrain(
         out = _default_out(configure("central", config, named, settings), resume, "pretrain")
     train(
         "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, resume,
-        settings, config, dry_run, tensorboard, as_json,
+        settings, config, dry_run, tensorboard, None, as_json,
     )  # fmt: skip
     if leads() and not dry_run and not as_json:
         typer.echo(f"start:  keyfed train --init {out}, with this model and the corpus of your choice")

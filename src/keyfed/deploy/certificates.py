@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keyfed.deploy.processes import DeployError
+from keyfed.errors import DeployError
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -1,10 +1,15 @@
 """The folder of a client: its keys, what it was told, and nothing that was not asked for.
 
-    client.json     name, server, text, conditions, days to keep      identity.key  Ed25519, signs one-time keys (32 bytes)
-    node.key, .pub  EC P-384 in OpenSSH's format, proves the node     secret        for the node's own port on this machine
-    ca.crt          the authority the server's certificate is from    consent.json  when and to what its owner agreed
-    text/           text a keyboard leaves here, kept `keep_days`      session/      what training keeps between rounds
-    logs/           what the processes wrote                          paused        there while the owner has paused it
+    client.json      name, server, text, conditions, days to keep
+    node.key, .pub   EC P-384 in OpenSSH's format, proves the node
+    identity.key     Ed25519 (32 bytes), signs one-time keys
+    secret           for the node's own port on this machine
+    ca.crt           the authority the server's certificate is from
+    consent.json     when and to what its owner agreed
+    text/            text a keyboard leaves here, kept `keep_days`
+    session/         what training keeps between rounds
+    logs/            what the processes wrote
+    paused           there while the owner has paused it
 
 Keys are made on the first start and leave the folder never; `node.pub` and the identity's public half go into the
 enrolment file. Private files can be read by their owner only.
@@ -18,13 +23,12 @@ import re
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from keyfed.deploy.certificates import check_certificate, write_new, write_private
 from keyfed.deploy.conditions import CONDITIONS
-from keyfed.deploy.processes import DeployError
-from keyfed.errors import ConfigError, nearest
+from keyfed.errors import ConfigError, DeployError, nearest
 from keyfed.files import write_atomically
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -93,11 +97,10 @@ class ClientHome:
         """Read what the client was told."""
         try:
             found = json.loads((self.path / "client.json").read_text("utf-8"))
-            known = {f.name for f in fields(Settings)}
-            return Settings(**{k: tuple(v) if k == "when" else v for k, v in found.items() if k in known})
+            return Settings(**{**found, "when": tuple(found["when"])})
         except FileNotFoundError:
             raise DeployError(f"{self.path} is not the home of a client; start one: keyfed client --help") from None
-        except (OSError, ValueError, TypeError, AttributeError) as e:
+        except (OSError, ValueError, TypeError, KeyError) as e:
             raise DeployError(f"{self.path / 'client.json'} cannot be read: {e}") from None
 
     def write(self, settings: Settings) -> None:
@@ -152,7 +155,9 @@ def check_when(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in CONDITIONS:
             known = ", ".join(CONDITIONS)
-            raise ConfigError(f'condition "{name}" is not known{nearest(name, CONDITIONS)}. Conditions: {known}, always.')
+            raise ConfigError(
+                f'condition "{name}" is not known{nearest(name, CONDITIONS)}. Conditions: {known}, always.'
+            )
     return tuple(dict.fromkeys(names))
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from keyfed.deploy.processes import DeployError
+from keyfed.errors import DeployError
 from keyfed.files import write_atomically
 
 FILE = "consent.json"

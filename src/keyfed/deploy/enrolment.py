@@ -1,7 +1,7 @@
 """Enrolment: a client hands over its public keys in a file, the server's operator takes it in, or sends it away.
 
-The file holds nothing secret. It is signed with the client's identity, so that nobody can enrol keys that are not theirs
-under that identity; that it comes from the person it names is for the operator to know.
+The file holds nothing secret. It is signed with the client's identity, so that nobody can enrol keys that are not
+theirs under that identity; that it comes from the person it names is for the operator to know.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any
 
 from keyfed.deploy.client_home import ClientHome, check_name
 from keyfed.deploy.flower import CONNECTION, environment
-from keyfed.deploy.processes import DeployError
+from keyfed.deploy.processes import python
 from keyfed.deploy.superlink import ServerHome
 from keyfed.engine.flower_server import key_sum
+from keyfed.errors import DeployError
 from keyfed.files import write_atomically
 
 FORMAT = "keyfed-enrol-1"
@@ -28,7 +29,7 @@ FILE_CAP = 64 * 1024
 NODES = "nodes.json"
 FLWR_SECONDS = 60.0
 
-Command = Callable[[Sequence[str]], str]
+Command = Callable[[Sequence[Sequence[str]]], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,42 +95,52 @@ def read_enrolment(data: bytes, where: str = "the enrolment file") -> Enrolment:
     return found
 
 
-def enrol(home: ServerHome, given: Enrolment, run: Command | None = None, now: datetime.datetime | None = None) -> None:
-    """Take a client in: its node key into the SuperLink, its identity into the roster.
+def enrol(
+    home: ServerHome,
+    given: Sequence[Enrolment],
+    run: Command | None = None,
+    now: datetime.datetime | None = None,
+) -> None:
+    """Take clients in: their node keys into the SuperLink, their identities into the roster; all of them or none.
 
-    One key, one name: a node key or identity that is enrolled under another name is refused, so that nobody counts twice
-    in a round by going under many names.
+    One key, one name: a node key or identity that is enrolled under another name is refused, so that nobody counts
+    twice in a round by going under many names.
     """
     entries = read_roster(home)
+    when = (now or datetime.datetime.now(datetime.UTC)).isoformat(timespec="seconds")
+    for one in given:
+        _refuse_known(entries, one)
+        entries[one.name] = {
+            "identity": one.identity.hex(), "node_key": one.node_sum, "enrolled": when, "revoked": False,
+        }  # fmt: skip
+    nodes = _register(home, given, run or flwr(home))
+    _write_nodes(home, {**read_nodes(home), **nodes})
+    write_roster(home, entries)
+
+
+def _refuse_known(entries: Mapping[str, Mapping[str, Any]], given: Enrolment) -> None:
     for name, entry in entries.items():
         same = name == given.name
         if same and not entry.get("revoked"):
             raise DeployError(f'"{name}" is enrolled already; `keyfed enroll --forget {name}` first')
         if entry["node_key"] == given.node_sum:
             why = "was sent away; it needs a new --home" if entry.get("revoked") else f'is enrolled as "{name}"'
-            raise DeployError(f"this node key {why}: one key, one name")
+            raise DeployError(f"the node key of {given.name} {why}: one key, one name")
         if not same and entry["identity"] == given.identity.hex():
-            raise DeployError(f'this identity is enrolled as "{name}": one key, one name')
-    node = _register(home, given, run or flwr(home))
-    when = (now or datetime.datetime.now(datetime.UTC)).isoformat(timespec="seconds")
-    entries[given.name] = {
-        "identity": given.identity.hex(), "node_key": given.node_sum, "enrolled": when, "revoked": False,
-    }  # fmt: skip
-    _write_nodes(home, {**read_nodes(home), given.name: node})
-    write_roster(home, entries)
+            raise DeployError(f'the identity of {given.name} is enrolled as "{name}": one key, one name')
 
 
 def forget(home: ServerHome, name: str, run: Command | None = None) -> None:
     """Send a client away: its node key out of the SuperLink, its roster entry revoked."""
-    entries = read_roster(home)
-    if name not in entries or entries[name].get("revoked"):
+    entries, nodes = read_roster(home), read_nodes(home)
+    if name not in entries or (entries[name].get("revoked") and name not in nodes):
         known = ", ".join(sorted(n for n, e in entries.items() if not e.get("revoked"))) or "none"
         raise DeployError(f'"{name}" is not enrolled. Enrolled: {known}.')
     entries[name] = {**entries[name], "revoked": True}
     write_roster(home, entries)  # first: a client that is half forgotten takes no part
-    node = read_nodes(home).get(name)
-    if node is not None:
-        (run or flwr(home))(["supernode", "unregister", str(node), CONNECTION])
+    if name in nodes:
+        (run or flwr(home))([["supernode", "unregister", str(nodes.pop(name)), CONNECTION]])
+        _write_nodes(home, nodes)
 
 
 def names_by_key(home: ServerHome) -> dict[str, str]:
@@ -186,45 +197,51 @@ def read_leave(data: bytes, roster: Mapping[str, Mapping[str, Any]]) -> str:
     name = document.get("name")
     if document.get("format") != LEAVE or not isinstance(name, str) or name not in roster:
         raise DeployError("the wish to leave is not from an enrolled client")
-    if _verify(document, "the wish to leave").hex() != roster[name].get("identity") or roster[name].get("revoked"):
+    if _verify(document, "the wish to leave").hex() != roster[name].get("identity"):
         raise DeployError("the wish to leave is not from an enrolled client")
     return name
 
 
 def flwr(home: ServerHome) -> Command:
-    """Return what runs `flwr` against this home's SuperLink."""
+    """Return what runs `flwr` commands against this home's SuperLink, in one process: its start takes seconds."""
 
-    def run(arguments: Sequence[str]) -> str:
-        env = environment(home.path)
-        command = ["flwr", *arguments]
+    def run(commands: Sequence[Sequence[str]]) -> list[str]:
         try:
             done = subprocess.run(
-                command, env=env, capture_output=True, text=True, timeout=FLWR_SECONDS, check=False,
-                stdin=subprocess.DEVNULL,
+                python("keyfed.deploy.flwr_commands"), env=environment(home.path), capture_output=True, text=True,
+                timeout=FLWR_SECONDS, check=False, input=json.dumps([list(c) for c in commands]),
             )  # fmt: skip
-        except FileNotFoundError:
-            raise DeployError("flwr is not installed; pip install 'keyfed[federation]'") from None
         except subprocess.TimeoutExpired:
-            raise DeployError(f"`{' '.join(command)}` took over {FLWR_SECONDS:.0f} s; does the server run?") from None
-        if done.returncode != 0:
+            raise DeployError(f"`flwr {commands[0][0]}` took over {FLWR_SECONDS:.0f} s; does the server run?") from None
+        try:
+            return [str(said) for said in json.loads(done.stdout.splitlines()[-1])]
+        except (ValueError, IndexError):
             said = " ".join((done.stderr or done.stdout).split())[-300:]
-            raise DeployError(f"`{' '.join(command)}` failed; does the server run? It said: {said}")
-        return done.stdout
+            raise DeployError(f"`flwr {commands[0][0]}` failed; does the server run? It said: {said}") from None
 
     return run
 
 
-def _register(home: ServerHome, given: Enrolment, run: Command) -> int:
-    key = home.path / f".{given.name}.pub"
-    write_atomically(key, f"{given.node}\n".encode(), durable=False)
+def _register(home: ServerHome, given: Sequence[Enrolment], run: Command) -> dict[str, int]:
+    keys = {one.name: home.path / f".{one.name}.pub" for one in given}
+    for one in given:
+        write_atomically(keys[one.name], f"{one.node}\n".encode(), durable=False)
     try:
-        said = run(["supernode", "register", str(key), CONNECTION, "--name", given.name, "--format", "json"])
+        commands = [
+            ["supernode", "register", str(key), CONNECTION, "--name", name, "--format", "json"]
+            for name, key in keys.items()
+        ]
+        said = run(commands)
     finally:
-        key.unlink(missing_ok=True)
-    found = re.search(r'"node-id":\s*"?(\d+)', said)
-    if found is None:
-        raise DeployError(f"the SuperLink did not take the key of {given.name}: {' '.join(said.split())[-300:]}")
-    return int(found[1])
+        for key in keys.values():
+            key.unlink(missing_ok=True)
+    nodes = {}
+    for name, text in zip(keys, said, strict=True):
+        found = re.search(r'"node-id":\s*"?(\d+)', text)
+        if found is None:
+            raise DeployError(f"the SuperLink did not take the key of {name}: {' '.join(text.split())[-300:]}")
+        nodes[name] = int(found[1])
+    return nodes
 
 
 def _node_bytes(node: str) -> bytes:

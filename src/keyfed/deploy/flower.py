@@ -1,4 +1,4 @@
-"""What every process of Flower's is started with: nothing leaves for its makers, nothing is installed, one own folder."""
+"""What every process of Flower's is started with: nothing goes to its makers, nothing is installed, one own folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from keyfed.deploy.processes import DeployError
 from keyfed.documents import dump_toml
+from keyfed.errors import DeployError
 from keyfed.files import write_atomically
 
 CONNECTION = "keyfed"
@@ -38,7 +38,9 @@ def need_flower() -> None:
 
     missing = [name for name in ("flwr", "cryptography") if find_spec(name) is None]
     if missing:
-        raise DeployError(f"{' and '.join(missing)} not installed; a real federation needs: pip install 'keyfed[federation]'")
+        raise DeployError(
+            f"{' and '.join(missing)} not installed; a real federation needs: pip install 'keyfed[federation]'"
+        )
 
 
 def write_connection(home: Path, address: str, ca: Path) -> None:

@@ -1,8 +1,9 @@
 """Who may speak to which part of a SuperLink.
 
-Flower serves three things on one port: the fleet (nodes, which prove their key), control (whoever can connect may register
-keys and submit programs) and the runtime (whoever can connect may take the server's tasks). Only the fleet is for the
-network; the other two are answered to this machine alone.
+Flower serves three things on one port: the fleet (nodes, which prove their key), control (whoever can connect may
+register keys and submit programs) and the runtime (whoever can connect may take the server's tasks). Only the fleet is
+for the network; the other two are answered to this machine alone. One path is our own: a client's signed wish to be
+forgotten.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN = ("/v1/fleet/", "/health")
+FLEET, HEALTH, LEAVE = "/v1/fleet/", "/health", "/keyfed/leave"
+LEAVE_CAP = 4096
 
 
 def allowed(path: str, client: str | None, server: str | None) -> bool:
@@ -30,39 +32,66 @@ def allowed(path: str, client: str | None, server: str | None) -> bool:
       >>> allowed("/v1/control/start-run", "127.0.0.1", "127.0.0.1")
       True
     """
-    return path == "/health" or path.startswith(OPEN[0]) or _from_here(client, server)
+    if "//" in path or "/." in path or "%" in path or "\\" in path:  # what another layer might read differently
+        return False
+    return path in (HEALTH, LEAVE) or path.startswith(FLEET) or _from_here(client, server)
 
 
 def _from_here(client: str | None, server: str | None) -> bool:
-    if client is None:
-        return False
     try:
-        address = ipaddress.ip_address(client)
+        address = ipaddress.ip_address(client or "")
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     # A machine that calls its own outer address comes from that very address.
-    return (mapped or address).is_loopback or client == server
+    return bool((mapped or address).is_loopback) or client == server
 
 
 class Gate:
-    """The rule as a layer around Flower's web application."""
+    """The rule as a layer around Flower's web application.
 
-    def __init__(self, app: Application) -> None:
-        self._app = app
+    Args:
+      leave: takes a wish to be forgotten; False where it is not from an enrolled client.
+    """
+
+    def __init__(self, app: Application, leave: Callable[[bytes], bool]) -> None:
+        self._app, self._leave = app, leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a request on, or answer 403."""
-        if scope["type"] in ("http", "websocket"):
-            client, server = scope.get("client"), scope.get("server")
-            # A path with dots or doubled slashes is judged as it is: none of the open paths has any.
-            path = str(scope.get("path", ""))
-            plain = "/../" not in path and "//" not in path and "%" not in path
-            if not plain or not allowed(path, client[0] if client else None, server[0] if server else None):
-                if scope["type"] == "http":
-                    await send({"type": "http.response.start", "status": 403, "headers": []})
-                    await send({"type": "http.response.body", "body": b"only from the server's own machine"})
-                else:
-                    await send({"type": "websocket.close", "code": 1008})
-                return
-        await self._app(scope, receive, send)
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        client, server = scope.get("client"), scope.get("server")
+        path = str(scope.get("path", ""))
+        if not allowed(path, client[0] if client else None, server[0] if server else None):
+            await _refuse(scope, send)
+        elif path == LEAVE:
+            body = await _body(receive, LEAVE_CAP)
+            took = scope["type"] == "http" and scope.get("method") == "POST" and body is not None and self._leave(body)
+            await (_answer(send, 202, b"") if took else _refuse(scope, send))
+        else:
+            await self._app(scope, receive, send)
+
+
+async def _body(receive: Receive, cap: int) -> bytes | None:
+    data, more = b"", True
+    while more:
+        part = await receive()
+        data += part.get("body", b"")
+        more = bool(part.get("more_body")) and part["type"] == "http.request"
+        if len(data) > cap:
+            return None
+    return data
+
+
+async def _refuse(scope: Scope, send: Send) -> None:
+    if scope["type"] == "http":
+        await _answer(send, 403, b"only from the server's own machine")
+    else:
+        await send({"type": "websocket.close", "code": 1008})
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": body})

@@ -1,8 +1,8 @@
 """`python -m keyfed.deploy.node HOME SERVER PORT PARENT`: a SuperNode that runs this machine's own program only.
 
-Flower would unpack a program that the server sends and run it, in a new process for each message. Here the messages of its
-tasks go to the ClientApp of the installed package instead: what comes from the server is data, never code, and no process
-is started. The node's own port answers only to who knows the secret in the client's home.
+Flower would unpack a program that the server sends and run it, in a new process for each message. Here the messages of
+its tasks go to the ClientApp of the installed package instead: what comes from the server is data, never code, and no
+process is started. The node's own port answers only to who knows the secret in the client's home.
 
 This uses inner parts of flwr 1.41.0 (pinned): `pull_task_input` and its neighbours, and the pause of the node's loop.
 """

@@ -1,7 +1,8 @@
 """Processes that are started here: recorded, and stopped whatever happens.
 
-Each gets a process group of its own (Ctrl-C reaches only us, and we stop them in order), its output in a file, and a mark
-in its environment that all its descendants inherit, so that even those that have left the group are found (Linux).
+Each gets a process group of its own (Ctrl-C reaches only us, and we stop them in order), its output in a file, and a
+mark in its environment that all its descendants inherit, so that even those that have left the group are found
+(Linux).
 """
 
 from __future__ import annotations
@@ -22,17 +23,13 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from keyfed.errors import KeyfedError
+from keyfed.errors import DeployError
 from keyfed.files import write_atomically
 
 MARK = "KEYFED_PROCESSES"
 PIDS = "processes.json"
 PATIENCE = 8.0  # seconds between asking a process to end and ending it
 LOG_TAIL = 4000
-
-
-class DeployError(KeyfedError):
-    """A process, certificate, key or folder of a federation that is not as it must be."""
 
 
 class Processes:

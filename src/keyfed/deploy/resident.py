@@ -20,9 +20,9 @@ from typing import Any
 
 from keyfed.deploy.client_home import ClientHome, expire
 from keyfed.deploy.consent import need_consent
-from keyfed.deploy.processes import DeployError, die_with
+from keyfed.deploy.processes import die_with
 from keyfed.engine.flower_frames import SOCKET, FrameError, reachable, read_frame, write_frame
-from keyfed.errors import DataError, KeyfedError
+from keyfed.errors import DataError, DeployError, KeyfedError
 
 Handle = Callable[[str, bytes], bytes]
 LINK_SECONDS = 60.0  # for one frame to come or go

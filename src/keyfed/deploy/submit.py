@@ -1,8 +1,8 @@
 """Submitting a run to a SuperLink and following it.
 
-What is submitted is a folder of a few files: the run's configuration, its vocabulary, and two lines that name the program
-installed on the server. `flwr run --stream` carries it there and brings back what the program prints; its lines that
-begin with `keyfed-event` are the run's rounds.
+What is submitted is a folder of a few files: the run's configuration, its vocabulary, and two lines that name the
+program installed on the server. `flwr run --stream` carries it there and brings back what the program prints; its
+lines that begin with `keyfed-event` are the run's rounds.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any, Protocol
 
 from keyfed.deploy.enrolment import flwr
 from keyfed.deploy.flower import CONNECTION, environment, need_flower
-from keyfed.deploy.processes import DeployError
 from keyfed.deploy.superlink import ServerHome, answers
+from keyfed.errors import DeployError
 from keyfed.files import write_atomically
 
 PREFIX = "keyfed-event "
 PACKAGE = "keyfed_run"
 APP_CAP = 9_500_000  # Flower takes 10 MB
 SERVER = "from keyfed.deploy.server_app import make_app\n\napp = make_app(__file__)\n"
-CLIENT = "from keyfed.engine import flower_client\n\napp = flower_client.app\n"  # Flower wants one; our clients run their own
+CLIENT = "from keyfed.engine import flower_client\n\napp = flower_client.app\n"  # wanted; ours run their own
 PROJECT = f"""\
 [project]
 name = "keyfed-run"
@@ -140,7 +140,7 @@ class Unfinished(DeployError):
     """A run whose output ended before its result: the server was stopped, or its program died."""
 
 
-def submit(home: ServerHome, folder: Path, listener: Listener) -> Any:
+def submit(home: ServerHome, folder: Path, listener: Listener, address: str | None = None) -> Any:
     """Submit a folder, follow the run and return its result; Ctrl-C stops the run on the server too.
 
     Raises:
@@ -148,7 +148,7 @@ def submit(home: ServerHome, folder: Path, listener: Listener) -> Any:
       Unfinished: the server went away; the run goes on from its checkpoint when it is submitted again to resume.
     """
     need_flower()
-    address = home.address()
+    address = address or home.address()
     if not answers(address, home.ca, 10.0):
         raise DeployError(f"no server answers at {address}; start it: keyfed server --home {home.path}")
     command = ["flwr", "run", str(folder), CONNECTION, "--stream"]
@@ -162,7 +162,7 @@ def submit(home: ServerHome, folder: Path, listener: Listener) -> Any:
         return follow(_lines(process, run), listener)
     except KeyboardInterrupt:
         if run:
-            flwr(home)(["stop", run[0], CONNECTION])
+            flwr(home)([["stop", run[0], CONNECTION]])
         raise
     finally:
         _end(process)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from keyfed.deploy.certificates import CA_CERT, SERVER_CERT, SERVER_KEY, check_certificate
 from keyfed.deploy.flower import environment, need_flower, write_connection
-from keyfed.deploy.processes import DeployError, Processes, free_port, python, wait_until
+from keyfed.deploy.processes import Processes, free_port, python, wait_until
+from keyfed.errors import DeployError
 from keyfed.files import write_atomically
 
 NAME = "superlink"
@@ -99,3 +103,15 @@ def answers(address: str, ca: Path, seconds: float = 2.0) -> bool:
             return bool(reply.status == 200)
     except (OSError, urllib.error.URLError, ValueError):
         return False
+
+
+@contextmanager
+def only_one(home: Path) -> Iterator[None]:
+    """Keep a second server out of a home."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "server.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DeployError(f"{home}: a server runs there already; stop it, or choose another --home") from None
+        yield

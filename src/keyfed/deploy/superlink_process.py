@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 from keyfed.deploy.gate import Gate
-from keyfed.deploy.processes import DeployError, die_with
+from keyfed.deploy.leaving import take_wish
+from keyfed.deploy.processes import die_with
+from keyfed.deploy.superlink import HOME_VARIABLE
+from keyfed.errors import DeployError
 
 
 def main() -> None:
@@ -19,7 +24,9 @@ def main() -> None:
     if not hasattr(extensions, "get_middleware"):  # a private name: without it nobody would be kept out
         raise DeployError("this version of flwr has no place for our gate; install flwr==1.41.0")
     before = extensions.get_middleware
-    extensions.get_middleware = lambda: (Middleware(Gate), *before())
+    home = Path(os.environ[HOME_VARIABLE])
+    gate = Middleware(Gate, leave=lambda wish: take_wish(home, wish))
+    extensions.get_middleware = lambda: (gate, *before())
     sys.argv = ["flower-superlink", *sys.argv[2:]]
     flower_superlink()
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from keyfed.deploy.client_home import ClientHome
 from keyfed.deploy.consent import need_consent
 from keyfed.deploy.flower import environment, need_flower
-from keyfed.deploy.processes import DeployError, Processes, free_port, python, wait_until
+from keyfed.deploy.processes import Processes, free_port, python, wait_until
 from keyfed.engine.flower_frames import SOCKET
+from keyfed.errors import DeployError
 
 RESIDENT, NODE = "resident", "node"
 READY_SECONDS = 120.0

@@ -1,13 +1,14 @@
 """Flower's side of a client: hands each message to the training process and its answer back. No torch in here.
 
-A message has a `head` (kind, run, deadline) and a `body` (bytes, as an array so that Flower sends it in chunks). What goes
-wrong travels back as a type and a reason in the reply's head: the server drops the client for this round and says why.
+A message has a `head` (kind, run, deadline) and a `body` (bytes, as an array so that Flower sends it in chunks). What
+goes wrong travels back as a type and a reason in the reply's head: the server drops the client for this round and says
+why.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ Ask = Callable[[str, bytes, float], tuple[dict[str, Any], bytes]]
 Refuse = Callable[[str], tuple[str, str] | None]
 
 
-def pack(body: bytes | memoryview, head: dict[str, str | float | int]) -> RecordDict:
+def pack(body: bytes | memoryview, head: Mapping[str, str | float | int]) -> RecordDict:
     """Return the content of a message."""
     array = np.frombuffer(body, dtype=np.uint8)
     return RecordDict({BODY: ArrayRecord([array]), HEAD: ConfigRecord(dict(head))})

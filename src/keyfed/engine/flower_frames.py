@@ -2,8 +2,9 @@
 
     frame = "KFR1" · header length (u32) · body length (u64) · header (JSON object of strings and numbers) · body
 
-Big-endian. A question's header holds `kind` and `deadline`; an answer's is empty, or holds `error` (a type) and `reason`.
-The socket lies in the client's home and only its owner may open it. Lengths are checked before anything is read.
+Big-endian. A question's header holds `kind` and `deadline`; an answer's is empty, or holds `error` (a type) and
+`reason`. The socket lies in the client's home and only its owner may open it. Lengths are checked before anything is
+read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from keyfed.errors import KeyfedError
+from keyfed.errors import DeployError
 
 SOCKET = "resident.sock"
 MAGIC = b"KFR1"
@@ -29,7 +30,7 @@ BODY_CAP = 1 << 30  # a model of 268 million parameters; Flower itself has no li
 PATH_CAP = 100  # bytes of a socket's path; the system allows 104 to 108
 
 
-class FrameError(KeyfedError):
+class FrameError(DeployError):
     """A frame that is too large, cut short or no frame; or nobody listens."""
 
 

@@ -1,8 +1,9 @@
 """Flower's side of the server: a `Transport` over its grid.
 
-Messages are pushed and replies pulled at our own pace (Flower's `send_and_receive` looks every 3 s). A reply counts by the
-message it answers, not by who it says it is from: an error for a lost node comes from the SuperLink itself. Everything a
-reply holds is checked before it is handed on; whatever is wrong with it, the client is `Lost` with a reason.
+Messages are pushed and replies pulled at our own pace (Flower's `send_and_receive` looks every 3 s). A reply counts by
+the message it answers, not by who it says it is from: an error for a lost node comes from the SuperLink itself.
+Everything a reply holds is checked before it is handed on; whatever is wrong with it, the client is `Lost` with a
+reason.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def key_sum(public_key: bytes) -> str:
 class FlowerTransport:
     """Messages to the enrolled clients of a SuperLink.
 
-    A client's name is the one its node key was enrolled under: the SuperLink has checked that key's signature, so that no
-    client can go by another's name. Nodes whose key is in no entry are not clients.
+    A client's name is the one its node key was enrolled under: the SuperLink has checked that key's signature, so that
+    no client can go by another's name. Nodes whose key is in no entry are not clients.
 
     Args:
       grid: Flower's.
@@ -107,9 +108,7 @@ class FlowerTransport:
                 self.refused[found.reason.partition(":")[0]] += 1
         return {name: answers[name] for name in posts}
 
-    def _send(
-        self, posts: Mapping[str, Post], seconds: float, answers: dict[str, bytes | Lost]
-    ) -> dict[str, str]:
+    def _send(self, posts: Mapping[str, Post], seconds: float, answers: dict[str, bytes | Lost]) -> dict[str, str]:
         """Push all posts (a body that several get is sent to the SuperLink once); return client by message id."""
         if not posts:
             return {}
