@@ -219,7 +219,6 @@ def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes
     from keyfed.deploy.flower import need_flower
     from keyfed.deploy.processes import Processes, stop_at_signals
     from keyfed.deploy.supernode import Client
-    from keyfed.deploy.training import first_keys
 
     need_flower()
     if not place.exists() and name is None:
@@ -231,7 +230,7 @@ def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes
     consent.ask(place.path, text, yes=yes, read=read, say=lambda line: typer.echo(line, err=True))
     file = place.path / f"enrol-{told.name}.json"
     if not file.exists():
-        write_enrolment(place, first_keys(place))
+        write_enrolment(place)
         typer.echo(f"send this file to the server's operator: {file} (public keys only)", err=True)
     with stop_at_signals(), Processes(place.path) as processes:
         one = Client(processes, place, say=lambda line: typer.echo(line, err=True))

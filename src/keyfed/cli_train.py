@@ -46,6 +46,9 @@ FederationOption = Annotated[
         "--federation", metavar="ADDRESS", help="Train on the clients of a `keyfed server`: HOST:PORT, or its folder."
     ),
 ]
+PlainOption = Annotated[
+    bool, typer.Option("--plain", help="With --federation: without secure aggregation; the server sees every update.")
+]
 TensorboardOption = Annotated[
     bool, typer.Option("--tensorboard", help="Also write the rounds as TensorBoard events to RUN/tensorboard.")
 ]
@@ -77,6 +80,7 @@ def train(
     dry_run: DryOption = False,
     tensorboard: TensorboardOption = False,
     federation: FederationOption = None,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model federatedly and report how it stands.
@@ -123,7 +127,7 @@ def train(
             if federation is None:
                 result = run_training(resolved, folder, resume=resume, listener=listener)
             else:
-                result = train_in_federation(resolved, federation, folder, resume, listener)
+                result = train_in_federation(resolved, federation, folder, listener, plain=plain, resume=resume)
         except KeyboardInterrupt:
             narrator.stop()
             typer.echo(f"stopped; go on with: keyfed train --resume --out {folder}", err=True)
@@ -172,7 +176,7 @@ def pretrain(
         out = _default_out(configure("central", config, named, settings), resume, "pretrain")
     train(
         "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, resume,
-        settings, config, dry_run, tensorboard, None, as_json,
+        settings, config, dry_run, tensorboard, None, False, as_json,
     )  # fmt: skip
     if leads() and not dry_run and not as_json:
         typer.echo(f"start:  keyfed train --init {out}, with this model and the corpus of your choice")

@@ -68,7 +68,7 @@ def up(
         raise ConfigError(f"{clients} clients cannot hide in each other's sum; take at least 3, or --plain")
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
-        "data.vocab_file": vocab_file, "secure.on": not plain, "train.cohort": clients,
+        "data.vocab_file": vocab_file, "train.cohort": clients,
     }  # fmt: skip
     resolved = configure(method, config, named, settings)
     folder = out or _default_out(resolved, False, f"up-{resolved.method}")
@@ -128,7 +128,9 @@ def cost_text(cost: dict[str, Any]) -> str:
     return f"{cost['seconds_per_round'] or 0:.1f} s a round (median of {cost['rounds']}); a client and round: {moved}"
 
 
-def train_in_federation(config: Config, address: str, out: Path, resume: bool, listener: Listener) -> Any:
+def train_in_federation(
+    config: Config, address: str, out: Path, listener: Listener, *, plain: bool, resume: bool
+) -> Any:
     """Submit a run to a server, follow it, and return its result: what `keyfed train --federation ADDRESS` does.
 
     The vocabulary is that of data.vocab_file, or is made from the corpus of data.name, which must then be public.
@@ -153,7 +155,8 @@ def train_in_federation(config: Config, address: str, out: Path, resume: bool, l
     with tempfile.TemporaryDirectory(prefix="keyfed-run-") as temporary:
         app = Path(temporary) / "app"
         wanted = config.train.cohort
-        build_app(app, run_files(config, vocab, out, clients=wanted, wait=WAIT_SECONDS, resume=resume))
+        files = run_files(config, vocab, out, secure=not plain, clients=wanted, wait=WAIT_SECONDS, resume=resume)
+        build_app(app, files)
         return submit(server, app, listener, address)
 
 

@@ -7,7 +7,7 @@
     ca.crt           the authority the server's certificate is from
     consent.json     when and to what its owner agreed
     text/            text a keyboard leaves here, kept `keep_days`
-    session/         what training keeps between rounds
+    keys/, runs/, …  what training keeps between rounds (`engine.device_store`)
     logs/            what the processes wrote
     paused           there while the owner has paused it
 
@@ -84,10 +84,6 @@ class ClientHome:
     @property
     def text(self) -> Path:
         return self.path / "text"
-
-    @property
-    def session(self) -> Path:
-        return self.path / "session"
 
     def exists(self) -> bool:
         """Whether a client was set up here."""
@@ -203,7 +199,6 @@ def open_home(
         write_atomically(home.ca, ca.read_bytes())
     check_certificate(home.ca)
     home.text.mkdir(exist_ok=True)
-    home.session.mkdir(exist_ok=True)
     make_keys(home)
     home.write(settings)
     return home

@@ -7,6 +7,7 @@ theirs under that identity; that it comes from the person it names is for the op
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import re
 import subprocess
@@ -19,7 +20,6 @@ from keyfed.deploy.client_home import ClientHome, check_name
 from keyfed.deploy.flower import CONNECTION, environment
 from keyfed.deploy.processes import python
 from keyfed.deploy.superlink import ServerHome
-from keyfed.engine.flower_server import key_sum
 from keyfed.errors import DeployError
 from keyfed.files import write_atomically
 
@@ -34,12 +34,11 @@ Command = Callable[[Sequence[Sequence[str]]], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """What a client hands over: its name, the node's public key (OpenSSH), its identity, its first one-time keys."""
+    """What a client hands over: its name, the node's public key (OpenSSH), its identity."""
 
     name: str
     node: str
     identity: bytes
-    keys: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def node_sum(self) -> str:
@@ -47,7 +46,7 @@ class Enrolment:
         return key_sum(_node_bytes(self.node))
 
 
-def write_enrolment(home: ClientHome, keys: Sequence[Mapping[str, Any]] = ()) -> Path:
+def write_enrolment(home: ClientHome) -> Path:
     """Write enrol-NAME.json into a client's home and return its path."""
     from cryptography.hazmat.primitives.asymmetric import ed25519
 
@@ -58,7 +57,6 @@ def write_enrolment(home: ClientHome, keys: Sequence[Mapping[str, Any]] = ()) ->
         "name": name,
         "node": home.node_public.read_text("ascii").strip(),
         "identity": private.public_key().public_bytes_raw().hex(),
-        "keys": [dict(k) for k in keys],
     }
     document["signature"] = private.sign(_signed(document)).hex()
     path = home.path / f"enrol-{name}.json"
@@ -75,23 +73,13 @@ def read_enrolment(data: bytes, where: str = "the enrolment file") -> Enrolment:
     document = _object(data, where)
     if document.get("format") != FORMAT:
         raise DeployError(f"{where} is not an enrolment file (`keyfed client` writes enrol-NAME.json)")
-    if set(document) != {"format", "name", "node", "identity", "keys", "signature"}:
+    if set(document) != {"format", "name", "node", "identity", "signature"}:
         raise DeployError(f"{where} has other fields than an enrolment file")
     identity = _verify(document, where)
     if not isinstance(document["name"], str) or not isinstance(document["node"], str):
         raise DeployError(f"{where}: name and node are texts")
-    if not isinstance(document["keys"], list) or not all(isinstance(k, dict) for k in document["keys"]):
-        raise DeployError(f"{where}: keys is a list of objects")
-    found = Enrolment(check_name(document["name"]), document["node"], identity, tuple(document["keys"]))
+    found = Enrolment(check_name(document["name"]), document["node"], identity)
     _node_bytes(found.node)
-    if found.keys:
-        from keyfed.private.keys import SignedKeys, verify
-
-        for one in found.keys:
-            signed = SignedKeys.from_json(one)
-            if signed.client != found.name:
-                raise DeployError(f"{where}: one-time keys of another client, {signed.client}")
-            verify(signed, identity)
     return found
 
 
@@ -141,6 +129,11 @@ def forget(home: ServerHome, name: str, run: Command | None = None) -> None:
     if name in nodes:
         (run or flwr(home))([["supernode", "unregister", str(nodes.pop(name)), CONNECTION]])
         _write_nodes(home, nodes)
+
+
+def key_sum(public_key: bytes) -> str:
+    """Return what a roster holds of a node's public key."""
+    return hashlib.sha256(public_key).hexdigest()
 
 
 def names_by_key(home: ServerHome) -> dict[str, str]:

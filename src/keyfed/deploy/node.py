@@ -25,7 +25,7 @@ from keyfed.engine.flower_pace import quicken
 
 FAST, SLOW, LINGER = 0.1, 2.0, 60.0
 HEARTBEAT_SECONDS = 10.0
-TRAINING = "train"
+BEGINNINGS = ("hello", "train")  # what has begun is finished: others wait for it
 
 
 class Pace:
@@ -134,14 +134,14 @@ def _say(line: str) -> None:
     sys.stderr.flush()
 
 
-def refusal(home: ClientHome, kind: str) -> tuple[str, str] | None:
+def refusal(home: ClientHome, kind: str) -> str | None:
     """Return why a client takes no part now: it is paused, or (for training) a condition of its owner's is not met."""
-    if home.paused():
-        return "paused", "the client's owner has paused it"
-    if kind == TRAINING:
+    if kind in BEGINNINGS and home.paused():
+        return "the client's owner has paused it"
+    if kind == "train":
         missing = unmet(home.settings().when)
         if missing:
-            return "conditions", f"not {' and not '.join(missing)}"
+            return f"not {' and not '.join(missing)}"
     return None
 
 

@@ -22,7 +22,7 @@ from keyfed.deploy.client_home import ClientHome, expire
 from keyfed.deploy.consent import need_consent
 from keyfed.deploy.processes import die_with
 from keyfed.engine.flower_frames import SOCKET, FrameError, reachable, read_frame, write_frame
-from keyfed.errors import DataError, DeployError, KeyfedError
+from keyfed.errors import DeployError, KeyfedError
 
 Handle = Callable[[str, bytes], bytes]
 LINK_SECONDS = 60.0  # for one frame to come or go
@@ -86,19 +86,22 @@ def _answer(link: socket.socket, handle: Handle) -> None:
     header, body = read_frame(link)
     kind, deadline = str(header.get("kind", "?")), header.get("deadline", 0)
     if not isinstance(deadline, int | float) or time.time() >= deadline:
-        write_frame(link, {"error": "late", "reason": f'"{kind}" was read after its deadline'}, b"")
+        write_frame(link, {"error": "no answer", "reason": f'"{kind}" was read after its deadline'}, b"")
         return
     try:
         told: dict[str, Any] = {}
         data = handle(kind, body)
-    except KeyfedError as e:
-        # What is wrong with the client's own text is not for the server: it might quote it.
-        told, data = {"error": type(e).__name__, "reason": "" if isinstance(e, DataError) else str(e)}, b""
-        _say(f"{kind}: {type(e).__name__}: {e}")
-    except Exception as e:  # a defect: the process lives on, the server learns its type only
-        told, data = {"error": "failed", "reason": type(e).__name__}, b""
+    except Exception as e:  # the process lives on, whatever it is
+        told, data = _told(e), b""
         _say(f"{kind}: {type(e).__name__}: {e}")
     write_frame(link, told, data)
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """Return what the server learns of an error: a typed reason; of other errors the type only, as some quote text."""
+    if isinstance(error, KeyfedError) and hasattr(error, "reason"):
+        return {"error": str(error.reason), "reason": str(getattr(error, "detail", ""))}
+    return {"error": "client error", "reason": type(error).__name__}
 
 
 def keep_limit(home: ClientHome) -> Callable[[], None]:

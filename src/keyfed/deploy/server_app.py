@@ -17,7 +17,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from keyfed.deploy.enrolment import names_by_key
+from keyfed.deploy.enrolment import key_sum, names_by_key
 from keyfed.deploy.submit import event_line
 from keyfed.deploy.superlink import HOME_VARIABLE, ServerHome
 from keyfed.engine.flower_pace import quicken
@@ -68,6 +68,7 @@ def train_submitted(folder: Path, grid: Grid, run: str, listener: Printer) -> An
     """Train what was submitted and return its result."""
     from keyfed.config import config_from
     from keyfed.engine.roster import Roster
+    from keyfed.engine.secure_simulation import SecureSettings
     from keyfed.run.deployed import train_deployed
     from keyfed.text.vocab import Vocab
 
@@ -75,11 +76,13 @@ def train_submitted(folder: Path, grid: Grid, run: str, listener: Printer) -> An
     home = ServerHome(Path(os.environ[HOME_VARIABLE]))
     told = json.loads((folder / RUN).read_text("utf-8"))
     vocab = Vocab.from_json((folder / VOCAB).read_text("utf-8"))
-    transport = FlowerTransport(grid, lambda: names_by_key(home), run)
-    wait_for(transport.clients, int(told["clients"]), float(told["wait"]), listener.say)
-    config = config_from(told["config"], RUN)
-    out, resume = Path(told["out"]), bool(told["resume"])
-    return train_deployed(config, vocab, out, transport, Roster(home.roster), listener, resume)
+    transport = FlowerTransport(grid, lambda key: names_by_key(home).get(key_sum(key)), run)
+    wanted = min(int(told["clients"]), len(names_by_key(home)))
+    wait_for(transport.clients, wanted, float(told["wait"]), listener.say)
+    return train_deployed(
+        config_from(told["config"], RUN), vocab, Path(told["out"]), transport, Roster(home.roster), listener,
+        secure=SecureSettings() if told["secure"] else None, resume=bool(told["resume"]),
+    )  # fmt: skip
 
 
 def wait_for(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from keyfed.deploy import consent
 from keyfed.deploy.certificates import make_certificates
-from keyfed.deploy.client_home import ClientHome, open_home
+from keyfed.deploy.client_home import open_home
 from keyfed.deploy.enrolment import enrol, read_enrolment, write_enrolment
 from keyfed.deploy.flower import need_flower
 from keyfed.deploy.parts import parts_of, write_parts
@@ -47,13 +47,16 @@ def lay_out(config: Config, clients: int, root: Path) -> tuple[Config, dict[str,
     return replace(config, data=on_files), files
 
 
-def run_files(config: Config, vocab: str, out: Path, *, clients: int, wait: float, resume: bool) -> dict[str, bytes]:
+def run_files(
+    config: Config, vocab: str, out: Path, *, secure: bool, clients: int, wait: float, resume: bool
+) -> dict[str, bytes]:
     """Return the files of a submission."""
     from keyfed.config import to_document
     from keyfed.deploy.server_app import RUN, VOCAB
 
     told = {
-        "config": to_document(config), "out": str(out.resolve()), "resume": resume, "clients": clients, "wait": wait,
+        "config": to_document(config), "out": str(out.resolve()), "secure": secure, "resume": resume,
+        "clients": clients, "wait": wait,
     }  # fmt: skip
     return {RUN: json.dumps(told).encode(), VOCAB: vocab.encode()}
 
@@ -66,13 +69,11 @@ def start_clients(
     data: Mapping[str, Path],
     *,
     plain: bool,
-    keys: Callable[[ClientHome], Sequence[Mapping[str, Any]]],
     resident: Callable[[Path], Sequence[str]] | None = None,
 ) -> list[Client]:
     """Make the homes of clients, enrol them all and start them.
 
     Args:
-      keys: makes a client's first signed one-time keys.
       resident: the command of a training process, in place of the usual one.
     """
     made: list[Client] = []
@@ -84,7 +85,7 @@ def start_clients(
         made.append(Client(processes, home, resident=command, tag=f"{name}-"))
     for one in made:
         one.start_resident()
-    enrol(server, [read_enrolment(write_enrolment(one.home, keys(one.home)).read_bytes()) for one in made])
+    enrol(server, [read_enrolment(write_enrolment(one.home).read_bytes()) for one in made])
     for one in made:
         one.wait_resident()
         one.start_node()
@@ -97,7 +98,6 @@ def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, 
     All processes have ended when this returns or raises.
     """
     need_flower()
-    from keyfed.deploy.training import first_keys
     from keyfed.run.prepare import prepare
 
     config, files = lay_out(config, clients, root)
@@ -108,7 +108,10 @@ def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, 
         address = start_superlink(processes, server, "127.0.0.1", 0)
         listener.say(f"server on {address}: TLS, node keys; {clients} clients, each a process with its own text")
         homes = {name: root / "clients" / name for name in files}
-        start_clients(processes, server, address, homes, files, plain=plain, keys=first_keys)
+        start_clients(processes, server, address, homes, files, plain=plain)
         vocab = preparing.result().vocab.to_json()
-        build_app(root / "app", run_files(config, vocab, out, clients=clients, wait=CONNECT_SECONDS, resume=False))
+        files_of_run = run_files(
+            config, vocab, out, secure=not plain, clients=clients, wait=CONNECT_SECONDS, resume=False
+        )
+        build_app(root / "app", files_of_run)
         return submit(server, root / "app", listener)

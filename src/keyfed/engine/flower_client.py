@@ -24,7 +24,7 @@ REASON_CAP = 300  # characters of a reason that travel
 KINDS_CAP = 32
 
 Ask = Callable[[str, bytes, float], tuple[dict[str, Any], bytes]]
-Refuse = Callable[[str], tuple[str, str] | None]
+Refuse = Callable[[str], str | None]
 
 
 def pack(body: bytes | memoryview, head: Mapping[str, str | float | int]) -> RecordDict:
@@ -65,14 +65,14 @@ def answer(message: Message, put: Ask, refuse: Refuse) -> Message:
     except (ValueError, KeyError, TypeError) as e:
         return sorry("?", "malformed", f"not a message of Keyfed's: {e}")
     if time.time() >= deadline:
-        return sorry(kind, "late", f'"{kind}" came after its deadline')
+        return sorry(kind, "no answer", f'"{kind}" came after its deadline')
     refused = refuse(kind)
     if refused is not None:
-        return sorry(kind, *refused)
+        return sorry(kind, "not now", refused)
     try:
         told, data = put(kind, body, deadline)
     except FrameError as e:
-        return sorry(kind, "unavailable", str(e))
+        return sorry(kind, "unreachable", str(e))
     if "error" in told:
         return sorry(kind, str(told["error"]), str(told.get("reason", "")))
     return Message(pack(data, {"kind": kind, "run": str(head.get("run", ""))}), reply_to=message)
@@ -83,7 +83,7 @@ def make_app(home: Path | None = None, refuse: Refuse = lambda kind: None) -> Cl
 
     Args:
       home: the client's home; what `--node-config home=` says by default.
-      refuse: gives a type and a reason for a kind of message that the client will not take now, or None.
+      refuse: says why the client will not take a kind of message now, or None.
     """
     app = ClientApp()
 

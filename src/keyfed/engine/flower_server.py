@@ -8,30 +8,21 @@ reason.
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from flwr.app import Message
 
 from keyfed.engine.flower_client import MESSAGE_TYPE, REASON_CAP, pack, unpack
-from keyfed.engine.transport import Lost, Post
+from keyfed.engine.transport import Answer, Lost, Post
+from keyfed.federated.types import ClientId, Reason
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0  # a message lives that much longer than we wait: its reply then counts as late, not as missing
-CODES = {
-    1: "unavailable", 2: "failed", 3: "unavailable", 4: "unavailable", 5: "unavailable", 6: "failed", 7: "failed",
-    8: "failed",
-}  # fmt: skip  # of Flower's ErrorCode: the client is gone, or its side of Flower broke
-
-
-class Node(Protocol):
-    """What the grid tells of a node."""
-
-    node_id: int
-    public_key: bytes
+REASONS: tuple[Reason, ...] = get_args(Reason)
+# Of Flower's ErrorCode: what is gone or cannot be had; everything else is a defect on the client's side.
+UNREACHABLE = (3, 4, 5)
 
 
 class Mailbox(Protocol):
@@ -44,11 +35,6 @@ class Mailbox(Protocol):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]: ...
 
 
-def key_sum(public_key: bytes) -> str:
-    """Return what a roster holds of a node's public key."""
-    return hashlib.sha256(public_key).hexdigest()
-
-
 class FlowerTransport:
     """Messages to the enrolled clients of a SuperLink.
 
@@ -57,58 +43,56 @@ class FlowerTransport:
 
     Args:
       grid: Flower's.
-      names: client name by `key_sum` of the node's key, read anew whenever clients are listed.
+      name_of: the name that a node's public key was enrolled under, or None.
       run: text that names this run; a reply to another run's message is refused.
     """
 
     def __init__(
         self,
         grid: Mailbox,
-        names: Callable[[], Mapping[str, str]],
+        name_of: Callable[[bytes], ClientId | None],
         run: str,
         poll: float = POLL_SECONDS,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._grid, self._names, self._run = grid, names, run
+        self._grid, self._name_of, self._run = grid, name_of, run
         self._poll, self._sleep, self._clock = poll, sleep, clock
-        self._nodes: dict[str, int] = {}
-        self.refused: Counter[str] = Counter()
+        self._nodes: dict[ClientId, int] = {}
+        self.strays = 0
 
-    def clients(self) -> Sequence[str]:
+    def clients(self) -> Sequence[ClientId]:
         """Return the names of the enrolled clients that are connected now, in order."""
-        names = self._names()
-        found = ((names.get(key_sum(node.public_key)), node.node_id) for node in self._grid.get_nodes())
+        found = ((self._name_of(node.public_key), node.node_id) for node in self._grid.get_nodes())
         self._nodes = {name: node for name, node in found if name is not None}
         return sorted(self._nodes)
 
-    def exchange(self, posts: Mapping[str, Post], seconds: float) -> Mapping[str, bytes | Lost]:
+    def exchange(self, posts: Mapping[ClientId, Post], seconds: float) -> Mapping[ClientId, Answer]:
         """Send every client its post and return the replies that come within `seconds`; the others are lost."""
         if any(name not in self._nodes for name in posts):
             self.clients()
         end = self._clock() + seconds
-        answers: dict[str, bytes | Lost] = {
-            name: Lost("unavailable: not connected") for name in posts if name not in self._nodes
+        answers: dict[ClientId, Answer] = {
+            name: Lost("unreachable", "not connected") for name in posts if name not in self._nodes
         }
         waiting = self._send({name: post for name, post in posts.items() if name in self._nodes}, seconds, answers)
         while waiting:
             for reply in list(self._grid.pull_messages(list(waiting))):
                 name = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if name is None:
-                    self.refused["stray"] += 1
+                    self.strays += 1  # a second reply, or one to nothing we wait for
                 else:
                     answers[name] = self._check(reply, posts[name].kind, self._nodes[name])
             if self._clock() >= end:
                 break
             if waiting:
                 self._sleep(min(self._poll, max(0.0, end - self._clock())))
-        answers |= {name: Lost(f"late: no reply within {seconds:.0f} s") for name in waiting.values()}
-        for found in answers.values():
-            if isinstance(found, Lost):
-                self.refused[found.reason.partition(":")[0]] += 1
+        answers |= {name: Lost("no answer", f"within {seconds:.0f} s") for name in waiting.values()}
         return {name: answers[name] for name in posts}
 
-    def _send(self, posts: Mapping[str, Post], seconds: float, answers: dict[str, bytes | Lost]) -> dict[str, str]:
+    def _send(
+        self, posts: Mapping[ClientId, Post], seconds: float, answers: dict[ClientId, Answer]
+    ) -> dict[str, ClientId]:
         """Push all posts (a body that several get is sent to the SuperLink once); return client by message id."""
         if not posts:
             return {}
@@ -124,30 +108,31 @@ class FlowerTransport:
         ]
         ids = list(self._grid.push_messages(messages)) or [""] * len(messages)
         answers |= {
-            name: Lost("unavailable: the SuperLink took no message for it")
+            name: Lost("unreachable", "the SuperLink took no message for it")
             for name, sent in zip(posts, ids, strict=True)
             if not sent
         }
         return {sent: name for name, sent in zip(posts, ids, strict=True) if sent}
 
-    def _check(self, reply: Message, kind: str, node: int) -> bytes | Lost:
+    def _check(self, reply: Message, kind: str, node: int) -> Answer:
         if reply.has_error():
             code = int(reply.error.code)
-            return Lost(_reason(CODES.get(code, "failed"), reply.error.reason or f"Flower's error {code}"))
+            why: Reason = "unreachable" if code in UNREACHABLE else "client error"
+            return Lost(why, _printable(reply.error.reason or f"Flower's error {code}"))
         if reply.metadata.src_node_id != node:
-            return Lost("malformed: the reply is from another node")
+            return Lost("malformed", "the reply is from another node")
         try:
             body, head = unpack(reply.content)
         except (ValueError, KeyError, TypeError) as e:
-            return Lost(_reason("malformed", str(e)))
+            return Lost("malformed", _printable(str(e)))
         if "error" in head:
-            return Lost(_reason(str(head["error"]), str(head.get("reason", ""))))
+            told = next((reason for reason in REASONS if reason == head["error"]), None)
+            return Lost(told or "client error", _printable(str(head.get("reason", ""))))
         if head.get("kind") != kind or head.get("run") != self._run:
-            return Lost(_reason("stale", f'the reply is to "{head.get("kind")}" of another run or stage'))
+            return Lost("stale", "the reply is to another run or stage")
         return body
 
 
-def _reason(error: str, reason: str) -> str:
-    """Return a type and a reason in one line that is safe to print: a client wrote it."""
-    text = "".join(c if c.isprintable() else " " for c in f"{error}: {reason}")
-    return text[:REASON_CAP]
+def _printable(text: str) -> str:
+    """Return what a client wrote as a line that is safe to print."""
+    return "".join(c if c.isprintable() else " " for c in text)[:REASON_CAP]

@@ -21,6 +21,7 @@ from keyfed.deploy.enrolment import (
     write_enrolment,
 )
 from keyfed.deploy.superlink import ServerHome
+from keyfed.engine.roster import Roster
 from keyfed.errors import ConfigError, DeployError
 
 
@@ -61,10 +62,12 @@ def test_a_client_is_taken_in_and_sent_away(tmp_path, server):
     assert entry["node_key"] == given.node_sum
     assert entry["revoked"] is False
     assert names_by_key(server) == {given.node_sum: "anna"}
+    assert Roster(server.roster).names() == ["anna"]  # as training reads it
     forget(server, "anna", flwr)
     assert flwr.asked[1][:3] == ["supernode", "unregister", "7001"]
     assert read_roster(server)["anna"]["revoked"] is True
     assert names_by_key(server) == {}
+    assert Roster(server.roster).names() == []
     assert not list(server.path.glob(".*.pub"))
 
 
@@ -133,11 +136,11 @@ def test_a_server_that_does_not_answer_changes_nothing(tmp_path, server):
         forget(server, "anna", Flwr())
 
 
-@pytest.mark.parametrize("field", ["name", "node", "identity", "keys", "signature"])
+@pytest.mark.parametrize("field", ["name", "node", "identity", "signature"])
 def test_an_altered_file_is_refused(tmp_path, server, field):
     document = json.loads(file_of(client(tmp_path, server, "anna")))
     other = json.loads(file_of(client(tmp_path, server, "bert")))
-    document[field] = other[field] if field != "keys" else [{}]
+    document[field] = other[field]
     with pytest.raises(DeployError, match="altered"):
         read_enrolment(json.dumps(document).encode())
 
@@ -170,10 +173,9 @@ def sign_again(home, **changes):
         {"name": 7},
         {"node": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDUX3Vq2Yy3v1dVb8d0g4oJxI3dQ0k0w9m0o5s0n0m0A"},
         {"node": "nonsense"},
-        {"keys": "none"},
         {"more": 1},
     ],
-    ids=["path", "number", "other-kind-of-key", "no-key", "keys", "more"],
+    ids=["path", "number", "other-kind-of-key", "no-key", "more"],
 )
 def test_a_signed_file_with_wrong_contents_is_refused(tmp_path, server, changes):
     with pytest.raises((DeployError, ConfigError)):

@@ -15,12 +15,13 @@ import pytest
 from keyfed.deploy.resident import alone, serve
 from keyfed.engine import flower_frames
 from keyfed.engine.flower_frames import HEAD, MAGIC, SOCKET, FrameError, ask, read_frame, write_frame
-from keyfed.errors import ConfigError, DataError, DeployError
+from keyfed.engine.messages import Rejected
+from keyfed.errors import DataError, DeployError
 
 
 def handle(kind, body):
-    if kind == "config":
-        raise ConfigError("lr is too large")
+    if kind == "rejected":
+        raise Rejected("stale", "round 3 after round 4")
     if kind == "data":
         raise DataError("line 3 says: my password")
     if kind == "defect":
@@ -61,9 +62,9 @@ def test_a_large_body_crosses(home):
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("config", {"error": "ConfigError", "reason": "lr is too large"}),
-        ("data", {"error": "DataError", "reason": ""}),
-        ("defect", {"error": "failed", "reason": "ZeroDivisionError"}),
+        ("rejected", {"error": "stale", "reason": "round 3 after round 4"}),
+        ("data", {"error": "client error", "reason": "DataError"}),
+        ("defect", {"error": "client error", "reason": "ZeroDivisionError"}),
     ],
 )
 def test_errors_are_typed_and_quote_no_text(home, kind, expected, capsys):
@@ -83,7 +84,7 @@ def test_a_question_that_waited_past_its_deadline_is_not_worked_on(home):
     with link, flower_frames.reachable(home / SOCKET) as name:
         link.connect(name)
         write_frame(link, {"kind": "echo", "deadline": time.time() - 1}, b"x")
-        assert read_frame(link)[0]["error"] == "late"
+        assert read_frame(link)[0]["error"] == "no answer"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,170 @@
+"""Calling real clients: who is there, what they were sent, who was lost and why.
+
+Every answer is checked before anything is made of it. Whoever does not answer in time, refuses, or sends what cannot be
+right is a drop-out with a typed reason, never an exception.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keyfed.engine.messages import Kind, Received, Rejected, digest_of, pack, unpack
+from keyfed.engine.roster import Roster
+from keyfed.engine.secure_simulation import SecureSettings
+from keyfed.engine.session import hello_text
+from keyfed.engine.transport import Lost, Post, Transport
+from keyfed.errors import SecureSumError
+from keyfed.federated.types import ClientId, Params, Reason, Refusal
+from keyfed.private.keys import SignedKeys, is_signature, verify
+
+MOST_CONTROL = 8 << 20  # bytes of an answer without tensors
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRun:
+    """What the clients of a run are told at its beginning, and how long they are waited for.
+
+    Attributes:
+      name: the run's id, the same after a restart.
+      about: configuration, vocabulary and the method's hash, see `session`.
+      attempt: how often the server has been started for this run; old messages are known by it.
+      seconds: how long the answers to one message are waited for.
+      secure: settings of secure sums; None for a plain run.
+      bound: largest norm of a plain upload; None for no bound.
+      seed: the run's seed.
+    """
+
+    name: str
+    about: Mapping[str, Any]
+    attempt: int
+    seconds: float
+    secure: SecureSettings | None = None
+    bound: float | None = None
+    seed: int = 1
+
+
+class Calls:
+    """Messages to the clients of a run and what came of them.
+
+    Attributes:
+      keys: of clients that have said hello, the one-time keys to use next.
+      counted: for every client whose upload is in the model, the round of the last one; part of a checkpoint.
+      lost: clients of the round in progress that were lost, and why; `details` for a person.
+      moved: bytes down and up so far.
+    """
+
+    def __init__(
+        self, transport: Transport, roster: Roster, run: RemoteRun, counted: Mapping[ClientId, int] | None = None
+    ) -> None:
+        self.roster, self.run = roster, run
+        self.keys: dict[ClientId, SignedKeys] = {}
+        self.counted: dict[ClientId, int] = dict(counted or {})
+        self.lost: dict[ClientId, Reason] = {}
+        self.details: dict[ClientId, str] = {}
+        self.moved = {"down": 0, "up": 0}
+        self._transport = transport
+        self._shut_out: set[ClientId] = set()  # cannot go on in this run
+
+    def start_round(self) -> None:
+        """Forget who was lost before."""
+        self.lost, self.details = {}, {}
+
+    def greet(self) -> Sequence[ClientId]:
+        """Say hello to whoever is reachable, enrolled and new; return all who can be called, in order."""
+        self.roster.reread()
+        enrolled = set(self.roster.names())
+        reachable = [client for client in self._transport.clients() if client in enrolled]
+        for gone in set(self.keys) - set(reachable):
+            del self.keys[gone]
+        new = [client for client in reachable if client not in self.keys and client not in self._shut_out]
+        if new:
+            nonce = os.urandom(16).hex()
+            head = {**self.run.about, "run": self.run.name, "nonce": nonce, "secure": self.run.secure is not None}
+
+            def welcome(client: ClientId, answer: bytes) -> None:
+                self.keys[client] = self._proved(client, unpack(answer, MOST_CONTROL).head, nonce)
+
+            self.gather("hello", dict.fromkeys(new, pack(head)), welcome)
+        return sorted(self.keys)
+
+    def _proved(self, client: ClientId, head: Mapping[str, Any], nonce: str) -> SignedKeys:
+        """Return a client's first one-time keys, if it proves with its lasting key who it is."""
+        identity = self.identity(client)
+        try:
+            proof, keys = bytes.fromhex(head["proof"]), self.signed_keys(client, head["keys"])
+        except (KeyError, TypeError, ValueError) as e:
+            raise Rejected("malformed", f"a hello without proof or keys ({e})") from None
+        if not is_signature(proof, hello_text(client, self.run.name, nonce), identity):
+            raise Rejected("not enrolled", f"{client} does not prove that it is {client}")
+        return keys
+
+    def signed_keys(self, client: ClientId, data: object) -> SignedKeys:
+        """Read one-time keys that must be signed by this client."""
+        try:
+            keys = SignedKeys.from_json(data)
+            verify(keys, self.identity(client))
+        except SecureSumError as e:
+            raise Rejected("not enrolled", f"one-time keys that are not {client}'s ({e})") from None
+        if keys.client != client:
+            raise Rejected("not enrolled", f"{client} sent one-time keys of another client")
+        return keys
+
+    def identity(self, client: ClientId) -> bytes:
+        """Return a client's lasting public key."""
+        entry = self.roster.get(client)
+        if entry is None or entry.revoked:
+            raise Rejected("not enrolled", f"{client} is not on the roster")
+        return bytes.fromhex(entry.identity)
+
+    def gather(self, kind: Kind, bodies: Mapping[ClientId, bytes], take: Callable[[ClientId, bytes], None]) -> None:
+        """Send everybody its message, wait, and take the answers in the order asked; who is lost is noted.
+
+        Args:
+          take: uses an answer, or raises `Rejected`.
+        """
+        if not bodies:
+            return
+        self.moved["down"] += sum(map(len, bodies.values()))
+        answers = self._transport.exchange({c: Post(kind, body) for c, body in bodies.items()}, self.run.seconds)
+        for client in bodies:
+            answer = answers.get(client, Lost("no answer"))
+            if isinstance(answer, Lost):
+                self._lose(client, answer.reason, answer.detail)
+                continue
+            self.moved["up"] += len(answer)
+            try:
+                take(client, answer)
+            except Rejected as e:
+                self._lose(client, e.reason, e.detail)
+
+    def _lose(self, client: ClientId, reason: Reason, detail: str) -> None:
+        self.lost[client], self.details[client] = reason, detail
+        self.keys.pop(client, None)  # it says hello again before it is called again
+        if reason == "state lost" and client in self.counted:
+            self._shut_out.add(client)  # it would count twice in a running mean if it began anew
+
+    def refusals(self) -> list[Refusal]:
+        """Return who was lost, as an aggregate wants it."""
+        return [Refusal(client, reason) for client, reason in self.lost.items()]
+
+    def named(self, round: int) -> dict[str, Any]:
+        """Return what every message of a round says."""
+        return {"run": self.run.name, "round": round, "attempt": self.run.attempt}
+
+    def current(self, round: int, answer: bytes, most: int) -> Received:
+        """Read an answer that must be for this round of this run."""
+        received = unpack(answer, most)
+        got = {key: received.head.get(key) for key in ("run", "round", "attempt")}
+        if got != self.named(round):
+            raise Rejected("wrong round", f"an answer for {str(got)[:100]}; this is round {round}")
+        return received
+
+
+def with_model(heads: Mapping[ClientId, dict[str, Any]], params: Params) -> dict[ClientId, bytes]:
+    """Add a model to everybody's head; its bytes are made once."""
+    model = digest_of(params)
+    tensors = unpack(pack({}, params)).tensors
+    return {client: pack(head | {"model": model}) + tensors for client, head in heads.items()}

@@ -1,0 +1,151 @@
+"""What a client keeps on its own disk: keys, what it has learnt about others' keys, and what it remembers of a run.
+
+    HOME/identity.key          the lasting key, 32 bytes, readable by its owner only
+    HOME/serial                number of the next one-time keys
+    HOME/keys/000012.key       one-time keys that were posted and not used yet; deleted when a secure sum starts
+    HOME/pins.json             identities of other clients as first seen; a changed one is refused
+    HOME/runs/RUN/begin.json   what the server said when the run began
+    HOME/runs/RUN/*.safetensors  the client's states (duals, …) of the rounds that may count
+
+Every file is whole or not there. Nothing of it ever leaves the device but public keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from keyfed.engine.messages import Rejected, read_json
+from keyfed.errors import RunError
+from keyfed.files import write_atomically
+from keyfed.private.keys import Identity, OneTime, SignedKeys, make_keys
+
+MOST_UNUSED = 8  # one-time keys kept; the server asks for one at a time
+_STATE = re.compile(r"round-(\d{6,})\.safetensors")
+
+
+class DeviceStore:
+    """A client's files."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        for folder in (home, home / "keys", home / "runs"):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)
+
+    def identity(self) -> Identity:
+        """Return the lasting key, made on first use."""
+        path = self.home / "identity.key"
+        if not path.exists():
+            _write_secret(path, Identity.make().private_bytes())
+        return Identity.from_bytes(path.read_bytes())
+
+    def new_keys(self, client: str) -> SignedKeys:
+        """Make one-time keys, keep the private halves, return what is posted; no serial is ever given twice."""
+        counter = self.home / "serial"
+        serial = int(counter.read_text()) if counter.exists() else 0
+        write_atomically(counter, str(serial + 1).encode())
+        private, signed = make_keys(self.identity(), client, serial)
+        _write_secret(self._key(serial), private.to_bytes())
+        for old in sorted((self.home / "keys").glob("*.key"))[:-MOST_UNUSED]:
+            old.unlink()
+        return signed
+
+    def take_keys(self, serial: int) -> OneTime:
+        """Return posted keys and delete them: they serve once, also if this process dies now."""
+        path = self._key(serial)
+        try:
+            keys = OneTime.from_bytes(path.read_bytes())
+        except OSError:
+            raise Rejected("state lost", f"the one-time keys {serial} are used or gone") from None
+        path.unlink()
+        return keys
+
+    def _key(self, serial: int) -> Path:
+        return self.home / "keys" / f"{serial:08d}.key"
+
+    def pin(self, identities: Mapping[str, bytes]) -> None:
+        """Remember other clients' identities as first seen; refuse one that has changed."""
+        path = self.home / "pins.json"
+        known = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        for name, key in identities.items():
+            if known.get(name, key.hex()) != key.hex():
+                raise Rejected("identity changed", f'the identity of "{name[:64]}" is not the one seen before')
+        new = known | {name: key.hex() for name, key in identities.items()}
+        if new != known:
+            write_atomically(path, json.dumps(new, indent=0, sort_keys=True).encode())
+
+    def begin(self, run: str, head: Mapping[str, Any]) -> None:
+        """Keep what a run is about."""
+        folder = self.run(run)
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / "begin.json", json.dumps(head).encode())
+
+    def begun(self, run: str) -> dict[str, Any]:
+        """Return what the server said when a run began."""
+        try:
+            return read_json((self.run(run) / "begin.json").read_bytes())
+        except OSError:
+            raise Rejected("unknown run", f"this client knows nothing of the run {run[:64]}") from None
+
+    def run(self, run: str) -> Path:
+        """Folder of a run; its name comes from outside and is hashed."""
+        return self.home / "runs" / hashlib.blake2b(run.encode(), digest_size=10).hexdigest()
+
+    def state(self, run: str, counted: int | None) -> Path | None:
+        """Return the state of the round that the server last counted, and delete all others; None where none did.
+
+        Raises:
+          Rejected: that state is not here. A client that began anew would count twice in a running mean.
+        """
+        folder = self.run(run)
+        kept = None if counted is None else self.state_file(run, counted)
+        for path in folder.glob("round-*.safetensors"):
+            if path != kept and _STATE.fullmatch(path.name):
+                path.unlink()
+        if kept is not None and not kept.exists():
+            raise Rejected("state lost", f"the state of round {counted} is gone; this client cannot go on in this run")
+        return kept
+
+    def state_file(self, run: str, round: int) -> Path:
+        """Where the state of a round lies."""
+        return self.run(run) / f"round-{round:06d}.safetensors"
+
+    def seen(self, run: str) -> tuple[int, int, str]:
+        """Return (attempt, round, model) of the last training in a run; (0, -1, "") before the first."""
+        path = self.run(run) / "seen.json"
+        if not path.exists():
+            return 0, -1, ""
+        attempt, round, model = json.loads(path.read_text("utf-8"))
+        return int(attempt), int(round), str(model)
+
+    def see(self, run: str, attempt: int, round: int, model: str) -> None:
+        """Remember the last training, so that an old message is known as such after a restart, too."""
+        write_atomically(self.run(run) / "seen.json", json.dumps([attempt, round, model]).encode())
+
+    def forget(self, run: str) -> None:
+        """Delete everything of a run."""
+        shutil.rmtree(self.run(run), ignore_errors=True)
+
+
+def _write_secret(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read; it is never there with other rights."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        temporary.replace(path)
+    except OSError as e:
+        raise RunError(f"{path}: could not be written ({e.strerror or e})") from e

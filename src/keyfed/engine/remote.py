@@ -1,0 +1,223 @@
+"""The server's side of a real federation: `Federation` over a transport, plain or by secure sums.
+
+A plain round is one message (model down; report and upload up), two where the mediator must see all reports first. A
+secure round is three: keys and model → shares; shares → masked vectors; survivors → shares that open the sum. The first
+secure round calibrates before: three more. Clients post their next one-time keys with each answer, and hear with the
+next model whether their last upload counted. A round ends by its deadline, whoever is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from keyfed.engine.calls import MOST_CONTROL, Calls, with_model
+from keyfed.engine.messages import Rejected, most_bytes, pack, read_tensors, shapes_of
+from keyfed.engine.remote_secure import Summed, secure_sum
+from keyfed.engine.secure_round import (
+    Evaluated,
+    Purpose,
+    aggregate_of,
+    evaluated_in,
+    evaluation_of,
+    learn_from_calibration,
+    nothing_summed,
+    report_of,
+)
+from keyfed.engine.session import finished_of, report_head
+from keyfed.engine.simulate import RunningSum, refusal
+from keyfed.engine.turn import Finished, keeps_state
+from keyfed.errors import SecureSumError
+from keyfed.federated.sampling import derive_seed
+from keyfed.federated.types import Aggregate, ClientId, Method, Params, Public, Report, Share
+
+
+@dataclass(slots=True)
+class _Round:
+    params: Params
+    cohort: tuple[ClientId, ...]
+    method: Method
+    number: int
+    public: Public | None = None
+    uploads: dict[ClientId, Params] = field(default_factory=dict)
+    reports: dict[ClientId, Report] = field(default_factory=dict)
+
+
+class RemoteFederation:
+    """A `Federation` of real clients.
+
+    Attributes:
+      asks_evaluation: whether the clients of the next round also evaluate the model they are given.
+      evaluated: what the last round's clients counted on held-out text, and how many they were; None where not asked.
+      failed: why the last secure sum failed closed; None if it did not.
+    """
+
+    compression_error: float | None = None
+
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+        self.asks_evaluation = False
+        self.evaluated: tuple[Evaluated, int] | None = None
+        self.failed: str | None = None
+        self._round: _Round | None = None
+
+    def expect(self, fates: object) -> None:
+        """Real clients' fates are not known beforehand."""
+
+    def train(
+        self,
+        params: Params,
+        cohort: Sequence[ClientId],
+        method: Method,
+        round: int,
+        public: Public | None = None,
+    ) -> Mapping[ClientId, Report]:
+        """Call the cohort. Where clients weigh themselves, their uploads come along."""
+        self.calls.start_round()
+        self.evaluated, self.failed = None, None
+        self._round = now = _Round(params, tuple(cohort), method, round, public)
+        if method.hidden:
+            return {}  # `collect` does all of a secure round
+        send = method.mediator.share is not None
+        heads = {c: self._head(now, c, "upload") | {"members": len(cohort), "send": send} for c in cohort}
+        counts: list[Evaluated] = []
+
+        def take(client: ClientId, answer: bytes) -> None:
+            self._take_trained(now, client, answer, counts)
+
+        self.calls.gather("train", with_model(heads, params), take)
+        if counts:
+            self.evaluated = _added(counts), len(counts)
+        return now.reports
+
+    def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:
+        """Return the sum, in cohort order: of what came along, of the uploads now asked for, or of a secure round."""
+        assert self._round is not None, "collect() follows train()"
+        now = self._round
+        if now.method.hidden:
+            return self._hidden(now)
+        own = now.method.mediator.share
+        if shares is not None:
+            wanted = [client for client in now.reports if client in shares]
+            body = pack(self.calls.named(now.number))
+            self.calls.gather("upload", dict.fromkeys(wanted, body), lambda c, a: self._take_upload(now, c, a))
+        summed = RunningSum(now.params)
+        for client in [c for c in now.cohort if c in now.uploads]:
+            share = (
+                shares[client] if shares is not None else own(now.reports[client], list(now.params)) if own else None
+            )
+            assert share is not None, "an upload that came has a share"
+            summed.add(client, now.uploads.pop(client), share)
+        noise = now.method.noise
+        if noise is not None and noise.at == "server":
+            seed = derive_seed(self.calls.run.seed, now.number, "server noise")
+            summed.shift(noise.draw(now.params, torch.Generator().manual_seed(seed)))
+        return summed.aggregate(self.calls.refusals())
+
+    def acknowledge(self, contributors: Sequence[ClientId]) -> None:
+        """Remember whose upload is in the model; they hear of it with the next model."""
+        assert self._round is not None
+        if keeps_state(self._round.method):
+            self.calls.counted |= dict.fromkeys(contributors, self._round.number)
+
+    def evaluate(self, params: Params, part: str, cohort: Sequence[ClientId], method: Method, round: int) -> Evaluated:
+        """Let clients count nats and hits of a model on held-out text; by a secure sum only the total is seen."""
+        self.calls.start_round()
+        now = _Round(params, tuple(cohort), method, round)
+        if self.calls.run.secure is not None:
+            found = self._summed(now, "evaluation", {}, part)
+            return Evaluated() if found is None else evaluation_of(found.total, found.members)[0]
+        heads = {c: self._head(now, c, "evaluation", part) | {"members": len(cohort)} for c in cohort}
+        counts: list[Evaluated] = []
+
+        def take(client: ClientId, answer: bytes) -> None:
+            counts.append(_evaluated(self.calls.current(round, answer, MOST_CONTROL).head.get("evaluated")))
+
+        self.calls.gather("train", with_model(heads, params), take)
+        return _added(counts)
+
+    def part(self) -> None:
+        """Tell everybody that the run is over."""
+        body = pack({"run": self.calls.run.name})
+        self.calls.gather("bye", dict.fromkeys(list(self.calls.keys), body), lambda client, answer: None)
+
+    # a plain round
+
+    def _take_trained(self, now: _Round, client: ClientId, answer: bytes, counts: list[Evaluated]) -> None:
+        expected, sent = shapes_of(now.params), now.method.mediator.share is not None
+        received = self.calls.current(now.number, answer, most_bytes(expected) + MOST_CONTROL)
+        upload = read_tensors(received.tensors, expected) if sent else {}
+        done = finished_of(received.head.get("report"), now.params, upload)
+        if now.method.distance is not None and set(done.distance) != set(now.params):
+            raise Rejected("malformed", "a report without the distances that the method asks for")
+        if sent:
+            self._admit(client, now, done)
+            now.uploads[client] = upload
+        elif done.tokens <= 0:
+            raise Rejected("no text", "it predicted nothing")
+        if received.head.get("evaluated") is not None:
+            counts.append(_evaluated(received.head["evaluated"]))
+        now.reports[client] = report_of(client, done)
+
+    def _take_upload(self, now: _Round, client: ClientId, answer: bytes) -> None:
+        expected = shapes_of(now.params)
+        received = self.calls.current(now.number, answer, most_bytes(expected) + MOST_CONTROL)
+        upload = read_tensors(received.tensors, expected)
+        self._admit(client, now, finished_of(report_head(now.reports[client]), now.params, upload))
+        now.uploads[client] = upload
+
+    def _admit(self, client: ClientId, now: _Round, done: Finished) -> None:
+        odd = refusal(client, done, now.params, self.calls.run.bound)
+        if odd is not None:
+            raise Rejected(odd.reason, f"the upload of {client}")
+
+    # a secure round
+
+    def _hidden(self, now: _Round) -> Aggregate:
+        public = now.public
+        assert public is not None, "a hidden method has public numbers"
+        if not public["calibrated"]:
+            found = self._summed(now, "calibration", public)
+            if found is None:
+                return nothing_summed(now.params, public, self.calls.refusals())
+            public = learn_from_calibration(now.method, public, found.total, now.params, found.members)
+        found = self._summed(now, "upload", public)
+        if found is None:
+            return nothing_summed(now.params, public, self.calls.refusals())
+        aggregate = aggregate_of(
+            found.total, now.params, now.method, public, found.members, found.survivors, self.calls.refusals()
+        )
+        if self.asks_evaluation:
+            self.evaluated = evaluated_in(aggregate.facts)
+        return aggregate
+
+    def _summed(self, now: _Round, purpose: Purpose, public: Public, part: str | None = None) -> Summed | None:
+        """Form one secure sum over those of the round who have keys; None if it failed closed."""
+        heads = {c: self._head(now, c, purpose, part) for c in now.cohort if c in self.calls.keys}
+        try:
+            return secure_sum(self.calls, heads, now.params, now.method, public, now.number, purpose)
+        except SecureSumError as e:
+            self.failed = str(e)
+            return None
+
+    def _head(self, now: _Round, client: ClientId, purpose: Purpose, part: str | None = None) -> dict[str, Any]:
+        evaluate = part or ("valid" if self.asks_evaluation and purpose == "upload" else None)
+        counted = self.calls.counted.get(client)
+        return self.calls.named(now.number) | {"purpose": purpose, "counted": counted, "evaluate": evaluate}
+
+
+def _added(counts: Sequence[Evaluated]) -> Evaluated:
+    return Evaluated(*(sum(column) for column in zip(*counts, strict=True))) if counts else Evaluated()
+
+
+def _evaluated(numbers: Any) -> Evaluated:
+    """Read counts that came from outside."""
+    if not isinstance(numbers, list) or len(numbers) != len(Evaluated._fields):
+        raise Rejected("malformed", "counts of an evaluation that are none")
+    if not all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n < 2**53 for n in numbers):
+        raise Rejected("non-finite report", "counts of an evaluation that are no numbers")
+    tokens, nats, *hits = numbers
+    return Evaluated(int(tokens), float(nats), *map(int, hits))

@@ -1,0 +1,106 @@
+"""One secure sum with real clients, the server's side: three messages, then the total or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from keyfed.engine.calls import MOST_CONTROL, Calls, with_model
+from keyfed.engine.messages import Rejected, most_bytes, pack, read_tensors
+from keyfed.engine.secure_layout import Vector
+from keyfed.engine.secure_round import Purpose, context_of, length
+from keyfed.engine.session import sum_context
+from keyfed.errors import SecureSumError
+from keyfed.federated.types import ClientId, Method, Params, Public
+from keyfed.private.secure_sum import Collector, Terms
+
+
+class Summed(NamedTuple):
+    """A sum that was opened.
+
+    Attributes:
+      members: clients whose keys were in its terms; what a vector's fixed point was made for.
+      survivors: those whose vectors are in it.
+    """
+
+    total: Vector
+    members: int
+    survivors: tuple[ClientId, ...]
+
+
+def secure_sum(
+    calls: Calls,
+    heads: Mapping[ClientId, dict[str, Any]],
+    params: Params,
+    method: Method,
+    public: Public,
+    round: int,
+    purpose: Purpose,
+) -> Summed:
+    """Form a sum over the clients in `heads`, each of which has one-time keys in `calls.keys`.
+
+    Raises:
+      SecureSumError: it failed closed; nothing of anybody was seen.
+    """
+    run = calls.run
+    assert run.secure is not None, "settings of secure sums"
+    if not heads:
+        raise SecureSumError("nobody is left to sum over")
+    keys = tuple(calls.keys.pop(client) for client in heads)  # used now, whatever comes of it
+    context = sum_context(run.name, run.attempt, context_of(params, method, public, round, purpose))
+    terms = Terms(context, keys, run.secure.threshold_of(len(keys)), length(method, params, purpose))
+    collector = Collector(terms)
+    told = {
+        "cohort": [k.to_json() for k in terms.cohort],
+        "identities": {client: calls.identity(client).hex() for client in heads},
+        "threshold": terms.threshold,
+        "members": len(keys),
+        "public": public,
+    }
+
+    def take_shares(client: ClientId, answer: bytes) -> None:
+        head = calls.current(round, answer, MOST_CONTROL).head
+        next_keys = calls.signed_keys(client, head.get("keys"))
+        try:
+            parcels = {str(to): bytes.fromhex(package) for to, package in head["parcels"].items()}
+            collector.take_shares(client, parcels)
+        except (SecureSumError, KeyError, TypeError, ValueError, AttributeError) as e:
+            raise Rejected("malformed", f"shares that cannot be used ({e})") from None
+        calls.keys[client] = next_keys
+
+    def take_masked(client: ClientId, answer: bytes) -> None:
+        expected = {"masked": ((terms.sent_length,), torch.int32)}
+        received = calls.current(round, answer, most_bytes(expected))
+        vector = read_tensors(received.tensors, expected)["masked"].numpy().view(np.uint32)
+        _or_rejected(lambda: collector.take_masked(client, vector))
+
+    def take_unmask(client: ClientId, answer: bytes) -> None:
+        shares = calls.current(round, answer, MOST_CONTROL).head.get("shares")
+        if not isinstance(shares, str):
+            raise Rejected("malformed", "no shares")
+        _or_rejected(lambda: collector.take_unmask(client, bytes.fromhex(shares)))
+
+    calls.gather("train", with_model({c: head | told for c, head in heads.items()}, params), take_shares)
+    alive, parcels = collector.forward()
+    named = calls.named(round)
+    posts = {
+        client: pack(named | {"alive": list(alive), "parcels": {s: p.hex() for s, p in parcels[client].items()}})
+        for client in alive
+    }
+    calls.gather("upload", posts, take_masked)
+    survivors = collector.survivors
+    calls.gather("unmask", dict.fromkeys(survivors, pack(named | {"survivors": list(survivors)})), take_unmask)
+    total = collector.total()
+    for client in survivors:
+        calls.lost.pop(client, None)  # its vector is in the sum, whether or not it helped to open it
+    return Summed(total, len(keys), survivors)
+
+
+def _or_rejected(take: Any) -> None:
+    try:
+        take()
+    except (SecureSumError, ValueError) as e:
+        raise Rejected("malformed", str(e)) from None

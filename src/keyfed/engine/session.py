@@ -1,0 +1,376 @@
+"""A client's side of a real federation: it answers the server's messages, and refuses what it should not answer.
+
+    who                                                               → its name
+    hello     the run: configuration, vocabulary, method and its hash → proof of identity, one-time keys
+    train     a model and, in a secure round, everybody's keys        → report and upload, or shares
+    upload    who is still there, and their shares                    → the masked vector
+    unmask    whose vectors arrived                                   → shares that open their sum
+    bye       the run is over                                         → what was kept of it is deleted
+
+A secure round is train, upload, unmask; its `purpose` is to calibrate, to upload or to evaluate. A session lives as
+long as its process. A session that was restarted has lost what it had trained in that round, and says so; everything
+that must survive lies in the `DeviceStore`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from keyfed.engine.device_store import DeviceStore
+from keyfed.engine.messages import (
+    Received,
+    Rejected,
+    Shapes,
+    digest_of,
+    most_bytes,
+    number,
+    pack,
+    read_tensors,
+    text,
+    unpack,
+    whole_number,
+)
+from keyfed.engine.secure_layout import Vector
+from keyfed.engine.secure_round import (
+    Evaluated,
+    Purpose,
+    calibration_vector_of,
+    context_of,
+    evaluation_vector_of,
+    length,
+    vector_of,
+)
+from keyfed.engine.simulate import refusal
+from keyfed.engine.turn import Finished, Turn, keeps_state
+from keyfed.errors import Refused, SecureSumError, SecureSumOverflow
+from keyfed.federated.types import Method, Params, Report
+from keyfed.private.keys import SignedKeys
+from keyfed.private.secure_sum import Floors, Member, Terms
+
+MOST_MEMBERS = 4096
+PURPOSES: tuple[Purpose, ...] = ("upload", "calibration", "evaluation")
+
+
+class Learner(Protocol):
+    """A client's own text under a run's model.
+
+    Attributes:
+      method: the run's method, built here from its specification.
+      shapes: what a model of this run looks like.
+      digest: hash of the method's specification as this package understands it.
+    """
+
+    method: Method
+    shapes: Shapes
+    digest: str
+
+    def solve(self, theta: Params, round: int, turn: Turn) -> Finished:
+        """Train for a round."""
+        ...
+
+    def evaluate(self, theta: Params, part: str) -> Evaluated:
+        """Count nats and hits on held-out text, `valid` or `test`."""
+        ...
+
+
+@dataclass(slots=True)
+class _Work:
+    """What a session holds between the messages of a round."""
+
+    run: str
+    round: int
+    attempt: int
+    purpose: Purpose
+    theta: Params
+    public: dict[str, Any] | None
+    members: int
+    done: Finished | None
+    evaluated: Evaluated | None
+    member: Member | None = None
+
+
+class ClientSession:
+    """Answers messages for one client.
+
+    Args:
+      home: the client's folder.
+      name: the name it was enrolled under.
+      learner: makes the client's text ready for a run, from what the server said in its hello.
+      floors: the fewest clients it hides among.
+      plain: whether it takes part in runs that show its upload to the server.
+      ready: says why the client does not want to work now (on battery, in use, paused); None: it does.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        name: str,
+        learner: Callable[[Mapping[str, Any]], Learner],
+        *,
+        floors: Floors | None = None,
+        plain: bool = False,
+        ready: Callable[[], str | None] | None = None,
+    ) -> None:
+        self.name = name
+        self.store = DeviceStore(home)
+        self._make = learner
+        self._floors = floors or Floors()
+        self._plain = plain
+        self._ready = ready or (lambda: None)
+        self._learners: dict[str, Learner] = {}
+        self._solved: tuple[tuple[str, int, str, int | None], Finished] | None = None
+        self._work: _Work | None = None
+
+    def handle(self, kind: str, body: bytes) -> bytes:
+        """Answer one message.
+
+        Raises:
+          Rejected: the message must not be answered; the reason is typed.
+          KeyfedError: something this client's owner can mend.
+        """
+        if kind == "who":
+            return pack({"name": self.name})
+        if kind == "hello":
+            return self._hello(unpack(body).head)
+        if kind == "bye":
+            self.store.forget(text(unpack(body).head, "run"))
+            return pack({})
+        if kind == "train":
+            return self._train(body)
+        if kind in ("upload", "unmask"):
+            head = unpack(body, 64 << 20).head
+            work = self._work_of(head)
+            return self._upload(work, head) if kind == "upload" else self._unmask(work, head)
+        raise Rejected("malformed", f'a message of kind "{kind[:20]}"')
+
+    # hello
+
+    def _hello(self, head: Mapping[str, Any]) -> bytes:
+        run = text(head, "run")
+        if head.get("secure") is not True and not self._plain:
+            raise Rejected("not secure", "this client takes part in secure sums only; start it with --allow-plain")
+        self.store.begin(run, head)
+        self._learners.pop(run, None)
+        learner = self._learner(run)
+        if learner.digest != text(head, "method"):
+            raise Rejected(
+                "other method", "this package builds another method from the run's specification; update the client"
+            )
+        proof = self.store.identity().sign(hello_text(self.name, run, text(head, "nonce")))
+        return pack({"proof": proof.hex(), "keys": self.store.new_keys(self.name).to_json()})
+
+    def _learner(self, run: str) -> Learner:
+        if run not in self._learners:
+            self._learners.clear()  # one run at a time: text and model of the last one are let go
+            self._learners[run] = self._make(self.store.begun(run))
+        return self._learners[run]
+
+    # train
+
+    def _train(self, body: bytes) -> bytes:
+        self._drop()
+        head = unpack(body).head
+        why = self._ready()
+        if why is not None:
+            raise Rejected("not now", why)
+        run = text(head, "run")
+        begun = self.store.begun(run)
+        learner = self._learner(run)
+        received = unpack(body, most_bytes(learner.shapes) + (MOST_MEMBERS << 10))
+        theta = read_tensors(received.tensors, learner.shapes)
+        work = self._accept(run, received, theta, secure=begun.get("secure") is True)
+        evaluate = head.get("evaluate")
+        if evaluate in ("valid", "test"):
+            work.evaluated = learner.evaluate(theta, evaluate)
+        if work.purpose != "evaluation":
+            counted = None if head.get("counted") is None else whole_number(head, "counted")
+            work.done = self._solve(learner, work, digest_of(theta), counted)
+        self._work = work
+        answer: dict[str, Any] = {"run": run, "round": work.round, "attempt": work.attempt}
+        if begun.get("secure") is True:
+            work.member = self._join(learner, work, head)
+            parcels = {to: package.hex() for to, package in work.member.shares().items()}
+            return pack(answer | {"parcels": parcels, "keys": self.store.new_keys(self.name).to_json()})
+        answer |= {"evaluated": None if work.evaluated is None else list(work.evaluated)}
+        if work.done is None:
+            return pack(answer)
+        answer["report"] = report_head(work.done)
+        return pack(answer, work.done.upload if head.get("send") is True else None)
+
+    def _accept(self, run: str, received: Received, theta: Params, *, secure: bool) -> _Work:
+        """Check what a training message is about; refuse what is old, repeated, or another model for the same round."""
+        head = received.head
+        round, attempt = whole_number(head, "round"), whole_number(head, "attempt")
+        purpose = text(head, "purpose")
+        if purpose not in PURPOSES:
+            raise Rejected("malformed", f'a purpose "{purpose[:20]}"')
+        model = digest_of(theta)
+        if model != text(head, "model"):
+            raise Rejected("other model", "the model is not the one that the message names")
+        if not all(bool(torch.isfinite(p).all()) for p in theta.values()):
+            raise Rejected("non-finite model", "the model holds numbers that are not finite")
+        before = self.store.seen(run)
+        if (attempt, round) < before[:2]:
+            raise Rejected("stale", f"round {round} of attempt {attempt} after round {before[1]} of {before[0]}")
+        if (attempt, round) == before[:2] and model != before[2]:
+            raise Rejected("other model", f"another model for round {round} than before")
+        self.store.see(run, attempt, round, model)
+        public = head.get("public")
+        if secure and not isinstance(public, dict) and purpose != "evaluation":
+            raise Rejected("malformed", "a secure round without public numbers")
+        members = whole_number(head, "members", 1, MOST_MEMBERS)
+        return _Work(run, round, attempt, purpose, theta, public, members, None, None)
+
+    def _solve(self, learner: Learner, work: _Work, model: str, counted: int | None) -> Finished:
+        """Train, or take what was trained for the same model and round just before (the calibration's)."""
+        key = (work.run, work.round, model, counted)
+        if self._solved is not None and self._solved[0] == key:
+            return self._solved[1]
+        self._solved = None
+        turn = Turn(0)
+        if keeps_state(learner.method):
+            state = self.store.state(work.run, counted)
+            turn = turn._replace(state=state, propose=self.store.state_file(work.run, work.round))
+        done = learner.solve(work.theta, work.round, turn)
+        odd = refusal(self.name, done, work.theta)
+        if odd is not None:
+            raise Rejected(odd.reason, "what this client trained is not sent")
+        done = done._replace(upload={name: u.clone() for name, u in done.upload.items()})
+        self._solved = (key, done)
+        return done
+
+    def _join(self, learner: Learner, work: _Work, head: Mapping[str, Any]) -> Member:
+        """Join a secure sum on the server's terms, if they are acceptable."""
+        listed, identities = head.get("cohort"), head.get("identities")
+        if not isinstance(listed, list) or not isinstance(identities, dict) or len(listed) != work.members:
+            raise Rejected("malformed", "a secure round without its cohort's keys")
+        try:
+            keys = {name: bytes.fromhex(key) for name, key in identities.items()}
+            cohort = tuple(SignedKeys.from_json(entry) for entry in listed)
+            own = next((k for k in cohort if k.client == self.name), None)
+            if own is None or keys.get(self.name) != self.store.identity().public:
+                raise Rejected("refused by client", "the cohort has no keys of this client, or others")
+            self.store.pin(keys)
+            size = length(learner.method, work.theta, work.purpose)
+            context = sum_context(work.run, work.attempt, self._context(learner, work))
+            terms = Terms(context, cohort, whole_number(head, "threshold", 1, MOST_MEMBERS), size)
+            return Member(self.name, self.store.take_keys(own.serial), terms, keys, self._floors)
+        except Refused as e:
+            raise Rejected("refused by client", str(e)) from None
+        except (SecureSumError, ValueError, TypeError, KeyError) as e:
+            raise Rejected("malformed", f"terms of a secure sum that make no sense ({e})") from None
+
+    def _context(self, learner: Learner, work: _Work) -> bytes:
+        return context_of(work.theta, learner.method, work.public or {}, work.round, work.purpose)
+
+    # upload and unmask
+
+    def _work_of(self, head: Mapping[str, Any]) -> _Work:
+        work = self._work
+        asked = (text(head, "run"), whole_number(head, "round"), whole_number(head, "attempt"))
+        if work is None:
+            raise Rejected("state lost", "this client has nothing trained; it may have been restarted")
+        if asked != (work.run, work.round, work.attempt):
+            raise Rejected("stale", f"round {asked[1]}, and this client is in round {work.round}")
+        return work
+
+    def _upload(self, work: _Work, head: Mapping[str, Any]) -> bytes:
+        answer = {"run": work.run, "round": work.round, "attempt": work.attempt}
+        if work.member is None:
+            if work.done is None:
+                raise Rejected("malformed", "nothing was trained that could be uploaded")
+            self._work = None
+            return pack(answer, work.done.upload)
+        alive, parcels = head.get("alive"), head.get("parcels")
+        if not isinstance(alive, list) or not isinstance(parcels, dict):
+            raise Rejected("malformed", "an upload without the others' shares")
+        try:
+            received = {str(sender): bytes.fromhex(package) for sender, package in parcels.items()}
+            masked = work.member.masked(self._vector(work), [str(name) for name in alive], received)
+        except SecureSumOverflow as e:
+            self._drop()
+            raise Rejected("out of range", str(e)) from None
+        except (SecureSumError, ValueError, TypeError) as e:
+            self._drop()
+            raise Rejected("refused by client", str(e)) from None
+        return pack(answer, {"masked": torch.from_numpy(masked.view(np.int32))})
+
+    def _vector(self, work: _Work) -> Vector:
+        learner = self._learner(work.run)
+        if work.purpose == "evaluation":
+            return evaluation_vector_of(work.evaluated or Evaluated(), work.members)
+        assert work.done is not None, "a client that trained"
+        if work.purpose == "calibration":
+            return calibration_vector_of(self.name, work.done, work.theta, learner.method, work.members)
+        try:
+            return vector_of(
+                self.name, work.done, work.theta, learner.method, work.public or {}, work.members, work.evaluated
+            )
+        except (KeyError, TypeError, IndexError) as e:
+            raise Rejected("malformed", f"public numbers that make no sense ({e})") from None
+
+    def _unmask(self, work: _Work, head: Mapping[str, Any]) -> bytes:
+        survivors = head.get("survivors")
+        if work.member is None or not isinstance(survivors, list):
+            raise Rejected("malformed", "a request to open a sum that this client is not in")
+        try:
+            data = work.member.unmask([str(name) for name in survivors])
+        except SecureSumError as e:
+            raise Rejected("refused by client", str(e)) from None
+        finally:
+            self._drop()
+        return pack({"run": work.run, "round": work.round, "attempt": work.attempt, "shares": data.hex()})
+
+    def _drop(self) -> None:
+        """Forget the round in progress and its secrets; what was trained stays for the next purpose."""
+        if self._work is not None and self._work.member is not None:
+            self._work.member.forget()
+        self._work = None
+
+
+def hello_text(name: str, run: str, nonce: str) -> bytes:
+    """Return what a client signs to prove who it is; the nonce is the server's, so that no old proof will do."""
+    return json.dumps(["keyfed hello", name, run, nonce]).encode()
+
+
+def sum_context(run: str, attempt: int, round_context: bytes) -> bytes:
+    """Return what a secure sum's masks are bound to: the run, the attempt, and `secure_round.context_of`."""
+    return hashlib.sha256(f"{run}|{attempt}|".encode() + round_context).digest()
+
+
+def report_head(done: Finished | Report) -> dict[str, Any]:
+    """Return a report as it is sent."""
+    return {
+        "tokens": done.tokens, "loss": done.loss, "worked": done.worked, "distance": dict(done.distance),
+        "weight": done.weight, "joining": done.joining,
+    }  # fmt: skip
+
+
+def finished_of(report: Any, layers: Mapping[str, object], upload: Params) -> Finished:
+    """Read a report that came from outside; the inverse of `report_head`."""
+    if not isinstance(report, dict):
+        raise Rejected("malformed", "an answer without a report")
+    distance = report.get("distance")
+    if not isinstance(distance, dict) or not set(distance) <= set(layers):
+        raise Rejected("malformed", "a report whose distances are not those of the model's layers")
+    joining = report.get("joining")
+    if not isinstance(joining, bool):
+        raise Rejected("malformed", "a report that does not say whether its client joins")
+    return Finished(
+        0,
+        upload,
+        number(report, "loss", 0.0, 1e6),
+        whole_number(report, "tokens", 0, 1 << 40),
+        whole_number(report, "worked", 0, 1 << 40),
+        {name: number(distance, name, 0.0) for name in distance},
+        number(report, "weight", 0.0, float(1 << 40)),
+        joining,
+    )

@@ -1,0 +1,155 @@
+"""A client's own text under a run's model: what `engine.session` asks for, from what the server says of the run.
+
+Of the server's configuration only what the training itself depends on is taken: the model, the method, how text is cut,
+the seed. Paths, files and everything else that could reach further into the device are this client's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from keyfed.config import Config, DataConfig, check, config_from, method_spec
+from keyfed.engine.messages import Rejected, Shapes, text_digest
+from keyfed.engine.network import init_params
+from keyfed.engine.problem import Problem, make_store
+from keyfed.engine.secure_round import Evaluated
+from keyfed.engine.session import Learner
+from keyfed.engine.turn import Finished, Turn, take_turns
+from keyfed.errors import KeyfedError
+from keyfed.federated.methods import build_method
+from keyfed.federated.private_shares import privately
+from keyfed.federated.types import Method, Params
+from keyfed.files import write_atomically
+from keyfed.run.encode import window_of
+from keyfed.run.evaluate import evaluate_sentences, evaluate_together, limit_streams
+from keyfed.run.outside import build_network
+from keyfed.text.batches import Batching
+from keyfed.text.clients import ClientText, partition
+from keyfed.text.corpus import Author
+from keyfed.text.named import load_corpus
+from keyfed.text.vocab import Vocab
+
+SENT = (
+    "data",
+    "model",
+    "train",
+    "participation",
+    "method",
+    "mediator",
+    "server",
+    "upload",
+)  # sections a client is told
+
+
+def run_method(config: Config, *, secure: bool) -> Method:
+    """Build a run's method as both sides do."""
+    method = build_method(method_spec(config))
+    return privately(method) if secure else method
+
+
+def method_digest(method: Method) -> str:
+    """Hash of a method as this package understands its specification."""
+    assert method.spec is not None
+    return text_digest([asdict(method.spec), method.hidden])
+
+
+class OwnText:
+    """`Learner` over one client's text."""
+
+    def __init__(self, config: Config, method: Method, name: str, vocab: Vocab) -> None:
+        person, vocab = read_person(config, name, vocab)
+        stream, window = vocab.encode(person.train), window_of(config)
+        if len(stream) <= window:
+            raise Rejected("no text", f"{len(stream)} tokens to learn from; a window has {window}")
+        spec = build_network(config, len(vocab), None)
+        data = config.data
+        batching = Batching(data.batches, 1, window, data.max_sentences, data.max_tokens)
+        self.method = method
+        self.digest = method_digest(method)
+        self._spec = spec
+        self._problem = Problem(spec, make_store([stream], [name]), batching, config.train.seed)
+        held_out = {"valid": vocab.encode(person.valid), "test": vocab.encode(person.test)}
+        self._held_out = {part: {name: ids} if len(ids) > 1 else {} for part, ids in held_out.items()}
+        self._limits = {"valid": config.train.valid_tokens, "test": config.train.test_tokens}
+        self._score = evaluate_sentences if data.batches == "sentences" else evaluate_together
+        like = init_params(spec, 0)
+        self.shapes: Shapes = {layer: (tuple(p.shape), p.dtype) for layer, p in like.items()}
+
+    def solve(self, theta: Params, round: int, turn: Turn) -> Finished:
+        """Train for a round, with one thread: the same bits as in a simulation."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return take_turns(self._problem, theta, [turn], self.method, round)[0]
+        finally:
+            torch.set_num_threads(threads)
+
+    def evaluate(self, theta: Params, part: str) -> Evaluated:
+        """Count nats and hits on this client's held-out text."""
+        streams = limit_streams(self._held_out[part], self._limits[part])
+        return Evaluated(*asdict(self._score(self._spec, theta, streams)).values())
+
+
+def read_person(config: Config, name: str, vocab: Vocab) -> tuple[ClientText, Vocab]:
+    """Read a client's text, all files of its folder one after the other, and cut it as a simulation cuts a client's."""
+    corpus = load_corpus(config.data.name, author_column=config.data.author_column, text_column=config.data.text_column)
+    lines = tuple(chain.from_iterable(author.lines for author in corpus.authors))
+    one = replace(corpus, authors=(Author(name, lines),), valid=None, test=None, natural=True)
+    people = partition(one, "natural", clients=None, seed=config.train.seed, unseen=0.0)
+    return people.clients[0], replace(vocab, tokenised=corpus.tokenised)
+
+
+def own_text(home: Path, name: str, data: Path) -> Callable[[Mapping[str, Any]], Learner]:
+    """Return what makes a client's text ready for a run.
+
+    Args:
+      home: where the run's vocabulary is kept.
+      name: the client's.
+      data: its text: a file, or a folder of files.
+    """
+
+    def make(about: Mapping[str, Any]) -> Learner:
+        vocab = _vocab_of(about)
+        place = home / f"vocab-{hashlib.sha256(vocab.to_json().encode()).hexdigest()[:16]}.json"
+        if not place.exists():
+            write_atomically(place, vocab.to_json().encode())
+        config = own_config(about, data, place)
+        return OwnText(config, run_method(config, secure=about.get("secure") is True), name, vocab)
+
+    return make
+
+
+def own_config(about: Mapping[str, Any], data: Path, vocab_file: Path) -> Config:
+    """Return the run's configuration with this client's text in the place of the server's."""
+    document = about.get("config")
+    if not isinstance(document, dict):
+        raise Rejected("malformed", "a run without a configuration")
+    told = {section: values for section, values in document.items() if section in SENT}
+    try:
+        given = config_from(told, "the server's configuration")
+        own = DataConfig(
+            name=str(data), vocab_file=str(vocab_file),
+            batches=given.data.batches, window=given.data.window, max_sentences=given.data.max_sentences,
+            max_tokens=given.data.max_tokens,
+        )  # fmt: skip
+        train = replace(given.train, init=None, device="cpu", workers=1, block=1, central=False, baselines=False)
+        return check(replace(given, data=own, train=train))
+    except KeyfedError as e:
+        raise Rejected("other method", f"a configuration that this package does not understand: {e}") from None
+
+
+def _vocab_of(about: Mapping[str, Any]) -> Vocab:
+    given = about.get("vocab")
+    if not isinstance(given, str):
+        raise Rejected("malformed", "a run without a vocabulary")
+    try:
+        return Vocab.from_json(given)
+    except KeyfedError as e:
+        raise Rejected("malformed", f"a vocabulary that cannot be read: {e}") from None

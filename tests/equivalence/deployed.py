@@ -1,0 +1,72 @@
+"""A small federation in this process: sessions with their own text, called through the messages of a real one."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+
+from keyfed.config import Config, DataConfig, ModelConfig, Participation, TrainConfig
+from keyfed.engine.roster import Enrolled, Roster
+from keyfed.engine.session import ClientSession
+from keyfed.engine.transport import Fault, InProcess
+from keyfed.private.secure_sum import Floors
+from keyfed.run.on_device import own_text
+from keyfed.text.vocab import Vocab, build_vocab
+
+WORDS = "the a cat dog bird sat ran flew on under over mat tree house and then it was small big red .".split()
+
+
+def write_texts(folder: Path, clients: int, lines: int = 60) -> list[Path]:
+    """Write one file of pseudo-sentences a client, each with its own habits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    out = []
+    for k in range(clients):
+        text = []
+        for n in range(lines + 7 * k):
+            draw = hashlib.sha256(f"{k}/{n}".encode()).digest()
+            text.append(" ".join(WORDS[(b * (k + 3)) % len(WORDS)] for b in draw[: 5 + draw[-1] % 6]))
+        out.append(folder / f"client-{k}.txt")
+        out[-1].write_text("\n".join(text) + "\n", "utf-8")
+    return out
+
+
+def vocabulary(folder: Path) -> tuple[Vocab, Path]:
+    """A vocabulary that is given, not built from clients' text."""
+    vocab, _ = build_vocab([[" ".join(WORDS)]], kind="word", size=None, lower=True, tokenised=False)
+    path = folder / "vocab.json"
+    path.write_text(vocab.to_json(), "utf-8")
+    return vocab, path
+
+
+def small_config(
+    data: Path, vocab: Path, method: str = "fedavg", *, rounds: int = 3, cohort: int = 4, **options: object
+) -> Config:
+    """A run that takes a second; its clients are the files of a folder."""
+    return Config(
+        data=DataConfig(name=str(data), unseen=0.0, vocab_file=str(vocab), window=8),
+        model=ModelConfig("cifg", embed=6, hidden=8),
+        train=TrainConfig(rounds=rounds, cohort=cohort, baselines=False, workers=1, block=1, device="cpu"),
+        participation=Participation(),
+        method=method,
+        options=options,  # type: ignore[arg-type]
+    )
+
+
+def federation(
+    home: Path, texts: list[Path], *, fault: Fault | None = None, plain: bool = True, floor: int = 3
+) -> tuple[InProcess, Roster]:
+    """Enrol a session for every text."""
+    sessions, roster = {}, Roster(home / "roster.json")
+    for path in texts:
+        sessions[path.stem] = session(home, path, plain=plain, floor=floor)
+        identity = sessions[path.stem].store.identity().public.hex()
+        node_key = hashlib.sha256(path.stem.encode()).hexdigest()
+        roster.add(path.stem, Enrolled(identity, node_key, datetime.now(UTC).isoformat()))
+    return InProcess(sessions, fault), roster
+
+
+def session(home: Path, text: Path, *, plain: bool = True, floor: int = 3) -> ClientSession:
+    """A client's session; one made again has lost what was in memory, and no file."""
+    own = home / text.stem
+    return ClientSession(own, text.stem, own_text(own, text.stem, text), plain=plain, floors=Floors(floor))

@@ -1,0 +1,42 @@
+"""A federation by messages equals the simulation: bit for bit, plain and by secure sums."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from .deployed import federation, small_config, vocabulary, write_texts
+
+from keyfed.engine.secure_simulation import SecureSettings
+from keyfed.run.checkpoint import load_checkpoint
+from keyfed.run.deployed import Patience, train_deployed
+from keyfed.run.train import train
+
+QUICK = Patience(answer=5, quorum=1, look=0.01)
+
+
+def last_model(run):
+    saved = load_checkpoint(run / "checkpoint", 1 << 40, pytest.fail)
+    assert saved is not None
+    return saved.state.params
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
+@pytest.mark.parametrize("method", ["fedavg", "fedatt", "fedmed", "fedadam", "fedadmm", "fedprox", "fedsgd"])
+def test_a_federation_equals_the_simulation_bit_for_bit(tmp_path, method, secure):
+    texts = write_texts(tmp_path / "texts", 5)
+    vocab, path = vocabulary(tmp_path)
+    config = small_config(tmp_path / "texts", path, method)
+    if secure:
+        config = replace(config, secure=replace(config.secure, on=True))
+    train(config, tmp_path / "simulated")
+    transport, roster = federation(tmp_path / "clients", texts)
+    settings = SecureSettings() if secure else None
+    result = train_deployed(config, vocab, tmp_path / "deployed", transport, roster, secure=settings, patience=QUICK)
+    simulated, deployed = last_model(tmp_path / "simulated"), last_model(tmp_path / "deployed")
+    assert set(simulated) == set(deployed)
+    for name, p in simulated.items():
+        assert torch.equal(p, deployed[name]), name
+    assert result["rounds"] == 3
+    assert result["refused"] == 0
