@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,13 +22,14 @@ from keyfed.cli_options import (
     configure,
     print_json,
 )
-from keyfed.errors import ConfigError
+from keyfed.errors import ConfigError, DeployError
 
 if TYPE_CHECKING:
     from keyfed.config import Config
     from keyfed.run.train import Listener
 
 WAIT_SECONDS = 60.0
+ATTEMPTS, RETURN_SECONDS, SETTLE_SECONDS = 5, 300.0, 8.0
 
 
 def up(
@@ -133,14 +135,15 @@ def train_in_federation(
 ) -> Any:
     """Submit a run to a server, follow it, and return its result: what `keyfed train --federation ADDRESS` does.
 
-    The vocabulary is that of data.vocab_file, or is made from the corpus of data.name, which must then be public.
+    A server that goes away is waited for, and the run goes on from its last checkpoint. The vocabulary is that of
+    data.vocab_file, or is made from the corpus of data.name, which must then be public.
 
     Args:
       address: HOST:PORT of the server, or its folder.
     """
     from keyfed.deploy.client_home import check_server
     from keyfed.deploy.flower import need_flower, write_connection
-    from keyfed.deploy.submit import build_app, submit
+    from keyfed.deploy.submit import Unfinished, build_app, submit
     from keyfed.deploy.superlink import ServerHome, default_home
     from keyfed.deploy.up import run_files
 
@@ -151,13 +154,32 @@ def train_in_federation(
     else:
         server = ServerHome(default_home())
         write_connection(server.path, check_server(address), server.ca)
-    vocab = run_vocab(config, listener)
-    with tempfile.TemporaryDirectory(prefix="keyfed-run-") as temporary:
-        app = Path(temporary) / "app"
-        wanted = config.train.cohort
-        files = run_files(config, vocab, out, secure=not plain, clients=wanted, wait=WAIT_SECONDS, resume=resume)
-        build_app(app, files)
-        return submit(server, app, listener, address)
+    vocab, wanted = run_vocab(config, listener), config.train.cohort
+    for attempt in range(ATTEMPTS):
+        with tempfile.TemporaryDirectory(prefix="keyfed-run-") as temporary:
+            app, goes_on = Path(temporary) / "app", resume or attempt > 0
+            files = run_files(config, vocab, out, secure=not plain, clients=wanted, wait=WAIT_SECONDS, resume=goes_on)
+            build_app(app, files)
+            try:
+                return submit(server, app, listener, address)
+            except Unfinished as e:
+                if attempt == ATTEMPTS - 1 or not (out / "run.toml").exists():
+                    raise
+                listener.say(f"{e}; waiting for the server, to go on from the last checkpoint")
+        if not came_back(address, server.ca):
+            raise DeployError(f"no server answers at {address}; go on later with: keyfed train --resume --out {out}")
+    raise AssertionError
+
+
+def came_back(address: str, ca: Path) -> bool:
+    """Wait until a server answers again and what it was doing has ended for good; False where it does not."""
+    from keyfed.deploy.processes import wait_until
+    from keyfed.deploy.superlink import answers
+
+    found = wait_until(lambda: answers(address, ca), RETURN_SECONDS, lambda: True, 1.0)
+    if found:
+        time.sleep(SETTLE_SECONDS)  # its last program notices within seconds that its server has gone
+    return found
 
 
 def run_vocab(config: Config, listener: Listener) -> str:

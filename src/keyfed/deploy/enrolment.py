@@ -220,17 +220,14 @@ def _register(home: ServerHome, given: Sequence[Enrolment], run: Command) -> dic
     for one in given:
         write_atomically(keys[one.name], f"{one.node}\n".encode(), durable=False)
     try:
-        commands = [
-            ["supernode", "register", str(key), CONNECTION, "--name", name, "--format", "json"]
-            for name, key in keys.items()
-        ]
+        commands = [["supernode", "register", str(key), CONNECTION, "--name", name] for name, key in keys.items()]
         said = run(commands)
     finally:
         for key in keys.values():
             key.unlink(missing_ok=True)
     nodes = {}
     for name, text in zip(keys, said, strict=True):
-        found = re.search(r'"node-id":\s*"?(\d+)', text)
+        found = re.search(r"SuperNode (\d+) registered", text)
         if found is None:
             raise DeployError(f"the SuperLink did not take the key of {name}: {' '.join(text.split())[-300:]}")
         nodes[name] = int(found[1])

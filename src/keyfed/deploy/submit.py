@@ -169,7 +169,7 @@ def submit(home: ServerHome, folder: Path, listener: Listener, address: str | No
 
 
 def _lines(process: subprocess.Popen[str], run: list[str]) -> Iterator[str]:
-    """Yield the lines of a process as they come; note the number of the run."""
+    """Yield the lines of a process as they come and note the number of the run; end it when nobody reads on."""
     box: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
@@ -178,18 +178,25 @@ def _lines(process: subprocess.Popen[str], run: list[str]) -> Iterator[str]:
             box.put(line)
         box.put(None)
 
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            line = box.get(timeout=1.0)
-        except queue.Empty:
-            continue  # so that Ctrl-C is noticed
-        if line is None:
-            return
-        found = STARTED.search(line)
-        if found and not run:
-            run.append(found[1])
-        yield line
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        while True:
+            try:
+                line = box.get(timeout=1.0)
+            except queue.Empty:
+                continue  # so that Ctrl-C is noticed
+            if line is None:
+                return
+            found = STARTED.search(line)
+            if found and not run:
+                run.append(found[1])
+            yield line
+    finally:
+        _end(process)
+        reader.join(5.0)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def _end(process: subprocess.Popen[str]) -> None:
