@@ -20,6 +20,7 @@ from keyfed.cli_options import (
     follow_rank_0,
     print_json,
 )
+from keyfed.errors import ConfigError
 from keyfed.launch import leads
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ FederationOption = Annotated[
 PlainOption = Annotated[
     bool, typer.Option("--plain", help="With --federation: without secure aggregation; the server sees every update.")
 ]
+SecureOption = Annotated[bool, typer.Option("--secure", help="Mask every upload: the server sees sums only.")]
 TensorboardOption = Annotated[
     bool, typer.Option("--tensorboard", help="Also write the rounds as TensorBoard events to RUN/tensorboard.")
 ]
@@ -59,6 +61,15 @@ def _default_out(config: Config, resume: bool, what: str | None = None) -> Path:
 
     base = Path("runs") / f"{what or config.method}-{file_name(Path(config.data.name).name)}-{config.model.name}"
     return base if resume else free_name(base)
+
+
+def _secure(secure: bool, plain: bool, federation: str | None) -> bool | None:
+    """Return what secure.on is set to: in a real federation on, unless plain is said; elsewhere as asked."""
+    if plain and (secure or federation is None):
+        raise ConfigError(
+            "--plain goes with --federation, where secure aggregation is on by default; not with --secure"
+        )
+    return not plain if federation is not None else secure or None
 
 
 def train(
@@ -74,6 +85,7 @@ def train(
     vectors: VectorsOption = None,
     vectors_dim: VectorsDimOption = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/METHOD-DATA-MODEL by default.")] = None,
+    secure: SecureOption = False,
     resume: ResumeOption = False,
     settings: SetOption = None,
     config: ConfigOption = None,
@@ -100,7 +112,7 @@ def train(
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
         "train.until": until, "train.init": init, "data.vocab_file": vocab_file, "vectors.file": vectors,
-        "vectors.dim": vectors_dim,
+        "vectors.dim": vectors_dim, "secure.on": _secure(secure, plain, federation),
     }  # fmt: skip
     base = None
     if resume and out is not None and (out / "run.toml").exists():
@@ -127,7 +139,7 @@ def train(
             if federation is None:
                 result = run_training(resolved, folder, resume=resume, listener=listener)
             else:
-                result = train_in_federation(resolved, federation, folder, listener, plain=plain, resume=resume)
+                result = train_in_federation(resolved, federation, folder, listener, resume=resume)
         except KeyboardInterrupt:
             narrator.stop()
             typer.echo(f"stopped; go on with: keyfed train --resume --out {folder}", err=True)
@@ -175,8 +187,8 @@ def pretrain(
         named = {"data.name": data, "data.dir": data_dir, "model.name": model}
         out = _default_out(configure("central", config, named, settings), resume, "pretrain")
     train(
-        "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, resume,
-        settings, config, dry_run, tensorboard, None, False, as_json,
+        "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, False,
+        resume, settings, config, dry_run, tensorboard, None, False, as_json,
     )  # fmt: skip
     if leads() and not dry_run and not as_json:
         typer.echo(f"start:  keyfed train --init {out}, with this model and the corpus of your choice")

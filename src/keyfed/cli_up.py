@@ -70,7 +70,7 @@ def up(
         raise ConfigError(f"{clients} clients cannot hide in each other's sum; take at least 3, or --plain")
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
-        "data.vocab_file": vocab_file, "train.cohort": clients,
+        "data.vocab_file": vocab_file, "train.cohort": clients, "secure.on": not plain,
     }  # fmt: skip
     resolved = configure(method, config, named, settings)
     folder = out or _default_out(resolved, False, f"up-{resolved.method}")
@@ -130,9 +130,7 @@ def cost_text(cost: dict[str, Any]) -> str:
     return f"{cost['seconds_per_round'] or 0:.1f} s a round (median of {cost['rounds']}); a client and round: {moved}"
 
 
-def train_in_federation(
-    config: Config, address: str, out: Path, listener: Listener, *, plain: bool, resume: bool
-) -> Any:
+def train_in_federation(config: Config, address: str, out: Path, listener: Listener, *, resume: bool) -> Any:
     """Submit a run to a server, follow it, and return its result: what `keyfed train --federation ADDRESS` does.
 
     A server that goes away is waited for, and the run goes on from its last checkpoint. The vocabulary is that of
@@ -158,7 +156,7 @@ def train_in_federation(
     for attempt in range(ATTEMPTS):
         with tempfile.TemporaryDirectory(prefix="keyfed-run-") as temporary:
             app, goes_on = Path(temporary) / "app", resume or attempt > 0
-            files = run_files(config, vocab, out, secure=not plain, clients=wanted, wait=WAIT_SECONDS, resume=goes_on)
+            files = run_files(config, vocab, out, clients=wanted, wait=WAIT_SECONDS, resume=goes_on)
             build_app(app, files)
             try:
                 return submit(server, app, listener, address)

@@ -6,6 +6,7 @@ decided by the data), written `none` on the command line and in TOML.
 
 from __future__ import annotations
 
+import functools
 import math
 import tomllib
 import types
@@ -19,9 +20,12 @@ from keyfed.errors import ConfigError, nearest
 from keyfed.federated.participation import Participation
 from keyfed.federated.spec import MethodSpec, Part
 from keyfed.federated.tuned import tuned_options
-from keyfed.sections import DataConfig, ModelConfig, TrainConfig, UploadConfig, VectorsConfig
+from keyfed.sections import DataConfig, ModelConfig, SecureConfig, TrainConfig, UploadConfig, VectorsConfig
 
-__all__ = ["Config", "DataConfig", "ModelConfig", "Participation", "TrainConfig", "UploadConfig", "VectorsConfig"]
+__all__ = [
+    "Config", "DataConfig", "ModelConfig", "Participation", "SecureConfig", "TrainConfig", "UploadConfig",
+    "VectorsConfig",
+]  # fmt: skip
 
 Value = str | int | float | bool | None
 
@@ -40,6 +44,7 @@ class Config:
     participation: Participation = field(default_factory=Participation)
     upload: UploadConfig = field(default_factory=UploadConfig)
     vectors: VectorsConfig = field(default_factory=VectorsConfig)
+    secure: SecureConfig = field(default_factory=SecureConfig)
     method: str = "fedavg"
     options: Mapping[str, Value] = field(default_factory=dict)
     mediator: Part | None = None
@@ -53,6 +58,7 @@ SECTIONS: dict[str, Any] = {
     "participation": Participation,
     "upload": UploadConfig,
     "vectors": VectorsConfig,
+    "secure": SecureConfig,
 }
 PARTS = ("mediator", "server")
 
@@ -105,6 +111,7 @@ def coerce(value: Any, annotation: Any, where: str) -> Any:
         raise ConfigError(f'{where} is "{value}"; expected {name}') from None
 
 
+@functools.cache  # evaluated anew for every key otherwise: most of the time of reading a configuration
 def _hints(section: Any) -> dict[str, Any]:
     return typing.get_type_hints(section)
 
@@ -123,7 +130,7 @@ def set_value(config: Config, key: str, value: Any) -> Config:
             raise ConfigError(
                 f'method.{name} is not an option of "{config.method}"{hint}. Options: {", ".join(options)}.'
             )
-        hint_of = typing.get_type_hints(METHODS[config.method])[name]
+        hint_of = _hints(METHODS[config.method])[name]
         return replace(config, options={**config.options, name: coerce(value, hint_of, f"method.{name}")})
     if section in PARTS:
         changed: Any = _set_part(getattr(config, section), section, name, value)
@@ -155,7 +162,7 @@ def _set_part(part: Part | None, kind: str, name: str, value: Any) -> Part | Non
             f'{kind}.{name} is not an option of "{part.name}"{nearest(name, options)}. '
             f"Options: {', '.join(options) or 'none'}."
         )
-    hint = typing.get_type_hints(KINDS[kind][part.name])[name]
+    hint = _hints(KINDS[kind][part.name])[name]
     return Part(part.name, {**part.options, name: coerce(value, hint, f"{kind}.{name}")})
 
 
@@ -218,7 +225,8 @@ def check(config: Config) -> Config:
         "data.clients": (d.clients, 1), "data.vocab": (d.vocab, 5), "data.window": (d.window, 1),
         "data.max_sentences": (d.max_sentences, 1), "data.max_tokens": (d.max_tokens, 1),
         "data.min_clients": (d.min_clients, 1), "model.embed": (m.embed, 1), "model.hidden": (m.hidden, 1),
-        "model.layers": (m.layers, 1),
+        "model.layers": (m.layers, 1), "secure.floor": (config.secure.floor, 2),
+        "secure.threshold": (config.secure.threshold, 2),
     }  # fmt: skip
     problems = [f"{key} is {got}; at least {low}" for key, (got, low) in least.items() if got is not None and got < low]
     if not 0 <= m.dropout < 1:
@@ -297,6 +305,8 @@ def _unread(config: Config, *, characters: bool) -> list[str]:
         alone.append("[vectors] has options, but no file; set vectors.file too")
     if given.reduce == "pca" and given.remove != VectorsConfig().remove:
         alone.append(f"vectors.remove is {given.remove}, which pp-pca-pp reads; set vectors.reduce=pp-pca-pp")
+    if not config.secure.on and config.secure != SecureConfig():
+        alone.append("[secure] has options, but secure aggregation is off; set secure.on=true (--secure) too")
     if config.method not in METHODS:
         return alone
     usual = {key: p.default for key, p in method_options(config.method).items()}

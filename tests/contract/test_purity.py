@@ -19,13 +19,8 @@ DECODER = (
     "session", "editor", "terminal",
 )  # fmt: skip
 SECURE = (
-    "secure_layout",
-    "secure_round",
-    "secure_simulation",
-    "session",
-    "remote",
-    "roster",
-)  # the engine's parts that know secure sums
+    "secure_layout", "secure_round", "secure_simulation", "session", "device_store", "calls", "remote", "remote_secure",
+)  # fmt: skip # the engine's parts that know secure sums
 PICKLES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 
 

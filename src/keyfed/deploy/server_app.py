@@ -79,9 +79,11 @@ def train_submitted(folder: Path, grid: Grid, run: str, listener: Printer) -> An
     transport = FlowerTransport(grid, lambda key: names_by_key(home).get(key_sum(key)), run)
     wanted = min(int(told["clients"]), len(names_by_key(home)))
     wait_for(transport.clients, wanted, float(told["wait"]), listener.say)
+    config = config_from(told["config"], RUN)
+    secure = SecureSettings(config.secure.threshold, config.secure.floor) if config.secure.on else None
     return train_deployed(
-        config_from(told["config"], RUN), vocab, Path(told["out"]), transport, Roster(home.roster), listener,
-        secure=SecureSettings() if told["secure"] else None, resume=bool(told["resume"]),
+        config, vocab, Path(told["out"]), transport, Roster(home.roster), listener,
+        secure=secure, resume=bool(told["resume"]),
     )  # fmt: skip
 
 

@@ -47,15 +47,13 @@ def lay_out(config: Config, clients: int, root: Path) -> tuple[Config, dict[str,
     return replace(config, data=on_files), files
 
 
-def run_files(
-    config: Config, vocab: str, out: Path, *, secure: bool, clients: int, wait: float, resume: bool
-) -> dict[str, bytes]:
+def run_files(config: Config, vocab: str, out: Path, *, clients: int, wait: float, resume: bool) -> dict[str, bytes]:
     """Return the files of a submission."""
     from keyfed.config import to_document
     from keyfed.deploy.server_app import RUN, VOCAB
 
     told = {
-        "config": to_document(config), "out": str(out.resolve()), "secure": secure, "resume": resume,
+        "config": to_document(config), "out": str(out.resolve()), "resume": resume,
         "clients": clients, "wait": wait,
     }  # fmt: skip
     return {RUN: json.dumps(told).encode(), VOCAB: vocab.encode()}
@@ -110,8 +108,6 @@ def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, 
         homes = {name: root / "clients" / name for name in files}
         start_clients(processes, server, address, homes, files, plain=plain)
         vocab = preparing.result().vocab.to_json()
-        files_of_run = run_files(
-            config, vocab, out, secure=not plain, clients=clients, wait=CONNECT_SECONDS, resume=False
-        )
+        files_of_run = run_files(config, vocab, out, clients=clients, wait=CONNECT_SECONDS, resume=False)
         build_app(root / "app", files_of_run)
         return submit(server, root / "app", listener)

@@ -12,7 +12,7 @@ from keyfed.errors import BelowThreshold, SecureSumError
 from keyfed.private import shamir
 from keyfed.private.keys import agree
 from keyfed.private.ring import add_mask
-from keyfed.private.terms import CHECK_WORDS, Terms
+from keyfed.private.terms import CHECK_WORDS, Terms, least_alive
 from keyfed.private.wire import HASH_BYTES, PACKAGE_BYTES, answer_tag, commitment, pair_key, self_key
 
 
@@ -57,7 +57,8 @@ class Collector:
     def forward(self) -> tuple[tuple[str, ...], dict[str, dict[str, bytes]]]:
         """Settle who is alive; return them and, for each, the packages of the others to it."""
         if self._alive is None:
-            self._check_enough(len(self._packages), "sent their shares")
+            least = least_alive(len(self._places), self.terms.threshold)  # with fewer every client would refuse
+            self._check_enough(len(self._packages), "sent their shares", least)
             self._alive = tuple(sorted(self._packages))
         alive = self._alive
         return alive, {to: {by: self._packages[by][to] for by in alive if by != to} for to in alive}
@@ -82,7 +83,7 @@ class Collector:
     def survivors(self) -> tuple[str, ...]:
         """Everybody whose vector is in the sum. Reading it settles them: later uploads are left out."""
         if self._survivors is None:
-            self._check_enough(len(self._uploaded), "uploaded")
+            self._check_enough(len(self._uploaded), "uploaded", self.terms.threshold)
             self._survivors = tuple(sorted(self._uploaded))
         return self._survivors
 
@@ -120,7 +121,7 @@ class Collector:
         if self._total is None:
             if self._survivors is None or self._alive is None:
                 raise SecureSumError("the sum cannot be opened before its survivors are settled")
-            self._check_enough(len(self._answers), "answered to open the sum")
+            self._check_enough(len(self._answers), "answered to open the sum", self.terms.threshold)
             lost = [name for name in self._alive if name not in self._survivors]
             seeds = {name: self._seed(name) for name in self._survivors}
             masks = {name: self._mask(name) for name in lost}
@@ -172,9 +173,9 @@ class Collector:
         if client not in self._places:
             raise SecureSumError(f"{client} is not in the cohort of this sum")
 
-    def _check_enough(self, count: int, what: str) -> None:
-        if count < self.terms.threshold:
+    def _check_enough(self, count: int, what: str, least: int) -> None:
+        if count < least:
             raise BelowThreshold(
-                f"{count} of {len(self._places)} clients {what}, the threshold is {self.terms.threshold}: "
-                "the sum stays hidden; try again with a new cohort"
+                f"{count} of {len(self._places)} clients {what}; {least} are needed at the threshold "
+                f"{self.terms.threshold}: the sum stays hidden; try again with a new cohort"
             )

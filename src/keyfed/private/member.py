@@ -16,7 +16,7 @@ from keyfed.errors import Refused, SecureSumError
 from keyfed.private import shamir
 from keyfed.private.keys import OneTime, Random, agree
 from keyfed.private.ring import add_mask
-from keyfed.private.terms import CHECK_WORDS, Floors, Terms, check_terms
+from keyfed.private.terms import CHECK_WORDS, Floors, Terms, check_terms, least_alive
 from keyfed.private.wire import NONCE_BYTES, answer_tag, commitment, pair_key, seal, self_key, unseal
 
 Stage = Literal["new", "shared", "masked", "over"]
@@ -99,6 +99,7 @@ class Member:
             secrets, self._secrets = self._secrets, None
             self._check_values(values)
             others = [name for name in self._checked_list("alive", alive, self._places) if name != self.me]
+            self._check_lists_cannot_open(len(alive))
             if set(received) != set(others):
                 wrong = sorted(set(received) ^ set(others))
                 raise Refused(f"{self.me} refuses to upload: shares missing from, or not due from, {', '.join(wrong)}")
@@ -169,6 +170,14 @@ class Member:
         if self.me not in names:
             raise Refused(f"{self.me} refuses a list of {what} without itself")
         return sorted(names)
+
+    def _check_lists_cannot_open(self, alive: int) -> None:
+        members, threshold = len(self._places), self.terms.threshold
+        if alive < (least := least_alive(members, threshold)):
+            raise Refused(
+                f"{self.me} refuses to upload among {alive} alive of {members}: at the threshold {threshold} a server "
+                f"that tells clients different lists could open its values; it wants {least}, or a higher threshold"
+            )
 
     def _check_values(self, values: NDArray[np.uint32]) -> None:
         if values.dtype != np.uint32 or values.shape != (self.terms.length,):

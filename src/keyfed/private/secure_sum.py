@@ -11,11 +11,14 @@ Values of a client declared lost stay hidden even if its upload arrives late, be
 Any `threshold` of the survivors open the sum; with fewer it stays hidden.
 
 What it does not do: the sum itself is shown; clients that lie about their values are not found; a server that invents
-clients (or a majority that helps it) sees what they do not hide; nothing is claimed to run in constant time.
+clients sees what they do not hide; nothing is claimed to run in constant time. There is no consistency round: clients
+do not compare the lists they are told. A server that tells all the same lists needs t - 1 colluding clients to open one
+client's vector. One that tells them different lists cannot open it alone (`least_alive`), but with fewer colluding
+clients than that: counting shares, at the usual threshold, 8 of 50.
 
 References:
   Bonawitz et al., *Practical Secure Aggregation for Privacy-Preserving Machine Learning*, CCS 2017; complete graph,
-  signed keys; instead of its consistency round the threshold lies above two thirds (`usual_threshold`).
+  signed keys, no consistency round.
 """
 
 from keyfed.private.collector import Collector

@@ -34,6 +34,7 @@ from keyfed.run.markup import (
     to_markdown,
 )
 from keyfed.run.plots import draw_plots
+from keyfed.run.secure import secure_facts
 from keyfed.run.start import start_lines
 from keyfed.run.verdict import baselines_of, verdict
 
@@ -224,7 +225,7 @@ def _training(result: Record, records: Sequence[Record]) -> list[tuple[str, str]
     reasons = Counter(str(why) for r in records for why in (r.get("refused") or {}).values())
     why = "; ".join(f"{reason}: {n:,}" for reason, n in reasons.most_common(5))
     facts.append(("refused clients", show_count(result.get("refused") or 0) + (f" ({why})" if why else "")))
-    return facts + _participation(result)
+    return facts + _participation(result) + secure_facts(result)
 
 
 def _participation(result: Record) -> list[tuple[str, str]]:

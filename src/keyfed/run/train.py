@@ -46,8 +46,8 @@ from keyfed.run.planning import cautions, members_of, plan, plan_of_round
 from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, prepare
 from keyfed.run.ranks import among, federate, follow, lead, together
 from keyfed.run.record import judge_attention, reached, record_of
+from keyfed.run.secure import secure_record, secure_result, sizes_in
 from keyfed.run.start import Start, find_source, initial_params, make_ready, refuse_other_start, start_lines
-from keyfed.run.traffic import sizes_of
 
 
 class Listener(Protocol):
@@ -207,7 +207,8 @@ def _rounds(
     if metrics.exists():
         os.truncate(metrics, length)  # lines written after the last checkpoint will be written again
     states = ClientStates(clients, saved.clients if saved else None) if keeps_state(method) else None
-    every, fewer = sizes_of(method, state.params), sizes_of(method, state.params, FROZEN)
+    members = members_of(method, prepared, config)
+    every, fewer = (sizes_in(config, method, state.params, members, frozen) for frozen in ((), FROZEN))
     tokens = client_tokens(prepared)
     valid = limit_streams(prepared.valid, config.train.valid_tokens)
     # A model that learns from single lines is chosen on single lines: it has never seen a state that is carried on.
@@ -248,6 +249,8 @@ def _rounds(
                     said.add(judged[0])
                     listen.say(judged[1])
                 record = record_of(method, summary, sizes, called, lost)
+                if federation.secure is not None:
+                    record = secure_record(record, federation.secure, summary.saturated)
                 if federation.compression_error is not None:
                     record["compression_error"] = federation.compression_error
                 record["seconds"] = time.monotonic() - began
@@ -307,7 +310,7 @@ def _finish(
     evaluated = time.monotonic() - began
     began = time.monotonic()
     baselines = score_baselines(prepared, config.train.ngram_order) if config.train.baselines else {}
-    records = read_metrics(out)
+    records, members = read_metrics(out), members_of(method, prepared, config)
     return {
         "run": str(out),
         "method": method.name,
@@ -316,7 +319,7 @@ def _finish(
         "parameters": parameter_count(prepared.spec),
         "vocabulary": len(prepared.vocab),
         "clients": len(prepared.store),
-        "cohort": members_of(method, prepared, config),
+        "cohort": members,
         "rounds": len(records),
         "seed": config.train.seed,
         "start": dict(start),
@@ -331,7 +334,8 @@ def _finish(
         },
         "baselines": baselines,
         "traffic": {k: sum(r["traffic"][k] for r in records) for k in ("down", "up", "control")},
-        "bytes_per_client": asdict(sizes_of(method, params)),
+        "bytes_per_client": asdict(sizes_in(config, method, params, members)),
+        "secure": secure_result(records),
         "reached": reached(records, parse_target(config.train.until, "train.until")),
         "modelled_seconds": sum(r.get("modelled_seconds", 0.0) for r in records),
         "refused": sum(len(r["refused"]) for r in records),

@@ -13,6 +13,8 @@ import pytest
 from keyfed.private.keys import Identity, OneTime, SignedKeys, make_keys
 from keyfed.private.secure_sum import Collector, Floors, Member, Terms, usual_threshold
 
+PAIR = Floors(2)
+
 
 def counter(seed: str) -> Callable[[int], bytes]:
     """Return fixed test entropy: SHA-256 of the seed and a counter, byte after byte."""
@@ -33,6 +35,13 @@ def identity_of(name: str) -> Identity:
     return Identity.make(counter(f"identity {name}"))
 
 
+@cache
+def pooled_keys(pool: str, name: str) -> tuple[bytes, SignedKeys]:
+    """Make keys once for all cohorts of a pool: a test of thousands of sums would make little else."""
+    one_time, signed = make_keys(identity_of(name), name, 7, counter(f"{pool} keys {name}"))
+    return one_time.to_bytes(), signed
+
+
 @dataclass
 class Cohort:
     """Clients with keys, before a sum; the sum's parts are made on demand."""
@@ -41,16 +50,18 @@ class Cohort:
     threshold: int
     length: int
     context: bytes = b"model, round 1"
-    seed: str | None = None
+    pool: str | None = None  # where keys are reused from; fresh ones otherwise
+    seed: str | None = None  # of the entropy within the sum; the system's otherwise
     private: dict[str, bytes] = field(default_factory=dict)
     signed: dict[str, SignedKeys] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for at in range(self.size):
-            name = f"c{at}"
-            entropy = {} if self.seed is None else {"random": counter(f"{self.seed} keys {name}")}
-            one_time, self.signed[name] = make_keys(identity_of(name), name, 7, **entropy)
-            self.private[name] = one_time.to_bytes()
+        for name in (f"c{at}" for at in range(self.size)):
+            if self.pool is not None:
+                self.private[name], self.signed[name] = pooled_keys(self.pool, name)
+            else:
+                one_time, self.signed[name] = make_keys(identity_of(name), name, 7)
+                self.private[name] = one_time.to_bytes()
 
     @property
     def names(self) -> list[str]:
@@ -64,7 +75,7 @@ class Cohort:
         settings = {"context": self.context, "threshold": self.threshold, "length": self.length, **changed}
         return Terms(cohort=tuple(self.signed.values()), **settings)
 
-    def member(self, name: str, terms: Terms | None = None, floors: Floors = Floors(2)) -> Member:
+    def member(self, name: str, terms: Terms | None = None, floors: Floors = PAIR) -> Member:
         entropy = {} if self.seed is None else {"random": counter(f"{self.seed} sum {name}")}
         keys = OneTime.from_bytes(self.private[name])
         return Member(name, keys, terms or self.terms(), self.known, floors, **entropy)

@@ -10,20 +10,24 @@ from keyfed.config import Config, DataConfig, ModelConfig, Participation, TrainC
 from keyfed.engine.roster import Enrolled, Roster
 from keyfed.engine.session import ClientSession
 from keyfed.engine.transport import Fault, InProcess
+from keyfed.federated.types import Params
 from keyfed.private.secure_sum import Floors
+from keyfed.run.checkpoint import load_checkpoint
+from keyfed.run.deployed import Patience
 from keyfed.run.on_device import own_text
 from keyfed.text.vocab import Vocab, build_vocab
 
-WORDS = "the a cat dog bird sat ran flew on under over mat tree house and then it was small big red .".split()
+QUICK = Patience(answer=5, quorum=1, look=0.01)
+WORDS = "the a cat dog bird sat ran flew on under over mat tree house and then it was small big red .".split()  # noqa: SIM905
 
 
-def write_texts(folder: Path, clients: int, lines: int = 60) -> list[Path]:
+def write_texts(folder: Path, clients: int, lines: int = 24) -> list[Path]:
     """Write one file of pseudo-sentences a client, each with its own habits."""
     folder.mkdir(parents=True, exist_ok=True)
     out = []
     for k in range(clients):
         text = []
-        for n in range(lines + 7 * k):
+        for n in range(lines + 3 * k):
             draw = hashlib.sha256(f"{k}/{n}".encode()).digest()
             text.append(" ".join(WORDS[(b * (k + 3)) % len(WORDS)] for b in draw[: 5 + draw[-1] % 6]))
         out.append(folder / f"client-{k}.txt")
@@ -70,3 +74,10 @@ def session(home: Path, text: Path, *, plain: bool = True, floor: int = 3) -> Cl
     """A client's session; one made again has lost what was in memory, and no file."""
     own = home / text.stem
     return ClientSession(own, text.stem, own_text(own, text.stem, text), plain=plain, floors=Floors(floor))
+
+
+def last_model(run: Path) -> Params:
+    """The model after the last round, whichever was chosen."""
+    saved = load_checkpoint(run / "checkpoint", 1 << 40, lambda line: None)
+    assert saved is not None
+    return saved.state.params

@@ -6,20 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from .deployed import federation, small_config, vocabulary, write_texts
 
 from keyfed.engine.secure_simulation import SecureSettings
-from keyfed.run.checkpoint import load_checkpoint
-from keyfed.run.deployed import Patience, train_deployed
+from keyfed.run.deployed import train_deployed
 from keyfed.run.train import train
 
-QUICK = Patience(answer=5, quorum=1, look=0.01)
-
-
-def last_model(run):
-    saved = load_checkpoint(run / "checkpoint", 1 << 40, pytest.fail)
-    assert saved is not None
-    return saved.state.params
+from .deployed import QUICK, federation, last_model, small_config, vocabulary, write_texts
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])

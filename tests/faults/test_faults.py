@@ -1,0 +1,483 @@
+"""Faults, one at a time, in the second of three rounds: the culprit is a drop-out with a typed reason, nobody else is
+touched, and the model is the one that the others alone would have made. `make test-federation` prints the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from keyfed.engine.messages import Rejected, pack, read_tensors, shapes_of, unpack
+from keyfed.engine.roster import Roster
+from keyfed.engine.secure_simulation import SecureSettings
+from keyfed.engine.transport import Answer, Handler, InProcess, Lost, Post, deliver
+from keyfed.run.deployed import train_deployed
+from keyfed.run.folder import read_metrics
+
+from .deployed import QUICK, federation, last_model, session, small_config, vocabulary, write_texts
+
+VICTIM, ROUND, CLIENTS, FEW = "client-2", 1, 5, 3
+
+
+class Injected:
+    """Changes the answer of one client to one kind of message in one round; everything else is delivered."""
+
+    def __init__(self, change: Callable[[bytes], bytes | Lost], kind: str = "train", client: str = VICTIM) -> None:
+        self.change, self.kind, self.client = change, kind, client
+        self.times = 0
+
+    def __call__(self, client: str, post: Post, handler: Handler) -> Answer:
+        answer = deliver(client, post, handler)
+        head = unpack(post.body).head
+        if client != self.client or post.kind != self.kind or head.get("round") != ROUND or isinstance(answer, Lost):
+            return answer
+        if head.get("purpose") == "calibration":
+            return answer
+        self.times += 1
+        return self.change(answer)
+
+
+def on_tensors(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[bytes], bytes]:
+    def edit(answer: bytes) -> bytes:
+        from safetensors.torch import load
+
+        head, tensors = unpack(answer)
+        return pack(head, change(load(tensors)))
+
+    return edit
+
+
+def on_head(**changes: object) -> Callable[[bytes], bytes]:
+    def edit(answer: bytes) -> bytes:
+        head, tensors = unpack(answer)
+        return pack(head | changes) + tensors
+
+    return edit
+
+
+def on_report(**changes: object) -> Callable[[bytes], bytes]:
+    def edit(answer: bytes) -> bytes:
+        head, tensors = unpack(answer)
+        text = json.dumps(head | {"report": head["report"] | changes}).encode()  # NaN is written, which `pack` refuses
+        return b"KFM1" + struct.pack("<I", len(text)) + text + tensors
+
+    return edit
+
+
+def first(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[bytes], bytes]:
+    def edit(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        name = sorted(tensors)[0]
+        return tensors | {name: change(tensors[name].clone()).contiguous()}
+
+    return on_tensors(edit)
+
+
+def poisoned(value: float) -> Callable[[bytes], bytes]:
+    def edit(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.reshape(-1)[0] = value
+        return tensor
+
+    return first(edit)
+
+
+def without_one(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensors[name] for name in sorted(tensors)[1:]}
+
+
+class _Opens:
+    """A pickle that would write a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (os.mkdir, (self.path,))
+
+
+PLAIN = {
+    "one NaN in the upload": (poisoned(float("nan")), "non-finite upload"),
+    "infinity in the upload": (poisoned(float("inf")), "non-finite upload"),
+    "one huge weight": (poisoned(1e9), "exploding upload"),
+    "norm times a million": (on_tensors(lambda ts: {n: 1e6 * t for n, t in ts.items()}), "exploding upload"),
+    "wrong shape": (first(lambda t: t.unsqueeze(0)), "wrong shape"),
+    "transposed": (first(lambda t: t.T if t.dim() > 1 else t[:-1]), "wrong shape"),
+    "float64": (first(lambda t: t.double()), "wrong type"),
+    "int64": (first(lambda t: t.long()), "wrong type"),
+    "a tensor missing": (on_tensors(without_one), "wrong tensors"),
+    "a tensor too many": (on_tensors(lambda ts: ts | {"extra": torch.zeros(3)}), "wrong tensors"),
+    "a tensor renamed": (on_tensors(lambda ts: without_one(ts) | {"renamed": torch.zeros(3)}), "wrong tensors"),
+    "no tensors": (lambda a: pack(unpack(a).head), "wrong tensors"),
+    "wrong round": (on_head(round=7), "wrong round"),
+    "another run": (on_head(run="other"), "wrong round"),
+    "an old attempt": (on_head(attempt=0), "wrong round"),
+    "minus one token": (on_report(tokens=-1), "malformed"),
+    "2^63 tokens": (on_report(tokens=2**63), "malformed"),
+    "tokens = true": (on_report(tokens=True), "malformed"),
+    "no tokens": (on_report(tokens=0), "no text"),
+    "loss NaN": (on_report(loss=float("nan")), "malformed"),
+    "loss minus one": (on_report(loss=-1.0), "non-finite report"),
+    "loss 1e308": (on_report(loss=1e308), "non-finite report"),
+    "no report": (on_head(report=None), "malformed"),
+    "random bytes": (lambda a: os.urandom(len(a)), "malformed"),
+    "cut in half": (lambda a: a[: len(a) // 2], "malformed"),
+    "a gigantic head": (lambda a: a[:4] + struct.pack("<I", 2**32 - 1) + a[8:], "malformed"),
+    "nested a thousand deep": (lambda a: b"KFM1" + struct.pack("<I", 2000) + b"[" * 1000 + b"]" * 1000, "malformed"),
+    "much too long": (lambda a: a + bytes(80 << 20), "too large"),
+    "no answer": (lambda a: Lost("no answer"), "no answer"),
+    "the client raises": (lambda a: Lost("client error", "ValueError"), "client error"),
+}
+
+
+def run(tmp_path: Path, name: str, fault, method: str = "fedavg", secure: bool = False, clients: int = CLIENTS, **more):
+    texts = write_texts(tmp_path / "texts", clients)
+    vocab, path = vocabulary(tmp_path)
+    config = small_config(tmp_path / "texts", path, method, cohort=clients)
+    config = replace(config, upload=replace(config.upload, bound=100.0))
+    transport, roster = federation(tmp_path / name / "clients", texts, fault=fault)
+    settings = SecureSettings() if secure else None
+    out = tmp_path / name / "run"
+    train_deployed(config, vocab, out, transport, roster, secure=settings, patience=QUICK, **more)
+    return out
+
+
+def same_model(a: Path, b: Path) -> None:
+    left, right = last_model(a), last_model(b)
+    for name, p in left.items():
+        assert torch.equal(p, right[name]), name
+        assert torch.isfinite(p).all()
+
+
+@pytest.fixture(scope="module")
+def without_victim(tmp_path_factory):
+    """Models of runs whose victim said nothing in the second round, by whether sums are secure and where it fell."""
+    made: dict[tuple[bool, str], Path] = {}
+
+    def get(secure: bool, kind: str) -> Path:
+        if (secure, kind) not in made:
+            folder = tmp_path_factory.mktemp("reference")
+            silent = Injected(lambda a: Lost("no answer"), kind)
+            made[secure, kind] = run(folder, "r", silent, secure=secure, clients=CLIENTS if secure else FEW)
+        return made[secure, kind]
+
+    return get
+
+
+@pytest.mark.parametrize("fault", sorted(PLAIN))
+def test_a_plain_fault_costs_its_client_the_round(tmp_path, fault, without_victim, record_property):
+    change, reason = PLAIN[fault]
+    injected = Injected(change)
+    out = run(tmp_path, "faulty", injected, clients=FEW)
+    lines = read_metrics(out)
+    assert injected.times == 1
+    assert [r["refused"] for r in lines] == [{}, {VICTIM: reason}, {}]
+    assert [len(r["contributors"]) for r in lines] == [FEW, FEW - 1, FEW]
+    same_model(out, without_victim(False, "train"))
+    record_property("fault", f"plain: {fault}")
+    record_property("outcome", f"{reason}; round commits without it; model as if it had been silent")
+
+
+SECURE = {
+    "killed in training": ("train", lambda a: Lost("no answer"), "no answer"),
+    "killed in upload": ("upload", lambda a: Lost("no answer"), "no answer"),
+    "a share too few": ("train", on_head(parcels={}), "malformed"),
+    "shares that are no bytes": ("train", on_head(parcels={"client-1": "zz"}), "malformed"),
+    "keys of somebody else": ("train", on_head(keys={}), "not enrolled"),
+    "a masked vector too short": ("upload", first(lambda t: t[:-1]), "wrong shape"),
+    "a masked vector of floats": ("upload", first(lambda t: t.float()), "wrong type"),
+    "a masked vector for another round": ("upload", on_head(round=7), "wrong round"),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(SECURE))
+def test_a_secure_fault_costs_its_client_the_round(tmp_path, fault, without_victim, record_property):
+    kind, change, reason = SECURE[fault]
+    out = run(tmp_path, "faulty", Injected(change, kind), secure=True)
+    lines = read_metrics(out)
+    assert [r["refused"] for r in lines] == [{}, {VICTIM: reason}, {}]
+    same_model(out, without_victim(True, kind))
+    record_property("fault", f"secure: {fault}")
+    record_property("outcome", f"{reason}; exact sum of the others")
+
+
+def test_a_client_that_does_not_help_to_open_the_sum_is_in_it_all_the_same(tmp_path, record_property):
+    quiet = run(tmp_path, "faulty", Injected(lambda a: Lost("no answer"), "unmask"), secure=True)
+    same_model(quiet, run(tmp_path, "whole", None, secure=True))
+    assert [r["refused"] for r in read_metrics(quiet)] == [{}, {}, {}]
+    record_property("fault", "secure: killed before unmasking")
+    record_property("outcome", "its vector is in the sum; exact sum of all")
+
+
+def tampered_share(answer: bytes) -> bytes:
+    head, tensors = unpack(answer)
+    to = sorted(head["parcels"])[0]
+    package = bytearray.fromhex(head["parcels"][to])
+    package[-1] ^= 1
+    return pack(head | {"parcels": head["parcels"] | {to: package.hex()}}) + tensors
+
+
+def test_a_tampered_share_makes_its_receiver_refuse(tmp_path, record_property):
+    out = run(tmp_path, "faulty", Injected(tampered_share), secure=True)
+    lines = read_metrics(out)
+    assert set(lines[1]["refused"].values()) == {"refused by client"}
+    assert len(lines[1]["contributors"]) == CLIENTS - 1
+    record_property("fault", "secure: tampered share")
+    record_property("outcome", "its receiver refuses and is a drop-out; exact sum of the others")
+
+
+def test_another_model_for_one_client_gives_no_sum_at_all(tmp_path, record_property):
+    def other_model(client: str, post: Post, handler: Handler) -> Answer:
+        if client == VICTIM and post.kind == "train":
+            head, tensors = unpack(post.body)
+            if head["round"] == ROUND:
+                from safetensors.torch import load
+
+                from keyfed.engine.messages import digest_of
+
+                changed = {n: t + 0.5 for n, t in load(tensors).items()}
+                return deliver(client, Post("train", pack(head | {"model": digest_of(changed)}, changed)), handler)
+        return deliver(client, post, handler)
+
+    out = run(tmp_path, "faulty", other_model, secure=True)
+    lines = read_metrics(out)
+    assert lines[1]["abandoned"]
+    assert lines[1]["contributors"] == []
+    assert not lines[2]["abandoned"]
+    record_property("fault", "server: different model to one client")
+    record_property("outcome", "masks are bound to the model: nothing opens, round abandoned")
+
+
+def test_below_the_threshold_nothing_is_revealed(tmp_path, record_property):
+    def half_gone(client: str, post: Post, handler: Handler) -> Answer:
+        answer = deliver(client, post, handler)
+        gone = post.kind == "upload" and unpack(post.body).head["round"] == ROUND and client < VICTIM
+        return Lost("no answer") if gone else answer
+
+    out = run(tmp_path, "faulty", half_gone, secure=True)
+    lines = read_metrics(out)
+    assert [r["abandoned"] for r in lines] == [False, True, False]
+    assert "threshold" in lines[1]["secure_failed"]
+    record_property("fault", "secure: two of five gone (below the threshold)")
+    record_property("outcome", "fails closed: round abandoned, the next one commits")
+
+
+def test_half_of_the_clients_gone_is_a_smaller_plain_round(tmp_path, record_property):
+    def half_gone(client: str, post: Post, handler: Handler) -> Answer:
+        answer = deliver(client, post, handler)
+        gone = post.kind == "train" and unpack(post.body).head["round"] == ROUND and client < "client-3"
+        return Lost("no answer") if gone else answer
+
+    lines = read_metrics(run(tmp_path, "faulty", half_gone))
+    assert [len(r["contributors"]) for r in lines] == [5, 2, 5]
+    record_property("fault", "plain: three of five gone")
+    record_property("outcome", "round commits with two")
+
+
+def test_a_replayed_answer_is_of_the_wrong_round(tmp_path, without_victim, record_property):
+    kept: list[bytes] = []
+
+    def replay(client: str, post: Post, handler: Handler) -> Answer:
+        answer = deliver(client, post, handler)
+        if client == VICTIM and post.kind == "train" and isinstance(answer, bytes):
+            kept.append(answer)
+            return kept[0] if len(kept) == 2 else answer
+        return answer
+
+    out = run(tmp_path, "faulty", replay, clients=FEW)
+    assert [r["refused"] for r in read_metrics(out)] == [{}, {VICTIM: "wrong round"}, {}]
+    same_model(out, without_victim(False, "train"))
+    record_property("fault", "plain: last round's valid upload again")
+    record_property("outcome", "wrong round; round commits without it")
+
+
+def test_a_message_that_arrives_twice_counts_once(tmp_path, record_property):
+    def twice(client: str, post: Post, handler: Handler) -> Answer:
+        if post.kind == "train":
+            deliver(client, post, handler)
+        return deliver(client, post, handler)
+
+    same_model(run(tmp_path, "faulty", twice, clients=FEW), run(tmp_path, "whole", None, clients=FEW))
+    record_property("fault", "plain: every message delivered twice")
+    record_property("outcome", "counted once; the same model")
+
+
+def test_clients_refuse_old_and_broken_messages(tmp_path, record_property):
+    texts = write_texts(tmp_path / "texts", 3)
+    bodies: dict[int, bytes] = {}
+
+    def listen(client: str, post: Post, handler: Handler) -> Answer:
+        if client == "client-0" and post.kind == "train":
+            bodies.setdefault(unpack(post.body).head["round"], post.body)
+        return deliver(client, post, handler)
+
+    vocab, path = vocabulary(tmp_path)
+    transport, roster = federation(tmp_path / "c", texts, fault=listen)
+    transport.handlers["client-0"].handle = _without_bye(transport.handlers["client-0"])
+    config = small_config(tmp_path / "texts", path, cohort=3)
+    train_deployed(config, vocab, tmp_path / "run", transport, roster, secure=None, patience=QUICK)
+    client = transport.handlers["client-0"]
+
+    def reason(body: bytes) -> str:
+        with pytest.raises(Rejected) as caught:
+            client.handle("train", body)
+        return caught.value.reason
+
+    assert reason(bodies[0]) == "stale"
+    head, tensors = unpack(bodies[2])
+    model = read_tensors(tensors, shapes_of(last_model(tmp_path / "run")))
+    broken = {n: torch.full_like(t, float("nan")) for n, t in model.items()}
+    from keyfed.engine.messages import digest_of
+
+    later = head | {"round": 9}
+    assert reason(pack(later | {"model": digest_of(broken)}, broken)) == "non-finite model"
+    assert reason(pack(later, {n: t + 1 for n, t in model.items()})) == "other model"
+    assert reason(pack(later | {"run": "unknown"}, model)) == "unknown run"
+    assert reason(pack(later, {n: t.double() for n, t in model.items()})) == "wrong type"
+    assert reason(pack(later | {"purpose": "steal"}, model)) == "malformed"
+    record_property("fault", "server: stale round, other model than named, NaN model, unknown run, wrong type")
+    record_property("outcome", "refused by the client, each with its reason")
+
+
+def _without_bye(client):
+    handle = client.handle
+    return lambda kind, body: pack({}) if kind == "bye" else handle(kind, body)
+
+
+def test_a_second_look_at_a_sum_is_refused(tmp_path, record_property):
+    seen: list[str] = []
+
+    def again(client: str, post: Post, handler: Handler) -> Answer:
+        answer = deliver(client, post, handler)
+        if post.kind == "unmask":
+            second = deliver(client, post, handler)
+            assert isinstance(second, Lost)
+            seen.append(second.reason)
+        return answer
+
+    run(tmp_path, "r", again, secure=True)
+    assert set(seen) == {"state lost"}
+    record_property("fault", "server: asks twice for the shares that open a sum")
+    record_property("outcome", "refused: the secrets are gone after the first answer")
+
+
+def test_unknown_revoked_and_impostor_clients_are_not_called(tmp_path, record_property):
+    texts = write_texts(tmp_path / "texts", 6)
+    vocab, path = vocabulary(tmp_path)
+    transport, roster = federation(tmp_path / "c", texts)
+    roster.revoke("client-5")
+    impostor = session(tmp_path / "elsewhere", texts[4])  # another lasting key under an enrolled name
+    transport.handlers["client-4"] = impostor
+    stranger = tmp_path / "texts" / "stranger.txt"
+    stranger.write_text(texts[0].read_text())
+    transport.handlers["stranger"] = session(tmp_path / "c", stranger)
+    config = small_config(tmp_path / "texts", path, cohort=6)
+    train_deployed(config, vocab, tmp_path / "run", transport, roster, secure=None, patience=QUICK)
+    for line in read_metrics(tmp_path / "run"):
+        assert line["contributors"] == [f"client-{k}" for k in range(4)]
+    record_property("fault", "unknown key, revoked key, impostor under an enrolled name")
+    record_property("outcome", "never called; rounds commit with the others")
+
+
+def test_a_client_restarted_between_training_and_upload_is_a_drop_out(tmp_path, without_victim, record_property):
+    texts = write_texts(tmp_path / "texts", CLIENTS)
+    home = tmp_path / "faulty" / "clients"
+
+    def restart(client: str, post: Post, handler: Handler) -> Answer:
+        if client == VICTIM and post.kind == "upload" and unpack(post.body).head["round"] == ROUND:
+            transport.handlers[VICTIM] = session(home, texts[2])
+            return deliver(client, post, transport.handlers[VICTIM])
+        return deliver(client, post, handler)
+
+    vocab, path = vocabulary(tmp_path)
+    config = small_config(tmp_path / "texts", path, cohort=CLIENTS)
+    transport, roster = federation(home, texts, fault=restart)
+    out = tmp_path / "run"
+    train_deployed(config, vocab, out, transport, roster, secure=SecureSettings(), patience=QUICK)
+    assert [r["refused"] for r in read_metrics(out)] == [{}, {VICTIM: "state lost"}, {}]
+    assert len(read_metrics(out)[2]["contributors"]) == CLIENTS
+    same_model(out, without_victim(True, "upload"))
+    record_property("fault", "secure: client restarted between training and upload")
+    record_property("outcome", "state lost; back in the next round")
+
+
+def test_a_client_that_lost_its_duals_is_shut_out(tmp_path, record_property):
+    import shutil
+
+    texts = write_texts(tmp_path / "texts", CLIENTS)
+    home = tmp_path / "clients"
+
+    def wipe(client: str, post: Post, handler: Handler) -> Answer:
+        if client == VICTIM and post.kind == "train" and unpack(post.body).head["round"] == ROUND:
+            shutil.rmtree(home / VICTIM / "runs")
+            transport.handlers[VICTIM] = session(home, texts[2])
+            begun = unpack(post.body).head["run"]
+            transport.handlers[VICTIM].store.begin(begun, hello[0])
+            return deliver(client, post, transport.handlers[VICTIM])
+        if post.kind == "hello":
+            hello[:] = [unpack(post.body).head]
+        return deliver(client, post, handler)
+
+    hello: list[dict] = []
+    vocab, path = vocabulary(tmp_path)
+    config = small_config(tmp_path / "texts", path, "fedadmm", cohort=CLIENTS)
+    transport, roster = federation(home, texts, fault=wipe)
+    train_deployed(config, vocab, tmp_path / "run", transport, roster, secure=None, patience=QUICK)
+    lines = read_metrics(tmp_path / "run")
+    assert lines[1]["refused"] == {VICTIM: "state lost"}
+    assert VICTIM not in lines[2]["contributors"]
+    assert torch.isfinite(next(iter(last_model(tmp_path / "run").values()))).all()
+    record_property("fault", "FedADMM: client's duals deleted")
+    record_property("outcome", "state lost; shut out of the run, which would count it twice")
+
+
+def test_a_killed_server_goes_on_from_its_checkpoint(tmp_path, record_property):
+    class Killed(BaseException):
+        pass
+
+    for secure, kind in ((False, "train"), (True, "upload"), (True, "unmask")):
+        folder = tmp_path / f"{secure}-{kind}"
+        texts = write_texts(folder / "texts", CLIENTS)
+        vocab, path = vocabulary(folder)
+        config = small_config(folder / "texts", path, "fedadmm", rounds=4, cohort=CLIENTS)
+        settings = SecureSettings() if secure else None
+        dying = [True]
+
+        def kill(client: str, post: Post, handler: Handler, kind=kind, dying=dying) -> Answer:
+            if dying and client == "client-3" and post.kind == kind and unpack(post.body).head["round"] == 2:
+                dying.clear()
+                raise Killed
+            return deliver(client, post, handler)
+
+        transport, roster = federation(folder / "c", texts, fault=kill)
+        out = folder / "run"
+        with pytest.raises(Killed):
+            train_deployed(config, vocab, out, transport, roster, secure=settings, patience=QUICK)
+        again = Roster(roster.path)
+        result = train_deployed(
+            config, vocab, out, InProcess(transport.handlers, kill), again, secure=settings, patience=QUICK, resume=True
+        )
+        assert result["rounds"] == 4
+        assert [r["round"] for r in read_metrics(out)] == [1, 2, 3, 4]
+        whole, roster = federation(folder / "w", texts)
+        train_deployed(config, vocab, folder / "whole", whole, roster, secure=settings, patience=QUICK)
+        same_model(out, folder / "whole")
+    record_property("fault", "server killed in training, in upload and in unmasking; started again")
+    record_property("outcome", "goes on from its checkpoint; the same model as without, each round once")
+
+
+def test_a_pickle_is_never_opened(tmp_path, record_property):
+    marker = tmp_path / "opened"
+    data = pickle.dumps(_Opens(str(marker)))
+    out = run(tmp_path, "faulty", Injected(lambda a: data), clients=FEW)
+    assert read_metrics(out)[1]["refused"] == {VICTIM: "malformed"}
+    with pytest.raises(Rejected):
+        session(tmp_path / "c", write_texts(tmp_path / "t", 1)[0]).handle("train", data)
+    assert not marker.exists()
+    record_property("fault", "a pickle in the place of an upload, and of a message")
+    record_property("outcome", "malformed; nothing is executed")
