@@ -80,7 +80,7 @@ class Federation:
         return wait_until(what, seconds, lambda: True, 0.2)
 
     def log(self, name):
-        return self.processes.log_tail(name, 20_000)
+        return self.processes.log_tail(name, 200_000)
 
 
 def resident_command(home):

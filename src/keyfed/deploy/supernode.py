@@ -17,7 +17,7 @@ from keyfed.errors import DeployError
 
 RESIDENT, NODE = "resident", "node"
 READY_SECONDS = 120.0
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 STEADY_SECONDS = 30.0  # a process that ran this long did not fail at its start
 UNKNOWN_KEY = ("NODE_ACTIVATION_FAILED", "activate", "No SuperNode found", "could not be activated")
 
@@ -82,7 +82,7 @@ class Client:
         self.processes.start(self.tag + what, command, environment(self.home.path))
 
     def tend(self) -> None:
-        """Start again what has ended, after a pause that doubles with each failure up to a minute; call it often."""
+        """Start again what has ended, after a pause that doubles with each failure up to 15 s; call it often."""
         now = time.monotonic()
         for what in (RESIDENT, NODE):
             if self.processes.alive(self.tag + what):
@@ -102,8 +102,9 @@ class Client:
         line = f"the {'training process' if what == RESIDENT else 'node'} ended; starting it again (logs/{what}.log)"
         if what == NODE and any(word in said for word in UNKNOWN_KEY):
             line = (
-                f"the server does not know this client's key (yet): give it enrol-{self.home.settings().name}.json, "
-                "for `keyfed enroll`; trying again"
+                f"the server does not take this client's key: it is not enrolled yet (`keyfed enroll` wants "
+                f"enrol-{self.home.settings().name}.json), or its last connection broke off within the last minute; "
+                "trying again"
             )
         elif what == NODE and ("CERTIFICATE_VERIFY_FAILED" in said or "certificate verify failed" in said):
             line = "the server's certificate is not from the authority in ca.crt, or has expired; trying again"
