@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 RUN    ?= runs/first
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run keyboard gboard assets assets-if-possible test test-slow lint format bench docs clean
+.PHONY: help setup setup-dev run keyboard gboard assets assets-if-possible test test-slow test-federation lint format bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,9 @@ test: setup-dev lint assets-if-possible ## lint, types, all tests but the slow o
 
 test-slow: setup-dev ## training to a quality on real corpora (minutes each)
 	$(BIN)/pytest -m slow
+
+test-federation: setup-dev ## a real federation on this machine: TLS, keys, faults, Ctrl-C (minutes)
+	$(BIN)/pytest -m federation tests/federation
 
 lint: setup-dev ## ruff and mypy
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ import typer
 
 import keyfed
 from keyfed.cli_compare import compare
+from keyfed.cli_federation import client, enroll, server
 from keyfed.cli_keyboard import export, keyboard
 from keyfed.cli_options import (
     DirOption,
@@ -31,6 +32,7 @@ from keyfed.cli_options import (
 )
 from keyfed.cli_train import pretrain, train
 from keyfed.cli_tune import tune
+from keyfed.cli_up import up
 from keyfed.cli_vocab import vocab
 from keyfed.errors import ConfigError, KeyfedError, nearest
 from keyfed.launch import leads
@@ -118,6 +120,10 @@ app.command()(tune)
 app.command()(vocab)
 app.command()(export)
 app.command()(keyboard)
+app.command()(up)
+app.command()(server)
+app.command()(enroll)
+app.command()(client)
 
 
 @app.command()

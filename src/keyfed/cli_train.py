@@ -20,6 +20,7 @@ from keyfed.cli_options import (
     follow_rank_0,
     print_json,
 )
+from keyfed.errors import ConfigError
 from keyfed.launch import leads
 
 if TYPE_CHECKING:
@@ -40,6 +41,15 @@ InitOption = Annotated[
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or start it.")]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, with sizes; do nothing.")]
+FederationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--federation", metavar="ADDRESS", help="Train on the clients of a `keyfed server`: HOST:PORT, or its folder."
+    ),
+]
+PlainOption = Annotated[
+    bool, typer.Option("--plain", help="With --federation: without secure aggregation; the server sees every update.")
+]
 SecureOption = Annotated[bool, typer.Option("--secure", help="Mask every upload: the server sees sums only.")]
 TensorboardOption = Annotated[
     bool, typer.Option("--tensorboard", help="Also write the rounds as TensorBoard events to RUN/tensorboard.")
@@ -51,6 +61,15 @@ def _default_out(config: Config, resume: bool, what: str | None = None) -> Path:
 
     base = Path("runs") / f"{what or config.method}-{file_name(Path(config.data.name).name)}-{config.model.name}"
     return base if resume else free_name(base)
+
+
+def _secure(secure: bool, plain: bool, federation: str | None) -> bool | None:
+    """Return what secure.on is set to: in a real federation on, unless plain is said; elsewhere as asked."""
+    if plain and (secure or federation is None):
+        raise ConfigError(
+            "--plain goes with --federation, where secure aggregation is on by default; not with --secure"
+        )
+    return not plain if federation is not None else secure or None
 
 
 def train(
@@ -72,6 +91,8 @@ def train(
     config: ConfigOption = None,
     dry_run: DryOption = False,
     tensorboard: TensorboardOption = False,
+    federation: FederationOption = None,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model federatedly and report how it stands.
@@ -91,7 +112,7 @@ def train(
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
         "train.until": until, "train.init": init, "data.vocab_file": vocab_file, "vectors.file": vectors,
-        "vectors.dim": vectors_dim, "secure.on": secure or None,
+        "vectors.dim": vectors_dim, "secure.on": _secure(secure, plain, federation),
     }  # fmt: skip
     base = None
     if resume and out is not None and (out / "run.toml").exists():
@@ -103,6 +124,7 @@ def train(
         description = describe_plan(resolved)
         print_json(description) if as_json else typer.echo(description["text"])
         return
+    from keyfed.cli_up import train_in_federation
     from keyfed.run.results import report_run
     from keyfed.run.train import train as run_training
 
@@ -114,7 +136,10 @@ def train(
 
             listener = stack.enter_context(EventWriter(folder, narrator))
         try:
-            result = run_training(resolved, folder, resume=resume, listener=listener)
+            if federation is None:
+                result = run_training(resolved, folder, resume=resume, listener=listener)
+            else:
+                result = train_in_federation(resolved, federation, folder, listener, resume=resume)
         except KeyboardInterrupt:
             narrator.stop()
             typer.echo(f"stopped; go on with: keyfed train --resume --out {folder}", err=True)
@@ -163,7 +188,7 @@ def pretrain(
         out = _default_out(configure("central", config, named, settings), resume, "pretrain")
     train(
         "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, False,
-        resume, settings, config, dry_run, tensorboard, as_json,
+        resume, settings, config, dry_run, tensorboard, None, False, as_json,
     )  # fmt: skip
     if leads() and not dry_run and not as_json:
         typer.echo(f"start:  keyfed train --init {out}, with this model and the corpus of your choice")

@@ -6,6 +6,7 @@
     ├── ShapeMismatch           tensors that do not fit the model
     ├── RunError                a run folder: exists, locked, changed configuration, no valid checkpoint
     ├── RankError               a process of a run on several that failed, is missing or fell silent
+    ├── DeployError             a certificate, key, process or message of a real federation that is not as it must be
     ├── DownloadError           a corpus that could not be fetched, or whose checksum is wrong
     └── SecureSumError          a secure sum that cannot go on: a message that does not fit, a share that is wrong
         ├── BelowThreshold      too few clients are left: the sum stays hidden
@@ -44,6 +45,10 @@ class RunError(KeyfedError):
 
 class RankError(KeyfedError):
     """A process of a run on several that failed, is missing or fell silent."""
+
+
+class DeployError(KeyfedError):
+    """A certificate, key, process or message of a real federation that is not as it must be."""
 
 
 class DownloadError(KeyfedError):

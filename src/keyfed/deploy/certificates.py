@@ -1,0 +1,232 @@
+"""Our own certificate authority and the server's certificate.
+
+The authority's key signs server certificates and nothing else; keep it off the server if you can. Clients get `ca.crt`.
+ECDSA on P-256, SHA-256. Key files are readable by their owner only, and nothing is overwritten.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from keyfed.errors import DeployError
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+CA_DAYS, SERVER_DAYS = 3650, 397
+SOON_DAYS = 30
+CA_KEY, CA_CERT, SERVER_KEY, SERVER_CERT = "ca.key", "ca.crt", "server.key", "server.crt"
+
+
+def make_certificates(
+    folder: Path,
+    hosts: Sequence[str],
+    *,
+    now: datetime.datetime | None = None,
+    days: int = SERVER_DAYS,
+) -> None:
+    """Make ca.key, ca.crt, server.key and server.crt in a folder.
+
+    An authority that is there already is used again, so that clients keep the `ca.crt` they have.
+
+    Args:
+      hosts: names and addresses clients reach the server under; 127.0.0.1 and localhost are always in.
+      days: how long the server's certificate is valid.
+
+    Raises:
+      DeployError: the server has a certificate already, or half an authority is there.
+    """
+    now = now or datetime.datetime.now(datetime.UTC)
+    for name in (SERVER_KEY, SERVER_CERT):
+        if (folder / name).exists():
+            raise DeployError(f"{folder / name} is there already; move it away to make a new one")
+    there = [(folder / name).exists() for name in (CA_KEY, CA_CERT)]
+    if any(there) and not all(there):
+        raise DeployError(f"{folder} has one of {CA_KEY} and {CA_CERT} only; put the other back, or move both away")
+    folder.mkdir(parents=True, exist_ok=True)
+    if all(there):
+        key, authority = _read_authority(folder)
+    else:
+        key, authority = _make_authority(now)
+        write_private(folder / CA_KEY, _pem(key))
+        write_new(folder / CA_CERT, _public_pem(authority))
+    server_key, server = _make_server(key, authority, hosts, now, days)
+    write_private(folder / SERVER_KEY, _pem(server_key))
+    write_new(folder / SERVER_CERT, _public_pem(server))
+
+
+def check_certificate(path: Path, now: datetime.datetime | None = None) -> tuple[str, ...]:
+    """Raise DeployError unless a certificate can be read and is valid now; return what to say about it otherwise."""
+    from cryptography import x509
+
+    now = now or datetime.datetime.now(datetime.UTC)
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except FileNotFoundError:
+        raise DeployError(f"{path} is not there; `keyfed server --make-certificates` makes it") from None
+    except (OSError, ValueError) as e:
+        raise DeployError(f"{path} cannot be read as a certificate: {e}") from None
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now < start:
+        raise DeployError(f"{path} is valid from {start:%Y-%m-%d %H:%M} UTC only; is this machine's clock right?")
+    if now >= end:
+        raise DeployError(
+            f"{path} expired on {end:%Y-%m-%d %H:%M} UTC; on the server, move it and its key away and run "
+            "`keyfed server --make-certificates`"
+        )
+    left = (end - now).days
+    return (f"{path} expires in {left} days, on {end:%Y-%m-%d}",) if left < SOON_DAYS else ()
+
+
+def hosts_of(path: Path) -> list[str]:
+    """Return the names and addresses a certificate is for."""
+    from cryptography import x509
+
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound) as e:
+        raise DeployError(f"{path} cannot be read as a server's certificate: {e}") from None
+    return [
+        *names.get_values_for_type(x509.DNSName),
+        *(str(address) for address in names.get_values_for_type(x509.IPAddress)),
+    ]
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a new file that only its owner can read; refuse to overwrite."""
+    write_new(path, data, 0o600)
+
+
+def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Write a new file; refuse to overwrite."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError:
+        raise DeployError(f"{path} is there already; move it away to make a new one") from None
+    with os.fdopen(handle, "wb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def _make_authority(now: datetime.datetime) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name("Keyfed federation authority")
+    builder = _builder(name, name, key, now, CA_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(sign_certificates=True), critical=True)
+    return key, _sign(builder, key)
+
+
+def _make_server(
+    authority_key: ec.EllipticCurvePrivateKey,
+    authority: x509.Certificate,
+    hosts: Sequence[str],
+    now: datetime.datetime,
+    days: int,
+) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = _builder(_name("Keyfed server"), authority.subject, key, now, days)
+    names = x509.SubjectAlternativeName([_san(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])])
+    builder = builder.add_extension(names, critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(sign_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    builder = builder.add_extension(issuer, critical=False)
+    return key, _sign(builder, authority_key)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime.datetime, days: int
+) -> x509.CertificateBuilder:
+    from cryptography import x509
+
+    start = now - datetime.timedelta(minutes=5)  # clocks differ a little
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _usage(sign_certificates: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
+        key_agreement=False, key_cert_sign=sign_certificates, crl_sign=sign_certificates, encipher_only=False,
+        decipher_only=False,
+    )  # fmt: skip
+
+
+def _sign(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    from cryptography.hazmat.primitives import hashes
+
+    return builder.sign(key, hashes.SHA256())
+
+
+def _name(text: str) -> x509.Name:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _san(host: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError:
+        raise DeployError(f'"{host}" is neither an address nor a host name (ASCII only)') from None
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _public_pem(certificate: x509.Certificate) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _read_authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key((folder / CA_KEY).read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate((folder / CA_CERT).read_bytes())
+    except (OSError, ValueError, TypeError) as e:
+        raise DeployError(f"{folder / CA_KEY}: the authority cannot be read ({e})") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise DeployError(f"{folder / CA_KEY} is not the key of {CA_CERT}")
+    return key, certificate

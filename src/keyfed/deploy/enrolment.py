@@ -1,0 +1,279 @@
+"""Enrolment: a client hands over its public keys in a file, the server's operator takes it in, or sends it away.
+
+The file holds nothing secret. It is signed with the client's identity, so that nobody can enrol keys that are not
+theirs under that identity; that it comes from the person it names is for the operator to know.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keyfed.deploy.client_home import ClientHome, check_name
+from keyfed.deploy.flower import CONNECTION, environment
+from keyfed.deploy.processes import python
+from keyfed.deploy.superlink import ServerHome
+from keyfed.errors import DeployError
+from keyfed.files import write_atomically
+
+FORMAT = "keyfed-enrol-1"
+LEAVE = "keyfed-leave-1"
+FILE_CAP = 64 * 1024
+NODES = "nodes.json"
+FLWR_SECONDS = 60.0
+
+Command = Callable[[Sequence[Sequence[str]]], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """What a client hands over: its name, the node's public key (OpenSSH), its identity."""
+
+    name: str
+    node: str
+    identity: bytes
+
+    @property
+    def node_sum(self) -> str:
+        """The SHA-256 of the node's key as the SuperLink will tell it."""
+        return key_sum(_node_bytes(self.node))
+
+
+def write_enrolment(home: ClientHome) -> Path:
+    """Write enrol-NAME.json into a client's home and return its path."""
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    private = ed25519.Ed25519PrivateKey.from_private_bytes(home.identity_key.read_bytes())
+    name = home.settings().name
+    document = {
+        "format": FORMAT,
+        "name": name,
+        "node": home.node_public.read_text("ascii").strip(),
+        "identity": private.public_key().public_bytes_raw().hex(),
+    }
+    document["signature"] = private.sign(_signed(document)).hex()
+    path = home.path / f"enrol-{name}.json"
+    write_atomically(path, json.dumps(document, indent=1).encode())
+    return path
+
+
+def read_enrolment(data: bytes, where: str = "the enrolment file") -> Enrolment:
+    """Read and check an enrolment file.
+
+    Raises:
+      DeployError: it is too large, not one, altered, or its keys are not what they must be.
+    """
+    document = _object(data, where)
+    if document.get("format") != FORMAT:
+        raise DeployError(f"{where} is not an enrolment file (`keyfed client` writes enrol-NAME.json)")
+    if set(document) != {"format", "name", "node", "identity", "signature"}:
+        raise DeployError(f"{where} has other fields than an enrolment file")
+    identity = _verify(document, where)
+    if not isinstance(document["name"], str) or not isinstance(document["node"], str):
+        raise DeployError(f"{where}: name and node are texts")
+    found = Enrolment(check_name(document["name"]), document["node"], identity)
+    _node_bytes(found.node)
+    return found
+
+
+def enrol(
+    home: ServerHome,
+    given: Sequence[Enrolment],
+    run: Command | None = None,
+    now: datetime.datetime | None = None,
+) -> None:
+    """Take clients in: their node keys into the SuperLink, their identities into the roster; all of them or none.
+
+    One key, one name: a node key or identity that is enrolled under another name is refused, so that nobody counts
+    twice in a round by going under many names.
+    """
+    entries = read_roster(home)
+    when = (now or datetime.datetime.now(datetime.UTC)).isoformat(timespec="seconds")
+    for one in given:
+        _refuse_known(entries, one)
+        entries[one.name] = {
+            "identity": one.identity.hex(), "node_key": one.node_sum, "enrolled": when, "revoked": False,
+        }  # fmt: skip
+    nodes = _register(home, given, run or flwr(home))
+    _write_nodes(home, {**read_nodes(home), **nodes})
+    write_roster(home, entries)
+
+
+def _refuse_known(entries: Mapping[str, Mapping[str, Any]], given: Enrolment) -> None:
+    for name, entry in entries.items():
+        same = name == given.name
+        if same and not entry.get("revoked"):
+            raise DeployError(f'"{name}" is enrolled already; `keyfed enroll --forget {name}` first')
+        if entry["node_key"] == given.node_sum:
+            why = "was sent away; it needs a new --home" if entry.get("revoked") else f'is enrolled as "{name}"'
+            raise DeployError(f"the node key of {given.name} {why}: one key, one name")
+        if not same and entry["identity"] == given.identity.hex():
+            raise DeployError(f'the identity of {given.name} is enrolled as "{name}": one key, one name')
+
+
+def forget(home: ServerHome, name: str, run: Command | None = None) -> None:
+    """Send a client away: its node key out of the SuperLink, its roster entry revoked."""
+    entries, nodes = read_roster(home), read_nodes(home)
+    if name not in entries or (entries[name].get("revoked") and name not in nodes):
+        known = ", ".join(sorted(n for n, e in entries.items() if not e.get("revoked"))) or "none"
+        raise DeployError(f'"{name}" is not enrolled. Enrolled: {known}.')
+    entries[name] = {**entries[name], "revoked": True}
+    write_roster(home, entries)  # first: a client that is half forgotten takes no part
+    if name in nodes:
+        (run or flwr(home))([["supernode", "unregister", str(nodes.pop(name)), CONNECTION]])
+        _write_nodes(home, nodes)
+
+
+def key_sum(public_key: bytes) -> str:
+    """Return what a roster holds of a node's public key."""
+    return hashlib.sha256(public_key).hexdigest()
+
+
+def names_by_key(home: ServerHome) -> dict[str, str]:
+    """Return the names of enrolled clients by the sum of their node keys."""
+    return {entry["node_key"]: name for name, entry in read_roster(home).items() if not entry.get("revoked")}
+
+
+def read_roster(home: ServerHome) -> dict[str, dict[str, Any]]:
+    """Read who is enrolled."""
+    try:
+        found = json.loads(home.roster.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as e:
+        raise DeployError(f"{home.roster} cannot be read: {e}") from None
+    if not isinstance(found, dict) or not all(isinstance(e, dict) and "node_key" in e for e in found.values()):
+        raise DeployError(f"{home.roster} is not a roster")
+    return found
+
+
+def write_roster(home: ServerHome, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write who is enrolled."""
+    write_atomically(home.roster, json.dumps(entries, indent=1, sort_keys=True).encode())
+
+
+def read_nodes(home: ServerHome) -> dict[str, int]:
+    """Return the number that the SuperLink gave each client's node."""
+    try:
+        return {str(k): int(v) for k, v in json.loads((home.path / NODES).read_text("utf-8")).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as e:
+        raise DeployError(f"{home.path / NODES} cannot be read: {e}") from None
+
+
+def _write_nodes(home: ServerHome, nodes: Mapping[str, int]) -> None:
+    write_atomically(home.path / NODES, json.dumps(nodes, indent=1).encode())
+
+
+def leave_statement(home: ClientHome) -> bytes:
+    """Return a client's signed wish to be forgotten."""
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    private = ed25519.Ed25519PrivateKey.from_private_bytes(home.identity_key.read_bytes())
+    identity = private.public_key().public_bytes_raw().hex()
+    document: dict[str, Any] = {"format": LEAVE, "name": home.settings().name, "identity": identity}
+    document["signature"] = private.sign(_signed(document)).hex()
+    return json.dumps(document).encode()
+
+
+def read_leave(data: bytes, roster: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the name of the enrolled client that wishes to be forgotten; its own identity must have signed."""
+    document = _object(data, "the wish to leave")
+    name = document.get("name")
+    if document.get("format") != LEAVE or not isinstance(name, str) or name not in roster:
+        raise DeployError("the wish to leave is not from an enrolled client")
+    if _verify(document, "the wish to leave").hex() != roster[name].get("identity"):
+        raise DeployError("the wish to leave is not from an enrolled client")
+    return name
+
+
+def flwr(home: ServerHome) -> Command:
+    """Return what runs `flwr` commands against this home's SuperLink, in one process: its start takes seconds."""
+
+    def run(commands: Sequence[Sequence[str]]) -> list[str]:
+        try:
+            done = subprocess.run(
+                python("keyfed.deploy.flwr_commands"), env=environment(home.path), capture_output=True, text=True,
+                timeout=FLWR_SECONDS, check=False, input=json.dumps([list(c) for c in commands]),
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise DeployError(f"`flwr {commands[0][0]}` took over {FLWR_SECONDS:.0f} s; does the server run?") from None
+        try:
+            return [str(said) for said in json.loads(done.stdout.splitlines()[-1])]
+        except (ValueError, IndexError):
+            said = " ".join((done.stderr or done.stdout).split())[-300:]
+            raise DeployError(f"`flwr {commands[0][0]}` failed; does the server run? It said: {said}") from None
+
+    return run
+
+
+def _register(home: ServerHome, given: Sequence[Enrolment], run: Command) -> dict[str, int]:
+    keys = {one.name: home.path / f".{one.name}.pub" for one in given}
+    for one in given:
+        write_atomically(keys[one.name], f"{one.node}\n".encode(), durable=False)
+    try:
+        commands = [["supernode", "register", str(key), CONNECTION, "--name", name] for name, key in keys.items()]
+        said = run(commands)
+    finally:
+        for key in keys.values():
+            key.unlink(missing_ok=True)
+    nodes = {}
+    for name, text in zip(keys, said, strict=True):
+        found = re.search(r"SuperNode (\d+) registered", text)
+        if found is None:
+            raise DeployError(f"the SuperLink did not take the key of {name}: {' '.join(text.split())[-300:]}")
+        nodes[name] = int(found[1])
+    return nodes
+
+
+def _node_bytes(node: str) -> bytes:
+    """Return a node's public key as Flower keeps it; anything but an EC key on P-384 is refused."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization as s
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        key = s.load_ssh_public_key(node.encode("ascii"))
+    except (ValueError, UnicodeEncodeError, UnsupportedAlgorithm) as e:
+        raise DeployError(f"the node's public key cannot be read: {e}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise DeployError("the node's public key is not an EC key on P-384")
+    return key.public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _object(data: bytes, where: str) -> dict[str, Any]:
+    if len(data) > FILE_CAP:
+        raise DeployError(f"{where} has {len(data):,} bytes; at most {FILE_CAP:,} are read")
+    try:
+        document = json.loads(data)
+    except (UnicodeDecodeError, ValueError, RecursionError):
+        raise DeployError(f"{where} is not JSON") from None
+    if not isinstance(document, dict):
+        raise DeployError(f"{where} is not an object")
+    return document
+
+
+def _signed(document: Mapping[str, Any]) -> bytes:
+    rest = {k: v for k, v in document.items() if k != "signature"}
+    return json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _verify(document: Mapping[str, Any], where: str) -> bytes:
+    """Return the identity that signed a document."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    try:
+        identity, signature = bytes.fromhex(document["identity"]), bytes.fromhex(document["signature"])
+        ed25519.Ed25519PublicKey.from_public_bytes(identity).verify(signature, _signed(document))
+    except (InvalidSignature, ValueError, KeyError, TypeError):
+        raise DeployError(f"{where} is not signed by the identity it names: it was altered") from None
+    return identity

@@ -1,0 +1,149 @@
+"""`python -m keyfed.deploy.resident HOME PARENT`: the training process of a client.
+
+torch is imported once, and what a round leaves between its messages stays in memory. One process per home (a lock), one
+question at a time, over a socket that only the home's owner can open. It holds no connection to anybody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from keyfed.deploy.client_home import ClientHome, expire
+from keyfed.deploy.consent import need_consent
+from keyfed.deploy.processes import die_with
+from keyfed.engine.flower_frames import SOCKET, FrameError, reachable, read_frame, write_frame
+from keyfed.errors import DeployError, KeyfedError
+
+Handle = Callable[[str, bytes], bytes]
+LINK_SECONDS = 60.0  # for one frame to come or go
+RETENTION_SECONDS = 3600.0
+
+
+@contextmanager
+def alone(home: Path) -> Iterator[None]:
+    """Keep a second training process out of a home."""
+    with (home / "resident.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DeployError(f"{home}: a training process runs already; stop that client first") from None
+        yield
+
+
+@contextmanager
+def listening(home: Path) -> Iterator[socket.socket]:
+    """Listen on the home's socket, which only its owner may open."""
+    path = home / SOCKET
+    path.unlink(missing_ok=True)  # of a process that was killed: the lock is ours
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        before = os.umask(0o177)
+        try:
+            with reachable(path) as name:
+                server.bind(name)
+        finally:
+            os.umask(before)
+        server.listen(4)
+        server.settimeout(RETENTION_SECONDS)
+        try:
+            yield server
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def serve(home: Path, handle: Handle, idle: Callable[[], None] = lambda: None) -> None:
+    """Answer questions one after another until the process is told to end.
+
+    Args:
+      handle: the session's.
+      idle: called now and then between questions.
+    """
+    with alone(home), listening(home) as server:
+        while True:
+            idle()
+            try:
+                link, _ = server.accept()
+            except TimeoutError:
+                continue
+            with link:
+                link.settimeout(LINK_SECONDS)
+                try:
+                    _answer(link, handle)
+                except (OSError, FrameError) as e:  # who asked has gone, or sent what is no frame
+                    _say(f"a question was not answered: {e}")
+
+
+def _answer(link: socket.socket, handle: Handle) -> None:
+    header, body = read_frame(link)
+    kind, deadline = str(header.get("kind", "?")), header.get("deadline", 0)
+    if not isinstance(deadline, int | float) or time.time() >= deadline:
+        write_frame(link, {"error": "no answer", "reason": f'"{kind}" was read after its deadline'}, b"")
+        return
+    try:
+        told: dict[str, Any] = {}
+        data = handle(kind, body)
+    except Exception as e:  # the process lives on, whatever it is
+        told, data = _told(e), b""
+        _say(f"{kind}: {type(e).__name__}: {e}")
+    write_frame(link, told, data)
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """Return what the server learns of an error: a typed reason; of other errors the type only, as some quote text."""
+    if isinstance(error, KeyfedError) and hasattr(error, "reason"):
+        return {"error": str(error.reason), "reason": str(getattr(error, "detail", ""))}
+    return {"error": "client error", "reason": type(error).__name__}
+
+
+def keep_limit(home: ClientHome) -> Callable[[], None]:
+    """Return what deletes text of the home that is older than its owner wants, at most once an hour."""
+    last = -RETENTION_SECONDS
+
+    def check() -> None:
+        nonlocal last
+        if time.monotonic() - last >= RETENTION_SECONDS:
+            last = time.monotonic()
+            with contextlib.suppress(DeployError):
+                gone = expire(home.text, home.settings().keep_days)
+                if gone:
+                    _say(f"deleted {len(gone)} files of text that were older than {home.settings().keep_days} days")
+
+    return check
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"keyfed: {line}\n")
+    sys.stderr.flush()
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(0)
+
+
+def main() -> None:
+    """Run the training process of a home."""
+    home = ClientHome(Path(sys.argv[1]))
+    signal.signal(signal.SIGTERM, _leave)
+    if int(sys.argv[2]):
+        die_with(int(sys.argv[2]))
+    need_consent(home.path)
+    from keyfed.deploy.training import make_session
+
+    serve(home.path, make_session(home).handle, keep_limit(home))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyfedError as error:
+        _say(str(error))
+        sys.exit(2)

@@ -1,0 +1,102 @@
+"""The server's program in a SuperLink: reads what was submitted, trains, prints events.
+
+Flower starts it in a process of its own for each run, in the folder of what was submitted. The roster is the server's,
+from the home the SuperLink was started in: who submits a run cannot choose it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from keyfed.deploy.enrolment import key_sum, names_by_key
+from keyfed.deploy.submit import event_line
+from keyfed.deploy.superlink import HOME_VARIABLE, ServerHome
+from keyfed.engine.flower_pace import quicken
+from keyfed.engine.flower_server import FlowerTransport
+from keyfed.errors import KeyfedError
+
+RUN, VOCAB = "run.json", "vocab.json"
+LOOK_SECONDS = 0.5
+
+
+class Printer:
+    """A listener that prints events for whoever submitted the run."""
+
+    def say(self, line: str) -> None:
+        """A line of explanation."""
+        emit("say", line)
+
+    def start(self, what: str, rounds: int, done: int) -> None:
+        """Rounds begin."""
+        emit("start", [what, rounds, done])
+
+    def round(self, record: dict[str, Any]) -> None:
+        """A round is over."""
+        emit("round", record)
+
+
+def emit(event: str, value: Any) -> None:
+    """Print one event, in one piece."""
+    sys.stdout.write(event_line(event, value))
+    sys.stdout.flush()
+
+
+def make_app(file: str) -> ServerApp:
+    """Return the ServerApp of what was submitted beside `file`."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            emit("result", train_submitted(Path(file).parent, grid, str(context.run_id), Printer()))
+        except KeyfedError as e:
+            emit("error", str(e))
+
+    return app
+
+
+def train_submitted(folder: Path, grid: Grid, run: str, listener: Printer) -> Any:
+    """Train what was submitted and return its result."""
+    from keyfed.config import config_from
+    from keyfed.engine.roster import Roster
+    from keyfed.engine.secure_simulation import SecureSettings
+    from keyfed.run.deployed import train_deployed
+    from keyfed.text.vocab import Vocab
+
+    quicken()
+    home = ServerHome(Path(os.environ[HOME_VARIABLE]))
+    told = json.loads((folder / RUN).read_text("utf-8"))
+    vocab = Vocab.from_json((folder / VOCAB).read_text("utf-8"))
+    transport = FlowerTransport(grid, lambda key: names_by_key(home).get(key_sum(key)), run)
+    wanted = min(int(told["clients"]), len(names_by_key(home)))
+    wait_for(transport.clients, wanted, float(told["wait"]), listener.say)
+    config = config_from(told["config"], RUN)
+    secure = SecureSettings(config.secure.threshold, config.secure.floor) if config.secure.on else None
+    return train_deployed(
+        config, vocab, Path(told["out"]), transport, Roster(home.roster), listener,
+        secure=secure, resume=bool(told["resume"]),
+    )  # fmt: skip
+
+
+def wait_for(
+    clients: Callable[[], Any], count: int, seconds: float, say: Callable[[str], None], look: float = LOOK_SECONDS
+) -> int:
+    """Wait until `count` clients are connected, at most so long; return how many are."""
+    end, found, said = time.monotonic() + seconds, len(clients()), -1
+    while found < count and time.monotonic() < end:
+        if found != said:
+            say(f"{found} of {count} clients are connected; waiting up to {seconds:.0f} s for the others")
+            said = found
+        time.sleep(look)
+        found = len(clients())
+    say(f"{found} clients are connected")
+    return found

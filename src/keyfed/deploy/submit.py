@@ -1,0 +1,209 @@
+"""Submitting a run to a SuperLink and following it.
+
+What is submitted is a folder of a few files: the run's configuration, its vocabulary, and two lines that name the
+program installed on the server. `flwr run --stream` carries it there and brings back what the program prints; its
+lines that begin with `keyfed-event` are the run's rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from keyfed.deploy.enrolment import flwr
+from keyfed.deploy.flower import CONNECTION, environment, need_flower
+from keyfed.deploy.superlink import ServerHome, answers
+from keyfed.errors import DeployError
+from keyfed.files import write_atomically
+
+PREFIX = "keyfed-event "
+PACKAGE = "keyfed_run"
+APP_CAP = 9_500_000  # Flower takes 10 MB
+SERVER = "from keyfed.deploy.server_app import make_app\n\napp = make_app(__file__)\n"
+CLIENT = "from keyfed.engine import flower_client\n\napp = flower_client.app\n"  # wanted; ours run their own
+PROJECT = f"""\
+[project]
+name = "keyfed-run"
+version = "1.0.0"
+description = "A run of Keyfed"
+license = "MIT"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "keyfed"
+
+[tool.flwr.app.components]
+serverapp = "{PACKAGE}.server:app"
+clientapp = "{PACKAGE}.client:app"
+
+[tool.flwr.app.config]
+"""
+BOX = re.compile("[\u2500-\u257f]")  # frames that flwr draws around its errors
+STARTED = re.compile(r"started run (\d+)")
+
+
+class Listener(Protocol):
+    """Who follows a run; the same as of a simulation."""
+
+    def say(self, line: str) -> None: ...
+
+    def start(self, what: str, rounds: int, done: int) -> None: ...
+
+    def round(self, record: dict[str, Any]) -> None: ...
+
+
+def build_app(folder: Path, files: Mapping[str, bytes], server: str = SERVER) -> None:
+    """Write the folder that is submitted.
+
+    Args:
+      files: what the server's program reads beside itself (`.json` or `.toml`).
+      server: the program's few lines.
+    """
+    inside = folder / PACKAGE
+    inside.mkdir(parents=True)
+    for name, data in files.items():
+        if Path(name).suffix not in (".json", ".toml"):
+            raise DeployError(f"{name}: Flower carries .json and .toml files only")
+        write_atomically(inside / name, data, durable=False)
+    size = sum(len(data) for data in files.values())
+    if size > APP_CAP:
+        raise DeployError(f"configuration and vocabulary have {size:,} bytes; Flower carries {APP_CAP:,} at most")
+    for name, text in (("__init__.py", ""), ("server.py", server), ("client.py", CLIENT)):
+        write_atomically(inside / name, text.encode(), durable=False)
+    write_atomically(folder / "pyproject.toml", PROJECT.encode(), durable=False)
+
+
+def event_line(event: str, value: Any) -> str:
+    """Return an event as the line that the server's program prints; numbers that JSON has not are null."""
+    return f"{PREFIX}{json.dumps({'event': event, 'value': _finite(value)}, allow_nan=False)}\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
+
+
+def parse_line(line: str) -> tuple[str, Any] | None:
+    """Return the event in a line of output, or None where there is none."""
+    _, found, text = line.partition(PREFIX)
+    if not found:
+        return None
+    try:
+        event = json.loads(text)
+        return str(event["event"]), event["value"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def follow(lines: Iterator[str], listener: Listener) -> Any:
+    """Hand the events in lines of output to a listener and return the run's result.
+
+    Raises:
+      DeployError: the run failed, or its output ended without a result.
+    """
+    result, rest = None, ""
+    for line in lines:
+        found = parse_line(line)
+        if found is None:
+            rest = f"{rest} {' '.join(BOX.sub(' ', line).split())}"[-400:]
+            continue
+        event, value = found
+        if event == "say":
+            listener.say(str(value))
+        elif event == "start":
+            listener.start(*value)
+        elif event == "round":
+            listener.round({**value, "loss": math.nan if value.get("loss") is None else value["loss"]})
+        elif event == "error":
+            raise DeployError(str(value))
+        elif event == "result":
+            result = value
+    if result is None:
+        raise Unfinished(f"the run ended without a result; the end of its output: {rest.strip() or 'none'}")
+    return result
+
+
+class Unfinished(DeployError):
+    """A run whose output ended before its result: the server was stopped, or its program died."""
+
+
+def submit(home: ServerHome, folder: Path, listener: Listener, address: str | None = None) -> Any:
+    """Submit a folder, follow the run and return its result; Ctrl-C stops the run on the server too.
+
+    Raises:
+      DeployError: the server does not answer, or the run failed.
+      Unfinished: the server went away; the run goes on from its checkpoint when it is submitted again to resume.
+    """
+    need_flower()
+    address = address or home.address()
+    if not answers(address, home.ca, 10.0):
+        raise DeployError(f"no server answers at {address}; start it: keyfed server --home {home.path}")
+    command = ["flwr", "run", str(folder), CONNECTION, "--stream"]
+    run: list[str] = []
+    process = subprocess.Popen(
+        command, env={**environment(home.path), "PYTHONUNBUFFERED": "1", "COLUMNS": "1000"}, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        errors="replace",
+    )  # fmt: skip
+    try:
+        return follow(_lines(process, run), listener)
+    except KeyboardInterrupt:
+        if run:
+            flwr(home)([["stop", run[0], CONNECTION]])
+        raise
+    finally:
+        _end(process)
+
+
+def _lines(process: subprocess.Popen[str], run: list[str]) -> Iterator[str]:
+    """Yield the lines of a process as they come and note the number of the run; end it when nobody reads on."""
+    box: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            box.put(line)
+        box.put(None)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        while True:
+            try:
+                line = box.get(timeout=1.0)
+            except queue.Empty:
+                continue  # so that Ctrl-C is noticed
+            if line is None:
+                return
+            found = STARTED.search(line)
+            if found and not run:
+                run.append(found[1])
+            yield line
+    finally:
+        _end(process)
+        reader.join(5.0)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(5.0)

@@ -1,0 +1,113 @@
+"""The processes of a client: its training process and its SuperNode, started in order, watched, started again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from keyfed.deploy.client_home import ClientHome
+from keyfed.deploy.consent import need_consent
+from keyfed.deploy.flower import environment, need_flower
+from keyfed.deploy.processes import Processes, free_port, python, wait_until
+from keyfed.engine.flower_frames import SOCKET
+from keyfed.errors import DeployError
+
+RESIDENT, NODE = "resident", "node"
+READY_SECONDS = 120.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
+STEADY_SECONDS = 30.0  # a process that ran this long did not fail at its start
+UNKNOWN_KEY = ("NODE_ACTIVATION_FAILED", "activate", "No SuperNode found", "could not be activated")
+
+
+def resident_command(home: Path) -> list[str]:
+    """Return the command of a home's training process."""
+    return python("keyfed.deploy.resident", str(home), str(os.getpid()))
+
+
+@dataclass
+class Client:
+    """A client on this machine.
+
+    Args:
+      resident: the command of the training process.
+    """
+
+    processes: Processes
+    home: ClientHome
+    resident: Sequence[str] = ()
+    tag: str = ""  # in front of the process names, where several clients share one `Processes`
+    say: Callable[[str], None] = lambda line: None
+    _pauses: dict[str, float] = field(default_factory=dict)
+    _began: dict[str, float] = field(default_factory=dict)
+    _due: dict[str, float] = field(default_factory=dict)
+    _said: str = ""
+
+    def start(self) -> None:
+        """Start the training process, wait for its socket, start the node.
+
+        Raises:
+          DeployError: nobody has agreed, or the training process did not come up.
+        """
+        need_flower()
+        need_consent(self.home.path)
+        self.start_resident()
+        self.wait_resident()
+        self.start_node()
+
+    def start_resident(self) -> None:
+        """Start the training process."""
+        command = list(self.resident) or resident_command(self.home.path)
+        self._launch(RESIDENT, command)
+
+    def wait_resident(self) -> None:
+        """Wait until the training process listens."""
+        name = self.tag + RESIDENT
+        there = self.home.path / SOCKET
+        if not wait_until(there.exists, READY_SECONDS, lambda: self.processes.alive(name)):
+            said = self.processes.log_tail(name, 600)
+            raise DeployError(f"the training process of {self.home.path} did not start; the end of its log:\n{said}")
+
+    def start_node(self) -> None:
+        """Start the SuperNode."""
+        server = self.home.settings().server
+        command = python("keyfed.deploy.node", str(self.home.path), server, str(free_port()), str(os.getpid()))
+        self._launch(NODE, command)
+
+    def _launch(self, what: str, command: Sequence[str]) -> None:
+        self._began[what] = time.monotonic()
+        self._due.pop(what, None)
+        self.processes.start(self.tag + what, command, environment(self.home.path))
+
+    def tend(self) -> None:
+        """Start again what has ended, after a pause that doubles with each failure up to 15 s; call it often."""
+        now = time.monotonic()
+        for what in (RESIDENT, NODE):
+            if self.processes.alive(self.tag + what):
+                if now - self._began[what] > STEADY_SECONDS:
+                    self._pauses[what] = FIRST_PAUSE
+                continue
+            if what not in self._due:
+                pause = self._pauses.get(what, FIRST_PAUSE)
+                self._pauses[what] = min(2 * pause, LONGEST_PAUSE)
+                self._due[what] = now + pause
+                self._explain(what)
+            elif now >= self._due[what]:
+                self.start_resident() if what == RESIDENT else self.start_node()
+
+    def _explain(self, what: str) -> None:
+        said = self.processes.log_tail(self.tag + what, 2000)
+        line = f"the {'training process' if what == RESIDENT else 'node'} ended; starting it again (logs/{what}.log)"
+        if what == NODE and any(word in said for word in UNKNOWN_KEY):
+            line = (
+                f"the server does not take this client's key: it is not enrolled yet (`keyfed enroll` wants "
+                f"enrol-{self.home.settings().name}.json), or its last connection broke off within the last minute; "
+                "trying again"
+            )
+        elif what == NODE and ("CERTIFICATE_VERIFY_FAILED" in said or "certificate verify failed" in said):
+            line = "the server's certificate is not from the authority in ca.crt, or has expired; trying again"
+        if line != self._said:
+            self._said = line
+            self.say(line)

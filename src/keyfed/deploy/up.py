@@ -1,0 +1,113 @@
+"""A whole federation on this machine: server, clients, a run, and nothing left afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keyfed.deploy import consent
+from keyfed.deploy.certificates import make_certificates
+from keyfed.deploy.client_home import open_home
+from keyfed.deploy.enrolment import enrol, read_enrolment, write_enrolment
+from keyfed.deploy.flower import need_flower
+from keyfed.deploy.parts import parts_of, write_parts
+from keyfed.deploy.processes import Processes
+from keyfed.deploy.submit import Listener, build_app, submit
+from keyfed.deploy.superlink import ServerHome, start_superlink
+from keyfed.deploy.supernode import Client
+
+if TYPE_CHECKING:
+    from keyfed.config import Config
+
+CONNECT_SECONDS = 120.0
+TEXT = "text"
+
+
+def lay_out(config: Config, clients: int, root: Path) -> tuple[Config, dict[str, Path]]:
+    """Write every client's text under `root` and return the run's configuration on it, and the files.
+
+    A simulation on that folder is the same run: every client is trained on, none is held out whole.
+    """
+    from keyfed.text.named import load_corpus
+
+    data = config.data
+    corpus = load_corpus(
+        data.name, data_dir=Path(data.dir) if data.dir else None, author_column=data.author_column,
+        text_column=data.text_column,
+    )  # fmt: skip
+    files = write_parts(parts_of(corpus, clients), root / TEXT)
+    on_files = replace(
+        data, name=str((root / TEXT).resolve()), dir=None, partition="natural", clients=None, unseen=0.0,
+        author_column=None, text_column=None,
+    )  # fmt: skip
+    return replace(config, data=on_files), files
+
+
+def run_files(config: Config, vocab: str, out: Path, *, clients: int, wait: float, resume: bool) -> dict[str, bytes]:
+    """Return the files of a submission."""
+    from keyfed.config import to_document
+    from keyfed.deploy.server_app import RUN, VOCAB
+
+    told = {
+        "config": to_document(config), "out": str(out.resolve()), "resume": resume,
+        "clients": clients, "wait": wait,
+    }  # fmt: skip
+    return {RUN: json.dumps(told).encode(), VOCAB: vocab.encode()}
+
+
+def start_clients(
+    processes: Processes,
+    server: ServerHome,
+    address: str,
+    homes: Mapping[str, Path],
+    data: Mapping[str, Path],
+    *,
+    plain: bool,
+    resident: Callable[[Path], Sequence[str]] | None = None,
+) -> list[Client]:
+    """Make the homes of clients, enrol them all and start them.
+
+    Args:
+      resident: the command of a training process, in place of the usual one.
+    """
+    made: list[Client] = []
+    for name, path in homes.items():
+        home = open_home(path, name=name, server=address, ca=server.ca, data=data[name], plain=plain)
+        words = consent.words(name, address, str(data[name]), plain)
+        consent.ask(path, words, yes=True, read=None, say=lambda line: None)
+        command = tuple(resident(path)) if resident is not None else ()
+        made.append(Client(processes, home, resident=command, tag=f"{name}-"))
+    for one in made:
+        one.start_resident()
+    enrol(server, [read_enrolment(write_enrolment(one.home).read_bytes()) for one in made])
+    for one in made:
+        one.wait_resident()
+        one.start_node()
+    return made
+
+
+def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, *, plain: bool) -> Any:
+    """Run a federation of `clients` on this machine under the folder `root` and return the run's result.
+
+    All processes have ended when this returns or raises.
+    """
+    need_flower()
+    from keyfed.run.prepare import prepare
+
+    config, files = lay_out(config, clients, root)
+    server = ServerHome(root / "server")
+    make_certificates(server.path, [])
+    with Processes(root) as processes, ThreadPoolExecutor(1) as pool:
+        preparing = pool.submit(prepare, config)  # the vocabulary, while the server starts
+        address = start_superlink(processes, server, "127.0.0.1", 0)
+        listener.say(f"server on {address}: TLS, node keys; {clients} clients, each a process with its own text")
+        homes = {name: root / "clients" / name for name in files}
+        start_clients(processes, server, address, homes, files, plain=plain)
+        vocab = preparing.result().vocab.to_json()
+        files_of_run = run_files(config, vocab, out, clients=clients, wait=CONNECT_SECONDS, resume=False)
+        build_app(root / "app", files_of_run)
+        return submit(server, root / "app", listener)

@@ -1,0 +1,107 @@
+"""What goes through the socket between Flower's side of a client and its training process.
+
+    frame = "KFR1" · header length (u32) · body length (u64) · header (JSON object of strings and numbers) · body
+
+Big-endian. A question's header holds `kind` and `deadline`; an answer's is empty, or holds `error` (a type) and
+`reason`. The socket lies in the client's home and only its owner may open it. Lengths are checked before anything is
+read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from keyfed.errors import DeployError
+
+SOCKET = "resident.sock"
+MAGIC = b"KFR1"
+HEAD = struct.Struct(">4sIQ")
+HEADER_CAP = 64 * 1024
+BODY_CAP = 1 << 30  # a model of 268 million parameters; Flower itself has no limit
+PATH_CAP = 100  # bytes of a socket's path; the system allows 104 to 108
+
+
+class FrameError(DeployError):
+    """A frame that is too large, cut short or no frame; or nobody listens."""
+
+
+def write_frame(link: socket.socket, header: Mapping[str, Any], body: bytes | memoryview) -> None:
+    """Send a frame whole."""
+    if len(body) > BODY_CAP:
+        raise FrameError(f"a message has {len(body):,} bytes; at most {BODY_CAP:,} are sent")
+    head = json.dumps(dict(header)).encode()
+    link.sendall(HEAD.pack(MAGIC, len(head), len(body)) + head)
+    if len(body):  # who has all of a frame may have answered and gone
+        link.sendall(body)
+
+
+def read_frame(link: socket.socket, cap: int = BODY_CAP) -> tuple[dict[str, Any], bytes]:
+    """Receive a frame whole; lengths are checked before anything is kept."""
+    magic, size, length = HEAD.unpack(_read(link, HEAD.size))
+    if magic != MAGIC:
+        raise FrameError("what came over the client's socket is not a frame of Keyfed's")
+    if size > HEADER_CAP or length > cap:
+        raise FrameError(f"a frame of {size:,} and {length:,} bytes; at most {HEADER_CAP:,} and {cap:,} are read")
+    try:
+        header = json.loads(_read(link, size))
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        raise FrameError("the header of a frame is not JSON") from None
+    if not isinstance(header, dict):
+        raise FrameError("the header of a frame is not an object")
+    return header, bytes(_read(link, length))
+
+
+def _read(link: socket.socket, count: int) -> bytearray:
+    data = bytearray(count)
+    view, got = memoryview(data), 0
+    while got < count:
+        n = link.recv_into(view[got:])
+        if n == 0:
+            raise FrameError(f"the other end closed after {got:,} of {count:,} bytes")
+        got += n
+    return data
+
+
+@contextlib.contextmanager
+def reachable(path: Path) -> Iterator[str]:
+    """Yield a name for a socket that is short enough for the system, whatever folder it is in."""
+    if len(os.fsencode(path)) <= PATH_CAP:
+        yield str(path)
+        return
+    if not sys.platform.startswith("linux"):
+        raise FrameError(f"{path} is too long for a socket ({PATH_CAP} bytes); choose a shorter --home")
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def ask(path: Path, kind: str, body: bytes, deadline: float) -> tuple[dict[str, Any], bytes]:
+    """Put one question to the training process behind a socket and wait for its answer, at most until the deadline.
+
+    Raises:
+      FrameError: nobody listens, the answer is late or is no frame.
+    """
+    left = deadline - time.time()
+    if left <= 0:
+        raise FrameError(f'"{kind}" came after its deadline')
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link, reachable(path) as name:
+        link.settimeout(left)
+        try:
+            link.connect(name)
+            write_frame(link, {"kind": kind, "deadline": deadline}, body)
+            return read_frame(link)
+        except TimeoutError:
+            raise FrameError(f'"{kind}" was not answered before its deadline') from None
+        except OSError as e:
+            raise FrameError(f"the training process does not answer ({e.strerror or e})") from None

@@ -1,0 +1,61 @@
+"""Consent comes first, is asked in plain words, and is recorded."""
+
+from __future__ import annotations
+
+import datetime
+import json
+
+import pytest
+
+from keyfed.deploy.consent import ask, given, need_consent, words
+from keyfed.errors import DeployError
+
+TEXT = words("anna", "fl.example.org:9092", "/home/anna/notes", plain=False)
+
+
+def test_the_words_name_what_leaves_and_what_stays():
+    for part in ("anna", "fl.example.org:9092", "/home/anna/notes", "never sent", "public keys", "--leave", "--pause"):
+        assert part in TEXT
+    assert "takes no part in such runs" in TEXT
+    assert "takes part in such runs too" in words("a", "b:1", "c", plain=True)
+
+
+def test_without_an_answer_nothing_is_recorded(tmp_path):
+    said = []
+    with pytest.raises(DeployError, match="--yes"):
+        ask(tmp_path, TEXT, yes=False, read=None, say=said.append)
+    with pytest.raises(DeployError, match="did not agree"):
+        ask(tmp_path, TEXT, yes=False, read=lambda: "no\n", say=said.append)
+    with pytest.raises(DeployError, match="did not agree"):
+        ask(tmp_path, TEXT, yes=False, read=lambda: "", say=said.append)
+    assert TEXT in said
+    assert not given(tmp_path)
+    with pytest.raises(DeployError, match="no consent"):
+        need_consent(tmp_path)
+
+
+@pytest.mark.parametrize(("yes", "how"), [(True, "--yes"), (False, "typed")])
+def test_an_answer_is_recorded_with_its_date_and_words(tmp_path, yes, how):
+    now = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
+    ask(tmp_path, TEXT, yes=yes, read=lambda: "Yes\n", say=lambda line: None, now=now)
+    record = json.loads((tmp_path / "consent.json").read_text())
+    assert record["date"] == "2026-05-01T12:00:00+00:00"
+    assert record["how"] == how
+    assert record["words"] == TEXT
+    need_consent(tmp_path)
+
+
+def test_the_same_words_are_not_asked_twice_but_others_are(tmp_path):
+    said = []
+    ask(tmp_path, TEXT, yes=True, read=None, say=said.append)
+    ask(tmp_path, TEXT, yes=False, read=None, say=said.append)
+    assert len(said) == 1
+    other = words("anna", "elsewhere.example.org:9092", "/home/anna/notes", plain=False)
+    with pytest.raises(DeployError, match="nobody can be asked"):
+        ask(tmp_path, other, yes=False, read=None, say=said.append)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"agreed": false, "sha256": "x"}', "[]"])
+def test_a_damaged_record_is_no_consent(tmp_path, text):
+    (tmp_path / "consent.json").write_text(text)
+    assert not given(tmp_path)

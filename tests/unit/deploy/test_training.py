@@ -1,0 +1,75 @@
+"""Which text a client's training process reads."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from keyfed.deploy.certificates import make_certificates
+from keyfed.deploy.client_home import DAY, open_home
+from keyfed.deploy.node import Pace, refusal
+from keyfed.deploy.training import make_session, text_to_read
+from keyfed.engine.device_store import DeviceStore
+from keyfed.text.corpus import read_corpus
+
+
+def home_with(tmp_path, **more):
+    make_certificates(tmp_path / "server", [])
+    (tmp_path / "notes").mkdir()
+    for name, days in (("new.txt", 1), ("old.txt", 40)):
+        (tmp_path / "notes" / name).write_text(f"{name} text\n")
+        os.utime(tmp_path / "notes" / name, (time.time() - days * DAY,) * 2)
+    return open_home(
+        tmp_path / "home", name="anna", server="127.0.0.1:1", ca=tmp_path / "server" / "ca.crt",
+        data=tmp_path / "notes", **more,
+    )  # fmt: skip
+
+
+def test_without_a_limit_the_text_is_read_where_it_is(tmp_path):
+    home = home_with(tmp_path)
+    assert text_to_read(home) == (tmp_path / "notes").resolve()
+
+
+def test_with_a_limit_only_what_is_young_enough_is_read_and_nothing_is_copied(tmp_path):
+    home = home_with(tmp_path, keep_days=30)
+    for _ in range(2):
+        read = text_to_read(home)
+        assert [a.lines for a in read_corpus(read).authors] == [("new.txt text",)]
+        assert all(p.is_symlink() for p in read.iterdir())
+    assert (tmp_path / "notes" / "old.txt").exists()
+
+
+def test_the_session_has_the_identity_that_was_enrolled(tmp_path):
+    home = home_with(tmp_path)
+    before = home.identity_key.read_bytes()
+    session = make_session(home)
+    assert session.name == "anna"
+    assert DeviceStore(home.path).identity().private_bytes() == before
+    assert home.identity_key.read_bytes() == before
+
+
+def test_a_paused_client_begins_nothing_and_finishes_what_has_begun(tmp_path):
+    home = home_with(tmp_path)
+    assert refusal(home, "train") is None
+    home.pause(True)
+    assert "paused" in refusal(home, "hello")
+    assert "paused" in refusal(home, "train")
+    assert refusal(home, "unmask") is None
+
+
+def test_conditions_hold_for_training_only(tmp_path, monkeypatch):
+    from keyfed.deploy import conditions
+
+    monkeypatch.setitem(conditions.CONDITIONS, "power", ("on power", lambda: False))
+    home = home_with(tmp_path, when="power")
+    assert refusal(home, "train") == "not on power"
+    assert refusal(home, "hello") is None
+
+
+def test_the_pace_is_quick_after_something_came_and_slow_later():
+    pace = Pace(fast=0.1, slow=2.0, linger=0.05)
+    assert pace.seconds() == 0.1
+    time.sleep(0.06)
+    assert pace.seconds() == 2.0
+    pace.busy()
+    assert pace.seconds() == 0.1
