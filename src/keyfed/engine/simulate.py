@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -31,6 +32,18 @@ from keyfed.federated.types import (
 )
 
 LARGEST_CHANGE = 1e6  # of one weight in one round; beyond it lies only divergence
+
+
+class Gatherer(Protocol):
+    """Forms a round's sum: clients are added one by one, in their order, then the aggregate is asked for, once."""
+
+    def add(self, client: ClientId, upload: Params, share: Share) -> None:
+        """Add one client."""
+        ...
+
+    def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
+        """Return the sum over those added."""
+        ...
 
 
 class RunningSum:
@@ -155,7 +168,9 @@ class Simulation:
         self._states = states
         self._round, self._remembering = 0, False  # the round in progress, and whether its clients keep state
         self._trained: list[ClientId] = []
-        self._sum: RunningSum | None = None
+        self._sum: Gatherer | None = None
+        self._gather: Callable[[Params], Gatherer] = RunningSum
+        self._clip: float | None = None
         self._kept: dict[ClientId, Params] = {}
         self._refused: list[Refusal] = []
         self._noise: Params | None = None  # for the mean, if the method wants it there
@@ -165,11 +180,19 @@ class Simulation:
         """Say what becomes of the clients of the next round; who is not named trains and uploads."""
         self._fates = fates
 
+    def gather_by(self, gather: Callable[[Params], Gatherer], clip: float | None = None) -> None:
+        """Say how the next rounds are summed.
+
+        Args:
+          clip: largest norm of an upload that a client which keeps state books as sent; None for no clip.
+        """
+        self._gather, self._clip = gather, clip
+
     def train(
         self, params: Params, cohort: Sequence[ClientId], method: Method, round: int
     ) -> Mapping[ClientId, Report]:
         """Train the cohort; sum at once where clients weigh themselves, else keep the uploads."""
-        self._sum, self._kept, self._refused, self._noise = RunningSum(params), {}, [], None
+        self._sum, self._kept, self._refused, self._noise = self._gather(params), {}, [], None
         self._round, self._remembering = round, keeps_state(method)
         self._trained = [c for c in cohort if c not in self._fates or self._fates[c].reports]
         noise = method.noise
@@ -200,15 +223,21 @@ class Simulation:
 
     def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:
         """Return the finished sum, or form it now from shares that came after the reports."""
-        return self.summed(shares).aggregate(self._refused)
+        return self._closed(shares).aggregate(self._refused)
 
     def summed(self, shares: Mapping[ClientId, Share] | None) -> RunningSum:
         """Return what `collect` makes an aggregate of, for those who add up the sums of several simulations."""
+        summed = self._closed(shares)
+        assert isinstance(summed, RunningSum), "only plain sums can be added to each other"
+        return summed
+
+    def _closed(self, shares: Mapping[ClientId, Share] | None) -> Gatherer:
         assert self._sum is not None, "collect() follows train()"
         for client, upload in self._kept.items():
             if shares is not None and client in shares:
                 self._sum.add(client, upload, shares[client])
         if self._noise is not None:
+            assert isinstance(self._sum, RunningSum), "a private sum has noise of its own"
             self._sum.shift(self._noise)  # by noise · mass, which is linear: parts of a round may each do it
         summed, self._sum, self._kept = self._sum, None, {}
         return summed
@@ -231,7 +260,8 @@ class Simulation:
         if self._states is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="keyfed-clients-")
             self._states = ClientStates(Path(self._temporary.name))
-        return turn._replace(state=self._states.acknowledged(client), propose=self._states.proposed(client, round))
+        state, propose = self._states.acknowledged(client), self._states.proposed(client, round)
+        return turn._replace(state=state, propose=propose, clip=self._clip)
 
     def _place(self, client: ClientId) -> int:
         """A client's number, from a table of everybody; rounds with a plan never need it."""

@@ -27,6 +27,7 @@ Params = dict[str, Tensor]
 ClientId = str
 Memory = Any  # whatever a mediator keeps between rounds: a small, JSON-able value
 LayerNumbers = Mapping[str, float]  # one number a layer
+Sums = Mapping[str, Sequence[float]]  # facts added up over clients
 Distance = Callable[[Params, Params], Mapping[str, Tensor]]  # (θ, stacked uploads) → numbers [m] for every layer
 
 
@@ -154,6 +155,7 @@ class Aggregate:
     Attributes:
       weight: Σ scale per layer, and `squares` Σ scale²: for the effective number of clients.
       weights: each contributor's share of the sum per layer, scale / Σ scale; None where nobody may know.
+      facts: sums of what clients told along with their uploads, where no report leaves them; else empty.
     """
 
     total: Params
@@ -163,6 +165,7 @@ class Aggregate:
     contributors: tuple[ClientId, ...]
     refused: tuple[Refusal, ...] = ()
     weights: Mapping[ClientId, LayerNumbers] | None = None
+    facts: Sums = field(default_factory=dict)
 
     def mean(self) -> Params:
         """Return total / mass, layer by layer; a layer of mass 0 takes no step."""
