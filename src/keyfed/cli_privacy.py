@@ -19,7 +19,8 @@ RoundsOption = Annotated[int, typer.Option(help="Releases, one a round.", min=0)
 RateOption = Annotated[float, typer.Option(help="Chance q that a client is called in a round; 1: everybody, always.")]
 PopulationOption = Annotated[int | None, typer.Option(help="Clients in all; a δ of 1/population or more is refused.")]
 SeparationOption = Annotated[
-    int | None, typer.Option(help="Tree aggregation: rounds a client waits between two. --rate is then not read.", min=1)
+    int | None,
+    typer.Option(help="Tree aggregation: rounds a client waits between two. --rate is then not read.", min=1),
 ]
 
 
@@ -160,7 +161,9 @@ def ledger_(run: RunArgument, as_json: JsonOption = False) -> None:
 @privacy_app.command("audit")
 def audit_(
     run: RunArgument,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer canaries and trials: minutes instead of hours.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer canaries and trials: minutes instead of hours.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Attack a run as an outsider would and compare with what it claims. Exit code 1 if the claim is contradicted."""

@@ -208,7 +208,9 @@ class PrivacyConfig:
         if self.mean_weight > 1:
             out.append(f"privacy.mean_weight is {self.mean_weight}; weights are at most 1")
         if self.cohort is not None and (self.population is None or self.cohort > self.population):
-            out.append(f"privacy.cohort is {self.cohort}; it is drawn from privacy.population, which is less or not set")
+            out.append(
+                f"privacy.cohort is {self.cohort}; it is drawn from privacy.population, which is less or not set"
+            )
         if self.mechanism == "tree" and self.quantile is not None:
             out.append("privacy.mechanism=tree adds noise of one size to many rounds: set privacy.quantile=none")
         if self.mechanism == "gaussian" and self.separation is not None:

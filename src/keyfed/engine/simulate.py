@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 
 from keyfed.engine.client_state import ClientStates
+from keyfed.engine.gather import Gathering, HiddenGathering, HiddenRound, MakeHidden
+from keyfed.engine.hidden_sum import HiddenSum
 from keyfed.engine.problem import LocalProblem
 from keyfed.engine.turn import Finished, Turn, keeps_state, take_turns
 from keyfed.engine.workers import WorkerPool
+from keyfed.errors import SecureSumOverflow
 from keyfed.federated.participation import Fate, Work
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import (
@@ -26,24 +30,13 @@ from keyfed.federated.types import (
     LayerNumbers,
     Method,
     Params,
+    Public,
     Refusal,
     Report,
     Share,
 )
 
 LARGEST_CHANGE = 1e6  # of one weight in one round; beyond it lies only divergence
-
-
-class Gatherer(Protocol):
-    """Forms a round's sum: clients are added one by one, in their order, then the aggregate is asked for, once."""
-
-    def add(self, client: ClientId, upload: Params, share: Share) -> None:
-        """Add one client."""
-        ...
-
-    def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
-        """Return the sum over those added."""
-        ...
 
 
 class RunningSum:
@@ -147,6 +140,8 @@ class Simulation:
     Args:
       bound: largest norm of an upload, see `refusal`.
       states: where clients keep what they remember; None for a folder that lives as long as the simulation.
+      gather: makes what a round's uploads are added to, from tensors like θ.
+      hide: makes what a hidden round's uploads are added to (a secure sum); None adds them to `gather`'s in the clear.
     """
 
     def __init__(
@@ -157,6 +152,8 @@ class Simulation:
         workers: int = 1,
         bound: float | None = None,
         states: ClientStates | None = None,
+        gather: Callable[[Params], Gathering] = RunningSum,
+        hide: MakeHidden | None = None,
     ) -> None:
         self._problem = problem
         self._block = block
@@ -168,19 +165,21 @@ class Simulation:
         self._states = states
         self._round, self._remembering = 0, False  # the round in progress, and whether its clients keep state
         self._trained: list[ClientId] = []
-        self._sum: Gatherer | None = None
-        self._gather: Callable[[Params], Gatherer] = RunningSum
-        self._clip: float | None = None
+        self._gather, self._hide = gather, hide
+        self._clip: float | None = None  # of uploads that clients which keep state book as sent
+        self._sum: Gathering | None = None
+        self._hidden: HiddenGathering | None = None  # of a round whose reports stay with the clients
         self._kept: dict[ClientId, Params] = {}
         self._refused: list[Refusal] = []
         self._noise: Params | None = None  # for the mean, if the method wants it there
         self.compression_error: float | None = None  # of the last round: mean over the clients that trained
+        self.secure: Mapping[str, Any] | None = None  # what the last round's secure sum cost; None for a plain one
 
     def expect(self, fates: Mapping[ClientId, Fate]) -> None:
         """Say what becomes of the clients of the next round; who is not named trains and uploads."""
         self._fates = fates
 
-    def gather_by(self, gather: Callable[[Params], Gatherer], clip: float | None = None) -> None:
+    def gather_by(self, gather: Callable[[Params], Gathering], clip: float | None = None) -> None:
         """Say how the next rounds are summed.
 
         Args:
@@ -189,12 +188,17 @@ class Simulation:
         self._gather, self._clip = gather, clip
 
     def train(
-        self, params: Params, cohort: Sequence[ClientId], method: Method, round: int
+        self, params: Params, cohort: Sequence[ClientId], method: Method, round: int, public: Public | None = None
     ) -> Mapping[ClientId, Report]:
         """Train the cohort; sum at once where clients weigh themselves, else keep the uploads."""
         self._sum, self._kept, self._refused, self._noise = self._gather(params), {}, [], None
+        self._hidden, self.secure = None, None
         self._round, self._remembering = round, keeps_state(method)
         self._trained = [c for c in cohort if c not in self._fates or self._fates[c].reports]
+        if method.hidden:
+            assert public is not None, "clients of a hidden method weigh themselves by public numbers"
+            hidden = HiddenRound(params, method, public, round, tuple(cohort), tuple(self._trained))
+            self._hidden = HiddenSum(hidden, self._sum) if self._hide is None else self._hide(hidden)
         noise = method.noise
         if noise is not None and noise.at == "server":
             seed = derive_seed(self._problem.seed, round, "server noise")
@@ -214,24 +218,39 @@ class Simulation:
             )
             if client in self._fates and self._fates[client].lost is not None:
                 continue  # it vanishes between report and upload
-            if method.mediator.share is not None:
+            if self._hidden is not None:
+                try:
+                    self._hidden.add(client, done)
+                except SecureSumOverflow:
+                    self._refused.append(Refusal(client, "out of range"))
+            elif method.mediator.share is not None:
                 self._sum.add(client, done.upload, method.mediator.share(reports[client], layers))
             else:
                 self._kept[client] = {name: u.clone() for name, u in done.upload.items()}
         self.compression_error = sum(errors) / len(errors) if errors and method.codec is not None else None
-        return reports
+        return reports if self._hidden is None else {}
 
     def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:
         """Return the finished sum, or form it now from shares that came after the reports."""
-        return self._closed(shares).aggregate(self._refused)
+        if self._hidden is not None:
+            return self._collect_hidden(self._hidden)
+        return self._gathered(shares).aggregate(self._refused)
+
+    def _collect_hidden(self, hidden: HiddenGathering) -> Aggregate:
+        aggregate, self.secure = hidden.aggregate(self._refused), hidden.costs
+        self._hidden, self._sum, noise = None, None, self._noise
+        if noise is None:
+            return aggregate
+        shifted = {name: t + noise[name] * aggregate.mass[name] for name, t in aggregate.total.items()}
+        return replace(aggregate, total=shifted)
 
     def summed(self, shares: Mapping[ClientId, Share] | None) -> RunningSum:
         """Return what `collect` makes an aggregate of, for those who add up the sums of several simulations."""
-        summed = self._closed(shares)
-        assert isinstance(summed, RunningSum), "only plain sums can be added to each other"
-        return summed
+        gathered = self._gathered(shares)
+        assert isinstance(gathered, RunningSum), "only running sums can be added to each other"
+        return gathered
 
-    def _closed(self, shares: Mapping[ClientId, Share] | None) -> Gatherer:
+    def _gathered(self, shares: Mapping[ClientId, Share] | None) -> Gathering:
         assert self._sum is not None, "collect() follows train()"
         for client, upload in self._kept.items():
             if shares is not None and client in shares:
