@@ -22,7 +22,8 @@ from keyfed.federated.tuned import tuned_options
 from keyfed.sections import DataConfig, ModelConfig, PrivacyConfig, TrainConfig, UploadConfig, VectorsConfig
 
 __all__ = [
-    "Config", "DataConfig", "ModelConfig", "Participation", "PrivacyConfig", "TrainConfig", "UploadConfig", "VectorsConfig",
+    "Config", "DataConfig", "ModelConfig", "Participation", "PrivacyConfig", "TrainConfig", "UploadConfig",
+    "VectorsConfig",
 ]  # fmt: skip
 
 Value = str | int | float | bool | None
@@ -244,6 +245,8 @@ def check(config: Config) -> Config:
     if config.upload.bound is not None and not config.upload.bound > 0:
         problems.append(f"upload.bound is {config.upload.bound}; expected > 0")
     problems += config.participation.problems() + config.privacy.problems()
+    if config.privacy.on and t.central:
+        problems.append("train.central reads as many tokens as the clients did, which --dp does not tell; leave it out")
     try:
         if d.clients_part is not None:
             parse_part(d.clients_part)

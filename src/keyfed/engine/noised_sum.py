@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from keyfed.errors import PrivacyError
 from keyfed.federated.types import Aggregate, ClientId, Params, Refusal, Share
 from keyfed.private.noise import Noising, clip_factor, norm_of
 
@@ -48,6 +49,10 @@ class NoisedSum:
         # ±½ and not 0 or 1: then one client moves the count by ½ at most.
         self._within += 0.5 if norm <= self._noising.clip else -0.5
         self._contributors.append(client)
+
+    def shift(self, by: Params) -> None:
+        """Refuse noise of a method's own: it would be added to what is divided by a public number."""
+        raise PrivacyError(f"a private sum has its own noise; {len(by)} layers of another were to be added")
 
     def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
         """Book the release, then return the noised sum; an empty cohort's is noise alone."""

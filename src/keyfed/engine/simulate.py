@@ -256,7 +256,6 @@ class Simulation:
             if shares is not None and client in shares:
                 self._sum.add(client, upload, shares[client])
         if self._noise is not None:
-            assert isinstance(self._sum, RunningSum), "a private sum has noise of its own"
             self._sum.shift(self._noise)  # by noise · mass, which is linear: parts of a round may each do it
         summed, self._sum, self._kept = self._sum, None, {}
         return summed

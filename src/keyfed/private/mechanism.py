@@ -40,8 +40,8 @@ class Bounded(NamedTuple):
 
 FIXED = "Sensitivity: one client moves the sum of clipped uploads by at most the clip S; the denominator is public."
 RATIO = (
-    "Sensitivity: one client moves the sum of clipped [weight · upload, weight] by at most the clip S, its weight being "
-    "exp(min(score, c) − c) with a public cap c; the noisy sum is divided by max(noisy mass, floor)."
+    "Sensitivity: one client moves the sum of clipped [weight · upload, weight] by at most the clip S, its weight "
+    "being exp(min(score, c) − c) with a public cap c; the noisy sum is divided by max(noisy mass, floor)."
 )
 JS_MOST = math.log(2)  # nats, the largest Jensen–Shannon divergence of two distributions
 
@@ -60,8 +60,8 @@ def bound(method: Method, p: PrivacyConfig) -> Bounded:
         )
     if method.solver.start is not None and (spec.name != "fedadmm" or spec.options["server_step"] != "published"):
         raise PrivacyError(
-            f"{spec.name}: a joining client sends all it stands for, w + y/ρ, which no useful clip bounds; take fedadmm "
-            "with server_step=published, whose clients send (and book) clipped increments"
+            f"{spec.name}: a joining client sends all it stands for, w + y/ρ, which no useful clip bounds; take "
+            "fedadmm with server_step=published, whose clients send (and book) clipped increments"
         )
     kind, options = _mediation(spec)
     if options.get("beta", 1.0) != 1.0:
@@ -157,8 +157,8 @@ def refuse_participation(p: Participation, mechanism: str, everybody: bool) -> N
     """Refuse ways of taking part in which one client's presence decides about another's, by name."""
     if p.over_select:
         raise PrivacyError(
-            f"participation.over_select is {p.over_select}: taking the first to finish lets one client push another out, "
-            "which breaks the accounting; leave it out and set participation.deadline"
+            f"participation.over_select is {p.over_select}: taking the first to finish lets one client push another "
+            "out, which breaks the accounting; leave it out and set participation.deadline"
         )
     if p.minimum > 1:
         raise PrivacyError(

@@ -11,8 +11,8 @@ from keyfed.private.budget import Ledger
 UNIT = "one client with everything it holds"
 NEIGHBOURS = "one client added or removed (removed: it always sends zeros)"
 NOISE_OPTION = (
-    "method.noise reproduces FedAtt's perturbation. Uploads are not clipped, so one client's influence has no bound and "
-    "ε is ∞ whatever the noise; `keyfed train --dp` gives a guarantee."
+    "method.noise reproduces FedAtt's perturbation. Uploads are not clipped, so one client's influence has no bound "
+    "and ε is ∞ whatever the noise; `keyfed train --dp` gives a guarantee."
 )
 NO_LEDGER = "No ledger: nothing was clipped and noised, so nothing is promised. `keyfed train --dp` gives a guarantee."
 
@@ -83,13 +83,13 @@ def statement(ledger: Ledger) -> list[str]:
             lines.append("Amplification: none; every client is called every round.")
     else:
         lines.append(
-            f"Amplification: none is claimed. Noise is correlated over rounds (tree aggregation), and a client that took "
-            f"part waits {t.gap:,} rounds."
+            f"Amplification: none is claimed. Noise is correlated over rounds (tree aggregation), and a client that "
+            f"took part waits {t.gap:,} rounds."
         )
     lines.append(
-        "Not covered: validation and test numbers and the choice of the best round (they read held-out text of the same "
-        "corpus), the vocabulary unless `keyfed vocab --dp` made it, the choice of hyper-parameters, clients that do not "
-        "follow the protocol, and whatever a client keeps to itself."
+        "Not covered: validation and test numbers and the choice of the best round (they read held-out text of the "
+        "same corpus), the vocabulary unless `keyfed vocab --dp` made it, the choice of hyper-parameters, clients that "
+        "do not follow the protocol, and whatever a client keeps to itself."
     )
     return lines
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from keyfed.private.plan import noise_to_clip
 from keyfed.private.statement import account, no_account
 from keyfed.private.tree import derived_tree, group_of
 from keyfed.run.folder import read_metrics, read_run_toml
+from keyfed.run.traffic import Sizes
 
 
 def terms_of(config: Config, bounded: Bounded, clients: int, called: float) -> Terms:
@@ -49,8 +50,8 @@ def terms_of(config: Config, bounded: Bounded, clients: int, called: float) -> T
         gap = p.separation or most
         if gap > most:
             raise PrivacyError(
-                f"privacy.separation is {gap} rounds, but with {cohort:,.6g} of {population:,} clients in every round a "
-                f"client has to come again after {most}; set it lower, or the cohort"
+                f"privacy.separation is {gap} rounds, but with {cohort:,.6g} of {population:,} clients in every round "
+                f"a client has to come again after {most}; set it lower, or the cohort"
             )
     z = p.noise
     if z is None:
@@ -73,7 +74,7 @@ class PrivateRun:
     def __init__(self, config: Config, bounded: Bounded, out: Path, terms: Terms) -> None:
         self._config = config
         self._bounded = bounded
-        self.method = bounded.method
+        self._seed = config.train.seed
         self.ledger: Ledger = open_ledger(out, terms)
         check_against_metrics(self.ledger, read_metrics(out))
         t = terms
@@ -97,6 +98,29 @@ class PrivateRun:
         """The leaf of the next round's release; None without a tree."""
         return None if self.ledger.terms.gap is None else len(self.ledger.entries)
 
+    def in_turn(self, names: Sequence[str]) -> list[int] | None:
+        """Return the clients whose turn it is, with a tree; None where they are drawn."""
+        leaf = self.turn()
+        t = self.ledger.terms
+        return None if leaf is None else members_in_turn(names, leaf, round(t.clients / t.called), self._seed)
+
+    def announce(self, parameters: int) -> list[str]:
+        """Say before the first round what is promised, and how long the noise is beside the clip."""
+        t = self.ledger.terms
+        how = f"rate {t.rate:.4g}" if t.gap is None else f"tree aggregation, {t.gap} rounds apart"
+        budget = "no budget" if t.budget is None else f"budget epsilon {t.budget:g}"
+        ratio = noise_to_clip(self._std, parameters, t.cohort)
+        lines = [
+            f"privacy: {self.ledger.verdict()}, {budget}, delta {t.delta:.2g}, noise {t.z:.4g}, {how}, population "
+            f"{t.population:,}, cohort {t.cohort:,.6g}; noise of a mean {ratio:.3g} clips"
+        ]
+        if self.ledger.terms.simulated:
+            lines.append(
+                f"a SIMULATED guarantee for population {t.population:,}, cohort {t.cohort:,.6g}; not a guarantee of "
+                "this run"
+            )
+        return lines
+
     def gather(self, state: State, frozen: frozenset[str]) -> tuple[Callable[[Params], NoisedSum], float]:
         """Return how the round after `state` is summed, and its clip."""
         p, t = self._config.privacy, self.ledger.terms
@@ -117,8 +141,7 @@ class PrivateRun:
         """Write the release down, then draw its noise."""
         leaf = self.turn()
         entry = self.ledger.book(self.row(), "update", round)
-        seed = self._config.train.seed
-        return derived(seed, round, entry.attempt) if leaf is None else derived_tree(seed, leaf)
+        return derived(self._seed, round, entry.attempt) if leaf is None else derived_tree(self._seed, leaf)
 
     def told(self, before: State) -> dict[str, Any]:
         """What a round's line of metrics.jsonl says of privacy."""
@@ -137,26 +160,25 @@ class PrivateRun:
         return {**account(self.ledger), "noise_to_clip": ratio}
 
 
-def members_in_turn(names: Any, leaf: int, called: int, seed: int) -> list[int]:
-    """Return the clients whose turn it is: each belongs to one of ⌊clients/called⌋ groups that go round."""
-    groups = max(1, len(names) // called)
+def members_in_turn(names: Sequence[str], leaf: int, groups: int, seed: int) -> list[int]:
+    """Return the clients whose turn it is: each belongs to one group, and the groups go round."""
     return [k for k, name in enumerate(names) if group_of(name, groups, seed) == leaf % groups]
 
 
-def public_record(record: dict[str, Any], expected: float, sizes: Any) -> dict[str, Any]:
+def public_record(record: Mapping[str, Any], private: PrivateRun, sizes: Sizes) -> dict[str, Any]:
     """Return a round's line without anything that was not noised: what is left is public or was released.
 
     Traffic is that of the expected cohort, which everybody knows; who came is not said.
     """
-    called = math.ceil(expected)
+    called = math.ceil(private.ledger.terms.called)
     return {
         "round": record["round"],
         "loss": None,
         "worked": None,
         "cohort": called,
         "contributors": None,
-        "refused": {},
-        "lost": {},
+        "refused": None,
+        "lost": None,
         "abandoned": False,
         "effective_clients": None,
         "traffic": {"down": sizes.down * called, "up": sizes.up * called, "control": 0},
