@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from keyfed.cli_options import ConfigOption, DataOption, DirOption, JsonOption, ModelOption, SetOption, print_json
-from keyfed.cli_train import VectorsDimOption
+from keyfed.cli_train import SecureOption, VectorsDimOption
 
 
 def compare(
@@ -39,6 +39,7 @@ def compare(
         str | None, typer.Option(metavar="FILE", help="Word vectors that METHOD+vectors starts from.")
     ] = None,
     vectors_dim: VectorsDimOption = None,
+    secure: SecureOption = False,
     full: Annotated[bool, typer.Option("--full", help="Train and test on the whole text, not a part.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder; runs/compare-DATA-MODEL by default.")] = None,
     settings: SetOption = None,
@@ -73,7 +74,7 @@ def compare(
 
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.init": init,
-        "vectors.file": vectors, "vectors.dim": vectors_dim,
+        "vectors.file": vectors, "vectors.dim": vectors_dim, "secure.on": secure or None,
     }  # fmt: skip
     keys: list[tuple[str, Any]] = [
         *(file_settings(config) if config is not None else ()),

@@ -48,6 +48,7 @@ PrivacyOption = Annotated[
 PopulationOption = Annotated[
     int | None, typer.Option(help="With --dp: clients of an imagined fleet, for a SIMULATED guarantee.")
 ]
+SecureOption = Annotated[bool, typer.Option("--secure", help="Mask every upload: the server sees sums only.")]
 TensorboardOption = Annotated[
     bool, typer.Option("--tensorboard", help="Also write the rounds as TensorBoard events to RUN/tensorboard.")
 ]
@@ -94,6 +95,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/METHOD-DATA-MODEL by default.")] = None,
     dp: PrivacyOption = None,
     population: PopulationOption = None,
+    secure: SecureOption = False,
     resume: ResumeOption = False,
     settings: SetOption = None,
     config: ConfigOption = None,
@@ -123,7 +125,7 @@ def train(
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
         "train.until": until, "train.init": init, "data.vocab_file": vocab_file, "vectors.file": vectors,
-        "vectors.dim": vectors_dim, **privacy_settings(dp, population, settings),
+        "vectors.dim": vectors_dim, "secure.on": secure or None, **privacy_settings(dp, population, settings),
     }  # fmt: skip
     base = None
     if resume and out is not None and (out / "run.toml").exists():
@@ -195,7 +197,7 @@ def pretrain(
         out = _default_out(configure("central", config, named, settings), resume, "pretrain")
     train(
         "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, None, None,
-        resume, settings, config, dry_run, tensorboard, as_json,
+        False, resume, settings, config, dry_run, tensorboard, as_json,
     )  # fmt: skip
     if leads() and not dry_run and not as_json:
         typer.echo(f"start:  keyfed train --init {out}, with this model and the corpus of your choice")

@@ -19,11 +19,19 @@ from keyfed.errors import ConfigError, nearest
 from keyfed.federated.participation import Participation
 from keyfed.federated.spec import MethodSpec, Part
 from keyfed.federated.tuned import tuned_options
-from keyfed.sections import DataConfig, ModelConfig, PrivacyConfig, TrainConfig, UploadConfig, VectorsConfig
+from keyfed.sections import (
+    DataConfig,
+    ModelConfig,
+    PrivacyConfig,
+    SecureConfig,
+    TrainConfig,
+    UploadConfig,
+    VectorsConfig,
+)
 
 __all__ = [
-    "Config", "DataConfig", "ModelConfig", "Participation", "PrivacyConfig", "TrainConfig", "UploadConfig",
-    "VectorsConfig",
+    "Config", "DataConfig", "ModelConfig", "Participation", "PrivacyConfig", "SecureConfig", "TrainConfig",
+    "UploadConfig", "VectorsConfig",
 ]  # fmt: skip
 
 Value = str | int | float | bool | None
@@ -44,6 +52,7 @@ class Config:
     upload: UploadConfig = field(default_factory=UploadConfig)
     vectors: VectorsConfig = field(default_factory=VectorsConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    secure: SecureConfig = field(default_factory=SecureConfig)
     method: str = "fedavg"
     options: Mapping[str, Value] = field(default_factory=dict)
     mediator: Part | None = None
@@ -58,6 +67,7 @@ SECTIONS: dict[str, Any] = {
     "upload": UploadConfig,
     "vectors": VectorsConfig,
     "privacy": PrivacyConfig,
+    "secure": SecureConfig,
 }
 PARTS = ("mediator", "server")
 
@@ -223,7 +233,8 @@ def check(config: Config) -> Config:
         "data.clients": (d.clients, 1), "data.vocab": (d.vocab, 5), "data.window": (d.window, 1),
         "data.max_sentences": (d.max_sentences, 1), "data.max_tokens": (d.max_tokens, 1),
         "data.min_clients": (d.min_clients, 1), "model.embed": (m.embed, 1), "model.hidden": (m.hidden, 1),
-        "model.layers": (m.layers, 1),
+        "model.layers": (m.layers, 1), "secure.floor": (config.secure.floor, 2),
+        "secure.threshold": (config.secure.threshold, 2),
     }  # fmt: skip
     problems = [f"{key} is {got}; at least {low}" for key, (got, low) in least.items() if got is not None and got < low]
     if not 0 <= m.dropout < 1:
@@ -304,6 +315,8 @@ def _unread(config: Config, *, characters: bool) -> list[str]:
         alone.append("[vectors] has options, but no file; set vectors.file too")
     if given.reduce == "pca" and given.remove != VectorsConfig().remove:
         alone.append(f"vectors.remove is {given.remove}, which pp-pca-pp reads; set vectors.reduce=pp-pca-pp")
+    if not config.secure.on and config.secure != SecureConfig():
+        alone.append("[secure] has options, but secure aggregation is off; set secure.on=true (--secure) too")
     if config.method not in METHODS:
         return alone
     usual = {key: p.default for key, p in method_options(config.method).items()}

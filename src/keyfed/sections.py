@@ -119,6 +119,18 @@ class VectorsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SecureConfig:
+    """Secure aggregation: uploads are masked, and the server sees sums only."""
+
+    on: bool = field(default=False, metadata={"help": "mask every upload; clients weigh themselves by public numbers"})
+    threshold: int | None = field(
+        default=None,
+        metadata={"help": "clients that must stay until a sum is opened; none: more than two thirds of those called"},
+    )
+    floor: int = field(default=3, metadata={"help": "cohort below which a client takes no part"})
+
+
+@dataclass(frozen=True, slots=True)
 class UploadConfig:
     """How uploads are compressed, and which are refused."""
 

@@ -20,6 +20,7 @@ DECODER = (
 )  # fmt: skip
 CRYPTOGRAPHY = ("ring", "shamir", "keys", "secure_sum", "member", "collector", "terms", "wire")  # of keyfed.private
 SECURE = (
+    "masked_noised_sum",
     "noised_sum",
     "turn",
     "secure_layout",

@@ -172,8 +172,8 @@ def test_clients_that_remember_book_what_they_sent(corpus, tmp_path):
     """With a clip this small, what FedADMM's clients have sent can only be as far from θ as the clip allows."""
     from keyfed.engine.client_state import read_state
 
-    settings = ["method.server_step=published", "method.lr=0.5", "train.cohort=6", "privacy.clip=0.01"]
-    config = configured(corpus, "fedadmm", 1, *settings, "privacy.quantile=none")
+    settings = ["method.server_step=published", "method.lr=0.5", "train.cohort=7", "privacy.clip=0.01"]
+    config = configured(corpus, "fedadmm", 2, *settings, "privacy.quantile=none")
     train(config, tmp_path / "run")
     from keyfed.engine.network import init_params
 
@@ -184,13 +184,15 @@ def test_clients_that_remember_book_what_they_sent(corpus, tmp_path):
         state = read_state(path, "cpu")
         sent = [(state[f"sent/{name}"] - p).double().square().sum() for name, p in start.items()]
         meant = [(state[f"w/{name}"] - p).double().square().sum() for name, p in start.items()]
-        assert 0 < float(sum(sent)) ** 0.5 <= 0.01 + 1e-6  # float32 sums
-        assert float(sum(meant)) ** 0.5 > 0.02
+        assert 0 < float(sum(sent)) ** 0.5 <= 2 * 0.01 + 1e-5  # two rounds, float32 sums
+        assert float(sum(meant)) ** 0.5 > 0.05
 
 
 def test_refusals_are_one_line(keyfed, corpus, tmp_path):
     def fails(*arguments):
-        code, out, err = keyfed("train", *arguments, "--data", corpus, "--out", tmp_path / "run")
+        code, out, err = keyfed(
+            "train", *arguments, "--data", corpus, "--set", "train.cohort=3", "--out", tmp_path / "run"
+        )
         assert (code, out) == (2, "")
         assert err.startswith("error: ")
         assert len(err.splitlines()) == 1
@@ -280,3 +282,17 @@ def test_a_vocabulary_with_a_guarantee(keyfed, corpus, tmp_path):
                           tmp_path / "other.json")  # fmt: skip
     assert code == 2  # eight clients are too few for any word
     assert "more clients" in err
+
+
+def test_secure_and_private_together(corpus, tmp_path):
+    """Masked and plain sums differ by the fixed point's rounding alone; nothing else travels or is told."""
+    pytest.importorskip("cryptography")
+    config = configured(corpus, "fedatt", 2, "method.bound=3", "train.cohort=5", "privacy.clip=3")
+    train(config, tmp_path / "plain")
+    secure = train(apply_settings(config, ["secure.on=true"]), tmp_path / "secure")
+    assert secure["privacy"]["releases"] == 2
+    one, two = (load_model(tmp_path / name).params for name in ("plain", "secure"))
+    assert any((one[name] != two[name]).any() for name in one)
+    for name in one:
+        assert float((one[name] - two[name]).abs().max()) < 1e-4
+    assert all("secure" not in record for record in read_metrics(tmp_path / "secure"))

@@ -42,13 +42,12 @@ class HiddenRound(NamedTuple):
 
 
 class HiddenGathering(Protocol):
-    """Where clients that weigh themselves by public numbers go as each ends.
+    """Where clients that weigh themselves by public numbers go as each ends."""
 
-    Attributes:
-      costs: what the sum cost, for the log, once it is there; None where that is nothing.
-    """
-
-    costs: Mapping[str, Any] | None
+    @property
+    def costs(self) -> Mapping[str, Any] | None:
+        """What the sum cost, for the log, once it is there; None where that is nothing."""
+        ...
 
     def add(self, client: ClientId, done: Finished) -> None:
         """Add one client; its upload is only valid until this returns.

@@ -16,6 +16,11 @@ from keyfed.federated.types import Aggregate, ClientId, Params, Refusal, Share
 from keyfed.private.noise import Noising, clip_factor, norm_of
 
 
+def words_of(like: Params) -> int:
+    """Numbers in a client's vector: every parameter, a mass for every layer, the half count."""
+    return sum(p.numel() for p in like.values()) + len(like) + 1
+
+
 class NoisedSum:
     """Σ clip_S([scale·upload, κ·mass]) + N(0, std²), divided by a public number or by the noisy mass.
 
@@ -36,19 +41,26 @@ class NoisedSum:
 
     def add(self, client: ClientId, upload: Params, share: Share) -> None:
         """Add one client's part, clipped."""
+        parts, masses, within = self._part(upload, share)
+        for name, part in parts.items():
+            self._total[name].add_(part)
+        for name, mass in masses.items():
+            self._mass[name] += mass
+        self._within += within
+        self._contributors.append(client)
+
+    def _part(self, upload: Params, share: Share) -> tuple[Params, dict[str, float], float]:
+        """What one client adds: its upload and its masses, clipped together, and half a count."""
         assert share.log is None, "a private share is a number within [0, 1]"
         ratio = self._noising.floor is not None
         masses = {name: self._kappa * share.mass[name] for name in self._total} if ratio else {}
         parts = {name: upload[name].double() * share.scale[name] for name in self._total}
         norm = norm_of(parts.values(), masses.values())
         factor = clip_factor(norm, self._noising.clip)
-        for name, part in parts.items():
-            self._total[name].add_(part, alpha=factor)
-        for name, mass in masses.items():
-            self._mass[name] += factor * mass
+        clipped = {name: part.mul_(factor) for name, part in parts.items()}
         # ±½ and not 0 or 1: then one client moves the count by ½ at most.
-        self._within += 0.5 if norm <= self._noising.clip else -0.5
-        self._contributors.append(client)
+        within = 0.5 if norm <= self._noising.clip else -0.5
+        return clipped, {name: factor * mass for name, mass in masses.items()}, within
 
     def shift(self, by: Params) -> None:
         """Refuse noise of a method's own: it would be added to what is divided by a public number."""

@@ -1,6 +1,6 @@
 r"""One client's part of a sum as one vector of 32-bit integers, and the sum of such vectors as an aggregate.
 
-    [ scale·upload, layer by layer | scale, mass, scale² of every layer | counts in limbs | facts ]
+    [ scale·upload, layer by layer | scale, mass, scale², joined of every layer | counts in limbs | facts ]
 
 Everything is fixed point modulo 2^32 (two's complement), so that vectors can be masked and added without rounding: the
 sum of what is written is exactly what the sum is read as. With m members a number x of a block with range 2^e is
@@ -32,16 +32,21 @@ Vector = NDArray[np.uint32]
 MOST_MEMBERS = 1 << 15
 LIMB, LIMBS = 16, 3
 FACT_BITS = 15  # a fact within [0, 1] is a multiple of 2^−15
-SHARES = 3  # of every layer: scale, mass, scale²
+SHARES = 4  # of every layer: scale, mass, scale², and scale once more of a client that joins
 
 
 class Read(NamedTuple):
-    """What a sum says: the uploads' total, per layer Σ scale, Σ mass and Σ scale², sums of counts and of facts."""
+    """What a sum says: the uploads' total, numbers per layer, sums of counts and of facts.
+
+    Attributes:
+      weight: Σ scale; `mass` Σ mass; `squares` Σ scale²; `joined` Σ scale over the clients that join.
+    """
 
     total: Params
     weight: LayerNumbers
     mass: LayerNumbers
     squares: LayerNumbers
+    joined: LayerNumbers
     counts: Mapping[str, float]
     facts: Facts
 
@@ -88,8 +93,10 @@ class Layout:
         """Distance between two neighbouring numbers of a layer."""
         return 2.0 ** (self.ranges[layer] - self.bits)
 
-    def encode(self, upload: Params, share: Share, facts: Facts, counts: Mapping[str, float]) -> Vector:
-        """Write one client's part.
+    def encode(
+        self, upload: Params, share: Share, facts: Facts, counts: Mapping[str, float], joining: bool = False
+    ) -> Vector:
+        """Write one client's part; `joining`: its upload is its difference to θ, and stands for all of it.
 
         Raises:
           SecureSumOverflow: a number does not fit; nothing was written.
@@ -99,7 +106,8 @@ class Layout:
             self._fraction(x, f"the {what} of layer {name}")
             for name in self.layers
             for what, x in (
-                ("scale", share.scale[name]), ("mass", share.mass[name]), ("squared scale", share.scale[name] ** 2)
+                ("scale", share.scale[name]), ("mass", share.mass[name]), ("squared scale", share.scale[name] ** 2),
+                ("joined scale", share.scale[name] * joining),
             )
         ]  # fmt: skip
         for name in self.counts:
@@ -121,7 +129,7 @@ class Layout:
         signed = total[at:].view(np.int32).astype(np.int64).tolist()
         whole = total[at:].tolist()
         unit = 2.0 ** (1 - self.bits)
-        weight, mass, squares = (
+        weight, mass, squares, joined = (
             {name: signed[SHARES * n + part] * unit for n, name in enumerate(self.layers)} for part in range(SHARES)
         )
         # Σ scale² is at least (Σ scale)²/m: what rounding took from small squares is not read as more clients.
@@ -136,7 +144,7 @@ class Layout:
         for name, length in self.facts.items():
             facts[name] = [x / (1 << FACT_BITS) for x in whole[at : at + length]]
             at += length
-        return Read(uploads, weight, mass, squares, counts, facts)
+        return Read(uploads, weight, mass, squares, joined, counts, facts)
 
     def _written(self, name: str, upload: Tensor, scale: float) -> Vector:
         if upload.shape != self.layers[name]:

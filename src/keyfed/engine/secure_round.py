@@ -9,7 +9,7 @@ these functions with the same integers, so their sums are the same bit for bit.
     evaluation    nats, tokens and hits on held-out text, without an upload
 
 A client that joins a running mean sends everything it stands for. In a masked sum it sends the difference to θ, whose
-numbers are small, and the server adds θ · mass, which it knows.
+numbers are small, and the server adds θ · Σ scale of those who joined.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def vector_of(
         large, small = use_of_range(largest, public["ranges"][name])
         facts |= {f"large/{name}": [large], f"small/{name}": [small]}
     counts = counts_of(done) | _counted(evaluated)
-    return _upload_layout(method, theta, public, members).encode(changes, share, facts, counts)
+    return _upload_layout(method, theta, public, members).encode(changes, share, facts, counts, done.joining)
 
 
 def calibration_vector_of(client: ClientId, done: Finished, theta: Params, method: Method, members: int) -> Vector:
@@ -125,8 +125,8 @@ def aggregate_of(
 ) -> Aggregate:
     """Read a round's sum; `facts` holds the sums of counts (one number each) and of what the rule's clients told."""
     read = _upload_layout(method, theta, public, members).decode(total, theta)
-    if method.solver.start is not None:  # joining clients sent their difference to θ
-        read = read._replace(total={n: t + theta[n] * read.mass[n] for n, t in read.total.items()})
+    if any(read.joined.values()):  # these sent their difference to θ
+        read = read._replace(total={n: t + theta[n] * read.joined[n] for n, t in read.total.items()})
     facts: Facts = {name: [number] for name, number in read.counts.items()} | read.facts
     return Aggregate(
         read.total, read.mass, read.weight, read.squares, tuple(survivors), tuple(refused),

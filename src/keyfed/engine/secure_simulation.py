@@ -7,6 +7,7 @@ client ends, so memory stays O(model). Below the threshold the sum stays closed 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,11 @@ from keyfed.engine.secure_round import (
 from keyfed.engine.turn import Finished
 from keyfed.errors import SecureSumError, SecureSumOverflow
 from keyfed.federated.types import Aggregate, ClientId, Public, Refusal
-from keyfed.private.keys import Identity, make_keys
+from keyfed.private.keys import Identity, SignedKeys, make_keys
 from keyfed.private.secure_sum import Collector, Floors, Member, Terms, usual_threshold
+from keyfed.private.shamir import SHARE_BYTES
+from keyfed.private.terms import CHECK_WORDS
+from keyfed.private.wire import HASH_BYTES, PACKAGE_BYTES
 
 T = TypeVar("T")
 
@@ -59,7 +63,7 @@ class Costs:
 
     def __init__(self) -> None:
         self.seconds = {"clients": 0.0, "server": 0.0}
-        self.bytes = {"masked": 0, "shares": 0, "unmask": 0}
+        self.bytes = {"masked": 0, "keys": 0, "shares": 0, "unmask": 0}
 
     def timed(self, where: str, work: Callable[[], T]) -> T:
         """Do some work and count its seconds for a place."""
@@ -68,6 +72,26 @@ class Costs:
             return work()
         finally:
             self.seconds[where] += time.perf_counter() - began
+
+
+def _posted(signed: SignedKeys) -> int:
+    return len(json.dumps(signed.to_json()).encode())
+
+
+def wire_bytes(words: int, members: int) -> dict[str, int]:
+    """Return what one client moves in a secure sum of so many words and members, if everybody stays.
+
+    Example:
+      >>> wire_bytes(1_000_000, 10)["masked"]
+      4000016
+    """
+    _, signed = make_keys(Identity.make(), "x" * 16, 1)
+    return {
+        "masked": 4 * (words + CHECK_WORDS),
+        "keys": (members + 1) * _posted(signed),
+        "shares": 2 * (members - 1) * PACKAGE_BYTES,
+        "unmask": HASH_BYTES + members * SHARE_BYTES,
+    }
 
 
 class MaskedSum:
@@ -83,6 +107,7 @@ class MaskedSum:
         terms = Terms(terms_context, cohort, settings.threshold_of(len(cohort)), length)
         public = {client: identity.public for client, identity in identities.items()}
         floors = Floors(settings.floor)
+        costs.bytes["keys"] += (len(cohort) + 1) * sum(_posted(signed) for signed in cohort)  # one up, all of them down
         self._collector = Collector(terms)
         self._members = {
             client: costs.timed("clients", lambda c=client: Member(c, made[c][0], terms, public, floors))  # type: ignore[misc]

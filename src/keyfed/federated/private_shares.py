@@ -131,7 +131,7 @@ def capped_softmax(score: Callable[[Report, str], float], bound: float = math.in
     .. math::  \frac{\sum_k u_k Δ_k}{\sum_k u_k} = \frac{\sum_k e^{s_k} Δ_k}{\sum_k e^{s_k}}
                \quad\text{if all } s_k ≤ c
 
-    The first c is a little above the largest score of the first cohort (from a histogram). After a round with saturated
+    The first c is 1 to 3 above the largest score of the first cohort (from a histogram). After a round with saturated
     clients it rises by a quarter, at least by 1; when all lie more than 4 below it, it falls.
 
     Args:
@@ -158,7 +158,7 @@ def capped_softmax(score: Callable[[Report, str], float], bound: float = math.in
         caps = {}
         for name, histogram in _under("scores/", sums).items():
             edge = LEAST_SCORE * SCORE_RATIO ** highest(histogram)
-            caps[name] = min(1.05 * edge + 0.25, bound)
+            caps[name] = min(edge + min(1 + edge / 4, 3.0), bound)  # room for scores that grow, e^−3 of precision
         return {**public, "caps": caps}
 
     def learn(public: Public, sums: Sums, contributors: int) -> Public:

@@ -109,13 +109,17 @@ class Ledger:
         """ε of everything booked, and of `more` on top."""
         return epsilon([*self.rows(), *more], self.terms.delta, kind, population=self.terms.population, grid=grid)
 
+    def spent(self, more: Iterable[Row] = ()) -> float:
+        """ε by a coarse PLD, and by a fine one where the coarse one lies above the budget; both are valid."""
+        more = list(more)
+        coarse = self.epsilon(more=more)
+        return (
+            coarse if self.terms.budget is None or coarse <= self.terms.budget else self.epsilon(more=more, grid=FINE)
+        )
+
     def allows(self, more: Iterable[Row]) -> bool:
         """Whether these releases still fit into the budget."""
-        budget = self.terms.budget
-        if budget is None:
-            return True
-        more = list(more)
-        return self.epsilon(more=more) <= budget or self.epsilon(more=more, grid=FINE) <= budget
+        return self.terms.budget is None or self.spent(more) <= self.terms.budget
 
     def verdict(self) -> Verdict:
         """GUARANTEE, SIMULATED, or NONE where nothing is promised."""

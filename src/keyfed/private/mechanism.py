@@ -49,6 +49,7 @@ JS_MOST = math.log(2)  # nats, the largest Jensen–Shannon divergence of two di
 def bound(method: Method, p: PrivacyConfig) -> Bounded:
     """Return the private form of a method, or refuse it by name."""
     spec = method.spec
+    method = replace(method, hidden=False)  # its clients weigh themselves here, by other public numbers
     if spec is None:
         raise PrivacyError(f'the method "{method.name}" is from outside the package and states no sensitivity: no --dp')
     if method.cohort == "pooled":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from keyfed.private.accounting import COARSE, Release, epsilon, merge
+from keyfed.private.accounting import COARSE, FINE, Release, epsilon, merge
 from keyfed.private.budget import Ledger
 
 UNIT = "one client with everything it holds"
@@ -17,16 +17,17 @@ NOISE_OPTION = (
 NO_LEDGER = "No ledger: nothing was clipped and noised, so nothing is promised. `keyfed train --dp` gives a guarantee."
 
 
-def account(ledger: Ledger, grid: float = COARSE) -> dict[str, Any]:
+def account(ledger: Ledger, *, fine: bool = False) -> dict[str, Any]:
     """Return the verdict, ε by both accountants, the terms and the releases of a ledger.
 
     Args:
-      grid: width of the steps of the PLD, see `accounting.epsilon`.
+      fine: take the tighter and slower PLD whatever the budget says.
     """
+    eps = ledger.epsilon(grid=FINE) if fine else ledger.spent()
     terms = ledger.terms
     return {
         "verdict": ledger.verdict(),
-        "pld": _number(ledger.epsilon(grid=grid)),
+        "pld": _number(eps),
         "rdp": _number(ledger.epsilon("rdp")),
         "delta": terms.delta,
         "budget": terms.budget,
@@ -45,7 +46,7 @@ def account(ledger: Ledger, grid: float = COARSE) -> dict[str, Any]:
         "retried": sum(e.attempt > 0 or e.what == "torn" for e in ledger.entries),
         "rows": len(ledger.hashes),
         "head": ledger.head,
-        "statement": statement(ledger, grid),
+        "statement": statement(ledger, eps),
     }
 
 
@@ -54,11 +55,10 @@ def no_account(noise: float) -> dict[str, Any]:
     return {"verdict": "NONE", "pld": None, "rdp": None, "statement": [NOISE_OPTION if noise else NO_LEDGER]}
 
 
-def statement(ledger: Ledger, grid: float = COARSE) -> list[str]:
+def statement(ledger: Ledger, eps: float) -> list[str]:
     """Say what the ε is about: unit, neighbours, δ, amplification, randomness, and what is not covered."""
     t = ledger.terms
     verdict = ledger.verdict()
-    eps = ledger.epsilon(grid=grid)
     lines = []
     if verdict == "NONE":
         return ["NONE: releases without noise are in the ledger, so ε is ∞."]

@@ -16,7 +16,8 @@ from keyfed.run.frozen import frozen_line, refuse_frozen
 from keyfed.run.planning import cautions, members_of, participations, plan, plan_of_round
 from keyfed.run.prepare import client_tokens, prepare, round_tokens
 from keyfed.run.preview import preview_start
-from keyfed.run.traffic import model_bytes, sizes_of
+from keyfed.run.secure import secure_line, sizes_in
+from keyfed.run.traffic import model_bytes
 
 TORCH_ITSELF = 300_000_000  # resident memory of an idle training process
 
@@ -39,15 +40,17 @@ def describe_plan(config: Config) -> dict[str, Any]:
     frozen = frozen_line(config, prepared.spec)
     members = members_of(method, prepared, config)
     params = init_params(prepared.spec, config.train.seed)
-    sizes = sizes_of(method, params)
+    masked = secure_line(config, method, params, members)
+    sizes = sizes_in(config, method, params, members)
     tensors = 4 * parameter_count(prepared.spec)
     # θ, the sum and the best model in the parent; weights, gradient, one optimiser buffer and the slots per process.
     memory = (TORCH_ITSELF + 5 * tensors) + choice.workers * (
         (TORCH_ITSELF if choice.workers > 1 else 0) + 6 * tensors * choice.block
     )
-    uploads = kept(method.uploading, members)
+    uploads = members if method.hidden else kept(method.uploading, members)  # a masked vector may be all zeros
     if method.mediator.share is None:
-        memory += members * tensors  # uploads wait until all reports are there
+        # Uploads wait until all reports are there; masked ones in the first round, for the first public numbers.
+        memory += members * tensors
     kept_bytes = state_bytes(method, params)
     modelled, called = 0.0, members
     if method.cohort != "pooled":
@@ -87,6 +90,7 @@ def describe_plan(config: Config) -> dict[str, Any]:
             if kept_bytes
             else "no state kept on clients"
         ),
+        *([masked] if masked else []),
         *cautions(config, method, members, len(prepared.store)),
         f"memory: about {human_bytes(memory)}; {choice.reason}",
         "nothing was trained or written (--dry-run)",

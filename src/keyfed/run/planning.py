@@ -18,7 +18,7 @@ from keyfed.federated.types import Method
 from keyfed.run.choose import Choice, choose, confine
 from keyfed.run.outside import accept_method
 from keyfed.run.prepare import Prepared, round_tokens, usual_members
-from keyfed.run.traffic import sizes_of
+from keyfed.run.secure import hidden, sizes_in
 
 FEW_PARTICIPATIONS = 3  # a client, below which duals have hardly begun to work
 
@@ -48,6 +48,7 @@ def plan(config: Config, prepared: Prepared, own: Method | None = None) -> tuple
     if method.cohort == "pooled":  # nothing is uploaded in one place
         spec = None if method.spec is None else replace(method.spec, keep=1.0, quantise="none")
         method = replace(method, codec=None, spec=spec)
+    method = hidden(config, method, members)
     trained = usual_members(config, len(prepared.store)) if method.cohort == "pooled" else members
     refuse_short_deadline(config, method, prepared)
     tokens = round_tokens(prepared, trained, method.epochs)
@@ -110,7 +111,8 @@ def refuse_short_deadline(config: Config, method: Method, prepared: Prepared) ->
     p = config.participation
     if p.deadline is None or method.cohort == "pooled":
         return
-    sizes = sizes_of(method, init_params(prepared.spec, config.train.seed))
+    members = members_of(method, prepared, config)
+    sizes = sizes_in(config, method, init_params(prepared.spec, config.train.seed), members)
     needed = moving_seconds(p, sizes.down, sizes.up)
     if p.deadline <= needed:
         raise ConfigError(

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.config import Config
+from keyfed.engine.gather import HiddenRound
 from keyfed.engine.noised_sum import NoisedSum
 from keyfed.errors import PrivacyError
-from keyfed.federated.types import Method, Params, State
-from keyfed.private.accounting import FINE, Release, Row, TreeRelease, calibrate, calibrate_tree, check_delta
+from keyfed.federated.participation import Fate
+from keyfed.federated.types import ClientId, Method, Params, State
+from keyfed.private.accounting import Release, Row, TreeRelease, calibrate, calibrate_tree, check_delta
 from keyfed.private.budget import LEDGER, Ledger, Terms, check_against_metrics, open_ledger, read_ledger
 from keyfed.private.mechanism import CLIP, Bounded, bound, refuse_participation
 from keyfed.private.noise import Draw, Noising, derived, update_noise
@@ -19,6 +21,7 @@ from keyfed.private.plan import noise_to_clip
 from keyfed.private.statement import account, no_account
 from keyfed.private.tree import derived_tree, group_of
 from keyfed.run.folder import read_metrics, read_run_toml
+from keyfed.run.secure import settings_of
 from keyfed.run.traffic import Sizes
 
 
@@ -121,8 +124,10 @@ class PrivateRun:
             )
         return lines
 
-    def gather(self, state: State, frozen: frozenset[str]) -> tuple[Callable[[Params], NoisedSum], float]:
-        """Return how the round after `state` is summed, and its clip."""
+    def gather(
+        self, state: State, frozen: frozenset[str], fates: Mapping[ClientId, Fate]
+    ) -> tuple[Callable[[Params], NoisedSum], float]:
+        """Return how the round after `state` is summed, and its clip; `fates` are those of the clients called."""
         p, t = self._config.privacy, self.ledger.terms
         clip = float(state.server[CLIP])
         noising = Noising(
@@ -135,7 +140,18 @@ class PrivateRun:
             release=lambda: self._release(state.round),
             frozen=frozen,
         )
-        return lambda like: NoisedSum(like, noising), clip
+        if not self._config.secure.on:
+            return lambda like: NoisedSum(like, noising), clip
+        from keyfed.engine.masked_noised_sum import MaskedNoisedSum
+
+        training = tuple(client for client, fate in fates.items() if fate.reports)
+        settings = settings_of(self._config)
+
+        def masked(like: Params) -> NoisedSum:
+            hidden = HiddenRound(like, self._bounded.method, {}, state.round, tuple(fates), training)
+            return MaskedNoisedSum(like, noising, hidden, settings)
+
+        return masked, clip
 
     def _release(self, round: int) -> Draw:
         """Write the release down, then draw its noise."""
@@ -146,7 +162,7 @@ class PrivateRun:
     def told(self, before: State) -> dict[str, Any]:
         """What a round's line of metrics.jsonl says of privacy."""
         found: dict[str, Any] = {
-            "epsilon": self.ledger.epsilon(),
+            "epsilon": self.ledger.spent(),
             "verdict": self.ledger.verdict(),
             "clip": float(before.server[CLIP]),
             "ledger": {"rows": len(self.ledger.hashes), "head": self.ledger.head},
@@ -197,7 +213,7 @@ def account_of_run(run: Path) -> dict[str, Any]:
         return no_account(float(noise) if isinstance(noise, int | float) else 0.0)
     ledger = read_ledger(run)
     check_against_metrics(ledger, read_metrics(run))
-    return account(ledger, FINE)
+    return account(ledger, fine=True)
 
 
 def make_private(config: Config, method: Method, clients: int, called: int) -> tuple[Bounded, Terms] | None:

@@ -13,7 +13,7 @@ import torch
 from keyfed.config import Config
 from keyfed.errors import ConfigError, RunError
 from keyfed.files import write_atomically
-from keyfed.private.accounting import FINE, Release, calibrate, check_delta
+from keyfed.private.accounting import Release, calibrate, check_delta
 from keyfed.private.budget import Terms, open_ledger
 from keyfed.private.noise import derived
 from keyfed.private.statement import account
@@ -87,7 +87,7 @@ class PrivateElection:
 
     def account(self) -> dict[str, Any]:
         """What the vote has spent."""
-        told = account(self._ledger, FINE)
+        told = account(self._ledger, fine=True)
         return {
             **told, "whole_delta": self.delta, "threshold": self.least, "count_noise": self._sigma * self._scale,
             "ledger": str(self._home),

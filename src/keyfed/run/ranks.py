@@ -30,6 +30,7 @@ from keyfed.launch import Place, place
 from keyfed.run.choose import Choice
 from keyfed.run.planning import plan
 from keyfed.run.prepare import make_problem, prepare
+from keyfed.run.secure import settings_of
 from keyfed.text.given import vocab_sha256
 
 
@@ -63,6 +64,8 @@ def among(ranks: int, config: Config, method: Method, choice: Choice) -> Choice:
         raise ConfigError(
             f"{method.name} trains one client that has all the text; start it in one process, not {ranks}"
         )
+    if config.secure.on:
+        raise ConfigError(f"secure.on is set beside {ranks} ranks, which see each other's clients; start one process")
     if config.train.workers and config.train.workers > 1:
         raise ConfigError(
             f"train.workers is {config.train.workers} beside {ranks} ranks, and a rank is a worker; leave it out and "
@@ -101,8 +104,8 @@ def federate(
     config: Config, problem: LocalProblem, choice: Choice, states: ClientStates | None, ranks: Ranks | None
 ) -> Simulation | RankedSimulation:
     """Return the simulation a run trains in, over all ranks where there are several."""
-    bound = config.upload.bound
-    local = Simulation(problem, block=choice.block, workers=choice.workers, bound=bound, states=states)
+    bound, hide = config.upload.bound, settings_of(config).sums if config.secure.on else None
+    local = Simulation(problem, block=choice.block, workers=choice.workers, bound=bound, states=states, hide=hide)
     return local if ranks is None else RankedSimulation(local, ranks, states)
 
 

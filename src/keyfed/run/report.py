@@ -36,6 +36,7 @@ from keyfed.run.markup import (
 )
 from keyfed.run.plots import draw_plots
 from keyfed.run.privacy_report import privacy_blocks
+from keyfed.run.secure import secure_facts
 from keyfed.run.start import start_lines
 from keyfed.run.verdict import baselines_of, verdict
 
@@ -230,7 +231,7 @@ def _training(result: Record, records: Sequence[Record]) -> list[tuple[str, str]
     why = "; ".join(f"{reason}: {n:,}" for reason, n in reasons.most_common(5))
     if not result.get("privacy"):  # a private run does not tell
         facts.append(("refused clients", show_count(result.get("refused") or 0) + (f" ({why})" if why else "")))
-    return facts + _participation(result)
+    return facts + _participation(result) + secure_facts(result)
 
 
 def _participation(result: Record) -> list[tuple[str, str]]:

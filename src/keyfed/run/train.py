@@ -49,8 +49,8 @@ from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, pr
 from keyfed.run.privacy import PrivateRun, make_private, public_record
 from keyfed.run.ranks import among, federate, follow, lead, together
 from keyfed.run.record import judge_attention, reached, record_of
+from keyfed.run.secure import secure_record, secure_result, sizes_in
 from keyfed.run.start import Start, find_source, initial_params, make_ready, refuse_other_start, start_lines
-from keyfed.run.traffic import sizes_of
 
 
 class Listener(Protocol):
@@ -233,7 +233,8 @@ def _rounds(
     if metrics.exists():
         os.truncate(metrics, length)  # lines written after the last checkpoint will be written again
     states = ClientStates(clients, saved.clients if saved else None) if keeps_state(method) else None
-    every, fewer = sizes_of(method, state.params), sizes_of(method, state.params, FROZEN)
+    members = members_of(method, prepared, config)
+    every, fewer = (sizes_in(config, method, state.params, members, frozen) for frozen in ((), FROZEN))
     tokens = client_tokens(prepared)
     valid = limit_streams(prepared.valid, config.train.valid_tokens)
     # A model that learns from single lines is chosen on single lines: it has never seen a state that is carried on.
@@ -260,7 +261,7 @@ def _rounds(
     with federate(config, problem, choice, states, ranks) as federation:
         try:
             while state.round < config.train.rounds and not done and not spent:
-                cohort, lost, called = [POOLED], {}, None
+                cohort, lost, called, fates = [POOLED], {}, None, {}
                 sizes = fewer if state.round < config.train.frozen_rounds else every
                 if method.cohort != "pooled":
                     turn = None if guard is None else guard.in_turn(prepared.store.names)
@@ -272,7 +273,7 @@ def _rounds(
                 if guard is not None:
                     assert isinstance(federation, Simulation), "several ranks are refused with --dp"
                     frozen = FROZEN if state.round < config.train.frozen_rounds else ()
-                    federation.gather_by(*guard.gather(state, frozenset(frozen)))
+                    federation.gather_by(*guard.gather(state, frozenset(frozen), fates))
                 began = time.monotonic()
                 torch.set_num_threads(choice.threads)
                 after, summary = run_round(method, state, cohort, federation, minimum)
@@ -282,6 +283,10 @@ def _rounds(
                     said.add(judged[0])
                     listen.say(judged[1])
                 record = record_of(method, summary, sizes, called, lost)
+                if federation.secure is not None:
+                    record = secure_record(record, federation.secure, summary.saturated)
+                    if record["secure"]["failed"] is not None:
+                        listen.say(f"round {record['round']} is abandoned: {record['secure']['failed']}")
                 if federation.compression_error is not None:
                     record["compression_error"] = federation.compression_error
                 if guard is not None:
@@ -346,7 +351,7 @@ def _finish(
     evaluated = time.monotonic() - began
     began = time.monotonic()
     baselines = score_baselines(prepared, config.train.ngram_order) if config.train.baselines else {}
-    records = read_metrics(out)
+    records, members = read_metrics(out), members_of(method, prepared, config)
     return {
         "run": str(out),
         "method": method.name,
@@ -355,7 +360,7 @@ def _finish(
         "parameters": parameter_count(prepared.spec),
         "vocabulary": len(prepared.vocab),
         "clients": len(prepared.store),
-        "cohort": members_of(method, prepared, config),
+        "cohort": members,
         "rounds": len(records),
         "seed": config.train.seed,
         "start": dict(start),
@@ -370,7 +375,8 @@ def _finish(
         },
         "baselines": baselines,
         "traffic": {k: sum(r["traffic"][k] for r in records) for k in ("down", "up", "control")},
-        "bytes_per_client": asdict(sizes_of(method, params)),
+        "bytes_per_client": asdict(sizes_in(config, method, params, members)),
+        "secure": secure_result(records),
         "reached": reached(records, parse_target(config.train.until, "train.until")),
         "modelled_seconds": sum(r.get("modelled_seconds", 0.0) for r in records),
         "refused": None if config.privacy.on else sum(len(r["refused"]) for r in records),

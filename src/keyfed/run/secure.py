@@ -1,0 +1,157 @@
+"""Secure aggregation of a run: what it refuses, what it moves, what the log and the report say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from keyfed.config import Config
+from keyfed.engine.noised_sum import words_of
+from keyfed.engine.secure_layout import MOST_MEMBERS
+from keyfed.engine.secure_round import length
+from keyfed.errors import ConfigError
+from keyfed.federated.private_shares import privately
+from keyfed.federated.types import Method, Params
+from keyfed.run.traffic import Sizes, model_bytes, sizes_of
+
+if TYPE_CHECKING:
+    from keyfed.engine.secure_simulation import SecureSettings
+
+
+def settings_of(config: Config) -> SecureSettings:
+    """Return how strict a run's secure sums are."""
+    settings: SecureSettings = _masking().SecureSettings(config.secure.threshold, config.secure.floor)
+    return settings
+
+
+def hidden(config: Config, method: Method, members: int) -> Method:
+    """Return the method whose clients weigh themselves, where the run is secure; refuse what cannot be masked."""
+    if not config.secure.on:
+        return method
+    if method.cohort == "pooled":
+        raise ConfigError(
+            f"secure.on is set, but {method.name} trains one client that has all the text: there is no sum to hide; "
+            "leave --secure out"
+        )
+    u = config.upload
+    if method.codec is not None:
+        raise ConfigError(
+            f"secure.on is set beside upload.keep={u.keep} and upload.quantise={u.quantise}: masked numbers cannot be "
+            "left out or made smaller, all are 32 bits; leave the compression out"
+        )
+    if members < config.secure.floor:
+        raise ConfigError(
+            f"secure.floor is {config.secure.floor}, and a round has {members} clients: each would refuse; set "
+            "train.cohort higher"
+        )
+    if members > MOST_MEMBERS:
+        raise ConfigError(
+            f"a secure sum of {members:,} clients, expected at most {MOST_MEMBERS:,}; set train.cohort lower"
+        )
+    least = members // 2 + 1  # clients refuse half and less
+    threshold = config.secure.threshold
+    if threshold is not None and not least <= threshold <= members and config.participation.sampling != "poisson":
+        raise ConfigError(
+            f"secure.threshold is {threshold} in a round of {members} clients; expected {least} to {members}, or none "
+            "for more than two thirds"
+        )
+    _masking()
+    return privately(method)
+
+
+def sizes_in(config: Config, method: Method, params: Params, members: int, frozen: Collection[str] = ()) -> Sizes:
+    """Return the bytes one client moves in a round; of a secure sum of so many members, if the run is secure.
+
+    A masked vector is always whole: frozen layers are in it too, as zeros.
+    """
+    if not config.secure.on:
+        return sizes_of(method, params, frozen)
+    if method.hidden:
+        words = length(method, params)
+    else:  # a private run: clipped numbers alone
+        words = words_of({name: p for name, p in params.items() if name not in frozen})
+    wire = _wire(words, members)
+    return Sizes(model_bytes(params), wire["masked"], wire["keys"] + wire["shares"] + wire["unmask"])
+
+
+def secure_record(record: Mapping[str, Any], costs: Mapping[str, Any], saturated: int) -> dict[str, Any]:
+    """Return the line of a secure round: nothing of a single client in it but who was there.
+
+    A client that was refused did not say why; it only took no part.
+    """
+    moved = costs["bytes"]
+    control = moved["keys"] + moved["shares"] + moved["unmask"]
+    return {
+        **record,
+        "refused": dict.fromkeys(record["refused"], "took no part"),
+        "traffic": {**record["traffic"], "up": moved["masked"], "control": control},
+        "secure": {**costs, "saturated": saturated},
+    }
+
+
+def secure_result(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return what the secure sums of all rounds cost; None for a run without any."""
+    found = [r["secure"] for r in records if "secure" in r]
+    if not found:
+        return None
+    return {
+        "seconds": {where: sum(s["seconds"][where] for s in found) for where in found[0]["seconds"]},
+        "bytes": {what: sum(s["bytes"][what] for s in found) for what in found[0]["bytes"]},
+        "failed": sum(s["failed"] is not None for s in found),
+        "saturated": sum(s["saturated"] for s in found),
+        "rounds": len(found),
+    }
+
+
+def secure_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what the report says about secure aggregation; nothing for a run without."""
+    found = result.get("secure")
+    if not found:
+        return []
+    seconds, moved, rounds = found["seconds"], found["bytes"], max(1, found["rounds"])
+    rest = moved["keys"] + moved["shares"] + moved["unmask"]
+    facts = [
+        ("secure aggregation", "uploads were masked: the server saw sums only"),
+        (
+            "masking, a round",
+            f"{seconds['clients'] / rounds:.2f} s at all clients together, {seconds['server'] / rounds:.2f} s at the "
+            f"server; {moved['masked'] / rounds / 1e6:,.2f} MB of masked vectors, {rest / rounds / 1e6:,.2f} MB of "
+            "keys and shares",
+        ),
+    ]
+    if found["failed"]:
+        facts.append(("secure sums that stayed closed", f"{found['failed']:,}"))
+    if found["saturated"]:
+        facts.append(("clients cut off by a public cap, all rounds", f"{found['saturated']:,}"))
+    return facts
+
+
+def secure_line(config: Config, method: Method, params: Params, members: int) -> str | None:
+    """Say what masking costs a client in bytes, before a run; None for a run without."""
+    if not config.secure.on:
+        return None
+    wire = _wire(length(method, params), members)
+    first = _wire(length(method, params, "calibration"), members)["masked"]
+    return (
+        f"secure: {length(method, params):,} masked numbers, {wire['masked']:,} bytes up a client and round, with "
+        f"{wire['shares']:,} bytes of shares, {wire['keys']:,} of keys and {wire['unmask']:,} to unmask; "
+        f"{first:,} bytes once more before the first round; {settings_of(config).threshold_of(members)} of {members} "
+        "clients must stay"
+    )
+
+
+def _wire(words: int, members: int) -> dict[str, int]:
+    moved: dict[str, int] = _masking().wire_bytes(words, members)
+    return moved
+
+
+def _masking() -> ModuleType:
+    """Import the masking only where something is masked: it needs a package of its own."""
+    try:
+        from keyfed.engine import secure_simulation
+    except ImportError as e:
+        raise ConfigError(
+            f"secure.on needs the package cryptography ({e}); install it with: pip install 'keyfed[federation]'"
+        ) from None
+    return secure_simulation
