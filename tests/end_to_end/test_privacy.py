@@ -118,6 +118,19 @@ def test_a_round_that_is_done_again_costs_again_and_has_other_noise(corpus, tmp_
     assert one != two
 
 
+def test_a_ledger_older_than_the_run_ends_it(corpus, tmp_path):
+    config, run = configured(corpus, "fedavg", 3), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run, listener=StopAfter(1))
+    older = {name: (run / name).read_bytes() for name in (LEDGER, HEAD)}
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run, resume=True, listener=StopAfter(2))
+    for name, data in older.items():
+        (run / name).write_bytes(data)
+    with pytest.raises(PrivacyError, match="rolled back"):
+        train(config, run, resume=True)
+
+
 def test_a_budget_ends_the_run_in_time(corpus, tmp_path):
     said = []
 
@@ -204,6 +217,16 @@ def test_refusals_are_one_line(keyfed, corpus, tmp_path):
                                   "--set", "participation.sampling=uniform")  # fmt: skip
     assert "poisson" in fails("fedavg", "--dp", "epsilon=8", "--set", "participation.sampling=uniform")
     assert "neither privacy.epsilon nor privacy.noise" in fails("fedavg", "--population", 1000)
+
+
+def test_a_dry_run_says_what_would_be_promised(keyfed, corpus, tmp_path):
+    settings = [x for s in TINY for x in ("--set", s)]
+    code, out, err = keyfed(
+        "train", "--data", corpus, "--dp", "noise=1", "--population", 10_000, "--dry-run", *settings
+    )
+    assert code == 0, err
+    assert "privacy: SIMULATED, no budget" in out
+    assert "rate 0.005, population 10,000, cohort 50" in out
 
 
 def test_fedatts_own_noise_is_said_to_promise_nothing(keyfed, corpus, tmp_path):

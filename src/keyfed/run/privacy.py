@@ -71,6 +71,29 @@ def terms_of(config: Config, bounded: Bounded, clients: int, called: float) -> T
     )  # fmt: skip
 
 
+def bit_noise(config: Config, terms: Terms) -> float | None:
+    """Noise of the count of unclipped clients, in clients of the fleet; None with a fixed clip."""
+    p = config.privacy
+    return None if p.quantile is None else p.count_noise or terms.cohort / 20
+
+
+def announcement(t: Terms, z: float, parameters: int) -> list[str]:
+    """Say what is promised under these terms, and how long noise of multiplier z is beside the clip."""
+    how = f"rate {t.rate:.4g}" if t.gap is None else f"tree aggregation, {t.gap} rounds apart"
+    budget = "no budget" if t.budget is None else f"budget epsilon {t.budget:g}"
+    word = "SIMULATED" if t.simulated else "GUARANTEE"
+    lines = [
+        f"privacy: {word}, {budget}, delta {t.delta:.2g}, noise {t.z:.4g}, {how}, population {t.population:,}, cohort "
+        f"{t.cohort:,.6g}; noise of a mean {noise_to_clip(z, parameters, t.cohort):.3g} clips"
+    ]
+    if t.simulated:
+        lines.append(
+            f"a SIMULATED guarantee for population {t.population:,}, cohort {t.cohort:,.6g}; not a guarantee of this "
+            "run"
+        )
+    return lines
+
+
 class PrivateRun:
     """A run's mechanism: `noising` before every round, `told` after it."""
 
@@ -79,14 +102,15 @@ class PrivateRun:
         self._bounded = bounded
         self._seed = config.train.seed
         self.ledger: Ledger = open_ledger(out, terms)
-        check_against_metrics(self.ledger, read_metrics(out))
         t = terms
         # The noise of the fleet's mean, on the mean of those who are there in fact.
         self._shrink = t.called / t.cohort
-        self._bit_std: float | None = None
-        if config.privacy.quantile is not None:
-            self._bit_std = config.privacy.count_noise or t.cohort / 20
+        self._bit_std = bit_noise(config, t)
         self._std = update_noise(t.z, self._bit_std)
+
+    def check(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse to go on under a ledger that is older than the rounds of the run."""
+        check_against_metrics(self.ledger, records)
 
     def row(self) -> Row:
         """What a round costs."""
@@ -109,20 +133,7 @@ class PrivateRun:
 
     def announce(self, parameters: int) -> list[str]:
         """Say before the first round what is promised, and how long the noise is beside the clip."""
-        t = self.ledger.terms
-        how = f"rate {t.rate:.4g}" if t.gap is None else f"tree aggregation, {t.gap} rounds apart"
-        budget = "no budget" if t.budget is None else f"budget epsilon {t.budget:g}"
-        ratio = noise_to_clip(self._std, parameters, t.cohort)
-        lines = [
-            f"privacy: {self.ledger.verdict()}, {budget}, delta {t.delta:.2g}, noise {t.z:.4g}, {how}, population "
-            f"{t.population:,}, cohort {t.cohort:,.6g}; noise of a mean {ratio:.3g} clips"
-        ]
-        if self.ledger.terms.simulated:
-            lines.append(
-                f"a SIMULATED guarantee for population {t.population:,}, cohort {t.cohort:,.6g}; not a guarantee of "
-                "this run"
-            )
-        return lines
+        return announcement(self.ledger.terms, self._std, parameters)
 
     def gather(
         self, state: State, frozen: frozenset[str], fates: Mapping[ClientId, Fate]

@@ -243,6 +243,7 @@ def _rounds(
     target = parse_target(config.train.until, "train.until")
     minimum = 1 if method.cohort == "pooled" else config.participation.minimum
     if guard is not None:
+        guard.check(read_metrics(out))
         minimum = 0  # an empty cohort is released too: its noise is what hides that it was empty
     done = reached(read_metrics(out), target) is not None
     spent = guard is not None and not guard.allows()
