@@ -54,19 +54,24 @@ def plan(
 def cohort_needed(
     eps: float, ratio: float, *, population: int, delta: float, rounds: int, parameters: int
 ) -> int | None:
-    """Return the smallest cohort, to 2 %, whose noise is at most `ratio` clips; None if the whole population is not."""
+    """Return the smallest cohort, to 2 %, whose noise is at most `ratio` clips; None if the population is too small.
 
-    def enough(cohort: int) -> bool:
+    Solves m = z(m)·√d/ratio by going back and forth: z grows with the cohort, but slower than the cohort does.
+    """
+
+    def wanted(cohort: int) -> int:
         z = calibrate(eps, delta, cohort / population, rounds, "rdp")
-        return noise_to_clip(z, parameters, cohort) <= ratio
+        return math.ceil(noise_to_clip(z, parameters, ratio))
 
-    low, high = 0, population
-    if not enough(high):
-        return None
-    while high - low > max(1, high // 50):
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    cohort = min(population, max(1, math.ceil(math.sqrt(parameters) / ratio)))
+    for _ in range(40):
+        found = wanted(cohort)
+        if found > population:
+            return population if wanted(population) <= population else None
+        if abs(found - cohort) <= 0.01 * cohort + 1:
+            return max(found, cohort)
+        cohort = found
+    return None
 
 
 def measured_costs(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
