@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -50,6 +50,13 @@ FederationOption = Annotated[
 PlainOption = Annotated[
     bool, typer.Option("--plain", help="With --federation: without secure aggregation; the server sees every update.")
 ]
+PrivacyOption = Annotated[
+    str | None,
+    typer.Option("--dp", metavar="BUDGET", help="Client-level differential privacy: epsilon=8, or noise=1."),
+]
+PopulationOption = Annotated[
+    int | None, typer.Option(help="With --dp: clients of an imagined fleet, for a SIMULATED guarantee.")
+]
 SecureOption = Annotated[bool, typer.Option("--secure", help="Mask every upload: the server sees sums only.")]
 TensorboardOption = Annotated[
     bool, typer.Option("--tensorboard", help="Also write the rounds as TensorBoard events to RUN/tensorboard.")
@@ -72,6 +79,25 @@ def _secure(secure: bool, plain: bool, federation: str | None) -> bool | None:
     return not plain if federation is not None else secure or None
 
 
+def privacy_settings(dp: str | None, population: int | None, settings: list[str] | None) -> dict[str, Any]:
+    """Return what --dp and --population set; clients are then called independently, unless they take turns.
+
+    Example:
+      >>> privacy_settings("epsilon=8", None, None)
+      {'privacy.population': None, 'privacy.epsilon': '8', 'participation.sampling': 'poisson'}
+    """
+    found: dict[str, Any] = {"privacy.population": population}
+    if dp is None:
+        return found
+    key, _, number = dp.partition("=")
+    if key.strip() not in ("epsilon", "noise") or not number.strip():
+        raise ConfigError(f'--dp is "{dp}"; expected epsilon=NUMBER or noise=NUMBER')
+    found[f"privacy.{key.strip()}"] = number.strip()
+    if "privacy.mechanism=tree" not in (setting.replace(" ", "") for setting in settings or []):
+        found["participation.sampling"] = "poisson"
+    return found
+
+
 def train(
     method: Annotated[str | None, typer.Argument(help="Method (`keyfed methods`); fedavg by default.")] = None,
     data: DataOption = None,
@@ -85,6 +111,8 @@ def train(
     vectors: VectorsOption = None,
     vectors_dim: VectorsDimOption = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/METHOD-DATA-MODEL by default.")] = None,
+    dp: PrivacyOption = None,
+    population: PopulationOption = None,
     secure: SecureOption = False,
     resume: ResumeOption = False,
     settings: SetOption = None,
@@ -101,6 +129,11 @@ def train(
     of the Union addresses, one client per president) and writes a run folder: report, metrics, checkpoints, model.
 
       keyfed train fedavg --data ptb --model gru --rounds 50 --set lr=0.002 --set train.cohort=10
+
+    With --dp every upload is clipped and the sum noised; the noise fits the budget, which is printed every round and
+    ends the run (docs/privacy.md):
+
+      keyfed train fedavg --dp epsilon=8 --population 1000000
     """
     if not leads():
         if not dry_run:
@@ -113,6 +146,7 @@ def train(
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
         "train.until": until, "train.init": init, "data.vocab_file": vocab_file, "vectors.file": vectors,
         "vectors.dim": vectors_dim, "secure.on": _secure(secure, plain, federation),
+        **privacy_settings(dp, population, settings),
     }  # fmt: skip
     base = None
     if resume and out is not None and (out / "run.toml").exists():
@@ -187,8 +221,8 @@ def pretrain(
         named = {"data.name": data, "data.dir": data_dir, "model.name": model}
         out = _default_out(configure("central", config, named, settings), resume, "pretrain")
     train(
-        "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, False,
-        resume, settings, config, dry_run, tensorboard, None, False, as_json,
+        "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, None, None,
+        False, resume, settings, config, dry_run, tensorboard, None, False, as_json,
     )  # fmt: skip
     if leads() and not dry_run and not as_json:
         typer.echo(f"start:  keyfed train --init {out}, with this model and the corpus of your choice")

@@ -166,6 +166,7 @@ class Simulation:
         self._round, self._remembering = 0, False  # the round in progress, and whether its clients keep state
         self._trained: list[ClientId] = []
         self._gather, self._hide = gather, hide
+        self._clip: float | None = None  # of uploads that clients which keep state book as sent
         self._sum: Gathering | None = None
         self._hidden: HiddenGathering | None = None  # of a round whose reports stay with the clients
         self._kept: dict[ClientId, Params] = {}
@@ -177,6 +178,14 @@ class Simulation:
     def expect(self, fates: Mapping[ClientId, Fate]) -> None:
         """Say what becomes of the clients of the next round; who is not named trains and uploads."""
         self._fates = fates
+
+    def gather_by(self, gather: Callable[[Params], Gathering], clip: float | None = None) -> None:
+        """Say how the next rounds are summed.
+
+        Args:
+          clip: largest norm of an upload that a client which keeps state books as sent; None for no clip.
+        """
+        self._gather, self._clip = gather, clip
 
     def train(
         self, params: Params, cohort: Sequence[ClientId], method: Method, round: int, public: Public | None = None
@@ -269,7 +278,8 @@ class Simulation:
         if self._states is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="keyfed-clients-")
             self._states = ClientStates(Path(self._temporary.name))
-        return turn._replace(state=self._states.acknowledged(client), propose=self._states.proposed(client, round))
+        state, propose = self._states.acknowledged(client), self._states.proposed(client, round)
+        return turn._replace(state=state, propose=propose, clip=self._clip)
 
     def _place(self, client: ClientId) -> int:
         """A client's number, from a table of everybody; rounds with a plan never need it."""

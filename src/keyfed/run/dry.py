@@ -11,11 +11,13 @@ from keyfed.engine.network import init_params, parameter_count
 from keyfed.engine.turn import keeps_state
 from keyfed.federated.mediate import kept
 from keyfed.federated.types import Method, Params
+from keyfed.private.noise import update_noise
 from keyfed.run.console import human_bytes
 from keyfed.run.frozen import frozen_line, refuse_frozen
 from keyfed.run.planning import cautions, members_of, participations, plan, plan_of_round
 from keyfed.run.prepare import client_tokens, prepare, round_tokens
 from keyfed.run.preview import preview_start
+from keyfed.run.privacy import announcement, bit_noise, make_private
 from keyfed.run.secure import secure_line, sizes_in
 from keyfed.run.traffic import model_bytes
 
@@ -52,6 +54,12 @@ def describe_plan(config: Config) -> dict[str, Any]:
         # Uploads wait until all reports are there; masked ones in the first round, for the first public numbers.
         memory += members * tensors
     kept_bytes = state_bytes(method, params)
+    private = make_private(config, method, len(prepared.store), members)
+    promised: list[str] = []
+    if private is not None:
+        terms = private[1]
+        z = update_noise(terms.z, bit_noise(config, terms))
+        promised = announcement(terms, z, parameter_count(prepared.spec))
     modelled, called = 0.0, members
     if method.cohort != "pooled":
         first = plan_of_round(config, method, prepared, 0, client_tokens(prepared), sizes.down, sizes.up)
@@ -74,6 +82,7 @@ def describe_plan(config: Config) -> dict[str, Any]:
         "modelled_seconds": modelled,
         "expected_memory": memory,
         "choice": choice.reason,
+        "privacy": promised or None,
     }
     lines = [
         dump_toml(to_document(config)),
@@ -92,6 +101,7 @@ def describe_plan(config: Config) -> dict[str, Any]:
         ),
         *([masked] if masked else []),
         *cautions(config, method, members, len(prepared.store)),
+        *promised,
         f"memory: about {human_bytes(memory)}; {choice.reason}",
         "nothing was trained or written (--dry-run)",
     ]

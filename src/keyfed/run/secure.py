@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from keyfed.config import Config
+from keyfed.engine.noised_sum import words_of
 from keyfed.engine.secure_layout import MOST_MEMBERS
 from keyfed.engine.secure_round import length
 from keyfed.errors import ConfigError
@@ -66,7 +67,11 @@ def sizes_in(config: Config, method: Method, params: Params, members: int, froze
     """
     if not config.secure.on:
         return sizes_of(method, params, frozen)
-    wire = _wire(length(method, params), members)
+    if method.hidden:
+        words = length(method, params)
+    else:  # a private run: clipped numbers alone
+        words = words_of({name: p for name, p in params.items() if name not in frozen})
+    wire = _wire(words, members)
     return Sizes(model_bytes(params), wire["masked"], wire["keys"] + wire["shares"] + wire["unmask"])
 
 

@@ -143,7 +143,7 @@ def test_whole_report(tmp_path: Path) -> None:
     text = (folder / "report.md").read_text("utf-8")
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     assert titles == [
-        "fedavg on sotu, model cifg", "Result", "Spread over clients", "Suggestions", "Training",
+        "fedavg on sotu, model cifg", "Result", "Spread over clients", "Suggestions", "Training", "Privacy",
         "Data and vocabulary", "Configuration", "Made by", "Definitions",
     ]  # fmt: skip
     for expected in (

@@ -1,0 +1,83 @@
+"""The sum of a private round under secure aggregation: clipped parts travel masked, noise is added to their sum.
+
+A clipped part has no number beyond the clip S, so its fixed point is known without asking anybody: steps of
+S/2^(30 − ⌈log₂ m⌉) for m clients, rounded towards zero, so that rounding never lengthens it. No other number of a
+client is in the vector: nothing is calibrated, counted or told along.
+
+A sum that cannot be opened (too few stayed) is released as noise alone, and costs its row. Whether it opens depends on
+who plays the protocol, not on what they send: the guarantee is about a client that sends zeros instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from keyfed.engine.gather import HiddenRound
+from keyfed.engine.noised_sum import NoisedSum, words_of
+from keyfed.engine.secure_layout import Vector
+from keyfed.engine.secure_round import context_of
+from keyfed.engine.secure_simulation import Costs, MaskedSum, SecureSettings
+from keyfed.errors import SecureSumError
+from keyfed.federated.types import Aggregate, ClientId, Params, Refusal, Share
+from keyfed.private.noise import Noising
+
+
+def fixed_point(clip: float, members: int) -> float:
+    """Return the step with which sums of so many clipped parts fit into 32 bits."""
+    return clip / 2.0 ** (30 - math.ceil(math.log2(max(2, members))))
+
+
+class MaskedNoisedSum(NoisedSum):
+    """`NoisedSum` whose clients are added through a secure sum, in the real protocol."""
+
+    def __init__(self, like: Params, noising: Noising, hidden: HiddenRound, settings: SecureSettings) -> None:
+        super().__init__(like, noising)
+        self._step = fixed_point(noising.clip, len(hidden.called))
+        context = context_of(like, hidden.method, {"clip": noising.clip}, hidden.round, "upload")
+        self._masked: MaskedSum | None = None
+        words = words_of({name: like[name] for name in self._total})
+        try:
+            self._masked = MaskedSum(context, words, hidden, settings, Costs())
+        except SecureSumError:  # too few were called: everybody declines
+            self._masked = None
+
+    def add(self, client: ClientId, upload: Params, share: Share) -> None:
+        """Clip, round and mask one client's part, and add it."""
+        if self._masked is None:
+            return
+        parts, masses, within = self._part(upload, share)
+        numbers = torch.cat([part.flatten().cpu() for part in parts.values()]).numpy()
+        told = np.array([masses.get(name, 0.0) for name in self._total])
+        whole = np.concatenate([np.trunc(np.concatenate([numbers, told]) / self._step), [2 * within]])
+        vector: Vector = whole.astype(np.int64).astype(np.uint32)
+        try:
+            self._masked.add(client, vector)
+        except SecureSumError:
+            self._masked = None
+
+    def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
+        """Open the sum and release it with noise; noise alone if it stays closed."""
+        if self._masked is not None:
+            try:
+                total, survivors = self._masked.total()
+            except SecureSumError:
+                pass
+            else:
+                self._read(total.astype(np.int32).astype(np.float64))
+                self._contributors = list(survivors)
+        return super().aggregate(refused)
+
+    def _read(self, numbers: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+        place = 0
+        for total in self._total.values():
+            part = numbers[place : place + total.numel()] * self._step
+            total.copy_(torch.from_numpy(part).reshape(total.shape))
+            place += total.numel()
+        for name in self._mass:
+            self._mass[name] = float(numbers[place]) * self._step
+            place += 1
+        self._within = float(numbers[place]) / 2
