@@ -18,6 +18,7 @@ from keyfed.run.train import train
 
 from .conftest import TINY
 from .test_methods import Stop, with_method
+from .test_participation import dual
 from .test_resume import checkpoints, tiny, without_times
 
 
@@ -43,7 +44,7 @@ def test_train_secure_learns_the_same_and_logs_sums_only(keyfed, corpus, tmp_pat
     result = json.loads(stdout)
     code, _, stderr = keyfed("train", "fedatt", "--out", tmp_path / "plain", *common)
     assert code == 0, stderr
-    masked, plain = (load_model(tmp_path / name)[1] for name in ("masked", "plain"))
+    masked, plain = (load_model(tmp_path / name).params for name in ("masked", "plain"))
     assert distance(masked, plain) < 1e-6
     records, others = read_metrics(tmp_path / "masked"), read_metrics(tmp_path / "plain")
     assert any(r["lost"] for r in records)
@@ -74,8 +75,11 @@ def test_train_secure_learns_the_same_and_logs_sums_only(keyfed, corpus, tmp_pat
 
 @pytest.mark.parametrize("method", ["fedmed", "fedadmm"])
 def test_a_secure_run_goes_on_where_it_was(corpus, tmp_path, method):
-    options = {"beta": 0.5, "threshold": 0.05} if method == "fedmed" else {"rho": 0.01, "lr": 0.5}
-    config = secured(with_method(tiny(corpus, rounds=4, cohort=5), method, **options))
+    base = tiny(corpus, rounds=4, cohort=5)
+    if method == "fedmed":
+        config = secured(with_method(base, method, beta=0.5, threshold=0.05))
+    else:
+        config = secured(dual(base, method, rho=0.01, lr=0.5))
     config = replace(config, participation=Participation(drop_after=0.1))
     whole = train(config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -94,7 +98,7 @@ def test_a_secure_run_goes_on_where_it_was(corpus, tmp_path, method):
 
 def test_rounds_that_stay_closed_are_counted(corpus, tmp_path):
     config = replace(
-        secured(tiny(corpus, rounds=3, cohort=5), threshold=5), participation=Participation(drop_after=0.3)
+        secured(tiny(corpus, rounds=3, cohort=5), threshold=5), participation=Participation(drop_after=0.1)
     )
     result = train(config, tmp_path / "run")
     records = read_metrics(tmp_path / "run")
@@ -104,7 +108,7 @@ def test_rounds_that_stay_closed_are_counted(corpus, tmp_path):
     for record in records:
         assert record["abandoned"] == bool(record["lost"])
         if record["abandoned"]:
-            assert "the threshold is 5: the sum stays hidden" in record["secure"]["failed"]
+            assert "at the threshold 5: the sum stays hidden" in record["secure"]["failed"]
             assert record["contributors"] == []
 
 

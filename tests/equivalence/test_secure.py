@@ -11,7 +11,7 @@ import torch
 from keyfed.engine import secure_simulation
 from keyfed.engine.secure_round import Evaluated, evaluation_of, evaluation_vector_of
 from keyfed.engine.secure_simulation import MaskedSum, SecureSettings
-from keyfed.engine.simulate import Simulation
+from keyfed.engine.simulate import RunningSum, Simulation
 from keyfed.federated import mediate
 from keyfed.federated.mediate import in_two_phases, kept
 from keyfed.federated.participation import Fate, Work
@@ -298,6 +298,30 @@ def test_a_layer_that_stands_still_at_first_has_room_when_it_moves():
         return state
 
     assert difference(go(privately(method), hide=SecureSettings().sums).params, go(method).params, theta) < 1e-5
+
+
+# Sums that are handed in
+
+
+@pytest.mark.parametrize("case", ["fedavg", "fedatt", "fedmed, adaptive", "fedadmm"])
+def test_hidden_rounds_in_the_clear_are_the_plain_ones_in_whatever_sum_they_are_given(case):
+    class Counting(RunningSum):
+        added = 0
+
+        def add(self, client, upload, share):
+            Counting.added += 1
+            assert share.log is None or not hidden, "no logarithm leaves a client that weighs itself"
+            super().add(client, upload, share)
+
+    name, options = CASES[case]
+    method, theta, states = method_of(name, **options), theta_of(dtype=torch.float32), []
+    for hidden in (False, True):
+        state, summaries, costs = rounds(privately(method) if hidden else method, theta, 2, gather=Counting)
+        states.append(state)
+        assert costs == [None, None]
+        assert all(s.weights is None for s in summaries) == hidden
+    assert Counting.added == 2 * 2 * (CLIENTS - 3)
+    assert difference(states[1].params, states[0].params, theta) < 1e-5
 
 
 # What the server sees

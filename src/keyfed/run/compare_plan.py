@@ -24,7 +24,7 @@ from keyfed.run.prepare import Prepared, round_tokens, usual_members
 Setting = tuple[str, Any]  # (section.key or a method's option, value)
 BUDGETS = ("rounds", "tokens")
 MOST_SEEDS = 1000
-OWN_SECTIONS = (*PARTS, "upload")  # beside its options, what one of the compared methods may have to itself
+OWN_SECTIONS = (*PARTS, "upload", "secure")  # beside its options, what one of the compared methods may have to itself
 LONGEST_NAME = 60  # letters of a folder's name, of up to four bytes each; a label may be any length
 
 

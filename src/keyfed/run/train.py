@@ -251,6 +251,8 @@ def _rounds(
                 record = record_of(method, summary, sizes, called, lost)
                 if federation.secure is not None:
                     record = secure_record(record, federation.secure, summary.saturated)
+                    if record["secure"]["failed"] is not None:
+                        listen.say(f"round {record['round']} is abandoned: {record['secure']['failed']}")
                 if federation.compression_error is not None:
                     record["compression_error"] = federation.compression_error
                 record["seconds"] = time.monotonic() - began
