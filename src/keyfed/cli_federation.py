@@ -59,7 +59,7 @@ def server(
     from keyfed.deploy.superlink import NAME, ServerHome, default_home, only_one, start_superlink
     from keyfed.errors import DeployError
 
-    place = ServerHome(home or default_home())
+    place = ServerHome((home or default_home()).absolute())
     if make_certificates:
         given = [*(name or []), *([host] if host not in ("0.0.0.0", "::") else [])]
         make(place.path, given)
@@ -117,7 +117,7 @@ def enroll(
     from keyfed.deploy.enrolment import forget as send_away
     from keyfed.deploy.superlink import ServerHome, default_home
 
-    place = ServerHome(home or default_home())
+    place = ServerHome((home or default_home()).absolute())
     if sum((file is not None, forget is not None, listing)) != 1:
         raise ConfigError("give one of: a client's enrol-NAME.json, --forget NAME, --list")
     if file is not None:
@@ -193,7 +193,7 @@ def client(
     """
     from keyfed.deploy.client_home import ClientHome, default_home
 
-    place = ClientHome(home or default_home())
+    place = ClientHome((home or default_home()).absolute())
     if sum((pause, resume, status, leave)) > 1:
         raise ConfigError("give one of --pause, --resume, --status, --leave")
     if pause or resume:

@@ -104,7 +104,7 @@ def _empty(home: Path) -> Path:
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise ConfigError(f"{home} is there and not an empty folder; choose another --home")
     home.mkdir(parents=True, exist_ok=True)
-    return home
+    return home.absolute()
 
 
 def cost_of(folder: Path, clients: int) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def train_in_federation(config: Config, address: str, out: Path, listener: Liste
 
     need_flower()
     if Path(address).is_dir():
-        server = ServerHome(Path(address))
+        server = ServerHome(Path(address).absolute())
         address = server.address()
     else:
         server = ServerHome(default_home())

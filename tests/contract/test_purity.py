@@ -158,6 +158,18 @@ def test_no_global_numpy_or_python_generator_is_used_anywhere():
                 assert call in allowed, f"{path}:{line} calls {call}"
 
 
+def test_flower_is_known_to_its_own_files_and_deployment_to_the_command_line_only():
+    for path in FILES:
+        inside = path.relative_to(SOURCE)
+        for module in imports_of(path):
+            if module.split(".")[0] == "flwr":
+                own = inside.parts[0] == "deploy" or inside.name.startswith("flower_") or "contenders" in inside.name
+                assert own, f"{path} imports {module}"
+            if module.startswith("keyfed.deploy"):
+                outer = inside.parts[0] == "deploy" or inside.name in ("cli_federation.py", "cli_up.py")
+                assert outer, f"{path} imports {module}"
+
+
 def test_the_reader_of_imports_reads_them(tmp_path, monkeypatch):
     inside = tmp_path / "keyfed" / "text"
     inside.mkdir(parents=True)

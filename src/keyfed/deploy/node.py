@@ -23,7 +23,7 @@ from keyfed.deploy.processes import die_with
 from keyfed.engine.flower_client import make_app
 from keyfed.engine.flower_pace import quicken
 
-FAST, SLOW, LINGER = 0.1, 2.0, 60.0
+FAST, SLOW, LINGER = 0.3, 2.0, 60.0  # each look costs the SuperLink some 10 ms
 HEARTBEAT_SECONDS = 10.0
 BEGINNINGS = ("hello", "train")  # what has begun is finished: others wait for it
 

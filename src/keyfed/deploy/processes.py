@@ -30,6 +30,7 @@ MARK = "KEYFED_PROCESSES"
 PIDS = "processes.json"
 PATIENCE = 8.0  # seconds between asking a process to end and ending it
 LOG_TAIL = 4000
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Processes:
@@ -200,12 +201,12 @@ def die_with(parent: int, interval: float = 1.0, leave: Callable[[int], object] 
 
 @contextmanager
 def stop_at_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that what was started is stopped."""
+    """Turn SIGTERM, SIGHUP and (also where a shell had it ignored) SIGINT into KeyboardInterrupt."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
     try:
         yield
     finally:
@@ -219,8 +220,7 @@ def unbroken() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
 """How long Flower waits before it looks again for a part of a message that has not arrived.
 
 A message is announced before its parts are there. Who looks for them at once then pauses 1 s, 2 s, … up to 10 s: with
-replies that are looked for ten times a second that is most of the time a message takes. The pauses are defaults of a
-function inside flwr 1.41.0 (pinned); where a version has no such function, its own pauses stay.
+replies that are looked for several times a second that is most of the time a message takes. The pauses are defaults of
+a function inside flwr 1.41.0 (pinned); where a version has no such function, its own pauses stay.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from keyfed.engine.flower_client import MESSAGE_TYPE, REASON_CAP, pack, unpack
 from keyfed.engine.transport import Answer, Lost, Post
 from keyfed.federated.types import ClientId, Reason
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.25  # each look costs the SuperLink some 10 ms of its one core
 GRACE_SECONDS = 5.0  # a message lives that much longer than we wait: its reply then counts as late, not as missing
 REASONS: tuple[Reason, ...] = get_args(Reason)
 # Of Flower's ErrorCode: what is gone or cannot be had; everything else is a defect on the client's side.

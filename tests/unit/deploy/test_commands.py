@@ -1,0 +1,104 @@
+"""The commands' own checks, without a server."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from keyfed.cli import app
+from keyfed.deploy.certificates import make_certificates
+from keyfed.deploy.client_home import open_home
+from keyfed.errors import KeyfedError
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def says(result):
+    assert isinstance(result.exception, KeyfedError), result.output
+    return str(result.exception)
+
+
+@pytest.fixture
+def home(tmp_path):
+    make_certificates(tmp_path / "server", [])
+    return open_home(
+        tmp_path / "home", name="anna", server="127.0.0.1:9", ca=tmp_path / "server" / "ca.crt", when="power"
+    )
+
+
+def test_pause_resume_and_status(home):
+    assert "paused" in call("client", "--home", home.path, "--pause").output
+    found = json.loads(call("client", "--home", home.path, "--status", "--json").output)
+    assert found["name"] == "anna"
+    assert found["paused"] == "yes"
+    assert found["running"] == "no"
+    assert found["agreed"] == "not yet"
+    assert found["trains when"] == "power"
+    assert found["on power"] in ("yes", "no", "the system does not tell")
+    call("client", "--home", home.path, "--resume")
+    assert not home.paused()
+
+
+def test_one_thing_at_a_time(home, tmp_path):
+    assert "give one of" in says(call("client", "--home", home.path, "--pause", "--leave"))
+    assert "give one of" in says(call("enroll", "--home", tmp_path / "server"))
+    assert "give one of" in says(call("enroll", "x.json", "--list", "--home", tmp_path / "server"))
+    assert "--make-certificates" in says(call("server", "--home", tmp_path / "server", "--name", "x.example"))
+
+
+def test_a_client_that_was_not_set_up_is_said(tmp_path):
+    for what in ("--pause", "--status", "--leave"):
+        assert "not the home of a client" in says(call("client", "--home", tmp_path / "none", what))
+
+
+def test_without_consent_a_client_is_not_started(home):
+    result = call("client", "--home", home.path)
+    assert "nobody can be asked here" in says(result)
+    assert "What leaves this computer" in result.output
+    assert not (home.path / "logs").exists()
+
+
+def test_leaving_a_server_that_does_not_answer_deletes_the_home_and_says_what_is_left_to_do(home):
+    assert "--leave --yes" in says(call("client", "--home", home.path, "--leave"))
+    assert home.path.exists()
+    result = call("client", "--home", home.path, "--leave", "--yes")
+    assert "keyfed enroll --forget anna" in result.output
+    assert not home.path.exists()
+
+
+def test_the_roster_is_listed(tmp_path):
+    (tmp_path / "roster.json").write_text(
+        json.dumps({"anna": {"identity": "ab" * 32, "node_key": "c" * 64, "enrolled": "2026-01-01", "revoked": True}})
+    )
+    assert "revoked" in call("enroll", "--list", "--home", tmp_path).output
+    assert "anna" in json.loads(call("enroll", "--list", "--json", "--home", tmp_path).output)
+
+
+def test_an_enrolment_file_that_is_not_there(tmp_path):
+    assert "No such file" in says(call("enroll", tmp_path / "none.json", "--home", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("up", "--clients", "2"), "take at least 3, or --plain"),
+        (("up", "fedvag", "--clients", "3"), "did you mean fedavg"),
+        (("train", "--plain"), "--plain goes with --federation"),
+        (("train", "--plain", "--secure", "--federation", "127.0.0.1:1"), "not with --secure"),
+        (("train", "--federation", "nonsense"), "HOST:PORT"),
+    ],
+    ids=["two-clients", "method", "plain-alone", "plain-and-secure", "address"],
+)
+def test_what_makes_no_sense_is_said_before_anything_starts(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KEYFED_SERVER_HOME", str(tmp_path / "server"))
+    assert message in says(call(*arguments))
+
+
+def test_a_home_that_is_not_empty_is_not_used(tmp_path):
+    (tmp_path / "x").write_text("mine")
+    assert "not an empty folder" in says(call("up", "--clients", "3", "--home", tmp_path, "--out", tmp_path / "out"))
