@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -26,8 +28,21 @@ SECURE = (
 PICKLES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 
 
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"), str(path))
+class Read(NamedTuple):
+    """What a file's syntax tree says, as far as the rules below ask."""
+
+    imports: tuple[str, ...]
+    calls: tuple[tuple[str, int], ...]
+    attributes: tuple[tuple[str, int], ...]
+
+
+@functools.cache
+def read(path: Path) -> Read:
+    """Parse a file, once for all the tests that ask about it."""
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"), str(path))))
+    calls = tuple((dotted(node.func), node.lineno) for node in nodes if isinstance(node, ast.Call))
+    attributes = tuple((dotted(node), node.lineno) for node in nodes if isinstance(node, ast.Attribute))
+    return Read(tuple(imports_among(nodes, path)), calls, attributes)
 
 
 def module_of(path: Path) -> str:
@@ -35,11 +50,10 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Yield every module imported anywhere in a file, in full; names imported from one count as its parts."""
+def imports_among(nodes: list[ast.AST], path: Path) -> Iterator[str]:
     package = module_of(path).split(".")
     package = package if path.name == "__init__.py" else package[:-1]
-    for node in ast.walk(tree_of(path)):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -48,11 +62,14 @@ def imports_of(path: Path) -> Iterator[str]:
             yield from (f"{whole}.{alias.name}" for alias in node.names)
 
 
-def calls_of(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield the dotted name of everything called in a file, and the line."""
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Call):
-            yield dotted(node.func), node.lineno
+def imports_of(path: Path) -> tuple[str, ...]:
+    """Every module imported anywhere in a file, in full; names imported from one count as its parts."""
+    return read(path).imports
+
+
+def calls_of(path: Path) -> tuple[tuple[str, int], ...]:
+    """The dotted name of everything called in a file, and the line."""
+    return read(path).calls
 
 
 def dotted(node: ast.expr) -> str:
@@ -97,11 +114,10 @@ def test_secure_sums_know_bytes_and_numpy_only_and_draw_from_the_system(path):
         assert not module.startswith(("numpy.random", "os.")), f"{path} imports {module}"
         if top == "keyfed":
             assert module.startswith(("keyfed.private.", "keyfed.errors.")) or module == "keyfed.private", path
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Attribute):
-            assert dotted(node) not in ("np.random", "numpy.random"), f"{path}:{node.lineno}"
-            if dotted(node).startswith("os."):
-                assert dotted(node) == "os.urandom", f"{path}:{node.lineno} uses {dotted(node)}"
+    for used, line in read(path).attributes:
+        assert used not in ("np.random", "numpy.random"), f"{path}:{line}"
+        if used.startswith("os."):
+            assert used == "os.urandom", f"{path}:{line} uses {used}"
     for call, line in calls_of(path):
         assert call not in ("open", "print", "input", "exec", "eval", "__import__"), f"{path}:{line} calls {call}"
 
@@ -118,8 +134,7 @@ def test_the_keyboard_knows_no_federation_and_its_decoder_only_text_n_grams_and_
 
 @pytest.mark.parametrize("path", within("federated"), ids=name)
 def test_methods_touch_nothing_outside_their_arguments(path):
-    imported = list(imports_of(path))
-    for module in imported:
+    for module in imports_of(path):
         assert module.split(".")[0] not in WORLDLY, f"{path} imports {module}"
         assert not module.startswith("numpy.random"), f"{path} imports {module}"
         if module.split(".")[0] == "random":

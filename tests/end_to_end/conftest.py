@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import random
 import sys
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import keyfed as library
 from keyfed import cli
+from keyfed.run import drawing
 
 SUBJECTS = ["the president", "a farmer", "the congress", "my sister", "the river", "an old friend"]
 VERBS = ["sees", "helps", "follows", "remembers", "calls"]
@@ -41,12 +44,40 @@ def write_corpus(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def pictures_are_painted_but_not_rendered(monkeypatch):
-    """Rendering is three quarters of a tiny run's time and is looked at in tests/unit/run; here a dot stands for it."""
+@pytest.fixture(autouse=True, scope="module")
+def pictures_are_painted_once_and_not_rendered():
+    """Rendering is three quarters of a tiny run's time, painting for dark pages too half of the rest of a report.
+
+    Both are looked at in tests/unit/run; here a dot stands for them. Of the whole file, because fixtures of a file
+    train runs as well.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda canvas, out, **options: out.write(DOT))
+    def in_light(paint: drawing.Paint, theme: drawing.Theme, size: tuple[float, float] = drawing.SIZE) -> bytes:
+        return DOT if theme is drawing.DARK else painted(paint, theme, size)
+
+    painted = drawing.png
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FigureCanvasAgg, "print_png", lambda canvas, out, **options: out.write(DOT))
+        patch.setattr(drawing, "png", in_light)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def the_command_line_is_built_once():
+    """Typer reads all signatures for every `cli.main`: a process calls it once, these tests hundreds of times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        yield
+
+
+def run_command(*arguments: object) -> None:
+    """Run a command in this process, for fixtures that outlive a test; it must succeed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["keyfed", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    assert not stop.value.code, arguments
 
 
 @pytest.fixture

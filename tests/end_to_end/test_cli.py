@@ -53,7 +53,7 @@ def test_central_is_trained_beside_the_federation_on_as_many_tokens(train_tiny):
 
 
 def test_suggest_evaluate_and_conformance_of_a_run(train_tiny, keyfed):
-    out, result = train_tiny("train.cohort=6", rounds=12)
+    out, result = train_tiny(rounds=2)
     code, stdout, _ = keyfed("suggest", out, "the president", "--json")
     words = json.loads(stdout)["suggestions"]
     assert code == 0
@@ -121,7 +121,10 @@ def one_line(stderr: str) -> str:
         (("train", "--data", "ptbb"), "did you mean ptb?"),
         (("train", "--data", "./no/such/folder"), "no/such/folder"),
         (("train", "--set", "data.partition=iidd"), "did you mean iid?"),
-        (("train", "--set", "train.device=tpu"), "expected auto, cpu, cuda or cuda:NUMBER"),
+        (
+            ("train", "--data", "SMALL", "--set", "train.cohort=3", "--set", "train.device=tpu"),
+            "expected auto, cpu, cuda or cuda:NUMBER",
+        ),
         (("train", "--config", "missing.toml"), "missing.toml"),
         (("trian",), "did you mean train?"),
         (("train", "--rounds", "many"), "--help"),
@@ -132,9 +135,10 @@ def one_line(stderr: str) -> str:
         (("data", "get", "ptbb"), "did you mean ptb?"),
     ],
 )
-def test_user_errors_are_one_line_and_exit_code_2(keyfed, arguments, hint, tmp_path, monkeypatch):
+def test_user_errors_are_one_line_and_exit_code_2(keyfed, arguments, hint, corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, _, stderr = keyfed(*arguments)
+    # SMALL stands for the small corpus where a text is read before the mistake is found.
+    code, _, stderr = keyfed(*(corpus if part == "SMALL" else part for part in arguments))
     assert code == 2
     assert hint in one_line(stderr)
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").rglob("metrics.jsonl"))
@@ -187,7 +191,7 @@ def test_sentences_and_characters_train_too(train_tiny):
     [("fedsgd", ()), ("fedavg", ("data.batches=sentences", "data.window=4")), ("fedavg", ("epochs=2",))],
 )
 def test_central_training_has_the_budget_of_the_federation(train_tiny, method, extra):
-    out, _ = train_tiny("train.central=true", "train.cohort=7", *extra, method=method, rounds=4)
+    out, _ = train_tiny("train.central=true", "train.cohort=7", *extra, method=method, rounds=2)
     tokens = [
         sum(json.loads(line)["worked"] for line in (folder / "metrics.jsonl").read_text().splitlines())
         for folder in (out, out / "central")

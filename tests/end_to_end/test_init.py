@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
-from tests.end_to_end.conftest import TINY
+import keyfed as library
+from tests.end_to_end.conftest import TINY, write_corpus
 
 OPTIONS = [part for setting in (*TINY, "train.baselines=false") for part in ("--set", setting)]
+OWN: dict[str, Any] = {
+    **{setting.partition("=")[0].replace(".", "_"): setting.partition("=")[2] for setting in TINY},
+    "train_baselines": False,
+}
 
 
 def small_corpus(folder: Path) -> Path:
@@ -25,12 +32,17 @@ def small_corpus(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def first(keyfed, corpus, tmp_path) -> Path:
-    """A finished run on the large corpus."""
-    out = tmp_path / "first"
-    code, _, err = keyfed("train", "fedavg", "--data", corpus, "--rounds", 2, "--out", out, *OPTIONS)
-    assert code == 0, err
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """The small corpus; no test here writes to it."""
+    return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def first(corpus, tmp_path_factory) -> Path:
+    """A finished run on the large corpus; who changes it takes a copy."""
+    out = tmp_path_factory.mktemp("runs") / "first"
+    library.train(library.configure("fedavg", data=str(corpus), rounds=2, **OWN), out)
     return out
 
 
@@ -66,7 +78,7 @@ def test_on_the_same_text_the_start_is_the_model_itself(keyfed, first, corpus, t
 
 
 def test_resume_goes_on_from_the_same_start_and_refuses_a_changed_one(keyfed, first, corpus, tmp_path):
-    out = tmp_path / "out"
+    first, out = Path(shutil.copytree(first, tmp_path / "first")), tmp_path / "out"
     given = ("--data", corpus, "--rounds", 2, "--init", first, "--out", out)
     assert keyfed("train", "fedavg", *given, *OPTIONS)[0] == 0
     before = json.loads((out / "result.json").read_text("utf-8"))["start"]

@@ -8,11 +8,23 @@ from pathlib import Path
 import pytest
 
 from keyfed.keyboard.table import keyboard_markdown
+from tests.end_to_end.conftest import TINY, run_command, write_corpus
+
+OWN = [*TINY, "data.batches=sentences", "data.window=12", "train.central=true", "train.cohort=6"]
 
 
-@pytest.fixture
-def run(train_tiny):
-    return train_tiny("data.batches=sentences", "data.window=12", "train.central=true", "train.cohort=6", rounds=6)[0]
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """The small corpus; no test here writes to it."""
+    return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory) -> Path:
+    """A run and the central one beside it; evaluation writes nothing that another one reads."""
+    out, settings = tmp_path_factory.mktemp("runs") / "run", [item for s in OWN for item in ("--set", s)]
+    run_command("train", "fedavg", "--data", corpus, "--rounds", 6, "--out", out, *settings)
+    return out
 
 
 def test_a_run_is_typed_on_beside_n_grams_and_another_run(keyfed, run):

@@ -19,35 +19,53 @@ from keyfed.run.folder import read_metrics
 from keyfed.run.prepare import client_tokens, make_problem, prepare
 from keyfed.run.train import train
 
+from .conftest import write_corpus
 from .test_methods import Hearing, Stop, with_method
 from .test_resume import checkpoints, tiny, without_times
 
 
 def dual(config, name="admm", **options):
     """The tiny configuration under a method with duals, with the options it has."""
-    own = {"batch_size": 4, **({"optimiser": "sgd", "lr": 0.5} if name == "admm" else {}), **options}
+    own = {"batch_size": 8, **({"optimiser": "sgd", "lr": 0.5} if name == "admm" else {}), **options}
     return replace(config, method=name, options=own)
 
 
 # Duals and residuals over an interruption
 
 
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """The small corpus; no test here writes to it."""
+    return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
+
+
+def remembering(corpus, **train_options):
+    config = dual(tiny(corpus, rounds=4, cohort=6, **train_options), rho=0.01)
+    return replace(config, participation=Participation(drop_after=0.3), upload=UploadConfig(quantise="int8"))
+
+
+@pytest.fixture(scope="module")
+def remembered(corpus, tmp_path_factory):
+    """The run of clients with duals that nobody interrupted, in one process."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    train(remembering(corpus), out)
+    return out
+
+
 @pytest.mark.parametrize(("workers", "every"), [(1, 1), (1, 3), (2, 1)])
-def test_clients_that_remember_go_on_where_they_were(corpus, tmp_path, workers, every):
-    config = dual(tiny(corpus, rounds=4, checkpoint_every=every, workers=workers, cohort=6), rho=0.01)
-    config = replace(config, participation=Participation(drop_after=0.3), upload=UploadConfig(quantise="int8"))
-    whole = train(config, tmp_path / "whole")
+def test_clients_that_remember_go_on_where_they_were(corpus, remembered, tmp_path, workers, every):
+    config, runs = remembering(corpus, checkpoint_every=every, workers=workers), (remembered, tmp_path / "again")
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "again", listener=Stop())
     again = train(config, tmp_path / "again", resume=True)
-    assert whole["test"] == again["test"]
-    one, two = (read_metrics(tmp_path / run) for run in ("whole", "again"))
+    assert json.loads((remembered / "result.json").read_text("utf-8"))["test"] == again["test"]
+    one, two = (read_metrics(run) for run in runs)
     assert without_times(one) == without_times(two)
     assert sum(len(r["lost"]) for r in one) > 0
-    ends = [checkpoints(tmp_path / run)["round-000004"] for run in ("whole", "again")]
+    ends = [checkpoints(run)["round-000004"] for run in runs]
     assert ends[0] == ends[1]
-    states = [{p.name: p.read_bytes() for p in (tmp_path / run / "clients").iterdir()} for run in ("whole", "again")]
-    named = json.loads((tmp_path / "whole" / "checkpoint" / "round-000004.json").read_text())["clients"]
+    states = [{p.name: p.read_bytes() for p in (run / "clients").iterdir()} for run in runs]
+    named = json.loads((remembered / "checkpoint" / "round-000004.json").read_text())["clients"]
     assert named
     current = {name for name, data in states[0].items() if states[1].get(name) == data}
     assert len(current) >= len(named)
@@ -55,7 +73,7 @@ def test_clients_that_remember_go_on_where_they_were(corpus, tmp_path, workers, 
 
 @pytest.mark.parametrize("stateful", ["duals", "residuals"])
 def test_ctrl_c_while_a_round_is_judged_leaves_clients_and_server_together(corpus, tmp_path, monkeypatch, stateful):
-    config = tiny(corpus, rounds=6, checkpoint_every=4, cohort=5)
+    config = tiny(corpus, rounds=5, checkpoint_every=4, cohort=5)
     config = dual(config) if stateful == "duals" else replace(config, upload=UploadConfig(keep=0.1))
     whole = train(config, tmp_path / "whole")
     judged = training.evaluate_together

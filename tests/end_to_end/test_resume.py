@@ -60,7 +60,7 @@ def tiny(corpus: Path, rounds: int = ROUNDS, **train_options: Any) -> Config:
         data=DataConfig(name=str(corpus), vocab=200, window=10),
         model=ModelConfig(name="cifg", embed=8, hidden=12, dropout=0.2),
         train=TrainConfig(rounds=rounds, **(options | train_options)),
-        options={"optimiser": "sgd", "lr": 1.0, "momentum": 0.5, "batch_size": 4},
+        options={"optimiser": "sgd", "lr": 1.0, "momentum": 0.5, "batch_size": 8},
     )
 
 
@@ -260,7 +260,7 @@ def test_a_second_process_is_kept_out(corpus, tmp_path):
 
 
 def test_kill_9_at_any_moment_changes_nothing(corpus, tmp_path):
-    config = tiny(corpus, rounds=20)
+    config = tiny(corpus, rounds=12)
     began = time.monotonic()
     train(config, tmp_path / "whole")
     takes = time.monotonic() - began

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import tomllib
 import types
 import typing
@@ -172,6 +173,7 @@ def test_every_field_and_option_has_a_type_that_coerce_knows():
 # Files
 
 
+@functools.cache
 def values(hint) -> st.SearchStrategy:
     """Values of a field, None where it is allowed; a text is never the word "none" where None is."""
     parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
@@ -194,15 +196,19 @@ def values(hint) -> st.SearchStrategy:
     return st.one_of(options)
 
 
+hints_of = functools.cache(typing.get_type_hints)
+
+
+@functools.cache
 def section_of(section) -> st.SearchStrategy:
-    hints = typing.get_type_hints(section)
+    hints = hints_of(section)
     return st.builds(section, **{f.name: values(hints[f.name]) for f in fields(section)})
 
 
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
     method = draw(st.sampled_from(sorted(METHODS)))
-    hints = typing.get_type_hints(METHODS[method])
+    hints = hints_of(METHODS[method])
     options = {name: p.default for name, p in method_options(method).items()}
     for name in options:
         tried = {**options, name: draw(values(hints[name]))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -43,12 +44,24 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory) -> Path:
-    """The export of a small model that was trained for a few seconds."""
+    """The export of a small model that was trained for a few seconds, once for all processes that run tests."""
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-keyboard"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with its holder
+        if not (folder / "exported").exists():
+            made = train_and_export(tmp_path_factory.mktemp("keyboard"))
+            shutil.copytree(made, folder / "copy")
+            (folder / "copy").rename(folder / "exported")
+    return folder / "exported"
+
+
+def train_and_export(folder: Path) -> Path:
     from keyfed.keyboard.export import export_run
 
-    folder = tmp_path_factory.mktemp("keyboard")
     corpus = folder / "corpus"
     corpus.mkdir()
     for k in range(4):

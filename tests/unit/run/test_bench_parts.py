@@ -54,7 +54,7 @@ def replayed(monkeypatch):
 
 @pytest.mark.parametrize("model", ["gru", "lstm"])
 def test_the_captured_loop_trains_as_the_plain_one_round_after_round(replayed, model):
-    task = replace(TINY, model=model, epochs=2)
+    task = replace(TINY, model=model, clients=2, epochs=2)
     with plain(task) as round:
         want = round(task.cohort)
     with plain_graph(task) as round:
