@@ -6,7 +6,11 @@
     ├── ShapeMismatch           tensors that do not fit the model
     ├── RunError                a run folder: exists, locked, changed configuration, no valid checkpoint
     ├── RankError               a process of a run on several that failed, is missing or fell silent
-    └── DownloadError           a corpus that could not be fetched, or whose checksum is wrong
+    ├── DownloadError           a corpus that could not be fetched, or whose checksum is wrong
+    └── SecureSumError          a secure sum that cannot go on: a message that does not fit, a share that is wrong
+        ├── BelowThreshold      too few clients are left: the sum stays hidden
+        ├── Refused             a client that does not do what the server asks, to protect its own values
+        └── SecureSumOverflow   a value outside the public range of the secure sum; nothing was sent
 
 A message says what was got, what was expected, where, and what to do. Anything that is not a
 `KeyfedError` is a defect of ours and keeps its traceback (exit code 1).
@@ -44,6 +48,22 @@ class RankError(KeyfedError):
 
 class DownloadError(KeyfedError):
     """A corpus that could not be fetched, or whose checksum is wrong."""
+
+
+class SecureSumError(KeyfedError):
+    """A secure sum that cannot go on: a message that does not fit, or a share that is wrong."""
+
+
+class BelowThreshold(SecureSumError):
+    """Too few clients are left to open a secure sum: it stays hidden."""
+
+
+class Refused(SecureSumError):
+    """A client does not do what the server asks, to protect its own values."""
+
+
+class SecureSumOverflow(SecureSumError):
+    """A value outside the public range of the secure sum; nothing was sent."""
 
 
 def nearest(got: str, known: Iterable[str]) -> str:

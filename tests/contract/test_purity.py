@@ -18,6 +18,7 @@ DECODER = (
     "tables", "layout", "trie", "typed", "gesture", "context", "casing", "personal", "lexicon", "mixture", "predict",
     "session", "editor", "terminal",
 )  # fmt: skip
+SECURE = ("secure_layout", "secure_round", "session", "remote", "roster")  # the engine's parts that know secure sums
 PICKLES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 
 
@@ -78,8 +79,27 @@ def test_text_model_and_federated_know_only_themselves_and_the_errors(path):
 @pytest.mark.parametrize("path", within("engine"), ids=name)
 def test_the_engine_does_not_know_runs(path):
     for module in imports_of(path):
-        outer = ("keyfed.run", "keyfed.cli", "keyfed.config", "keyfed.keyboard", "keyfed.private")
+        outer = ("keyfed.run", "keyfed.cli", "keyfed.config", "keyfed.keyboard")
         assert not module.startswith(outer), f"{path} imports {module}"
+        assert path.stem in SECURE or not module.startswith("keyfed.private"), f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("path", within("private"), ids=name)
+def test_secure_sums_know_bytes_and_numpy_only_and_draw_from_the_system(path):
+    worldly = tuple(module for module in WORLDLY if module != "os")
+    for module in imports_of(path):
+        top = module.split(".")[0]
+        assert top not in (*worldly, "torch", "flwr", "random", "secrets"), f"{path} imports {module}"
+        assert not module.startswith(("numpy.random", "os.")), f"{path} imports {module}"
+        if top == "keyfed":
+            assert module.startswith(("keyfed.private.", "keyfed.errors.")) or module == "keyfed.private", path
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Attribute):
+            assert dotted(node) not in ("np.random", "numpy.random"), f"{path}:{node.lineno}"
+            if dotted(node).startswith("os."):
+                assert dotted(node) == "os.urandom", f"{path}:{node.lineno} uses {dotted(node)}"
+    for call, line in calls_of(path):
+        assert call not in ("open", "print", "input", "exec", "eval", "__import__"), f"{path}:{line} calls {call}"
 
 
 @pytest.mark.parametrize("path", within("keyboard"), ids=name)

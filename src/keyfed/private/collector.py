@@ -1,0 +1,180 @@
+"""The server's side of a secure sum: it learns who stayed, and the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+
+from keyfed.errors import BelowThreshold, SecureSumError
+from keyfed.private import shamir
+from keyfed.private.keys import agree
+from keyfed.private.ring import add_mask
+from keyfed.private.terms import CHECK_WORDS, Terms
+from keyfed.private.wire import HASH_BYTES, PACKAGE_BYTES, answer_tag, commitment, pair_key, self_key
+
+
+class Collector:
+    """One secure sum at the server: `take_shares`…, `forward`, `take_masked`…, `survivors`, `take_unmask`…, `total`.
+
+    A message that does not fit (unknown client, second one, late, wrong size) is an error and leaves the sum as it was:
+    the client counts as lost. Uploads are added as they come, so memory is one vector. Signatures are not looked at:
+    the server checks them (`keys.verify`) when the keys are posted.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self._digest, self._places, self._keys = terms.digest(), terms.places(), terms.keys_of()
+        self._packages: dict[str, dict[str, bytes]] = {}
+        self._commitments: dict[str, bytes] = {}
+        self._alive: tuple[str, ...] | None = None
+        self._uploaded: set[str] = set()
+        self._sum: NDArray[np.uint32] | None = None
+        self._survivors: tuple[str, ...] | None = None
+        self._answers: dict[str, dict[str, bytes]] = {}
+        self._distrusted: set[str] = set()
+        self._total: NDArray[np.uint32] | None = None
+
+    def take_shares(self, client: str, packages: Mapping[str, bytes]) -> None:
+        """Take a client's encrypted packages for all the others."""
+        self._check_known(client)
+        if self._alive is not None:
+            raise SecureSumError(f"the shares of {client} came after those of the others were sent on: it is left out")
+        if client in self._packages:
+            raise SecureSumError(f"{client} sent its shares twice; the first ones count")
+        if set(packages) != set(self._places) - {client}:
+            raise SecureSumError(f"{client} sent shares for {len(packages)} clients, not for exactly all the others")
+        if any(len(package) != PACKAGE_BYTES for package in packages.values()):
+            raise SecureSumError(f"{client} sent a package of shares that is not {PACKAGE_BYTES} bytes long")
+        commitments = {package[:HASH_BYTES] for package in packages.values()}
+        if len(commitments) > 1:
+            raise SecureSumError(f"{client} sent different commitments to different clients")
+        self._packages[client] = dict(packages)
+        self._commitments[client] = next(iter(commitments), b"")
+
+    def forward(self) -> tuple[tuple[str, ...], dict[str, dict[str, bytes]]]:
+        """Settle who is alive; return them and, for each, the packages of the others to it."""
+        if self._alive is None:
+            self._check_enough(len(self._packages), "sent their shares")
+            self._alive = tuple(sorted(self._packages))
+        alive = self._alive
+        return alive, {to: {by: self._packages[by][to] for by in alive if by != to} for to in alive}
+
+    def take_masked(self, client: str, vector: NDArray[np.uint32]) -> None:
+        """Add a client's masked vector to the sum."""
+        self._check_known(client)
+        if self._alive is None or client not in self._alive:
+            raise SecureSumError(f"{client} uploaded without being among the clients alive: it is left out")
+        if self._survivors is not None:
+            raise SecureSumError(f"the upload of {client} came after the survivors were settled: it is left out")
+        if client in self._uploaded:
+            raise SecureSumError(f"{client} uploaded twice; the first upload counts")
+        if vector.dtype != np.uint32 or vector.shape != (self.terms.sent_length,):
+            got = f"{vector.dtype} {list(vector.shape)}"
+            raise SecureSumError(f"{client} uploaded {got}; a masked vector is uint32 [{self.terms.sent_length}]")
+        self._sum = np.zeros(self.terms.sent_length, dtype=np.uint32) if self._sum is None else self._sum
+        self._sum += vector
+        self._uploaded.add(client)
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """Everybody whose vector is in the sum. Reading it settles them: later uploads are left out."""
+        if self._survivors is None:
+            self._check_enough(len(self._uploaded), "uploaded")
+            self._survivors = tuple(sorted(self._uploaded))
+        return self._survivors
+
+    @property
+    def distrusted(self) -> tuple[str, ...]:
+        """Survivors whose answers `total` found wrong, and did without."""
+        return tuple(sorted(self._distrusted))
+
+    def take_unmask(self, client: str, data: bytes) -> None:
+        """Take a survivor's shares of the others' secrets."""
+        self._check_known(client)
+        if self._survivors is None or self._alive is None or client not in self._survivors:
+            raise SecureSumError(f"{client} answered without being asked to help to open the sum")
+        if client in self._answers:
+            raise SecureSumError(f"{client} answered twice; the first answer counts")
+        size = HASH_BYTES + shamir.SHARE_BYTES * len(self._alive)
+        if len(data) != size:
+            raise SecureSumError(f"{client} answered {len(data)} bytes; the shares of this sum are {size}")
+        if data[:HASH_BYTES] != answer_tag(self._digest, self._alive, self._survivors):
+            raise SecureSumError(f"{client} answered for other terms or other survivors")
+        starts = range(HASH_BYTES, size, shamir.SHARE_BYTES)
+        shares = (data[start : start + shamir.SHARE_BYTES] for start in starts)
+        self._answers[client] = dict(zip(self._alive, shares, strict=True))
+
+    def total(self) -> NDArray[np.uint32]:
+        r"""Return the sum of the survivors' values modulo 2³², or raise and reveal nothing.
+
+        .. math:: \sum_{k \in S} x_k = \sum_{k \in S} y_k - \sum_{k \in S} G(b_k)
+                  - \sum_{k \in S, j \in L} \pm G(s_{kj})
+
+        with S the survivors and L the members alive but lost. Every restored seed is compared with its commitment and
+        every restored key with its public half, so wrong answers give an error, never a wrong sum. As long as it fails
+        for want of right answers, more of them may be taken and it may be called again.
+        """
+        if self._total is None:
+            if self._survivors is None or self._alive is None:
+                raise SecureSumError("the sum cannot be opened before its survivors are settled")
+            self._check_enough(len(self._answers), "answered to open the sum")
+            lost = [name for name in self._alive if name not in self._survivors]
+            seeds = {name: self._seed(name) for name in self._survivors}
+            masks = {name: self._mask(name) for name in lost}
+            self._total = self._opened(seeds, masks)
+        return self._total
+
+    def _opened(self, seeds: Mapping[str, bytes], masks: Mapping[str, X25519PrivateKey]) -> NDArray[np.uint32]:
+        if self._sum is None:
+            raise SecureSumError("this sum failed before and was thrown away")
+        opened, self._sum = self._sum, None
+        for name, seed in seeds.items():
+            add_mask(opened, self_key(seed, self._digest, name), -1)
+        for gone, private in masks.items():
+            for name in seeds:
+                key = pair_key(agree(private, self._keys[name].mask), self._digest, name, gone)
+                add_mask(opened, key, -1 if name < gone else 1)
+        if (opened[-CHECK_WORDS:] != len(seeds)).any():
+            raise SecureSumError(
+                f"the masks of {', '.join(seeds)} do not cancel: one of them was told other terms or another list of "
+                "clients, or sent a vector of another sum; nothing was opened"
+            )
+        return opened[:-CHECK_WORDS]
+
+    def _seed(self, name: str) -> bytes:
+        right = self._commitments[name]
+        return self._restored(name, "seed", lambda seed: commitment(seed, self._digest, name) == right)
+
+    def _mask(self, name: str) -> X25519PrivateKey:
+        right, private = self._keys[name].mask, X25519PrivateKey.from_private_bytes
+        return private(
+            self._restored(name, "mask key", lambda key: private(key).public_key().public_bytes_raw() == right)
+        )
+
+    def _restored(self, name: str, what: str, right: Callable[[bytes], bool]) -> bytes:
+        """Join the shares of a member's secret; whoever was found to answer wrongly is asked last."""
+        answerers = sorted(self._answers, key=lambda one: (one in self._distrusted, one))
+        shares = {self._places[one]: self._answers[one][name] for one in answerers}
+        found = shamir.join_checked(shares, self.terms.threshold, right)
+        if found is None:
+            raise SecureSumError(
+                f"the {what} of {name} does not follow from the answers of {', '.join(sorted(answerers))}: "
+                f"{name} shared it wrongly or too many answers are wrong; nothing was opened"
+            )
+        secret, wrong = found
+        self._distrusted |= {one for one in answerers if self._places[one] in wrong}
+        return secret
+
+    def _check_known(self, client: str) -> None:
+        if client not in self._places:
+            raise SecureSumError(f"{client} is not in the cohort of this sum")
+
+    def _check_enough(self, count: int, what: str) -> None:
+        if count < self.terms.threshold:
+            raise BelowThreshold(
+                f"{count} of {len(self._places)} clients {what}, the threshold is {self.terms.threshold}: "
+                "the sum stays hidden; try again with a new cohort"
+            )

@@ -1,0 +1,25 @@
+"""A sum of integer vectors of which the server learns nothing but the total: double masking with drop-outs.
+
+Three messages, after everybody's one-time keys are known (`Terms`):
+
+    member   shares()              encrypted shares of its seed and mask key    →  Collector.take_shares, forward
+    member   masked(x, alive, …)   values under its own and all pairs' masks    →  Collector.take_masked, survivors
+    member   unmask(survivors)     shares: survivors' seeds, lost ones' keys    →  Collector.take_unmask, total
+
+Pairs' masks cancel in the sum; those with a lost member are rebuilt from its shared key, own masks from shared seeds.
+Values of a client declared lost stay hidden even if its upload arrives late, because its seed is then never shared.
+Any `threshold` of the survivors open the sum; with fewer it stays hidden.
+
+What it does not do: the sum itself is shown; clients that lie about their values are not found; a server that invents
+clients (or a majority that helps it) sees what they do not hide; nothing is claimed to run in constant time.
+
+References:
+  Bonawitz et al., *Practical Secure Aggregation for Privacy-Preserving Machine Learning*, CCS 2017; complete graph,
+  signed keys; instead of its consistency round the threshold lies above two thirds (`usual_threshold`).
+"""
+
+from keyfed.private.collector import Collector
+from keyfed.private.member import Member
+from keyfed.private.terms import Floors, Terms, usual_threshold
+
+__all__ = ["Collector", "Floors", "Member", "Terms", "usual_threshold"]

@@ -1,0 +1,125 @@
+r"""Shamir's secret sharing of 32-byte secrets over a prime field.
+
+.. math:: f(x) = s + a_1 x + \dots + a_{t-1} x^{t-1} \bmod p, \qquad
+          s = f(0) = \sum_{i \in T} f(x_i) \prod_{j \in T, j \ne i} \frac{x_j}{x_j - x_i}
+
+with p = 2²⁵⁶ + 297, the smallest prime above every 32-byte secret, and uniform coefficients a. The share of place x > 0
+is f(x); any t shares give s, and t-1 of them fit every s equally well. The arithmetic is Python's: no claim of constant
+time is made.
+
+References:
+  Shamir, *How to share a secret*, CACM 22(11), 1979.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import combinations, islice
+
+from keyfed.errors import BelowThreshold, SecureSumError
+
+PRIME = 2**256 + 297
+SECRET_BYTES, SHARE_BYTES = 32, 33
+_UNIFORM_BYTES = 48  # reduced modulo p: within 2⁻¹²⁷ of uniform
+TRIES = 1000  # sets of shares tried where some are wrong: about a second for fifty clients
+
+
+def split(secret: bytes, threshold: int, places: Sequence[int], random: Callable[[int], bytes]) -> dict[int, bytes]:
+    """Share a secret among `places` (distinct, above zero) so that `threshold` of them restore it."""
+    if len(secret) != SECRET_BYTES:
+        raise SecureSumError(f"a secret to share has {SECRET_BYTES} bytes, not {len(secret)}")
+    if not 1 <= threshold <= len(places):
+        raise SecureSumError(
+            f"a threshold of {threshold} among {len(places)} places; it lies between 1 and their number"
+        )
+    if len(set(places)) != len(places) or not all(0 < place < PRIME for place in places):
+        raise SecureSumError(f"places of shares are distinct and above zero, not {list(places)}")
+    noise = random(_UNIFORM_BYTES * (threshold - 1))
+    chance = (noise[at : at + _UNIFORM_BYTES] for at in range(0, len(noise), _UNIFORM_BYTES))
+    downwards = [*(int.from_bytes(part, "big") % PRIME for part in chance), int.from_bytes(secret, "big")]
+    return {place: _value(downwards, place).to_bytes(SHARE_BYTES, "big") for place in places}
+
+
+def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
+    """Restore the secret from the first `threshold` shares of a mapping from place to share."""
+    value = interpolate(_first(shares, threshold), 0)
+    if value >= 1 << (8 * SECRET_BYTES):
+        raise SecureSumError(f"the shares of places {list(shares)} do not belong to one secret")
+    return value.to_bytes(SECRET_BYTES, "big")
+
+
+def join_checked(
+    shares: Mapping[int, bytes], threshold: int, right: Callable[[bytes], bool]
+) -> tuple[bytes, tuple[int, ...]] | None:
+    """Restore the secret that `right` accepts although some shares may be wrong; also return the wrong places.
+
+    Leaves out nobody, then every one, every two, … and tries at most `TRIES` sets; None if no set gives it.
+    """
+    for attempt, places in enumerate(islice(_sets(list(shares), threshold), TRIES)):
+        used = {place: shares[place] for place in places}
+        try:
+            secret = join(used, threshold)
+        except SecureSumError:
+            continue
+        if right(secret):
+            rest = [place for place in shares if place not in used] if attempt else []
+            values = _numbers(used)
+            return secret, tuple(x for x in rest if _at(values, x) != int.from_bytes(shares[x], "big"))
+    return None
+
+
+def interpolate(shares: Mapping[int, bytes], at: int) -> int:
+    """Return f(at) of the polynomial of least degree through all the shares."""
+    return _at(_numbers(shares), at)
+
+
+def _value(downwards: Sequence[int], x: int) -> int:
+    """Evaluate a polynomial by Horner's rule; the highest coefficient comes first."""
+    value = 0
+    for coefficient in downwards:
+        value = (value * x + coefficient) % PRIME
+    return value
+
+
+def _first(shares: Mapping[int, bytes], threshold: int) -> dict[int, bytes]:
+    if not 1 <= threshold <= len(shares):
+        raise BelowThreshold(f"{len(shares)} shares of a secret; {threshold} are needed, at least 1")
+    return dict(islice(shares.items(), threshold))
+
+
+def _numbers(shares: Mapping[int, bytes]) -> dict[int, int]:
+    for place, share in shares.items():
+        if not 0 < place < PRIME or len(share) != SHARE_BYTES or int.from_bytes(share, "big") >= PRIME:
+            raise SecureSumError(f"the share of place {place} is not {SHARE_BYTES} bytes below the field's prime")
+    return {place: int.from_bytes(share, "big") for place, share in shares.items()}
+
+
+def _at(values: Mapping[int, int], x: int) -> int:
+    weights = _weights(tuple(values), x)
+    return sum(weight * value for weight, value in zip(weights, values.values(), strict=True)) % PRIME
+
+
+@lru_cache(maxsize=64)  # a server joins the shares of the same clients once per secret
+def _weights(places: tuple[int, ...], x: int) -> tuple[int, ...]:
+    """Return Lagrange's weights: f(x) = Σ weight_i f(place_i)."""
+    weights = []
+    for own in places:
+        above = below = 1
+        for other in places:
+            if other != own:
+                above = above * (other - x) % PRIME
+                below = below * (other - own) % PRIME
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return tuple(weights)
+
+
+def _sets(places: Sequence[int], threshold: int) -> Iterator[tuple[int, ...]]:
+    """Yield sets of `threshold` places, the first places first, with ever more of them left out."""
+    seen: set[tuple[int, ...]] = set()
+    for left_out in range(len(places) - threshold + 1):
+        for out in combinations(places, left_out):
+            kept = tuple(place for place in places if place not in out)[:threshold]
+            if kept not in seen:
+                seen.add(kept)
+                yield kept
