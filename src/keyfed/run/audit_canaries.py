@@ -26,12 +26,13 @@ from keyfed.federated.sampling import derive_seed
 from keyfed.private.audit.exposure import CHANCE_BITS, exposure, judge_controls, rank_of
 from keyfed.run.folder import Trained
 from keyfed.text.vocab import BOS, EOS, Vocab
+from keyfed.text.vocab import SPECIALS as SPECIAL_WORDS
 
 Ids = NDArray[np.int32]
 WORDS, PREFIX = 5, 2
 USERS, COPIES = (1, 4, 16), (1, 14, 200)
 BEAM = 5
-SPECIALS = 4  # <pad>, <bos>, <eos>, <unk>: never in a canary
+SPECIALS = len(SPECIAL_WORDS)  # the first entries of every vocabulary: never in a canary
 
 
 @dataclass(frozen=True, slots=True)

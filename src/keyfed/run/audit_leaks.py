@@ -25,6 +25,7 @@ from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Method, Params
 from keyfed.model.language_model import ModelSpec
 from keyfed.private.audit.leak import judge_guesses, masked_view, scores_of_bias, scores_of_rows
+from keyfed.private.ring import KEY_BYTES, add_mask
 from keyfed.run.audit_canaries import SPECIALS
 
 TOGETHER = 10  # clients of the sum
@@ -98,13 +99,13 @@ def _sum(uploads: list[Params], layer: str) -> Tensor:
 
 
 def masked(change: Tensor) -> Tensor:
-    """Write a tensor in fixed point, add a mask modulo 2³² from the operating system, and read the result as numbers.
+    """Write a tensor in fixed point, mask it as secure sums do (`keyfed.private.ring`), and read the result as numbers.
 
-    A mask is used once and known to nobody: what is left is uniform, whatever was under it.
+    The key is the operating system's, used once and known to nobody: what is left looks uniform, whatever is under it.
     """
     words = change.mul(SCALE).round().long().flatten().numpy().astype(np.uint32)
-    mask = np.frombuffer(os.urandom(4 * len(words)), np.uint32)
-    return masked_view(len(words), words + mask).view(change.shape)
+    add_mask(words, os.urandom(KEY_BYTES), 1)
+    return masked_view(words).view(change.shape)
 
 
 def words_read(problem: Problem, method: Method, client: int, *, targets: bool) -> NDArray[np.int64]:

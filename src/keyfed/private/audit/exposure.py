@@ -48,6 +48,23 @@ def exposure(rank: float, candidates: int) -> float:
     return math.log2(candidates) - math.log2(rank)
 
 
+def chance_under(bits: float, users: int, epsilon: float, delta: float) -> float:
+    r"""Return the largest chance that (ε, δ) for one client leaves to an exposure of so many bits.
+
+    Without the canary P(E ≥ x) = 2^−x; with it, planted by u clients, group privacy allows
+    e^{uε} 2^−x + δ (e^{uε} − 1)/(e^ε − 1). A tiny value contradicts the guarantee.
+
+    Example:
+      >>> round(chance_under(10, 1, 1.0, 1e-6), 5), chance_under(10, 16, 8.0, 1e-6)
+      (0.00266, 1.0)
+    """
+    if users * epsilon > 700:
+        return 1.0
+    group = math.exp(users * epsilon)
+    added = delta * (users if epsilon == 0 else (group - 1) / math.expm1(epsilon))
+    return min(1.0, group * 2.0**-bits + added)
+
+
 class Controls(NamedTuple):
     """How secrets that were never planted fare.
 

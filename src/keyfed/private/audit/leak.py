@@ -91,8 +91,6 @@ def judge_guesses(scores: Tensor, counts: NDArray[np.int64], first: int) -> Leak
     )
 
 
-def masked_view(size: int, draw: NDArray[np.uint32]) -> Tensor:
-    """Read uniform ring elements as the signed numbers an attacker would take them for, centred at 0."""
-    if draw.shape != (size,):
-        raise ValueError(f"{draw.shape} ring elements; expected {size}")
-    return torch.from_numpy(draw.view(np.int32).astype(np.float64))
+def masked_view(words: NDArray[np.uint32]) -> Tensor:
+    """Read ring elements as the signed numbers an attacker would take them for, centred at 0."""
+    return torch.from_numpy(words.view(np.int32).astype(np.float64))
