@@ -5,6 +5,7 @@
     ├── DataError               a corpus that is missing, empty, damaged or too small
     ├── ShapeMismatch           tensors that do not fit the model
     ├── RunError                a run folder: exists, locked, changed configuration, no valid checkpoint
+    ├── PrivacyError            a privacy budget, guarantee or ledger that cannot be given or trusted
     ├── RankError               a process of a run on several that failed, is missing or fell silent
     ├── DownloadError           a corpus that could not be fetched, or whose checksum is wrong
     └── SecureSumError          a secure sum that cannot go on: a message that does not fit, a share that is wrong
@@ -40,6 +41,10 @@ class ShapeMismatch(KeyfedError):
 
 class RunError(KeyfedError):
     """A run folder that cannot be used as asked."""
+
+
+class PrivacyError(KeyfedError):
+    """A privacy budget, guarantee or ledger that cannot be given or trusted."""
 
 
 class RankError(KeyfedError):

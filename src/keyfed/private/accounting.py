@@ -1,0 +1,253 @@
+r"""What a list of noisy releases costs: ε for a δ, by privacy loss distributions (PLD) and by Rényi divergences (RDP).
+
+The unit is one client with everything it holds; neighbours differ by one client added or removed ("removed": it always
+sends zeros). Both accountants give upper bounds; PLD is the tighter one and the certificate, RDP the second opinion.
+The arithmetic is Google's `dp-accounting`, imported where it is used.
+
+References:
+  McMahan, Ramage, Talwar, Zhang, *Learning Differentially Private Recurrent Language Models*, 2018 (arXiv 1710.06963).
+  Kairouz et al., *Practical and Private (Deep) Learning without Sampling or Shuffling*, 2021 (arXiv 2103.00039).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from keyfed.errors import PrivacyError
+
+Accountant = Literal["pld", "rdp"]
+FINE, COARSE = 1e-4, 1e-3  # width of a PLD's steps; a coarser one is as valid, ten times as fast and a little looser
+LEAST_NOISE = 0.2  # where calibration starts: a PLD of less noise takes minutes
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """`count` noisy sums of one kind.
+
+    Attributes:
+      z: standard deviation of the noise, divided by the sum's sensitivity to one client. 0: no noise, ε = ∞.
+      q: chance with which a client is called, independently of all others (Poisson sampling); 1: no amplification.
+    """
+
+    z: float
+    q: float
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRelease:
+    """The first `leaves` prefix sums of one noise tree (DP-FTRL); nobody need be sampled.
+
+    Attributes:
+      z: standard deviation of one node's noise, divided by the clip.
+      gap: a client that took part in round t takes part in t + gap at the earliest.
+      tree: which tree; rows of different trees compose as independent mechanisms.
+    """
+
+    z: float
+    gap: int
+    leaves: int = 1
+    tree: int = 0
+
+
+Row = Release | TreeRelease
+
+
+def merge(rows: Iterable[Row]) -> list[Row]:
+    """Add up rows of the same kind, in a fixed order: a PLD composed row by row is ten times slower.
+
+    Example:
+      >>> merge([Release(1.0, 0.1), Release(2.0, 0.1), Release(1.0, 0.1, 3)])
+      [Release(z=1.0, q=0.1, count=4), Release(z=2.0, q=0.1, count=1)]
+    """
+    plain: dict[tuple[float, float], int] = {}
+    trees: dict[tuple[float, int, int], int] = {}
+    for row in rows:
+        if isinstance(row, Release):
+            plain[row.z, row.q] = plain.get((row.z, row.q), 0) + row.count
+        else:
+            trees[row.z, row.gap, row.tree] = trees.get((row.z, row.gap, row.tree), 0) + row.leaves
+    return [
+        *(Release(z, q, count) for (z, q), count in sorted(plain.items()) if count),
+        *(TreeRelease(z, gap, leaves, tree) for (z, gap, tree), leaves in sorted(trees.items()) if leaves),
+    ]
+
+
+def epsilon(
+    rows: Sequence[Row], delta: float, kind: Accountant = "pld", *, population: int | None = None, grid: float = FINE
+) -> float:
+    """Return the ε of all rows together for a δ; ∞ without noise, 0 without releases.
+
+    Args:
+      population: clients in all; a δ of 1/population or more is refused, since it lets a mechanism publish one of them.
+      grid: width of the steps of a PLD.
+    """
+    check_delta(delta, population)
+    merged = tuple(merge(rows))
+    for row in merged:
+        _check_row(row)
+    if not merged:
+        return 0.0
+    if any(row.z == 0 for row in merged):
+        return math.inf
+    return _epsilon(merged, delta, kind, grid)
+
+
+@lru_cache(maxsize=256)
+def _epsilon(rows: tuple[Row, ...], delta: float, kind: Accountant, grid: float) -> float:
+    dpa = _dp_accounting()
+    accountant = dpa.rdp.RdpAccountant() if kind == "rdp" else dpa.pld.PLDAccountant(value_discretization_interval=grid)
+    accountant.compose(dpa.ComposedDpEvent([_event(dpa, row) for row in rows]))
+    return float(accountant.get_epsilon(delta))
+
+
+def _event(dpa: Any, row: Row) -> Any:
+    """The `dp-accounting` event of a row. A noise tree is one Gaussian release of all its nodes."""
+    if isinstance(row, TreeRelease):
+        return dpa.GaussianDpEvent(row.z / math.sqrt(forest_sensitivity(row.leaves, row.gap)))
+    gaussian = dpa.GaussianDpEvent(row.z)
+    one = gaussian if row.q == 1 else dpa.PoissonSampledDpEvent(row.q, gaussian)
+    return dpa.SelfComposedDpEvent(one, row.count)
+
+
+def calibrate(target: float, delta: float, q: float, rounds: int, kind: Accountant = "pld") -> float:
+    """Return the noise multiplier z with which `rounds` releases cost at most ε = `target`, to 1e-4.
+
+    Example:
+      >>> round(calibrate(1.0, 1e-5, q=0.01, rounds=1000, kind="rdp"), 3)
+      1.513
+    """
+    if not 0 < target < math.inf:
+        raise PrivacyError(f"epsilon is {target}; expected a number above 0")
+    check_delta(delta)
+    _check_row(Release(1.0, q, rounds))
+    dpa = _dp_accounting()
+    most = _epsilon((Release(LEAST_NOISE, q, rounds),), delta, "rdp", COARSE)
+    if most <= target:
+        return LEAST_NOISE
+
+    def accountant() -> Any:
+        if kind == "rdp":
+            return dpa.rdp.RdpAccountant()
+        return dpa.pld.PLDAccountant(value_discretization_interval=COARSE)
+
+    found = dpa.calibrate_dp_mechanism(
+        accountant, lambda z: _event(dpa, Release(z, q, rounds)), target, delta,
+        dpa.LowerEndpointAndGuess(LEAST_NOISE, 1.0), tol=1e-4,
+    )  # fmt: skip
+    return float(found)
+
+
+def calibrate_tree(target: float, delta: float, gap: int, rounds: int) -> float:
+    """Return the z of a noise tree whose `rounds` prefix sums cost at most ε = `target`; exact, as for one Gaussian."""
+    if not 0 < target < math.inf:
+        raise PrivacyError(f"epsilon is {target}; expected a number above 0")
+    check_delta(delta)
+    sigma = float(_dp_accounting().get_sigma_gaussian(target, delta))
+    return sigma * math.sqrt(forest_sensitivity(rounds, gap))
+
+
+def rho_to_eps(rho: float, delta: float) -> float:
+    """Return the ε of a Gaussian mechanism with zero-concentrated ρ = sensitivity²/(2σ²)."""
+    check_delta(delta)
+    return float(_dp_accounting().get_epsilon_gaussian(math.sqrt(1 / (2 * rho)), delta))
+
+
+@lru_cache(maxsize=4096)
+def forest_sensitivity(leaves: int, gap: int, times: int | None = None) -> int:
+    r"""Return the squared sensitivity of all nodes of a noise forest to one client of clip 1, exactly.
+
+    The nodes over T leaves are the whole dyadic blocks [j·2^h, (j+1)·2^h) ⊂ [0, T). A client that takes part in a set P
+    of rounds, any two at least `gap` apart, moves a node by |P ∩ block|: the maximum over P of Σ_blocks |P ∩ block|².
+
+    Args:
+      times: rounds a client takes part in at most; None for as many as the gap allows.
+
+    Example:
+      >>> forest_sensitivity(2000, gap=314, times=6)  # Gboard's Spanish model: ρ = 79/(2·7²) = 0.81
+      79
+    """
+    if leaves < 1 or gap < 1:
+        raise PrivacyError(f"{leaves} rounds with a separation of {gap}; both are at least 1")
+    most = -(-leaves // gap) if times is None else min(times, -(-leaves // gap))
+    # Best value for (times used, rounds from the next block's start in which the client must still wait).
+    reached: dict[tuple[int, int], int] = {(0, 0): 0}
+    for height in range(leaves.bit_length() - 1, -1, -1):
+        if not leaves >> height & 1:
+            continue
+        following: dict[tuple[int, int], int] = {}
+        for (used, wait), value in reached.items():
+            for count, after, worth in _block(height, wait, gap, most):
+                if used + count <= most:
+                    key = (used + count, after)
+                    following[key] = max(following.get(key, 0), value + worth)
+        reached = following
+    return max(reached.values())
+
+
+@lru_cache(maxsize=100_000)
+def _block(height: int, wait: int, gap: int, most: int) -> tuple[tuple[int, int, int], ...]:
+    """What a client can do in one tree of 2^height leaves after waiting: (times, wait after it, Σ |P ∩ block|²).
+
+    A block no longer than the gap holds it once at most, and then as early as it may come: all leaves of the block have
+    the same ancestors, and an early one leaves more room after it.
+    """
+    size = 1 << height
+    found: dict[tuple[int, int], int] = {(0, max(0, wait - size)): 0}
+    if size <= gap:
+        if wait < size and most:
+            found[1, max(0, wait + gap - size)] = height + 1
+    else:
+        for left, between, first in _block(height - 1, wait, gap, most):
+            for right, after, second in _block(height - 1, between, gap, most):
+                count = left + right
+                if count <= most:
+                    found[count, after] = max(found.get((count, after), 0), first + second + count**2)
+    # Of the same number of times, a longer wait is only kept where it is worth more.
+    kept: list[tuple[int, int, int]] = []
+    for (count, after), worth in sorted(found.items()):
+        if not any(c == count and a <= after and w >= worth for c, a, w in kept):
+            kept.append((count, after, worth))
+    return tuple(kept)
+
+
+def check_delta(delta: float, population: int | None = None) -> None:
+    """Refuse a δ that is no probability, or that one client in the population would exceed."""
+    if not 0 < delta < 1:
+        raise PrivacyError(f"delta is {delta}; expected 0 < delta < 1")
+    if population is not None and delta * population >= 1:
+        raise PrivacyError(
+            f"delta is {delta:g} for {population:,} clients: at 1/{population:,} or more a mechanism may publish one "
+            f"client whole; set it below {1 / population:.1e}, say {population**-1.1:.1e}"
+        )
+
+
+def _check_row(row: Row) -> None:
+    if not 0 <= row.z < math.inf:
+        raise PrivacyError(f"noise is {row.z}; expected 0 ≤ noise < ∞")
+    if isinstance(row, TreeRelease):
+        if row.gap < 1 or row.leaves < 0:
+            raise PrivacyError(f"{row.leaves} rounds with a separation of {row.gap}; expected at least 1")
+        return
+    if not 0 < row.q <= 1:
+        raise PrivacyError(f"rate is {row.q}; expected 0 < rate ≤ 1, the chance that a client is called")
+    if row.count < 0:
+        raise PrivacyError(f"rounds is {row.count}; expected at least 0")
+
+
+def _dp_accounting() -> Any:
+    try:
+        import dp_accounting
+        from absl import logging
+        from dp_accounting import pld, rdp
+    except ImportError as e:
+        raise PrivacyError(
+            f"epsilon needs the package dp-accounting ({e}); install it with: pip install 'keyfed[privacy]'"
+        ) from None
+    del pld, rdp  # imported so that they are parts of dp_accounting
+    logging.set_verbosity(logging.ERROR)  # RDP says which orders it leaves out: that is looser, and valid
+    return dp_accounting
