@@ -201,5 +201,3 @@ def contradictions(
     if noised is not None and noised["better_than_chance"] and noised["recovered"] > RECOVERED:
         against.append(f"leak: {noised['recovered']:.0%} of one client's words can be read from a noised sum")
     return against
-
-

@@ -69,7 +69,7 @@ def measure_leaks(
         "masked": masked(uploads[0][layer]),
         "noised": noised,
     }
-    counts = words_read(problem, method, victim, targets=spec.tied)
+    counts = words_read(problem, method, victim, spec)
     score = scores_of_bias if spec.tied else scores_of_rows
     return {
         "attack": "sign and order of the output bias" if spec.tied else "rows of the input layer that changed",
@@ -108,10 +108,10 @@ def masked(change: Tensor) -> Tensor:
     return masked_view(words).view(change.shape)
 
 
-def words_read(problem: Problem, method: Method, client: int, *, targets: bool) -> NDArray[np.int64]:
-    """Count the words of a client's first round: those it predicts, or those it reads."""
-    counts = np.zeros(problem.spec.vocab, np.int64)
+def words_read(problem: Problem, method: Method, client: int, spec: ModelSpec) -> NDArray[np.int64]:
+    """Count what a client's first round gives away: words it predicts (tied weights), or words it reads."""
+    counts = np.zeros(spec.vocab, np.int64)
     for step in problem.objective([client], 0, method.batch_size).epoch(0)[0]:
-        tokens = (step.targets if targets else step.inputs)[step.mask > 0]
+        tokens = (step.targets if spec.tied else step.inputs)[step.mask > 0]
         counts += np.bincount(tokens, minlength=len(counts))
     return counts

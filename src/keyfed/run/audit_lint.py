@@ -103,8 +103,8 @@ def _seeds(claim: Claim) -> Finding:
         return Finding(
             "randomness",
             "warning",
-            "Noise and cohorts derive from the seed in run.toml: whoever has the file can draw the noise again and take "
-            "it away. Good for a simulation, never for people's text.",
+            "Noise and cohorts derive from the seed in run.toml: whoever has the file can draw the noise again and "
+            "take it away. Good for a simulation, never for people's text.",
         )
     return Finding("randomness", "ok", "Noise comes from the operating system; no seed of it is written down.")
 
@@ -125,8 +125,8 @@ def _metrics(records: Sequence[Record], claim: Claim) -> Finding:
     return Finding(
         "metrics",
         "broken",
-        f"metrics.jsonl has figures of clients in clear ({listed}) that the ledger does not know of; they are releases, "
-        "too.",
+        f"metrics.jsonl has figures of clients in clear ({listed}) that the ledger does not know of; they are "
+        "releases, too.",
     )
 
 
@@ -145,7 +145,9 @@ def _ledger(claim: Claim, records: Sequence[Record]) -> Finding:
             f"The ledger has {claim.updates} releases of updates, and {len(records)} rounds were trained: "
             f"{len(records) - claim.updates} are missing, so the true ε is higher.",
         )
-    return Finding("ledger", "ok", f"{claim.updates} releases of updates for {len(records)} rounds; the chain is whole.")
+    return Finding(
+        "ledger", "ok", f"{claim.updates} releases of updates for {len(records)} rounds; the chain is whole."
+    )
 
 
 def _delta(terms: Terms) -> Finding:

@@ -2,7 +2,7 @@
 
 Two questions: was this *piece of text* in the training data (pieces of training text against pieces of held-out text),
 and was this *client* (training clients against clients that were held out whole, where the partition has some)? Each is
-asked of the final model's loss, and of how much the loss fell between the oldest and the newest checkpoint that is left.
+asked of the final model's loss, and of how much it fell between the oldest and the newest checkpoint that are left.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ NOTES = {
     "membership": "AUC is the chance that a text (or client) that was trained on scores above one that was not; 0.5 is "
     "a coin. Intervals are 95 %, by bootstrap. Held-out text of natural clients is later text, which may help the "
     "attack; a small gap is no proof of safety.",
-    "leaks": "Recovered: the share of the client's distinct words among as many best guesses. A secure sum shows single "
-    "clients only masked; its result is the row of the sum.",
+    "leaks": "Recovered: the share of the client's distinct words among as many best guesses. A secure sum shows "
+    "single clients only masked; its result is the row of the sum.",
 }
 
 
@@ -121,7 +121,7 @@ def _canaries(found: Found) -> Iterator[Block]:
         [
             ("largest possible exposure", f"{found['most_bits']:.2f} bits ({found['candidates']:,} phrases)"),
             (
-                f"{controls['count']} controls that nobody planted",
+                f"{controls['number']} controls that nobody planted",
                 f"median {controls['median']:.2f}, mean {controls['mean']:.2f} bits, p = {controls['p']:.3f}: {behave}",
             ),
             ("test perplexity with canaries", show(perplexity["with_canaries"])),
@@ -235,7 +235,7 @@ def _draw_controls(found: Found) -> tuple[str, str, Draw]:
         axes.set_xlabel("exposure x, bits")
         axes.set_ylabel("share with at least x")
 
-    alt = f"Exposure of {controls['count']} controls: median {controls['median']:.2f} bits, p = {controls['p']:.3f}"
+    alt = f"Exposure of {controls['number']} controls: median {controls['median']:.2f} bits, p = {controls['p']:.3f}"
     return "audit-controls", alt, draw
 
 
@@ -254,5 +254,3 @@ def _draw_leaks(found: Found) -> tuple[str, str, Draw]:
 
     told = ", ".join(f"{name} {share:.0f} %" for name, share in zip(names, shares, strict=True))
     return "audit-leaks", f"Words of one client recovered: {told}; by chance {chance:.0f} %", draw
-
-

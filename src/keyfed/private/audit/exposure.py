@@ -62,7 +62,7 @@ def chance_under(bits: float, users: int, epsilon: float, delta: float) -> float
         return 1.0
     group = math.exp(users * epsilon)
     added = delta * (users if epsilon == 0 else (group - 1) / math.expm1(epsilon))
-    return min(1.0, group * 2.0**-bits + added)
+    return float(min(1.0, group * 2.0**-bits + added))
 
 
 class Controls(NamedTuple):
@@ -73,7 +73,7 @@ class Controls(NamedTuple):
       behave: whether p > LEAST_P; if not, exposures of this audit mean nothing.
     """
 
-    count: int
+    number: int
     median: float
     mean: float
     p: float
@@ -106,4 +106,4 @@ def uniform_p(values: Numbers) -> float:
     if scaled < 0.2:  # the series needs many terms there, and its value is 1 to 1e-12
         return 1.0
     terms = (2 * (-1) ** (j - 1) * math.exp(-2 * (j * scaled) ** 2) for j in range(1, 101))
-    return min(1.0, max(0.0, sum(terms)))
+    return float(min(1.0, max(0.0, sum(terms))))
