@@ -29,6 +29,7 @@ from keyfed.cli_options import (
     explain,
     print_json,
 )
+from keyfed.cli_privacy import privacy_app
 from keyfed.cli_train import pretrain, train
 from keyfed.cli_tune import tune
 from keyfed.cli_vocab import vocab
@@ -52,6 +53,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(name="data", help="Look at corpora: list, describe, get, explore.", no_args_is_help=True)
 app.add_typer(data_app)
+app.add_typer(privacy_app)
 
 
 app.command()(train)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ from keyfed.cli_options import (
     follow_rank_0,
     print_json,
 )
+from keyfed.errors import ConfigError
 from keyfed.launch import leads
 
 if TYPE_CHECKING:
@@ -40,6 +41,13 @@ InitOption = Annotated[
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or start it.")]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, with sizes; do nothing.")]
+PrivacyOption = Annotated[
+    str | None,
+    typer.Option("--dp", metavar="BUDGET", help="Client-level differential privacy: epsilon=8, or noise=1."),
+]
+PopulationOption = Annotated[
+    int | None, typer.Option(help="With --dp: clients of an imagined fleet, for a SIMULATED guarantee.")
+]
 TensorboardOption = Annotated[
     bool, typer.Option("--tensorboard", help="Also write the rounds as TensorBoard events to RUN/tensorboard.")
 ]
@@ -50,6 +58,25 @@ def _default_out(config: Config, resume: bool, what: str | None = None) -> Path:
 
     base = Path("runs") / f"{what or config.method}-{file_name(Path(config.data.name).name)}-{config.model.name}"
     return base if resume else free_name(base)
+
+
+def privacy_settings(dp: str | None, population: int | None, settings: list[str] | None) -> dict[str, Any]:
+    """Return what --dp and --population set; clients are then called independently, unless they take turns.
+
+    Example:
+      >>> privacy_settings("epsilon=8", None, None)
+      {'privacy.population': None, 'privacy.epsilon': '8', 'participation.sampling': 'poisson'}
+    """
+    found: dict[str, Any] = {"privacy.population": population}
+    if dp is None:
+        return found
+    key, _, number = dp.partition("=")
+    if key.strip() not in ("epsilon", "noise") or not number.strip():
+        raise ConfigError(f'--dp is "{dp}"; expected epsilon=NUMBER or noise=NUMBER')
+    found[f"privacy.{key.strip()}"] = number.strip()
+    if "privacy.mechanism=tree" not in (setting.replace(" ", "") for setting in settings or []):
+        found["participation.sampling"] = "poisson"
+    return found
 
 
 def train(
@@ -65,6 +92,8 @@ def train(
     vectors: VectorsOption = None,
     vectors_dim: VectorsDimOption = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/METHOD-DATA-MODEL by default.")] = None,
+    dp: PrivacyOption = None,
+    population: PopulationOption = None,
     resume: ResumeOption = False,
     settings: SetOption = None,
     config: ConfigOption = None,
@@ -78,6 +107,11 @@ def train(
     of the Union addresses, one client per president) and writes a run folder: report, metrics, checkpoints, model.
 
       keyfed train fedavg --data ptb --model gru --rounds 50 --set lr=0.002 --set train.cohort=10
+
+    With --dp every upload is clipped and the sum noised; the noise fits the budget, which is printed every round and
+    ends the run (docs/privacy.md):
+
+      keyfed train fedavg --dp epsilon=8 --population 1000000
     """
     if not leads():
         if not dry_run:
@@ -89,7 +123,7 @@ def train(
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
         "train.until": until, "train.init": init, "data.vocab_file": vocab_file, "vectors.file": vectors,
-        "vectors.dim": vectors_dim,
+        "vectors.dim": vectors_dim, **privacy_settings(dp, population, settings),
     }  # fmt: skip
     base = None
     if resume and out is not None and (out / "run.toml").exists():
@@ -160,8 +194,8 @@ def pretrain(
         named = {"data.name": data, "data.dir": data_dir, "model.name": model}
         out = _default_out(configure("central", config, named, settings), resume, "pretrain")
     train(
-        "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, resume,
-        settings, config, dry_run, tensorboard, as_json,
+        "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, None, None,
+        resume, settings, config, dry_run, tensorboard, as_json,
     )  # fmt: skip
     if leads() and not dry_run and not as_json:
         typer.echo(f"start:  keyfed train --init {out}, with this model and the corpus of your choice")

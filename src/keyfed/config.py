@@ -19,9 +19,12 @@ from keyfed.errors import ConfigError, nearest
 from keyfed.federated.participation import Participation
 from keyfed.federated.spec import MethodSpec, Part
 from keyfed.federated.tuned import tuned_options
-from keyfed.sections import DataConfig, ModelConfig, TrainConfig, UploadConfig, VectorsConfig
+from keyfed.sections import DataConfig, ModelConfig, PrivacyConfig, TrainConfig, UploadConfig, VectorsConfig
 
-__all__ = ["Config", "DataConfig", "ModelConfig", "Participation", "TrainConfig", "UploadConfig", "VectorsConfig"]
+__all__ = [
+    "Config", "DataConfig", "ModelConfig", "Participation", "PrivacyConfig", "TrainConfig", "UploadConfig",
+    "VectorsConfig",
+]  # fmt: skip
 
 Value = str | int | float | bool | None
 
@@ -40,6 +43,7 @@ class Config:
     participation: Participation = field(default_factory=Participation)
     upload: UploadConfig = field(default_factory=UploadConfig)
     vectors: VectorsConfig = field(default_factory=VectorsConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     method: str = "fedavg"
     options: Mapping[str, Value] = field(default_factory=dict)
     mediator: Part | None = None
@@ -53,6 +57,7 @@ SECTIONS: dict[str, Any] = {
     "participation": Participation,
     "upload": UploadConfig,
     "vectors": VectorsConfig,
+    "privacy": PrivacyConfig,
 }
 PARTS = ("mediator", "server")
 
@@ -239,7 +244,9 @@ def check(config: Config) -> Config:
     problems += _unread(config, characters=m.name in PRESETS and PRESETS[m.name].characters)
     if config.upload.bound is not None and not config.upload.bound > 0:
         problems.append(f"upload.bound is {config.upload.bound}; expected > 0")
-    problems += config.participation.problems()
+    problems += config.participation.problems() + config.privacy.problems()
+    if config.privacy.on and t.central:
+        problems.append("train.central reads as many tokens as the clients did, which --dp does not tell; leave it out")
     try:
         if d.clients_part is not None:
             parse_part(d.clients_part)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 
@@ -132,3 +132,89 @@ class UploadConfig:
     bound: float | None = field(
         default=None, metadata={"help": "largest norm of an upload; a larger one is refused. none: no bound"}
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyConfig:
+    """Client-level differential privacy: the budget, the clip, and the population it is meant for."""
+
+    epsilon: float | None = field(
+        default=None,
+        metadata={"help": "budget of the whole run, which the noise is calibrated to and which ends it; none: none"},
+    )
+    noise: float | None = field(
+        default=None, metadata={"help": "noise multiplier z: noise of the sum / clip; none: calibrated to epsilon"}
+    )
+    delta: float | None = field(default=None, metadata={"help": "delta; none: population^-1.1"})
+    mechanism: Literal["gaussian", "tree"] = field(
+        default="gaussian",
+        metadata={"help": "gaussian: fresh noise, clients drawn (poisson); tree: DP-FTRL, clients wait their turn"},
+    )
+    clip: float = field(default=20.0, metadata={"help": "largest norm S of a client's upload; the first one of many"})
+    quantile: float | None = field(
+        default=0.5, metadata={"help": "share of clients that the clip moves towards leaving whole; none: fixed clip"}
+    )
+    clip_rate: float = field(default=0.2, metadata={"help": "how fast the clip moves, as an exponent a round"})
+    count_noise: float | None = field(
+        default=None,
+        metadata={"help": "noise of the count of unclipped clients, in clients; none: a twentieth of the cohort"},
+    )
+    population: int | None = field(
+        default=None, metadata={"help": "clients of an imagined fleet, for a SIMULATED guarantee; none: the real ones"}
+    )
+    cohort: int | None = field(
+        default=None,
+        metadata={"help": "clients a round of that fleet, whose noise is simulated; none: 1/200 of the population"},
+    )
+    separation: int | None = field(
+        default=None, metadata={"help": "tree: rounds a client waits between two; none: population / cohort"}
+    )
+    weight_cap: float | None = field(
+        default=None, metadata={"help": "methods by tokens: a client of n counts min(n/cap, 1); none: all count alike"}
+    )
+    mean_weight: float = field(
+        default=1.0, metadata={"help": "public guess of the clients' mean weight, which the sum is divided by"}
+    )
+    floor: float = field(
+        default=0.1, metadata={"help": "attention: least noisy mass that is divided by, as a share of the cohort"}
+    )
+    twin: bool = field(
+        default=True, metadata={"help": "also train the same rounds without clip and noise, for what privacy costs"}
+    )
+
+    @property
+    def on(self) -> bool:
+        """Whether the run is private."""
+        return self.epsilon is not None or self.noise is not None
+
+    def problems(self) -> list[str]:
+        """Say what makes no sense, in words that name the key."""
+        if not self.on:
+            given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+            return [f"privacy.{given[0]} is set, but neither privacy.epsilon nor privacy.noise is"] if given else []
+        out = []
+        for key in ("epsilon", "noise", "clip", "clip_rate", "count_noise", "weight_cap", "mean_weight", "floor"):
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                out.append(f"privacy.{key} is {value}; expected > 0")
+        for key in ("delta", "quantile"):
+            value = getattr(self, key)
+            if value is not None and not 0 < value < 1:
+                out.append(f"privacy.{key} is {value}; expected 0 < {key} < 1")
+        for key in ("population", "cohort", "separation"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                out.append(f"privacy.{key} is {value}; at least 1")
+        if self.mean_weight > 1:
+            out.append(f"privacy.mean_weight is {self.mean_weight}; weights are at most 1")
+        if self.cohort is not None and (self.population is None or self.cohort > self.population):
+            out.append(
+                f"privacy.cohort is {self.cohort}; it is drawn from privacy.population, which is less or not set"
+            )
+        if self.mechanism == "tree" and self.quantile is not None:
+            out.append("privacy.mechanism=tree adds noise of one size to many rounds: set privacy.quantile=none")
+        if self.mechanism == "gaussian" and self.separation is not None:
+            out.append("privacy.separation is read by privacy.mechanism=tree")
+        if self.quantile is None and self.count_noise is not None:
+            out.append("privacy.count_noise is read where privacy.quantile moves the clip")
+        return out

@@ -20,7 +20,7 @@ from keyfed.engine.simulate import Simulation
 from keyfed.engine.turn import keeps_state
 from keyfed.errors import RankError
 from keyfed.federated.participation import Fate, Work
-from keyfed.federated.types import Aggregate, ClientId, LayerNumbers, Method, Params, Refusal, Report, Share
+from keyfed.federated.types import Aggregate, ClientId, LayerNumbers, Method, Params, Public, Refusal, Report, Share
 
 
 class RankedSimulation:
@@ -37,15 +37,18 @@ class RankedSimulation:
         self._trained: list[ClientId] = []
         self._round, self._remembering = 0, False
         self.compression_error: float | None = None  # of the last round: mean over the clients that trained
+        self.secure: Mapping[str, Any] | None = None  # ranks form no secure sums
 
     def expect(self, fates: Mapping[ClientId, Fate]) -> None:
         """Say what becomes of the clients of the next round; who is not named trains and uploads."""
         self._fates = fates
 
     def train(
-        self, params: Params, cohort: Sequence[ClientId], method: Method, round: int
+        self, params: Params, cohort: Sequence[ClientId], method: Method, round: int, public: Public | None = None
     ) -> Mapping[ClientId, Report]:
         """Let every rank train its part of the cohort; return the reports of all, in the order of the cohort."""
+        if method.hidden or public is not None:
+            raise RankError(f"{method.name} hides its reports, and ranks exchange them; train it in one process")
         self._round, self._remembering = round, keeps_state(method)
         self._trained = [c for c in cohort if c not in self._fates or self._fates[c].reports]
         joined: dict[ClientId, int] = {}

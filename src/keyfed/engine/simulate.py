@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from keyfed.engine.client_state import ClientStates
+from keyfed.engine.gather import Gathering, HiddenGathering, HiddenRound, MakeHidden
+from keyfed.engine.hidden_sum import HiddenSum
 from keyfed.engine.problem import LocalProblem
 from keyfed.engine.turn import Finished, Turn, keeps_state, take_turns
 from keyfed.engine.workers import WorkerPool
+from keyfed.errors import SecureSumOverflow
 from keyfed.federated.participation import Fate, Work
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import (
@@ -25,6 +30,7 @@ from keyfed.federated.types import (
     LayerNumbers,
     Method,
     Params,
+    Public,
     Refusal,
     Report,
     Share,
@@ -134,6 +140,8 @@ class Simulation:
     Args:
       bound: largest norm of an upload, see `refusal`.
       states: where clients keep what they remember; None for a folder that lives as long as the simulation.
+      gather: makes what a round's uploads are added to, from tensors like θ.
+      hide: makes what a hidden round's uploads are added to (a secure sum); None adds them to `gather`'s in the clear.
     """
 
     def __init__(
@@ -144,6 +152,8 @@ class Simulation:
         workers: int = 1,
         bound: float | None = None,
         states: ClientStates | None = None,
+        gather: Callable[[Params], Gathering] = RunningSum,
+        hide: MakeHidden | None = None,
     ) -> None:
         self._problem = problem
         self._block = block
@@ -155,23 +165,40 @@ class Simulation:
         self._states = states
         self._round, self._remembering = 0, False  # the round in progress, and whether its clients keep state
         self._trained: list[ClientId] = []
-        self._sum: RunningSum | None = None
+        self._gather, self._hide = gather, hide
+        self._clip: float | None = None  # of uploads that clients which keep state book as sent
+        self._sum: Gathering | None = None
+        self._hidden: HiddenGathering | None = None  # of a round whose reports stay with the clients
         self._kept: dict[ClientId, Params] = {}
         self._refused: list[Refusal] = []
         self._noise: Params | None = None  # for the mean, if the method wants it there
         self.compression_error: float | None = None  # of the last round: mean over the clients that trained
+        self.secure: Mapping[str, Any] | None = None  # what the last round's secure sum cost; None for a plain one
 
     def expect(self, fates: Mapping[ClientId, Fate]) -> None:
         """Say what becomes of the clients of the next round; who is not named trains and uploads."""
         self._fates = fates
 
+    def gather_by(self, gather: Callable[[Params], Gathering], clip: float | None = None) -> None:
+        """Say how the next rounds are summed.
+
+        Args:
+          clip: largest norm of an upload that a client which keeps state books as sent; None for no clip.
+        """
+        self._gather, self._clip = gather, clip
+
     def train(
-        self, params: Params, cohort: Sequence[ClientId], method: Method, round: int
+        self, params: Params, cohort: Sequence[ClientId], method: Method, round: int, public: Public | None = None
     ) -> Mapping[ClientId, Report]:
         """Train the cohort; sum at once where clients weigh themselves, else keep the uploads."""
-        self._sum, self._kept, self._refused, self._noise = RunningSum(params), {}, [], None
+        self._sum, self._kept, self._refused, self._noise = self._gather(params), {}, [], None
+        self._hidden, self.secure = None, None
         self._round, self._remembering = round, keeps_state(method)
         self._trained = [c for c in cohort if c not in self._fates or self._fates[c].reports]
+        if method.hidden:
+            assert public is not None, "clients of a hidden method weigh themselves by public numbers"
+            hidden = HiddenRound(params, method, public, round, tuple(cohort), tuple(self._trained))
+            self._hidden = HiddenSum(hidden, self._sum) if self._hide is None else self._hide(hidden)
         noise = method.noise
         if noise is not None and noise.at == "server":
             seed = derive_seed(self._problem.seed, round, "server noise")
@@ -191,19 +218,39 @@ class Simulation:
             )
             if client in self._fates and self._fates[client].lost is not None:
                 continue  # it vanishes between report and upload
-            if method.mediator.share is not None:
+            if self._hidden is not None:
+                try:
+                    self._hidden.add(client, done)
+                except SecureSumOverflow:
+                    self._refused.append(Refusal(client, "out of range"))
+            elif method.mediator.share is not None:
                 self._sum.add(client, done.upload, method.mediator.share(reports[client], layers))
             else:
                 self._kept[client] = {name: u.clone() for name, u in done.upload.items()}
         self.compression_error = sum(errors) / len(errors) if errors and method.codec is not None else None
-        return reports
+        return reports if self._hidden is None else {}
 
     def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:
         """Return the finished sum, or form it now from shares that came after the reports."""
-        return self.summed(shares).aggregate(self._refused)
+        if self._hidden is not None:
+            return self._collect_hidden(self._hidden)
+        return self._gathered(shares).aggregate(self._refused)
+
+    def _collect_hidden(self, hidden: HiddenGathering) -> Aggregate:
+        aggregate, self.secure = hidden.aggregate(self._refused), hidden.costs
+        self._hidden, self._sum, noise = None, None, self._noise
+        if noise is None:
+            return aggregate
+        shifted = {name: t + noise[name] * aggregate.mass[name] for name, t in aggregate.total.items()}
+        return replace(aggregate, total=shifted)
 
     def summed(self, shares: Mapping[ClientId, Share] | None) -> RunningSum:
         """Return what `collect` makes an aggregate of, for those who add up the sums of several simulations."""
+        gathered = self._gathered(shares)
+        assert isinstance(gathered, RunningSum), "only running sums can be added to each other"
+        return gathered
+
+    def _gathered(self, shares: Mapping[ClientId, Share] | None) -> Gathering:
         assert self._sum is not None, "collect() follows train()"
         for client, upload in self._kept.items():
             if shares is not None and client in shares:
@@ -231,7 +278,8 @@ class Simulation:
         if self._states is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="keyfed-clients-")
             self._states = ClientStates(Path(self._temporary.name))
-        return turn._replace(state=self._states.acknowledged(client), propose=self._states.proposed(client, round))
+        state, propose = self._states.acknowledged(client), self._states.proposed(client, round)
+        return turn._replace(state=state, propose=propose, clip=self._clip)
 
     def _place(self, client: ClientId) -> int:
         """A client's number, from a table of everybody; rounds with a plan never need it."""

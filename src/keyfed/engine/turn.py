@@ -16,6 +16,7 @@ from keyfed.engine.problem import LocalProblem, measure, solve_block
 from keyfed.federated.participation import Work
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import LayerNumbers, Method, Params
+from keyfed.private.noise import clipped
 
 
 class Turn(NamedTuple):
@@ -24,12 +25,14 @@ class Turn(NamedTuple):
     Attributes:
       state: the state file to go on from; None for a client that has none.
       propose: where to write the new state; None where the method's clients keep nothing.
+      clip: largest norm of the upload, for clients that book what they sent; None for no clip.
     """
 
     client: int
     work: Work = Work()
     state: Path | None = None
     propose: Path | None = None
+    clip: float | None = None
 
 
 class Finished(NamedTuple):
@@ -84,6 +87,8 @@ def take_turns(
             upload = {layer: u + theta[layer] for layer, u in read.items()}
         else:
             upload, proposal, error = _send(problem, method, round, name, meant, states[k])
+        if turn.clip is not None:
+            upload = clipped(upload, turn.clip)
         if turn.propose is not None:
             if solution.state is not None:
                 proposal |= {key: t[k] for key, t in solution.state.items()}

@@ -27,6 +27,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from keyfed.federated import private_shares
 from keyfed.federated.descent import Descent, descend
 from keyfed.federated.local import start_at
 from keyfed.federated.mediate import separable
@@ -110,7 +111,7 @@ def once(uniform: bool = False) -> Mediator:
         alpha = 1.0 if uniform else report.weight
         return Share(scale=dict.fromkeys(layers, alpha), mass=dict.fromkeys(layers, alpha * report.joining))
 
-    return separable(share)
+    return separable(share, private_shares.standing(uniform))
 
 
 def running_mean() -> ServerRule:

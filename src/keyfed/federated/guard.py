@@ -11,7 +11,20 @@ from typing import Any
 from torch import Tensor
 
 from keyfed.errors import ConfigError
-from keyfed.federated.types import Aggregate, ClientId, Mediator, Memory, Method, Params, Report, ServerRule, Share
+from keyfed.federated.types import (
+    Aggregate,
+    ClientId,
+    Facts,
+    Mediator,
+    Memory,
+    Method,
+    Params,
+    PrivateRule,
+    Public,
+    Report,
+    ServerRule,
+    Share,
+)
 
 
 def guarded(method: Method) -> Method:
@@ -57,7 +70,31 @@ def _guarded_mediator(mediator: Mediator, who: str) -> Mediator:
         assert own is not None
         return _whole_share(own(report, layers), layers, who)
 
-    return mediator._replace(init=init, weigh=weigh, share=None if own is None else share)
+    private = None if mediator.private is None else _guarded_rule(mediator.private, f"the private rule of {who}")
+    return mediator._replace(init=init, weigh=weigh, share=None if own is None else share, private=private)
+
+
+def _guarded_rule(rule: PrivateRule, who: str) -> PrivateRule:
+    def share(report: Report, layers: Sequence[str], public: Public) -> Share:
+        own = _whole_share(rule.share(report, layers, public), layers, who)
+        if own.log is not None:
+            raise ConfigError(f"{who} gave a share with logarithms, which no sum of fixed point holds; leave log out")
+        return own
+
+    def told(facts: Facts, what: str) -> Facts:
+        for name, numbers in facts.items():
+            if not all(0 <= x <= 1 for x in numbers):
+                raise ConfigError(f"{who}: {what} tells {name} = {numbers}; expected numbers within 0 and 1")
+        return facts
+
+    return PrivateRule(
+        init=lambda: _storable(rule.init(), who),
+        share=share,
+        facts=lambda report, layers, public: told(rule.facts(report, layers, public), "facts"),
+        first=lambda report, layers: told(rule.first(report, layers), "first"),
+        start=lambda public, sums: _storable(rule.start(public, sums), who),
+        learn=lambda public, sums, contributors: _storable(rule.learn(public, sums, contributors), who),
+    )
 
 
 def _guarded_server(server: ServerRule, who: str) -> ServerRule:
@@ -95,7 +132,7 @@ def _whole_share(share: Any, layers: Sequence[str], who: str) -> Share:
     return share
 
 
-def _storable(memory: Memory, who: str) -> Memory:
+def _storable(memory: Any, who: str) -> Any:
     """Refuse a memory that a checkpoint would not give back as it was."""
     try:
         same = json.loads(json.dumps(memory)) == memory

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from keyfed.errors import ConfigError
+from keyfed.federated import private_shares
 from keyfed.federated.options import positive, share_of_clients
-from keyfed.federated.types import ClientId, Mediator, Memory, Report, Share
+from keyfed.federated.types import ClientId, Mediator, Memory, PrivateRule, Report, Share
 
 Reports = Mapping[ClientId, Report]
 Shares = Mapping[ClientId, Share] | None
@@ -32,7 +34,7 @@ def by_tokens() -> Mediator:
         weights = dict.fromkeys(layers, float(report.tokens))
         return Share(scale=weights, mass=weights)
 
-    return separable(share)
+    return separable(share, private_shares.tokens())
 
 
 def uniform() -> Mediator:
@@ -57,7 +59,9 @@ def fixed(weights: Mapping[ClientId, float] | None = None) -> Mediator:
         numbers = dict.fromkeys(layers, given.get(report.client, 1.0))
         return Share(scale=numbers, mass=numbers)
 
-    return separable(share)
+    largest = max([1.0, *given.values()])
+    private = private_shares.constant(lambda report: given.get(report.client, 1.0) / largest)
+    return separable(share, private)
 
 
 def softmax_of_distance(temperature: float = 1.0, bound: float | None = None) -> Mediator:
@@ -84,12 +88,14 @@ def softmax_of_distance(temperature: float = 1.0, bound: float | None = None) ->
     positive("temperature", temperature)
     most = math.inf if bound is None else positive("bound", bound)
 
+    def score(report: Report, layer: str) -> float:
+        return min(report.distance[layer] / temperature, most)
+
     def share(report: Report, layers: Sequence[str]) -> Share:
         ones = dict.fromkeys(layers, 1.0)
-        score = {name: min(report.distance[name] / temperature, most) for name in layers}
-        return Share(scale=ones, mass=ones, log=score)
+        return Share(scale=ones, mass=ones, log={name: score(report, name) for name in layers})
 
-    return separable(share)
+    return separable(share, private_shares.capped_softmax(score, most))
 
 
 def switch_on_loss(adaptive: Mediator, otherwise: Mediator, threshold: float = 0.1) -> Mediator:
@@ -116,7 +122,12 @@ def switch_on_loss(adaptive: Mediator, otherwise: Mediator, threshold: float = 0
         inner, shares = parts[chosen].weigh(memory[chosen], reports, layers)
         return {**memory, "loss": loss, chosen: inner}, shares
 
-    return Mediator(init=lambda: {"loss": None, **{name: part.init() for name, part in parts.items()}}, weigh=weigh)
+    private = None
+    if adaptive.private is not None and otherwise.private is not None:
+        private = private_shares.switch_on_last_losses(adaptive.private, otherwise.private, threshold)
+    return Mediator(
+        init=lambda: {"loss": None, **{name: part.init() for name, part in parts.items()}}, weigh=weigh, private=private
+    )
 
 
 def kept(beta: float, clients: int) -> int:
@@ -147,17 +158,24 @@ def top_k(beta: float, inner: Mediator) -> Mediator:
         best = sorted(reports, key=lambda client: (reports[client].loss, client))[: kept(beta, len(reports))]
         return memory, {client: shares[client] for client in best if client in shares}
 
-    return Mediator(init=part.init, weigh=weigh)
+    private = inner.private
+    if private is not None:
+        private = private_shares.below_last_quantile(partial(kept, beta), private)
+    return Mediator(init=part.init, weigh=weigh, private=private)
 
 
-def separable(share: Callable[[Report, Sequence[str]], Share]) -> Mediator:
-    """Make a mediator of a rule that a client can apply to itself; it keeps no memory."""
+def separable(share: Callable[[Report, Sequence[str]], Share], private: PrivateRule | None = None) -> Mediator:
+    """Make a mediator of a rule that a client can apply to itself; it keeps no memory.
+
+    Args:
+      private: the same rule by public numbers only, for sums that hide every report.
+    """
 
     def weigh(memory: Memory, reports: Reports, layers: Sequence[str]) -> tuple[Memory, None]:
         del reports, layers  # every client has weighed itself already
         return memory, None
 
-    return Mediator(init=lambda: None, weigh=weigh, share=share)
+    return Mediator(init=lambda: None, weigh=weigh, share=share, private=private)
 
 
 def in_two_phases(mediator: Mediator) -> Mediator:
@@ -169,4 +187,4 @@ def in_two_phases(mediator: Mediator) -> Mediator:
     def weigh(memory: Memory, reports: Reports, layers: Sequence[str]) -> tuple[Memory, Shares]:
         return memory, {client: share(report, layers) for client, report in reports.items()}
 
-    return Mediator(init=mediator.init, weigh=weigh, share=None)
+    return mediator._replace(weigh=weigh, share=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from keyfed.federated.private_shares import saturated_clients
 from keyfed.federated.types import (
     Aggregate,
     ClientId,
@@ -31,6 +32,8 @@ class RoundSummary:
       effective_clients: (Σ scale)² / Σ scale² per layer; m when all count alike.
       weights: each contributor's share of the sum per layer; None where nobody may know.
       abandoned: too few uploads arrived: nothing was learnt, nobody was acknowledged.
+      hidden: the numbers above come from sums: of those whose upload arrived, not of all who trained.
+      saturated: clients cut off by a public cap, in the layer where there are most; hidden rounds only.
     """
 
     round: int
@@ -43,6 +46,8 @@ class RoundSummary:
     effective_clients: LayerNumbers
     weights: Mapping[ClientId, LayerNumbers] | None = None
     abandoned: bool = False
+    hidden: bool = False
+    saturated: int = 0
 
 
 def initial_state(method: Method, params: Params) -> State:
@@ -58,6 +63,8 @@ def run_round(
     Args:
       minimum: uploads below which the round is abandoned; it counts as a round, and everything stays as it was.
     """
+    if method.hidden:
+        return _hidden_round(method, state, cohort, federation, minimum)
     reports = federation.train(state.params, cohort, method, state.round)
     memory, shares = method.mediator.weigh(state.mediator, reports, list(state.params))
     aggregate = federation.collect(shares)
@@ -69,6 +76,48 @@ def run_round(
     params, server = method.server.step(state.params, aggregate, state.server)
     federation.acknowledge(aggregate.contributors)
     return State(params, memory, server, state.round + 1), summary
+
+
+def _hidden_round(
+    method: Method, state: State, cohort: Sequence[ClientId], federation: Federation, minimum: int
+) -> tuple[State, RoundSummary]:
+    """Run a round without reports: clients weigh themselves by public numbers, and those learn from the sum.
+
+    An empty sum is an abandoned round. What an abandoned round still changes are the public numbers: they may be the
+    reason that nothing arrived.
+    """
+    rule = method.mediator.private
+    assert rule is not None, "a hidden method has a private rule"
+    federation.train(state.params, cohort, method, state.round, state.mediator)
+    aggregate = federation.collect(None)
+    arrived = len(aggregate.contributors)
+    abandoned = arrived < max(1, minimum)
+    used = state.mediator if aggregate.public is None else aggregate.public
+    state = replace(state, mediator=rule.learn(used, aggregate.facts, 0 if abandoned else arrived))
+    summary = _summarise_sums(state.round, aggregate, abandoned)
+    if abandoned:
+        federation.acknowledge(())
+        return replace(state, round=state.round + 1), summary
+    params, server = method.server.step(state.params, aggregate, state.server)
+    federation.acknowledge(aggregate.contributors)
+    return State(params, state.mediator, server, state.round + 1), summary
+
+
+def _summarise_sums(round: int, aggregate: Aggregate, abandoned: bool) -> RoundSummary:
+    tokens, worked, nats = (aggregate.facts.get(name, (0.0,))[0] for name in ("tokens", "worked", "nats"))
+    return RoundSummary(
+        round=round,
+        loss=nats / tokens if tokens else float("nan"),
+        tokens=int(tokens),
+        worked=int(worked),
+        reported=len(aggregate.contributors) + len(aggregate.refused),
+        contributors=aggregate.contributors,
+        refused=aggregate.refused,
+        effective_clients=aggregate.effective_clients(),
+        abandoned=abandoned,
+        hidden=True,
+        saturated=saturated_clients(aggregate.facts),
+    )
 
 
 def summarise(

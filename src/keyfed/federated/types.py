@@ -27,6 +27,9 @@ Params = dict[str, Tensor]
 ClientId = str
 Memory = Any  # whatever a mediator keeps between rounds: a small, JSON-able value
 LayerNumbers = Mapping[str, float]  # one number a layer
+Public = dict[str, Any]  # numbers that everybody may know, by which clients weigh themselves: JSON-able, text keys
+Facts = dict[str, list[float]]  # what a client tells along with its upload, inside the sum
+Sums = Mapping[str, Sequence[float]]  # facts added up over clients
 Distance = Callable[[Params, Params], Mapping[str, Tensor]]  # (θ, stacked uploads) → numbers [m] for every layer
 
 
@@ -144,7 +147,9 @@ class Refusal:
     """A client left out of the round, with a typed reason."""
 
     client: ClientId
-    reason: Literal["non-finite report", "non-finite upload", "exploding upload", "wrong shape", "no text"]
+    reason: Literal[
+        "non-finite report", "non-finite upload", "exploding upload", "wrong shape", "no text", "out of range"
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +159,8 @@ class Aggregate:
     Attributes:
       weight: Σ scale per layer, and `squares` Σ scale²: for the effective number of clients.
       weights: each contributor's share of the sum per layer, scale / Σ scale; None where nobody may know.
+      facts: sums of what clients told along with their uploads, where no report leaves them; else empty.
+      public: the public numbers that this sum was formed with, where clients weigh themselves by such; else None.
     """
 
     total: Params
@@ -163,6 +170,8 @@ class Aggregate:
     contributors: tuple[ClientId, ...]
     refused: tuple[Refusal, ...] = ()
     weights: Mapping[ClientId, LayerNumbers] | None = None
+    facts: Sums = field(default_factory=dict)
+    public: Public | None = None
 
     def mean(self) -> Params:
         """Return total / mass, layer by layer; a layer of mass 0 takes no step."""
@@ -176,6 +185,30 @@ class Aggregate:
         return {name: w**2 / self.squares[name] if w > 0 else 0.0 for name, w in self.weight.items()}
 
 
+class PrivateRule(NamedTuple):
+    """How a client weighs itself by its own report and public numbers, so that only sums leave the clients.
+
+    Every number that a client tells lies within [0, 1] (a share's scale and mass too): it fits a sum of fixed point.
+    Histograms are one-hot at a client. Whoever sums adds "loss" and "count" to what `learn` is given: the sum of the
+    contributors' losses, and their number.
+
+    Attributes:
+      init: public numbers before the first round.
+      share: (report, layers, public) → the client's share; all zeros: it takes no part, and nobody sees that.
+      facts: (report, layers, public) → what the client tells along; names and lengths do not depend on the client.
+      first: (report, layers) → what it tells before the first sum, for `start`.
+      start: (public, sums of `first`) → public numbers for the first round.
+      learn: (public, sums of `facts`, contributors) → public numbers for the next round.
+    """
+
+    init: Callable[[], Public]
+    share: Callable[[Report, Sequence[str], Public], Share]
+    facts: Callable[[Report, Sequence[str], Public], Facts]
+    first: Callable[[Report, Sequence[str]], Facts]
+    start: Callable[[Public, Sums], Public]
+    learn: Callable[[Public, Sums, int], Public]
+
+
 class Mediator(NamedTuple):
     """Decides how much each client counts.
 
@@ -186,11 +219,13 @@ class Mediator(NamedTuple):
         not upload.
       share: a client's own share from its own report, for rules that need nothing of the others. Such rules stream
         (memory O(block × model)) and can hide every report.
+      private: the same rule, or the nearest to it, by public numbers only; None where there is none.
     """
 
     init: Callable[[], Memory]
     weigh: Callable[[Memory, Mapping[ClientId, Report], Sequence[str]], tuple[Memory, Mapping[ClientId, Share] | None]]
     share: Callable[[Report, Sequence[str]], Share] | None = None
+    private: PrivateRule | None = None
 
 
 class Noise(NamedTuple):
@@ -240,6 +275,8 @@ class Method:
       cohort: "sample" draws a cohort each round, "all" takes every client (FedSGD), "pooled" trains one client that
         holds everybody's text (central training, the limit a federation is measured against).
       spec: how to build this method again elsewhere; None for a method written outside the package.
+      hidden: clients weigh themselves by public numbers (`Mediator.private`) and no report leaves them. The mediator's
+        memory is then those numbers; see `private_shares.privately`.
     """
 
     name: str
@@ -254,6 +291,7 @@ class Method:
     noise: Noise | None = None
     codec: Codec | None = None
     spec: MethodSpec | None = None
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +308,13 @@ class Federation(Protocol):
     """A transport: a simulation in this process, or real clients. Methods do not know which."""
 
     def train(
-        self, params: Params, cohort: Sequence[ClientId], method: Method, round: int
+        self, params: Params, cohort: Sequence[ClientId], method: Method, round: int, public: Public | None = None
     ) -> Mapping[ClientId, Report]:
-        """Let the cohort solve locally; return the reports of those who answered."""
+        """Let the cohort solve locally; return the reports of those who answered.
+
+        Args:
+          public: what the clients of a hidden method weigh themselves by; they return no reports.
+        """
         ...
 
     def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:

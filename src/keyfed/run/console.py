@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -80,6 +80,11 @@ def follow(items: Sequence[T], what: str) -> Iterable[T]:
         yield from bar.track(items, description=what)
 
 
+def _privacy_of(told: Mapping[str, Any]) -> str:
+    """What a private round says in the place of a training loss, which would tell of the clients."""
+    return f"epsilon {told['epsilon']:.3f} {told['verdict']}  clip {told['clip']:.3g}"
+
+
 class Narrator:
     """Follows a run on stderr: explanations, a bar with the time left, one line a round."""
 
@@ -117,12 +122,15 @@ class Narrator:
     def round(self, record: dict[str, Any]) -> None:
         """Print the round's line and move the bar."""
         valid = record.get("valid")
-        line = f"round {record['round']:>4}  train {record['loss']:.3f} nats"
+        private = record.get("privacy")
+        line = f"round {record['round']:>4}  "
+        line += f"train {record['loss']:.3f} nats" if not private else _privacy_of(private)
         if valid:
             line += (
                 f"  valid perplexity {valid['perplexity']:8.1f}  top-1 {valid['top1']:.1%}  top-3 {valid['top3']:.1%}"
             )
-        line += f"  {len(record['contributors'])}/{record['cohort']} clients  {record['seconds']:.1f} s"
+        came = "" if private else f"  {len(record['contributors'])}/{record['cohort']} clients"
+        line += f"{came}  {record['seconds']:.1f} s"
         if record.get("abandoned"):
             line += "  abandoned"
         if record["refused"]:

@@ -29,7 +29,11 @@ def scalars(record: Mapping[str, Any], moved: Mapping[str, float]) -> dict[str, 
     for key in ("nats", "perplexity", "top1", "top3"):
         if record.get("valid"):
             found[f"valid/{key}"] = record["valid"][key]
-    found["clients/effective"] = record["effective_clients"]
+    if record.get("privacy"):  # a private run tells neither its training loss nor who came
+        found = {tag: value for tag, value in found.items() if tag != "train/loss"}
+        found["privacy/epsilon"] = record["privacy"]["epsilon"]
+    else:
+        found["clients/effective"] = record["effective_clients"]
     found |= {f"bytes/{way}": total for way, total in moved.items()}
     found["time/seconds"] = record["seconds"]
     return {tag: math.nan if value is None else float(value) for tag, value in found.items()}

@@ -78,7 +78,7 @@ def refuse_nonsense(config: Config, method: Method, members: int, clients: int) 
         )
     if p.pace_spread and config.method == "fedsgd":
         raise ConfigError("participation.pace_spread varies clients' step sizes, and fedsgd's clients take no step")
-    if p.minimum > uploads:
+    if p.minimum > uploads and not config.privacy.on:  # a private round is never abandoned
         raise ConfigError(
             f"participation.minimum is {config.participation.minimum}, but only {uploads} of a round's {members} "
             "clients upload: every round would be abandoned"
@@ -145,16 +145,20 @@ def plan_of_round(
     tokens: NDArray[np.float64],
     down: int,
     up: int,
+    turn: list[int] | None = None,
 ) -> Plan:
     """Say who is called in a round and what becomes of them; a function of (seed, round).
 
     Args:
       tokens: tokens each client predicts in an epoch, in expectation (`client_tokens`).
       down: bytes of a download; `up` of an upload.
+      turn: the clients whose turn it is, where they are not drawn; None where they are.
     """
     store, p, seed = prepared.store, config.participation, config.train.seed
     wanted = members_of(method, prepared, config)
-    if method.cohort == "all":
+    if turn is not None:
+        called, wanted = turn, len(turn)
+    elif method.cohort == "all":
         called = list(range(len(store)))
     else:
         called = draw(p, len(store), wanted, lambda k: int(store.bounds[k]), seed, round)

@@ -85,7 +85,7 @@ def reached(records: Iterable[Mapping[str, Any]], target: tuple[str, float] | No
     moved, tokens, seconds = 0, 0, 0.0
     for record in records:
         moved += sum(record["traffic"].values())
-        tokens += record["worked"]
+        tokens += record["worked"] or 0  # not told in a private run
         seconds += record.get("modelled_seconds") or 0.0
         value = (record.get("valid") or {}).get(key)
         if value is not None and value <= most:

@@ -14,6 +14,7 @@ from keyfed.config import Config, to_document
 from keyfed.documents import dump_toml
 from keyfed.errors import RunError
 from keyfed.files import write_atomically
+from keyfed.private.statement import no_account
 from keyfed.run.drawing import Plot, validation
 from keyfed.run.folder import read_metrics, read_result, read_run_toml
 from keyfed.run.markup import (
@@ -34,6 +35,7 @@ from keyfed.run.markup import (
     to_markdown,
 )
 from keyfed.run.plots import draw_plots
+from keyfed.run.privacy_report import privacy_blocks
 from keyfed.run.start import start_lines
 from keyfed.run.verdict import baselines_of, verdict
 
@@ -107,6 +109,9 @@ def document(
     if suggestions:
         blocks += [Heading("Suggestions"), Table(_suggestion_table(suggestions), numbers=False)]
     blocks += [Heading("Training"), facts_table(_training(result, records)), *pictures("traffic")]
+    noise = config.options.get("noise")
+    own = float(noise) if isinstance(noise, int | float) else 0.0
+    blocks += privacy_blocks(result.get("privacy") or no_account(own))
     begun = start_lines(result.get("start") or {})
     if begun:
         blocks += [Heading("Start"), *(Text(line) for line in begun), *pictures("vectors")]
@@ -223,7 +228,8 @@ def _training(result: Record, records: Sequence[Record]) -> list[tuple[str, str]
         facts.append(("traffic", ", ".join(moved)))
     reasons = Counter(str(why) for r in records for why in (r.get("refused") or {}).values())
     why = "; ".join(f"{reason}: {n:,}" for reason, n in reasons.most_common(5))
-    facts.append(("refused clients", show_count(result.get("refused") or 0) + (f" ({why})" if why else "")))
+    if not result.get("privacy"):  # a private run does not tell
+        facts.append(("refused clients", show_count(result.get("refused") or 0) + (f" ({why})" if why else "")))
     return facts + _participation(result)
 
 

@@ -18,6 +18,7 @@ from keyfed.run.evaluate import evaluate, evaluate_sentences, spread, total
 from keyfed.run.folder import Trained, load_model, read_result
 from keyfed.run.personalise import Personal, personalise, resolve
 from keyfed.run.prepare import Prepared, prepare
+from keyfed.run.privacy_report import privacy_lines
 from keyfed.run.report import result_table, write_report
 from keyfed.run.suggest import PROMPTS, suggest
 from keyfed.run.verdict import verdict
@@ -46,12 +47,13 @@ def report_run(folder: Path, module: MakeModule | None = None) -> str:
         (p, suggest(trained.spec, trained.params, trained.vocab, p, lines=trained.reads_lines)) for p in PROMPTS
     ]
     written = write_report(folder, examples)
-    lines = [table_text(result), ""]
+    lines = [table_text(result), *privacy_lines(result.get("privacy") or {}), ""]
     lines += [f"  {prompt} …  {' | '.join(words)}" for prompt, words in examples]
-    traffic = result["traffic"]
+    traffic, tokens = result["traffic"], result["tokens_trained"]
+    trained_on = "" if tokens is None else f", {tokens:,} tokens"
     lines += [
         "",
-        f"{result['rounds']} rounds in {result['seconds']:.0f} s, {result['tokens_trained']:,} tokens; "
+        f"{result['rounds']} rounds in {result['seconds']:.0f} s{trained_on}; "
         f"down {human_bytes(traffic['down'])}, up {human_bytes(traffic['up'])}",
         f"report: {next((p for p in written if p.suffix == '.html'), folder)}",
         f'try:    keyfed suggest {folder} "the state of"',

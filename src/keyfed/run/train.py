@@ -14,12 +14,14 @@ from typing import Any, Protocol
 
 import torch
 
-from keyfed.config import Config, check, parse_target
+from keyfed.config import Config, PrivacyConfig, check, parse_target
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.network import parameter_count, shapes
 from keyfed.engine.ranks import Ranks
+from keyfed.engine.simulate import Simulation
 from keyfed.engine.trial import MakeModule
 from keyfed.engine.turn import keeps_state
+from keyfed.errors import ConfigError
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Method, Params
 from keyfed.files import write_atomically
@@ -44,6 +46,7 @@ from keyfed.run.frozen import FROZEN, frozen_line, refuse_frozen
 from keyfed.run.outside import names
 from keyfed.run.planning import cautions, members_of, plan, plan_of_round
 from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, prepare
+from keyfed.run.privacy import PrivateRun, make_private, public_record
 from keyfed.run.ranks import among, federate, follow, lead, together
 from keyfed.run.record import judge_attention, reached, record_of
 from keyfed.run.start import Start, find_source, initial_params, make_ready, refuse_other_start, start_lines
@@ -127,7 +130,13 @@ def _train(
         prepared = prepared or prepare(config, module)
         method, choice = plan(config, prepared, method)
         refuse_frozen(config, prepared.spec, method)
+        members = members_of(method, prepared, config)
+        private = make_private(config, method, len(prepared.store), members)
+        if private is not None:
+            method = private[0].method
         if ranks is not None:
+            if private is not None:
+                raise ConfigError(f"--dp forms one sum in one process; start it in one, not {ranks.world}")
             choice = among(ranks.world, config, method, choice)
         start, begun = make_ready(config, prepared, source, listen.say)
         fingerprint, outside = prepared.corpus.fingerprint(), names(prepared.spec, method)
@@ -147,12 +156,20 @@ def _train(
                 listen.say(line)
         count = parameter_count(prepared.spec)
         listen.say(f"model {prepared.spec.name}: {count:,} parameters; {choice.reason}")
-        for line in cautions(config, method, members_of(method, prepared, config), len(prepared.store)):
+        for line in cautions(config, method, members, len(prepared.store)):
             listen.say(line)
+        guard = None if private is None else PrivateRun(config, private[0], out, private[1])
+        if guard is not None:
+            for line in guard.announce(count):
+                listen.say(line)
         if ranks is not None:
             lead(ranks, config, out, method, choice, fingerprint)
-        best, seconds = _rounds(config, out, prepared, method, choice, listen, budget, ranks, start)
+        best, seconds = _rounds(config, out, prepared, method, choice, listen, budget, ranks, start, guard)
         result = _finish(config, out, prepared, method, choice, best, seconds, begun, listen)
+        if guard is not None:
+            result["privacy"] = {**guard.account(count), "perplexity": result["test"]["perplexity"]}
+            if config.privacy.twin:
+                result["privacy"]["twin"] = _twin(config, out, prepared, listen, result["rounds"])
         if config.train.central and method.cohort != "pooled":
             result["baselines"]["central"] = _central(config, out, prepared, listen, result)
         result = dict(strict(result))
@@ -175,6 +192,14 @@ def _central(
     return {"test": result["test"], "unseen": result["unseen"], "seconds": result["seconds"]}
 
 
+def _twin(config: Config, out: Path, prepared: Prepared, listen: Listener, rounds: int) -> dict[str, Any]:
+    """Train the same rounds without clip and noise, as a run of its own beside this one: what privacy costs."""
+    settings = replace(config.train, central=False, baselines=False, until=None, rounds=rounds)
+    plain = replace(config, train=settings, privacy=PrivacyConfig())
+    result = _train(plain, out / "noiseless", True, listen, prepared, None, None, None, None)
+    return {"test": result["test"], "unseen": result["unseen"], "seconds": result["seconds"]}
+
+
 def _rounds(
     config: Config,
     out: Path,
@@ -185,6 +210,7 @@ def _rounds(
     budget: int | None,
     ranks: Ranks | None,
     start: Start,
+    guard: PrivateRun | None,
 ) -> tuple[Best, float]:
     """Run all rounds that are still to do; return the model chosen on validation and the seconds spent."""
     metrics, clients = out / "metrics.jsonl", out / "clients"
@@ -215,7 +241,10 @@ def _rounds(
     problem = make_problem(prepared, config, method, choice.device, budget)
     target = parse_target(config.train.until, "train.until")
     minimum = 1 if method.cohort == "pooled" else config.participation.minimum
+    if guard is not None:
+        minimum = 0  # an empty cohort is released too: its noise is what hides that it was empty
     done = reached(read_metrics(out), target) is not None
+    spent = guard is not None and not guard.allows()
     started = time.monotonic() - before
     written = state.round
     threads = torch.get_num_threads()
@@ -230,28 +259,36 @@ def _rounds(
     listen.start(f"{method.name} on {prepared.corpus.name}", config.train.rounds, state.round)
     with federate(config, problem, choice, states, ranks) as federation:
         try:
-            while state.round < config.train.rounds and not done:
+            while state.round < config.train.rounds and not done and not spent:
                 cohort, lost, called = [POOLED], {}, None
                 sizes = fewer if state.round < config.train.frozen_rounds else every
                 if method.cohort != "pooled":
-                    called = plan_of_round(config, method, prepared, state.round, tokens, sizes.down, sizes.up)
+                    turn = None if guard is None else guard.in_turn(prepared.store.names)
+                    called = plan_of_round(config, method, prepared, state.round, tokens, sizes.down, sizes.up, turn)
                     fates = {prepared.store.names[f.client]: f for f in called.fates}
                     federation.expect(fates)
                     cohort = list(fates)
                     lost = {client: fate.lost for client, fate in fates.items() if fate.lost is not None}
+                if guard is not None:
+                    assert isinstance(federation, Simulation), "several ranks are refused with --dp"
+                    frozen = FROZEN if state.round < config.train.frozen_rounds else ()
+                    federation.gather_by(*guard.gather(state, frozenset(frozen)))
                 began = time.monotonic()
                 torch.set_num_threads(choice.threads)
                 after, summary = run_round(method, state, cohort, federation, minimum)
                 torch.set_num_threads(usable_cores())
-                judged = judge_attention(summary) if method.distance is not None else None
+                judged = judge_attention(summary) if method.distance is not None and guard is None else None
                 if judged is not None and judged[0] not in said:
                     said.add(judged[0])
                     listen.say(judged[1])
                 record = record_of(method, summary, sizes, called, lost)
                 if federation.compression_error is not None:
                     record["compression_error"] = federation.compression_error
+                if guard is not None:
+                    record = {**public_record(record, guard, sizes), "privacy": guard.told(state)}
+                    spent = not guard.allows()
                 record["seconds"] = time.monotonic() - began
-                last = after.round == config.train.rounds
+                last = after.round == config.train.rounds or spent
                 if last or after.round % config.train.eval_every == 0:
                     score = validate(prepared.spec, after.params, valid, choice.device)
                     record["valid"] = score.summary()
@@ -275,6 +312,8 @@ def _rounds(
             torch.set_num_threads(threads)
     if done:
         listen.say(f"the target {config.train.until} is reached after round {state.round}")
+    if spent and state.round < config.train.rounds:
+        listen.say(f"the privacy budget is spent after round {state.round}: another would exceed it")
     if best is None:
         best = Best(state.round, math.nan, state.params)
     return best, time.monotonic() - started
@@ -334,11 +373,11 @@ def _finish(
         "bytes_per_client": asdict(sizes_of(method, params)),
         "reached": reached(records, parse_target(config.train.until, "train.until")),
         "modelled_seconds": sum(r.get("modelled_seconds", 0.0) for r in records),
-        "refused": sum(len(r["refused"]) for r in records),
-        "lost": dict(Counter(reason for r in records for reason in r["lost"].values())),
+        "refused": None if config.privacy.on else sum(len(r["refused"]) for r in records),
+        "lost": dict(Counter(reason for r in records for reason in (r["lost"] or {}).values())),
         "abandoned": sum(r["abandoned"] for r in records),
         "compression_error": _mean([r["compression_error"] for r in records if "compression_error" in r]),
-        "tokens_trained": sum(r["worked"] for r in records),
+        "tokens_trained": sum(r["worked"] or 0 for r in records) or None,
         "oov_rate": prepared.oov,
         "seconds": seconds,
         "evaluation_seconds": evaluated,

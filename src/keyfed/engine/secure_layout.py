@@ -1,0 +1,175 @@
+r"""One client's part of a sum as one vector of 32-bit integers, and the sum of such vectors as an aggregate.
+
+    [ scale·upload, layer by layer | scale, mass, scale² of every layer | counts in limbs | facts ]
+
+Everything is fixed point modulo 2^32 (two's complement), so that vectors can be masked and added without rounding: the
+sum of what is written is exactly what the sum is read as. With m members a number x of a block with range 2^e is
+written as
+
+.. math::  q = \mathrm{round}(x / 2^{e − b}),\qquad b = 31 − ⌈\log_2 m⌉,\qquad |q| ≤ 2^b − 1
+
+and m · (2^b − 1) < 2^31: a sum never wraps around. A number out of its range is an error at the client (nothing is
+sent), never a wrong sum. Counts (tokens, nats) are exact to 2^−16 below 2^32, in three limbs of 16 bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from keyfed.errors import SecureSumError, SecureSumOverflow
+from keyfed.federated.types import Facts, LayerNumbers, Params, Share
+
+Vector = NDArray[np.uint32]
+
+MOST_MEMBERS = 1 << 15
+LIMB, LIMBS = 16, 3
+FACT_BITS = 15  # a fact within [0, 1] is a multiple of 2^−15
+SHARES = 3  # of every layer: scale, mass, scale²
+
+
+class Read(NamedTuple):
+    """What a sum says: the uploads' total, per layer Σ scale, Σ mass and Σ scale², sums of counts and of facts."""
+
+    total: Params
+    weight: LayerNumbers
+    mass: LayerNumbers
+    squares: LayerNumbers
+    counts: Mapping[str, float]
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each number lies; the same for all members of a sum.
+
+    Attributes:
+      layers: shape of every layer, in order; empty for a sum without uploads.
+      counts: names of the counts.
+      facts: name and length of every fact.
+      members: how many clients may add up.
+      ranges: exponent e of every layer: no |scale·upload| reaches 2^e.
+    """
+
+    layers: Mapping[str, torch.Size]
+    counts: tuple[str, ...]
+    facts: Mapping[str, int]
+    members: int
+    ranges: Mapping[str, int]
+
+    @classmethod
+    def of(
+        cls, like: Params, counts: Sequence[str], facts: Mapping[str, int], members: int, ranges: Mapping[str, int]
+    ) -> Layout:
+        """Lay out the sum of uploads that are like these tensors."""
+        if not 1 <= members <= MOST_MEMBERS:
+            raise SecureSumError(f"a secure sum of {members} clients; expected 1 to {MOST_MEMBERS}")
+        return cls({name: p.shape for name, p in like.items()}, tuple(counts), dict(facts), members, dict(ranges))
+
+    @property
+    def length(self) -> int:
+        """Number of coordinates; it depends on neither members nor ranges."""
+        uploads = sum(shape.numel() for shape in self.layers.values())
+        return uploads + SHARES * len(self.layers) + LIMBS * len(self.counts) + sum(self.facts.values())
+
+    @property
+    def bits(self) -> int:
+        """Bits of a number, sign not counted: b = 31 − ⌈log2 m⌉."""
+        return 31 - (self.members - 1).bit_length()
+
+    def step(self, layer: str) -> float:
+        """Distance between two neighbouring numbers of a layer."""
+        return 2.0 ** (self.ranges[layer] - self.bits)
+
+    def encode(self, upload: Params, share: Share, facts: Facts, counts: Mapping[str, float]) -> Vector:
+        """Write one client's part.
+
+        Raises:
+          SecureSumOverflow: a number does not fit; nothing was written.
+        """
+        pieces = [self._written(name, upload[name], share.scale[name]) for name in self.layers]
+        numbers = [
+            self._fraction(x, f"the {what} of layer {name}")
+            for name in self.layers
+            for what, x in (
+                ("scale", share.scale[name]), ("mass", share.mass[name]), ("squared scale", share.scale[name] ** 2)
+            )
+        ]  # fmt: skip
+        for name in self.counts:
+            numbers += _limbs(counts[name], name)
+        for name, length in self.facts.items():
+            numbers += _bits_of(facts[name], length, name)
+        return np.concatenate([*pieces, np.array(numbers, np.int64).astype(np.uint32)])
+
+    def decode(self, total: Vector, like: Params) -> Read:
+        """Read a sum of at most `members` vectors; totals get the types and places of `like`."""
+        if total.shape != (self.length,) or total.dtype != np.uint32:
+            raise SecureSumError(f"a sum of {total.shape} {total.dtype}; expected {self.length} numbers of 32 bits")
+        at, uploads = 0, {}
+        for name, shape in self.layers.items():
+            size = shape.numel()
+            summed = torch.from_numpy(total[at : at + size].view(np.int32).astype(np.float64))
+            uploads[name] = summed.mul_(self.step(name)).view(shape).to(like[name])
+            at += size
+        signed = total[at:].view(np.int32).astype(np.int64).tolist()
+        whole = total[at:].tolist()
+        unit = 2.0 ** (1 - self.bits)
+        weight, mass, squares = (
+            {name: signed[SHARES * n + part] * unit for n, name in enumerate(self.layers)} for part in range(SHARES)
+        )
+        # Σ scale² is at least (Σ scale)²/m: what rounding took from small squares is not read as more clients.
+        squares = {name: max(s, weight[name] ** 2 / self.members) for name, s in squares.items()}
+        at = SHARES * len(self.layers)
+        counts: dict[str, float] = {}
+        for name in self.counts:
+            limbs = whole[at : at + LIMBS]
+            counts[name] = sum(limb << (LIMB * n) for n, limb in enumerate(limbs)) / (1 << LIMB)
+            at += LIMBS
+        facts: Facts = {}
+        for name, length in self.facts.items():
+            facts[name] = [x / (1 << FACT_BITS) for x in whole[at : at + length]]
+            at += length
+        return Read(uploads, weight, mass, squares, counts, facts)
+
+    def _written(self, name: str, upload: Tensor, scale: float) -> Vector:
+        if upload.shape != self.layers[name]:
+            raise SecureSumError(f"layer {name} is {list(upload.shape)}; expected {list(self.layers[name])}")
+        # The step is a power of two: dividing by it rounds nothing.
+        numbers = upload.detach().to("cpu", torch.float64).reshape(-1) * scale
+        numbers = numbers.div_(self.step(name)).round_()
+        largest = float(numbers.abs().amax()) if numbers.numel() else 0.0
+        if not largest <= 2.0**self.bits - 1:
+            raise SecureSumOverflow(
+                f"layer {name} has a number of size {largest * self.step(name):.4g}, beyond the public range "
+                f"{2.0 ** self.ranges[name]:.4g}; nothing was sent, and the range grows for the next round"
+            )
+        return numbers.to(torch.int64).numpy().astype(np.uint32)
+
+    def _fraction(self, x: float, what: str) -> int:
+        if not 0 <= x <= 1:
+            raise SecureSumOverflow(
+                f"{what} is {x:.4g}, and a secure sum holds shares within 0 and 1; this client does not fit the public "
+                "numbers of the run and takes no part"
+            )
+        return round(x * (1 << self.bits - 1))  # a range of 2, so that 1 is written exactly
+
+
+def _limbs(x: float, what: str) -> list[int]:
+    """Write a number of at least 0 and below 2^32 in limbs of 16 bits, the smallest first, to the nearest 2^−16."""
+    whole = round(x * (1 << LIMB)) if math.isfinite(x) else -1
+    if not 0 <= whole < 1 << LIMB * LIMBS:
+        raise SecureSumOverflow(f"{what} is {x:.6g}; a secure sum counts from 0 to below {1 << LIMB * (LIMBS - 1):,}")
+    return [(whole >> (LIMB * n)) & ((1 << LIMB) - 1) for n in range(LIMBS)]
+
+
+def _bits_of(numbers: Sequence[float], length: int, what: str) -> list[int]:
+    if len(numbers) != length or not all(0 <= x <= 1 for x in numbers):
+        raise SecureSumOverflow(f"{what} is {list(numbers)}; expected {length} numbers within 0 and 1")
+    return [round(x * (1 << FACT_BITS)) for x in numbers]

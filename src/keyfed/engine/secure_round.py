@@ -1,0 +1,235 @@
+"""A hidden round on both sides of a secure sum: what a client writes into its vector, and what the server reads.
+
+The client weighs itself by public numbers (`federated.private_shares`) and writes upload, share and facts into one
+vector; the server sees the sum of all vectors and nothing else. A simulation and a federation of real clients both call
+these functions with the same integers, so their sums are the same bit for bit.
+
+    calibration   histograms of everybody's scores, sizes and largest numbers, once, before the first upload
+    upload        scale·upload, shares, counts and facts, every round
+    evaluation    nats, tokens and hits on held-out text, without an upload
+
+A client that joins a running mean sends everything it stands for. In a masked sum it sends the difference to θ, whose
+numbers are small, and the server adds θ · mass, which it knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from keyfed.engine.secure_layout import Layout, Vector
+from keyfed.engine.turn import Finished
+from keyfed.federated.private_shares import magnitude, use_of_range
+from keyfed.federated.types import (
+    Aggregate,
+    ClientId,
+    Facts,
+    Method,
+    Params,
+    PrivateRule,
+    Public,
+    Refusal,
+    Report,
+    Share,
+)
+
+Purpose = Literal["upload", "calibration", "evaluation"]
+
+
+class Evaluated(NamedTuple):
+    """Counts on a client's held-out text; "words" are targets that are neither <unk> nor a line end."""
+
+    tokens: int = 0
+    nats: float = 0.0
+    top1: int = 0
+    top3: int = 0
+    words: int = 0
+    words_top1: int = 0
+    words_top3: int = 0
+    unknown: int = 0
+
+
+TRAINED = ("count", "tokens", "worked", "nats", "loss")
+EVALUATED = ("evaluated/clients", *(f"evaluated/{name}" for name in Evaluated._fields))
+
+
+def report_of(client: ClientId, done: Finished) -> Report:
+    """Return a client's own report; in a hidden round it stays with the client."""
+    return Report(client, done.tokens, done.loss, done.worked, done.distance, done.weight, done.joining)
+
+
+def counts_of(done: Finished) -> dict[str, float]:
+    """Return what is counted of a client's training, by the names of `TRAINED`."""
+    return {
+        "count": 1.0, "tokens": done.tokens, "worked": done.worked, "nats": done.loss * done.tokens, "loss": done.loss
+    }  # fmt: skip
+
+
+def vector_of(
+    client: ClientId,
+    done: Finished,
+    theta: Params,
+    method: Method,
+    public: Public,
+    members: int,
+    evaluated: Evaluated | None = None,
+) -> Vector:
+    """Write a client's part of a round's sum.
+
+    Args:
+      theta: the model the client was given.
+      public: the round's public numbers, calibrated.
+      members: number of clients in the secure sum, whether or not all arrive.
+      evaluated: what the client counted on its held-out text; None if it was not asked.
+
+    Raises:
+      SecureSumOverflow: a number is out of its public range; the client takes no part in this round.
+    """
+    report, layers, rule = report_of(client, done), list(theta), _rule(method)
+    share = rule.share(report, layers, public)
+    changes = _changes(done, theta)
+    facts = rule.facts(report, layers, public)
+    for name, change in changes.items():
+        largest = _largest(change) * share.scale[name]
+        large, small = use_of_range(largest, public["ranges"][name])
+        facts |= {f"large/{name}": [large], f"small/{name}": [small]}
+    counts = counts_of(done) | _counted(evaluated)
+    return _upload_layout(method, theta, public, members).encode(changes, share, facts, counts)
+
+
+def calibration_vector_of(client: ClientId, done: Finished, theta: Params, method: Method, members: int) -> Vector:
+    """Write a client's part of the calibration: histograms, from which the first public numbers are made."""
+    facts = _rule(method).first(report_of(client, done), list(theta))
+    facts |= {f"magnitude/{name}": magnitude(_largest(change)) for name, change in _changes(done, theta).items()}
+    return _calibration_layout(method, theta, members).encode({}, Share({}, {}), facts, {})
+
+
+def evaluation_vector_of(evaluated: Evaluated, members: int) -> Vector:
+    """Write a client's part of a sum over held-out text."""
+    return _evaluation_layout(members).encode({}, Share({}, {}), {}, _counted(evaluated))
+
+
+def aggregate_of(
+    total: Vector,
+    theta: Params,
+    method: Method,
+    public: Public,
+    members: int,
+    survivors: Sequence[ClientId],
+    refused: Sequence[Refusal] = (),
+) -> Aggregate:
+    """Read a round's sum; `facts` holds the sums of counts (one number each) and of what the rule's clients told."""
+    read = _upload_layout(method, theta, public, members).decode(total, theta)
+    if method.solver.start is not None:  # joining clients sent their difference to θ
+        read = read._replace(total={n: t + theta[n] * read.mass[n] for n, t in read.total.items()})
+    facts: Facts = {name: [number] for name, number in read.counts.items()} | read.facts
+    return Aggregate(
+        read.total, read.mass, read.weight, read.squares, tuple(survivors), tuple(refused),
+        facts=facts | out_of_range(refused), public=public,
+    )  # fmt: skip
+
+
+def learn_from_calibration(method: Method, public: Public, total: Vector, theta: Params, members: int) -> Public:
+    """Return the first public numbers from the calibration's sum."""
+    return _rule(method).start(public, _calibration_layout(method, theta, members).decode(total, {}).facts)
+
+
+def evaluation_of(total: Vector, members: int) -> tuple[Evaluated, int]:
+    """Read a sum over held-out text: the counts, and how many clients it is of."""
+    read = _evaluation_layout(members).decode(total, {})
+    return evaluated_in({name: [x] for name, x in read.counts.items()})
+
+
+def evaluated_in(facts: Mapping[str, Sequence[float]]) -> tuple[Evaluated, int]:
+    """Return what clients counted on their held-out text in a round's facts, and how many did."""
+    clients, tokens, nats, *hits = (facts[name][0] for name in EVALUATED)
+    return Evaluated(int(tokens), nats, *(int(h) for h in hits)), int(clients)
+
+
+def nothing_summed(theta: Params, public: Public, refused: Sequence[Refusal] = ()) -> Aggregate:
+    """Return the aggregate of a secure sum that failed closed: nobody contributes."""
+    zero = dict.fromkeys(theta, 0.0)
+    empty = {name: p.new_zeros(p.shape) for name, p in theta.items()}
+    return Aggregate(empty, zero, zero, zero, (), tuple(refused), facts=out_of_range(refused), public=public)
+
+
+def out_of_range(refused: Sequence[Refusal]) -> Facts:
+    """Count the clients whose numbers did not fit: public ranges grow after a round in which there were any."""
+    return {"out of range": [float(sum(r.reason == "out of range" for r in refused))]}
+
+
+def length(method: Method, theta: Params, purpose: Purpose = "upload") -> int:
+    """Return how many 32-bit numbers a client's vector has; members and public numbers do not change it."""
+    if purpose == "evaluation":
+        return _evaluation_layout(1).length
+    if purpose == "calibration":
+        return _calibration_layout(method, theta, 1).length
+    return _upload_layout(method, theta, _rule(method).init(), 1).length
+
+
+def context_of(theta: Params, method: Method, public: Public, round: int, purpose: Purpose) -> bytes:
+    """Return 32 bytes that say which model, method, public numbers, round and purpose a secure sum is for.
+
+    Masks are bound to them: if a server gives two clients different models, their masks do not cancel.
+    """
+    digest = hashlib.sha256()
+    spec = method.spec
+    told = {
+        "purpose": purpose, "round": round, "method": method.name, "spec": None if spec is None else asdict(spec),
+        "public": public, "layers": {name: [list(p.shape), str(p.dtype)] for name, p in theta.items()},
+    }  # fmt: skip
+    digest.update(json.dumps(told, sort_keys=True).encode())
+    for p in theta.values():
+        digest.update(p.detach().cpu().contiguous().numpy().tobytes())
+    return digest.digest()
+
+
+def _rule(method: Method) -> PrivateRule:
+    rule = method.mediator.private
+    assert rule is not None, "a secure sum is of a hidden method, see `privately`"
+    return rule
+
+
+def _changes(done: Finished, theta: Params) -> Params:
+    """Return the upload, as its difference to θ where it is everything a joining client stands for."""
+    if not done.joining:
+        return done.upload
+    return {name: u - theta[name].to(u) for name, u in done.upload.items()}
+
+
+def _largest(change: Tensor) -> float:
+    return float(change.abs().amax()) if change.numel() else 0.0
+
+
+def _counted(evaluated: Evaluated | None) -> dict[str, float]:
+    numbers = (0, *Evaluated()) if evaluated is None else (1, *evaluated)
+    return dict(zip(EVALUATED, numbers, strict=True))
+
+
+def _example(layers: Sequence[str]) -> Report:
+    """A report, to see how many facts a rule tells."""
+    return Report("", 1, 0.0, 1, dict.fromkeys(layers, 0.0), 1.0)
+
+
+def _upload_layout(method: Method, theta: Params, public: Public, members: int) -> Layout:
+    layers, rule = list(theta), _rule(method)
+    told = rule.facts(_example(layers), layers, rule.init())
+    facts = {name: len(numbers) for name, numbers in told.items()}
+    facts |= {f"{use}/{name}": 1 for name in layers for use in ("large", "small")}
+    return Layout.of(theta, (*TRAINED, *EVALUATED), facts, members, public["ranges"])
+
+
+def _calibration_layout(method: Method, theta: Params, members: int) -> Layout:
+    layers = list(theta)
+    facts = {name: len(numbers) for name, numbers in _rule(method).first(_example(layers), layers).items()}
+    facts |= {f"magnitude/{name}": len(magnitude(0.0)) for name in layers}
+    return Layout.of({}, (), facts, members, {})
+
+
+def _evaluation_layout(members: int) -> Layout:
+    return Layout.of({}, EVALUATED, {}, members, {})

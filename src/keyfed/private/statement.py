@@ -1,0 +1,109 @@
+"""What a ledger promises and what it does not, in sentences that stand in every report."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from keyfed.private.accounting import FINE, merge
+from keyfed.private.budget import Ledger
+
+UNIT = "one client with everything it holds"
+NEIGHBOURS = "one client added or removed (removed: it always sends zeros)"
+NOISE_OPTION = (
+    "method.noise reproduces FedAtt's perturbation. Uploads are not clipped, so one client's influence has no bound "
+    "and ε is ∞ whatever the noise; `keyfed train --dp` gives a guarantee."
+)
+NO_LEDGER = "No ledger: nothing was clipped and noised, so nothing is promised. `keyfed train --dp` gives a guarantee."
+
+
+def account(ledger: Ledger) -> dict[str, Any]:
+    """Return the verdict, ε by both accountants, the terms and the releases of a ledger."""
+    terms = ledger.terms
+    return {
+        "verdict": ledger.verdict(),
+        "pld": _number(ledger.epsilon(grid=FINE)),
+        "rdp": _number(ledger.epsilon("rdp")),
+        "delta": terms.delta,
+        "budget": terms.budget,
+        "unit": UNIT,
+        "adjacency": NEIGHBOURS,
+        "mechanism": terms.mechanism,
+        "noise": terms.z,
+        "rate": terms.rate if terms.mechanism == "gaussian" else None,
+        "separation": terms.gap,
+        "population": terms.population,
+        "cohort": terms.cohort,
+        "clients": terms.clients,
+        "called": terms.called,
+        "randomness": terms.randomness,
+        "releases": len(ledger.entries),
+        "retried": sum(e.attempt > 0 or e.what == "torn" for e in ledger.entries),
+        "rows": len(ledger.hashes),
+        "head": ledger.head,
+        "statement": statement(ledger),
+    }
+
+
+def no_account(noise: float) -> dict[str, Any]:
+    """Return the account of a run without a ledger; `noise` is its method's own."""
+    return {"verdict": "NONE", "pld": None, "rdp": None, "statement": [NOISE_OPTION if noise else NO_LEDGER]}
+
+
+def statement(ledger: Ledger) -> list[str]:
+    """Say what the ε is about: unit, neighbours, δ, amplification, randomness, and what is not covered."""
+    t = ledger.terms
+    verdict = ledger.verdict()
+    eps = ledger.epsilon(grid=FINE)
+    lines = []
+    if verdict == "NONE":
+        return ["NONE: releases without noise are in the ledger, so ε is ∞."]
+    if verdict == "SIMULATED":
+        lines.append(
+            f"SIMULATED guarantee for a population of {t.population:,} clients and a cohort of {t.cohort:,.6g}; not a "
+            f"guarantee of this run, which has {t.clients:,} clients and calls {t.called:,.6g} a round"
+            + (", and whose noise derives from its seed." if t.randomness == "derived" else ".")
+        )
+    else:
+        lines.append(f"GUARANTEE for the {t.clients:,} clients of this run.")
+    lines += [
+        f"(ε, δ) = ({eps:.4g}, {t.delta:g}) by privacy loss distributions, {ledger.epsilon('rdp'):.4g} by Rényi "
+        f"divergences, over {len(ledger.entries):,} releases.",
+        f"Unit: {UNIT}. Neighbours: {NEIGHBOURS}. {t.sensitivity}",
+    ]
+    if t.mechanism == "gaussian":
+        if t.rate < 1:
+            alone = ledger_without_sampling(ledger)
+            lines.append(
+                f"Amplification: every client is called independently with chance {t.rate:.4g}. That helps against "
+                "whoever sees the models and not who took part. The server, which knows, is only held by "
+                f"ε = {alone:.4g}, unless it sees no single upload (secure aggregation)."
+            )
+        else:
+            lines.append("Amplification: none; every client is called every round.")
+    else:
+        lines.append(
+            f"Amplification: none is claimed. Noise is correlated over rounds (tree aggregation), and a client that "
+            f"took part waits {t.gap:,} rounds."
+        )
+    lines.append(
+        "Not covered: validation and test numbers and the choice of the best round (they read held-out text of the "
+        "same corpus), the vocabulary unless `keyfed vocab --dp` made it, the choice of hyper-parameters, clients that "
+        "do not follow the protocol, and whatever a client keeps to itself."
+    )
+    return lines
+
+
+def ledger_without_sampling(ledger: Ledger) -> float:
+    """ε against somebody who knows who took part in every round: the same releases at a rate of 1.
+
+    A bound for a client that is called every time; who is called less often has less.
+    """
+    from keyfed.private.accounting import COARSE, Release, epsilon
+
+    rows = [Release(r.z, 1.0, r.count) if isinstance(r, Release) else r for r in merge(ledger.rows())]
+    return epsilon(rows, ledger.terms.delta, grid=COARSE)
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

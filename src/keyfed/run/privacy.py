@@ -1,0 +1,208 @@
+"""The privacy of a run: its terms, its ledger beside its metrics, every round's noise, and what it says of itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from keyfed.config import Config
+from keyfed.engine.noised_sum import NoisedSum
+from keyfed.errors import PrivacyError
+from keyfed.federated.types import Method, Params, State
+from keyfed.private.accounting import Release, Row, TreeRelease, calibrate, calibrate_tree, check_delta
+from keyfed.private.budget import LEDGER, Ledger, Terms, check_against_metrics, open_ledger, read_ledger
+from keyfed.private.mechanism import CLIP, Bounded, bound, refuse_participation
+from keyfed.private.noise import Draw, Noising, derived, update_noise
+from keyfed.private.plan import noise_to_clip
+from keyfed.private.statement import account, no_account
+from keyfed.private.tree import derived_tree, group_of
+from keyfed.run.folder import read_metrics, read_run_toml
+from keyfed.run.traffic import Sizes
+
+
+def terms_of(config: Config, bounded: Bounded, clients: int, called: float) -> Terms:
+    """Return what a simulated run's ε is about; the noise is calibrated here where a budget is given.
+
+    Args:
+      called: clients of a round, in expectation.
+    """
+    p = config.privacy
+    everybody = bounded.method.cohort == "all" or called == clients
+    refuse_participation(config.participation, p.mechanism, everybody)
+    population = p.population or clients
+    groups = max(1, int(clients // called))
+    cohort: float
+    if p.mechanism == "tree":
+        called = clients / groups  # those whose turn it is, see `members_in_turn`
+    if p.population is None:
+        cohort = called
+    elif everybody:
+        cohort = population
+    else:
+        cohort = p.cohort or max(1, population // 200)
+    delta = population**-1.1 if p.delta is None else p.delta
+    check_delta(delta, population)
+    gap = None
+    if p.mechanism == "tree":
+        most = groups if p.population is None else max(1, int(population // cohort))
+        gap = p.separation or most
+        if gap > most:
+            raise PrivacyError(
+                f"privacy.separation is {gap} rounds, but with {cohort:,.6g} of {population:,} clients in every round "
+                f"a client has to come again after {most}; set it lower, or the cohort"
+            )
+    z = p.noise
+    if z is None:
+        assert p.epsilon is not None
+        rounds = max(1, config.train.rounds)
+        z = (
+            calibrate_tree(p.epsilon, delta, gap, rounds)
+            if gap is not None
+            else calibrate(p.epsilon, delta, min(1.0, cohort / population), rounds)
+        )
+    return Terms(
+        delta=delta, population=population, clients=clients, cohort=cohort, called=called, z=z, mechanism=p.mechanism,
+        sensitivity=bounded.sensitivity, randomness="derived", budget=p.epsilon, gap=gap,
+    )  # fmt: skip
+
+
+class PrivateRun:
+    """A run's mechanism: `noising` before every round, `told` after it."""
+
+    def __init__(self, config: Config, bounded: Bounded, out: Path, terms: Terms) -> None:
+        self._config = config
+        self._bounded = bounded
+        self._seed = config.train.seed
+        self.ledger: Ledger = open_ledger(out, terms)
+        check_against_metrics(self.ledger, read_metrics(out))
+        t = terms
+        # The noise of the fleet's mean, on the mean of those who are there in fact.
+        self._shrink = t.called / t.cohort
+        self._bit_std: float | None = None
+        if config.privacy.quantile is not None:
+            self._bit_std = config.privacy.count_noise or t.cohort / 20
+        self._std = update_noise(t.z, self._bit_std)
+
+    def row(self) -> Row:
+        """What a round costs."""
+        t = self.ledger.terms
+        return Release(t.z, t.rate) if t.gap is None else TreeRelease(t.z, t.gap)
+
+    def allows(self) -> bool:
+        """Whether the budget has room for another round."""
+        return self.ledger.allows([self.row()])
+
+    def turn(self) -> int | None:
+        """The leaf of the next round's release; None without a tree."""
+        return None if self.ledger.terms.gap is None else len(self.ledger.entries)
+
+    def in_turn(self, names: Sequence[str]) -> list[int] | None:
+        """Return the clients whose turn it is, with a tree; None where they are drawn."""
+        leaf = self.turn()
+        t = self.ledger.terms
+        return None if leaf is None else members_in_turn(names, leaf, round(t.clients / t.called), self._seed)
+
+    def announce(self, parameters: int) -> list[str]:
+        """Say before the first round what is promised, and how long the noise is beside the clip."""
+        t = self.ledger.terms
+        how = f"rate {t.rate:.4g}" if t.gap is None else f"tree aggregation, {t.gap} rounds apart"
+        budget = "no budget" if t.budget is None else f"budget epsilon {t.budget:g}"
+        ratio = noise_to_clip(self._std, parameters, t.cohort)
+        lines = [
+            f"privacy: {self.ledger.verdict()}, {budget}, delta {t.delta:.2g}, noise {t.z:.4g}, {how}, population "
+            f"{t.population:,}, cohort {t.cohort:,.6g}; noise of a mean {ratio:.3g} clips"
+        ]
+        if self.ledger.terms.simulated:
+            lines.append(
+                f"a SIMULATED guarantee for population {t.population:,}, cohort {t.cohort:,.6g}; not a guarantee of "
+                "this run"
+            )
+        return lines
+
+    def gather(self, state: State, frozen: frozenset[str]) -> tuple[Callable[[Params], NoisedSum], float]:
+        """Return how the round after `state` is summed, and its clip."""
+        p, t = self._config.privacy, self.ledger.terms
+        clip = float(state.server[CLIP])
+        noising = Noising(
+            clip=clip,
+            std=self._std * clip * self._shrink,
+            bit_std=None if self._bit_std is None else self._bit_std * self._shrink,
+            called=t.called,
+            denominator=t.called * p.mean_weight,
+            floor=p.floor * t.called if self._bounded.ratio else None,
+            release=lambda: self._release(state.round),
+            frozen=frozen,
+        )
+        return lambda like: NoisedSum(like, noising), clip
+
+    def _release(self, round: int) -> Draw:
+        """Write the release down, then draw its noise."""
+        leaf = self.turn()
+        entry = self.ledger.book(self.row(), "update", round)
+        return derived(self._seed, round, entry.attempt) if leaf is None else derived_tree(self._seed, leaf)
+
+    def told(self, before: State) -> dict[str, Any]:
+        """What a round's line of metrics.jsonl says of privacy."""
+        found: dict[str, Any] = {
+            "epsilon": self.ledger.epsilon(),
+            "verdict": self.ledger.verdict(),
+            "clip": float(before.server[CLIP]),
+            "ledger": {"rows": len(self.ledger.hashes), "head": self.ledger.head},
+        }
+        return found
+
+    def account(self, parameters: int) -> dict[str, Any]:
+        """What the result of the run says of privacy."""
+        t = self.ledger.terms
+        ratio = noise_to_clip(self._std, parameters, t.cohort)
+        return {**account(self.ledger), "noise_to_clip": ratio}
+
+
+def members_in_turn(names: Sequence[str], leaf: int, groups: int, seed: int) -> list[int]:
+    """Return the clients whose turn it is: each belongs to one group, and the groups go round."""
+    return [k for k, name in enumerate(names) if group_of(name, groups, seed) == leaf % groups]
+
+
+def public_record(record: Mapping[str, Any], private: PrivateRun, sizes: Sizes) -> dict[str, Any]:
+    """Return a round's line without anything that was not noised: what is left is public or was released.
+
+    Traffic is that of the expected cohort, which everybody knows; who came is not said.
+    """
+    called = math.ceil(private.ledger.terms.called)
+    return {
+        "round": record["round"],
+        "loss": None,
+        "worked": None,
+        "cohort": called,
+        "contributors": None,
+        "refused": None,
+        "lost": None,
+        "abandoned": False,
+        "effective_clients": None,
+        "traffic": {"down": sizes.down * called, "up": sizes.up * called, "control": 0},
+    }
+
+
+def account_of_run(run: Path) -> dict[str, Any]:
+    """Return what a run has spent, by its ledger; a run without one promises nothing.
+
+    Raises:
+      PrivacyError: the ledger was changed, rolled back, or removed.
+    """
+    config, _ = read_run_toml(run)
+    if not config.privacy.on and not (run / LEDGER).exists():
+        noise = config.options.get("noise")
+        return no_account(float(noise) if isinstance(noise, int | float) else 0.0)
+    ledger = read_ledger(run)
+    check_against_metrics(ledger, read_metrics(run))
+    return account(ledger)
+
+
+def make_private(config: Config, method: Method, clients: int, called: int) -> tuple[Bounded, Terms] | None:
+    """Return a method's private form and the terms of its ledger; None where nobody asked for one."""
+    if not config.privacy.on:
+        return None
+    bounded = bound(method, config.privacy)
+    return bounded, terms_of(config, bounded, clients, called)
