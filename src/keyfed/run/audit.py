@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from keyfed.config import Config, check
+from keyfed.config import Config, PrivacyConfig, check
 from keyfed.engine.module import ModuleNetwork
-from keyfed.engine.network import shapes
 from keyfed.errors import RunError
 from keyfed.federated.types import Method
 from keyfed.files import write_atomically
@@ -26,8 +25,9 @@ from keyfed.run.audit_lint import Claim, Finding, lint, read_claim
 from keyfed.run.audit_report import write_audit
 from keyfed.run.choose import Choice
 from keyfed.run.folder import Trained, load_model, read_metrics, read_result, strict
-from keyfed.run.planning import plan
+from keyfed.run.planning import members_of, plan
 from keyfed.run.prepare import Prepared, make_problem, prepare
+from keyfed.run.privacy import make_private
 from keyfed.run.start import find_source, initial_params, make_ready
 from keyfed.run.train import Listener, Silent, train
 
@@ -98,7 +98,7 @@ def audit_run(run: Path, *, quick: bool = True, listener: Listener | None = None
     listen.say("audit: words of one client from its update")
     leaks = _leaks(subject)
     canaries = _canaries(subject, effort, listen)
-    one_shot = _one_shot(subject, listen)
+    one_shot = _one_shot(subject, len(records), listen)
     against = contradictions(subject.claim, findings, canaries, one_shot, leaks)
     found = {
         "run": str(run),
@@ -131,7 +131,8 @@ def _open(run: Path) -> Subject:
 def again(config: Config) -> Config:
     """Return the configuration to train with once more: nothing that only measures, one checkpoint at the end."""
     fewer = replace(config.train, baselines=False, central=False, checkpoint_every=max(1, config.train.rounds))
-    return check(replace(config, train=fewer))
+    privacy = replace(config.privacy, twin=PrivacyConfig().twin if not config.privacy.on else False)
+    return check(replace(config, train=fewer, privacy=privacy))
 
 
 def _canaries(subject: Subject, effort: Effort, listen: Listener) -> dict[str, Any]:
@@ -158,7 +159,14 @@ def _leaks(subject: Subject) -> dict[str, Any] | None:
         return None
     theta = _initial(subject)
     problem = make_problem(subject.prepared, subject.config, subject.method, "cpu")
-    return audit_leaks.measure_leaks(problem, subject.method, theta, subject.config.train.seed)
+    clip = noise = None
+    terms = subject.claim.terms
+    if terms is not None:
+        clip = subject.config.privacy.clip
+        noise = terms.z * clip * terms.called / terms.cohort
+    return audit_leaks.measure_leaks(
+        problem, subject.method, theta, subject.config.train.seed, clip=clip, noise=noise
+    )  # fmt: skip
 
 
 def _initial(subject: Subject) -> dict[str, Any]:
@@ -167,9 +175,28 @@ def _initial(subject: Subject) -> dict[str, Any]:
     return initial_params(config, prepared, start)
 
 
-def _one_shot(subject: Subject, listen: Listener) -> dict[str, Any] | None:
+def _one_shot(subject: Subject, rounds: int, listen: Listener) -> dict[str, Any] | None:
     """Train with canary clients in the sum, where a noisy sum is claimed; None elsewhere."""
-    return None
+    claim, config = subject.claim, subject.config
+    private = make_private(config, subject.method, len(subject.prepared.store), _called(subject))
+    if private is None or claim.terms is None or claim.delta is None:
+        return None
+    theta = _initial(subject)
+    layers = audit_one_shot.trained_layers(config, theta)
+    count = audit_one_shot.how_many(sum(p.numel() for p in layers.values()), claim.terms.rate, rounds)
+    listen.say(f"audit: training again with {count} canary clients in the sums")
+    seeds = audit_one_shot.canary_seeds(config.train.seed, count)
+    out = subject.home / "one-shot"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    after = audit_one_shot.train_with_canaries(
+        config, subject.prepared, private[0], private[1], subject.choice, theta, out, seeds[:count], rounds
+    )
+    return audit_one_shot.judge(layers, after, seeds, claim.delta, claim.epsilon)
+
+
+def _called(subject: Subject) -> int:
+    return members_of(subject.method, subject.prepared, subject.config)
 
 
 def contradictions(

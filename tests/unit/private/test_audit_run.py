@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from keyfed.config import Config, apply_settings
 from keyfed.errors import RunError
@@ -17,6 +18,7 @@ from keyfed.private.accounting import Release
 from keyfed.private.budget import HEAD, LEDGER, Terms, open_ledger
 from keyfed.run.audit import audit_run, contradictions
 from keyfed.run.audit_lint import Claim, Finding, lint, read_claim
+from keyfed.run.audit_one_shot import how_many, picked
 from keyfed.run.train import train
 
 TINY = [
@@ -85,6 +87,53 @@ def test_a_run_without_privacy_is_attacked_in_every_way_and_claims_nothing(confi
     }  # fmt: skip
     assert any("canaries" in line for line in said)
     assert audit_run(run)["canaries"] == found["canaries"]  # again: nothing is trained anew, and nothing differs
+
+
+PRIVATE = [
+    "participation.sampling=poisson", "privacy.noise=1", "privacy.clip=5", "privacy.quantile=none",
+    "privacy.twin=false", "train.rounds=5",
+]  # fmt: skip
+
+
+def test_a_sound_private_run_passes_and_one_whose_noise_is_missing_is_flagged(config, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    train(apply_settings(config, PRIVATE), run)
+    sound = audit_run(run)
+    assert (sound["verdict"], sound["contradictions"]) == ("SIMULATED", [])
+    assert sound["one_shot"]["certain"] <= sound["claim"]["epsilon"]
+    assert sound["one_shot"]["floor"] < sound["claim"]["epsilon"]
+    assert not sound["leaks"]["demonstration"]
+    assert not sound["leaks"]["views"]["noised"]["better_than_chance"]
+    page = (run / "audit.md").read_text("utf-8")
+    assert "consistent with the claim" in page
+    assert "Nothing that was measured contradicts the claim" in page
+    # The same ledger, and a mechanism that forgets to add the noise it books.
+    monkeypatch.setattr(
+        "keyfed.run.privacy.derived", lambda *purpose: lambda name, shape: torch.zeros(shape, dtype=torch.float64)
+    )
+    broken = audit_run(run)
+    assert broken["contradicted"]
+    assert broken["contradictions"][0].startswith("one-shot:")
+    assert broken["one_shot"]["certain"] > broken["claim"]["epsilon"]
+    assert "A claim is contradicted by what was measured" in (run / "audit.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "rate", "rounds", "count"),
+    [(220_000, 0.01, 40, 1000), (1374, 0.2857, 5, 96), (1000, 1.0, 5, 50), (4_000_000, 0.1, 20, 67)],
+    ids=["as many as one wants", "crowded", "fewest", "as many as there is time for"],
+)
+def test_canary_clients_are_many_but_neither_crowded_nor_slow(dimensions, rate, rounds, count):
+    assert how_many(dimensions, rate, rounds) == count
+
+
+def test_canaries_of_a_tree_take_turns_and_others_come_by_chance():
+    turns = [picked(replace(TERMS, mechanism="tree", gap=3), 10, 1, n) for n in range(3)]
+    assert sorted(k for turn in turns for k in turn) == list(range(10))
+    drawn = [picked(TERMS, 1000, 1, n) for n in range(5)]
+    assert all(60 < len(found) < 140 for found in drawn)
+    assert drawn[0] != drawn[1]
+    assert drawn == [picked(TERMS, 1000, 1, n) for n in range(5)]
 
 
 def test_a_folder_without_a_finished_run_is_said_in_one_line(tmp_path):
