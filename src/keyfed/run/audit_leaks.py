@@ -11,7 +11,7 @@ The attack is that of `keyfed.private.audit.leak`: rows of the input layer, or t
 from __future__ import annotations
 
 import math
-import os
+from os import urandom
 from typing import Any
 
 import numpy as np
@@ -104,7 +104,7 @@ def masked(change: Tensor) -> Tensor:
     The key is the operating system's, used once and known to nobody: what is left looks uniform, whatever is under it.
     """
     words = change.mul(SCALE).round().long().flatten().numpy().astype(np.uint32)
-    add_mask(words, os.urandom(KEY_BYTES), 1)
+    add_mask(words, urandom(KEY_BYTES), 1)
     return masked_view(words).view(change.shape)
 
 
