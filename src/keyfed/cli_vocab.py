@@ -17,6 +17,7 @@ from keyfed.cli_options import (
     configure,
     print_json,
 )
+from keyfed.cli_train import privacy_settings
 
 
 def vocab(
@@ -30,6 +31,15 @@ def vocab(
     allow_single: Annotated[
         bool, typer.Option("--allow-single", help="Take --min-clients 1: a single person's words reach everybody.")
     ] = False,
+    dp: Annotated[
+        str | None, typer.Option("--dp", metavar="BUDGET", help="Noisy counts with a guarantee: epsilon=8, or noise=1.")
+    ] = None,
+    population: Annotated[
+        int | None, typer.Option(help="With --dp: clients of an imagined fleet, for a SIMULATED guarantee.")
+    ] = None,
+    phrases: Annotated[
+        Path | None, typer.Option(help="With --dp: also count pairs of words under the same budget, into this file.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("vocab.json"),
     settings: SetOption = None,
     config: ConfigOption = None,
@@ -44,15 +54,23 @@ def vocab(
       keyfed vocab --data sotu --size 5000 --out vocab.json
 
       keyfed train fedavg --vocab vocab.json
+
+    With --dp the counts are noised, and a word needs as many clients as the noise asks for; what was spent is in a
+    ledger beside the file:
+
+      keyfed vocab --dp epsilon=2 --most-words 500 --population 1000000
     """
     from keyfed.run.vocabulary import elect_vocabulary, vocabulary_text
 
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "data.vocab": size,
         "data.min_clients": min_clients,
+        **privacy_settings(dp, population, None),
     }  # fmt: skip
     resolved = configure(None, config, named, settings)
     if resolved.data.min_clients == 1 and allow_single:
         typer.echo("warning: a word of a single client enters, and everybody who gets the model can read it", err=True)
-    report = elect_vocabulary(resolved, out, least_uses=least_uses, most_words=most_words, allow_single=allow_single)
+    report = elect_vocabulary(
+        resolved, out, least_uses=least_uses, most_words=most_words, allow_single=allow_single, phrases=phrases
+    )
     print_json(report) if as_json else typer.echo(vocabulary_text(report))

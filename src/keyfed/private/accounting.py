@@ -114,6 +114,7 @@ def _event(dpa: Any, row: Row) -> Any:
     return dpa.SelfComposedDpEvent(one, row.count)
 
 
+@lru_cache(maxsize=64)
 def calibrate(target: float, delta: float, q: float, rounds: int, kind: Accountant = "pld") -> float:
     """Return the noise multiplier z with which `rounds` releases cost at most ε = `target`, to 1e-4.
 

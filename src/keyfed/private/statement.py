@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from keyfed.private.accounting import FINE, merge
+from keyfed.private.accounting import COARSE, Release, epsilon, merge
 from keyfed.private.budget import Ledger
 
 UNIT = "one client with everything it holds"
@@ -17,12 +17,16 @@ NOISE_OPTION = (
 NO_LEDGER = "No ledger: nothing was clipped and noised, so nothing is promised. `keyfed train --dp` gives a guarantee."
 
 
-def account(ledger: Ledger) -> dict[str, Any]:
-    """Return the verdict, ε by both accountants, the terms and the releases of a ledger."""
+def account(ledger: Ledger, grid: float = COARSE) -> dict[str, Any]:
+    """Return the verdict, ε by both accountants, the terms and the releases of a ledger.
+
+    Args:
+      grid: width of the steps of the PLD, see `accounting.epsilon`.
+    """
     terms = ledger.terms
     return {
         "verdict": ledger.verdict(),
-        "pld": _number(ledger.epsilon(grid=FINE)),
+        "pld": _number(ledger.epsilon(grid=grid)),
         "rdp": _number(ledger.epsilon("rdp")),
         "delta": terms.delta,
         "budget": terms.budget,
@@ -41,7 +45,7 @@ def account(ledger: Ledger) -> dict[str, Any]:
         "retried": sum(e.attempt > 0 or e.what == "torn" for e in ledger.entries),
         "rows": len(ledger.hashes),
         "head": ledger.head,
-        "statement": statement(ledger),
+        "statement": statement(ledger, grid),
     }
 
 
@@ -50,11 +54,11 @@ def no_account(noise: float) -> dict[str, Any]:
     return {"verdict": "NONE", "pld": None, "rdp": None, "statement": [NOISE_OPTION if noise else NO_LEDGER]}
 
 
-def statement(ledger: Ledger) -> list[str]:
+def statement(ledger: Ledger, grid: float = COARSE) -> list[str]:
     """Say what the ε is about: unit, neighbours, δ, amplification, randomness, and what is not covered."""
     t = ledger.terms
     verdict = ledger.verdict()
-    eps = ledger.epsilon(grid=FINE)
+    eps = ledger.epsilon(grid=grid)
     lines = []
     if verdict == "NONE":
         return ["NONE: releases without noise are in the ledger, so ε is ∞."]
@@ -99,8 +103,6 @@ def ledger_without_sampling(ledger: Ledger) -> float:
 
     A bound for a client that is called every time; who is called less often has less.
     """
-    from keyfed.private.accounting import COARSE, Release, epsilon
-
     rows = [Release(r.z, 1.0, r.count) if isinstance(r, Release) else r for r in merge(ledger.rows())]
     return epsilon(rows, ledger.terms.delta, grid=COARSE)
 

@@ -11,7 +11,7 @@ from keyfed.config import Config
 from keyfed.engine.noised_sum import NoisedSum
 from keyfed.errors import PrivacyError
 from keyfed.federated.types import Method, Params, State
-from keyfed.private.accounting import Release, Row, TreeRelease, calibrate, calibrate_tree, check_delta
+from keyfed.private.accounting import FINE, Release, Row, TreeRelease, calibrate, calibrate_tree, check_delta
 from keyfed.private.budget import LEDGER, Ledger, Terms, check_against_metrics, open_ledger, read_ledger
 from keyfed.private.mechanism import CLIP, Bounded, bound, refuse_participation
 from keyfed.private.noise import Draw, Noising, derived, update_noise
@@ -197,7 +197,7 @@ def account_of_run(run: Path) -> dict[str, Any]:
         return no_account(float(noise) if isinstance(noise, int | float) else 0.0)
     ledger = read_ledger(run)
     check_against_metrics(ledger, read_metrics(run))
-    return account(ledger)
+    return account(ledger, FINE)
 
 
 def make_private(config: Config, method: Method, clients: int, called: int) -> tuple[Bounded, Terms] | None:

@@ -12,17 +12,28 @@ from keyfed.errors import ConfigError, RunError
 from keyfed.files import write_atomically
 from keyfed.model.presets import preset
 from keyfed.run.encode import read_people, vocab_rules
+from keyfed.run.private_vocabulary import PrivateElection
 from keyfed.text.ballots import MIN_CLIENTS, Ballot, ballot, elect
 from keyfed.text.clients import statistics
 
 
 def elect_vocabulary(
-    config: Config, out: Path, *, least_uses: int, most_words: int | None, allow_single: bool = False
+    config: Config,
+    out: Path,
+    *,
+    least_uses: int,
+    most_words: int | None,
+    allow_single: bool = False,
+    phrases: Path | None = None,
 ) -> dict[str, Any]:
     """Let the clients of a corpus elect a vocabulary, write it to `out` and return a report.
 
     Held-out text has no vote. Entries (`data.vocab`) and clients a word needs (`data.min_clients`, else `MIN_CLIENTS`)
-    are the configuration's; the other arguments are those of `ballot` and `elect`.
+    are the configuration's; the other arguments are those of `ballot` and `elect`. With a budget (`privacy.epsilon`)
+    the counts are noised, and a word needs as many clients as the noise asks for.
+
+    Args:
+      phrases: JSON file for pairs of words and their noisy counts, with a budget: both releases share it.
 
     Raises:
       ConfigError: A number makes no sense.
@@ -46,8 +57,34 @@ def elect_vocabulary(
             )  # fmt: skip
 
     min_clients = config.data.min_clients or MIN_CLIENTS
-    found = elect(ballots(), size=config.data.vocab, min_clients=min_clients, allow_single=allow_single)
+    private: PrivateElection | None = None
+    if config.privacy.on:
+        if min_clients == 1 and not allow_single:
+            min_clients = 2
+        private = PrivateElection(config, out, len(population.trained), most_words, 1 if phrases is None else 2)
+        found = private.elect(ballots(), "words", config.data.vocab, min_clients)
+    else:
+        if phrases is not None:
+            raise ConfigError("--phrases counts pairs of words under a budget; add --dp epsilon=NUMBER")
+        found = elect(ballots(), size=config.data.vocab, min_clients=min_clients, allow_single=allow_single)
     vocab = found.vocab(kind, lower=lower, tokenised=corpus.tokenised)
+    if private is not None:
+        if phrases is not None:
+            private.write_phrases(phrases, population.trained, lower=lower, tokenised=corpus.tokenised)
+        data = vocab.to_json().encode()
+        _write(out, data)
+        return {
+            "out": str(out),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "data": corpus.name,
+            "partition": population.partition,
+            "kind": kind,
+            "most_words": most_words,
+            "kept": len(found.words),
+            "least_votes": found.votes[-1],
+            "phrases": None if phrases is None else str(phrases),
+            "privacy": private.account(),
+        }
     elected = vocab.index.keys()
     sizes, losing = [], 0
     for said in ballots():  # once more, rather than kept: only a simulation has them all
@@ -92,6 +129,17 @@ def _write(out: Path, data: bytes) -> None:
 def vocabulary_text(report: dict[str, Any]) -> str:
     """Write the report for a person."""
     r, things = report, {"word": "words", "char": "characters"}[report["kind"]]
+    if "privacy" in r:
+        p = r["privacy"]
+        return "\n".join(
+            [
+                f"{r['data']}: {r['kept']:,} {things} of at least {p['threshold']:,.3g} clients by noisy counts (noise "
+                f"{p['count_noise']:,.3g}), and 4 specials",
+                f"{p['verdict']}: epsilon {p['pld']:.4g} (PLD) and delta {p['whole_delta']:.2g}, threshold included",
+                *p["statement"],
+                f"written: {r['out']}" + ("" if r["phrases"] is None else f" and {r['phrases']}"),
+            ]
+        )
     unknown = ", ".join(f"{part} {rate:.2%}" for part, rate in r["unknown"].items() if rate is not None)
     lines = [
         f"{r['data']}: {r['clients']:,} clients ({r['partition']}) reported {r['types']:,} different {things}",

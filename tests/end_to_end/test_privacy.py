@@ -1,0 +1,282 @@
+"""Private runs from the command line: a budget that is kept, a ledger that is whole, and nothing logged that tells."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from keyfed.config import Config, apply_settings
+from keyfed.errors import ConfigError, PrivacyError
+from keyfed.private.accounting import Release, epsilon
+from keyfed.private.budget import HEAD, LEDGER, read_ledger
+from keyfed.run.folder import load_model, read_metrics
+from keyfed.run.train import Silent, train
+
+TINY = [
+    "model.embed=8", "model.hidden=12", "data.vocab=60", "train.cohort=3", "train.workers=1", "data.window=8",
+    "train.valid_tokens=500", "train.baselines=false",
+]  # fmt: skip
+FLEET = ["participation.sampling=poisson", "privacy.noise=1", "privacy.population=1000000", "privacy.twin=false"]
+TELLING = ("attention", "effective_by_layer", "tokens", "reported", "modelled_seconds", "compression_error")
+
+
+def configured(corpus, method="fedavg", rounds=3, *settings):
+    config = Config(method=method)
+    return apply_settings(config, [f"data.name={corpus}", f"train.rounds={rounds}", *TINY, *FLEET, *settings])
+
+
+def test_a_private_run_on_the_built_in_corpus_keeps_its_budget_and_says_what_it_cost(keyfed, tmp_path):
+    run = tmp_path / "run"
+    small = ["--set", "data.max_tokens=200", "--set", "train.test_tokens=500", "--set", "train.cohort=5"]
+    settings = [x for s in TINY[:3] + TINY[4:] for x in ("--set", s)] + small
+    code, out, err = keyfed(
+        "train", "fedavg", "--dp", "epsilon=8", "--population", 1_000_000, "--rounds", 4, "--out", run, *settings
+    )
+    assert code == 0, err
+    printed = [line for line in err.splitlines() if line.startswith("round") and "epsilon" in line]
+    spent = [float(line.split("epsilon")[1].split()[0]) for line in printed]
+    assert len(spent) == 4
+    assert spent == sorted(spent)
+    assert spent[-1] <= 8
+    assert all("SIMULATED" in line for line in printed)
+    assert "privacy cost: test perplexity" in out
+    report = (run / "report.md").read_text("utf-8")
+    for words in ("SIMULATED guarantee for a population of 1,000,000", "without clip and noise", "Unit: one client",
+                  "Not covered: validation", "Amplification:"):  # fmt: skip
+        assert words in report
+    code, out, err = keyfed("privacy", "ledger", run, "--json")
+    assert code == 0, err
+    account = json.loads(out)
+    assert account["verdict"] == "SIMULATED"
+    assert account["pld"] == pytest.approx(spent[-1], abs=2e-3)
+    assert account["pld"] <= 8
+    code, out, err = keyfed("privacy", "plan", "--run", run, "--epsilon", 8, "--cohort", 1000, "--rounds", 10, "--json")
+    assert code == 0, err
+    (measured,) = json.loads(out)["measured"]
+    assert measured["noiseless"] > 0
+    lines = (run / LEDGER).read_text().splitlines(keepends=True)
+    (run / LEDGER).write_text("".join(lines).replace('"round": 1', '"round": 0'))
+    code, out, err = keyfed("privacy", "ledger", run)
+    assert (code, out) == (2, "")
+    assert "changed or rolled back" in err
+
+
+def test_nothing_that_was_not_noised_is_in_the_metrics(corpus, tmp_path):
+    train(configured(corpus, "fedatt", 2, "method.bound=3", "train.cohort=4"), tmp_path / "run")
+    for record in read_metrics(tmp_path / "run"):
+        assert not set(TELLING) & set(record)
+        assert all(record[key] is None for key in ("loss", "worked", "contributors", "refused", "lost"))
+        assert math.isfinite(record["privacy"]["epsilon"])
+    texts = [p.read_text("utf-8") for p in (tmp_path / "run").rglob("*.json*")]
+    assert not any(f"writer{k}" in text for text in texts for k in range(8))
+
+
+class StopAfter(Silent):
+    def __init__(self, rounds):
+        self.rounds = rounds
+
+    def round(self, record):
+        if record["round"] == self.rounds:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("privacy.mechanism=tree", "privacy.quantile=none", "participation.sampling=uniform")]
+)
+def test_a_run_that_was_stopped_between_rounds_ends_as_if_it_had_not(corpus, tmp_path, more):
+    config = configured(corpus, "fedavg", 4, *more)
+    train(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "stopped", listener=StopAfter(2))
+    result = train(config, tmp_path / "stopped", resume=True)
+    assert (tmp_path / "stopped" / LEDGER).read_bytes() == (tmp_path / "whole" / LEDGER).read_bytes()
+    one, two = (load_model(tmp_path / name).params for name in ("whole", "stopped"))
+    assert all((one[name] == two[name]).all() for name in one)
+    assert result["privacy"]["retried"] == 0
+
+
+def test_a_round_that_is_done_again_costs_again_and_has_other_noise(corpus, tmp_path):
+    config = configured(corpus, "fedavg", 3, "train.checkpoint_every=5", "privacy.epsilon=8", "privacy.noise=none")
+    once = train(config, tmp_path / "once")
+
+    class Lost(StopAfter):
+        def round(self, record):
+            if record["round"] == self.rounds:
+                raise OSError("the machine is gone")  # no checkpoint of this round was written
+
+    with pytest.raises(OSError, match="gone"):
+        train(config, tmp_path / "again", listener=Lost(1))
+    result = train(config, tmp_path / "again", resume=True)
+    assert [(e.round, e.attempt) for e in read_ledger(tmp_path / "again").entries][:2] == [(0, 0), (0, 1)]
+    assert result["privacy"]["retried"] == 1
+    assert result["rounds"] == 2  # the budget was for three releases, and one of them is lost
+    assert result["privacy"]["pld"] <= 8
+    assert once["rounds"] == 3
+    one, two = (read_metrics(tmp_path / name)[0]["valid"]["nats"] for name in ("once", "again"))
+    assert one != two
+
+
+def test_a_budget_ends_the_run_in_time(corpus, tmp_path):
+    said = []
+
+    class Hearing(Silent):
+        def say(self, line):
+            said.append(line)
+
+    limit = epsilon([Release(1.0, 0.005, 2)], 1e6**-1.1, population=10**6) + 1e-9
+    config = configured(corpus, "fedavg", 5, f"privacy.epsilon={limit}", "train.eval_every=5")
+    result = train(config, tmp_path / "run", listener=Hearing())
+    assert result["rounds"] == 2
+    assert result["privacy"]["pld"] <= limit
+    assert any("budget is spent after round 2" in line for line in said)
+    assert "valid" in read_metrics(tmp_path / "run")[-1]
+
+
+def test_an_empty_cohort_releases_noise_and_costs_its_row(corpus, tmp_path):
+    config = configured(corpus, "fedavg", 6, "train.cohort=1", "privacy.quantile=none")
+    result = train(
+        config, tmp_path / "run"
+    )  # of eight clients, each called with chance 1/8: e⁻¹ of the rounds are empty
+    assert result["privacy"]["releases"] == result["rounds"] == 6
+
+
+def test_a_real_population_is_accounted_by_its_own_rate(corpus, tmp_path):
+    config = configured(corpus, "fedavg", 2, "privacy.population=none", "privacy.delta=0.01", "privacy.quantile=none")
+    private = train(config, tmp_path / "run")["privacy"]
+    assert private["rate"] == pytest.approx(3 / private["clients"])
+    assert private["verdict"] == "SIMULATED"  # the noise derives from the run's seed
+    with pytest.raises(PrivacyError, match="delta"):
+        train(apply_settings(config, ["privacy.delta=0.5"]), tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedsgd", ["privacy.cohort=none"]),
+        ("fedmed", ["method.mediation=false", "train.cohort=4"]),
+        ("fedadam", ["privacy.weight_cap=300", "privacy.mean_weight=0.8"]),
+        ("fedadmm", ["method.server_step=published", "method.lr=0.5", "train.cohort=6"]),
+        ("fedavg", ["train.frozen_rounds=1"]),
+        ("fedavg", ["upload.keep=0.2"]),
+    ],
+)
+def test_methods_that_claim_a_bound_train(corpus, tmp_path, method, settings):
+    result = train(configured(corpus, method, 2, *settings), tmp_path / "run")
+    assert result["privacy"]["pld"] <= 8
+    assert math.isfinite(result["test"]["perplexity"])
+
+
+def test_clients_that_remember_book_what_they_sent(corpus, tmp_path):
+    """With a clip this small, what FedADMM's clients have sent can only be as far from θ as the clip allows."""
+    from keyfed.engine.client_state import read_state
+
+    settings = ["method.server_step=published", "method.lr=0.5", "train.cohort=6", "privacy.clip=0.01"]
+    config = configured(corpus, "fedadmm", 1, *settings, "privacy.quantile=none")
+    train(config, tmp_path / "run")
+    from keyfed.engine.network import init_params
+
+    start = init_params(load_model(tmp_path / "run").spec, config.train.seed)
+    files = [p for p in (tmp_path / "run" / "clients").rglob("*") if p.is_file()]
+    assert files
+    for path in files:
+        state = read_state(path, "cpu")
+        sent = [(state[f"sent/{name}"] - p).double().square().sum() for name, p in start.items()]
+        meant = [(state[f"w/{name}"] - p).double().square().sum() for name, p in start.items()]
+        assert 0 < float(sum(sent)) ** 0.5 <= 0.01 + 1e-6  # float32 sums
+        assert float(sum(meant)) ** 0.5 > 0.02
+
+
+def test_refusals_are_one_line(keyfed, corpus, tmp_path):
+    def fails(*arguments):
+        code, out, err = keyfed("train", *arguments, "--data", corpus, "--out", tmp_path / "run")
+        assert (code, out) == (2, "")
+        assert err.startswith("error: ")
+        assert len(err.splitlines()) == 1
+        return err
+
+    assert "epsilon=NUMBER" in fails("fedavg", "--dp", "8")
+    assert "joining client" in fails("admm", "--dp", "epsilon=8", "--set", "train.rounds=50")
+    assert "over_select" in fails("fedavg", "--dp", "epsilon=8", "--set", "participation.over_select=0.3",
+                                  "--set", "participation.sampling=uniform")  # fmt: skip
+    assert "poisson" in fails("fedavg", "--dp", "epsilon=8", "--set", "participation.sampling=uniform")
+    assert "neither privacy.epsilon nor privacy.noise" in fails("fedavg", "--population", 1000)
+
+
+def test_fedatts_own_noise_is_said_to_promise_nothing(keyfed, corpus, tmp_path):
+    settings = [x for s in TINY for x in ("--set", s)]
+    code, _, err = keyfed("train", "fedatt", "--data", corpus, "--rounds", 1, "--set", "noise=0.001",
+                          "--out", tmp_path / "run", *settings)  # fmt: skip
+    assert code == 0, err
+    assert "ε is ∞ whatever the noise" in (tmp_path / "run" / "report.md").read_text("utf-8")
+    code, out, _ = keyfed("privacy", "ledger", tmp_path / "run", "--json")
+    assert code == 0
+    assert json.loads(out)["verdict"] == "NONE"
+    assert json.loads(out)["pld"] is None
+
+
+def test_a_removed_ledger_is_an_error_and_not_a_run_without_one(corpus, tmp_path, keyfed):
+    train(configured(corpus, "fedavg", 1), tmp_path / "run")
+    for name in (LEDGER, HEAD):
+        (tmp_path / "run" / name).unlink()
+    code, out, err = keyfed("privacy", "ledger", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert LEDGER in err
+
+
+def test_central_training_beside_a_private_run_is_refused(corpus, tmp_path):
+    with pytest.raises(ConfigError, match=r"train\.central"):
+        train(configured(corpus, "fedavg", 1, "train.central=true"), tmp_path / "run")
+
+
+def test_the_numbers_of_the_command_line(keyfed):
+    code, out, _ = keyfed(
+        "privacy", "epsilon", "--noise", 1, "--rate", 0.01, "--rounds", 1000, "--delta", 1e-5, "--json"
+    )
+    assert code == 0
+    found = json.loads(out)
+    assert found["pld"] == pytest.approx(1.828244, rel=1e-3)
+    assert found["rdp"] == pytest.approx(2.101367, rel=1e-3)
+    code, out, _ = keyfed("privacy", "calibrate", "--epsilon", 1, "--rate", 0.01, "--rounds", 1000, "--json")
+    assert code == 0
+    assert json.loads(out)["pld"] == pytest.approx(1.41584, rel=1e-3)
+    code, out, _ = keyfed("privacy", "epsilon", "--noise", 7, "--separation", 314, "--rounds", 2000, "--delta", 1e-10)
+    assert code == 0
+    assert "epsilon" in out
+    code, out, err = keyfed("privacy", "epsilon", "--noise", 1, "--delta", 1e-3, "--population", 1000)
+    assert (code, out) == (2, "")
+    assert "delta" in err
+
+
+def test_the_plan_never_invents_a_perplexity(keyfed, corpus, tmp_path):
+    code, out, _ = keyfed("privacy", "plan", "--epsilon", 8, "--cohort", 1000, "--population", 100_000, "--rounds", 100)
+    assert code == 0
+    assert "perplexity: not estimated" in out
+    train(configured(corpus, "fedavg", 1), tmp_path / "run")
+    code, _, err = keyfed("privacy", "plan", "--run", tmp_path / "run", "--epsilon", 8, "--cohort", 10, "--rounds", 1)
+    assert code == 2
+    assert "measured no cost" in err
+
+
+def test_a_vocabulary_with_a_guarantee(keyfed, corpus, tmp_path):
+    out, phrases = tmp_path / "vocab.json", tmp_path / "pairs.json"
+    given = ["vocab", "--data", corpus, "--dp", "epsilon=4", "--most-words", 60, "--out", out, "--phrases", phrases]
+    code, stdout, err = keyfed(*given, "--population", 1_000_000, "--json")
+    assert code == 0, err
+    report = json.loads(stdout)
+    private = report["privacy"]
+    assert private["verdict"] == "SIMULATED"
+    assert private["pld"] <= 4
+    assert private["releases"] == 2
+    assert [e.what for e in read_ledger(tmp_path / "vocab.privacy").entries] == ["words", "pairs"]
+    assert not {"clients", "types", "unknown", "dropped_too_few"} & set(report)
+    assert json.loads(phrases.read_text("utf-8"))
+    code, _, err = keyfed(*given)
+    assert code == 2  # not twice under one budget
+    assert "not repeated" in err
+    train(configured(corpus, "fedavg", 1, f"data.vocab_file={out}"), tmp_path / "run")
+    code, _, err = keyfed("vocab", "--data", corpus, "--dp", "epsilon=1", "--set", "privacy.delta=0.01", "--out",
+                          tmp_path / "other.json")  # fmt: skip
+    assert code == 2  # eight clients are too few for any word
+    assert "more clients" in err
