@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from keyfed.config import Config, PrivacyConfig, check
+from keyfed.config import Config, check
 from keyfed.engine.module import ModuleNetwork
 from keyfed.errors import RunError
 from keyfed.federated.types import Method
@@ -125,13 +125,13 @@ def _open(run: Path) -> Subject:
         raise RunError(f"{run} has a module or method from outside the package; an audit trains again, and cannot")
     prepared = prepare(trained.config)
     method, choice = plan(trained.config, prepared)
-    return Subject(trained, prepared, method, choice, read_claim(run))
+    return Subject(trained, prepared, method, choice, read_claim(run, promised=trained.config.privacy.on))
 
 
 def again(config: Config) -> Config:
     """Return the configuration to train with once more: nothing that only measures, one checkpoint at the end."""
     fewer = replace(config.train, baselines=False, central=False, checkpoint_every=max(1, config.train.rounds))
-    privacy = replace(config.privacy, twin=PrivacyConfig().twin if not config.privacy.on else False)
+    privacy = replace(config.privacy, twin=False) if config.privacy.on else config.privacy
     return check(replace(config, train=fewer, privacy=privacy))
 
 

@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 from keyfed.config import Config
 from keyfed.errors import KeyfedError
 from keyfed.federated.types import Method
-from keyfed.private.budget import LEDGER, Ledger, Terms, Verdict, read_ledger
+from keyfed.private.budget import LEDGER, Ledger, Terms, Verdict, check_against_metrics, read_ledger
+from keyfed.run.folder import read_metrics
 
 Level = Literal["ok", "note", "warning", "broken"]
 Record = Mapping[str, Any]
@@ -53,12 +54,17 @@ class Claim:
         return {**asdict(self), "terms": None if self.terms is None else asdict(self.terms)}
 
 
-def read_claim(run: Path) -> Claim:
-    """Read the ledger of a run; one that was damaged or rolled back claims nothing and says why."""
-    if not (run / LEDGER).exists():
+def read_claim(run: Path, *, promised: bool) -> Claim:
+    """Read the ledger of a run; one that is missing, damaged or rolled back claims nothing and says why.
+
+    Args:
+      promised: the configuration asks for privacy, so there must be one.
+    """
+    if not (run / LEDGER).exists() and not promised:
         return Claim("NONE")
     try:
         ledger = read_ledger(run)
+        check_against_metrics(ledger, read_metrics(run))
     except KeyfedError as e:
         return Claim("NONE", problem=str(e))
     return claim_of(ledger)
@@ -74,7 +80,7 @@ def claim_of(ledger: Ledger) -> Claim:
 
 def lint(config: Config, method: Method, records: Sequence[Record], claim: Claim, clients: int) -> list[Finding]:
     """Look at everything that can break a claim without a single attack."""
-    findings = [_own_noise(config, claim), _seeds(claim), _weights(config, claim), _metrics(records, claim)]
+    findings = [_own_noise(config, claim), _seeds(claim), _weights(method, claim), _metrics(records, claim)]
     if claim.problem is not None:
         findings.append(Finding("ledger", "broken", claim.problem))
     if claim.terms is not None:
@@ -109,10 +115,18 @@ def _seeds(claim: Claim) -> Finding:
     return Finding("randomness", "ok", "Noise comes from the operating system; no seed of it is written down.")
 
 
-def _weights(config: Config, claim: Claim) -> Finding:
-    if claim.terms is None:
-        return Finding("weights", "note", "Clients weigh as the method has it; nothing bounds one client's share.")
-    return Finding("weights", "ok", claim.terms.sensitivity)
+def _weights(method: Method, claim: Claim) -> Finding:
+    if claim.terms is not None:
+        return Finding("weights", "ok", claim.terms.sensitivity)
+    if method.distance is not None:
+        return Finding(
+            "weights", "note", "Attention: what one client counts depends on everybody's uploads, unbounded."
+        )
+    return Finding(
+        "weights",
+        "note",
+        "Uploads are not clipped, and are divided by what arrived: nothing bounds one client's share.",
+    )
 
 
 def _metrics(records: Sequence[Record], claim: Claim) -> Finding:

@@ -172,7 +172,7 @@ def levels(findings: list[Finding]) -> dict[str, str]:
 
 
 def test_a_whole_ledger_and_a_quiet_log_pass(tmp_path):
-    claim = read_claim(ledger(tmp_path / "run"))
+    claim = read_claim(ledger(tmp_path / "run"), promised=True)
     assert claim.verdict == "GUARANTEE"
     assert claim.epsilon is not None
     assert 0 < claim.epsilon < 10
@@ -182,7 +182,7 @@ def test_a_whole_ledger_and_a_quiet_log_pass(tmp_path):
 
 
 def test_a_ledger_with_fewer_releases_than_rounds_is_flagged(tmp_path):
-    found = lint(POISSON, fedavg(), QUIET, read_claim(ledger(tmp_path / "run", rounds=2)), 1000)
+    found = lint(POISSON, fedavg(), QUIET, read_claim(ledger(tmp_path / "run", rounds=2), promised=True), 1000)
     assert levels(found)["ledger"] == "broken"
 
 
@@ -190,7 +190,7 @@ def test_a_ledger_that_was_changed_claims_nothing_and_is_flagged(tmp_path):
     run = ledger(tmp_path / "run")
     path = run / LEDGER
     path.write_bytes(path.read_bytes().replace(b'"z": 1.0', b'"z": 9.0'))
-    claim = read_claim(run)
+    claim = read_claim(run, promised=True)
     assert (claim.verdict, claim.epsilon) == ("NONE", None)
     found = lint(POISSON, fedavg(), QUIET, claim, 1000)
     assert levels(found)["ledger"] == "broken"
@@ -201,9 +201,23 @@ def test_a_ledger_that_was_rolled_back_is_flagged(tmp_path):
     run = ledger(tmp_path / "run")
     lines = (run / LEDGER).read_bytes().splitlines(keepends=True)
     (run / LEDGER).write_bytes(b"".join(lines[:-1]))
-    assert read_claim(run).problem is not None
+    assert read_claim(run, promised=True).problem is not None
     (run / HEAD).unlink()
-    assert read_claim(run).problem is not None
+    assert read_claim(run, promised=True).problem is not None
+
+
+def test_a_ledger_that_is_older_than_the_metrics_or_gone_is_flagged(tmp_path):
+    run = ledger(tmp_path / "run")
+    hashes = [json.loads(line)["hash"] for line in (run / LEDGER).read_text("utf-8").splitlines()]
+    row = {"round": 1, "privacy": {"ledger": {"rows": 2, "head": hashes[1]}}}
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
+    assert read_claim(run, promised=True).problem is None
+    row["privacy"] = {"ledger": {"rows": 9, "head": hashes[1]}}
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
+    assert "round 1 was released" in (read_claim(run, promised=True).problem or "")
+    (run / LEDGER).unlink()
+    assert read_claim(run, promised=True).problem is not None
+    assert read_claim(run, promised=False).problem is None
 
 
 CLAIM = Claim("GUARANTEE", 2.0, 1e-6, 3, 3, TERMS)
@@ -233,7 +247,7 @@ def test_noise_of_fedatt_without_a_ledger_is_only_warned_about():
 
 
 def test_seeds_in_the_run_are_warned_about(tmp_path):
-    claim = read_claim(ledger(tmp_path / "run", terms=replace(TERMS, randomness="derived")))
+    claim = read_claim(ledger(tmp_path / "run", terms=replace(TERMS, randomness="derived")), promised=True)
     assert claim.verdict == "SIMULATED"
     assert levels(lint(POISSON, fedavg(), QUIET, claim, 1000))["randomness"] == "warning"
 
