@@ -175,11 +175,12 @@ def look_for_canaries(
     Controls come in groups of twenty that share a prefix and its candidates: reading those is nearly all the work.
     """
     reader, vocab = reader_of(trained.spec, trained.params, device), len(trained.vocab)
-    random_ends = draw_phrases(vocab, candidates, seed, "candidates")[:, PREFIX:]
     lines = trained.reads_lines
     rows = []
-    for canary in canaries:
-        (found,) = find(reader, [canary.words], random_ends, device, reads_lines=lines)
+    for number, canary in enumerate(canaries):
+        # Candidates of its own: a few lucky ones must not stand before every canary.
+        fresh = draw_phrases(vocab, candidates, seed, f"candidates of canary {number}")[:, PREFIX:]
+        (found,) = find(reader, [canary.words], fresh, device, reads_lines=lines)
         rows.append(
             {
                 "users": len(canary.clients), "copies": canary.copies, "rank": found.rank, "exposure": found.bits,
