@@ -167,7 +167,7 @@ def audit_(
     as_json: JsonOption = False,
 ) -> None:
     """Attack a run as an outsider would and compare with what it claims. Exit code 1 if the claim is contradicted."""
-    from keyfed.private.audit import audit_run  # type: ignore[import-not-found, unused-ignore]
+    from keyfed.run.audit import audit_run
 
     found = audit_run(run, quick=quick)
     print_json(found) if as_json else typer.echo(f"{found['verdict']}; see {run / 'audit.md'}")

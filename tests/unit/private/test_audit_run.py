@@ -1,0 +1,263 @@
+"""A whole audit of a tiny run, and what contradicts a claim."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from keyfed.config import Config, apply_settings
+from keyfed.errors import RunError
+from keyfed.federated.methods import fedavg
+from keyfed.private.accounting import Release
+from keyfed.private.budget import HEAD, LEDGER, Terms, open_ledger
+from keyfed.run.audit import audit_run, contradictions
+from keyfed.run.audit_lint import Claim, Finding, lint, read_claim
+from keyfed.run.audit_one_shot import how_many, picked
+from keyfed.run.train import train
+
+TINY = [
+    "model.embed=8", "model.hidden=12", "data.vocab=80", "data.window=8", "train.cohort=4", "train.workers=1",
+    "train.rounds=3", "train.valid_tokens=300", "train.baselines=false", "data.unseen=0.3",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def pictures_are_painted_but_not_rendered(monkeypatch):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda canvas, out, **options: out.write(b"PNG"))
+
+
+@pytest.fixture(autouse=True)
+def masks_repeat(monkeypatch):
+    """A mask of the system's is another one each time; one test in ten thousand would find it better than chance."""
+    draw = np.random.default_rng(1)
+    monkeypatch.setattr("keyfed.run.audit_leaks.urandom", lambda size: draw.bytes(size))
+
+
+def write_corpus(folder: Path) -> Path:
+    """Twenty writers with favourite words of their own among seventy."""
+    folder.mkdir()
+    for k in range(20):
+        draw = random.Random(k)
+        own = draw.sample([f"word{n}" for n in range(70)], 25)
+        lines = [" ".join(draw.choice(own) for _ in range(8)) for _ in range(60)]
+        (folder / f"writer{k:02d}.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return apply_settings(Config(), [f"data.name={write_corpus(tmp_path / 'corpus')}", *TINY])
+
+
+def test_a_run_without_privacy_is_attacked_in_every_way_and_claims_nothing(config, tmp_path):
+    run = tmp_path / "run"
+    train(config, run)
+    before = {name: (run / name).read_bytes() for name in ("model.safetensors", "metrics.jsonl", "result.json")}
+    said: list[str] = []
+
+    class Listen:
+        def say(self, line: str) -> None:
+            said.append(line)
+
+        def start(self, what: str, rounds: int, done: int) -> None: ...
+
+        def round(self, record: dict[str, Any]) -> None: ...
+
+    found = audit_run(run, listener=Listen())
+    assert (found["verdict"], found["contradicted"], found["contradictions"]) == ("NONE", False, [])
+    assert {name: (run / name).read_bytes() for name in before} == before
+    grid = {(cell["users"], cell["copies"]): cell for cell in found["canaries"]["cells"]}
+    assert set(grid) == {(u, e) for u in (1, 4) for e in (1, 14, 200)}  # 14 clients are trained on: no cell of 16
+    assert grid[4, 200]["median"] > 6  # a third of what four of fourteen clients say
+    assert found["canaries"]["controls"]["behave"]
+    assert found["one_shot"] is None
+    assert set(found["membership"]) == {f"{who}, {how}" for who in ("text", "clients")
+                                        for how in ("loss", "fall of the loss")}  # fmt: skip
+    views = found["leaks"]["views"]
+    assert views["raw"]["recovered"] > 0.9 > 0.7 > views["raw"]["chance"]
+    assert not views["masked"]["better_than_chance"]
+    assert not views["noised"]["better_than_chance"]
+    assert json.loads((run / "audit.json").read_text("utf-8")) == found
+    page = (run / "audit.md").read_text("utf-8")
+    assert "NONE. Nothing is guaranteed." in page
+    assert "metrics.jsonl has figures of clients in clear" in page
+    assert {p.name for p in (run / "plots").glob("audit-*.png")} == {
+        "audit-canaries.png", "audit-controls.png", "audit-leaks.png",
+    }  # fmt: skip
+    assert any("canaries" in line for line in said)
+    assert audit_run(run)["canaries"] == found["canaries"]  # again: nothing is trained anew, and nothing differs
+
+
+PRIVATE = [
+    "participation.sampling=poisson", "privacy.noise=1", "privacy.clip=5", "privacy.quantile=none",
+    "privacy.twin=false", "train.rounds=5",
+]  # fmt: skip
+
+
+def test_a_sound_private_run_passes_and_one_whose_noise_is_missing_is_flagged(config, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    train(apply_settings(config, PRIVATE), run)
+    sound = audit_run(run)
+    assert (sound["verdict"], sound["contradictions"]) == ("SIMULATED", [])
+    assert sound["one_shot"]["certain"] <= sound["claim"]["epsilon"]
+    assert sound["one_shot"]["floor"] < sound["claim"]["epsilon"]
+    assert not sound["leaks"]["demonstration"]
+    assert not sound["leaks"]["views"]["noised"]["better_than_chance"]
+    page = (run / "audit.md").read_text("utf-8")
+    assert "consistent with the claim" in page
+    assert "Nothing that was measured contradicts the claim" in page
+    # The same ledger, and a mechanism that forgets to add the noise it books.
+    monkeypatch.setattr(
+        "keyfed.run.privacy.derived", lambda *purpose: lambda name, shape: torch.zeros(shape, dtype=torch.float64)
+    )
+    broken = audit_run(run)
+    assert broken["contradicted"]
+    assert broken["contradictions"][0].startswith("one-shot:")
+    assert broken["one_shot"]["certain"] > broken["claim"]["epsilon"]
+    assert "A claim is contradicted by what was measured" in (run / "audit.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "rate", "rounds", "count"),
+    [(220_000, 0.01, 40, 1000), (1374, 0.2857, 5, 96), (1000, 1.0, 5, 50), (4_000_000, 0.1, 20, 67)],
+    ids=["as many as one wants", "crowded", "fewest", "as many as there is time for"],
+)
+def test_canary_clients_are_many_but_neither_crowded_nor_slow(dimensions, rate, rounds, count):
+    assert how_many(dimensions, rate, rounds) == count
+
+
+def test_canaries_of_a_tree_take_turns_and_others_come_by_chance():
+    turns = [picked(replace(TERMS, mechanism="tree", gap=3), 10, 1, n) for n in range(3)]
+    assert sorted(k for turn in turns for k in turn) == list(range(10))
+    drawn = [picked(TERMS, 1000, 1, n) for n in range(5)]
+    assert all(60 < len(found) < 140 for found in drawn)
+    assert drawn[0] != drawn[1]
+    assert drawn == [picked(TERMS, 1000, 1, n) for n in range(5)]
+
+
+def test_a_folder_without_a_finished_run_is_said_in_one_line(tmp_path):
+    with pytest.raises(RunError, match=r"not a run folder"):
+        audit_run(tmp_path)
+
+
+# What contradicts a claim
+
+TERMS = Terms(
+    delta=1e-6, population=1000, clients=1000, cohort=100, called=100, z=1.0, mechanism="gaussian",
+    sensitivity="One client moves the sum by at most S.", randomness="system",
+)  # fmt: skip
+QUIET = [{"round": n, "loss": None, "contributors": None, "refused": {}, "lost": {}} for n in (1, 2, 3)]
+POISSON = apply_settings(Config(), ["participation.sampling=poisson"])
+
+
+def ledger(folder: Path, rounds: int = 3, terms: Terms = TERMS) -> Path:
+    folder.mkdir()
+    opened = open_ledger(folder, terms)
+    for n in range(rounds):
+        opened.book(Release(terms.z, terms.rate), "update", n)
+    return folder
+
+
+def levels(findings: list[Finding]) -> dict[str, str]:
+    return {f.check: f.level for f in findings}
+
+
+def test_a_whole_ledger_and_a_quiet_log_pass(tmp_path):
+    claim = read_claim(ledger(tmp_path / "run"), promised=True)
+    assert claim.verdict == "GUARANTEE"
+    assert claim.epsilon is not None
+    assert 0 < claim.epsilon < 10
+    found = lint(POISSON, fedavg(), QUIET, claim, 1000)
+    assert set(levels(found).values()) == {"ok"}
+    assert contradictions(claim, found, {"planted": []}, None, None) == []
+
+
+def test_a_ledger_with_fewer_releases_than_rounds_is_flagged(tmp_path):
+    found = lint(POISSON, fedavg(), QUIET, read_claim(ledger(tmp_path / "run", rounds=2), promised=True), 1000)
+    assert levels(found)["ledger"] == "broken"
+
+
+def test_a_ledger_that_was_changed_claims_nothing_and_is_flagged(tmp_path):
+    run = ledger(tmp_path / "run")
+    path = run / LEDGER
+    path.write_bytes(path.read_bytes().replace(b'"z": 1.0', b'"z": 9.0'))
+    claim = read_claim(run, promised=True)
+    assert (claim.verdict, claim.epsilon) == ("NONE", None)
+    found = lint(POISSON, fedavg(), QUIET, claim, 1000)
+    assert levels(found)["ledger"] == "broken"
+    assert contradictions(claim, found, {"planted": []}, None, None)
+
+
+def test_a_ledger_that_was_rolled_back_is_flagged(tmp_path):
+    run = ledger(tmp_path / "run")
+    lines = (run / LEDGER).read_bytes().splitlines(keepends=True)
+    (run / LEDGER).write_bytes(b"".join(lines[:-1]))
+    assert read_claim(run, promised=True).problem is not None
+    (run / HEAD).unlink()
+    assert read_claim(run, promised=True).problem is not None
+
+
+def test_a_ledger_that_is_older_than_the_metrics_or_gone_is_flagged(tmp_path):
+    run = ledger(tmp_path / "run")
+    hashes = [json.loads(line)["hash"] for line in (run / LEDGER).read_text("utf-8").splitlines()]
+    row = {"round": 1, "privacy": {"ledger": {"rows": 2, "head": hashes[1]}}}
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
+    assert read_claim(run, promised=True).problem is None
+    row["privacy"] = {"ledger": {"rows": 9, "head": hashes[1]}}
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
+    assert "round 1 was released" in (read_claim(run, promised=True).problem or "")
+    (run / LEDGER).unlink()
+    assert read_claim(run, promised=True).problem is not None
+    assert read_claim(run, promised=False).problem is None
+
+
+CLAIM = Claim("GUARANTEE", 2.0, 1e-6, 3, 3, TERMS)
+
+
+@pytest.mark.parametrize(
+    ("check", "config", "records", "claim"),
+    [
+        ("metrics", POISSON, [{**r, "loss": 4.2} for r in QUIET], CLAIM),
+        ("metrics", POISSON, [{**r, "contributors": ["ann"]} for r in QUIET], CLAIM),
+        ("sampling", Config(), QUIET, CLAIM),
+        ("delta", POISSON, QUIET, replace(CLAIM, terms=replace(TERMS, delta=1e-3))),
+        ("population", POISSON, QUIET, replace(CLAIM, terms=replace(TERMS, clients=999))),
+        ("FedAtt's noise", apply_settings(POISSON, ["method.noise=0.05"]), QUIET, CLAIM),
+    ],
+    ids=["loss in clear", "names in clear", "not poisson", "delta", "population", "fedatt noise"],
+)
+def test_what_breaks_a_claim_is_named(check, config, records, claim):
+    assert levels(lint(config, fedavg(), records, claim, 1000))[check] == "broken"
+
+
+def test_noise_of_fedatt_without_a_ledger_is_only_warned_about():
+    config = apply_settings(Config(), ["method.noise=0.05"])
+    found = lint(config, fedavg(), [], Claim("NONE"), 10)
+    assert levels(found)["FedAtt's noise"] == "warning"
+    assert "ε is ∞" in next(f.text for f in found if f.check == "FedAtt's noise")
+
+
+def test_seeds_in_the_run_are_warned_about(tmp_path):
+    claim = read_claim(ledger(tmp_path / "run", terms=replace(TERMS, randomness="derived")), promised=True)
+    assert claim.verdict == "SIMULATED"
+    assert levels(lint(POISSON, fedavg(), QUIET, claim, 1000))["randomness"] == "warning"
+
+
+def test_attacks_contradict_a_guarantee_and_not_a_simulation():
+    tight = replace(CLAIM, epsilon=0.5)
+    exposed = {"planted": [{"users": 1, "copies": 200, "exposure": 14.0}]}
+    leak = {"demonstration": False, "views": {"noised": {"recovered": 0.95, "better_than_chance": True}}}
+    assert len(contradictions(tight, [], exposed, None, leak)) == 2
+    assert contradictions(replace(tight, verdict="SIMULATED"), [], exposed, None, leak) == []
+    assert contradictions(replace(tight, epsilon=20.0), [], exposed, None, None) == []  # ε of 20 allows it
+    measured = {"contradicted": True, "canaries": 500, "certain": 9.0}
+    assert len(contradictions(replace(tight, verdict="SIMULATED"), [], exposed, measured, None)) == 1
