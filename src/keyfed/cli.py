@@ -29,6 +29,7 @@ from keyfed.cli_options import (
     explain,
     print_json,
 )
+from keyfed.cli_study import study
 from keyfed.cli_train import pretrain, train
 from keyfed.cli_tune import tune
 from keyfed.cli_vocab import vocab
@@ -115,6 +116,7 @@ def evaluate(
 
 
 app.command()(tune)
+app.command()(study)
 app.command()(vocab)
 app.command()(export)
 app.command()(keyboard)

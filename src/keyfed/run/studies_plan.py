@@ -2,7 +2,8 @@
 
 A cell is one configuration with one seed. Its identity is a hash of its runner, its settings and its seed: the same
 cell is the same wherever and at whatever scale it is asked for, so results of any number of runs merge. Settings come
-from `[base]`, then from the labels of the cell on every axis, then from `[[when]]`, then from the scale.
+from `[base]`, then from the labels of the cell on every axis, then from `[[when]]`, then from the scale, then from a
+`[[when]]` that names the scale.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ Labels = Mapping[str, str]
 Settings = Mapping[str, Any]
 SCALES = ("smoke", "standard", "paper")
 RUNNERS = ("train", "code-faithful", "n-gram", "toy", "explore")
-HEAD = ("title", "paper", "about", "measures", "notes", "targets", "plot", "base", "axis", "when", "grid", "scale",
-        "published", "claims", "sums_up")  # fmt: skip
+HEAD = ("title", "paper", "about", "measures", "notes", "targets", "plots", "base", "axis", "when", "grid", "scale",
+        "published", "claims")  # fmt: skip
 CLAIMS = ("lower", "higher", "printed", "below")
 
 
@@ -86,6 +87,7 @@ class Claim:
     """What a paper says, in a form that can be checked.
 
     Attributes:
+      front: whether the front page of the results says it.
       kind: "lower" or "higher": the rows of `of` against the same rows with the labels of `than`; "printed": the rows
         of `of` against the printed value, within `within`; "below": the rows of `of` against `bound`.
     """
@@ -97,6 +99,7 @@ class Claim:
     measure: str
     within: float
     bound: float | None
+    front: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ class Study:
     measures: tuple[str, ...]
     notes: tuple[str, ...]
     targets: tuple[float, ...]
-    plot: Mapping[str, Any]
+    plots: tuple[Mapping[str, Any], ...]
     base: Settings
     axes: Mapping[str, Mapping[str, Settings]]
     when: tuple[tuple[Mapping[str, Any], Settings], ...]
@@ -118,7 +121,6 @@ class Study:
     scales: Mapping[str, Scale]
     published: Mapping[str, tuple[tuple[Labels, float], ...]]
     claims: tuple[Claim, ...]
-    sums_up: bool
 
     def printed(self, labels: Labels, measure: str) -> float | None:
         """The published value of a row; the most specific entry that matches."""
@@ -167,13 +169,15 @@ def cells_of(study: Study, scale: str, seeds: Sequence[int] | None = None) -> li
 
 def _settings(study: Study, scale: Scale, labels: Labels) -> tuple[dict[str, Any], str]:
     settings = dict(study.base)
-    absent = ""
     for axis, label in labels.items():
         settings |= study.axes[axis][label]
     for where, more in study.when:
-        if matches({**labels, "scale": scale.name}, where):
+        if "scale" not in where and matches(labels, where):
             settings |= more
     settings |= scale.settings
+    for where, more in study.when:
+        if "scale" in where and matches({**labels, "scale": scale.name}, where):
+            settings |= more
     absent = str(settings.pop("absent", ""))
     return {key: settings[key] for key in sorted(settings)}, absent
 
@@ -229,7 +233,7 @@ def study_from(document: Mapping[str, Any], path: Path) -> Study:
             measures=tuple(document["measures"]),
             notes=tuple(document.get("notes", ())),
             targets=tuple(map(float, document.get("targets", ()))),
-            plot=document.get("plot", {}),
+            plots=tuple(document.get("plots", ())),
             base=_flat(document.get("base", {}), path),
             axes=axes,
             when=tuple((entry["where"], _flat(entry["set"], path)) for entry in document.get("when", ())),
@@ -237,7 +241,6 @@ def study_from(document: Mapping[str, Any], path: Path) -> Study:
             scales=scales,
             published={m: tuple(_published(t, where)) for m, t in document.get("published", {}).items()},
             claims=tuple(_claim(table, where) for table in document.get("claims", ())),
-            sums_up=bool(document.get("sums_up", False)),
         )
     except KeyError as e:
         raise ConfigError(f"{where}: {e.args[0]} is missing; a study needs title, paper, about, axis, grid, scale")  # noqa: B904
@@ -264,6 +267,12 @@ def _check(study: Study, where: str) -> None:
         for labels, _ in entries:
             for axis, label in labels.items():
                 _known([label], study.axes[axis], where, f"{axis} of a published value")
+    for plot in study.plots:
+        _known(plot, ("name", "kind", "measure", "x", "series", "panel", "where", "title"), where, "key of a plot")
+        _known([plot["kind"]], ("bars", "lines", "curves"), where, "kind of a plot")
+        _known(
+            [*plot.get("x", ()), *plot.get("series", ()), *plot.get("panel", ())], study.axes, where, "axis of a plot"
+        )
     options = {option for method in METHODS for option in method_options(method)} | {"name"}
     tables = [study.base, *(s for values in study.axes.values() for s in values.values())]
     tables += [more for _, more in study.when] + [scale.settings for scale in study.scales.values()]
@@ -305,11 +314,12 @@ def _scale(name: str, table: Mapping[str, Any], path: Path, axes: Mapping[str, A
 
 
 def _claim(table: Mapping[str, Any], where: str) -> Claim:
-    _known(table, ("says", "kind", "of", "than", "measure", "within", "bound"), where, "key of a claim")
+    _known(table, ("says", "kind", "of", "than", "measure", "within", "bound", "front"), where, "key of a claim")
     bound = table.get("bound")
     return Claim(
         table["says"], table["kind"], table["of"], table.get("than", {}), table.get("measure", "perplexity"),
         float(table.get("within", 0.05)), None if bound is None else float(bound),
+        bool(table.get("front", False)),
     )  # fmt: skip
 
 
