@@ -50,7 +50,8 @@ class Cell:
     @property
     def id(self) -> str:
         """A hash of what is computed, whatever the study calls it."""
-        content = json.dumps([self.runner, dict(self.settings), self.seed], sort_keys=True)
+        what = [self.runner, dict(self.settings), self.seed]
+        content = json.dumps([*what, dict(self.labels)] if self.absent else what, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
     @property
@@ -290,11 +291,14 @@ def _known(given: Iterable[str], known: Iterable[str], where: str, what: str) ->
 
 
 def _flat(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Settings as `section.key`; `file` brings those of a run's TOML file beside the study."""
+    """Settings as `section.key`; `run_file` brings those of a run's TOML file beside the study."""
     out: dict[str, Any] = {}
     for key, value in table.items():
-        if key == "file":
-            document = tomllib.loads((path.parent / value).read_text("utf-8"))
+        if key == "run_file":
+            try:
+                document = tomllib.loads((path.parent / value).read_text("utf-8"))
+            except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+                raise ConfigError(f"{path.name}: run_file {value}: {e}") from None
             out |= {f"{section}.{name}": v for section, values in document.items() for name, v in values.items()}
         elif isinstance(value, Mapping):
             out |= {f"{key}.{name}": v for name, v in _flat(value, path).items()}
