@@ -21,7 +21,12 @@ from keyfed.run.studies_report import front_text, page_text, write_page
 STUDIES = Path(__file__).parents[2] / "studies"
 WORDS = """the king and queen of a small green island saw two ships come home with good news for all men""".split()  # noqa: SIM905
 TINY = {"data.max_tokens": 60, "data.vocab": 60, "train.valid_tokens": 200, "train.test_tokens": 200}
-SMALL = {"model.embed": 8, "model.hidden": 8}
+SMALL = {f"{of}{key}": 8 for of in ("", "first.") for key in ("model.embed", "model.hidden")}
+
+
+@pytest.fixture(autouse=True)
+def pictures_are_painted_but_not_rendered():
+    """A study's pictures are rendered: those of a first look are saved in a way that the usual dot does not allow."""
 
 
 def sentence(draw: random.Random) -> str:
@@ -57,12 +62,14 @@ def miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spoken = [{"id": str(n), "speaker": who, "text": text} for n, (who, text) in enumerate(said * 3)]
     put("reddit-convokit-cornell/utterances.jsonl", "\n".join(map(json.dumps, spoken)))
     rows = [f'<row Id="{n}" PostTypeId="1" CreationDate="2014-01-21T20:{n % 60:02d}:00" OwnerUserId="{k + 1}" '
-            f'Body={quoteattr(f"<p>{sentence(draw)}</p>")} />' for k in range(20) for n in range(20)]  # fmt: skip
+            f'Body={quoteattr(f"<p>{sentence(draw)}</p>")} />' for k in range(40) for n in range(20)]  # fmt: skip
     put("stackexchange/beer.stackexchange.Posts.xml", f"<?xml version='1.0'?><posts>{''.join(rows)}</posts>")
     with (root / "yelp.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("user_id", "text", "date"), *((w, t, "2011-01-26") for w, t in said * 3)])
     put("yelp-10k/yelp.csv.gz", (root / "yelp.csv").read_text("utf-8"))
-    vectors = [" ".join([word, *(f"{draw.gauss(0, 1):.3f}" for _ in range(100))]) for word in WORDS]
+    vectors = [
+        " ".join([word, *(f"{draw.gauss(0, 1):.3f}" for _ in range(100))]) for word in [*WORDS, *map(str, range(200))]
+    ]
     put("glove-6b-100d/glove.6B.100d.txt.gz", "\n".join(vectors) + "\n")
     return root
 
@@ -70,8 +77,9 @@ def miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", study_names(STUDIES))
 def test_a_study_runs_at_smoke_scale_and_writes_its_page(name, miniature, tmp_path):
     study = load_study(name, STUDIES)
-    override = {**TINY, "data.clients": 10} if study.base.get("data.partition") == "iid" else TINY
-    override = override if name.startswith("pretraining") else {**override, **SMALL}
+    override = TINY | SMALL
+    if study.base.get("data.partition") == "iid":
+        override |= {"data.clients": 20, "participation.fraction": 0.2}
     override = {key: value for key, value in override.items() if key != "data.vocab" or "next" not in name}
     override |= {"study.samples": 96, "study.rounds": 2} if name == "gboard-toy" else {}
     for attempt in range(2):
@@ -134,3 +142,40 @@ def test_the_front_page_names_every_study(tmp_path):
     text = front_text(STUDIES, tmp_path)
     for name in study_names(STUDIES):
         assert f"| {name} |" in text
+
+
+def test_the_command_runs_a_study_lists_and_reports(keyfed, tmp_path, monkeypatch):
+    toy = (STUDIES / "gboard-toy.toml").read_text("utf-8")
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "studies" / "toy.toml").write_text(toy.replace("study.samples = 600", "study.samples = 48"), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = keyfed("study", "toy", "--minutes", "0", "--json")
+    assert (code, len(json.loads(out)["open"])) == (0, 4)
+    code, out, _ = keyfed("study", "toy", "--seeds", "1,", "--json")
+    assert (code, len(json.loads(out)["done"]), json.loads(out)["open"]) == (0, 2, [])
+    page = (tmp_path / "docs" / "results" / "toy.md").read_text("utf-8")
+    assert "| repaired |" in page
+    assert "img/toy-rounds.png" in page
+    assert (tmp_path / "docs" / "results" / "img" / "toy-rounds.png").read_bytes()[1:4] == b"PNG"
+    code, out, _ = keyfed("study", "report", "toy")
+    assert code == 0
+    assert "toy: scale smoke, 2 cells finished, 2 open" in out
+    code, out, _ = keyfed("study", "list", "--json")
+    assert json.loads(out)[0]["smoke"] == "2 of 4"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("study", "gbord"), "did you mean gboard?"),
+        (("study", "gboard", "--scale", "smoky"), "did you mean smoke?"),
+        (("study", "gboard", "ptb-50"), "one study at a time"),
+    ],
+    ids=["name", "scale", "two"],
+)
+def test_a_mistake_is_one_line(arguments, said, keyfed, monkeypatch):
+    monkeypatch.chdir(STUDIES.parent)
+    code, _, err = keyfed(*arguments)
+    assert code == 2
+    assert said in err
+    assert err.count("\n") == 1

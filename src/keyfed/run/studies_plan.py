@@ -184,8 +184,9 @@ def _settings(study: Study, scale: Scale, labels: Labels) -> tuple[dict[str, Any
 
 
 def with_settings(cell: Cell, more: Settings) -> Cell:
-    """The cell with other settings: another cell."""
-    merged = {**cell.settings, **more}
+    """The cell with other settings: another cell. Those of a first run are for cells that have one."""
+    first = any(key.startswith("first.") for key in cell.settings)
+    merged = {**cell.settings, **{key: value for key, value in more.items() if first or not key.startswith("first.")}}
     return replace(cell, settings={key: merged[key] for key in sorted(merged)})
 
 
