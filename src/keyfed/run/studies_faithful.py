@@ -10,8 +10,9 @@ Evaluation has the same collation with batches of 128, where the shortest senten
 depends on the shuffle. Sentences are split at " . ", lower-cased, and the vocabulary is built on all three files.
 
 Nothing but a study uses this. The local steps, the mean and attention are the ordinary engine's; only the batches are
-peculiar. Two details differ: a batch keeps at most `MOST` positions (the shortest of ten sentences is hardly ever
-longer), and the code's default noise of 0.001 is left out, as the paper's table has none.
+peculiar. Three details differ: a batch keeps at most `MOST` positions (the shortest of ten sentences is hardly ever
+longer), the code's default noise of 0.001 is left out, as the paper's table has none, and the vocabulary has one word
+more, the engine's padding, which never occurs.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ from keyfed.run.evaluate import Score, evaluate_together
 from keyfed.run.train import Listener
 from keyfed.text.batches import Batching, Step
 from keyfed.text.named import load_corpus
+from keyfed.text.vocab import BOS, EOS, PAD
 
 Ids = NDArray[np.int32]
-START, END = 0, 1  # <SOS> and EOS
-MOST = 48  # positions of a batch that are kept
+START, END = BOS, EOS  # <SOS> and EOS; number 0 is the engine's padding and no word
+MOST = 32  # positions of a batch that are kept
 EVALUATED = 128  # sentences of a batch in evaluation, as in the code
 CLIENTS = 100
 
@@ -65,7 +67,7 @@ class Sentences:
 def read_sentences(name: str, data_dir: Path | None) -> Sentences:
     """Split lines at " . ", lower-case, number words in the order they occur in train, valid and test."""
     corpus = load_corpus(name, data_dir=data_dir)
-    numbers: dict[str, int] = {"<SOS>": START, "EOS": END}
+    numbers: dict[str, int] = {"<PAD>": PAD, "<SOS>": START, "EOS": END}
     parts = []
     for lines in ([line for a in corpus.authors for line in a.lines], corpus.valid or (), corpus.test or ()):
         # The reader has taken the blanks around a line away; the code splits the line with its blank and line end.

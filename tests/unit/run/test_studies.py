@@ -33,6 +33,7 @@ from keyfed.run.studies_table import (
     write_row,
 )  # fmt: skip
 from keyfed.run.studies_toy import run_toy
+from keyfed.text.vocab import PAD
 
 ROOT = Path(__file__).parents[3]
 STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"
@@ -257,10 +258,10 @@ def test_curves_are_thinned_and_targets_found():
 
 
 def test_the_broken_collation_reads_across_sentences_and_cuts_to_the_shortest():
-    stream = np.array([0, 5, 6, 7, 1, 0, 8, 1, 0, 9, 4, 1], np.int32)
+    stream = np.array([1, 5, 6, 7, 2, 1, 8, 2, 1, 9, 4, 2], np.int32)
     [step] = faithful.broken_steps(stream, rows=3, seed=1)
     assert step.inputs.shape == (3, 2)  # positions of the shortest sentence × (sentences − 1)
-    assert step.inputs[0].tolist() == [0, 0]  # <SOS> predicts <SOS>
+    assert step.inputs[0].tolist() == step.targets[0].tolist() == [1, 1]  # <SOS> predicts <SOS>
     assert set(step.inputs[1].tolist() + step.targets[1].tolist()) == {5, 8, 9}
     assert faithful.broken_steps(stream[:5], rows=3, seed=1) == []  # a lone sentence predicts nothing
 
@@ -269,14 +270,25 @@ def test_the_broken_evaluation_depends_on_the_shuffle_and_is_not_the_honest_one(
     spec = build_spec("gru", 30, embed=8, hidden=8)
     params = {name: p * 5 for name, p in init_params(spec, 1).items()}
     draw = np.random.default_rng(1)
-    made = [np.array([0, *draw.integers(2, 30, n), 1], np.int32) for n in draw.integers(1, 20, 300)]
+    made = [np.array([1, *draw.integers(3, 30, n), 2], np.int32) for n in draw.integers(1, 20, 300)]
     first, second = (faithful.broken_score(spec, params, made, seed, "cpu").perplexity for seed in (1, 2))
     assert abs(first - second) > 1e-3
     assert faithful.honest_score(spec, params, made, "cpu").tokens == sum(len(s) - 1 for s in made)
 
 
+def test_no_word_of_the_code_faithful_variant_is_the_engines_padding(tmp_path):
+    """The GPU's kernels pass over the embedding's gradient at that number."""
+    (tmp_path / "ptb").mkdir()
+    for part in ("train", "valid", "test"):
+        (tmp_path / "ptb" / f"ptb.{part}.txt").write_text(f" One two . {part} \n\n three \n", "utf-8")
+    found = faithful.read_sentences("ptb", tmp_path)
+    assert [s.tolist() for s in found.train] == [[1, 3, 4, 2], [1, 5, 2], [1, 6, 2]]
+    assert found.words == 9  # those of all three files, as in the code, and the padding
+    assert min(int(s.min()) for part in (found.train, found.valid, found.test) for s in part) > PAD
+
+
 def test_faithful_shards_are_equal_and_weights_are_torchs():
-    made = [np.array([0, 2 + k, 1], np.int32) for k in range(25)]
+    made = [np.array([1, 3 + k, 2], np.int32) for k in range(25)]
     shards = faithful.deal(made, 10, seed=1)
     assert [len(s) for s in shards] == [6] * 10
     params = faithful.initial_params(build_spec("gru", 30), 1)
