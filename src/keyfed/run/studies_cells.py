@@ -24,7 +24,7 @@ from keyfed.federated.methods import method_options
 from keyfed.run.baselines import score_baselines
 from keyfed.run.folder import read_metrics, read_run_toml, strict
 from keyfed.run.prepare import Prepared, prepare, round_tokens, usual_members
-from keyfed.run.studies_faithful import train_faithfully
+from keyfed.run.studies_faithful import positional_unigram, train_faithfully
 from keyfed.run.studies_plan import Cell, Settings
 from keyfed.run.train import Listener, train
 
@@ -39,7 +39,7 @@ class Bench:
     Attributes:
       data_dir: folder of the corpora known by name; None for KEYFED_DATA.
       work: folder for the runs while they train.
-      quick: settings for every cell, of a test that wants no more than to see it run.
+      precision: of products on a GPU, bf16 where it is None and the study has none.
     """
 
     work: Path
@@ -110,8 +110,12 @@ def run_cell(cell: Cell, bench: Bench, targets: Sequence[float], listen: Listene
         case "code-faithful":
             config = config_of(cell.settings, cell.seed, bench)
             share = float(cell.settings.get("study.share", 1.0))
-            found = train_faithfully(config, int(cell.settings.get("study.shuffles", 10)), listen, share)
-            found["precision"] = config.train.precision
+            shuffles = int(cell.settings.get("study.shuffles", 10))
+            if cell.settings.get("study.positional"):
+                found = positional_unigram(config, shuffles, share)
+            else:
+                found = train_faithfully(config, shuffles, listen, share)
+                found["precision"] = config.train.precision
         case "n-gram":
             found = _counted(cell, bench)
         case "toy":

@@ -51,6 +51,7 @@ START, END = BOS, EOS  # <SOS> and EOS; number 0 is the engine's padding and no 
 MOST = 32  # positions of a batch that are kept
 EVALUATED = 128  # sentences of a batch in evaluation, as in the code
 CLIENTS = 100
+SMOOTHING = 1000.0  # S: words' worth of overall frequency behind the counts of a position
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,47 @@ def honest_score(spec: ModelSpec, params: Params, sentences: Sequence[Ids], devi
     return evaluate_together(spec, params, {str(k): s for k, s in enumerate(sentences)}, device)
 
 
+def positional_unigram(config: Config, shuffles: int, share: float = 1.0) -> dict[str, Any]:
+    """Score word frequencies by position, which know no context at all, under the broken evaluation.
+
+    p_t(w) = (c_t(w) + S p(w)) / (N_t + S): counts c_t of the t-th words, smoothed by the frequencies p of all
+    words plus one. What this scores is what the collation gives away for nothing.
+    """
+    began = time.monotonic()
+    found = read_sentences(config.data.name, None if config.data.dir is None else Path(config.data.dir))
+    train, test = (part[: max(EVALUATED, round(share * len(part)))] for part in (found.train, found.test))
+    every = np.bincount(np.concatenate(train), minlength=found.words) + 1.0
+    tables: dict[int, NDArray[np.float64]] = {}
+
+    def nats(position: int, words: NDArray[np.int64]) -> float:
+        if position not in tables:
+            own = np.array([s[position] for s in train if len(s) > position], np.int64)
+            counts = np.bincount(own, minlength=found.words) + SMOOTHING * every / every.sum()
+            tables[position] = np.log(counts / counts.sum())
+        return -float(tables[position][words].sum())
+
+    values = []
+    for k in range(shuffles):
+        order = np.random.default_rng(derive_seed(config.train.seed, "test", k)).permutation(len(test))
+        total, tokens = 0.0, 0
+        for at in range(0, len(order), EVALUATED):
+            zipped = collate([test[i] for i in order[at : at + EVALUATED]])[:, 1:]
+            total += sum(nats(position, row) for position, row in enumerate(zipped))
+            tokens += zipped.size
+        values.append(math.exp(total / tokens))
+    return {
+        "records": [], "test": {"perplexity": statistics.fmean(values)}, "shuffles": _spread(values),
+        "seconds": time.monotonic() - began, "data": config.data.name, "data_sha256": found.sha256,
+        "vocabulary": found.words, "method": "positional unigram",
+    }  # fmt: skip
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    """How far one evaluation may lie from the next."""
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return {"count": len(values), "sd": sd, "lowest": min(values), "highest": max(values)}
+
+
 def initial_params(spec: ModelSpec, seed: int) -> Params:
     """Draw weights as torch's own layers do: U(±1/√width) for every tensor of a tied GRU."""
     generator = torch.Generator().manual_seed(derive_seed(seed, "code-faithful weights"))
@@ -215,8 +257,7 @@ def train_faithfully(config: Config, shuffles: int, listen: Listener, share: flo
             "perplexity": statistics.fmean(values),
             "honest_sentence_perplexity": honest_score(spec, best, test, choice.device).perplexity,
         },
-        "shuffles": {"count": shuffles, "sd": statistics.stdev(values) if shuffles > 1 else None,
-                     "lowest": min(values), "highest": max(values)},
+        "shuffles": _spread(values),
         "best_round": best_round, "rounds": state.round, "tokens_trained": tokens, "clients": clients,
         "cohort": members, "parameters": parameter_count(spec), "vocabulary": found.words,
         "seconds": time.monotonic() - began, "data": config.data.name, "data_sha256": found.sha256,
