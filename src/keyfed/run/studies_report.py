@@ -246,7 +246,8 @@ def front_text(folder: Path, results: Path) -> str:
         found = finished(results, name)
         scale = main_scale(study, found)
         if scale is None:
-            stands.append([name, study.paper, NONE, "0", str(len(cells_of(study, "smoke")))])
+            waiting = sum(not cell.absent for cell in cells_of(study, "smoke"))
+            stands.append([name, study.paper, NONE, "0", str(waiting)])
             continue
         rows = rows_of(study, scale, found)
         done = sum(len(row.records) for row in rows)
