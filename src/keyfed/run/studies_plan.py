@@ -334,7 +334,7 @@ def _published(table: Mapping[str, Any], where: str) -> Iterable[tuple[Labels, f
     for key, value in table.items():
         if key == "axes":
             continue
-        labels = [part.strip() for part in key.split("|")]
+        labels = [part.strip() for part in key.split("|")] if key else []  # no label: printed for every row
         if len(labels) != len(axes):
             raise ConfigError(f'{where}: published "{key}" has {len(labels)} labels; expected {" | ".join(axes)}')
         yield dict(zip(axes, labels, strict=True)), float(value)
