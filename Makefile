@@ -33,8 +33,8 @@ keyboard: $(VENV)/keyboard assets ## type on the model of `make run` in a browse
 	$(BIN)/keyfed keyboard $(if $(filter-out runs/first,$(RUN)),$(RUN))
 
 gboard: setup ## Gboard's comparison on chat: train (40 minutes on two cores), type, print the table; wants KEYFED_DATA
-	$(BIN)/keyfed train fedavg --config studies/gboard.toml --out runs/gboard --resume
-	$(BIN)/keyfed train central --config studies/gboard-central.toml --out runs/gboard-central --resume
+	$(BIN)/keyfed train fedavg --config studies/runs/gboard.toml --out runs/gboard --resume
+	$(BIN)/keyfed train central --config studies/runs/gboard-central.toml --out runs/gboard-central --resume
 	$(BIN)/keyfed evaluate runs/gboard --against runs/gboard-central --keyboard
 
 assets: setup ## fetch the keyboard page's runtime (onnxruntime-web) with npm, unless it is there

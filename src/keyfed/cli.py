@@ -31,6 +31,7 @@ from keyfed.cli_options import (
     print_json,
 )
 from keyfed.cli_privacy import privacy_app
+from keyfed.cli_study import study
 from keyfed.cli_train import pretrain, train
 from keyfed.cli_tune import tune
 from keyfed.cli_up import up
@@ -119,6 +120,7 @@ def evaluate(
 
 
 app.command()(tune)
+app.command()(study)
 app.command()(vocab)
 app.command()(export)
 app.command()(keyboard)

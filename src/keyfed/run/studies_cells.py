@@ -1,0 +1,249 @@
+"""Running one cell of a study: an ordinary run, the code-faithful variant, count models, the slides' toy, a first look.
+
+A cell's result is a small JSON object: what was measured, the curve by round (thinned), and what made it. No path of
+the machine is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import keyfed
+from keyfed.config import Config, check, set_value
+from keyfed.errors import DataError
+from keyfed.federated.methods import method_options
+from keyfed.run.baselines import score_baselines
+from keyfed.run.folder import read_metrics, read_run_toml, strict
+from keyfed.run.prepare import Prepared, prepare, round_tokens, usual_members
+from keyfed.run.studies_faithful import positional_unigram, train_faithfully
+from keyfed.run.studies_plan import Cell, Settings
+from keyfed.run.train import Listener, train
+
+POINTS = 25  # of a curve that are kept
+OWN = ("study.", "first.")  # settings that are not the run's
+
+
+@dataclass(slots=True)
+class Bench:
+    """Where cells run, and the text that was prepared last: cells of one data set share it.
+
+    Attributes:
+      data_dir: folder of the corpora known by name; None for KEYFED_DATA.
+      work: folder for the runs while they train.
+      precision: of products on a GPU, bf16 where it is None and the study has none.
+    """
+
+    work: Path
+    device: str = "auto"
+    data_dir: str | None = None
+    precision: str | None = None
+    _key: str = ""
+    _prepared: Prepared | None = field(default=None, repr=False)
+
+    def prepared(self, config: Config) -> Prepared:
+        """The corpus for a configuration; the last one again where data, model and seed are the same."""
+        parts = (config.data, config.model, config.train.seed, config.train.test_tokens)
+        key = hashlib.sha256(repr(parts).encode()).hexdigest()
+        if key != self._key or self._prepared is None:
+            self._prepared, self._key = None, ""  # the old one goes before the new one comes
+            self._prepared, self._key = prepare(config), key
+        return self._prepared
+
+    def where(self) -> str:
+        """The device that `auto` stands for."""
+        return self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def config_of(settings: Settings, seed: int, bench: Bench) -> Config:
+    """Build a run's configuration; options of `method` that the cell's method does not have are others'."""
+    method = str(settings.get("method.name", "fedavg"))
+    options = method_options(method)
+    config = Config(method=method)
+    wanted = {key: value for key, value in settings.items() if not key.startswith(OWN) and key != "method.name"}
+    for key in sorted(wanted, key=lambda key: (not key.endswith(".name"), key)):
+        section, _, name = key.partition(".")
+        if section != "method" or name in options:
+            config = set_value(config, key, wanted[key])
+    changed: dict[str, Any] = {"seed": seed, "device": bench.device}
+    if "train.baselines" not in settings:
+        changed["baselines"] = False
+    if bench.where() != "cpu" and "train.precision" not in settings:
+        changed["precision"] = bench.precision or "bf16"
+    config = replace(config, train=replace(config.train, **changed))
+    if bench.data_dir is not None:
+        config = replace(config, data=replace(config.data, dir=bench.data_dir))
+    return check(_with_vectors(config, bench))
+
+
+def _with_vectors(config: Config, bench: Bench) -> Config:
+    """Look for a file of word vectors in the data folder, where the study names it relative to that."""
+    import os
+
+    given = config.vectors.file
+    if given is None or Path(given).is_absolute():
+        return config
+    root = Path(bench.data_dir or os.environ.get("KEYFED_DATA") or "~/.cache/keyfed").expanduser()
+    if not (root / given).exists():
+        raise DataError(f"word vectors {given} are not in the data folder; put them there")
+    return replace(config, vectors=replace(config.vectors, file=str(root / given)))
+
+
+def run_cell(cell: Cell, bench: Bench, targets: Sequence[float], listen: Listener) -> dict[str, Any]:
+    """Run a cell and return its result.
+
+    Raises:
+      KeyfedError: its data or files are not at hand, or it makes no sense.
+      KeyboardInterrupt: what was checkpointed is kept; the same cell goes on from there.
+    """
+    match cell.runner:
+        case "train":
+            found = _trained(cell, bench, listen)
+        case "code-faithful":
+            config = config_of(cell.settings, cell.seed, bench)
+            share = float(cell.settings.get("study.share", 1.0))
+            shuffles = int(cell.settings.get("study.shuffles", 10))
+            if cell.settings.get("study.positional"):
+                found = positional_unigram(config, shuffles, share)
+            else:
+                found = train_faithfully(config, shuffles, listen, share)
+                found["precision"] = config.train.precision
+        case "n-gram":
+            found = _counted(cell, bench)
+        case "toy":
+            from keyfed.run.studies_toy import run_toy
+
+            found = run_toy(cell.settings, cell.seed)
+        case _:
+            from keyfed.run.studies_explore import explore_cell
+
+            found = explore_cell(cell.settings, bench.data_dir)
+    return dict(strict(_result(cell, bench, found, targets)))
+
+
+def _trained(cell: Cell, bench: Bench, listen: Listener) -> dict[str, Any]:
+    """An ordinary run in a folder that goes again once its result is known."""
+    config = config_of(cell.settings, cell.seed, bench)
+    first = {k.removeprefix("first."): v for k, v in cell.settings.items() if k.startswith("first.")}
+    if first:
+        config = replace(config, train=replace(config.train, init=str(_first_run(first, cell.seed, bench, listen))))
+    prepared = bench.prepared(config)
+    budget = None
+    if "study.central_epochs" in cell.settings:  # central training reads what a cohort reads in so many epochs
+        members = usual_members(config, len(prepared.store))
+        budget = round_tokens(prepared, members, int(cell.settings["study.central_epochs"]))
+    folder = bench.work / cell.study / Path(cell.file).stem
+    result = train(config, folder, resume=True, listener=listen, prepared=prepared, budget=budget)
+    _, made = read_run_toml(folder)
+    records = read_metrics(folder)
+    shutil.rmtree(folder)
+    return {
+        **result, "records": records, "data_sha256": made["data_sha256"], "precision": config.train.precision,
+        "train_tokens": int(prepared.store.sizes().sum()),
+    }  # fmt: skip
+
+
+def _first_run(settings: Settings, seed: int, bench: Bench, listen: Listener) -> Path:
+    """Train the run that others start from, once for all of them; it stays."""
+    name = hashlib.sha256(json.dumps([dict(settings), seed], sort_keys=True).encode()).hexdigest()[:12]
+    folder = bench.work / "first" / name
+    config = config_of(settings, seed, bench)
+    listen.say("first, the run that this one starts from")
+    train(config, folder, resume=True, listener=listen, prepared=prepare(config))
+    return folder
+
+
+def _counted(cell: Cell, bench: Bench) -> dict[str, Any]:
+    """Count models of everybody's text: `study.order` 1 is the unigram, else Kneser–Ney."""
+    config = config_of(cell.settings, cell.seed, bench)
+    prepared = bench.prepared(config)
+    order = int(cell.settings.get("study.order", 5))
+    scores = score_baselines(prepared, max(2, order))
+    chosen = scores["unigram" if order == 1 else "kneser_ney"]
+    return {
+        **chosen, "records": [], "data": prepared.corpus.name, "data_sha256": prepared.corpus.fingerprint(),
+        "vocabulary": len(prepared.vocab), "clients": len(prepared.store), "method": f"{order}-gram",
+        "tokens_trained": int(prepared.store.sizes().sum()),
+    }  # fmt: skip
+
+
+MEASURES = ("perplexity", "nats", "top1", "top3", "top1_words", "top3_words", "sentence_perplexity",
+            "honest_sentence_perplexity", "oov_rate")  # fmt: skip
+FACTS = ("data", "data_sha256", "method", "model", "clients", "cohort", "parameters", "vocabulary", "rounds",
+         "best_round", "tokens_trained", "train_tokens", "precision", "shuffles", "facts")  # fmt: skip
+
+
+def _result(cell: Cell, bench: Bench, found: Mapping[str, Any], targets: Sequence[float]) -> dict[str, Any]:
+    test = found.get("test") or {}
+    records = found["records"]
+    measures = {key: test[key] for key in MEASURES if key in test}
+    if found.get("unseen"):
+        measures["unseen_perplexity"] = found["unseen"]["perplexity"]
+    for target in targets if records else ():
+        measures[f"rounds_to_{target:g}"] = rounds_to(records, target)
+    if records and "loss" in records[-1]:
+        measures["train_nats"] = records[-1]["loss"]
+    measures |= found.get("measures", {})
+    return {
+        "study": cell.study,
+        "id": cell.id,
+        "scale": cell.scale,
+        "runner": cell.runner,
+        "labels": dict(cell.labels),
+        "seed": cell.seed,
+        "settings": dict(cell.settings),
+        "measures": measures,
+        **{key: found[key] for key in FACTS if key in found},
+        "curve": thin([point(r) for r in records]),
+        "seconds": found.get("seconds"),
+        "made": made_on(bench.where()),
+    }
+
+
+def point(record: Mapping[str, Any]) -> list[Any]:
+    """A round as [round, training nats, validation perplexity, validation top-1], to five digits."""
+    valid = record.get("valid") or {}
+    numbers = (record.get("loss"), valid.get("perplexity"), valid.get("top1"))
+    return [record["round"], *(None if n is None else float(f"{n:.5g}") for n in numbers)]
+
+
+def thin(points: Sequence[list[Any]], most: int = POINTS) -> list[list[Any]]:
+    """Keep the first, the last and evenly spaced points between; those with a validation figure where there are any.
+
+    Example:
+      >>> [p[0] for p in thin([[r, 1.0, 2.0, 0.1] for r in range(1, 101)], 4)]
+      [1, 34, 67, 100]
+    """
+    points = [p for p in points if p[2] is not None] or list(points)
+    if len(points) <= most:
+        return list(points)
+    chosen = sorted({round(k * (len(points) - 1) / (most - 1)) for k in range(most)})
+    return [points[k] for k in chosen]
+
+
+def rounds_to(records: Sequence[Mapping[str, Any]], target: float) -> int | None:
+    """The first round whose validation perplexity is at most the target."""
+    for record in records:
+        value = (record.get("valid") or {}).get("perplexity")
+        if value is not None and value <= target:
+            return int(record["round"])
+    return None
+
+
+def made_on(device: str) -> dict[str, str]:
+    """Versions and hardware, without a name of the machine."""
+    gpu = device != "cpu" and torch.cuda.is_available()
+    return {
+        "keyfed": keyfed.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "hardware": torch.cuda.get_device_name() if gpu else f"CPU ({platform.machine()})",
+    }

@@ -1,0 +1,156 @@
+"""The plots of a study: bars with the printed values as marks, lines over a swept number, curves by round."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from keyfed.run.drawing import LIGHT, Paint, Theme, png
+from keyfed.run.studies_plan import Study, matches
+from keyfed.run.studies_table import Row, write_value
+
+CURVE = {"train_nats": 1, "perplexity": 2, "nats": 2, "top1": 3, "accuracy": 3}  # places in a point of a curve
+NAMES = {"perplexity": "perplexity", "top1": "top-1 accuracy", "nats": "nats per token", "train_nats": "training nats"}
+STYLES = ("-", "--", ":", "-.")
+
+
+def draw_plots(study: Study, rows: Sequence[Row]) -> dict[str, bytes]:
+    """Draw a study's plots from its rows; one without a point is left out. Raises ImportError without matplotlib."""
+    out = {}
+    for plot in drawn(study, rows):
+        panels = _panels(rows, plot)
+        size = (max(5.8, 4.6 * len(panels)), 4.8)
+        out[str(plot["name"])] = png(_paint(study, plot, panels), LIGHT, size)
+    return out
+
+
+def drawn(study: Study, rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+    """The plots of a study that have something to show."""
+    return [plot for plot in study.plots if _panels(rows, plot)]
+
+
+def describe(plot: Mapping[str, Any]) -> str:
+    """What a plot shows, for those who cannot see it."""
+    marks = "; crosses are the printed values" if plot["kind"] != "curves" else ""
+    return f"{plot['title']}{marks}"
+
+
+def _panels(rows: Sequence[Row], plot: Mapping[str, Any]) -> dict[str, list[Row]]:
+    panels: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.records and matches(row.labels, plot.get("where", {})) and _has_points(row, plot):
+            panels.setdefault(_name(row, plot.get("panel", ())), []).append(row)
+    return panels
+
+
+def _has_points(row: Row, plot: Mapping[str, Any]) -> bool:
+    if plot["kind"] == "curves":
+        return bool(_curve(row, plot["measure"]))
+    return row.mean(plot["measure"]) is not None
+
+
+def _name(row: Row, axes: Sequence[str]) -> str:
+    parts = [(axis, row.labels.get(axis)) for axis in axes]
+    return ", ".join(f"{a} = {v}" if v.replace(".", "").isdigit() else v for a, v in parts if v is not None)
+
+
+def _paint(study: Study, plot: Mapping[str, Any], panels: Mapping[str, Sequence[Row]]) -> Paint:
+    draw = {"bars": _bars, "lines": _lines, "curves": _curves}[plot["kind"]]
+    every = [row for rows in panels.values() for row in rows]
+    series = list(dict.fromkeys(_name(row, plot.get("series", ())) for row in every))
+
+    def paint(figure: Any, theme: Theme) -> None:
+        all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (title, rows) in zip(all_axes, panels.items(), strict=True):
+            draw(axes, theme, study, plot, rows, series)
+            axes.set_title(title or plot["title"])
+            axes.set_ylabel(NAMES.get(plot["measure"], plot["measure"].replace("_", " ")))
+        handles: dict[str, Any] = {}
+        for axes in all_axes:
+            found, labels = axes.get_legend_handles_labels()
+            handles |= dict(zip(labels, found, strict=True))
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+
+    return paint
+
+
+def _bars(
+    axes: Any, theme: Theme, study: Study, plot: Mapping[str, Any], rows: Sequence[Row], series: Sequence[str]
+) -> None:
+    places = list(dict.fromkeys(_name(row, plot["x"]) for row in rows))
+    width = 0.8 / len(series)
+    for row in rows:
+        number = series.index(_name(row, plot.get("series", ())))
+        at = places.index(_name(row, plot["x"])) + (number - (len(series) - 1) / 2) * width
+        values, mean = row.values(plot["measure"]), row.mean(plot["measure"])
+        error = statistics.stdev(values) if len(values) > 1 else None
+        axes.bar(
+            at, mean, width * 0.92, yerr=error, capsize=2, label=series[number] or "ours",
+            color=theme.colours[number % len(theme.colours)], ecolor=theme.ink,
+        )  # fmt: skip
+        axes.annotate(write_value(mean, plot["measure"]), (at, mean), ha="center", va="bottom", fontsize=7)
+        printed = study.printed(row.labels, plot["measure"])
+        if printed is not None:
+            axes.plot(at, printed, "x", color=theme.ink, markersize=7, label="printed", zorder=5)
+    heights = [row.mean(plot["measure"]) or 1.0 for row in rows]
+    if min(heights) > 0 and max(heights) / min(heights) > 8:
+        axes.set_yscale("log")
+    turned = {"rotation": 30, "ha": "right"} if len(places) > 3 else {}
+    axes.set_xticks(range(len(places)), places, fontsize=8.5, **turned)
+
+
+def _lines(
+    axes: Any, theme: Theme, study: Study, plot: Mapping[str, Any], rows: Sequence[Row], series: Sequence[str]
+) -> None:
+    axis = plot["x"][0]
+    for number, name in enumerate(series):
+        own = [row for row in rows if _name(row, plot.get("series", ())) == name and axis in row.labels]
+        points = sorted((float(row.labels[axis]), row) for row in own if _number(row.labels[axis]))
+        if not points:
+            continue
+        x = [at for at, _ in points]
+        means = [row.mean(plot["measure"]) for _, row in points]
+        spreads = [statistics.stdev(v) if len(v := row.values(plot["measure"])) > 1 else 0.0 for _, row in points]
+        colour, style = theme.colours[number % len(theme.colours)], STYLES[number // len(theme.colours) % len(STYLES)]
+        axes.errorbar(x, means, spreads, fmt=f"o{style}", capsize=2, color=colour, label=name or "ours", markersize=4)
+        printed = [(at, study.printed(row.labels, plot["measure"])) for at, row in points]
+        marks = [(at, value) for at, value in printed if value is not None]
+        if marks:
+            axes.plot(*zip(*marks, strict=True), "x", color=colour, label=f"{name}, printed".lstrip(", "))
+    axes.set_xlabel(axis)
+
+
+def _number(label: str) -> bool:
+    try:
+        return math.isfinite(float(label))
+    except ValueError:
+        return False
+
+
+def _curves(
+    axes: Any, theme: Theme, study: Study, plot: Mapping[str, Any], rows: Sequence[Row], series: Sequence[str]
+) -> None:
+    del study  # curves of the papers are pictures: there is nothing printed to draw
+    values: list[float] = []
+    for number, name in enumerate(series):
+        for row in (row for row in rows if _name(row, plot.get("series", ())) == name):
+            points = _curve(row, plot["measure"])
+            x, y = list(points), list(points.values())
+            colour = theme.colours[number % len(theme.colours)]
+            style = STYLES[number // len(theme.colours) % len(STYLES)]
+            axes.plot(x, y, style, color=colour, label=name or "ours", linewidth=1.5)
+            values += y
+    axes.set_xlabel("round")
+    if values and min(values) > 0 and max(values) / min(values) > 8:
+        axes.set_yscale("log")
+
+
+def _curve(row: Row, measure: str) -> dict[int, float]:
+    """The mean over seeds of a curve, at rounds that all seeds have."""
+    index = CURVE[measure]
+    curves = [{p[0]: p[index] for p in r["curve"] if p[index] is not None and p[index] > 0} for r in row.records]
+    rounds = sorted(set.intersection(*(set(c) for c in curves))) if curves else []
+    found = {at: statistics.fmean(c[at] for c in curves) for at in rounds}
+    return {at: math.log(y) for at, y in found.items()} if measure == "nats" else found

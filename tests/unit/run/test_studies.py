@@ -1,0 +1,337 @@
+"""Studies: cells and their identity, time, the rule of verdicts, the broken collation, pages that match their data."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keyfed.config import to_document
+from keyfed.engine.network import init_params
+from keyfed.errors import ConfigError, RunError
+from keyfed.model.presets import build_spec
+from keyfed.run import studies_faithful as faithful
+from keyfed.run.studies import compact, data_folder, finished, run_study
+from keyfed.run.studies_cells import Bench, config_of, rounds_to, thin
+from keyfed.run.studies_plan import SCALES, cells_of, load_study, study_from, study_names, with_settings
+from keyfed.run.studies_report import front_text, page_text
+from keyfed.run.studies_table import (
+    FAILS,
+    HOLDS,
+    NOT_JUDGED,
+    OPEN,
+    UNSURE,
+    compare_rows,
+    judge,
+    main_scale,
+    pooled_spread,
+    rows_of,
+    write_row,
+)  # fmt: skip
+from keyfed.run.studies_toy import run_toy
+from keyfed.text.vocab import PAD
+
+ROOT = Path(__file__).parents[3]
+STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"
+DOCUMENT = """
+title = "T"
+paper = "P"
+about = "A"
+measures = ["perplexity"]
+[base]
+data.name = "ptb"
+method.lr = 1.0
+[axis.C]
+"0.1" = { participation.fraction = 0.1 }
+"0.5" = { participation.fraction = 0.5 }
+[axis.method]
+FedAvg = { method.name = "fedavg" }
+FedAtt = { method.name = "fedatt" }
+Lost = { absent = "it is lost" }
+[[when]]
+where = { method = "FedAtt" }
+set = { method.lr = 2.0 }
+[[when]]
+where = { scale = "smoke", C = "0.1" }
+set = { train.rounds = 1 }
+[[grid]]
+C = ["0.1", "0.5"]
+method = ["FedAvg", "FedAtt"]
+[[grid]]
+C = ["0.1"]
+method = ["Lost"]
+[scale.smoke]
+seeds = [1]
+why = "quick"
+keep = { C = ["0.1"] }
+set = { train.rounds = 3 }
+[scale.standard]
+seeds = [1, 2]
+why = "some"
+fewer = [{ where = { C = "0.5" }, seeds = [1] }]
+[scale.paper]
+seeds = [1, 2, 3]
+why = "all"
+[published.perplexity]
+axes = ["C", "method"]
+"0.1 | FedAvg" = 100.0
+"0.1 | FedAtt" = 90.0
+[[claims]]
+says = "FedAtt is better"
+kind = "lower"
+of = { method = "FedAtt" }
+than = { method = "FedAvg" }
+[[claims]]
+says = "as printed"
+kind = "printed"
+of = { method = "FedAvg" }
+[[claims]]
+says = "below 50"
+kind = "below"
+of = { method = "FedAvg" }
+bound = 50
+"""
+
+
+def study_of(text: str = DOCUMENT):
+    return study_from(tomllib.loads(text), Path("example.toml"))
+
+
+def results_of(study, scale, values, measure="perplexity"):
+    """Results by cell id: `values` maps (C, method, seed) to a perplexity."""
+    return {
+        cell.id: {"id": cell.id, "seed": cell.seed, "measures": {measure: values[key]}, "curve": []}
+        for cell in cells_of(study, scale)
+        if (key := (cell.labels["C"], cell.labels["method"], cell.seed)) in values
+    }
+
+
+def verdicts(study, values, scale="standard", claim=0):
+    rows = rows_of(study, scale, results_of(study, scale, values))
+    return [c.verdict for c in compare_rows(study, rows, study.claims[claim])]
+
+
+def test_settings_come_from_base_labels_conditions_scale_and_its_conditions():
+    study = study_of()
+    [fedavg, fedatt, _] = cells_of(study, "smoke")
+    assert fedavg.settings["method.lr"] == 1.0
+    assert fedatt.settings["method.lr"] == 2.0
+    assert fedavg.settings["train.rounds"] == 1
+    standard = {tuple(c.labels.values()): c for c in cells_of(study, "standard")}
+    assert "train.rounds" not in standard["0.1", "FedAvg"].settings
+
+
+def test_a_cell_is_the_same_at_every_scale_and_another_with_other_settings():
+    study = study_of()
+    standard, paper = cells_of(study, "standard"), cells_of(study, "paper")
+    assert {c.id for c in standard} <= {c.id for c in paper}
+    assert len({c.id for c in paper}) == len(paper) == 3 * 5
+    assert with_settings(standard[0], {"method.lr": 3.0}).id != standard[0].id
+
+
+def test_seeds_are_the_outer_loop_and_may_be_fewer():
+    cells = cells_of(study_of(), "standard")
+    assert [c.seed for c in cells] == sorted(c.seed for c in cells)
+    assert [c.seed for c in cells if c.labels == {"C": "0.5", "method": "FedAvg"}] == [1]
+    assert {c.seed for c in cells_of(study_of(), "standard", [7])} == {7}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('method = ["Lost"]', 'method = ["Last"]', 'method of a grid "Last" is not known (did you mean Lost?)'),
+        ("method.lr = 1.0", "method.lrr = 1.0", 'option "lrr" is not known'),
+        ('kind = "below"', 'kind = "under"', 'kind of a claim "under"'),
+        ('"0.1 | FedAtt"', '"FedAtt"', "has 1 labels; expected C | method"),
+        ("[scale.paper]", "[scale.papers]", 'scale "papers" is not known (did you mean paper?)'),
+        ('title = "T"', 'tittle = "T"', 'key "tittle" is not known (did you mean title?)'),
+    ],
+)
+def test_a_mistake_in_a_study_is_named(old, new, said):
+    assert old in DOCUMENT
+    with pytest.raises(ConfigError) as error:
+        study_of(DOCUMENT.replace(old, new))
+    assert said in str(error.value)
+
+
+def test_a_missing_key_and_an_unknown_study_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="about is missing"):
+        study_of(DOCUMENT.replace('about = "A"', ""))
+    with pytest.raises(ConfigError, match=r"did you mean fedatt-table2\?"):
+        load_study("fedat-table2", STUDIES)
+    with pytest.raises(ConfigError, match="did you mean smoke"):
+        cells_of(study_of(), "smoky")
+
+
+@pytest.mark.parametrize("name", study_names(STUDIES))
+def test_every_cell_of_every_scale_is_a_configuration(name, tmp_path):
+    vectors = tmp_path / "glove-6b-100d" / "glove.6B.100d.txt.gz"
+    vectors.parent.mkdir()
+    vectors.touch()
+    study = load_study(name, STUDIES)
+    assert set(study.scales) == set(SCALES)
+    for scale in SCALES:
+        for cell in {tuple(c.labels.values()): c for c in cells_of(study, scale) if not c.absent}.values():
+            if cell.runner in ("train", "code-faithful", "n-gram"):
+                document = to_document(config_of(cell.settings, cell.seed, Bench(tmp_path, "cpu", str(tmp_path))))
+                assert document["train"]["seed"] == cell.seed
+
+
+def test_a_claimed_order_holds_fails_or_cannot_be_told():
+    same = {("0.1", "FedAvg", s): 100 + s for s in (1, 2)}
+    assert verdicts(study_of(), same | {("0.1", "FedAtt", s): 80 + s for s in (1, 2)}) == [HOLDS, OPEN]
+    assert verdicts(study_of(), same | {("0.1", "FedAtt", s): 120 + s for s in (1, 2)}) == [FAILS, OPEN]
+    assert verdicts(study_of(), same | {("0.1", "FedAtt", s): 99 + s for s in (1, 2)}) == [UNSURE, OPEN]
+    one = {("0.5", "FedAvg", 1): 100.0, ("0.5", "FedAtt", 1): 50.0}
+    assert verdicts(study_of(), one) == [OPEN, UNSURE]  # no spread at all: nothing is told
+    assert verdicts(study_of(), one | same) == [OPEN, HOLDS]  # the spread of others is pooled
+
+
+def test_the_margin_is_students_quantile_times_the_pooled_spread():
+    values = {("0.1", "FedAvg", 1): math.exp(1.0), ("0.1", "FedAvg", 2): math.exp(1.2)}
+    rows = rows_of(study_of(), "standard", results_of(study_of(), "standard", values))
+    spread = pooled_spread(rows, "perplexity")
+    assert spread.sd == pytest.approx(0.2 / math.sqrt(2))
+    assert spread.margin(2, 2) == pytest.approx(12.706 * 0.2 / math.sqrt(2))
+
+
+def test_a_printed_figure_holds_within_the_tolerance():
+    assert verdicts(study_of(), {("0.1", "FedAvg", 1): 104.0}, claim=1)[0] == HOLDS
+    assert verdicts(study_of(), {("0.1", "FedAvg", 1): 120.0}, claim=1)[0] == UNSURE  # one seed, not far
+    assert verdicts(study_of(), {("0.1", "FedAvg", 1): 300.0}, claim=1)[0] == FAILS
+    assert verdicts(study_of(), {("0.1", "FedAvg", 1): None}, claim=1)[0] == FAILS  # diverged
+    assert verdicts(study_of(), {("0.1", "FedAvg", 1): 49.0, ("0.5", "FedAvg", 1): 51.0}, claim=2) == [HOLDS, FAILS]
+
+
+def test_claims_are_summed_up_and_a_smoke_scale_judges_nothing():
+    study = study_of()
+    rows = rows_of(study, "paper", results_of(study, "paper", {("0.1", "FedAvg", 1): 49.0, ("0.5", "FedAvg", 1): 51.0}))
+    found = compare_rows(study, rows, study.claims[2])
+    assert judge(found, "paper") == FAILS
+    assert judge(found[:1], "paper") == HOLDS
+    assert judge(found, "smoke") == NOT_JUDGED
+    assert judge([], "paper") == OPEN
+
+
+def test_rows_show_mean_spread_divergence_and_absence():
+    study = study_of()
+    values = {("0.1", "FedAvg", 1): 100.0, ("0.1", "FedAvg", 2): 102.0, ("0.5", "FedAvg", 1): None}
+    rows = {tuple(r.labels.values()): r for r in rows_of(study, "standard", results_of(study, "standard", values))}
+    assert write_row(rows["0.1", "FedAvg"], "perplexity") == "101.0 ± 1.4"
+    assert write_row(rows["0.5", "FedAvg"], "perplexity") == "diverged"
+    assert write_row(rows["0.1", "FedAtt"], "perplexity") == "open"
+    assert write_row(rows["0.1", "Lost"], "perplexity") == "absent"
+    assert main_scale(study, results_of(study, "standard", values)) == "standard"
+    assert main_scale(study, {}) is None
+
+
+def test_no_minutes_leave_every_cell_open_and_results_merge(tmp_path):
+    study = load_study("gboard-toy", STUDIES)
+    bench = Bench(tmp_path / "work", "cpu")
+    more = {"study.samples": 48, "study.rounds": 1}
+    none = run_study(study, "smoke", results=tmp_path, bench=bench, minutes=0, override=more)
+    assert (none.done, none.before, len(none.open)) == ((), 0, 4)
+    first = run_study(study, "smoke", results=tmp_path, bench=bench, override=more, most=1)
+    rest = run_study(study, "smoke", results=tmp_path, bench=bench, override=more)
+    assert (len(first.done), len(first.open)) == (1, 3)
+    assert (rest.before, len(rest.done), rest.open) == (1, 3, ())
+    assert len(finished(tmp_path, "gboard-toy")) == 4
+
+
+def test_a_damaged_result_is_named(tmp_path):
+    data_folder(tmp_path, "x").mkdir(parents=True)
+    (data_folder(tmp_path, "x") / "a.json").write_text("{")
+    with pytest.raises(RunError, match=r"a.json is damaged"):
+        finished(tmp_path, "x")
+
+
+def test_curves_are_thinned_and_targets_found():
+    records = [{"round": r, "valid": {"perplexity": 100.0 - r}} for r in range(1, 101)]
+    assert rounds_to(records, 90) == 10
+    assert rounds_to(records, -1) is None
+    assert [p[0] for p in thin([[r, 1.0, 2.0, 0.1] for r in range(1, 102)], 3)] == [1, 51, 101]
+    assert json.loads(compact(json.dumps({"a": [1, [2, 3]], "b": ["x"]}, indent=1))) == {"a": [1, [2, 3]], "b": ["x"]}
+
+
+def test_the_broken_collation_reads_across_sentences_and_cuts_to_the_shortest():
+    stream = np.array([1, 5, 6, 7, 2, 1, 8, 2, 1, 9, 4, 2], np.int32)
+    [step] = faithful.broken_steps(stream, rows=3, seed=1)
+    assert step.inputs.shape == (3, 2)  # positions of the shortest sentence × (sentences − 1)
+    assert step.inputs[0].tolist() == step.targets[0].tolist() == [1, 1]  # <SOS> predicts <SOS>
+    assert set(step.inputs[1].tolist() + step.targets[1].tolist()) == {5, 8, 9}
+    assert faithful.broken_steps(stream[:5], rows=3, seed=1) == []  # a lone sentence predicts nothing
+
+
+def test_the_broken_evaluation_depends_on_the_shuffle_and_is_not_the_honest_one():
+    spec = build_spec("gru", 30, embed=8, hidden=8)
+    params = {name: p * 5 for name, p in init_params(spec, 1).items()}
+    draw = np.random.default_rng(1)
+    made = [np.array([1, *draw.integers(3, 30, n), 2], np.int32) for n in draw.integers(1, 20, 300)]
+    first, second = (faithful.broken_score(spec, params, made, seed, "cpu").perplexity for seed in (1, 2))
+    assert abs(first - second) > 1e-3
+    assert faithful.honest_score(spec, params, made, "cpu").tokens == sum(len(s) - 1 for s in made)
+
+
+def test_no_word_of_the_code_faithful_variant_is_the_engines_padding(tmp_path):
+    """The GPU's kernels pass over the embedding's gradient at that number."""
+    (tmp_path / "ptb").mkdir()
+    for part in ("train", "valid", "test"):
+        (tmp_path / "ptb" / f"ptb.{part}.txt").write_text(f" One two . {part} \n\n three \n", "utf-8")
+    found = faithful.read_sentences("ptb", tmp_path)
+    assert [s.tolist() for s in found.train] == [[1, 3, 4, 2], [1, 5, 2], [1, 6, 2]]
+    assert found.words == 9  # those of all three files, as in the code, and the padding
+    config = config_of({"data.name": "ptb"}, 1, Bench(tmp_path, "cpu", str(tmp_path)))
+    scored = faithful.positional_unigram(config, 3)["shuffles"]
+    assert 1 < scored["lowest"] <= scored["highest"] < 9  # one batch: <SOS> is certain, the rest is among nine words
+    assert min(int(s.min()) for part in (found.train, found.valid, found.test) for s in part) > PAD
+
+
+def test_faithful_shards_are_equal_and_weights_are_torchs():
+    made = [np.array([1, 3 + k, 2], np.int32) for k in range(25)]
+    shards = faithful.deal(made, 10, seed=1)
+    assert [len(s) for s in shards] == [6] * 10
+    params = faithful.initial_params(build_spec("gru", 30), 1)
+    assert all(float(p.abs().max()) <= 300**-0.5 for p in params.values())
+    assert float(params["output.bias"].abs().max()) > 0  # torch draws the output's bias too
+
+
+def test_the_toys_clients_differ_unless_the_mean_is_sent_back():
+    apart, together = (
+        run_toy({"study.sent_back": sent, "study.samples": 96, "study.rounds": 3}, 1) for sent in (False, True)
+    )
+    first = [found["records"][0]["valid"]["top1"] for found in (apart, together)]
+    assert first[0] == first[1]  # the same weights before any training
+    assert apart["records"][-1]["loss"] != together["records"][-1]["loss"]
+
+
+@pytest.mark.parametrize("name", study_names(STUDIES))
+def test_a_results_page_matches_its_data(name):
+    found = finished(RESULTS, name)
+    page = RESULTS / f"{name}.md"
+    assert page.exists(), f"write it with `keyfed study report {name}`"
+    assert page.read_text("utf-8") == page_text(load_study(name, STUDIES), found)
+
+
+def test_the_front_page_matches_its_data():
+    assert (RESULTS / "README.md").read_text("utf-8") == front_text(STUDIES, RESULTS)
+
+
+def test_a_page_changes_with_its_data():
+    study = load_study("fedatt-table2", STUDIES)
+    found = {key: json.loads(json.dumps(record)) for key, record in finished(RESULTS, "fedatt-table2").items()}
+    before = page_text(study, found)
+    scale = main_scale(study, found)
+    shown = next(row for row in rows_of(study, scale, found) if row.records)
+    found[shown.records[0]["id"]]["measures"]["perplexity"] *= 2
+    assert page_text(study, found) != before
+
+
+def test_pages_name_every_picture_that_is_there():
+    pages = "".join(path.read_text("utf-8") for path in RESULTS.glob("*.md"))
+    for picture in (RESULTS / "img").glob("*.png"):
+        assert f"img/{picture.name}" in pages
+    assert pages.count("](img/") == len(list((RESULTS / "img").glob("*.png")))
