@@ -111,7 +111,7 @@ def train_with_canaries(
             fates = {prepared.store.names[f.client]: f for f in plan.fates}
             federation.expect(fates)
             frozen = FROZEN if round < config.train.frozen_rounds else frozenset[str]()
-            federation.gather_by(*guard.gather(state, frozen))
+            federation.gather_by(*guard.gather(state, frozen, fates))
             own = (seeds[k] for k in picked(terms, len(seeds), config.train.seed, round))
             scale = float(state.server[CLIP]) * terms.called / terms.cohort
             sent = cut(sum_of(size, own).mul_(scale), sent_layers)
