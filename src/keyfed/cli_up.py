@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from keyfed.run.train import Listener
 
 WAIT_SECONDS = 60.0
+QUICK_TOKENS, QUICK_ROUNDS = 4_000, 5  # of a client and round, where nothing else is said
 ATTEMPTS, RETURN_SECONDS, SETTLE_SECONDS = 5, 300.0, 8.0
 
 
@@ -56,7 +57,8 @@ def up(
 
     The text is dealt out to the clients (the corpus's authors with most text, or shards), a file each. Everything that
     travels goes through Flower, as it would between machines. Secure aggregation is on unless --plain is given; it
-    needs at least three clients. The run folder and the report are those of a simulation.
+    needs at least three clients. The run folder and the report are those of a simulation. On the built-in corpus it
+    trains 5 rounds of at most 4,000 tokens a client, unless --rounds or --set data.max_tokens say otherwise.
 
       keyfed up fedatt --clients 4 --rounds 3
     """
@@ -72,6 +74,9 @@ def up(
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
         "data.vocab_file": vocab_file, "train.cohort": clients, "secure.on": not plain,
     }  # fmt: skip
+    if data is None and config is None:  # enough to see it work; presidents wrote up to 200,000 words
+        quick = {"data.max_tokens": QUICK_TOKENS, "train.rounds": rounds or QUICK_ROUNDS}
+        named |= {key: value for key, value in quick.items() if not any(s.startswith(key) for s in settings or [])}
     resolved = configure(method, config, named, settings)
     folder = out or _default_out(resolved, False, f"up-{resolved.method}")
     with ExitStack() as stack:

@@ -15,6 +15,7 @@ from keyfed.private.secure_sum import Floors
 from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.deployed import Patience
 from keyfed.run.on_device import own_text
+from keyfed.sections import SecureConfig
 from keyfed.text.vocab import Vocab, build_vocab
 
 QUICK = Patience(answer=5, quorum=1, look=0.01)
@@ -44,7 +45,14 @@ def vocabulary(folder: Path) -> tuple[Vocab, Path]:
 
 
 def small_config(
-    data: Path, vocab: Path, method: str = "fedavg", *, rounds: int = 3, cohort: int = 4, **options: object
+    data: Path,
+    vocab: Path,
+    method: str = "fedavg",
+    *,
+    rounds: int = 3,
+    cohort: int = 4,
+    secure: bool = False,
+    **options: object,
 ) -> Config:
     """A run that takes a second; its clients are the files of a folder."""
     return Config(
@@ -52,6 +60,7 @@ def small_config(
         model=ModelConfig("cifg", embed=6, hidden=8),
         train=TrainConfig(rounds=rounds, cohort=cohort, baselines=False, workers=1, block=1, device="cpu"),
         participation=Participation(),
+        secure=SecureConfig(on=secure),
         method=method,
         options=options,  # type: ignore[arg-type]
     )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from keyfed.engine.secure_simulation import SecureSettings
 from keyfed.run.deployed import train_deployed
 from keyfed.run.train import train
 
@@ -19,13 +16,10 @@ from .deployed import QUICK, federation, last_model, small_config, vocabulary, w
 def test_a_federation_equals_the_simulation_bit_for_bit(tmp_path, method, secure):
     texts = write_texts(tmp_path / "texts", 5)
     vocab, path = vocabulary(tmp_path)
-    config = small_config(tmp_path / "texts", path, method)
-    if secure:
-        config = replace(config, secure=replace(config.secure, on=True))
+    config = small_config(tmp_path / "texts", path, method, secure=secure)
     train(config, tmp_path / "simulated")
     transport, roster = federation(tmp_path / "clients", texts)
-    settings = SecureSettings() if secure else None
-    result = train_deployed(config, vocab, tmp_path / "deployed", transport, roster, secure=settings, patience=QUICK)
+    result = train_deployed(config, vocab, tmp_path / "deployed", transport, roster, patience=QUICK)
     simulated, deployed = last_model(tmp_path / "simulated"), last_model(tmp_path / "deployed")
     assert set(simulated) == set(deployed)
     for name, p in simulated.items():

@@ -16,7 +16,6 @@ import torch
 
 from keyfed.engine.messages import Rejected, pack, read_tensors, shapes_of, unpack
 from keyfed.engine.roster import Roster
-from keyfed.engine.secure_simulation import SecureSettings
 from keyfed.engine.transport import Answer, Handler, InProcess, Lost, Post, deliver
 from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import read_metrics
@@ -138,12 +137,11 @@ PLAIN = {
 def run(tmp_path: Path, name: str, fault, method: str = "fedavg", secure: bool = False, clients: int = CLIENTS, **more):
     texts = write_texts(tmp_path / "texts", clients)
     vocab, path = vocabulary(tmp_path)
-    config = small_config(tmp_path / "texts", path, method, cohort=clients)
+    config = small_config(tmp_path / "texts", path, method, cohort=clients, secure=secure)
     config = replace(config, upload=replace(config.upload, bound=100.0))
     transport, roster = federation(tmp_path / name / "clients", texts, fault=fault)
-    settings = SecureSettings() if secure else None
     out = tmp_path / name / "run"
-    train_deployed(config, vocab, out, transport, roster, secure=settings, patience=QUICK, **more)
+    train_deployed(config, vocab, out, transport, roster, patience=QUICK, **more)
     return out
 
 
@@ -320,7 +318,7 @@ def test_clients_refuse_old_and_broken_messages(tmp_path, record_property):
     transport, roster = federation(tmp_path / "c", texts, fault=listen)
     transport.handlers["client-0"].handle = _without_bye(transport.handlers["client-0"])
     config = small_config(tmp_path / "texts", path, cohort=3)
-    train_deployed(config, vocab, tmp_path / "run", transport, roster, secure=None, patience=QUICK)
+    train_deployed(config, vocab, tmp_path / "run", transport, roster, patience=QUICK)
     client = transport.handlers["client-0"]
 
     def reason(body: bytes) -> str:
@@ -377,7 +375,7 @@ def test_unknown_revoked_and_impostor_clients_are_not_called(tmp_path, record_pr
     stranger.write_text(texts[0].read_text())
     transport.handlers["stranger"] = session(tmp_path / "c", stranger)
     config = small_config(tmp_path / "texts", path, cohort=6)
-    train_deployed(config, vocab, tmp_path / "run", transport, roster, secure=None, patience=QUICK)
+    train_deployed(config, vocab, tmp_path / "run", transport, roster, patience=QUICK)
     for line in read_metrics(tmp_path / "run"):
         assert line["contributors"] == [f"client-{k}" for k in range(4)]
     record_property("fault", "unknown key, revoked key, impostor under an enrolled name")
@@ -395,10 +393,10 @@ def test_a_client_restarted_between_training_and_upload_is_a_drop_out(tmp_path, 
         return deliver(client, post, handler)
 
     vocab, path = vocabulary(tmp_path)
-    config = small_config(tmp_path / "texts", path, cohort=CLIENTS)
+    config = small_config(tmp_path / "texts", path, cohort=CLIENTS, secure=True)
     transport, roster = federation(home, texts, fault=restart)
     out = tmp_path / "run"
-    train_deployed(config, vocab, out, transport, roster, secure=SecureSettings(), patience=QUICK)
+    train_deployed(config, vocab, out, transport, roster, patience=QUICK)
     assert [r["refused"] for r in read_metrics(out)] == [{}, {VICTIM: "state lost"}, {}]
     assert len(read_metrics(out)[2]["contributors"]) == CLIENTS
     same_model(out, without_victim(True, "upload"))
@@ -427,13 +425,34 @@ def test_a_client_that_lost_its_duals_is_shut_out(tmp_path, record_property):
     vocab, path = vocabulary(tmp_path)
     config = small_config(tmp_path / "texts", path, "fedadmm", cohort=CLIENTS)
     transport, roster = federation(home, texts, fault=wipe)
-    train_deployed(config, vocab, tmp_path / "run", transport, roster, secure=None, patience=QUICK)
+    train_deployed(config, vocab, tmp_path / "run", transport, roster, patience=QUICK)
     lines = read_metrics(tmp_path / "run")
     assert lines[1]["refused"] == {VICTIM: "state lost"}
     assert VICTIM not in lines[2]["contributors"]
     assert torch.isfinite(next(iter(last_model(tmp_path / "run").values()))).all()
     record_property("fault", "FedADMM: client's duals deleted")
     record_property("outcome", "state lost; shut out of the run, which would count it twice")
+
+
+def test_clients_that_restart_after_every_round_keep_their_duals(tmp_path, record_property):
+    texts = write_texts(tmp_path / "texts", CLIENTS)
+    home = tmp_path / "clients"
+
+    def restart(client: str, post: Post, handler: Handler) -> Answer:
+        if post.kind == "train":
+            transport.handlers[client] = handler = session(home, home.parent / "texts" / f"{client}.txt")
+        return deliver(client, post, handler)
+
+    vocab, path = vocabulary(tmp_path)
+    config = small_config(tmp_path / "texts", path, "fedadmm", cohort=CLIENTS)
+    transport, roster = federation(home, texts, fault=restart)
+    train_deployed(config, vocab, tmp_path / "run", transport, roster, patience=QUICK)
+    assert [len(r["contributors"]) for r in read_metrics(tmp_path / "run")] == [CLIENTS] * 3
+    whole, roster = federation(tmp_path / "w", texts)
+    train_deployed(config, vocab, tmp_path / "whole", whole, roster, patience=QUICK)
+    same_model(tmp_path / "run", tmp_path / "whole")
+    record_property("fault", "FedADMM: every client restarted before every round")
+    record_property("outcome", "state read from its files; the same model")
 
 
 def test_a_killed_server_goes_on_from_its_checkpoint(tmp_path, record_property):
@@ -444,8 +463,7 @@ def test_a_killed_server_goes_on_from_its_checkpoint(tmp_path, record_property):
         folder = tmp_path / f"{secure}-{kind}"
         texts = write_texts(folder / "texts", CLIENTS)
         vocab, path = vocabulary(folder)
-        config = small_config(folder / "texts", path, "fedadmm", rounds=4, cohort=CLIENTS)
-        settings = SecureSettings() if secure else None
+        config = small_config(folder / "texts", path, "fedadmm", rounds=4, cohort=CLIENTS, secure=secure)
         dying = [True]
 
         def kill(client: str, post: Post, handler: Handler, kind=kind, dying=dying) -> Answer:
@@ -457,15 +475,15 @@ def test_a_killed_server_goes_on_from_its_checkpoint(tmp_path, record_property):
         transport, roster = federation(folder / "c", texts, fault=kill)
         out = folder / "run"
         with pytest.raises(Killed):
-            train_deployed(config, vocab, out, transport, roster, secure=settings, patience=QUICK)
+            train_deployed(config, vocab, out, transport, roster, patience=QUICK)
         again = Roster(roster.path)
         result = train_deployed(
-            config, vocab, out, InProcess(transport.handlers, kill), again, secure=settings, patience=QUICK, resume=True
+            config, vocab, out, InProcess(transport.handlers, kill), again, patience=QUICK, resume=True
         )
         assert result["rounds"] == 4
         assert [r["round"] for r in read_metrics(out)] == [1, 2, 3, 4]
         whole, roster = federation(folder / "w", texts)
-        train_deployed(config, vocab, folder / "whole", whole, roster, secure=settings, patience=QUICK)
+        train_deployed(config, vocab, folder / "whole", whole, roster, patience=QUICK)
         same_model(out, folder / "whole")
     record_property("fault", "server killed in training, in upload and in unmasking; started again")
     record_property("outcome", "goes on from its checkpoint; the same model as without, each round once")

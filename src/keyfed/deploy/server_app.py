@@ -68,7 +68,6 @@ def train_submitted(folder: Path, grid: Grid, run: str, listener: Printer) -> An
     """Train what was submitted and return its result."""
     from keyfed.config import config_from
     from keyfed.engine.roster import Roster
-    from keyfed.engine.secure_simulation import SecureSettings
     from keyfed.run.deployed import train_deployed
     from keyfed.text.vocab import Vocab
 
@@ -80,10 +79,9 @@ def train_submitted(folder: Path, grid: Grid, run: str, listener: Printer) -> An
     wanted = min(int(told["clients"]), len(names_by_key(home)))
     wait_for(transport.clients, wanted, float(told["wait"]), listener.say)
     config = config_from(told["config"], RUN)
-    secure = SecureSettings(config.secure.threshold, config.secure.floor) if config.secure.on else None
     return train_deployed(
         config, vocab, Path(told["out"]), transport, Roster(home.roster), listener,
-        secure=secure, resume=bool(told["resume"]),
+        resume=bool(told["resume"]),
     )  # fmt: skip
 
 

@@ -80,21 +80,21 @@ def train_deployed(
     roster: Roster,
     listener: Listener | None = None,
     *,
-    secure: SecureSettings | None,
     resume: bool = False,
     patience: Patience | None = None,
 ) -> dict[str, Any]:
     """Train a run with the clients of a roster and return its result (also in out/result.json).
 
     Args:
+      config: what to train; without `secure.on` the server sees every upload.
       vocab: the run's vocabulary, from public text or from `keyfed vocab`.
-      secure: settings of secure sums; None shows every upload to the server.
 
     Raises:
       KeyfedError: anything the caller can mend; nothing that was checkpointed is lost.
     """
     listen, patience = listener or Silent(), patience or Patience()
     config = check(config)
+    secure = SecureSettings(config.secure.threshold, config.secure.floor) if config.secure.on else None
     method = run_method(config, secure=secure is not None)
     refuse_simulated(config, method)
     spec = build_network(config, len(vocab), None)
@@ -143,6 +143,11 @@ def refuse_simulated(config: Config, method: Method) -> None:
         raise ConfigError("central training needs everybody's text in one place; choose a federated method")
     if method.codec is not None:
         raise ConfigError("upload.keep and upload.quantise work in simulation only; leave them out of a federation")
+    if config.privacy.epsilon is not None or config.privacy.noise is not None:
+        raise ConfigError(
+            "differential privacy is there in simulation only so far, and a federation must not claim what it does not "
+            "do; leave [privacy] out"
+        )
     if config.train.init is not None or config.vectors.file is not None or config.train.frozen_rounds:
         raise ConfigError("a federation starts from random weights: leave out init, vectors and frozen_rounds")
 
