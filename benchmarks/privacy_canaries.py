@@ -2,7 +2,7 @@
 
     python benchmarks/privacy_canaries.py --out FOLDER [--noise Z …] [--set KEY=VALUE …]
 
-The built-in corpus in 100 shards, ten of them a round, and a small GRU. Some random phrases are planted, 200 copies in
+The built-in corpus in 200 shards, ten of them a round, and a small GRU. Some random phrases are planted, 200 copies in
 each of four clients. The same text is trained on without privacy, and with the sum clipped and noised as for a fleet of
 a million clients (SIMULATED: no guarantee of these runs). Exposures are medians over the phrases; a phrase that nobody
 planted has 1 bit, and one in twenty reaches 4.3. About two minutes of one core a run.
@@ -28,7 +28,7 @@ from keyfed.run.prepare import Prepared, prepare
 from keyfed.run.train import train
 
 SETTINGS = [
-    "data.vocab=3000", "data.partition=iid", "data.clients=100", "data.window=20", "data.max_tokens=4000",
+    "data.vocab=3000", "data.partition=iid", "data.clients=200", "data.window=20", "data.max_tokens=4000",
     "model.name=gru", "model.embed=64", "model.hidden=64", "train.cohort=10", "train.rounds=40",
     "train.eval_every=40", "train.checkpoint_every=40", "train.test_tokens=20000", "train.baselines=false",
     "train.workers=1", "participation.sampling=poisson", "method.optimiser=sgd", "method.lr=4",
@@ -71,9 +71,9 @@ def main() -> None:
     """Train without privacy and at each noise level, and print one line each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs and canaries.json")
-    parser.add_argument("--noise", type=float, nargs="*", default=[1.0], help="noise multipliers z")
-    parser.add_argument("--clip", type=float, default=3.0, help="clip S")
-    parser.add_argument("--cohort", type=int, default=1000, help="clients a round of the imagined fleet")
+    parser.add_argument("--noise", type=float, nargs="*", default=[2.0], help="noise multipliers z")
+    parser.add_argument("--clip", type=float, default=1.3, help="clip S")
+    parser.add_argument("--cohort", type=int, default=260, help="clients a round of the imagined fleet")
     parser.add_argument("--set", nargs="*", default=[], help="settings on top, section.key=value")
     options = parser.parse_args()
     plain = check(apply_settings(Config(), [*SETTINGS, *options.set]))
