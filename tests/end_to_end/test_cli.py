@@ -68,7 +68,7 @@ def test_conformance_passes_a_trained_model_and_catches_a_broken_one(train_tiny,
     for k, path in enumerate(sorted(corpus.iterdir())):
         draw = random.Random(100 + k)
         path.write_text("\n".join(sentence(draw) for _ in range(500)), "utf-8")
-    out, _ = train_tiny("train.cohort=6", rounds=6)
+    out, _ = train_tiny("train.cohort=6", "batch_size=20", rounds=6)
     code, stdout, stderr = keyfed("conformance", out)
     assert code == 0, stdout + stderr
     assert stdout.count("ok ") == 7

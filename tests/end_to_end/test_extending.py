@@ -95,9 +95,9 @@ def test_the_page_runs(corpus, tmp_path):
 
 
 def test_a_method_of_your_own_equals_ours_where_it_is_the_same(corpus, tmp_path):
-    ours = api.train(config_for(corpus, model_embed=8, model_hidden=12, optimiser="sgd", lr=1.0), tmp_path / "ours")
+    ours = api.train(config_for(corpus, model_embed=8, optimiser="sgd", lr=1.0), tmp_path / "ours")
     heard = Heard()
-    config = config_for(corpus, model_embed=8, model_hidden=12, train_workers=2)
+    config = config_for(corpus, model_embed=8, train_workers=2)
     own = api.train(config, tmp_path / "own", method=own_method(), listener=heard)
     assert (tmp_path / "own/model.safetensors").read_bytes() == (tmp_path / "ours/model.safetensors").read_bytes()
     assert own["test"] == ours["test"]
@@ -115,7 +115,7 @@ def test_a_method_of_your_own_resumes_with_itself_only(corpus, tmp_path, keyfed)
         return memory + 1, {c: Share(w, w) for c, w in weights.items()}
 
     mine = own_method(mediator=Mediator(lambda: 0, weigh), server=api.METHODS["fedavgm"]().server)
-    config = config_for(corpus, model_embed=8, model_hidden=12, rounds=3)
+    config = config_for(corpus, model_embed=8, rounds=3)
     api.train(config, tmp_path / "whole", method=mine)
     cut = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
@@ -129,7 +129,7 @@ def test_a_method_of_your_own_resumes_with_itself_only(corpus, tmp_path, keyfed)
     assert "method mine from outside the package" in err
     api.train(config, cut, resume=True, method=mine)
     assert (cut / "model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
-    ours = config_for(corpus, model_embed=8, model_hidden=12, rounds=1)
+    ours = config_for(corpus, model_embed=8, rounds=1)
     api.train(ours, tmp_path / "ours")
     with pytest.raises(RunError, match="leave method out"):
         api.train(ours, tmp_path / "ours", resume=True, method=mine)
@@ -193,7 +193,7 @@ SLIPS = {
 
 @pytest.mark.parametrize(("parts", "said"), SLIPS.values(), ids=SLIPS.keys())
 def test_a_slip_in_a_method_is_one_line_that_names_it(parts, said, corpus, tmp_path):
-    config = config_for(corpus, model_embed=4, model_hidden=6, rounds=1)
+    config = config_for(corpus, model_embed=4, rounds=1)
     with pytest.raises(ConfigError, match=said) as caught:
         api.train(config, tmp_path / "run", method=own_method("slippery", **parts))
     assert "slippery" in str(caught.value)
@@ -232,7 +232,7 @@ def test_the_command_line_says_to_use_python_for_a_module(corpus, tmp_path, keyf
 def test_a_module_and_a_preset_are_not_mixed(corpus, tmp_path):
     with pytest.raises(ConfigError, match=r"model\.dropout=0\.1, model\.hidden=12 would change a preset"):
         api.train(config_for(corpus, model_hidden=12, model_dropout=0.1), tmp_path / "run", module=Bag)
-    api.train(config_for(corpus, model_embed=4, model_hidden=6, rounds=0), tmp_path / "ours")
+    api.train(config_for(corpus, model_embed=4, rounds=0), tmp_path / "ours")
     with pytest.raises(RunError, match='was trained with the preset "gru"; leave module out'):
         api.load_model(tmp_path / "ours", module=Bag)
     with pytest.raises(RunError, match="began with a module of the package"):
