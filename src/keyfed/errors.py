@@ -69,7 +69,15 @@ class BelowThreshold(SecureSumError):
 
 
 class Refused(SecureSumError):
-    """A client does not do what the server asks, to protect its own values."""
+    """A client does not do what the server asks, to protect its own values.
+
+    Attributes:
+      accused: the client whose doing it is; None where that is the server's.
+    """
+
+    def __init__(self, message: str, accused: str | None = None) -> None:
+        super().__init__(message)
+        self.accused = accused
 
 
 class SecureSumOverflow(SecureSumError):

@@ -82,7 +82,7 @@ def federation(
 def session(home: Path, text: Path, *, plain: bool = True, floor: int = 3) -> ClientSession:
     """A client's session; one made again has lost what was in memory, and no file."""
     own = home / text.stem
-    return ClientSession(own, text.stem, own_text(own, text.stem, text), plain=plain, floors=Floors(floor))
+    return ClientSession(own, text.stem, own_text(text.stem, text), plain=plain, floors=Floors(floor))
 
 
 def last_model(run: Path) -> Params:

@@ -17,6 +17,7 @@ import torch
 from keyfed.engine.messages import Rejected, pack, read_tensors, shapes_of, unpack
 from keyfed.engine.roster import Roster
 from keyfed.engine.transport import Answer, Handler, InProcess, Lost, Post, deliver
+from keyfed.errors import RunError
 from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import read_metrics
 
@@ -359,7 +360,7 @@ def test_a_second_look_at_a_sum_is_refused(tmp_path, record_property):
         return answer
 
     run(tmp_path, "r", again, secure=True)
-    assert set(seen) == {"state lost"}
+    assert set(seen) == {"restarted"}
     record_property("fault", "server: asks twice for the shares that open a sum")
     record_property("outcome", "refused: the secrets are gone after the first answer")
 
@@ -397,11 +398,11 @@ def test_a_client_restarted_between_training_and_upload_is_a_drop_out(tmp_path, 
     transport, roster = federation(home, texts, fault=restart)
     out = tmp_path / "run"
     train_deployed(config, vocab, out, transport, roster, patience=QUICK)
-    assert [r["refused"] for r in read_metrics(out)] == [{}, {VICTIM: "state lost"}, {}]
+    assert [r["refused"] for r in read_metrics(out)] == [{}, {VICTIM: "restarted"}, {}]
     assert len(read_metrics(out)[2]["contributors"]) == CLIENTS
     same_model(out, without_victim(True, "upload"))
     record_property("fault", "secure: client restarted between training and upload")
-    record_property("outcome", "state lost; back in the next round")
+    record_property("outcome", "restarted; back in the next round")
 
 
 def test_a_client_that_lost_its_duals_is_shut_out(tmp_path, record_property):
@@ -481,12 +482,162 @@ def test_a_killed_server_goes_on_from_its_checkpoint(tmp_path, record_property):
             config, vocab, out, InProcess(transport.handlers, kill), again, patience=QUICK, resume=True
         )
         assert result["rounds"] == 4
-        assert [r["round"] for r in read_metrics(out)] == [1, 2, 3, 4]
-        whole, roster = federation(folder / "w", texts)
-        train_deployed(config, vocab, folder / "whole", whole, roster, patience=QUICK)
-        same_model(out, folder / "whole")
+        lines = read_metrics(out)
+        assert [r["round"] for r in lines] == [1, 2, 3, 4]
+        # Whoever has sent its part of a secure round does not send it again, to whatever sum: that round is lost.
+        assert [r["abandoned"] for r in lines] == [False, False, secure, False]
+        if not secure:
+            whole, roster = federation(folder / "w", texts)
+            train_deployed(config, vocab, folder / "whole", whole, roster, patience=QUICK)
+            same_model(out, folder / "whole")
     record_property("fault", "server killed in training, in upload and in unmasking; started again")
-    record_property("outcome", "goes on from its checkpoint; the same model as without, each round once")
+    record_property("outcome", "goes on from its checkpoint: plain the same model, secure that round abandoned")
+
+
+@pytest.mark.parametrize("kind", ["upload", "unmask"])
+def test_messages_of_a_secure_round_that_arrive_twice_do_no_harm(tmp_path, kind, record_property):
+    def twice(client: str, post: Post, handler: Handler) -> Answer:
+        answer = deliver(client, post, handler)
+        if post.kind == kind:
+            assert isinstance(deliver(client, post, handler), Lost)
+        return answer
+
+    same_model(run(tmp_path, "faulty", twice, secure=True), run(tmp_path, "whole", None, secure=True))
+    record_property("fault", f"secure: every {kind} message delivered twice")
+    record_property("outcome", "answered once; the same model")
+
+
+def test_a_client_that_refused_a_secure_round_gives_nothing_away(tmp_path, record_property):
+    found: list[Answer] = []
+
+    def greedy(client: str, post: Post, handler: Handler) -> Answer:
+        if post.kind == "train" and client == VICTIM and unpack(post.body).head["round"] == ROUND:
+            head, tensors = unpack(post.body)
+            assert isinstance(deliver(client, Post("train", pack(head | {"threshold": 1}) + tensors), handler), Lost)
+            named = {key: head[key] for key in ("run", "round", "attempt")}
+            found.append(deliver(client, Post("upload", pack(named)), handler))
+            return Lost("no answer")
+        return deliver(client, post, handler)
+
+    run(tmp_path, "faulty", greedy, secure=True)
+    assert [type(answer) for answer in found] == [Lost]
+    record_property("fault", "server: asks for the upload after the terms of the sum were refused")
+    record_property("outcome", "refused: there is nothing to be asked for")
+
+
+@pytest.mark.parametrize("attempt", [1, 9], ids=["same attempt", "new attempt"])
+def test_a_round_is_summed_once(tmp_path, attempt, record_property):
+    """A second sum over one client fewer would show that client's vector by the difference."""
+    first: dict[str, bytes] = {}
+    second: list[Answer] = []
+
+    def again(client: str, post: Post, handler: Handler) -> Answer:
+        answer = deliver(client, post, handler)
+        head = unpack(post.body).head
+        if client == VICTIM and head.get("round") == ROUND and isinstance(answer, bytes):
+            if post.kind == "train":
+                first["train"] = post.body
+            if post.kind == "unmask":
+                told, model = unpack(first["train"])
+                keys = unpack(deliver(client, Post("hello", first["hello"]), handler)).head["keys"]
+                cohort = [keys if k["client"] == client else k for k in told["cohort"]]
+                body = pack(told | {"cohort": cohort, "attempt": attempt}) + model
+                deliver(client, Post("train", body), handler)
+                named = {"run": told["run"], "round": ROUND, "attempt": attempt, "alive": [], "parcels": {}}
+                second.append(deliver(client, Post("upload", pack(named)), handler))
+        if client == VICTIM and post.kind == "hello":
+            first["hello"] = post.body
+        return answer
+
+    run(tmp_path, "faulty", again, secure=True)
+    assert [answer.reason for answer in second if isinstance(answer, Lost)] == ["summed before"]
+    record_property("fault", f"server: sums the same round again ({'same' if attempt == 1 else 'new'} attempt)")
+    record_property("outcome", "refused: a client sends its part of a round once")
+
+
+def test_clients_that_were_told_different_things_share_no_mask(tmp_path, record_property):
+    def other_text(client: str, post: Post, handler: Handler) -> Answer:
+        if post.kind == "hello" and client != VICTIM:
+            head, tensors = unpack(post.body)
+            config = head["config"] | {"data": head["config"]["data"] | {"max_tokens": 9}}
+            return deliver(client, Post("hello", pack(head | {"config": config}) + tensors), handler)
+        return deliver(client, post, handler)
+
+    with pytest.raises(RunError, match="no round"):
+        run(tmp_path, "faulty", other_text, secure=True)
+    assert all(r["abandoned"] for r in read_metrics(tmp_path / "faulty" / "run"))
+    record_property("fault", "server: another configuration for all but one client")
+    record_property("outcome", "masks are bound to the configuration: nothing opens")
+
+
+def test_a_run_cannot_be_begun_twice_with_different_words(tmp_path):
+    client = session(tmp_path / "c", write_texts(tmp_path / "t", 1)[0])
+    client.store.begin("r", {"config": 1, "vocab": "a", "method": "m", "secure": True})
+    client.store.begin("r", {"config": 1, "vocab": "a", "method": "m", "secure": True, "nonce": "other"})
+    with pytest.raises(Rejected, match="another configuration"):
+        client.store.begin("r", {"config": 2, "vocab": "a", "method": "m", "secure": True})
+    client.handle("bye", pack({"run": "r"}))
+    with pytest.raises(Rejected, match="over"):
+        client.store.begin("r", {"config": 1, "vocab": "a", "method": "m", "secure": True})
+
+
+def spoilt_shares(answer: bytes) -> bytes:
+    head, tensors = unpack(answer)
+    turned = {to: bytes(b ^ 1 for b in bytes.fromhex(package)).hex() for to, package in head["parcels"].items()}
+    return pack(head | {"parcels": turned}) + tensors
+
+
+def test_who_spoils_every_share_is_shut_out(tmp_path, record_property):
+    def spoil(client: str, post: Post, handler: Handler) -> Answer:
+        answer = deliver(client, post, handler)
+        bad = client == VICTIM and post.kind == "train" and isinstance(answer, bytes)
+        return spoilt_shares(answer) if bad and unpack(post.body).head["round"] >= ROUND else answer
+
+    lines = read_metrics(run(tmp_path, "faulty", spoil, secure=True))
+    assert [r["abandoned"] for r in lines] == [False, True, False]
+    assert lines[2]["contributors"] == [f"client-{k}" for k in (0, 1, 3, 4)]
+    record_property("fault", "secure: a client whose shares open for nobody")
+    record_property("outcome", "one round closed; accused by the others and shut out")
+
+
+def test_somebody_elses_key_is_not_accepted(tmp_path, record_property):
+    kept: dict[str, object] = {}
+
+    def copycat(client: str, post: Post, handler: Handler) -> Answer:
+        answer = deliver(client, post, handler)
+        if post.kind == "train" and isinstance(answer, bytes):
+            head, tensors = unpack(answer)
+            kept.setdefault(client, head["keys"])
+            if client == "client-4":
+                return pack(head | {"keys": head["keys"] | {"mask": head["keys"]["channel"]}}) + tensors
+        return answer
+
+    lines = read_metrics(run(tmp_path, "faulty", copycat, secure=True))
+    assert all("client-4" in r["refused"] for r in lines)
+    assert not any(r["abandoned"] for r in lines)
+    record_property("fault", "secure: one-time keys that are not its own")
+    record_property("outcome", "not enrolled or malformed; the others go on")
+
+
+def test_numbers_and_counts_that_nobody_asked_for_do_not_count(tmp_path, record_property):
+    def boast(client: str, post: Post, handler: Handler) -> Answer:
+        answer = deliver(client, post, handler)
+        if client == VICTIM and post.kind == "train" and isinstance(answer, bytes):
+            head, tensors = unpack(answer)
+            if head["round"] == 0:
+                return pack(head | {"evaluated": [2**39, 0.0, 0, 0, 0, 0, 0, 0]}) + tensors
+            if head["round"] == 1:
+                return pack(head | {"evaluated": [1]}) + tensors
+            text = json.dumps(head | {"report": head["report"] | {"loss": 10**400}}).encode()
+            return b"KFM1" + struct.pack("<I", len(text)) + text + tensors
+        return answer
+
+    out = run(tmp_path, "faulty", boast, clients=FEW)
+    lines = read_metrics(out)
+    assert [r["refused"] for r in lines] == [{}, {VICTIM: "malformed"}, {VICTIM: "non-finite report"}]
+    assert lines[0]["valid"]["tokens"] < 2**30
+    record_property("fault", "plain: counts not asked for, counts of the wrong form, a loss of 400 digits")
+    record_property("outcome", "ignored; malformed; non-finite report")
 
 
 def test_a_pickle_is_never_opened(tmp_path, record_property):

@@ -20,7 +20,7 @@ def make_session(home: ClientHome) -> ClientSession:
     told = home.settings()
 
     def learner(about: Mapping[str, Any]) -> Learner:
-        return own_text(home.path, told.name, text_to_read(home))(about)  # looked for anew with every run
+        return own_text(told.name, text_to_read(home))(about)  # looked for anew with every run
 
     return ClientSession(home.path, told.name, learner, plain=told.plain)
 

@@ -7,6 +7,7 @@ right is a drop-out with a typed reason, never an exception.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,11 @@ from keyfed.errors import SecureSumError
 from keyfed.federated.types import ClientId, Params, Reason, Refusal
 from keyfed.private.keys import SignedKeys, is_signature, verify
 
-MOST_CONTROL = 8 << 20  # bytes of an answer without tensors
+MOST_CONTROL = 4 << 20  # bytes of an answer without tensors, and of any answer's head
+HELLO_SECONDS, SILENCE_SECONDS = (
+    60.0,
+    300.0,
+)  # a hello is quick work; who leaves one unanswered is left alone for a while
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,8 @@ class Calls:
         self.moved = {"down": 0, "up": 0}
         self._transport = transport
         self._shut_out: set[ClientId] = set()  # cannot go on in this run
+        self._silent: dict[ClientId, float] = {}  # left a hello unanswered: not asked again before this moment
+        self._owners: dict[bytes, ClientId] = {}  # who posted a public key first; nobody else may
 
     def start_round(self) -> None:
         """Forget who was lost before."""
@@ -79,7 +86,9 @@ class Calls:
         reachable = [client for client in self._transport.clients() if client in enrolled]
         for gone in set(self.keys) - set(reachable):
             del self.keys[gone]
-        new = [client for client in reachable if client not in self.keys and client not in self._shut_out]
+        now = time.monotonic()
+        shut = self._shut_out | {client for client, until in self._silent.items() if until > now}
+        new = [client for client in reachable if client not in self.keys and client not in shut]
         if new:
             nonce = os.urandom(16).hex()
             head = {**self.run.about, "run": self.run.name, "nonce": nonce, "secure": self.run.secure is not None}
@@ -87,7 +96,9 @@ class Calls:
             def welcome(client: ClientId, answer: bytes) -> None:
                 self.keys[client] = self._proved(client, unpack(answer, MOST_CONTROL).head, nonce)
 
-            self.gather("hello", dict.fromkeys(new, pack(head)), welcome)
+            self.gather("hello", dict.fromkeys(new, pack(head)), welcome, min(HELLO_SECONDS, self.run.seconds))
+            silent = [client for client in new if self.lost.get(client) == "no answer"]
+            self._silent |= dict.fromkeys(silent, time.monotonic() + SILENCE_SECONDS)
         return sorted(self.keys)
 
     def _proved(self, client: ClientId, head: Mapping[str, Any], nonce: str) -> SignedKeys:
@@ -110,6 +121,10 @@ class Calls:
             raise Rejected("not enrolled", f"one-time keys that are not {client}'s ({e})") from None
         if keys.client != client:
             raise Rejected("not enrolled", f"{client} sent one-time keys of another client")
+        if keys.mask == keys.channel or any(
+            self._owners.setdefault(k, client) != client for k in (keys.mask, keys.channel)
+        ):
+            raise Rejected("malformed", f"{client} sent a public key twice, or another client's")
         return keys
 
     def identity(self, client: ClientId) -> bytes:
@@ -119,16 +134,25 @@ class Calls:
             raise Rejected("not enrolled", f"{client} is not on the roster")
         return bytes.fromhex(entry.identity)
 
-    def gather(self, kind: Kind, bodies: Mapping[ClientId, bytes], take: Callable[[ClientId, bytes], None]) -> None:
+    def gather(
+        self,
+        kind: Kind,
+        bodies: Mapping[ClientId, bytes],
+        take: Callable[[ClientId, bytes], None],
+        seconds: float | None = None,
+    ) -> None:
         """Send everybody its message, wait, and take the answers in the order asked; who is lost is noted.
 
         Args:
           take: uses an answer, or raises `Rejected`.
+          seconds: how long to wait; None for the run's patience.
         """
         if not bodies:
             return
         self.moved["down"] += sum(map(len, bodies.values()))
-        answers = self._transport.exchange({c: Post(kind, body) for c, body in bodies.items()}, self.run.seconds)
+        answers = self._transport.exchange(
+            {c: Post(kind, body) for c, body in bodies.items()}, seconds or self.run.seconds
+        )
         for client in bodies:
             answer = answers.get(client, Lost("no answer"))
             if isinstance(answer, Lost):
@@ -139,9 +163,17 @@ class Calls:
                 take(client, answer)
             except Rejected as e:
                 self._lose(client, e.reason, e.detail)
+            except Exception as e:  # whatever an answer does to us, it is its client's loss and nobody else's
+                self._lose(client, "malformed", type(e).__name__)
+
+    def shut_out(self, client: ClientId, why: str) -> None:
+        """Call a client no more in this run."""
+        self._lose(client, "malformed", why)
+        self._shut_out.add(client)
 
     def _lose(self, client: ClientId, reason: Reason, detail: str) -> None:
-        self.lost[client], self.details[client] = reason, detail
+        self.lost[client] = reason
+        self.details[client] = "".join(c if c.isprintable() else " " for c in detail)[:300]  # it may be a client's text
         self.keys.pop(client, None)  # it says hello again before it is called again
         if reason == "state lost" and client in self.counted:
             self._shut_out.add(client)  # it would count twice in a running mean if it began anew
@@ -156,7 +188,7 @@ class Calls:
 
     def current(self, round: int, answer: bytes, most: int) -> Received:
         """Read an answer that must be for this round of this run."""
-        received = unpack(answer, most)
+        received = unpack(answer, most, MOST_CONTROL)
         got = {key: received.head.get(key) for key in ("run", "round", "attempt")}
         if got != self.named(round):
             raise Rejected("wrong round", f"an answer for {str(got)[:100]}; this is round {round}")
@@ -164,7 +196,9 @@ class Calls:
 
 
 def with_model(heads: Mapping[ClientId, dict[str, Any]], params: Params) -> dict[ClientId, bytes]:
-    """Add a model to everybody's head; its bytes are made once."""
+    """Add a model to everybody's head; clients that are told the same share the same bytes."""
     model = digest_of(params)
     tensors = unpack(pack({}, params)).tensors
-    return {client: pack(head | {"model": model}) + tensors for client, head in heads.items()}
+    texts = {client: pack(head | {"model": model}) for client, head in heads.items()}
+    bodies = {text: text + tensors for text in set(texts.values())}
+    return {client: bodies[text] for client, text in texts.items()}

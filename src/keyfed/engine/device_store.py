@@ -6,6 +6,8 @@
     HOME/pins.json             identities of other clients as first seen; a changed one is refused
     HOME/runs/RUN/begin.json   what the server said when the run began
     HOME/runs/RUN/*.safetensors  the client's states (duals, …) of the rounds that may count
+    HOME/runs/RUN/summed.json  which masked vectors were sent, so that none is sent twice
+    HOME/runs/RUN/over         the run has ended; all else of it is deleted
 
 Every file is whole or not there. Nothing of it ever leaves the device but public keys.
 """
@@ -22,11 +24,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keyfed.engine.messages import Rejected, read_json
+from keyfed.engine.messages import Rejected, read_json, text_digest
 from keyfed.errors import RunError
 from keyfed.files import write_atomically
 from keyfed.private.keys import Identity, OneTime, SignedKeys, make_keys
 
+OVER = "over"
 MOST_UNUSED = 8  # one-time keys kept; the server asks for one at a time
 _STATE = re.compile(r"round-(\d{6,})\.safetensors")
 
@@ -64,7 +67,7 @@ class DeviceStore:
         try:
             keys = OneTime.from_bytes(path.read_bytes())
         except OSError:
-            raise Rejected("state lost", f"the one-time keys {serial} are used or gone") from None
+            raise Rejected("restarted", f"the one-time keys {serial} are used or gone") from None
         path.unlink()
         return keys
 
@@ -83,8 +86,16 @@ class DeviceStore:
             write_atomically(path, json.dumps(new, indent=0, sort_keys=True).encode())
 
     def begin(self, run: str, head: Mapping[str, Any]) -> None:
-        """Keep what a run is about."""
+        """Keep what a run is about; what was said once cannot be changed.
+
+        Raises:
+          Rejected: the run is over, or was about something else.
+        """
         folder = self.run(run)
+        if (folder / OVER).exists():
+            raise Rejected("stale", "that run is over")
+        if (folder / "begin.json").exists() and about_digest(self.begun(run)) != about_digest(head):
+            raise Rejected("other method", "that run began with another configuration or vocabulary")
         folder.mkdir(exist_ok=True)
         write_atomically(folder / "begin.json", json.dumps(head).encode())
 
@@ -97,7 +108,7 @@ class DeviceStore:
 
     def run(self, run: str) -> Path:
         """Folder of a run; its name comes from outside and is hashed."""
-        return self.home / "runs" / hashlib.blake2b(run.encode(), digest_size=10).hexdigest()
+        return self.home / "runs" / hashlib.blake2b(run.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
 
     def state(self, run: str, counted: int | None) -> Path | None:
         """Return the state of the round that the server last counted, and delete all others; None where none did.
@@ -130,9 +141,29 @@ class DeviceStore:
         """Remember the last training, so that an old message is known as such after a restart, too."""
         write_atomically(self.run(run) / "seen.json", json.dumps([attempt, round, model]).encode())
 
+    def refuse_second(self, run: str, round: int, purpose: str, part: str | None) -> None:
+        """Note that a masked vector is about to be sent; a second one for the same is refused, whoever asks.
+
+        Two sums over cohorts that differ by one client would show that client's vector by their difference.
+        """
+        path = self.run(run) / "summed.json"
+        before = json.loads(path.read_text("utf-8")) if path.exists() else []
+        now = [round, purpose, part]
+        if now in before:
+            raise Rejected("summed before", f"this client has sent its part of round {round} already")
+        write_atomically(path, json.dumps([*before, now]).encode())
+
     def forget(self, run: str) -> None:
-        """Delete everything of a run."""
-        shutil.rmtree(self.run(run), ignore_errors=True)
+        """Delete everything of a run but the fact that it is over: its name cannot be used again."""
+        folder = self.run(run)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / OVER, b"")
+
+
+def about_digest(head: Mapping[str, Any]) -> str:
+    """SHA-256 of what a run is about: what every client must have been told alike."""
+    return text_digest({key: head.get(key) for key in ("config", "vocab", "method", "secure")})
 
 
 def _write_secret(path: Path, data: bytes) -> None:

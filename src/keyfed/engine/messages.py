@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -26,11 +27,14 @@ MAGIC = b"KFM1"
 MOST_HEAD = 64 << 20  # bytes of a head; a vocabulary of a million words fits
 MOST_TENSOR_HEAD = 1 << 20  # bytes of a safetensors header
 DEEPEST = 12  # nesting of a head
+LARGEST = 1e300  # of a number in a head
 SLACK = 1.2  # a message may be this much longer than what is expected of it
 _TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+
+_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')  # a string as a whole, or a bracket
 
 Kind = Literal["who", "hello", "train", "upload", "unmask", "bye"]
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -64,21 +68,21 @@ def pack(head: Mapping[str, Any], tensors: Params | None = None) -> bytes:
     return b"".join((MAGIC, struct.pack("<I", len(text)), text, body))
 
 
-def unpack(message: bytes, most: int | None = None) -> Received:
+def unpack(message: bytes, most: int | None = None, head: int = MOST_HEAD) -> Received:
     """Read a message's head.
 
     Args:
       most: bytes beyond which it is not even looked at; None for no limit but the head's own.
+      head: bytes that the head may have.
     """
     if most is not None and len(message) > most:
         raise Rejected("too large", f"{len(message):,} bytes; expected at most {most:,}")
     if len(message) < 8 or message[:4] != MAGIC:
         raise Rejected("malformed", "not a message of this protocol")
     (length,) = struct.unpack("<I", message[4:8])
-    if length > min(MOST_HEAD, len(message) - 8):
+    if length > min(head, len(message) - 8):
         raise Rejected("malformed", f"a head of {length:,} bytes in a message of {len(message):,}")
-    head = read_json(message[8 : 8 + length])
-    return Received(head, message[8 + length :])
+    return Received(read_json(message[8 : 8 + length]), message[8 + length :])
 
 
 def read_json(data: bytes) -> dict[str, Any]:
@@ -99,15 +103,14 @@ def read_json(data: bytes) -> dict[str, Any]:
 
 
 def _depth(data: bytes) -> int:
-    """How deeply brackets nest, strings included: an upper bound, found without parsing."""
+    """How deeply brackets nest, those inside strings not counted; found without parsing."""
     deepest = depth = 0
-    for byte in data:
-        if byte in b"[{":
+    for found in _MARKS.finditer(data):
+        mark = data[found.start()]
+        if mark in b"[{":
             depth += 1
             deepest = max(deepest, depth)
-            if depth > 10 * DEEPEST:
-                break
-        elif byte in b"]}":
+        elif mark in b"]}":
             depth -= 1
     return deepest
 
@@ -183,16 +186,21 @@ def whole_number(head: Mapping[str, Any], key: str, low: int = 0, high: int = 2*
     """Return a whole number of a head within bounds; a bool is none."""
     got = head.get(key)
     if not isinstance(got, int) or isinstance(got, bool) or not low <= got <= high:
-        raise Rejected("malformed", f'"{key}" is {str(got)[:40]}; expected a whole number from {low} to {high}')
+        raise Rejected("malformed", f'"{key}" is {_shown(got)}; expected a whole number from {low} to {high}')
     return got
 
 
 def number(head: Mapping[str, Any], key: str, low: float = -math.inf, high: float = math.inf) -> float:
     """Return a finite number of a head within bounds."""
     got = head.get(key)
-    if not isinstance(got, int | float) or isinstance(got, bool) or not math.isfinite(got) or not low <= got <= high:
-        raise Rejected("non-finite report", f'"{key}" is {str(got)[:40]}; expected a finite number')
-    return float(got)
+    if isinstance(got, int | float) and not isinstance(got, bool) and -LARGEST <= got <= LARGEST and low <= got <= high:
+        return float(got)  # NaN compares false, and an integer of 400 digits is not turned into a float
+    raise Rejected("non-finite report", f'"{key}" is {_shown(got)}; expected a finite number')
+
+
+def _shown(value: object) -> str:
+    """A value from outside, short; an integer of thousands of digits cannot even be written."""
+    return "a long number" if isinstance(value, int) and abs(value) > LARGEST else str(value)[:40]
 
 
 def text(head: Mapping[str, Any], key: str, most: int = 200) -> str:

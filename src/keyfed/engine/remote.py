@@ -16,6 +16,7 @@ import torch
 
 from keyfed.engine.calls import MOST_CONTROL, Calls, with_model
 from keyfed.engine.messages import Rejected, most_bytes, pack, read_tensors, shapes_of
+from keyfed.engine.problem import measure
 from keyfed.engine.remote_secure import Summed, secure_sum
 from keyfed.engine.secure_round import (
     Evaluated,
@@ -151,16 +152,24 @@ class RemoteFederation:
         received = self.calls.current(now.number, answer, most_bytes(expected) + MOST_CONTROL)
         upload = read_tensors(received.tensors, expected) if sent else {}
         done = finished_of(received.head.get("report"), now.params, upload)
-        if now.method.distance is not None and set(done.distance) != set(now.params):
-            raise Rejected("malformed", "a report without the distances that the method asks for")
+        if done.joining and client in self.calls.counted:
+            raise Rejected("malformed", "it joins a second time")
         if sent:
+            # What an upload weighs by its size is measured here, not believed.
+            stacked = {name: u[None] for name, u in upload.items()}
+            done = done._replace(distance=measure(now.method, now.params, stacked, 1)[0])
             self._admit(client, now, done)
-            now.uploads[client] = upload
         elif done.tokens <= 0:
             raise Rejected("no text", "it predicted nothing")
-        if received.head.get("evaluated") is not None:
-            counts.append(_evaluated(received.head["evaluated"]))
+        elif now.method.distance is not None and set(done.distance) != set(now.params):
+            raise Rejected("malformed", "a report without the distances that the method asks for")
+        counted = _evaluated(received.head.get("evaluated")) if self.asks_evaluation else None
+        # Nothing is kept before everything has been looked at.
         now.reports[client] = report_of(client, done)
+        if sent:
+            now.uploads[client] = upload
+        if counted is not None:
+            counts.append(counted)
 
     def _take_upload(self, now: _Round, client: ClientId, answer: bytes) -> None:
         expected = shapes_of(now.params)
@@ -187,26 +196,35 @@ class RemoteFederation:
         found = self._summed(now, "upload", public)
         if found is None:
             return nothing_summed(now.params, public, self.calls.refusals())
-        aggregate = aggregate_of(
-            found.total, now.params, now.method, public, found.members, found.survivors, self.calls.refusals()
-        )
+        try:
+            aggregate = aggregate_of(
+                found.total, now.params, now.method, public, found.members, found.survivors, self.calls.refusals()
+            )
+        except SecureSumError as e:  # a sum that cannot be right: somebody lied about what it sent
+            self.failed = str(e)
+            return nothing_summed(now.params, public, self.calls.refusals())
         if self.asks_evaluation:
             self.evaluated = evaluated_in(aggregate.facts)
         return aggregate
 
     def _summed(self, now: _Round, purpose: Purpose, public: Public, part: str | None = None) -> Summed | None:
         """Form one secure sum over those of the round who have keys; None if it failed closed."""
+        part = part or self._validates(purpose)
         heads = {c: self._head(now, c, purpose, part) for c in now.cohort if c in self.calls.keys}
         try:
-            return secure_sum(self.calls, heads, now.params, now.method, public, now.number, purpose)
+            return secure_sum(self.calls, heads, now.params, now.method, public, now.number, purpose, part)
         except SecureSumError as e:
             self.failed = str(e)
             return None
 
     def _head(self, now: _Round, client: ClientId, purpose: Purpose, part: str | None = None) -> dict[str, Any]:
-        evaluate = part or ("valid" if self.asks_evaluation and purpose == "upload" else None)
+        evaluate = part or self._validates(purpose)
         counted = self.calls.counted.get(client)
         return self.calls.named(now.number) | {"purpose": purpose, "counted": counted, "evaluate": evaluate}
+
+    def _validates(self, purpose: Purpose) -> str | None:
+        """Which held-out text the clients of a round evaluate their model on, beside training from it."""
+        return "valid" if self.asks_evaluation and purpose == "upload" else None
 
 
 def _added(counts: Sequence[Evaluated]) -> Evaluated:
@@ -217,7 +235,7 @@ def _evaluated(numbers: Any) -> Evaluated:
     """Read counts that came from outside."""
     if not isinstance(numbers, list) or len(numbers) != len(Evaluated._fields):
         raise Rejected("malformed", "counts of an evaluation that are none")
-    if not all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n < 2**53 for n in numbers):
+    if not all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n < 2**40 for n in numbers):
         raise Rejected("non-finite report", "counts of an evaluation that are no numbers")
     tokens, nats, *hits = numbers
     return Evaluated(int(tokens), float(nats), *map(int, hits))

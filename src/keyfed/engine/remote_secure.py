@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,6 +11,7 @@ import numpy as np
 import torch
 
 from keyfed.engine.calls import MOST_CONTROL, Calls, with_model
+from keyfed.engine.device_store import about_digest
 from keyfed.engine.messages import Rejected, most_bytes, pack, read_tensors
 from keyfed.engine.secure_layout import Vector
 from keyfed.engine.secure_round import Purpose, context_of, length
@@ -16,6 +19,8 @@ from keyfed.engine.session import sum_context
 from keyfed.errors import SecureSumError
 from keyfed.federated.types import ClientId, Method, Params, Public
 from keyfed.private.secure_sum import Collector, Terms
+
+_ACCUSES = re.compile(r"accuses (\S+): ")  # as a session writes it
 
 
 class Summed(NamedTuple):
@@ -39,8 +44,12 @@ def secure_sum(
     public: Public,
     round: int,
     purpose: Purpose,
+    part: str | None,
 ) -> Summed:
     """Form a sum over the clients in `heads`, each of which has one-time keys in `calls.keys`.
+
+    Args:
+      part: the held-out text that clients evaluate along; None for none.
 
     Raises:
       SecureSumError: it failed closed; nothing of anybody was seen.
@@ -50,7 +59,8 @@ def secure_sum(
     if not heads:
         raise SecureSumError("nobody is left to sum over")
     keys = tuple(calls.keys.pop(client) for client in heads)  # used now, whatever comes of it
-    context = sum_context(run.name, run.attempt, context_of(params, method, public, round, purpose))
+    about = about_digest({**run.about, "secure": True})
+    context = sum_context(run.name, run.attempt, about, part, context_of(params, method, public, round, purpose))
     terms = Terms(context, keys, run.secure.threshold_of(len(keys)), length(method, params, purpose))
     collector = Collector(terms)
     told = {
@@ -59,6 +69,7 @@ def secure_sum(
         "threshold": terms.threshold,
         "members": len(keys),
         "public": public,
+        "evaluate": part,
     }
 
     def take_shares(client: ClientId, answer: bytes) -> None:
@@ -91,12 +102,21 @@ def secure_sum(
         for client in alive
     }
     calls.gather("upload", posts, take_masked)
+    for culprit in _accused(calls, len(keys)):
+        calls.shut_out(culprit, "its shares do not open")
     survivors = collector.survivors
     calls.gather("unmask", dict.fromkeys(survivors, pack(named | {"survivors": list(survivors)})), take_unmask)
     total = collector.total()
     for client in survivors:
         calls.lost.pop(client, None)  # its vector is in the sum, whether or not it helped to open it
     return Summed(total, len(keys), survivors)
+
+
+def _accused(calls: Calls, members: int) -> list[ClientId]:
+    """Return whom more than a third of the members, and at least two, accuse of shares that do not open."""
+    named = (_ACCUSES.match(detail) for detail in calls.details.values())
+    votes = Counter(found[1] for found in named if found)
+    return [client for client, count in votes.items() if count >= 2 and 3 * count > members]
 
 
 def _or_rejected(take: Any) -> None:

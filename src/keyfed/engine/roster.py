@@ -59,6 +59,10 @@ class Roster:
                 "letter or digit first"
             )
         known = self._clients.get(name)
+        if known is not None and known.revoked and known.identity != entry.identity:
+            raise ConfigError(
+                f'there was a client "{name}" with another key, and the others remember that key: choose another name'
+            )
         if known is not None and not known.revoked and known != replace(entry, enrolled=known.enrolled):
             raise ConfigError(
                 f'there is a client "{name}" with other keys; `keyfed enroll --forget {name}` first, or choose another '
@@ -71,7 +75,7 @@ class Roster:
         self._write({**self._clients, name: entry})
 
     def revoke(self, name: ClientId) -> None:
-        """Let a client take part no more; its name may be enrolled again with new keys."""
+        """Let a client take part no more; its name stays its own."""
         entry = self._clients.get(name)
         if entry is None:
             raise ConfigError(f'there is no client "{name}"; enrolled: {", ".join(sorted(self._clients)) or "nobody"}')

@@ -23,8 +23,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
-from keyfed.engine.device_store import DeviceStore
+from keyfed.engine.device_store import DeviceStore, about_digest
 from keyfed.engine.messages import (
     Received,
     Rejected,
@@ -52,6 +53,7 @@ from keyfed.engine.simulate import refusal
 from keyfed.engine.turn import Finished, Turn, keeps_state
 from keyfed.errors import Refused, SecureSumError, SecureSumOverflow
 from keyfed.federated.types import Method, Params, Report
+from keyfed.files import make_durable
 from keyfed.private.keys import SignedKeys
 from keyfed.private.secure_sum import Floors, Member, Terms
 
@@ -66,11 +68,13 @@ class Learner(Protocol):
       method: the run's method, built here from its specification.
       shapes: what a model of this run looks like.
       digest: hash of the method's specification as this package understands it.
+      bound: largest norm of an upload; None for no bound.
     """
 
     method: Method
     shapes: Shapes
     digest: str
+    bound: float | None
 
     def solve(self, theta: Params, round: int, turn: Turn) -> Finished:
         """Train for a round."""
@@ -94,7 +98,10 @@ class _Work:
     members: int
     done: Finished | None
     evaluated: Evaluated | None
+    part: str | None
+    secure: bool
     member: Member | None = None
+    sent: bool = False
 
 
 class ClientSession:
@@ -141,8 +148,7 @@ class ClientSession:
         if kind == "hello":
             return self._hello(unpack(body).head)
         if kind == "bye":
-            self.store.forget(text(unpack(body).head, "run"))
-            return pack({})
+            return self._bye(text(unpack(body).head, "run"))
         if kind == "train":
             return self._train(body)
         if kind in ("upload", "unmask"):
@@ -167,6 +173,13 @@ class ClientSession:
         proof = self.store.identity().sign(hello_text(self.name, run, text(head, "nonce")))
         return pack({"proof": proof.hex(), "keys": self.store.new_keys(self.name).to_json()})
 
+    def _bye(self, run: str) -> bytes:
+        self._drop()
+        self._learners.pop(run, None)
+        self._solved = None
+        self.store.forget(run)
+        return pack({})
+
     def _learner(self, run: str) -> Learner:
         if run not in self._learners:
             self._learners.clear()  # one run at a time: text and model of the last one are let go
@@ -187,18 +200,18 @@ class ClientSession:
         received = unpack(body, most_bytes(learner.shapes) + (MOST_MEMBERS << 10))
         theta = read_tensors(received.tensors, learner.shapes)
         work = self._accept(run, received, theta, secure=begun.get("secure") is True)
-        evaluate = head.get("evaluate")
-        if evaluate in ("valid", "test"):
-            work.evaluated = learner.evaluate(theta, evaluate)
+        if work.part is not None:
+            work.evaluated = learner.evaluate(theta, work.part)
         if work.purpose != "evaluation":
             counted = None if head.get("counted") is None else whole_number(head, "counted")
             work.done = self._solve(learner, work, digest_of(theta), counted)
-        self._work = work
         answer: dict[str, Any] = {"run": run, "round": work.round, "attempt": work.attempt}
-        if begun.get("secure") is True:
-            work.member = self._join(learner, work, head)
+        if work.secure:
+            work.member = self._join(learner, work, head, about_digest(begun))
             parcels = {to: package.hex() for to, package in work.member.shares().items()}
+            self._work = work  # only now: a client that refused the terms has nothing to be asked for
             return pack(answer | {"parcels": parcels, "keys": self.store.new_keys(self.name).to_json()})
+        self._work = work
         answer |= {"evaluated": None if work.evaluated is None else list(work.evaluated)}
         if work.done is None:
             return pack(answer)
@@ -223,11 +236,13 @@ class ClientSession:
         if (attempt, round) == before[:2] and model != before[2]:
             raise Rejected("other model", f"another model for round {round} than before")
         self.store.see(run, attempt, round, model)
-        public = head.get("public")
-        if secure and not isinstance(public, dict) and purpose != "evaluation":
+        public, part = head.get("public"), head.get("evaluate")
+        if secure and not isinstance(public, dict):
             raise Rejected("malformed", "a secure round without public numbers")
+        if part not in ("valid", "test", None) or (purpose == "evaluation" and part is None):
+            raise Rejected("malformed", f'an evaluation of "{str(part)[:20]}"')
         members = whole_number(head, "members", 1, MOST_MEMBERS)
-        return _Work(run, round, attempt, purpose, theta, public, members, None, None)
+        return _Work(run, round, attempt, purpose, theta, public, members, None, None, part, secure)
 
     def _solve(self, learner: Learner, work: _Work, model: str, counted: int | None) -> Finished:
         """Train, or take what was trained for the same model and round just before (the calibration's)."""
@@ -239,15 +254,20 @@ class ClientSession:
         if keeps_state(learner.method):
             state = self.store.state(work.run, counted)
             turn = turn._replace(state=state, propose=self.store.state_file(work.run, work.round))
-        done = learner.solve(work.theta, work.round, turn)
-        odd = refusal(self.name, done, work.theta)
+        try:
+            done = learner.solve(work.theta, work.round, turn)
+        except SafetensorError:
+            raise Rejected("state lost", "the state of this client is damaged") from None
+        if turn.propose is not None:
+            make_durable(turn.propose)
+        odd = refusal(self.name, done, work.theta, learner.bound)
         if odd is not None:
             raise Rejected(odd.reason, "what this client trained is not sent")
         done = done._replace(upload={name: u.clone() for name, u in done.upload.items()})
         self._solved = (key, done)
         return done
 
-    def _join(self, learner: Learner, work: _Work, head: Mapping[str, Any]) -> Member:
+    def _join(self, learner: Learner, work: _Work, head: Mapping[str, Any], about: str) -> Member:
         """Join a secure sum on the server's terms, if they are acceptable."""
         listed, identities = head.get("cohort"), head.get("identities")
         if not isinstance(listed, list) or not isinstance(identities, dict) or len(listed) != work.members:
@@ -258,18 +278,17 @@ class ClientSession:
             own = next((k for k in cohort if k.client == self.name), None)
             if own is None or keys.get(self.name) != self.store.identity().public:
                 raise Rejected("refused by client", "the cohort has no keys of this client, or others")
-            self.store.pin(keys)
             size = length(learner.method, work.theta, work.purpose)
-            context = sum_context(work.run, work.attempt, self._context(learner, work))
+            round_context = context_of(work.theta, learner.method, work.public or {}, work.round, work.purpose)
+            context = sum_context(work.run, work.attempt, about, work.part, round_context)
             terms = Terms(context, cohort, whole_number(head, "threshold", 1, MOST_MEMBERS), size)
-            return Member(self.name, self.store.take_keys(own.serial), terms, keys, self._floors)
+            member = Member(self.name, self.store.take_keys(own.serial), terms, keys, self._floors)
+            self.store.pin({name: keys[name] for name in terms.names})  # whose signatures are in order
+            return member
         except Refused as e:
             raise Rejected("refused by client", str(e)) from None
         except (SecureSumError, ValueError, TypeError, KeyError) as e:
             raise Rejected("malformed", f"terms of a secure sum that make no sense ({e})") from None
-
-    def _context(self, learner: Learner, work: _Work) -> bytes:
-        return context_of(work.theta, learner.method, work.public or {}, work.round, work.purpose)
 
     # upload and unmask
 
@@ -277,30 +296,37 @@ class ClientSession:
         work = self._work
         asked = (text(head, "run"), whole_number(head, "round"), whole_number(head, "attempt"))
         if work is None:
-            raise Rejected("state lost", "this client has nothing trained; it may have been restarted")
+            raise Rejected("restarted", "this client has nothing trained; it may have been restarted")
         if asked != (work.run, work.round, work.attempt):
             raise Rejected("stale", f"round {asked[1]}, and this client is in round {work.round}")
         return work
 
     def _upload(self, work: _Work, head: Mapping[str, Any]) -> bytes:
         answer = {"run": work.run, "round": work.round, "attempt": work.attempt}
-        if work.member is None:
+        if not work.secure:
             if work.done is None:
                 raise Rejected("malformed", "nothing was trained that could be uploaded")
-            self._work = None
             return pack(answer, work.done.upload)
         alive, parcels = head.get("alive"), head.get("parcels")
-        if not isinstance(alive, list) or not isinstance(parcels, dict):
+        if work.member is None or not isinstance(alive, list) or not isinstance(parcels, dict):
             raise Rejected("malformed", "an upload without the others' shares")
+        if work.sent:
+            raise Rejected("stale", "this client has uploaded already")
         try:
+            vector = self._vector(work)
             received = {str(sender): bytes.fromhex(package) for sender, package in parcels.items()}
-            masked = work.member.masked(self._vector(work), [str(name) for name in alive], received)
-        except SecureSumOverflow as e:
+            self.store.refuse_second(work.run, work.round, work.purpose, work.part)
+            masked = work.member.masked(vector, [str(name) for name in alive], received)
+        except SecureSumOverflow:
             self._drop()
-            raise Rejected("out of range", str(e)) from None
+            raise Rejected("out of range", "") from None  # by how much, and where, is this client's own affair
+        except Refused as e:
+            self._drop()
+            raise Rejected("refused by client", f"accuses {e.accused}: {e}" if e.accused else str(e)) from None
         except (SecureSumError, ValueError, TypeError) as e:
             self._drop()
             raise Rejected("refused by client", str(e)) from None
+        work.sent = True
         return pack(answer, {"masked": torch.from_numpy(masked.view(np.int32))})
 
     def _vector(self, work: _Work) -> Vector:
@@ -314,8 +340,8 @@ class ClientSession:
             return vector_of(
                 self.name, work.done, work.theta, learner.method, work.public or {}, work.members, work.evaluated
             )
-        except (KeyError, TypeError, IndexError) as e:
-            raise Rejected("malformed", f"public numbers that make no sense ({e})") from None
+        except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, ValueError) as e:
+            raise Rejected("malformed", f"public numbers that make no sense ({type(e).__name__})") from None
 
     def _unmask(self, work: _Work, head: Mapping[str, Any]) -> bytes:
         survivors = head.get("survivors")
@@ -341,9 +367,18 @@ def hello_text(name: str, run: str, nonce: str) -> bytes:
     return json.dumps(["keyfed hello", name, run, nonce]).encode()
 
 
-def sum_context(run: str, attempt: int, round_context: bytes) -> bytes:
-    """Return what a secure sum's masks are bound to: the run, the attempt, and `secure_round.context_of`."""
-    return hashlib.sha256(f"{run}|{attempt}|".encode() + round_context).digest()
+def sum_context(run: str, attempt: int, about: str, part: str | None, round_context: bytes) -> bytes:
+    """Return what a secure sum's masks are bound to.
+
+    Clients that were told another configuration, vocabulary, attempt, text to evaluate, model, round or public number
+    share no mask.
+
+    Args:
+      about: `device_store.about_digest` of what the run is about.
+      part: the held-out text that is evaluated along; None for none.
+      round_context: of `secure_round.context_of`.
+    """
+    return hashlib.sha256(json.dumps([run, attempt, about, part]).encode() + round_context).digest()
 
 
 def report_head(done: Finished | Report) -> dict[str, Any]:

@@ -151,13 +151,13 @@ class Member:
         try:
             return agree(private, public)
         except SecureSumError as error:
-            raise Refused(f"{self.me} refuses {name}: {error}") from error
+            raise Refused(f"{self.me} refuses {name}: {error}", accused=name) from error
 
     def _open(self, agreed: bytes, sender: str, package: bytes) -> tuple[bytes, bytes]:
         try:
             return unseal(agreed, self._digest, sender, self.me, package)
         except SecureSumError as error:
-            raise Refused(f"{self.me} refuses to upload: {error}") from error
+            raise Refused(f"{self.me} refuses to upload: {error}", accused=sender) from error
 
     def _checked_list(self, what: str, names: Sequence[str], known: Mapping[str, object]) -> list[str]:
         """Return the names sorted, if they are distinct, known, enough, and this client is among them."""

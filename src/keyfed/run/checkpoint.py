@@ -46,6 +46,7 @@ class Checkpoint:
     metrics_length: int
     seconds: float
     clients: Mapping[ClientId, Version] = field(default_factory=dict)  # the states of clients that count
+    pending: Mapping[str, Any] | None = None  # a round's line that waits for its validation
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -67,6 +68,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "mediator": state.mediator,
         "best": None if best is None else {"round": best.round, "nats": best.nats},
         "clients": {client: asdict(version) for client, version in checkpoint.clients.items()},
+        "pending": None if checkpoint.pending is None else dict(checkpoint.pending),
     }
     manifest["seal"] = _seal(manifest)
     write_atomically(folder / f"{name}.safetensors", data)
@@ -140,4 +142,5 @@ def _read(folder: Path, number: int) -> Checkpoint:
         metrics_length=int(manifest["metrics_length"]),
         seconds=float(manifest["seconds"]),
         clients={client: Version(**version) for client, version in manifest.get("clients", {}).items()},
+        pending=manifest.get("pending"),
     )

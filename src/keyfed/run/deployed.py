@@ -2,8 +2,9 @@
 
 The run carries a vocabulary from elsewhere. Clients evaluate a model on their held-out text when they are called to
 train from it, so that no message is spent on it: validation of the model after round t is known after round t + 1, and
-the line of round t waits in pending.json until then. A checkpoint is written every round; a server that was killed is
-started again with `resume` and goes on from the last whole one.
+the line of round t waits in the checkpoint until then. A checkpoint is written every round; a server that was killed is
+started again with `resume` and goes on from the last whole one. Clients send their part of a secure round once: a round
+in which the server was killed after that is abandoned.
 """
 
 from __future__ import annotations
@@ -141,6 +142,11 @@ def refuse_simulated(config: Config, method: Method) -> None:
         raise ConfigError("participation.sampling=size needs to know how much text clients have; take uniform")
     if method.cohort == "pooled":
         raise ConfigError("central training needs everybody's text in one place; choose a federated method")
+    if config.secure.on and config.participation.fraction is None and config.train.cohort < config.secure.floor:
+        raise ConfigError(
+            f"train.cohort is {config.train.cohort}, and clients hide among {config.secure.floor} or more "
+            "(secure.floor): each would refuse; set train.cohort higher"
+        )
     if method.codec is not None:
         raise ConfigError("upload.keep and upload.quantise work in simulation only; leave them out of a federation")
     if config.privacy.epsilon is not None or config.privacy.noise is not None:
@@ -202,7 +208,7 @@ class _Course:
         self.calls = Calls(transport, roster, run, counted)
         self.federation = RemoteFederation(self.calls)
         self.started = time.monotonic() - before
-        self.pending = self._read_pending()
+        self.pending: dict[str, Any] | None = dict(saved.pending) if saved is not None and saved.pending else None
         self.done = False
 
     def train(self, vocab: Vocab) -> dict[str, Any]:
@@ -213,17 +219,20 @@ class _Course:
         while self.state.round < config.train.rounds and not self.done:
             self._round()
             self.done = reached(read_metrics(self.out), target) is not None
-        if self.pending is not None and self._due(self.state.round, last=True):
-            counts = federation.evaluate(
-                self.state.params, "valid", self._everyone(), self.method, self.state.round
-            )  # the last model's validation: no training follows that would bring it along
-            self._validated(self.state, counts)
+        # Numbers that no round of this run, nor an earlier attempt, has: clients answer for each once.
+        after = config.train.rounds + 2 * self.calls.run.attempt
+        if self.pending is not None:  # the last model's validation: no training follows that would bring it along
+            self._validated(
+                self.state, federation.evaluate(self.state.params, "valid", self._everyone(), self.method, after)
+            )
         self._flush()
+        if self.state.round and all(r["abandoned"] for r in read_metrics(self.out)):
+            raise RunError(f"no round of {self.out} was completed: nothing was learnt, and there is no model to test")
         best = self.best or Best(self.state.round, math.nan, self.state.params)
         self.listen.say(f"testing the model of round {best.round} on the clients' test text")
         params: Params = {name: best.params[name] for name in shapes(self.spec)}
         save_model(self.out, params, vocab)
-        tested = federation.evaluate(params, "test", self._everyone(), self.method, config.train.rounds + 1)
+        tested = federation.evaluate(params, "test", self._everyone(), self.method, after + 1)
         return self._result(params, vocab, best, score(tested))
 
     def _round(self) -> None:
@@ -259,11 +268,11 @@ class _Course:
                 f"round {state.round + 1}: {client} is left out: {reason}" + (f" ({detail})" * bool(detail))
             )
         self.state = after
-        self.pending = record
-        write_atomically(self.out / "pending.json", json.dumps(strict(record)).encode())
+        self.pending = dict(strict(record))
         versions = {client: Version(round, "") for client, round in self.calls.counted.items()}
         seconds = time.monotonic() - self.started
-        save_checkpoint(self.out / "checkpoint", Checkpoint(after, self.best, self.length, seconds, versions))
+        saved = Checkpoint(after, self.best, self.length, seconds, versions, self.pending)
+        save_checkpoint(self.out / "checkpoint", saved)
         self.listen.round(record)
 
     def _quorum(self) -> Sequence[ClientId]:
@@ -292,16 +301,17 @@ class _Course:
         p = self.config.participation
         if self.method.cohort == "all":
             return list(present)
-        wanted = min(cohort_size(p, self.config.train.cohort, len(present)), len(present))
+        floor = 1 if self.secure is None else self.secure.floor
+        wanted = min(max(floor, cohort_size(p, self.config.train.cohort, len(present))), len(present))
         drawn = draw(p, len(present), wanted, lambda k: k, self.config.train.seed, self.state.round)
         return [present[k] for k in drawn]
 
     def _everyone(self) -> Sequence[ClientId]:
         return self.calls.greet()
 
-    def _due(self, round: int, *, last: bool = False) -> bool:
+    def _due(self, round: int) -> bool:
         """Whether the model after this round is validated."""
-        return last or round % self.config.train.eval_every == 0 or round == self.config.train.rounds
+        return round % self.config.train.eval_every == 0 or round == self.config.train.rounds
 
     def _validated(self, state: State, counts: Evaluated) -> None:
         found = score(counts)
@@ -318,16 +328,6 @@ class _Course:
         if self.pending is not None:
             self.length = append_line(self.metrics, self.pending)
             self.pending = None
-
-    def _read_pending(self) -> dict[str, Any] | None:
-        path = self.out / "pending.json"
-        if not path.exists():
-            return None
-        record: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return record if record["round"] == self.state.round and self._logged() < self.state.round else None
-
-    def _logged(self) -> int:
-        return max((r["round"] for r in read_metrics(self.out)), default=0)
 
     def part(self) -> None:
         """Say goodbye: clients delete what they kept of the run."""

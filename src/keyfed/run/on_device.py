@@ -6,7 +6,6 @@ the seed. Paths, files and everything else that could reach further into the dev
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from itertools import chain
@@ -26,7 +25,6 @@ from keyfed.errors import KeyfedError
 from keyfed.federated.methods import build_method
 from keyfed.federated.private_shares import privately
 from keyfed.federated.types import Method, Params
-from keyfed.files import write_atomically
 from keyfed.run.encode import window_of
 from keyfed.run.evaluate import evaluate_sentences, evaluate_together, limit_streams
 from keyfed.run.outside import build_network
@@ -73,6 +71,7 @@ class OwnText:
         batching = Batching(data.batches, 1, window, data.max_sentences, data.max_tokens)
         self.method = method
         self.digest = method_digest(method)
+        self.bound = config.upload.bound
         self._spec = spec
         self._problem = Problem(spec, make_store([stream], [name]), batching, config.train.seed)
         held_out = {"valid": vocab.encode(person.valid), "test": vocab.encode(person.test)}
@@ -106,27 +105,23 @@ def read_person(config: Config, name: str, vocab: Vocab) -> tuple[ClientText, Vo
     return people.clients[0], replace(vocab, tokenised=corpus.tokenised)
 
 
-def own_text(home: Path, name: str, data: Path) -> Callable[[Mapping[str, Any]], Learner]:
+def own_text(name: str, data: Path) -> Callable[[Mapping[str, Any]], Learner]:
     """Return what makes a client's text ready for a run.
 
     Args:
-      home: where the run's vocabulary is kept.
       name: the client's.
       data: its text: a file, or a folder of files.
     """
 
     def make(about: Mapping[str, Any]) -> Learner:
         vocab = _vocab_of(about)
-        place = home / f"vocab-{hashlib.sha256(vocab.to_json().encode()).hexdigest()[:16]}.json"
-        if not place.exists():
-            write_atomically(place, vocab.to_json().encode())
-        config = own_config(about, data, place)
+        config = own_config(about, data)
         return OwnText(config, run_method(config, secure=about.get("secure") is True), name, vocab)
 
     return make
 
 
-def own_config(about: Mapping[str, Any], data: Path, vocab_file: Path) -> Config:
+def own_config(about: Mapping[str, Any], data: Path) -> Config:
     """Return the run's configuration with this client's text in the place of the server's."""
     document = about.get("config")
     if not isinstance(document, dict):
@@ -135,7 +130,7 @@ def own_config(about: Mapping[str, Any], data: Path, vocab_file: Path) -> Config
     try:
         given = config_from(told, "the server's configuration")
         own = DataConfig(
-            name=str(data), vocab_file=str(vocab_file),
+            name=str(data),
             batches=given.data.batches, window=given.data.window, max_sentences=given.data.max_sentences,
             max_tokens=given.data.max_tokens,
         )  # fmt: skip
