@@ -76,10 +76,10 @@ def test_a_mixed_ledger():
     ("target", "delta", "q", "rounds", "pld", "rdp"),
     [
         (1, 1e-5, 0.01, 1000, 1.41584, 1.51313),
-        (2, 1e-5, 0.01, 1000, 0.95924, 1.02239),
-        (8, 1e-5, 0.1, 500, 1.54608, 1.63609),
-        (8, 1e-6, 0.001, 2000, 0.42561, 0.45145),
-        (8, 1e-3, 0.1, 50, 0.66203, 0.72305),
+        pytest.param(2, 1e-5, 0.01, 1000, 0.95924, 1.02239, marks=pytest.mark.slow),
+        pytest.param(8, 1e-5, 0.1, 500, 1.54608, 1.63609, marks=pytest.mark.slow),
+        pytest.param(8, 1e-6, 0.001, 2000, 0.42561, 0.45145, marks=pytest.mark.slow),
+        pytest.param(8, 1e-3, 0.1, 50, 0.66203, 0.72305, marks=pytest.mark.slow),
     ],
 )
 def test_calibrations(target, delta, q, rounds, pld, rdp):

@@ -12,7 +12,7 @@ from keyfed.errors import BelowThreshold, Refused, SecureSumError
 from keyfed.private.secure_sum import Collector, Terms, usual_threshold
 from keyfed.private.terms import least_alive
 
-QUICK, ALL = 2000, 10_000
+QUICK, ALL = 800, 10_000
 
 
 def one_case(make_cohort, share, generator: np.random.Generator) -> str:
