@@ -48,7 +48,7 @@ from keyfed.run.folder import (
     strict,
     write_run_toml,
 )
-from keyfed.run.on_device import SENT, method_digest, run_method
+from keyfed.run.on_device import method_digest, run_method, told
 from keyfed.run.outside import build_network
 from keyfed.run.record import reached, record_of
 from keyfed.run.traffic import sizes_of
@@ -111,7 +111,7 @@ def train_deployed(
             write_run_toml(out, config, made_by(HERE, fingerprint))
             write_atomically(out / "vocab.json", vocab.to_json().encode())
         about = {
-            "config": {name: part for name, part in to_document(config).items() if name in SENT},
+            "config": told(to_document(config)),
             "vocab": vocab.to_json(),
             "method": method_digest(method),
         }

@@ -34,16 +34,24 @@ from keyfed.text.corpus import Author
 from keyfed.text.named import load_corpus
 from keyfed.text.vocab import Vocab
 
-SENT = (
-    "data",
-    "model",
-    "train",
-    "participation",
-    "method",
-    "mediator",
-    "server",
-    "upload",
-)  # sections a client is told
+TOLD: dict[str, tuple[str, ...] | None] = {  # what clients hear of a configuration: sections, and which of their keys
+    "data": ("batches", "window", "max_sentences", "max_tokens"),
+    "model": None,
+    "train": ("seed", "valid_tokens", "test_tokens"),
+    "upload": None,
+    "method": None,
+    "mediator": None,
+    "server": None,
+}
+
+
+def told(document: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what a client is told of a configuration: what its training depends on, and no path of the server's."""
+    return {
+        section: {key: value for key, value in document[section].items() if keys is None or key in keys}
+        for section, keys in TOLD.items()
+        if section in document
+    }
 
 
 def run_method(config: Config, *, secure: bool) -> Method:
@@ -126,9 +134,8 @@ def own_config(about: Mapping[str, Any], data: Path) -> Config:
     document = about.get("config")
     if not isinstance(document, dict):
         raise Rejected("malformed", "a run without a configuration")
-    told = {section: values for section, values in document.items() if section in SENT}
     try:
-        given = config_from(told, "the server's configuration")
+        given = config_from(told(document), "the server's configuration")
         own = DataConfig(
             name=str(data),
             batches=given.data.batches, window=given.data.window, max_sentences=given.data.max_sentences,
@@ -136,7 +143,7 @@ def own_config(about: Mapping[str, Any], data: Path) -> Config:
         )  # fmt: skip
         train = replace(given.train, init=None, device="cpu", workers=1, block=1, central=False, baselines=False)
         return check(replace(given, data=own, train=train))
-    except KeyfedError as e:
+    except (KeyfedError, AttributeError, TypeError) as e:
         raise Rejected("other method", f"a configuration that this package does not understand: {e}") from None
 
 
