@@ -13,6 +13,7 @@
         ├── BelowThreshold      too few clients are left: the sum stays hidden
         ├── Refused             a client that does not do what the server asks, to protect its own values
         └── SecureSumOverflow   a value outside the public range of the secure sum; nothing was sent
+            └── DoesNotFit      a share, count or fact that no range of a layer could hold
 
 A message says what was got, what was expected, where, and what to do. Anything that is not a
 `KeyfedError` is a defect of ours and keeps its traceback (exit code 1).
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Literal
 
 
 class KeyfedError(Exception):
@@ -81,7 +83,24 @@ class Refused(SecureSumError):
 
 
 class SecureSumOverflow(SecureSumError):
-    """A value outside the public range of the secure sum; nothing was sent."""
+    """A number of a layer outside the public range of the secure sum; nothing was sent.
+
+    The message has numbers of the client in it and stays with the client.
+
+    Attributes:
+      reason: why the client is left out, as the server may know.
+      public_text: all that may leave the client; the same for every client, layer and number.
+    """
+
+    reason: Literal["out of range", "does not fit"] = "out of range"
+    public_text = "a number is beyond the public ranges of this round; nothing was sent"
+
+
+class DoesNotFit(SecureSumOverflow):
+    """A share, count or fact that no range of a layer could hold: ranges do not move for it."""
+
+    reason = "does not fit"
+    public_text = "this client does not fit the public numbers of the run; nothing was sent"
 
 
 def nearest(got: str, known: Iterable[str]) -> str:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 
-from keyfed.engine import secure_simulation
+from keyfed.engine import secure_round, secure_simulation
 from keyfed.engine.secure_round import Evaluated, evaluation_of, evaluation_vector_of
 from keyfed.engine.secure_simulation import MaskedSum, SecureSettings
 from keyfed.engine.simulate import RunningSum, Simulation
+from keyfed.errors import SecureSumError
 from keyfed.federated import mediate
 from keyfed.federated.mediate import in_two_phases, kept
 from keyfed.federated.participation import Fate, Work
-from keyfed.federated.private_shares import LOSS_STEP, privately
+from keyfed.federated.private_shares import LOSS_STEP, magnitude, privately
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Mediator, Method, Params
 
@@ -245,30 +247,136 @@ def test_too_few_left_for_the_floor_of_clients_is_a_closed_failure_too():
     assert "refuses 15 alive" in cost["failed"]
 
 
-def test_a_client_out_of_range_takes_no_part_and_the_range_grows(monkeypatch):
-    theta = theta_of(dtype=torch.float32)
-    far = {"c5": 40.0}
+def altered(monkeypatch, change) -> None:
+    """Let clients write other vectors: change(client, done, write), where write is what an honest client does."""
     real = secure_simulation.vector_of
 
     def vector_of(client, done, *rest):
-        factor = far.get(client, 1.0) if len(seen) > 0 else 1.0
-        return real(client, done._replace(upload={n: u * factor for n, u in done.upload.items()}), *rest)
+        return change(client, done, lambda done: real(client, done, *rest), *rest)
 
-    seen: list[int] = []
     monkeypatch.setattr(secure_simulation, "vector_of", vector_of)
-    method = privately(method_of("fedavg"))
-    problem = problem_of(SIZES)
-    state, summaries = initial_state(method, theta), []
+
+
+def several(method: Method, n: int, sizes=SIZES, cohorts=None, theta=None):
+    """Run n masked rounds, one after the other; return the states after each, the summaries and the costs."""
+    method, problem = privately(method), problem_of(sizes)
+    theta = theta_of(dtype=torch.float32) if theta is None else theta
+    states, summaries, costs = [initial_state(method, theta)], [], []
     with Simulation(problem, hide=SecureSettings().sums) as federation:
-        for _ in range(4):
-            state, summary = run_round(method, state, problem.store.names, federation)
+        for t in range(n):
+            names = problem.store.names[: len(sizes) if cohorts is None else cohorts[t]]
+            state, summary = run_round(method, states[-1], names, federation)
+            states.append(state)
             summaries.append(summary)
-            seen.append(1)
+            costs.append(federation.secure)
+    return states, summaries, costs
+
+
+def grown(done, factor: float):
+    return done._replace(upload={name: u * factor for name, u in done.upload.items()})
+
+
+def test_clients_out_of_range_take_no_part_and_ranges_grow_for_a_quarter_of_them(monkeypatch):
+    far, calls = {f"c{k}" for k in range(6)}, []
+
+    def change(client, done, write, *rest):
+        calls.append(client)
+        return write(grown(done, 40.0) if client in far and len(calls) > CLIENTS else done)
+
+    altered(monkeypatch, change)
+    states, summaries, costs = several(method_of("fedprox"), 6)
     refused = [{r.client: r.reason for r in s.refused} for s in summaries]
-    assert refused == [{}, {"c5": "out of range"}, {"c5": "out of range"}, {}] or refused == [
-        {}, {"c5": "out of range"}, {}, {}
-    ]  # fmt: skip
-    assert "c5" in summaries[-1].contributors
+    assert refused[0] == {}
+    assert refused[1] == dict.fromkeys(far, "out of range")
+    assert refused[5] == {}
+    assert far <= set(summaries[-1].contributors)
+    raised = [max(s.mediator["ranges"][name] - e for name, e in s.mediator["first"].items()) for s in states[1:]]
+    assert raised[:2] == [0, 2]
+    assert [c["raised"] for c in costs[1:]] == [max(0, bits) for bits in raised[:-1]]
+
+
+def test_one_client_that_is_always_out_of_range_does_not_freeze_the_others(monkeypatch):
+    def change(client, done, write, *rest):
+        return write(grown(done, 1e9) if client == "c5" else done)
+
+    altered(monkeypatch, change)
+    states, summaries, _ = several(method_of("fedavg"), 12)
+    assert all([r.reason for r in s.refused] == ["out of range"] for s in summaries)
+    for state in states[1:]:
+        assert all(e <= state.mediator["first"][name] + 4 for name, e in state.mediator["ranges"].items())
+    assert states[-1].params.keys() == states[0].params.keys()
+    assert_moved(states[-2].params, states[-1].params)
+
+
+def test_a_late_client_with_far_more_text_than_the_first_does_not_fit_and_moves_no_range():
+    states, summaries, _ = several(method_of("fedadmm"), 6, [20] * 6 + [2000], [6, 7, 7, 7, 7, 7])
+    assert [[(r.client, r.reason) for r in s.refused] for s in summaries] == [[]] + [[("c6", "does not fit")]] * 5
+    for state in states[1:]:
+        assert all(e <= state.mediator["first"][name] for name, e in state.mediator["ranges"].items())
+        assert state.mediator["outside"] == 0
+
+
+LIES = {
+    "a mass that takes the others' away": ("fedprox", {"mu": 0.01}, (1,), "the mass of layer .* is not its weight"),
+    "all shares alike": ("fedprox", {"mu": 0.01}, (0, 1, 2), "the weight of layer .* is below that of its clients"),
+    "standing": ("fedadmm", {"weights": "uniform"}, (0, 1, 2, 3), "the weight of layer .* is below that of its"),
+}
+
+
+@pytest.mark.parametrize("lie", list(LIES))
+def test_a_client_that_lies_about_its_shares_stops_the_round_and_not_the_model(monkeypatch, lie):
+    name, options, parts, message = LIES[lie]
+
+    def change(client, done, write, theta, method, public, members):
+        vector = write(done)
+        if client == "c5":  # so that the sum of all shares is a hair above 0, and the mean a billion times too large
+            uploads = sum(p.numel() for p in theta.values())
+            one = 1 << 31 - (members - 1).bit_length() - 1
+            for layer in range(len(theta)):
+                for part in parts:
+                    vector[uploads + 4 * layer + part] = (1 - (members - 1) * one) % 2**32
+        return vector
+
+    altered(monkeypatch, change)
+    states, (summary,), (cost,) = several(method_of(name, **options), 1)
+    assert re.search("a sum that cannot be right: " + message, cost["failed"])
+    assert summary.abandoned
+    assert all(torch.equal(p, states[0].params[layer]) for layer, p in states[1].params.items())
+
+
+@pytest.mark.parametrize(
+    ("what", "message"), [("count", "counts other than"), ("magnitude", "the histogram magnitude")]
+)
+def test_a_client_that_counts_twice_stops_the_round(monkeypatch, what, message):
+    if what == "count":
+        real = secure_round.counts_of
+        monkeypatch.setattr(secure_round, "counts_of", lambda done: real(done) | {"count": 1.5})
+    else:
+        monkeypatch.setattr(secure_round, "magnitude", lambda largest: [1.0, *magnitude(largest)[1:]])
+    states, (summary,), (cost,) = several(method_of("fedavg"), 1)
+    assert f"a sum that cannot be right: {message}" in cost["failed"].replace("it counts", "counts")
+    assert summary.abandoned
+    assert states[1].params is states[0].params
+
+
+@pytest.mark.parametrize("case", ["fedavg", "fedatt", "fedadmm", "liadmm"])
+def test_a_mean_beyond_the_bound_of_every_client_is_refused_and_one_within_is_not(monkeypatch, case):
+    norms, sums = [], []
+    real = secure_simulation.aggregate_of
+
+    def change(client, done, write, theta, *rest):
+        moved = ((u - theta[n] if done.joining else u) for n, u in done.upload.items())
+        norms.append(math.sqrt(sum(float(u.double().square().sum()) for u in moved)))
+        return write(done)
+
+    altered(monkeypatch, change)
+    monkeypatch.setattr(secure_simulation, "aggregate_of", lambda *args: sums.append(args) or real(*args))
+    name, options = CASES[case]
+    several(method_of(name, **options), 3)
+    for args in sums:
+        real(*args, bound=max(norms))
+        with pytest.raises(SecureSumError, match=r"a sum that cannot be right: the mean of layer .* is beyond bound"):
+            real(*args, bound=max(norms) / 1e3)
 
 
 def test_a_client_larger_than_all_before_is_counted_as_saturated_and_fits_later():

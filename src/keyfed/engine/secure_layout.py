@@ -10,6 +10,9 @@ written as
 
 and m · (2^b − 1) < 2^31: a sum never wraps around. A number out of its range is an error at the client (nothing is
 sent), never a wrong sum. Counts (tokens, nats) are exact to 2^−16 below 2^32, in three limbs of 16 bits.
+
+A client that lies may add any integers at all. A sum that k honest clients cannot have is an error too: nothing is read
+of it.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keyfed.errors import SecureSumError, SecureSumOverflow
+from keyfed.errors import DoesNotFit, SecureSumError, SecureSumOverflow
 from keyfed.federated.types import Facts, LayerNumbers, Params, Share
 
 Vector = NDArray[np.uint32]
@@ -99,9 +102,9 @@ class Layout:
         """Write one client's part; `joining`: its upload is its difference to θ, and stands for all of it.
 
         Raises:
-          SecureSumOverflow: a number does not fit; nothing was written.
+          SecureSumOverflow: a number of a layer is out of its range; nothing was written.
+          DoesNotFit: another number is; no range of a layer has to do with it.
         """
-        pieces = [self._written(name, upload[name], share.scale[name]) for name in self.layers]
         numbers = [
             self._fraction(x, f"the {what} of layer {name}")
             for name in self.layers
@@ -114,37 +117,65 @@ class Layout:
             numbers += _limbs(counts[name], name)
         for name, length in self.facts.items():
             numbers += _bits_of(facts[name], length, name)
+        # Layers come last: a share beyond 1 makes their numbers too large as well, and no range is to blame.
+        pieces = [self._written(name, upload[name], share.scale[name]) for name in self.layers]
         return np.concatenate([*pieces, np.array(numbers, np.int64).astype(np.uint32)])
 
-    def decode(self, total: Vector, like: Params) -> Read:
-        """Read a sum of at most `members` vectors; totals get the types and places of `like`."""
+    def decode(self, total: Vector, like: Params, arrived: int | None = None) -> Read:
+        """Read a sum of vectors; totals get the types and places of `like`.
+
+        Args:
+          arrived: how many vectors it is of; None for at most `members`.
+
+        Raises:
+          SecureSumError: the sum has another length, or no honest clients can have it.
+        """
         if total.shape != (self.length,) or total.dtype != np.uint32:
             raise SecureSumError(f"a sum of {total.shape} {total.dtype}; expected {self.length} numbers of 32 bits")
+        clients = self.members if arrived is None else arrived
         at, uploads = 0, {}
         for name, shape in self.layers.items():
             size = shape.numel()
             summed = torch.from_numpy(total[at : at + size].view(np.int32).astype(np.float64))
+            largest = float(summed.abs().amax()) if size else 0.0
+            must(largest <= clients * (2.0**self.bits - 1), f"layer {name} is beyond {clients} times its range")
             uploads[name] = summed.mul_(self.step(name)).view(shape).to(like[name])
             at += size
         signed = total[at:].view(np.int32).astype(np.int64).tolist()
         whole = total[at:].tolist()
-        unit = 2.0 ** (1 - self.bits)
-        weight, mass, squares, joined = (
-            {name: signed[SHARES * n + part] * unit for n, name in enumerate(self.layers)} for part in range(SHARES)
-        )
-        # Σ scale² is at least (Σ scale)²/m: what rounding took from small squares is not read as more clients.
-        squares = {name: max(s, weight[name] ** 2 / self.members) for name, s in squares.items()}
+        weight, mass, squares, joined = self._shares(signed, clients)
         at = SHARES * len(self.layers)
         counts: dict[str, float] = {}
         for name in self.counts:
             limbs = whole[at : at + LIMBS]
+            must(max(limbs) <= clients * ((1 << LIMB) - 1), f"{name} is below 0 or beyond what is counted")
             counts[name] = sum(limb << (LIMB * n) for n, limb in enumerate(limbs)) / (1 << LIMB)
             at += LIMBS
         facts: Facts = {}
         for name, length in self.facts.items():
             facts[name] = [x / (1 << FACT_BITS) for x in whole[at : at + length]]
+            must(all(x <= clients for x in facts[name]), f"{name} is not within 0 and {clients}")
             at += length
         return Read(uploads, weight, mass, squares, joined, counts, facts)
+
+    @property
+    def unit(self) -> float:
+        """Distance between two neighbouring shares, whose range is 2, so that 1 is written exactly."""
+        return 2.0 ** (1 - self.bits)
+
+    def _shares(self, signed: Sequence[int], clients: int) -> list[dict[str, float]]:
+        """Read Σ scale, Σ mass, Σ scale² and Σ joined scale of every layer."""
+        one = 1 << self.bits - 1
+        for n, name in enumerate(self.layers):
+            weight, *others = own = signed[SHARES * n : SHARES * (n + 1)]
+            inside = all(0 <= x <= clients * one for x in own)
+            must(inside, f"a share of layer {name} is not within 0 and {clients}")
+            # each client's scale² and joined scale are at most its scale, and rounding keeps that order
+            must(max(others[1:]) <= weight, f"squared or joined scales of layer {name} are above the scales")
+        read = [{name: signed[SHARES * n + k] * self.unit for n, name in enumerate(self.layers)} for k in range(SHARES)]
+        # Σ scale² is at least (Σ scale)²/m: what rounding took from small squares is not read as more clients.
+        read[2] = {name: max(s, read[0][name] ** 2 / self.members) for name, s in read[2].items()}
+        return read
 
     def _written(self, name: str, upload: Tensor, scale: float) -> Vector:
         if upload.shape != self.layers[name]:
@@ -153,31 +184,39 @@ class Layout:
         numbers = upload.detach().to("cpu", torch.float64).reshape(-1) * scale
         numbers = numbers.div_(self.step(name)).round_()
         largest = float(numbers.abs().amax()) if numbers.numel() else 0.0
+        if not math.isfinite(largest):
+            raise DoesNotFit(f"layer {name} has a number that is not finite; nothing was sent")
         if not largest <= 2.0**self.bits - 1:
             raise SecureSumOverflow(
                 f"layer {name} has a number of size {largest * self.step(name):.4g}, beyond the public range "
-                f"{2.0 ** self.ranges[name]:.4g}; nothing was sent, and the range grows for the next round"
+                f"{2.0 ** self.ranges[name]:.4g}; nothing was sent, and ranges grow once this happens often"
             )
         return numbers.to(torch.int64).numpy().astype(np.uint32)
 
     def _fraction(self, x: float, what: str) -> int:
         if not 0 <= x <= 1:
-            raise SecureSumOverflow(
+            raise DoesNotFit(
                 f"{what} is {x:.4g}, and a secure sum holds shares within 0 and 1; this client does not fit the public "
                 "numbers of the run and takes no part"
             )
-        return round(x * (1 << self.bits - 1))  # a range of 2, so that 1 is written exactly
+        return round(x * (1 << self.bits - 1))
+
+
+def must(holds: bool, otherwise: str) -> None:
+    """Fail closed unless something holds of a sum that holds of every sum of honest clients."""
+    if not holds:
+        raise SecureSumError(f"a sum that cannot be right: {otherwise}; a client lied, and nothing is learnt from it")
 
 
 def _limbs(x: float, what: str) -> list[int]:
     """Write a number of at least 0 and below 2^32 in limbs of 16 bits, the smallest first, to the nearest 2^−16."""
     whole = round(x * (1 << LIMB)) if math.isfinite(x) else -1
     if not 0 <= whole < 1 << LIMB * LIMBS:
-        raise SecureSumOverflow(f"{what} is {x:.6g}; a secure sum counts from 0 to below {1 << LIMB * (LIMBS - 1):,}")
+        raise DoesNotFit(f"{what} is {x:.6g}; a secure sum counts from 0 to below {1 << LIMB * (LIMBS - 1):,}")
     return [(whole >> (LIMB * n)) & ((1 << LIMB) - 1) for n in range(LIMBS)]
 
 
 def _bits_of(numbers: Sequence[float], length: int, what: str) -> list[int]:
     if len(numbers) != length or not all(0 <= x <= 1 for x in numbers):
-        raise SecureSumOverflow(f"{what} is {list(numbers)}; expected {length} numbers within 0 and 1")
+        raise DoesNotFit(f"{what} is {list(numbers)}; expected {length} numbers within 0 and 1")
     return [round(x * (1 << FACT_BITS)) for x in numbers]

@@ -16,15 +16,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from keyfed.engine.secure_layout import Layout, Vector
+from keyfed.engine.secure_layout import Layout, Read, Vector, must
 from keyfed.engine.turn import Finished
-from keyfed.federated.private_shares import magnitude, use_of_range
+from keyfed.federated.private_shares import magnitude
+from keyfed.federated.public_ranges import use_of_range
 from keyfed.federated.types import (
     Aggregate,
     ClientId,
@@ -88,7 +90,8 @@ def vector_of(
       evaluated: what the client counted on its held-out text; None if it was not asked.
 
     Raises:
-      SecureSumOverflow: a number is out of its public range; the client takes no part in this round.
+      SecureSumOverflow: a number is out of its public range; the client takes no part in this round. Only `reason` and
+        `public_text` of it may leave the client.
     """
     report, layers, rule = report_of(client, done), list(theta), _rule(method)
     share = rule.share(report, layers, public)
@@ -122,9 +125,19 @@ def aggregate_of(
     members: int,
     survivors: Sequence[ClientId],
     refused: Sequence[Refusal] = (),
+    bound: float | None = None,
 ) -> Aggregate:
-    """Read a round's sum; `facts` holds the sums of counts (one number each) and of what the rule's clients told."""
-    read = _upload_layout(method, theta, public, members).decode(total, theta)
+    """Read a round's sum; `facts` holds the sums of counts (one number each) and of what the rule's clients told.
+
+    Args:
+      bound: largest norm that a client's change may have (`upload.bound`); None for any.
+
+    Raises:
+      SecureSumError: no honest clients can have this sum; nothing may be learnt from it.
+    """
+    layout = _upload_layout(method, theta, public, members)
+    read = layout.decode(total, theta, len(survivors))
+    _check(read, layout, method, public, len(survivors), bound)
     if any(read.joined.values()):  # these sent their difference to θ
         read = read._replace(total={n: t + theta[n] * read.joined[n] for n, t in read.total.items()})
     facts: Facts = {name: [number] for name, number in read.counts.items()} | read.facts
@@ -134,14 +147,62 @@ def aggregate_of(
     )  # fmt: skip
 
 
-def learn_from_calibration(method: Method, public: Public, total: Vector, theta: Params, members: int) -> Public:
-    """Return the first public numbers from the calibration's sum."""
-    return _rule(method).start(public, _calibration_layout(method, theta, members).decode(total, {}).facts)
+def _check(read: Read, layout: Layout, method: Method, public: Public, clients: int, bound: float | None) -> None:
+    r"""Fail closed unless k honest clients can have written this sum.
+
+    .. math::  \mathrm{count} = k,\quad \sum_k \mathrm{scale}_k ≥ k·\mathrm{least},\quad
+               ‖\mathrm{total}^l‖ ≤ \mathrm{bound} · \sum_k \mathrm{scale}_k^l
+
+    The norm is bounded layer by layer: each layer's mean is convex, but weights may differ between layers.
+    """
+    must(read.counts["count"] == clients, f"it counts other than {clients} clients")
+    _check_evaluated(read.counts, clients)
+    rule, layers, slack = _rule(method), list(read.total), clients * layout.unit
+    least = dict.fromkeys(layers, 0.0) if rule.least is None else rule.least(layers, public)
+    for name, total in read.total.items():
+        weight, mass, joined = read.weight[name], read.mass[name], read.joined[name]
+        must(weight >= clients * least[name] - slack / 2, f"the weight of layer {name} is below that of its clients")
+        if method.spec is not None:  # our own rules divide by all they scale by, or by what joins
+            must(mass in (weight, joined), f"the mass of layer {name} is not its weight")
+        if bound is not None:
+            divisor = mass if mass > 0 and joined == 0 else weight
+            rounding = clients * layout.step(name) * math.sqrt(total.numel())
+            norm = float(total.double().norm())
+            must(norm <= bound * (divisor + slack) * (1 + 1e-5) + rounding, f"the mean of layer {name} is beyond bound")
 
 
-def evaluation_of(total: Vector, members: int) -> tuple[Evaluated, int]:
-    """Read a sum over held-out text: the counts, and how many clients it is of."""
-    read = _evaluation_layout(members).decode(total, {})
+def _check_evaluated(counts: Mapping[str, float], clients: int) -> None:
+    """Fail closed unless so many clients can have counted this on their held-out text."""
+    number, *rest = (counts[name] for name in EVALUATED)
+    told = Evaluated(*rest)  # type: ignore[arg-type]
+    must(number <= clients and number.is_integer(), f"other than 0 to {clients} clients evaluated")
+    inside = told.top1 <= told.top3 <= told.tokens and told.words_top1 <= told.words_top3 <= told.words <= told.tokens
+    must(inside and told.unknown <= told.tokens, "more hits than tokens on held-out text")
+
+
+def learn_from_calibration(
+    method: Method, public: Public, total: Vector, theta: Params, members: int, survivors: int | None = None
+) -> Public:
+    """Return the first public numbers from the calibration's sum of so many survivors (None: at most all members).
+
+    Raises:
+      SecureSumError: no honest clients can have this sum.
+    """
+    facts = _calibration_layout(method, theta, members).decode(total, {}, survivors).facts
+    for name, histogram in facts.items():
+        if survivors is not None and (method.spec is not None or name.startswith("magnitude/")):
+            must(sum(histogram) == survivors, f"the histogram {name} is not of {survivors} clients")
+    return _rule(method).start(public, facts)
+
+
+def evaluation_of(total: Vector, members: int, survivors: int | None = None) -> tuple[Evaluated, int]:
+    """Read a sum over held-out text of so many survivors (None: at most all members): counts, and of how many clients.
+
+    Raises:
+      SecureSumError: no honest clients can have this sum.
+    """
+    read = _evaluation_layout(members).decode(total, {}, survivors)
+    _check_evaluated(read.counts, members if survivors is None else survivors)
     return evaluated_in({name: [x] for name, x in read.counts.items()})
 
 
@@ -159,7 +220,7 @@ def nothing_summed(theta: Params, public: Public, refused: Sequence[Refusal] = (
 
 
 def out_of_range(refused: Sequence[Refusal]) -> Facts:
-    """Count the clients whose numbers did not fit: public ranges grow after a round in which there were any."""
+    """Count the clients with a layer out of range, for which ranges may grow; a share that does not fit is none."""
     return {"out of range": [float(sum(r.reason == "out of range" for r in refused))]}
 
 

@@ -27,6 +27,7 @@ from keyfed.engine.secure_round import (
 )
 from keyfed.engine.turn import Finished
 from keyfed.errors import SecureSumError, SecureSumOverflow
+from keyfed.federated.public_ranges import raised_bits
 from keyfed.federated.types import Aggregate, ClientId, Public, Refusal
 from keyfed.private.keys import Identity, SignedKeys, make_keys
 from keyfed.private.secure_sum import Collector, Floors, Member, Terms, usual_threshold
@@ -172,8 +173,12 @@ class SecureSum:
         if found is None:
             return nothing_summed(hidden.theta, self._public, refused)
         total, survivors = found
-        self._survivors = len(survivors)
-        return aggregate_of(total, hidden.theta, hidden.method, self._public, len(hidden.called), survivors, refused)
+        self._survivors, members = len(survivors), len(hidden.called)
+        try:
+            return aggregate_of(total, hidden.theta, hidden.method, self._public, members, survivors, refused)
+        except SecureSumError as e:
+            self._failed = str(e)
+            return nothing_summed(hidden.theta, self._public, refused)
 
     @property
     def costs(self) -> Mapping[str, Any]:
@@ -184,6 +189,7 @@ class SecureSum:
             "threshold": self._settings.threshold_of(called),
             "survivors": self._survivors,
             "failed": self._failed,
+            "raised": raised_bits(self._public),
             "seconds": dict(self._costs.seconds),
             "bytes": dict(self._costs.bytes),
         }
@@ -201,14 +207,21 @@ class SecureSum:
         found = self._total(calibration)
         if found is None:
             return
-        self._public = learn_from_calibration(hidden.method, self._public, found[0], hidden.theta, members)
+        total, survivors = found
+        try:
+            self._public = learn_from_calibration(
+                hidden.method, self._public, total, hidden.theta, members, len(survivors)
+            )
+        except SecureSumError as e:
+            self._failed = str(e)
+            return
         self._uploads = self._opened("upload")
         while self._waiting:
             client = next(iter(self._waiting))
             try:
                 self.add(client, self._waiting.pop(client))
-            except SecureSumOverflow:
-                yield Refusal(client, "out of range")
+            except SecureSumOverflow as e:
+                yield Refusal(client, e.reason)
 
     def _opened(self, purpose: Purpose) -> MaskedSum | None:
         hidden = self._hidden

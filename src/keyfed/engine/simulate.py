@@ -221,8 +221,8 @@ class Simulation:
             if self._hidden is not None:
                 try:
                     self._hidden.add(client, done)
-                except SecureSumOverflow:
-                    self._refused.append(Refusal(client, "out of range"))
+                except SecureSumOverflow as e:
+                    self._refused.append(Refusal(client, e.reason))
             elif method.mediator.share is not None:
                 self._sum.add(client, done.upload, method.mediator.share(reports[client], layers))
             else:

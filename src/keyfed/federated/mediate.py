@@ -60,7 +60,8 @@ def fixed(weights: Mapping[ClientId, float] | None = None) -> Mediator:
         return Share(scale=numbers, mass=numbers)
 
     largest = max([1.0, *given.values()])
-    private = private_shares.constant(lambda report: given.get(report.client, 1.0) / largest)
+    least = min([1.0, *given.values()]) / largest
+    private = private_shares.constant(lambda report: given.get(report.client, 1.0) / largest, least)
     return separable(share, private)
 
 

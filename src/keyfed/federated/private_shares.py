@@ -18,15 +18,26 @@ from dataclasses import replace
 from typing import NoReturn
 
 from keyfed.errors import ConfigError
-from keyfed.federated.types import Facts, Mediator, Memory, Method, PrivateRule, Public, Report, Share, Sums
+from keyfed.federated.public_ranges import MAGNITUDES, first_ranges, magnitude_bucket, next_ranges
+from keyfed.federated.types import (
+    Facts,
+    LayerNumbers,
+    Mediator,
+    Memory,
+    Method,
+    PrivateRule,
+    Public,
+    Report,
+    Share,
+    Sums,
+)
 
+MOST_GROWTH = 2.0**8  # of ŵ over the first one
 SIZES = 32  # buckets of a number of tokens n: bucket b holds 2^(b−1) < n ≤ 2^b
 LEAST_SCORE, SCORE_RATIO, SCORES = 0.05, 1.03, 360  # bucket b holds scores up to 0.05 · 1.03^b; the last one is 2039
+MOST_CAP = 4096.0  # twice that
 ROOMS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # from where on c − s falls into bucket 1, 2, …; below 0: saturated
 LOSS_STEP, LOSSES = 1 / 32, 512  # buckets of a loss in nats, up to 16 and above
-SMALLEST_RANGE, LARGEST_RANGE = -20, 28  # exponents of 2 of the largest number of a layer
-ROOM_OF_RANGE = 2  # bits between the largest number seen and the range
-RAISED_BY = 3  # bits by which every range rises after a client was out of range
 
 
 def one_hot(place: int, length: int) -> list[float]:
@@ -56,22 +67,27 @@ def size_bucket(tokens: float) -> int:
     return math.ceil(math.log2(tokens)) if tokens > 1 else 0
 
 
-def constant(weight_of: Callable[[Report], float]) -> PrivateRule:
-    """Weigh by a number within [0, 1] that is known beforehand: nothing is told, nothing is learnt."""
+def constant(weight_of: Callable[[Report], float], least: float = 0.0) -> PrivateRule:
+    """Weigh by a number within [0, 1] that is known beforehand: nothing is told, nothing is learnt.
+
+    Args:
+      least: the smallest of all weights.
+    """
 
     def share(report: Report, layers: Sequence[str], public: Public) -> Share:
         del public
         numbers = dict.fromkeys(layers, weight_of(report))
         return Share(scale=numbers, mass=numbers)
 
-    return _unlearning(share)
+    return _unlearning(share)._replace(least=lambda layers, public: dict.fromkeys(layers, least))
 
 
 def tokens() -> PrivateRule:
     r"""Weigh by min(n_k/ŵ, 1) with a public ŵ, a power of two: n_k / Σn once the server has divided by the mass.
 
     Exact while nobody has more than ŵ tokens. ŵ doubles after a round in which somebody had, and halves after one in
-    which nobody had more than ŵ/8.
+    which nobody had more than ŵ/8. It is never above 2^8 times the first one: who says in every round that it has more
+    does not round the others away.
     """
 
     def share(report: Report, layers: Sequence[str], public: Public) -> Share:
@@ -88,24 +104,30 @@ def tokens() -> PrivateRule:
         return {"sizes": one_hot(size_bucket(report.tokens), SIZES)}
 
     def start(public: Public, sums: Sums) -> Public:
-        return {**public, "most": 2.0 ** (highest(sums["sizes"]) + 1)}
+        most = 2.0 ** (highest(sums["sizes"]) + 1)
+        return {**public, "most": most, "first": most}
 
     def learn(public: Public, sums: Sums, contributors: int) -> Public:
         if sums["saturated"][0] >= 0.5:
-            return {**public, "most": public["most"] * 2}
+            return {**public, "most": min(public["most"] * 2, public["first"] * MOST_GROWTH)}
         if sums["small"][0] > contributors - 0.5:
             return {**public, "most": max(1.0, public["most"] / 2)}
         return public
 
-    return PrivateRule(lambda: {"most": 1.0}, share, facts, first, start, learn)
+    return PrivateRule(lambda: {"most": 1.0, "first": 1.0}, share, facts, first, start, learn, _one_token)
+
+
+def _one_token(layers: Sequence[str], public: Public) -> LayerNumbers:
+    """A client has a token at least, and weighs 1/ŵ at least."""
+    return dict.fromkeys(layers, 1 / public["most"])
 
 
 def standing(uniform: bool) -> PrivateRule:
     r"""Weigh by α_k/ŵ, and bring that mass once, when joining (see `admm.once`); uniform is α_k = ŵ = 1.
 
     The server's running mean is in units of ŵ, so ŵ never changes after the first round: it is sixteen times the
-    largest power of two of the first cohort. A client with more does not fit, and its upload is refused ("out of
-    range"): counting it for less would make θ wrong for ever.
+    largest power of two of the first cohort. A client with more is refused ("does not fit", which moves no range):
+    counting it for less would make θ wrong for ever.
     """
 
     def share(report: Report, layers: Sequence[str], public: Public) -> Share:
@@ -113,7 +135,7 @@ def standing(uniform: bool) -> PrivateRule:
         return Share(scale=dict.fromkeys(layers, alpha), mass=dict.fromkeys(layers, alpha * report.joining))
 
     if uniform:
-        return _unlearning(share)
+        return _unlearning(share)._replace(least=lambda layers, public: dict.fromkeys(layers, 1.0))
 
     def first(report: Report, layers: Sequence[str]) -> Facts:
         del layers
@@ -122,7 +144,7 @@ def standing(uniform: bool) -> PrivateRule:
     def start(public: Public, sums: Sums) -> Public:
         return {**public, "most": 2.0 ** (highest(sums["sizes"]) + 4)}
 
-    return _unlearning(share)._replace(init=lambda: {"most": 1.0}, first=first, start=start)
+    return _unlearning(share)._replace(init=lambda: {"most": 1.0}, first=first, start=start, least=_one_token)
 
 
 def capped_softmax(score: Callable[[Report, str], float], bound: float = math.inf) -> PrivateRule:
@@ -164,9 +186,15 @@ def capped_softmax(score: Callable[[Report, str], float], bound: float = math.in
     def learn(public: Public, sums: Sums, contributors: int) -> Public:
         del contributors
         rooms = _under("room/", sums)
-        return {**public, "caps": {name: min(_moved(cap, rooms[name]), bound) for name, cap in public["caps"].items()}}
+        return {
+            **public,
+            "caps": {name: min(_moved(cap, rooms[name]), bound, MOST_CAP) for name, cap in public["caps"].items()},
+        }
 
-    return PrivateRule(lambda: {"caps": {}}, share, facts, first, start, learn)
+    def least(layers: Sequence[str], public: Public) -> LayerNumbers:
+        return {name: math.exp(-public["caps"][name]) for name in layers}
+
+    return PrivateRule(lambda: {"caps": {}}, share, facts, first, start, learn, least)
 
 
 def _score_bucket(score: float) -> int:
@@ -205,6 +233,11 @@ def switch_on_last_losses(adaptive: PrivateRule, otherwise: PrivateRule, thresho
         count = sums["count"][0]
         return {**after, "losses": [public["losses"][1], sums["loss"][0] / count]} if count >= 0.5 else after
 
+    def least(layers: Sequence[str], public: Public) -> LayerNumbers:
+        name = chosen(public)
+        own = parts[name].least
+        return dict.fromkeys(layers, 0.0) if own is None else own(layers, public[name])
+
     return PrivateRule(
         init=lambda: {"losses": [None, None], **{name: rule.init() for name, rule in parts.items()}},
         share=share,
@@ -214,6 +247,7 @@ def switch_on_last_losses(adaptive: PrivateRule, otherwise: PrivateRule, thresho
         first=lambda report, layers: _joined({name: rule.first(report, layers) for name, rule in parts.items()}),
         start=lambda public, sums: _each(parts, public, lambda name, rule, own: rule.start(own, _inner(name, sums))),
         learn=learn,
+        least=least,
     )
 
 
@@ -266,24 +300,15 @@ def below_last_quantile(kept: Callable[[int], int], inner: PrivateRule) -> Priva
 
 def magnitude(largest: float) -> list[float]:
     """Return the one-hot histogram of a layer's largest absolute number by powers of two; bucket 0 is exactly zero."""
-    buckets = LARGEST_RANGE - SMALLEST_RANGE + 2
-    return one_hot(0 if largest == 0 else max(1, math.ceil(math.log2(largest)) - SMALLEST_RANGE + 1), buckets)
-
-
-def use_of_range(largest: float, exponent: int) -> tuple[float, float]:
-    """Say whether a layer's largest number is over half its range 2^e, and whether it is small: at most an eighth.
-
-    A layer that did not move at all is not small: it may be frozen, and its range must wait for it.
-    """
-    range_ = 2.0**exponent
-    return float(largest > range_ / 2), float(0 < largest <= range_ / 8)
+    return one_hot(magnitude_bucket(largest), MAGNITUDES)
 
 
 def privately(method: Method) -> Method:
     """Return the same method with clients that weigh themselves by public numbers; no report leaves them.
 
     Its mediator's memory is public: {"calibrated": whether the first numbers are there, "rule": the rule's own,
-    "ranges": the exponent of two that no number of a layer exceeds, for sums of fixed point}.
+    "ranges": the exponent of two that no number of a layer exceeds, for sums of fixed point, "first": the calibration's
+    ranges, "outside": rounds with a client out of range since ranges last rose}.
 
     Raises:
       ConfigError: the mediator has no private rule.
@@ -309,41 +334,30 @@ def _with_ranges(rule: PrivateRule) -> PrivateRule:
 
     def start(public: Public, sums: Sums) -> Public:
         own = rule.start(public["rule"], _inner("rule", sums))
-        return {"calibrated": True, "rule": own, "ranges": _first_ranges(_under("magnitude/", sums))}
+        ranges = first_ranges({name: highest(seen) for name, seen in _under("magnitude/", sums).items()})
+        return {"calibrated": True, "rule": own, "ranges": ranges, "first": dict(ranges), "outside": 0}
 
     def learn(public: Public, sums: Sums, contributors: int) -> Public:
-        outside = sum(sums.get("out of range", (0.0,))) >= 0.5
-        ranges = {name: _next_range(e, name, sums, contributors, outside) for name, e in public["ranges"].items()}
+        after = next_ranges(public, sums, contributors)
         if contributors:
-            public = {**public, "rule": rule.learn(public["rule"], _inner("rule", sums), contributors)}
-        return {**public, "ranges": ranges}
+            after["rule"] = rule.learn(public["rule"], _inner("rule", sums), contributors)
+        return after
 
     return PrivateRule(
-        init=lambda: {"calibrated": False, "rule": rule.init(), "ranges": {}},
+        init=lambda: {"calibrated": False, "rule": rule.init(), "ranges": {}, "first": {}, "outside": 0},
         share=lambda report, layers, public: rule.share(report, layers, public["rule"]),
         facts=lambda report, layers, public: _joined({"rule": rule.facts(report, layers, public["rule"])}),
         first=lambda report, layers: _joined({"rule": rule.first(report, layers)}),
         start=start,
         learn=learn,
+        least=None if rule.least is None else _least_of(rule),
     )
 
 
-def _first_ranges(magnitudes: Sums) -> dict[str, int]:
-    """Return a range for every layer, four times its largest number; a layer that is all zeros gets the largest."""
-    found = {name: highest(histogram) for name, histogram in magnitudes.items()}
-    most = max(found.values(), default=0) or 1 - SMALLEST_RANGE  # nothing moved at all: a range of 2^2
-    return {name: (place or most) - 1 + SMALLEST_RANGE + ROOM_OF_RANGE for name, place in found.items()}
-
-
-def _next_range(exponent: int, layer: str, sums: Sums, contributors: int, outside: bool) -> int:
-    if outside:
-        return min(exponent + RAISED_BY, LARGEST_RANGE + ROOM_OF_RANGE)
-    if not contributors or f"large/{layer}" not in sums:
-        return exponent
-    if sums[f"large/{layer}"][0] >= 0.5:
-        return min(exponent + 1, LARGEST_RANGE + ROOM_OF_RANGE)
-    small = sums[f"small/{layer}"][0] > contributors - 0.5
-    return max(exponent - 1, SMALLEST_RANGE) if small else exponent
+def _least_of(rule: PrivateRule) -> Callable[[Sequence[str], Public], LayerNumbers]:
+    least = rule.least
+    assert least is not None
+    return lambda layers, public: least(layers, public["rule"])
 
 
 def saturated_clients(sums: Sums) -> int:

@@ -146,6 +146,7 @@ Reason = Literal[
     # what a client sends cannot be right
     "non-finite report", "non-finite upload", "exploding upload", "wrong shape", "wrong type", "wrong tensors",
     "malformed", "too large", "wrong round", "no text", "out of range",
+    "does not fit",
     # who sends it
     "not enrolled",
     # no answer came
@@ -211,6 +212,8 @@ class PrivateRule(NamedTuple):
       first: (report, layers) → what it tells before the first sum, for `start`.
       start: (public, sums of `first`) → public numbers for the first round.
       learn: (public, sums of `facts`, contributors) → public numbers for the next round.
+      least: (layers, public) → scale below which no client can lie, layer by layer: a sum of k clients with less than
+        k times it is a lie; None where there is no such number.
     """
 
     init: Callable[[], Public]
@@ -219,6 +222,7 @@ class PrivateRule(NamedTuple):
     first: Callable[[Report, Sequence[str]], Facts]
     start: Callable[[Public, Sums], Public]
     learn: Callable[[Public, Sums, int], Public]
+    least: Callable[[Sequence[str], Public], LayerNumbers] | None = None
 
 
 class Mediator(NamedTuple):

@@ -100,6 +100,7 @@ def secure_result(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
         "bytes": {what: sum(s["bytes"][what] for s in found) for what in found[0]["bytes"]},
         "failed": sum(s["failed"] is not None for s in found),
         "saturated": sum(s["saturated"] for s in found),
+        "raised": max(s.get("raised", 0) for s in found),
         "rounds": len(found),
     }
 
@@ -126,6 +127,8 @@ def secure_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         facts.append(("secure sums that stayed closed", f"{found['failed']:,}"))
     if found["saturated"]:
         facts.append(("clients cut off by a public cap, all rounds", f"{found['saturated']:,}"))
+    if found.get("raised"):  # runs of before say nothing of it
+        facts.append(("ranges rose, and sums lost", f"{found['raised']} bits of precision at most"))
     return facts
 
 

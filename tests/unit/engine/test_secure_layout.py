@@ -116,9 +116,9 @@ def changed(**changes):
 OVERFLOWS = {
     "beyond the range": (
         {"upload": {**LIKE, "weight": torch.full((2, 2), -0.016)}},
-        r"layer weight has a number of size 0\.016, beyond the public range 0\.01562; .* the range grows",
+        r"layer weight has a number of size 0\.016, beyond the public range 0\.01562; .* ranges grow once",
     ),
-    "no number": ({"upload": {**LIKE, "bias": torch.tensor([0.0, math.nan, 0.0])}}, "layer bias has a number of size"),
+    "no number": ({"upload": {**LIKE, "bias": torch.tensor([0.0, math.nan, 0.0])}}, "layer bias .* not finite"),
     "mass": (
         {"share": Share(dict.fromkeys(LIKE, 1.0), {"bias": 0.5, "weight": 1.5})},
         r"the mass of layer weight is 1\.5, and a secure sum holds shares within 0 and 1",
@@ -140,6 +140,45 @@ def test_what_does_not_fit_is_an_error_before_anything_is_sent(case):
     layout.encode(*changed())
     with pytest.raises(SecureSumOverflow, match=message):
         layout.encode(*changed(**changes))
+
+
+@pytest.mark.parametrize("case", list(OVERFLOWS))
+def test_what_may_leave_a_client_that_does_not_fit_has_no_number_and_no_name_in_it(case):
+    with pytest.raises(SecureSumOverflow) as found:
+        layout_of().encode(*changed(**OVERFLOWS[case][0]))
+    public = found.value.public_text
+    assert not any(c.isdigit() for c in public)
+    assert not any(name in public for name in (*LIKE, *COUNTS, *FACTS))
+    assert public == type(found.value).public_text, "the same for everybody"
+    assert found.value.reason == ("out of range" if case == "beyond the range" else "does not fit")
+
+
+HONEST = 3  # clients, of five that may be
+FIRST_SHARE = 3 + 4  # after the uploads of both layers: scale, mass, scale², joined of "bias", then of "weight"
+FIRST_LIMB = FIRST_SHARE + 8
+FIRST_FACT = FIRST_LIMB + 6
+UNIT = 1 << 27  # a share of 1, where five may add up
+LIES = {
+    "a number beyond all ranges": (0, HONEST * (2**28 - 1) + 1, "layer bias is beyond 3 times its range"),
+    "a mass that takes the others' away": (FIRST_SHARE + 1, -4 * UNIT, "a share of layer bias is not within 0 and 3"),
+    "a scale of 4": (FIRST_SHARE, UNIT, "a share of layer bias is not within 0 and 3"),
+    "squares below 0": (FIRST_SHARE + 6, -4 * UNIT, "a share of layer weight is not within 0 and 3"),
+    "squares above the scales": (FIRST_SHARE, -1, "squared or joined scales of layer bias are above the scales"),
+    "fewer than no tokens": (FIRST_LIMB + 1, -HONEST - 1, "tokens is below 0"),
+    "a negative fact": (FIRST_FACT, -(1 << 15), "bits is not within 0 and 3"),
+    "a fact of two": (FIRST_FACT + 1, 1 << 15, "bits is not within 0 and 3"),
+}
+
+
+@pytest.mark.parametrize("lie", list(LIES))
+def test_a_sum_that_no_honest_clients_can_have_is_not_read(lie):
+    layout = layout_of(5)
+    total = np.multiply(layout.encode(*changed()), np.uint32(HONEST))
+    assert layout.decode(total, LIKE, HONEST).mass == dict.fromkeys(LIKE, 3.0)
+    place, added, message = LIES[lie]
+    total[place] = (int(total[place]) + added) % 2**32
+    with pytest.raises(SecureSumError, match=f"a sum that cannot be right: {message}"):
+        layout.decode(total, LIKE, HONEST)
 
 
 def test_a_sum_or_a_layer_of_another_shape_is_refused():

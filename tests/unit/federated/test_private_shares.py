@@ -16,7 +16,8 @@ from keyfed.federated.admm import once
 from keyfed.federated.guard import guarded
 from keyfed.federated.mediate import kept
 from keyfed.federated.methods import METHODS, fedavg
-from keyfed.federated.private_shares import LOSS_STEP, magnitude, privately, use_of_range
+from keyfed.federated.private_shares import LOSS_STEP, magnitude, privately
+from keyfed.federated.public_ranges import use_of_range
 from keyfed.federated.types import Mediator, PrivateRule, Report, Share
 
 LAYERS = ["bias", "weight"]
@@ -213,8 +214,8 @@ def test_ranges_follow_the_largest_numbers():
     assert rule.learn(public, facts(0.5), 2)["ranges"]["bias"] == 1
     assert rule.learn(public, facts(0.5, clients=1), 2)["ranges"]["bias"] == 2, "one client needs it"
     assert rule.learn(public, facts(0.0), 2)["ranges"] == public["ranges"]
-    outside = rule.learn(public, {"out of range": [1.0]}, 0)
-    assert outside["ranges"] == {"bias": 5, "weight": 5}
+    outside = rule.learn(public, {"out of range": [2.0]}, 0)
+    assert outside["ranges"] == {"bias": 4, "weight": 4}
     assert outside["rule"] == public["rule"], "nobody arrived: nothing else is learnt"
 
 
