@@ -79,12 +79,15 @@ def test_what_is_no_event(line):
 
 
 def test_flower_is_started_without_telemetry_updates_installation_or_proxies(tmp_path):
-    env = environment(tmp_path, {"PATH": "/bin", "https_proxy": "http://proxy", "KEEP": "1"})
+    env = environment(
+        tmp_path, {"PATH": "/bin", "https_proxy": "http://proxy", "FORWARDED_ALLOW_IPS": "*", "KEEP": "1"}
+    )
     assert env["FLWR_TELEMETRY_ENABLED"] == "0"
     assert env["FLWR_DISABLE_UPDATE_CHECK"] == "1"
     assert env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert env["FLWR_HOME"] == str(tmp_path / "flwr")
     assert "https_proxy" not in env
+    assert "FORWARDED_ALLOW_IPS" not in env  # with it a caller's own word would count for where it calls from
     assert env["KEEP"] == "1"
 
 
