@@ -106,10 +106,11 @@ def up(
 
 
 def _empty(home: Path) -> Path:
+    from keyfed.deploy.processes import private_folder
+
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise ConfigError(f"{home} is there and not an empty folder; choose another --home")
-    home.mkdir(parents=True, exist_ok=True)
-    return home.absolute()
+    return private_folder(home).absolute()
 
 
 def cost_of(folder: Path, clients: int) -> dict[str, Any]:

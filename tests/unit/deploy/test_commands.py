@@ -62,6 +62,22 @@ def test_without_consent_a_client_is_not_started(home):
     assert not (home.path / "logs").exists()
 
 
+def test_while_a_client_runs_its_settings_can_be_changed_and_no_second_one_starts(home):
+    with home.alone():
+        assert "runs there already" in says(call("client", "--home", home.path, "--yes"))
+        result = call("client", "--home", home.path, "--when", "idle", "--yes")
+        assert result.exit_code == 0
+        assert "none was started" in result.output
+        assert "runs there already" in says(call("client", "--home", home.path, "--leave", "--yes"))
+    assert home.settings().when == ("idle",)
+    assert not (home.path / "logs").exists()
+
+
+def test_settings_are_not_changed_without_consent(home):
+    assert "nobody can be asked here" in says(call("client", "--home", home.path, "--allow-plain"))
+    assert not home.settings().plain
+
+
 def test_leaving_a_server_that_does_not_answer_deletes_the_home_and_says_what_is_left_to_do(home):
     assert "--leave --yes" in says(call("client", "--home", home.path, "--leave"))
     assert home.path.exists()
