@@ -26,7 +26,8 @@ def guard() -> bool:
     if pull is None or inflate is None or error is None:
         return False
     if not hasattr(pull, "guarded"):
-        http_grid.pull_objects, http_grid.inflate_object_from_contents = isolated(pull, inflate, error)
+        pull, inflate = isolated(pull, inflate, error)
+        vars(http_grid).update(pull_objects=pull, inflate_object_from_contents=inflate)
     return True
 
 
@@ -58,13 +59,14 @@ def isolated(
 
 def check_size(contents: Mapping[str, bytes], cap: int = BODY_CAP) -> None:
     """Raise ValueError for arrays that would be larger than `cap` bytes: one chunk can be named a million times."""
-    from flwr.supercore.inflatable import inflatable_object as flower
+    from flwr.supercore.constant import HEAD_BODY_DIVIDER
+    from flwr.supercore.inflatable.inflatable_object import get_object_head_values_from_object_content
 
     total = 0
     for content in contents.values():
-        kind, children, _ = flower.get_object_head_values_from_object_content(content)
+        kind, children, _ = get_object_head_values_from_object_content(content)
         if kind == "Array":
-            chunks = json.loads(content.partition(flower.HEAD_BODY_DIVIDER)[2])["arraychunk_ids"]
+            chunks = json.loads(content.partition(HEAD_BODY_DIVIDER)[2])["arraychunk_ids"]
             total += sum(len(contents[children[k]]) for k in chunks)
     if total > cap + HEADS:
         raise ValueError(f"arrays of {total:,} bytes; at most {cap:,}")
