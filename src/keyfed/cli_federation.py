@@ -85,9 +85,10 @@ def server(
 
 
 def _next_steps(home: Path, address: str, host: str, port: int) -> list[str]:
-    outside = "THIS-MACHINE" if host in ("0.0.0.0", "::") else host
+    shown = f"[{host}]" if ":" in host else host
+    outside = "THIS-MACHINE" if host in ("0.0.0.0", "::") else shown
     return [
-        f"listening on {host}:{port}, TLS and node keys on; Ctrl-C ends it",
+        f"listening on {shown}:{port}, TLS and node keys on; Ctrl-C ends it",
         f"1. give {home / 'ca.crt'} to your clients; each starts: "
         f"keyfed client --data TEXT --server {outside}:{port} --ca ca.crt",
         "2. take in the enrol-NAME.json that each of them sends you: keyfed enroll enrol-NAME.json",

@@ -36,7 +36,7 @@ def make_certificates(
     An authority that is there already is used again, so that clients keep the `ca.crt` they have.
 
     Args:
-      hosts: names and addresses clients reach the server under; 127.0.0.1 and localhost are always in.
+      hosts: names and addresses clients reach the server under; 127.0.0.1, ::1 and localhost are always in.
       days: how long the server's certificate is valid.
 
     Raises:
@@ -149,7 +149,9 @@ def _make_server(
 
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(_name("Keyfed server"), authority.subject, key, now, days)
-    names = x509.SubjectAlternativeName([_san(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])])
+    names = x509.SubjectAlternativeName(
+        [_san(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"])]
+    )
     builder = builder.add_extension(names, critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(sign_certificates=False), critical=True)

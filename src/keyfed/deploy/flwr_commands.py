@@ -40,7 +40,7 @@ def main() -> None:
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
                 if arguments[0] == NODES:
-                    out.write(json.dumps(nodes(arguments[1])))
+                    out = io.StringIO(json.dumps(nodes(arguments[1])))  # and nothing that flwr says beside
                 else:
                     command.main(list(arguments), prog_name="flwr", standalone_mode=False)
         except SystemExit as e:

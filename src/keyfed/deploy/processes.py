@@ -168,7 +168,7 @@ def tail(path: Path, size: int = LOG_TAIL) -> str:
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a port that nobody listens on now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as s:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as s:
         s.bind((host, 0))
         return int(s.getsockname()[1])
 

@@ -70,7 +70,7 @@ def start_superlink(processes: Processes, home: ServerHome, host: str, port: int
     for name in (CA_CERT, SERVER_CERT):
         check_certificate(home.path / name)
     port = port or free_port(host)
-    here = "127.0.0.1" if host in ("0.0.0.0", "::", "localhost") else host
+    here = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(host, host)
     address = f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
     write_connection(home.path, address, home.ca)
     (home.path / ADDRESS).unlink(missing_ok=True)

@@ -27,7 +27,7 @@ def test_four_files_whose_keys_only_the_owner_reads(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ca.crt", "ca.key", "server.crt", "server.key"]
     for name in ("ca.key", "server.key"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
-    assert set(hosts_of(tmp_path / "server.crt")) == {"fl.example.org", "192.0.2.7", "localhost", "127.0.0.1"}
+    assert set(hosts_of(tmp_path / "server.crt")) == {"fl.example.org", "192.0.2.7", "localhost", "127.0.0.1", "::1"}
 
 
 def test_nothing_is_overwritten(tmp_path):
