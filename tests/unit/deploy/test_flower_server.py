@@ -254,13 +254,52 @@ def test_one_chunk_that_is_named_a_million_times_is_not_joined():
         isolated_for(bomb)[0](ids)
 
 
-def test_flower_has_the_names_that_are_guarded(monkeypatch):
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "as-it-is"])
+def test_flowers_own_grid_hands_over_the_replies_beside_a_garbled_one(monkeypatch, guarded):
+    from flwr.common.serde import message_to_proto
+    from flwr.proto.message_pb2 import PullObjectResponse
+    from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+    from flwr.supercore.inflatable.inflatable_object import get_object_tree
     from flwr.superlink.grid import http_grid
+    from google.protobuf.message import DecodeError
 
     for name in ("pull_objects", "inflate_object_from_contents"):
-        monkeypatch.setattr(http_grid, name, getattr(http_grid, name))
-    assert guard()
-    assert http_grid.pull_objects.guarded
+        monkeypatch.setattr(http_grid, name, getattr(http_grid, name))  # as before, afterwards
+    if guarded:
+        assert guard()
+    asked = [
+        Message(pack(b"", {"kind": "train", "run": "run 1"}), dst_node_id=n, message_type="query.keyfed")
+        for n in (11, 12)
+    ]
+    for number, m in enumerate(asked):
+        m.metadata.__dict__["_message_id"] = f"m{number}"
+    replies = [good(m) for m in asked]
+    store = {}
+    for reply in replies:
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        store |= deflated(reply)[1]
+    store[replies[0].object_id] = store[replies[0].object_id][:-1] + b"\xff"
+    answer = PullAppMessagesResponse(
+        messages_list=[message_to_proto(r) for r in replies], message_object_trees=[get_object_tree(r) for r in replies]
+    )
+    grid = http_grid.HttpGrid(token="t")
+    grid._run = SimpleNamespace(run_id=5)
+    grid._client = SimpleNamespace(
+        PullMessages=lambda request: answer,
+        PullObject=lambda r: PullObjectResponse(
+            object_found=True, object_available=True, object_content=store[r.object_id]
+        ),
+        ConfirmMessageReceived=lambda request: None,
+        close=lambda: None,
+    )
+    if not guarded:
+        with pytest.raises(DecodeError):
+            list(grid.pull_messages(["m0", "m1"]))
+        return
+    garbled, fine = grid.pull_messages(["m0", "m1"])
+    assert garbled.has_error()
+    assert garbled.metadata.reply_to_message_id == "m0"
+    assert unpack(fine.content)[0] == b"ok"
 
 
 def test_what_a_client_writes_is_printed_safely():
