@@ -51,8 +51,8 @@ test: setup-dev lint assets-if-possible ## lint, types, all tests but the slow o
 test-slow: setup-dev ## training to a quality on real corpora (minutes each)
 	$(BIN)/pytest -m slow
 
-test-federation: setup-dev ## a real federation on this machine: TLS, keys, faults, Ctrl-C (minutes)
-	$(BIN)/pytest -m federation tests/federation
+test-federation: setup-dev ## a real federation on this machine: TLS, keys, Ctrl-C; the table of faults (minutes)
+	$(BIN)/pytest -m "not slow" tests/faults tests/federation
 
 lint: setup-dev ## ruff and mypy
 	$(BIN)/ruff check .

@@ -85,9 +85,10 @@ def server(
 
 
 def _next_steps(home: Path, address: str, host: str, port: int) -> list[str]:
-    outside = "THIS-MACHINE" if host in ("0.0.0.0", "::") else host
+    shown = f"[{host}]" if ":" in host else host
+    outside = "THIS-MACHINE" if host in ("0.0.0.0", "::") else shown
     return [
-        f"listening on {host}:{port}, TLS and node keys on; Ctrl-C ends it",
+        f"listening on {shown}:{port}, TLS and node keys on; Ctrl-C ends it",
         f"1. give {home / 'ca.crt'} to your clients; each starts: "
         f"keyfed client --data TEXT --server {outside}:{port} --ca ca.crt",
         "2. take in the enrol-NAME.json that each of them sends you: keyfed enroll enrol-NAME.json",
@@ -214,7 +215,7 @@ def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes
     import secrets
 
     from keyfed.deploy import consent
-    from keyfed.deploy.client_home import open_home
+    from keyfed.deploy.client_home import ClientRuns, open_home
     from keyfed.deploy.enrolment import write_enrolment
     from keyfed.deploy.flower import need_flower
     from keyfed.deploy.processes import Processes, stop_at_signals
@@ -223,22 +224,29 @@ def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes
     need_flower()
     if not place.exists() and name is None:
         name = f"client-{secrets.token_hex(4)}"
-    place = open_home(place.path, name=name, **options)
-    told = place.settings()
-    text = consent.words(told.name, told.server, str(place.data()), told.plain)
     read = sys.stdin.readline if sys.stdin.isatty() else None
-    consent.ask(place.path, text, yes=yes, read=read, say=lambda line: typer.echo(line, err=True))
-    file = place.path / f"enrol-{told.name}.json"
-    if not file.exists():
-        write_enrolment(place)
-        typer.echo(f"send this file to the server's operator: {file} (public keys only)", err=True)
-    with stop_at_signals(), Processes(place.path) as processes:
-        one = Client(processes, place, say=lambda line: typer.echo(line, err=True))
-        one.start()
-        _tell(place, one)
-        while True:
-            one.tend()
-            time.sleep(TEND_SECONDS)
+    agree = consent.asking(place.path, yes=yes, read=read, say=lambda line: typer.echo(line, err=True))
+    place = open_home(place.path, name=name, agree=agree, **options)
+    try:
+        with place.alone(), stop_at_signals(), Processes(place.path) as processes:
+            file = place.path / f"enrol-{place.settings().name}.json"
+            if not file.exists():
+                write_enrolment(place)
+                typer.echo(f"send this file to the server's operator: {file} (public keys only)", err=True)
+            one = Client(processes, place, say=lambda line: typer.echo(line, err=True))
+            one.start()
+            _tell(place, one)
+            while True:
+                one.tend()
+                time.sleep(TEND_SECONDS)
+    except ClientRuns:
+        if all(value is None for value in options.values()):
+            raise
+        typer.echo(
+            "the settings are changed; a client runs there already and none was started. --when, --keep-days and "
+            "--data hold for it from the next run, the others from its next start",
+            err=True,
+        )
 
 
 def _tell(place: ClientHome, one: Client) -> None:
@@ -280,7 +288,6 @@ def _status(place: ClientHome) -> dict[str, Any]:
 
 def _leave(place: ClientHome, yes: bool) -> None:
     from keyfed.deploy.leaving import ask_to_be_forgotten
-    from keyfed.deploy.resident import alone
     from keyfed.errors import DeployError
 
     told = place.settings()
@@ -290,7 +297,7 @@ def _leave(place: ClientHome, yes: bool) -> None:
         typer.echo(f'{place.path} with its keys will be deleted. Type "yes" to leave:', err=True)
         if sys.stdin.readline().strip().lower() not in ("yes", "y"):
             raise DeployError("nothing was changed")
-    with alone(place.path):  # a client that runs is stopped first
+    with place.alone():  # a client that runs is stopped first
         why = ask_to_be_forgotten(place)
         place.delete()
     if why is None:

@@ -158,7 +158,7 @@ def train(
         description = describe_plan(resolved)
         print_json(description) if as_json else typer.echo(description["text"])
         return
-    from keyfed.cli_up import train_in_federation
+    from keyfed.cli_up import go_on, train_in_federation
     from keyfed.run.results import report_run
     from keyfed.run.train import train as run_training
 
@@ -176,7 +176,7 @@ def train(
                 result = train_in_federation(resolved, federation, folder, listener, resume=resume)
         except KeyboardInterrupt:
             narrator.stop()
-            typer.echo(f"stopped; go on with: keyfed train --resume --out {folder}", err=True)
+            typer.echo(f"stopped; go on with: {go_on(folder, federation, plain=plain)}", err=True)
             raise
     report = report_run(folder)
     print_json(result) if as_json else typer.echo(report)

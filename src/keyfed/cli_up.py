@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 import tempfile
 import time
@@ -106,10 +107,11 @@ def up(
 
 
 def _empty(home: Path) -> Path:
+    from keyfed.deploy.processes import private_folder
+
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise ConfigError(f"{home} is there and not an empty folder; choose another --home")
-    home.mkdir(parents=True, exist_ok=True)
-    return home.absolute()
+    return private_folder(home).absolute()
 
 
 def cost_of(folder: Path, clients: int) -> dict[str, Any]:
@@ -146,32 +148,47 @@ def train_in_federation(config: Config, address: str, out: Path, listener: Liste
     """
     from keyfed.deploy.client_home import check_server
     from keyfed.deploy.flower import need_flower, write_connection
+    from keyfed.deploy.processes import stop_at_signals
     from keyfed.deploy.submit import Unfinished, build_app, submit
     from keyfed.deploy.superlink import ServerHome, default_home
     from keyfed.deploy.up import run_files
 
     need_flower()
+    later = go_on(out, address, plain=not config.secure.on)
     if Path(address).is_dir():
         server = ServerHome(Path(address).absolute())
         address = server.address()
     else:
         server = ServerHome(default_home())
-        write_connection(server.path, check_server(address), server.ca)
+        check_server(address)
     vocab, wanted = run_vocab(config, listener), config.train.cohort
-    for attempt in range(ATTEMPTS):
-        with tempfile.TemporaryDirectory(prefix="keyfed-run-") as temporary:
-            app, goes_on = Path(temporary) / "app", resume or attempt > 0
-            files = run_files(config, vocab, out, clients=wanted, wait=WAIT_SECONDS, resume=goes_on)
-            build_app(app, files)
-            try:
-                return submit(server, app, listener, address)
-            except Unfinished as e:
-                if attempt == ATTEMPTS - 1 or not (out / "run.toml").exists():
-                    raise
-                listener.say(f"{e}; waiting for the server, to go on from the last checkpoint")
-        if not came_back(address, server.ca):
-            raise DeployError(f"no server answers at {address}; go on later with: keyfed train --resume --out {out}")
+    with stop_at_signals():  # whatever ends us: the run on the server is stopped, nothing of ours is left
+        for attempt in range(ATTEMPTS):
+            with tempfile.TemporaryDirectory(prefix="keyfed-run-") as temporary:
+                app, goes_on = Path(temporary) / "app", resume or attempt > 0
+                write_connection(Path(temporary), address, server.ca)  # the server's own file is for the server
+                files = run_files(config, vocab, out, clients=wanted, wait=WAIT_SECONDS, resume=goes_on)
+                build_app(app, files)
+                try:
+                    return submit(server, app, listener, address, Path(temporary))
+                except Unfinished as e:
+                    if attempt == ATTEMPTS - 1 or not (out / "run.toml").exists():
+                        raise
+                    listener.say(f"{e}; waiting for the server, to go on from the last checkpoint")
+            if not came_back(address, server.ca):
+                raise DeployError(f"no server answers at {address}; go on later with: {later}")
     raise AssertionError
+
+
+def go_on(out: Path, federation: str | None = None, *, plain: bool = False) -> str:
+    """Return the command that goes on with a run.
+
+    Example:
+      >>> go_on(Path("runs/a"), "127.0.0.1:9092", plain=True)
+      'keyfed train --resume --out runs/a --federation 127.0.0.1:9092 --plain'
+    """
+    where = [] if federation is None else ["--federation", federation, *(["--plain"] if plain else [])]
+    return shlex.join(["keyfed", "train", "--resume", "--out", str(out), *where])
 
 
 def came_back(address: str, ca: Path) -> bool:
@@ -188,7 +205,10 @@ def came_back(address: str, ca: Path) -> bool:
 def run_vocab(config: Config, listener: Listener) -> str:
     """Return the vocabulary that a run carries, as JSON."""
     if config.data.vocab_file is not None:
-        return Path(config.data.vocab_file).read_text("utf-8")
+        try:
+            return Path(config.data.vocab_file).read_text("utf-8")
+        except (OSError, ValueError) as e:
+            raise ConfigError(f"{config.data.vocab_file}: cannot be read as a vocabulary ({e})") from None
     from keyfed.run.prepare import prepare
 
     listener.say(

@@ -61,9 +61,10 @@ class Federation:
     def stranger(self, name, server=None, ca=None):
         """A client whose key nobody has enrolled."""
         home = open_home(
-            self.root / name, name=name, server=server or self.address, ca=ca or self.server.ca, data=self.root / "text"
-        )
-        consent.ask(home.path, "words", yes=True, read=None, say=lambda line: None)
+            self.root / name, name=name, server=server or self.address, ca=ca or self.server.ca,
+            data=self.root / "text",
+            agree=consent.asking(self.root / name, yes=True, read=None, say=lambda line: None),
+        )  # fmt: skip
         said = []
         one = Client(self.processes, home, resident=resident_command(home.path), tag=f"{name}-", say=said.append)
         return one, said

@@ -13,6 +13,7 @@ from flwr.serverapp import ServerApp
 from keyfed.deploy.enrolment import key_sum, names_by_key
 from keyfed.deploy.server_app import emit, wait_for
 from keyfed.deploy.superlink import ServerHome
+from keyfed.engine.flower_guard import guard
 from keyfed.engine.flower_pace import quicken
 from keyfed.engine.flower_server import FlowerTransport
 from keyfed.engine.transport import Lost, Post
@@ -24,6 +25,7 @@ app = ServerApp()
 def main(grid, context):
     """Play the steps."""
     quicken()
+    guard()
     home = ServerHome(Path(os.environ["KEYFED_SERVER_HOME"]))
     told = json.loads((Path(__file__).parent / "steps.json").read_text())
     transport = FlowerTransport(grid, lambda key: names_by_key(home).get(key_sum(key)), str(context.run_id))

@@ -17,7 +17,14 @@ import pytest
 
 from keyfed.deploy import superlink
 from keyfed.deploy.certificates import make_certificates
-from keyfed.deploy.enrolment import forget, leave_statement, names_by_key
+from keyfed.deploy.enrolment import (
+    enrol,
+    forget,
+    leave_statement,
+    names_by_key,
+    read_enrolment,
+    write_enrolment,
+)
 from keyfed.deploy.leaving import act_on_wishes, ask_to_be_forgotten
 from keyfed.deploy.processes import descendants, running
 from keyfed.deploy.superlink import ServerHome, start_superlink
@@ -62,15 +69,22 @@ def test_a_plaintext_client_is_refused(federation):
 
 def test_a_server_with_an_expired_certificate_is_refused(federation, monkeypatch):
     old = ServerHome(federation.root / "expired")
-    long_ago = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=30)
-    make_certificates(old.path, [], now=long_ago, days=10)
-    with pytest.raises(DeployError, match="expired"):  # our own server does not even start
-        start_superlink(federation.processes, old, "127.0.0.1", 0)
-    monkeypatch.setattr(superlink, "check_certificate", lambda path: ())
-    monkeypatch.setattr(superlink, "answers", lambda address, ca: listens(address))
+    make_certificates(old.path, [])
     monkeypatch.setattr(superlink, "NAME", "expired")
     address = start_superlink(federation.processes, old, "127.0.0.1", 0)
     late, said = federation.stranger("late", address, old.ca)
+    enrol(old, [read_enrolment(write_enrolment(late.home).read_bytes())])  # only the certificate is in the way
+    federation.processes.stop("expired")
+    for name in ("server.key", "server.crt"):
+        (old.path / name).unlink()
+    long_ago = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=30)
+    make_certificates(old.path, [], now=long_ago, days=10)
+    port = int(address.rpartition(":")[2])
+    with pytest.raises(DeployError, match="expired"):  # our own server does not even start
+        start_superlink(federation.processes, old, "127.0.0.1", port)
+    monkeypatch.setattr(superlink, "check_certificate", lambda path: ())
+    monkeypatch.setattr(superlink, "answers", lambda address, ca: listens(address))
+    assert start_superlink(federation.processes, old, "127.0.0.1", port) == address
     late.start()
     try:
         assert federation.eventually(lambda: "expired" in federation.log("late-node") or tended(late, said))

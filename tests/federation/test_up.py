@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from keyfed.deploy.processes import wait_until
+from keyfed.deploy.certificates import make_certificates
+from keyfed.deploy.processes import Processes, descendants, running, wait_until
+from keyfed.deploy.superlink import ServerHome, start_superlink
+from keyfed.deploy.up import start_clients
+from keyfed.run.folder import read_metrics
 
 pytestmark = pytest.mark.federation
 
@@ -24,9 +28,9 @@ SMALL = [
 ]  # fmt: skip
 
 
-def write_texts(folder, clients=4):
+def write_texts(folder):
     folder.mkdir()
-    for k in range(clients):
+    for k in range(4):
         lines = []
         for n in range(60 + 7 * k):
             draw = hashlib.sha256(f"{k}/{n}".encode()).digest()
@@ -35,7 +39,7 @@ def write_texts(folder, clients=4):
 
 
 def start(arguments, cwd):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(cwd)}
     command = [sys.executable, "-m", "keyfed", *map(str, arguments)]
     return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -85,12 +89,13 @@ def test_fedatt_over_flower_equals_the_simulation(tmp_path, how):
     assert real.read_bytes() == same.read_bytes()
 
 
-def test_ctrl_c_leaves_no_process(tmp_path):
+@pytest.mark.parametrize("kept", [True, False], ids=["home", "temporary"])
+def test_ctrl_c_leaves_no_process(tmp_path, kept):
     write_texts(tmp_path / "text")
-    home = tmp_path / "home"
+    home = tmp_path / "home" if kept else tmp_path / "keyfed-up-"
     process = start(
-        ["up", "fedavg", "--clients", 4, "--plain", "--data", tmp_path / "text", *SMALL, "--rounds", 500, "--home",
-         home, "--out", tmp_path / "real"], tmp_path,
+        ["up", "fedavg", "--clients", 4, "--plain", "--data", tmp_path / "text", *SMALL, "--rounds", 500,
+         *(["--home", home] if kept else []), "--out", tmp_path / "real"], tmp_path,
     )  # fmt: skip
     try:
         began = wait_until((tmp_path / "real" / "run.toml").exists, 200, lambda: process.poll() is None)
@@ -106,3 +111,51 @@ def test_ctrl_c_leaves_no_process(tmp_path):
         process.wait(10)
     assert process.returncode == 130, err[-2000:]
     assert wait_until(lambda: processes_of(home) == [], 10, lambda: True), processes_of(home)
+    assert list(tmp_path.glob("keyfed-up-*")) == []
+    assert home.exists() is kept
+
+
+def test_a_run_goes_on_after_its_server_was_killed(tmp_path):
+    write_texts(tmp_path / "text")
+    run(["vocab", "--data", tmp_path / "text", "--out", tmp_path / "vocab.json"], tmp_path)
+    server, out = ServerHome(tmp_path / "server"), tmp_path / "run"
+    make_certificates(server.path, [])
+    names = ["client-0", "client-1"]
+    with Processes(tmp_path) as processes:
+        address = start_superlink(processes, server, "127.0.0.1", 0)
+        homes, texts = {n: tmp_path / "homes" / n for n in names}, {n: tmp_path / "text" / n for n in names}
+        clients = start_clients(processes, server, address, homes, texts, plain=True)
+        process = start(
+            ["train", "fedavg", "--federation", server.path, "--plain", "--vocab", tmp_path / "vocab.json", *SMALL,
+             "--set", "train.cohort=2", "--rounds", 6, "--out", out, "--json"], tmp_path,
+        )  # fmt: skip
+        try:
+            begun = wait_until(
+                lambda: (out / "metrics.jsonl").exists() and len(read_metrics(out)) > 0, 150, alive(process)
+            )
+            assert begun, process.communicate(timeout=60)[1][-2000:]
+            link = processes._running["superlink"]
+            children = descendants(link.pid)
+            os.kill(link.pid, signal.SIGKILL)
+            link.wait(10)
+            assert wait_until(lambda: not any(running(pid) for pid in children), 30, lambda: True)
+            start_superlink(processes, server, "127.0.0.1", int(address.rpartition(":")[2]))
+
+            def ended():
+                for client in clients:
+                    client.tend()
+                return process.poll() is not None
+
+            assert wait_until(ended, 300, lambda: True, 0.5)
+            told, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+            process.wait(10)
+    assert process.returncode == 0, err[-2000:]
+    assert "waiting for the server" in err
+    assert json.loads(told)["rounds"] == 6
+    assert [record["round"] for record in read_metrics(out)] == [1, 2, 3, 4, 5, 6]
+
+
+def alive(process):
+    return lambda: process.poll() is None

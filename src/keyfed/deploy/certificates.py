@@ -36,7 +36,7 @@ def make_certificates(
     An authority that is there already is used again, so that clients keep the `ca.crt` they have.
 
     Args:
-      hosts: names and addresses clients reach the server under; 127.0.0.1 and localhost are always in.
+      hosts: names and addresses clients reach the server under; 127.0.0.1, ::1 and localhost are always in.
       days: how long the server's certificate is valid.
 
     Raises:
@@ -50,6 +50,7 @@ def make_certificates(
     if any(there) and not all(there):
         raise DeployError(f"{folder} has one of {CA_KEY} and {CA_CERT} only; put the other back, or move both away")
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
     if all(there):
         key, authority = _read_authority(folder)
     else:
@@ -61,25 +62,32 @@ def make_certificates(
     write_new(folder / SERVER_CERT, _public_pem(server))
 
 
-def check_certificate(path: Path, now: datetime.datetime | None = None) -> tuple[str, ...]:
-    """Raise DeployError unless a certificate can be read and is valid now; return what to say about it otherwise."""
+def check_certificate(path: Path, now: datetime.datetime | None = None, *, received: bool = False) -> tuple[str, ...]:
+    """Raise DeployError unless a certificate can be read and is valid now; return what to say about it otherwise.
+
+    Args:
+      received: it is from a server's operator, as a client's ca.crt is; else the server makes it.
+    """
     from cryptography import x509
 
     now = now or datetime.datetime.now(datetime.UTC)
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except FileNotFoundError:
-        raise DeployError(f"{path} is not there; `keyfed server --make-certificates` makes it") from None
+        how = "the server's operator has it" if received else "`keyfed server --make-certificates` makes it"
+        raise DeployError(f"{path} is not there; {how}") from None
     except (OSError, ValueError) as e:
         raise DeployError(f"{path} cannot be read as a certificate: {e}") from None
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < start:
         raise DeployError(f"{path} is valid from {start:%Y-%m-%d %H:%M} UTC only; is this machine's clock right?")
     if now >= end:
-        raise DeployError(
-            f"{path} expired on {end:%Y-%m-%d %H:%M} UTC; on the server, move it and its key away and run "
-            "`keyfed server --make-certificates`"
+        how = (
+            "ask the server's operator for a new one and give it with --ca"
+            if received
+            else "on the server, move it and its key away and run `keyfed server --make-certificates`"
         )
+        raise DeployError(f"{path} expired on {end:%Y-%m-%d %H:%M} UTC; {how}")
     left = (end - now).days
     return (f"{path} expires in {left} days, on {end:%Y-%m-%d}",) if left < SOON_DAYS else ()
 
@@ -141,7 +149,9 @@ def _make_server(
 
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(_name("Keyfed server"), authority.subject, key, now, days)
-    names = x509.SubjectAlternativeName([_san(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])])
+    names = x509.SubjectAlternativeName(
+        [_san(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"])]
+    )
     builder = builder.add_extension(names, critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(sign_certificates=False), critical=True)

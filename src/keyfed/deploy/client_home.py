@@ -22,18 +22,22 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from keyfed.deploy.certificates import check_certificate, write_new, write_private
 from keyfed.deploy.conditions import CONDITIONS
+from keyfed.deploy.processes import locked, private_folder
 from keyfed.errors import ConfigError, DeployError, nearest
 from keyfed.files import write_atomically
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 DAY = 86_400.0
+# What a first start that was broken off may have left: it goes on from there.
+BEGUN = {"consent.json", "ca.crt", "node.key", "node.pub", "identity.key", "secret", "text", "client.lock"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,26 @@ class ClientHome:
     def delete(self) -> None:
         """Delete the home and all that is in it; text that lies elsewhere is the owner's and stays."""
         if self.exists():
-            shutil.rmtree(self.path)
+            shutil.rmtree(self.path.resolve())
+            self.path.unlink(missing_ok=True)  # a link to it
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep a second client out of the home, from its first process to its last.
+
+        Raises:
+          ClientRuns: one is there.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path / "client.lock", "taken"))
+            except DeployError:
+                raise ClientRuns(f"{self.path}: a client runs there already; end it first (Ctrl-C)") from None
+            yield
+
+
+class ClientRuns(DeployError):
+    """A client runs in a home already."""
 
 
 def default_home() -> Path:
@@ -167,8 +190,12 @@ def open_home(
     when: str | None = None,
     keep_days: int | None = None,
     plain: bool | None = None,
+    agree: Callable[[Settings], None] = lambda told: None,
 ) -> ClientHome:
     """Make a client's home, with new keys, or open the one that is there; what is given replaces what it was told.
+
+    Args:
+      agree: asks the owner; where it raises, nothing is changed.
 
     Raises:
       DeployError: something a first start needs is missing, or the authority's certificate is not valid.
@@ -183,31 +210,48 @@ def open_home(
         missing = [option for option, value in (("--server", server), ("--ca", ca), ("--name", name)) if value is None]
         if missing:
             raise DeployError(f"{path} is new: its first start needs {' and '.join(missing)}")
+        _refuse_strange(path)
         before = Settings(check_name(str(name)), check_server(str(server)))
     settings = replace(
         before,
         server=before.server if server is None else check_server(server),
-        data=before.data if data is None else str(_text_at(data)),
+        data=before.data if data is None else _text_at(data, home),
         when=before.when if when is None else check_when(when),
         keep_days=before.keep_days if keep_days is None else keep_days or None,
         plain=before.plain if plain is None else plain,
     )
-    path.mkdir(parents=True, exist_ok=True)
-    path.chmod(0o700)
+    check_certificate(home.ca if ca is None else ca, received=True)
+    agree(settings)
+    private_folder(path)
     if ca is not None:
-        check_certificate(ca)
         write_atomically(home.ca, ca.read_bytes())
-    check_certificate(home.ca)
     home.text.mkdir(exist_ok=True)
     make_keys(home)
     home.write(settings)
     return home
 
 
-def _text_at(data: Path) -> Path:
+def _refuse_strange(path: Path) -> None:
+    """Raise DeployError for a folder that holds what is not a client's: leaving would delete it."""
+    if not path.exists():
+        return
+    strange = not path.is_dir() or any(p.name not in BEGUN for p in path.iterdir())
+    if strange or next((path / "text").rglob("*"), None) is not None:
+        raise DeployError(
+            f"{path} is there and holds other things; choose another --home (a client's is deleted whole)"
+        )
+
+
+def _text_at(data: Path, home: ClientHome) -> str:
+    """Return the place of the owner's text; "" for the home's own folder for it."""
     if not data.exists():
         raise ConfigError(f"{data} is not there; --data is a text file or a folder of them")
-    return data.resolve()
+    found, inside = data.resolve(), home.path.resolve()
+    if found == home.text.resolve():
+        return ""
+    if found == inside or inside in found.parents:
+        raise ConfigError(f"{data} lies in the client's own folder, which --leave deletes; move your text elsewhere")
+    return str(found)
 
 
 def make_keys(home: ClientHome) -> None:
@@ -228,15 +272,15 @@ def make_keys(home: ClientHome) -> None:
 
 
 def expire(folder: Path, days: int | None, now: float | None = None) -> list[Path]:
-    """Delete the files under a folder of the client's home that are older than `days`; return them."""
-    gone = old_files(folder, days, now)
+    """Delete the files under a folder of the client's home that are older than `days`; return them. Links stay."""
+    gone = [path for path in old_files(folder, days, now) if not path.is_symlink()]
     for path in gone:
         path.unlink(missing_ok=True)
     return gone
 
 
 def old_files(folder: Path, days: int | None, now: float | None = None) -> list[Path]:
-    """Return the files under a folder that were last changed more than `days` ago, in order."""
+    """Return the files under a folder that were last changed more than `days` ago, in order; links by their files."""
     if days is None or not folder.is_dir():
         return []
     oldest = (time.time() if now is None else now) - days * DAY
@@ -253,4 +297,9 @@ def kept_files(data: Path, days: int | None, now: float | None = None) -> list[P
 
 
 def _files(folder: Path) -> Sequence[Path]:
-    return sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink() and not p.name.startswith("."))
+    """Files as training reads them: links too, nothing hidden, nothing in a hidden folder."""
+
+    def hidden(path: Path) -> bool:
+        return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+    return sorted(p for p in folder.rglob("*") if not hidden(p) and p.is_file())

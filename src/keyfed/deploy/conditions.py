@@ -69,7 +69,7 @@ def parse_metered(text: str) -> bool | None:
             answers.append(values.get("GENERAL.METERED", "unknown").split(" ")[0])
     if "yes" in answers:
         return True
-    return False if "no" in answers else None
+    return False if answers and set(answers) == {"no"} else None
 
 
 def unmetered() -> bool | None:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from keyfed.deploy.client_home import ClientHome, Settings
 from keyfed.errors import DeployError
 from keyfed.files import write_atomically
 
@@ -41,6 +42,11 @@ def words(name: str, server: str, data: str, plain: bool) -> str:
     """Return what the owner is told."""
     allowed = "takes part in such runs too (--allow-plain)" if plain else "takes no part in such runs"
     return WORDS.format(name=name, server=server, data=data, plain=allowed)
+
+
+def words_for(home: Path, told: Settings) -> str:
+    """Return what the owner of a home is told about these settings."""
+    return words(told.name, told.server, told.data or str(home / "text"), told.plain)
 
 
 def given(home: Path, text: str | None = None) -> bool:
@@ -86,13 +92,21 @@ def ask(
         "sha256": _sum(text),
         "words": text,
     }
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(home / FILE, json.dumps(record, indent=1).encode())
 
 
-def need_consent(home: Path) -> None:
-    """Raise DeployError where nobody has agreed."""
-    if not given(home):
-        raise DeployError(f"{home}: no consent is recorded; `keyfed client` asks for it on its first start")
+def asking(
+    home: Path, *, yes: bool, read: Callable[[], str] | None, say: Callable[[str], None]
+) -> Callable[[Settings], None]:
+    """Return what asks the owner of a home about settings before they are written."""
+    return lambda told: ask(home, words_for(home, told), yes=yes, read=read, say=say)
+
+
+def need_consent(home: ClientHome) -> None:
+    """Raise DeployError where nobody has agreed to what the client is told now."""
+    if not given(home.path, words_for(home.path, home.settings())):
+        raise DeployError(f"{home.path}: no consent to its settings is recorded; `keyfed client` asks for it")
 
 
 def _sum(text: str) -> str:

@@ -12,13 +12,15 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from keyfed.deploy.client_home import ClientHome, check_name
 from keyfed.deploy.flower import CONNECTION, environment
-from keyfed.deploy.processes import python
+from keyfed.deploy.flwr_commands import NODES as LIST_NODES
+from keyfed.deploy.processes import locked, python
 from keyfed.deploy.superlink import ServerHome
 from keyfed.errors import DeployError
 from keyfed.files import write_atomically
@@ -28,6 +30,7 @@ LEAVE = "keyfed-leave-1"
 FILE_CAP = 64 * 1024
 NODES = "nodes.json"
 FLWR_SECONDS = 60.0
+KEY_IS_THERE = "already in use"
 
 Command = Callable[[Sequence[Sequence[str]]], list[str]]
 
@@ -92,18 +95,26 @@ def enrol(
     """Take clients in: their node keys into the SuperLink, their identities into the roster; all of them or none.
 
     One key, one name: a node key or identity that is enrolled under another name is refused, so that nobody counts
-    twice in a round by going under many names.
+    twice in a round by going under many names. Who is not in the roster takes no part: node keys that the SuperLink
+    has from an enrolment that broke off do no harm, and are taken over by the next.
     """
-    entries = read_roster(home)
     when = (now or datetime.datetime.now(datetime.UTC)).isoformat(timespec="seconds")
-    for one in given:
-        _refuse_known(entries, one)
-        entries[one.name] = {
-            "identity": one.identity.hex(), "node_key": one.node_sum, "enrolled": when, "revoked": False,
-        }  # fmt: skip
-    nodes = _register(home, given, run or flwr(home))
-    _write_nodes(home, {**read_nodes(home), **nodes})
-    write_roster(home, entries)
+    with one_at_a_time(home):
+        entries = read_roster(home)
+        for one in given:
+            _refuse_known(entries, one)
+            entries[one.name] = {
+                "identity": one.identity.hex(), "node_key": one.node_sum, "enrolled": when, "revoked": False,
+            }  # fmt: skip
+        nodes = _register(home, given, run or flwr(home))
+        _write_nodes(home, {**read_nodes(home), **nodes})
+        write_roster(home, entries)
+
+
+def one_at_a_time(home: ServerHome) -> AbstractContextManager[None]:
+    """Wait until nobody else changes who is enrolled."""
+    home.path.mkdir(parents=True, exist_ok=True)
+    return locked(home.path / "roster.lock")
 
 
 def _refuse_known(entries: Mapping[str, Mapping[str, Any]], given: Enrolment) -> None:
@@ -118,17 +129,26 @@ def _refuse_known(entries: Mapping[str, Mapping[str, Any]], given: Enrolment) ->
             raise DeployError(f'the identity of {given.name} is enrolled as "{name}": one key, one name')
 
 
-def forget(home: ServerHome, name: str, run: Command | None = None) -> None:
-    """Send a client away: its node key out of the SuperLink, its roster entry revoked."""
-    entries, nodes = read_roster(home), read_nodes(home)
-    if name not in entries or (entries[name].get("revoked") and name not in nodes):
-        known = ", ".join(sorted(n for n, e in entries.items() if not e.get("revoked"))) or "none"
-        raise DeployError(f'"{name}" is not enrolled. Enrolled: {known}.')
-    entries[name] = {**entries[name], "revoked": True}
-    write_roster(home, entries)  # first: a client that is half forgotten takes no part
-    if name in nodes:
-        (run or flwr(home))([["supernode", "unregister", str(nodes.pop(name)), CONNECTION]])
-        _write_nodes(home, nodes)
+def forget(home: ServerHome, name: str, run: Command | None = None, *, identity: str | None = None) -> None:
+    """Send a client away: its node key out of the SuperLink, its roster entry revoked.
+
+    Args:
+      identity: only if the name is still that of this public key.
+    """
+    with one_at_a_time(home):
+        entries, nodes = read_roster(home), read_nodes(home)
+        enrolled = name in entries and not entries[name].get("revoked")
+        if not enrolled and name not in nodes:
+            known = ", ".join(sorted(n for n, e in entries.items() if not e.get("revoked"))) or "none"
+            raise DeployError(f'"{name}" is not enrolled. Enrolled: {known}.')
+        if identity is not None and (name not in entries or entries[name].get("identity") != identity):
+            raise DeployError(f'"{name}" is another client by now')
+        if enrolled:
+            entries[name] = {**entries[name], "revoked": True}
+            write_roster(home, entries)  # first: a client that is half forgotten takes no part
+        if name in nodes:
+            (run or flwr(home))([["supernode", "unregister", str(nodes.pop(name)), CONNECTION]])
+            _write_nodes(home, nodes)
 
 
 def key_sum(public_key: bytes) -> str:
@@ -216,12 +236,27 @@ def flwr(home: ServerHome) -> Command:
 
 
 def _register(home: ServerHome, given: Sequence[Enrolment], run: Command) -> dict[str, int]:
-    keys = {one.name: home.path / f".{one.name}.pub" for one in given}
-    for one in given:
-        write_atomically(keys[one.name], f"{one.node}\n".encode(), durable=False)
     try:
+        return _register_new(home, given, run)
+    except DeployError as e:
+        if KEY_IS_THERE not in str(e):
+            raise
+    # An enrolment that broke off has left some there; the SuperLink takes a key once, so they are taken over.
+    (told,) = run([[LIST_NODES, CONNECTION]])
+    known = {str(key): int(node) for key, node in json.loads(told).items()}
+    there = {one.name: known[one.node_sum] for one in given if one.node_sum in known}
+    if not there:
+        raise DeployError("the SuperLink had one of these keys and has unregistered it; that client needs a new --home")
+    return there | _register_new(home, [one for one in given if one.name not in there], run)
+
+
+def _register_new(home: ServerHome, given: Sequence[Enrolment], run: Command) -> dict[str, int]:
+    keys = {one.name: home.path / f".{one.name}.pub" for one in given}
+    try:
+        for one in given:
+            write_atomically(keys[one.name], f"{one.node}\n".encode(), durable=False)
         commands = [["supernode", "register", str(key), CONNECTION, "--name", name] for name, key in keys.items()]
-        said = run(commands)
+        said = run(commands) if commands else []
     finally:
         for key in keys.values():
             key.unlink(missing_ok=True)

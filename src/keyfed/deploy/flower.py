@@ -25,9 +25,11 @@ def environment(home: Path, base: Mapping[str, str] | None = None) -> dict[str, 
     """Return the environment of Flower's processes: no telemetry, no update check, no installation, its folder in ours.
 
     Flower starts its helpers by name, so the folder of this Python's commands comes first on the path. Proxies are left
-    out: everything these processes speak to is our own server.
+    out: everything these processes speak to is our own server. So is FORWARDED_ALLOW_IPS, with which uvicorn would take
+    a caller's word for where it calls from.
     """
-    env = {k: v for k, v in (base if base is not None else os.environ).items() if not k.upper().endswith("_PROXY")}
+    given = base if base is not None else os.environ
+    env = {k: v for k, v in given.items() if not k.upper().endswith("_PROXY") and k != "FORWARDED_ALLOW_IPS"}
     here = str(Path(sys.executable).parent)
     return {**env, **QUIET, "FLWR_HOME": str(home / "flwr"), "PATH": f"{here}{os.pathsep}{env.get('PATH', '')}"}
 

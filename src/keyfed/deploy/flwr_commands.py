@@ -1,15 +1,32 @@
 """`python -m keyfed.deploy.flwr_commands`: runs the `flwr` commands listed on stdin, one after another, in one process.
 
 Input: a JSON list of argument lists. Output, last line: a JSON list of what each has said. It stops at the first
-failure.
+failure. One command is our own: `keyfed-nodes CONNECTION` says which node has which key, which `flwr` does not.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import sys
+
+NODES = "keyfed-nodes"
+
+
+def nodes(connection: str) -> dict[str, int]:
+    """Return the number of every registered node by the SHA-256 of its public key."""
+    from flwr.cli.flower_config import read_superlink_connection
+    from flwr.cli.utils import init_http_client_from_connection
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    client = init_http_client_from_connection(read_superlink_connection(connection))
+    try:
+        found = client.ListNodes(ListNodesRequest()).nodes_info
+        return {hashlib.sha256(n.public_key).hexdigest(): n.node_id for n in found if n.status != "unregistered"}
+    finally:
+        client.close()
 
 
 def main() -> None:
@@ -22,7 +39,10 @@ def main() -> None:
         out = io.StringIO()
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-                command.main(list(arguments), prog_name="flwr", standalone_mode=False)
+                if arguments[0] == NODES:
+                    out = io.StringIO(json.dumps(nodes(arguments[1])))  # and nothing that flwr says beside
+                else:
+                    command.main(list(arguments), prog_name="flwr", standalone_mode=False)
         except SystemExit as e:
             if e.code:
                 _fail(out.getvalue())

@@ -19,6 +19,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 FLEET, HEALTH, LEAVE = "/v1/fleet/", "/health", "/keyfed/leave"
 LEAVE_CAP = 4096
+PROXIED = {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"}
 
 
 def allowed(path: str, client: str | None, server: str | None) -> bool:
@@ -64,7 +65,9 @@ class Gate:
             return
         client, server = scope.get("client"), scope.get("server")
         path = str(scope.get("path", ""))
-        if not allowed(path, client[0] if client else None, server[0] if server else None):
+        # Who came through a proxy, or says so, is not from here, whatever address that has.
+        direct = not any(bytes(name).lower() in PROXIED for name, _ in scope.get("headers", ()))
+        if not allowed(path, client[0] if client and direct else None, server[0] if server else None):
             await _refuse(scope, send)
         elif path == LEAVE:
             body = await _body(receive, LEAVE_CAP)

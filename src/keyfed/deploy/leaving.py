@@ -54,12 +54,13 @@ def act_on_wishes(home: ServerHome) -> list[str]:
     gone = []
     for path in sorted((home.path / FOLDER).glob("*.json")):
         try:
-            name = read_leave(path.read_bytes(), read_roster(home))
-        except DeployError:
+            roster = read_roster(home)
+            name = read_leave(path.read_bytes(), roster)
+        except (DeployError, OSError):
             path.unlink(missing_ok=True)
             continue
         try:
-            forget(home, name)
+            forget(home, name, identity=roster[name]["identity"])
         except DeployError:
             if name in read_nodes(home):
                 continue  # the SuperLink did not answer: it takes no part any more, and is tried again

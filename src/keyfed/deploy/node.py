@@ -150,7 +150,7 @@ def main() -> None:
     home, server, port = ClientHome(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3])
     if int(sys.argv[4]):
         die_with(int(sys.argv[4]))
-    need_consent(home.path)
+    need_consent(home)
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 

@@ -8,6 +8,7 @@ mark in its environment that all its descendants inherit, so that even those tha
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -167,7 +168,7 @@ def tail(path: Path, size: int = LOG_TAIL) -> str:
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a port that nobody listens on now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as s:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as s:
         s.bind((host, 0))
         return int(s.getsockname()[1])
 
@@ -226,6 +227,28 @@ def unbroken() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def locked(path: Path, taken: str | None = None) -> Iterator[None]:
+    """Hold a lock file; the system frees it when the process ends, however that goes.
+
+    Args:
+      taken: what to say where somebody else holds it; None waits instead.
+    """
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if taken is not None else 0))
+        except BlockingIOError:
+            raise DeployError(str(taken)) from None
+        yield
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder, or take the one that is there, and keep everybody but its owner out."""
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o700)
+    return path
 
 
 def python(module: str, *arguments: str) -> list[str]:

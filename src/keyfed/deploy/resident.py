@@ -7,7 +7,6 @@ question at a time, over a socket that only the home's owner can open. It holds 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ from typing import Any
 
 from keyfed.deploy.client_home import ClientHome, expire
 from keyfed.deploy.consent import need_consent
-from keyfed.deploy.processes import die_with
+from keyfed.deploy.processes import die_with, locked
 from keyfed.engine.flower_frames import SOCKET, FrameError, reachable, read_frame, write_frame
 from keyfed.errors import DeployError, KeyfedError
 
@@ -32,11 +31,7 @@ RETENTION_SECONDS = 3600.0
 @contextmanager
 def alone(home: Path) -> Iterator[None]:
     """Keep a second training process out of a home."""
-    with (home / "resident.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise DeployError(f"{home}: a training process runs already; stop that client first") from None
+    with locked(home / "resident.lock", f"{home}: a training process runs already; stop that client first"):
         yield
 
 
@@ -135,7 +130,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _leave)
     if int(sys.argv[2]):
         die_with(int(sys.argv[2]))
-    need_consent(home.path)
+    need_consent(home)
     from keyfed.deploy.training import make_session
 
     serve(home.path, make_session(home).handle, keep_limit(home))

@@ -20,6 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from keyfed.deploy.enrolment import key_sum, names_by_key
 from keyfed.deploy.submit import event_line
 from keyfed.deploy.superlink import HOME_VARIABLE, ServerHome
+from keyfed.engine.flower_guard import guard
 from keyfed.engine.flower_pace import quicken
 from keyfed.engine.flower_server import FlowerTransport
 from keyfed.errors import KeyfedError
@@ -72,6 +73,7 @@ def train_submitted(folder: Path, grid: Grid, run: str, listener: Printer) -> An
     from keyfed.text.vocab import Vocab
 
     quicken()
+    guard()
     home = ServerHome(Path(os.environ[HOME_VARIABLE]))
     told = json.loads((folder / RUN).read_text("utf-8"))
     vocab = Vocab.from_json((folder / VOCAB).read_text("utf-8"))

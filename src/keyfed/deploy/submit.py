@@ -7,6 +7,7 @@ lines that begin with `keyfed-event` are the run's rounds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import queue
@@ -140,8 +141,13 @@ class Unfinished(DeployError):
     """A run whose output ended before its result: the server was stopped, or its program died."""
 
 
-def submit(home: ServerHome, folder: Path, listener: Listener, address: str | None = None) -> Any:
+def submit(
+    home: ServerHome, folder: Path, listener: Listener, address: str | None = None, connection: Path | None = None
+) -> Any:
     """Submit a folder, follow the run and return its result; Ctrl-C stops the run on the server too.
+
+    Args:
+      connection: folder that `write_connection` has written to; the server's own by default.
 
     Raises:
       DeployError: the server does not answer, or the run failed.
@@ -151,10 +157,11 @@ def submit(home: ServerHome, folder: Path, listener: Listener, address: str | No
     address = address or home.address()
     if not answers(address, home.ca, 10.0):
         raise DeployError(f"no server answers at {address}; start it: keyfed server --home {home.path}")
+    place = home if connection is None else ServerHome(connection)
     command = ["flwr", "run", str(folder), CONNECTION, "--stream"]
     run: list[str] = []
     process = subprocess.Popen(
-        command, env={**environment(home.path), "PYTHONUNBUFFERED": "1", "COLUMNS": "1000"}, text=True,
+        command, env={**environment(place.path), "PYTHONUNBUFFERED": "1", "COLUMNS": "1000"}, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         errors="replace",
     )  # fmt: skip
@@ -162,7 +169,8 @@ def submit(home: ServerHome, folder: Path, listener: Listener, address: str | No
         return follow(_lines(process, run), listener)
     except KeyboardInterrupt:
         if run:
-            flwr(home)([["stop", run[0], CONNECTION]])
+            with contextlib.suppress(DeployError):  # it was asked; that it could not be is not why we end
+                flwr(place)([["stop", run[0], CONNECTION]])
         raise
     finally:
         _end(process)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import ssl
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from keyfed.deploy.certificates import CA_CERT, SERVER_CERT, SERVER_KEY, check_certificate
 from keyfed.deploy.flower import environment, need_flower, write_connection
-from keyfed.deploy.processes import Processes, free_port, python, wait_until
+from keyfed.deploy.processes import Processes, free_port, locked, private_folder, python, wait_until
 from keyfed.errors import DeployError
 from keyfed.files import write_atomically
 
@@ -71,7 +70,7 @@ def start_superlink(processes: Processes, home: ServerHome, host: str, port: int
     for name in (CA_CERT, SERVER_CERT):
         check_certificate(home.path / name)
     port = port or free_port(host)
-    here = "127.0.0.1" if host in ("0.0.0.0", "::", "localhost") else host
+    here = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(host, host)
     address = f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
     write_connection(home.path, address, home.ca)
     (home.path / ADDRESS).unlink(missing_ok=True)
@@ -108,10 +107,6 @@ def answers(address: str, ca: Path, seconds: float = 2.0) -> bool:
 @contextmanager
 def only_one(home: Path) -> Iterator[None]:
     """Keep a second server out of a home."""
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / "server.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise DeployError(f"{home}: a server runs there already; stop it, or choose another --home") from None
+    taken = f"{home}: a server runs there already; stop it, or choose another --home"
+    with locked(private_folder(home) / "server.lock", taken):
         yield

@@ -19,6 +19,7 @@ def main() -> None:
     from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
 
+    os.umask(0o077)  # database and logs are the operator's alone
     if int(sys.argv[1]):
         die_with(int(sys.argv[1]))
     if not hasattr(extensions, "get_middleware"):  # a private name: without it nobody would be kept out

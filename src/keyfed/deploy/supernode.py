@@ -52,7 +52,7 @@ class Client:
           DeployError: nobody has agreed, or the training process did not come up.
         """
         need_flower()
-        need_consent(self.home.path)
+        need_consent(self.home)
         self.start_resident()
         self.wait_resident()
         self.start_node()
@@ -60,6 +60,7 @@ class Client:
     def start_resident(self) -> None:
         """Start the training process."""
         command = list(self.resident) or resident_command(self.home.path)
+        (self.home.path / SOCKET).unlink(missing_ok=True)  # of one that was killed: its being there means "ready"
         self._launch(RESIDENT, command)
 
     def wait_resident(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keyfed.deploy.client_home import ClientHome, kept_files, old_files
+from keyfed.deploy.client_home import ClientHome, kept_files
 from keyfed.engine.session import ClientSession, Learner
 from keyfed.run.on_device import own_text
 
@@ -28,12 +28,13 @@ def make_session(home: ClientHome) -> ClientSession:
 def text_to_read(home: ClientHome) -> Path:
     """Return the file or folder to train on: the owner's, or links to those of its files that are not too old."""
     data, days = home.data(), home.settings().keep_days
-    if data.is_file() or not old_files(data, days):
+    files = kept_files(data, days)
+    if days is None or files == [data]:
         return data
     links = home.path / KEPT
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(links)
     links.mkdir()
-    for number, path in enumerate(kept_files(data, days)):
-        (links / f"{number:06d}{path.suffix}").symlink_to(path.resolve())
+    for number, path in enumerate(files):
+        (links / f"{number:06d}-{path.name[-100:].lstrip('.')}").symlink_to(path.resolve())
     return links

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,9 +77,8 @@ def start_clients(
     """
     made: list[Client] = []
     for name, path in homes.items():
-        home = open_home(path, name=name, server=address, ca=server.ca, data=data[name], plain=plain)
-        words = consent.words(name, address, str(data[name]), plain)
-        consent.ask(path, words, yes=True, read=None, say=lambda line: None)
+        agree = consent.asking(path, yes=True, read=None, say=lambda line: None)
+        home = open_home(path, name=name, server=address, ca=server.ca, data=data[name], plain=plain, agree=agree)
         command = tuple(resident(path)) if resident is not None else ()
         made.append(Client(processes, home, resident=command, tag=f"{name}-"))
     for one in made:
@@ -88,6 +88,20 @@ def start_clients(
         one.wait_resident()
         one.start_node()
     return made
+
+
+def aside(work: Callable[[], str]) -> Future[str]:
+    """Do something beside; Ctrl-C does not wait for it, as it would for an executor's thread."""
+    future: Future[str] = Future()
+
+    def do() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as e:
+            future.set_exception(e)
+
+    threading.Thread(target=do, name="aside", daemon=True).start()
+    return future
 
 
 def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, *, plain: bool) -> Any:
@@ -101,13 +115,12 @@ def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, 
     config, files = lay_out(config, clients, root)
     server = ServerHome(root / "server")
     make_certificates(server.path, [])
-    with Processes(root) as processes, ThreadPoolExecutor(1) as pool:
-        preparing = pool.submit(prepare, config)  # the vocabulary, while the server starts
+    with Processes(root) as processes:
+        preparing = aside(lambda: prepare(config).vocab.to_json())  # while the server starts
         address = start_superlink(processes, server, "127.0.0.1", 0)
         listener.say(f"server on {address}: TLS, node keys; {clients} clients, each a process with its own text")
         homes = {name: root / "clients" / name for name in files}
         start_clients(processes, server, address, homes, files, plain=plain)
-        vocab = preparing.result().vocab.to_json()
-        files_of_run = run_files(config, vocab, out, clients=clients, wait=CONNECT_SECONDS, resume=False)
+        files_of_run = run_files(config, preparing.result(), out, clients=clients, wait=CONNECT_SECONDS, resume=False)
         build_app(root / "app", files_of_run)
         return submit(server, root / "app", listener)

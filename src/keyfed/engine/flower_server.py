@@ -77,7 +77,7 @@ class FlowerTransport:
         }
         waiting = self._send({name: post for name, post in posts.items() if name in self._nodes}, seconds, answers)
         while waiting:
-            for reply in list(self._grid.pull_messages(list(waiting))):
+            for reply in self._pull(waiting, answers):
                 name = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if name is None:
                     self.strays += 1  # a second reply, or one to nothing we wait for
@@ -114,17 +114,45 @@ class FlowerTransport:
         }
         return {sent: name for name, sent in zip(posts, ids, strict=True) if sent}
 
+    def _pull(self, waiting: dict[str, ClientId], answers: dict[ClientId, Answer]) -> list[Message]:
+        """Return the replies that are there; where one cannot be built, all others still, and its client is lost.
+
+        Raises:
+          Exception: the SuperLink does not answer at all.
+        """
+        try:
+            return list(self._grid.pull_messages(list(waiting)))
+        except Exception:
+            if not self._reachable():
+                raise
+        found: list[Message] = []
+        for sent in list(waiting):
+            try:
+                found += self._grid.pull_messages([sent])
+            except Exception as e:
+                answers[waiting.pop(sent)] = Lost("malformed", f"its reply cannot be read ({type(e).__name__})")
+        return found
+
+    def _reachable(self) -> bool:
+        try:
+            return self._grid.get_nodes() is not None
+        except Exception:
+            return False
+
     def _check(self, reply: Message, kind: str, node: int) -> Answer:
+        try:
+            return self._read(reply, kind, node)
+        except Exception as e:  # whatever a client can bring about costs that client only
+            return Lost("malformed", _printable(f"{type(e).__name__}: {e}"))
+
+    def _read(self, reply: Message, kind: str, node: int) -> Answer:
         if reply.has_error():
             code = int(reply.error.code)
             why: Reason = "unreachable" if code in UNREACHABLE else "client error"
             return Lost(why, _printable(reply.error.reason or f"Flower's error {code}"))
         if reply.metadata.src_node_id != node:
             return Lost("malformed", "the reply is from another node")
-        try:
-            body, head = unpack(reply.content)
-        except (ValueError, KeyError, TypeError) as e:
-            return Lost("malformed", _printable(str(e)))
+        body, head = unpack(reply.content)
         if "error" in head:
             told = next((reason for reason in REASONS if reason == head["error"]), None)
             return Lost(told or "client error", _printable(str(head.get("reason", ""))))

@@ -21,11 +21,13 @@ def day(number):
 
 
 def test_four_files_whose_keys_only_the_owner_reads(tmp_path):
+    tmp_path.chmod(0o755)
     make_certificates(tmp_path, ["fl.example.org", "192.0.2.7"])
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ca.crt", "ca.key", "server.crt", "server.key"]
     for name in ("ca.key", "server.key"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
-    assert set(hosts_of(tmp_path / "server.crt")) == {"fl.example.org", "192.0.2.7", "localhost", "127.0.0.1"}
+    assert set(hosts_of(tmp_path / "server.crt")) == {"fl.example.org", "192.0.2.7", "localhost", "127.0.0.1", "::1"}
 
 
 def test_nothing_is_overwritten(tmp_path):
@@ -86,6 +88,14 @@ def test_what_is_no_certificate_is_said(tmp_path):
     (tmp_path / "server.crt").write_text("hello")
     with pytest.raises(DeployError, match="cannot be read as a certificate"):
         check_certificate(tmp_path / "server.crt")
+
+
+def test_a_client_is_told_to_ask_the_operator(tmp_path):
+    with pytest.raises(DeployError, match="the server's operator has it"):
+        check_certificate(tmp_path / "ca.crt", received=True)
+    make_certificates(tmp_path, [], days=7)
+    with pytest.raises(DeployError, match=r"ask the server's operator.*--ca"):
+        check_certificate(tmp_path / "server.crt", day(8), received=True)
 
 
 def test_a_host_that_is_none_is_refused(tmp_path):

@@ -14,6 +14,7 @@ from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.client_home import (
     DAY,
     ClientHome,
+    ClientRuns,
     check_name,
     check_server,
     check_when,
@@ -148,6 +149,26 @@ def test_text_older_than_its_limit_is_deleted_in_the_home(tmp_path):
     assert names(folder, (p for p in folder.rglob("*") if p.is_file())) == ["deep/new.txt", "new.txt"]
 
 
+def test_what_is_hidden_or_in_a_hidden_folder_is_not_text(tmp_path):
+    folder = old_and_new(tmp_path / "notes")
+    for name in (".git/config", "deep/.cache/x.txt", ".hidden"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("secret\n")
+    assert names(folder, kept_files(folder, 30)) == ["deep/new.txt", "new.txt"]
+    assert len(kept_files(folder, None)) == 4
+
+
+def test_links_have_the_age_of_their_files_and_are_never_deleted(tmp_path):
+    elsewhere = old_and_new(tmp_path / "elsewhere")
+    (tmp_path / "text").mkdir()
+    for name in ("old.txt", "new.txt"):
+        (tmp_path / "text" / name).symlink_to(elsewhere / name)
+    assert names(tmp_path / "text", kept_files(tmp_path / "text", 30)) == ["new.txt"]
+    assert expire(tmp_path / "text", 30) == []
+    assert (tmp_path / "text" / "old.txt").is_symlink()
+    assert (elsewhere / "old.txt").exists()
+
+
 def test_text_elsewhere_is_passed_over_but_stays(tmp_path):
     folder = old_and_new(tmp_path / "notes")
     assert names(folder, kept_files(folder, 30)) == ["deep/new.txt", "new.txt"]
@@ -164,6 +185,49 @@ def test_leaving_deletes_the_home_and_not_the_text_elsewhere(tmp_path, ca):
     home.delete()
     assert not home.path.exists()
     assert (tmp_path / "notes" / "a.txt").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("place", ["thesis.tex", "text/letter.txt"])
+def test_a_folder_with_other_things_does_not_become_a_home(tmp_path, ca, place):
+    mine = tmp_path / "home" / place
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine\n")
+    (tmp_path / "home").chmod(0o755)
+    with pytest.raises(DeployError, match="holds other things"):
+        first(tmp_path, ca)
+    assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o755
+    assert mine.read_text() == "mine\n"
+
+
+def test_text_in_the_home_is_refused_but_for_its_own_folder(tmp_path, ca):
+    home = first(tmp_path, ca)
+    (home.path / "notes").mkdir()
+    for inside in (home.path, home.path / "notes"):
+        with pytest.raises(ConfigError, match="client's own folder"):
+            open_home(home.path, data=inside)
+    assert open_home(home.path, data=home.text).data() == home.text
+
+
+def test_without_an_authority_nothing_is_made(tmp_path):
+    with pytest.raises(DeployError, match="operator"):
+        open_home(tmp_path / "home", name="a", server="127.0.0.1:1", ca=tmp_path / "none.crt")
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_home_behind_a_link_is_deleted_with_its_link(tmp_path, ca):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "home").symlink_to(tmp_path / "real")
+    first(tmp_path, ca).delete()
+    assert not (tmp_path / "real").exists()
+    assert not (tmp_path / "home").is_symlink()
+
+
+def test_a_client_is_alone_in_its_home(tmp_path, ca):
+    home = first(tmp_path, ca)
+    with home.alone(), pytest.raises(ClientRuns, match="runs there already"), ClientHome(home.path).alone():
+        pass
+    with home.alone():
+        pass
 
 
 def test_what_is_no_home_is_not_deleted(tmp_path):

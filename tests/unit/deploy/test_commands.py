@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 from typer.testing import CliRunner
@@ -10,7 +11,8 @@ from typer.testing import CliRunner
 from keyfed.cli import app
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.client_home import open_home
-from keyfed.errors import KeyfedError
+from keyfed.deploy.flower import write_connection
+from keyfed.errors import DeployError, KeyfedError
 
 
 def call(*arguments):
@@ -62,6 +64,22 @@ def test_without_consent_a_client_is_not_started(home):
     assert not (home.path / "logs").exists()
 
 
+def test_while_a_client_runs_its_settings_can_be_changed_and_no_second_one_starts(home):
+    with home.alone():
+        assert "runs there already" in says(call("client", "--home", home.path, "--yes"))
+        result = call("client", "--home", home.path, "--when", "idle", "--yes")
+        assert result.exit_code == 0
+        assert "none was started" in result.output
+        assert "runs there already" in says(call("client", "--home", home.path, "--leave", "--yes"))
+    assert home.settings().when == ("idle",)
+    assert not (home.path / "logs").exists()
+
+
+def test_settings_are_not_changed_without_consent(home):
+    assert "nobody can be asked here" in says(call("client", "--home", home.path, "--allow-plain"))
+    assert not home.settings().plain
+
+
 def test_leaving_a_server_that_does_not_answer_deletes_the_home_and_says_what_is_left_to_do(home):
     assert "--leave --yes" in says(call("client", "--home", home.path, "--leave"))
     assert home.path.exists()
@@ -90,13 +108,49 @@ def test_an_enrolment_file_that_is_not_there(tmp_path):
         (("train", "--plain"), "--plain goes with --federation"),
         (("train", "--plain", "--secure", "--federation", "127.0.0.1:1"), "not with --secure"),
         (("train", "--federation", "nonsense"), "HOST:PORT"),
+        (("train", "--federation", "127.0.0.1:1", "--vocab", "missing.json"), "cannot be read as a vocabulary"),
     ],
-    ids=["two-clients", "method", "plain-alone", "plain-and-secure", "address"],
+    ids=["two-clients", "method", "plain-alone", "plain-and-secure", "address", "vocabulary"],
 )
 def test_what_makes_no_sense_is_said_before_anything_starts(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KEYFED_SERVER_HOME", str(tmp_path / "server"))
     assert message in says(call(*arguments))
+
+
+def test_a_signal_unwinds_a_submitted_run_and_the_hint_is_complete(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vocab.json").write_text("[]")
+    used = []
+
+    def submit(server, app, listener, address, connection):
+        used.append(connection)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("keyfed.deploy.submit.submit", submit)
+    result = call("train", "--federation", "127.0.0.1:1", "--plain", "--vocab", "vocab.json", "--out", "runs/a b")
+    assert not used[0].exists()
+    assert "keyfed train --resume --out 'runs/a b' --federation 127.0.0.1:1 --plain\n" in result.output
+    assert result.exit_code != 0
+
+
+def test_submitting_a_run_leaves_the_servers_own_files_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("KEYFED_SERVER_HOME", str(tmp_path / "server"))
+    write_connection(tmp_path / "server", "192.0.2.1:9092", tmp_path / "ca.crt")
+    before = (tmp_path / "server" / "flwr" / "config.toml").read_bytes()
+    (tmp_path / "vocab.json").write_text("[]")
+    used = []
+
+    def submit(server, app, listener, address, connection):
+        used.append((address, (connection / "flwr" / "config.toml").read_text()))
+        raise DeployError("enough")
+
+    monkeypatch.setattr("keyfed.deploy.submit.submit", submit)
+    arguments = ("train", "--federation", "127.0.0.1:1", "--vocab", tmp_path / "vocab.json", "--out", tmp_path / "run")
+    assert says(call(*arguments)) == "enough"
+    assert used[0][0] == "127.0.0.1:1"
+    assert 'address = "127.0.0.1:1"' in used[0][1]
+    assert (tmp_path / "server" / "flwr" / "config.toml").read_bytes() == before
 
 
 def test_a_home_that_is_not_empty_is_not_used(tmp_path):

@@ -65,10 +65,15 @@ def test_idle(tmp_path, text, expected):
             True,
         ),
         ("GENERAL.METERED:unknown\nGENERAL.STATE:100 (connected)\n", None),
+        (
+            "GENERAL.METERED:no\nGENERAL.STATE:100 (connected)\n\n"
+            "GENERAL.METERED:unknown\nGENERAL.STATE:100 (connected)\n",
+            None,
+        ),
         ("", None),
         ("nonsense", None),
     ],
-    ids=["metered", "other-device-off", "one-of-two", "unknown", "empty", "nonsense"],
+    ids=["metered", "other-device-off", "one-of-two", "unknown", "one-unknown", "empty", "nonsense"],
 )
 def test_metered(text, expected):
     assert parse_metered(text) is expected

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 
 import pytest
 
-from keyfed.deploy.consent import ask, given, need_consent, words
+from keyfed.deploy.certificates import make_certificates
+from keyfed.deploy.client_home import open_home
+from keyfed.deploy.consent import ask, asking, given, need_consent, words
 from keyfed.errors import DeployError
 
 TEXT = words("anna", "fl.example.org:9092", "/home/anna/notes", plain=False)
@@ -30,8 +33,6 @@ def test_without_an_answer_nothing_is_recorded(tmp_path):
         ask(tmp_path, TEXT, yes=False, read=lambda: "", say=said.append)
     assert TEXT in said
     assert not given(tmp_path)
-    with pytest.raises(DeployError, match="no consent"):
-        need_consent(tmp_path)
 
 
 @pytest.mark.parametrize(("yes", "how"), [(True, "--yes"), (False, "typed")])
@@ -42,7 +43,43 @@ def test_an_answer_is_recorded_with_its_date_and_words(tmp_path, yes, how):
     assert record["date"] == "2026-05-01T12:00:00+00:00"
     assert record["how"] == how
     assert record["words"] == TEXT
-    need_consent(tmp_path)
+    assert given(tmp_path, TEXT)
+
+
+def start(tmp_path, answer, **more):
+    agree = asking(tmp_path / "home", yes=False, read=lambda: answer, say=lambda line: None)
+    return open_home(tmp_path / "home", agree=agree, **more)
+
+
+@pytest.fixture
+def first(tmp_path):
+    make_certificates(tmp_path / "server", [])
+    return {"name": "anna", "server": "127.0.0.1:9092", "ca": tmp_path / "server" / "ca.crt"}
+
+
+def test_who_does_not_agree_at_first_leaves_nothing_behind(tmp_path, first):
+    with pytest.raises(DeployError, match="did not agree"):
+        start(tmp_path, "no", **first)
+    assert not (tmp_path / "home").exists()
+
+
+def test_settings_that_are_not_agreed_to_do_not_hold(tmp_path, first):
+    home = start(tmp_path, "yes", **first)
+    need_consent(home)
+    before = home.settings()
+    with pytest.raises(DeployError, match="did not agree"):
+        start(tmp_path, "no", server="elsewhere.example.org:9092", plain=True)
+    assert home.settings() == before
+    need_consent(home)
+    home.write(dataclasses.replace(before, plain=True))  # as if somebody had changed the file
+    with pytest.raises(DeployError, match="no consent"):
+        need_consent(home)
+
+
+def test_a_first_start_that_was_broken_off_goes_on(tmp_path, first):
+    start(tmp_path, "yes", **first)
+    (tmp_path / "home" / "client.json").unlink()
+    need_consent(start(tmp_path, "no: the same words are not asked twice", **first))
 
 
 def test_the_same_words_are_not_asked_twice_but_others_are(tmp_path):

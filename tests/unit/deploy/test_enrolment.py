@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,7 @@ from keyfed.deploy import leaving
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.client_home import open_home
 from keyfed.deploy.enrolment import (
+    Enrolment,
     enrol,
     forget,
     leave_statement,
@@ -20,6 +24,7 @@ from keyfed.deploy.enrolment import (
     read_roster,
     write_enrolment,
 )
+from keyfed.deploy.flwr_commands import NODES as LIST_NODES
 from keyfed.deploy.superlink import ServerHome
 from keyfed.engine.roster import Roster
 from keyfed.errors import ConfigError, DeployError
@@ -136,6 +141,73 @@ def test_a_server_that_does_not_answer_changes_nothing(tmp_path, server):
         forget(server, "anna", Flwr())
 
 
+class Registry(Flwr):
+    """A SuperLink that takes a key once and tells which it has, and stops at the first failure."""
+
+    def __init__(self, limit=99):
+        super().__init__()
+        self.nodes, self.limit = {}, limit
+
+    def __call__(self, commands):
+        said = []
+        for command in commands:
+            if command[0] == LIST_NODES:
+                said.append(json.dumps(self.nodes))
+                continue
+            key = Enrolment("x", Path(command[2]).read_text().strip(), b"").node_sum
+            if key in self.nodes:
+                raise DeployError("`flwr supernode` failed: Public key already in use")
+            if len(self.nodes) == self.limit:
+                raise DeployError("does the server run?")
+            self.nodes[key] = 7000 + len(self.nodes)
+            said.append(f"SuperNode {self.nodes[key]} registered successfully.")
+        return said
+
+
+def test_an_enrolment_that_broke_off_enrols_nobody_and_is_taken_up_again(tmp_path, server):
+    given = [read_enrolment(file_of(client(tmp_path, server, name))) for name in ("anna", "bert", "carl")]
+    flwr = Registry(limit=1)
+    with pytest.raises(DeployError, match="does the server run"):
+        enrol(server, given, flwr)
+    assert (read_roster(server), read_nodes(server), len(flwr.nodes)) == ({}, {}, 1)
+    flwr.limit = 99
+    enrol(server, given, flwr)
+    assert sorted(read_roster(server)) == ["anna", "bert", "carl"]
+    assert {one.name: flwr.nodes[one.node_sum] for one in given} == read_nodes(server)
+
+
+def test_a_name_that_only_the_superlink_has_can_be_forgotten(tmp_path, server):
+    (server.path / "nodes.json").write_text(json.dumps({"anna": 7001}))  # stopped before the roster was written
+    flwr = Flwr()
+    forget(server, "anna", flwr)
+    assert flwr.asked == [["supernode", "unregister", "7001", "keyfed"]]
+    assert read_nodes(server) == {}
+    assert read_roster(server) == {}
+
+
+def test_enrolments_at_the_same_time_lose_none(tmp_path, server):
+    given = [read_enrolment(file_of(client(tmp_path, server, f"c{k}"))) for k in range(4)]
+
+    class Slow(Flwr):
+        def __call__(self, commands):
+            time.sleep(0.05)  # the others have read the roster by then, if they could
+            return super().__call__(commands)
+
+    threads = [threading.Thread(target=enrol, args=(server, [one], Slow())) for one in given]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(read_roster(server)) == sorted(read_nodes(server)) == ["c0", "c1", "c2", "c3"]
+
+
+def test_a_wish_to_leave_does_not_touch_who_has_the_name_by_now(tmp_path, server):
+    enrol(server, [read_enrolment(file_of(client(tmp_path, server, "anna")))], Flwr())
+    with pytest.raises(DeployError, match="another client by now"):
+        forget(server, "anna", Flwr(), identity="ab" * 32)
+    assert len(names_by_key(server)) == 1
+
+
 @pytest.mark.parametrize("field", ["name", "node", "identity", "signature"])
 def test_an_altered_file_is_refused(tmp_path, server, field):
     document = json.loads(file_of(client(tmp_path, server, "anna")))
@@ -185,7 +257,7 @@ def test_a_signed_file_with_wrong_contents_is_refused(tmp_path, server, changes)
 def test_a_client_that_leaves_is_forgotten(tmp_path, server, monkeypatch):
     home, flwr = client(tmp_path, server, "anna"), Flwr()
     enrol(server, [read_enrolment(file_of(home))], flwr)
-    monkeypatch.setattr(leaving, "forget", lambda place, name: forget(place, name, flwr))
+    monkeypatch.setattr(leaving, "forget", lambda place, name, **more: forget(place, name, flwr, **more))
     assert leaving.take_wish(server.path, leave_statement(home))
     assert leaving.act_on_wishes(server) == ["anna"]
     assert names_by_key(server) == {}
@@ -197,9 +269,9 @@ def test_a_wish_is_tried_again_until_the_server_answers(tmp_path, server, monkey
     home = client(tmp_path, server, "anna")
     enrol(server, [read_enrolment(file_of(home))], Flwr())
     leaving.take_wish(server.path, leave_statement(home))
-    monkeypatch.setattr(leaving, "forget", lambda place, name: forget(place, name, Flwr(fails=True)))
+    monkeypatch.setattr(leaving, "forget", lambda place, name, **more: forget(place, name, Flwr(fails=True), **more))
     assert leaving.act_on_wishes(server) == []
-    monkeypatch.setattr(leaving, "forget", lambda place, name: forget(place, name, Flwr()))
+    monkeypatch.setattr(leaving, "forget", lambda place, name, **more: forget(place, name, Flwr(), **more))
     assert leaving.act_on_wishes(server) == ["anna"]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from keyfed.engine.flower_client import pack
+from keyfed.engine import flower_server
+from keyfed.engine.flower_client import pack, unpack
+from keyfed.engine.flower_guard import check_size, guard, isolated
 from keyfed.engine.flower_server import FlowerTransport
 from keyfed.engine.transport import Lost, Post
 
@@ -138,6 +141,165 @@ def test_what_is_wrong_with_a_reply_loses_its_client_only(reply, reason):
     answers, _ = exchange(Grid(lambda m: reply(m) if m.metadata.dst_node_id == 11 else good(m)))
     assert answers["anna"].reason == reason
     assert answers["bert"] == b"ok"
+
+
+NPY = "numpy.ndarray"
+GARBLED = {
+    "empty": (3, b"", NPY),
+    "huge": (1 << 50, b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (1<<50,), }\n", NPY),
+    "zip": (4, b"PK\x03\x04", NPY),
+    "header": (9, b"\x93NUMPY\x01\x00\x03\x00{((", NPY),
+    "longer": (3, b"four", "bytes"),
+    "negative": (-4, b"four", "bytes"),
+}
+
+
+@pytest.mark.parametrize("garbled", GARBLED.values(), ids=GARBLED)
+def test_a_garbled_array_loses_its_client_only(garbled):
+    size, data, kind = garbled
+    array = ArrayRecord({"0": Array(dtype="uint8", shape=(size,), stype=kind, data=data)})
+
+    def reply(m):
+        if m.metadata.dst_node_id != 11:
+            return good(m)
+        head = ConfigRecord({"kind": "train", "run": "run 1"})
+        return from_node(m, Message(RecordDict({"body": array, "head": head}), reply_to=m))
+
+    answers, _ = exchange(Grid(reply))
+    assert answers["anna"].reason == "malformed"
+    assert answers["bert"] == b"ok"
+
+
+def test_a_reply_whose_reading_fails_in_any_way_loses_its_client_only(monkeypatch):
+    def broken(content):
+        raise MemoryError("no room")
+
+    answers, _ = exchange(Grid(lambda m: good(m) if m.metadata.dst_node_id == 11 else None), seconds=1.0)
+    assert answers["anna"] == b"ok"
+    monkeypatch.setattr(flower_server, "unpack", broken)
+    answers, _ = exchange(Grid(), names=("anna",))
+    assert answers["anna"] == Lost("malformed", "MemoryError: no room")
+
+
+def test_a_reply_that_flower_cannot_build_does_not_cost_the_others():
+    class Breaking(Grid):
+        def pull_messages(self, ids):
+            if any(self.sent[i].metadata.dst_node_id == 11 for i in ids):
+                raise EOFError
+            return super().pull_messages(ids)
+
+    answers, _ = exchange(Breaking())
+    assert answers == {"anna": Lost("malformed", "its reply cannot be read (EOFError)"), "bert": b"ok"}
+
+
+def test_a_superlink_that_is_gone_is_not_a_clients_fault():
+    class Gone(Grid):
+        def pull_messages(self, ids):
+            self.get_nodes = None  # whatever is asked from now on fails
+            raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError):
+        exchange(Gone())
+
+
+def deflated(message):
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
+
+    objects = get_all_nested_objects(message)
+    return [t.object_id for t in iterate_object_tree(get_object_tree(message))], {
+        name: one.deflate() for name, one in objects.items()
+    }
+
+
+class CannotPull(Exception):
+    def __init__(self, name, why):
+        super().__init__(why)
+
+
+def isolated_for(contents):
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+    return isolated(lambda ids: dict(contents), inflate_object_from_contents, CannotPull)
+
+
+@pytest.mark.parametrize("body", [b"", b"abc"], ids=["empty", "three"])
+def test_a_message_crosses_flowers_own_parts_whole(body):
+    ids, contents = deflated(Message(pack(body, {"kind": "x"}), dst_node_id=11, message_type="query.keyfed"))
+    pull, inflate = isolated_for(contents)
+    assert unpack(inflate(ids[-1], pull(ids)).content) == (body, {"kind": "x"})
+
+
+def test_what_flower_cannot_build_is_told_as_what_cannot_be_pulled():
+    ids, contents = deflated(Message(pack(b"abc", {"kind": "x"}), dst_node_id=11, message_type="query.keyfed"))
+    for name in ids:
+        broken = {**contents, name: contents[name][:-1] + b"\xff"}
+        if b"ArrayChunk" in contents[name][:20]:
+            continue  # bytes of the body: any will do
+        with pytest.raises(CannotPull, match="garbled"):
+            isolated_for(broken)[0](ids)
+
+
+def test_one_chunk_that_is_named_a_million_times_is_not_joined():
+    from flwr.supercore.inflatable.inflatable_object import add_header_to_object_body
+
+    ids, contents = deflated(Message(pack(bytes(5000), {"kind": "x"}), dst_node_id=11, message_type="query.keyfed"))
+    check_size(contents)
+    name = next(n for n, content in contents.items() if content.startswith(b"Array "))
+    array = Array(dtype="uint8", shape=(5000,), stype="bytes", data=bytes(5000))
+    told = {"dtype": "uint8", "shape": [5000], "stype": "bytes", "arraychunk_ids": [0] * 1_000_000}
+    bomb = {**contents, name: add_header_to_object_body(json.dumps(told).encode(), array)}
+    with pytest.raises(ValueError, match="bytes"):
+        check_size(bomb)
+    with pytest.raises(CannotPull, match="garbled"):
+        isolated_for(bomb)[0](ids)
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "as-it-is"])
+def test_flowers_own_grid_hands_over_the_replies_beside_a_garbled_one(monkeypatch, guarded):
+    from flwr.common.serde import message_to_proto
+    from flwr.proto.message_pb2 import PullObjectResponse
+    from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+    from flwr.supercore.inflatable.inflatable_object import get_object_tree
+    from flwr.superlink.grid import http_grid
+    from google.protobuf.message import DecodeError
+
+    for name in ("pull_objects", "inflate_object_from_contents"):
+        monkeypatch.setattr(http_grid, name, getattr(http_grid, name))  # as before, afterwards
+    if guarded:
+        assert guard()
+    asked = [
+        Message(pack(b"", {"kind": "train", "run": "run 1"}), dst_node_id=n, message_type="query.keyfed")
+        for n in (11, 12)
+    ]
+    for number, m in enumerate(asked):
+        m.metadata.__dict__["_message_id"] = f"m{number}"
+    replies = [good(m) for m in asked]
+    store = {}
+    for reply in replies:
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        store |= deflated(reply)[1]
+    store[replies[0].object_id] = store[replies[0].object_id][:-1] + b"\xff"
+    answer = PullAppMessagesResponse(
+        messages_list=[message_to_proto(r) for r in replies], message_object_trees=[get_object_tree(r) for r in replies]
+    )
+    grid = http_grid.HttpGrid(token="t")
+    grid._run = SimpleNamespace(run_id=5)
+    grid._client = SimpleNamespace(
+        PullMessages=lambda request: answer,
+        PullObject=lambda r: PullObjectResponse(
+            object_found=True, object_available=True, object_content=store[r.object_id]
+        ),
+        ConfirmMessageReceived=lambda request: None,
+        close=lambda: None,
+    )
+    if not guarded:
+        with pytest.raises(DecodeError):
+            list(grid.pull_messages(["m0", "m1"]))
+        return
+    garbled, fine = grid.pull_messages(["m0", "m1"])
+    assert garbled.has_error()
+    assert garbled.metadata.reply_to_message_id == "m0"
+    assert unpack(fine.content)[0] == b"ok"
 
 
 def test_what_a_client_writes_is_printed_safely():

@@ -41,7 +41,7 @@ def test_who_may_reach_what(path, client, expected):
     assert allowed(path, client, HERE) is expected
 
 
-def call(path, client=FAR, kind="http", method="POST", body=(b"",), leave=lambda wish: False):
+def call(path, client=FAR, kind="http", method="POST", body=(b"",), leave=lambda wish: False, headers=()):
     """Send one request through the gate; return what reached the application and what was answered."""
     reached, sent, parts = [], [], list(body)
 
@@ -54,7 +54,9 @@ def call(path, client=FAR, kind="http", method="POST", body=(b"",), leave=lambda
     async def send(message):
         sent.append(message)
 
-    scope = {"type": kind, "path": path, "method": method, "client": (client, 5), "server": (HERE, 9092)}
+    scope = {
+        "type": kind, "path": path, "method": method, "client": (client, 5), "server": (HERE, 9092), "headers": headers,
+    }  # fmt: skip
     asyncio.run(Gate(app, leave)(scope, receive, send))
     return reached, sent
 
@@ -66,6 +68,14 @@ def test_the_fleet_passes_and_control_is_refused():
     assert sent[0]["status"] == 403
     reached, sent = call("/v1/runtime/x", kind="websocket")
     assert (reached, sent[0]["type"]) == ([], "websocket.close")
+
+
+@pytest.mark.parametrize("name", [b"X-Forwarded-For", b"forwarded", b"via", b"x-real-ip"])
+def test_who_came_through_a_proxy_is_not_from_here(name):
+    assert call("/v1/control/start-run", "127.0.0.1")[0] == ["/v1/control/start-run"]
+    proxied = [(b"host", b"x"), (name, b"127.0.0.1")]
+    assert call("/v1/control/start-run", "127.0.0.1", headers=proxied)[1][0]["status"] == 403
+    assert call("/v1/fleet/pull-messages", "127.0.0.1", headers=proxied)[0] == ["/v1/fleet/pull-messages"]
 
 
 def test_what_is_no_request_passes():

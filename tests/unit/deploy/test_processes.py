@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from keyfed.deploy.processes import (
     Processes,
     descendants,
     die_with,
+    free_port,
+    locked,
     marked,
     parents,
     running,
@@ -22,6 +25,7 @@ from keyfed.deploy.processes import (
     unbroken,
     wait_until,
 )
+from keyfed.deploy.up import aside
 from keyfed.errors import DeployError
 
 # A process that ignores SIGTERM, with a child in a session of its own that ignores it too.
@@ -33,6 +37,17 @@ if len(sys.argv) > 1:
 print("ready", flush=True)
 time.sleep(60)
 """
+
+
+def has_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
 
 
 def gone(pid):
@@ -121,6 +136,31 @@ def test_tidying_up_is_not_broken_off():
     with unbroken():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_a_free_port_can_be_bound(host):
+    with socket.create_server((host, free_port(host)), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+        pass
+
+
+def test_what_is_done_aside_hands_over_its_result_or_its_error_and_keeps_nobody_waiting():
+    assert aside(lambda: "done").result(5) == "done"
+
+    def fails():
+        raise DeployError("no text")
+
+    with pytest.raises(DeployError, match="no text"):
+        aside(fails).result(5)
+    code = "import time; from keyfed.deploy.up import aside; aside(lambda: time.sleep(600)); raise SystemExit(130)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 130
+
+
+def test_a_lock_is_held_by_one_and_waited_for(tmp_path):
+    with locked(tmp_path / "lock"), pytest.raises(DeployError, match="somebody"), locked(tmp_path / "lock", "somebody"):
+        pass
+    with locked(tmp_path / "lock", "somebody"):
+        pass
 
 
 def test_the_end_of_a_log(tmp_path):

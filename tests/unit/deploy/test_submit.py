@@ -7,10 +7,12 @@ import tomllib
 
 import pytest
 
+from keyfed.deploy import submit as submitting
 from keyfed.deploy.flower import environment, write_connection
 from keyfed.deploy.parts import client_name, parts_of, write_parts
 from keyfed.deploy.server_app import wait_for
-from keyfed.deploy.submit import APP_CAP, Unfinished, build_app, event_line, follow, parse_line
+from keyfed.deploy.submit import APP_CAP, Unfinished, build_app, event_line, follow, parse_line, submit
+from keyfed.deploy.superlink import ServerHome
 from keyfed.errors import ConfigError, DeployError
 from keyfed.text.corpus import Author, Corpus, read_corpus
 
@@ -78,13 +80,43 @@ def test_what_is_no_event(line):
     assert parse_line(line) is None
 
 
+class Impatient(Heard):
+    def say(self, line):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_ends_as_such_even_where_the_server_cannot_be_asked_to_stop(tmp_path, monkeypatch):
+    command = tmp_path / "bin" / "flwr"
+    command.parent.mkdir()
+    command.write_text(f"#!/bin/sh\necho started run 17\necho '{event_line('say', 'x').strip()}'\nexec sleep 60\n")
+    command.chmod(0o755)
+    asked = []
+
+    def gone(home):
+        def run(commands):
+            asked.append((home.path, commands))
+            raise DeployError("does the server run?")
+
+        return run
+
+    monkeypatch.setattr(submitting, "answers", lambda *a: True)
+    monkeypatch.setattr(submitting, "flwr", gone)
+    monkeypatch.setattr(submitting, "environment", lambda home: {"PATH": f"{command.parent}:/bin:/usr/bin"})
+    with pytest.raises(KeyboardInterrupt):
+        submit(ServerHome(tmp_path), tmp_path, Impatient(), "127.0.0.1:1", tmp_path / "own")
+    assert asked == [(tmp_path / "own", [["stop", "17", "keyfed"]])]
+
+
 def test_flower_is_started_without_telemetry_updates_installation_or_proxies(tmp_path):
-    env = environment(tmp_path, {"PATH": "/bin", "https_proxy": "http://proxy", "KEEP": "1"})
+    env = environment(
+        tmp_path, {"PATH": "/bin", "https_proxy": "http://proxy", "FORWARDED_ALLOW_IPS": "*", "KEEP": "1"}
+    )
     assert env["FLWR_TELEMETRY_ENABLED"] == "0"
     assert env["FLWR_DISABLE_UPDATE_CHECK"] == "1"
     assert env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert env["FLWR_HOME"] == str(tmp_path / "flwr")
     assert "https_proxy" not in env
+    assert "FORWARDED_ALLOW_IPS" not in env  # with it a caller's own word would count for where it calls from
     assert env["KEEP"] == "1"
 
 

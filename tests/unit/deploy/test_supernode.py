@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import stat
+
 import pytest
 
 from keyfed.deploy import supernode
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.client_home import open_home
-from keyfed.deploy.consent import ask
+from keyfed.deploy.consent import ask, words_for
 from keyfed.deploy.superlink import ServerHome, answers, only_one, start_superlink
 from keyfed.deploy.supernode import LONGEST_PAUSE, NODE, RESIDENT, Client
+from keyfed.engine.flower_frames import SOCKET
 from keyfed.errors import DeployError
 
 
 class Fake:
     """Processes that are alive until a test says otherwise."""
 
-    def __init__(self):
-        self.running, self.started, self.log = set(), [], ""
+    def __init__(self, home=None):
+        self.running, self.started, self.log, self.home = set(), [], "", home
 
     def start(self, name, command, env):
         self.running.add(name)
         self.started.append(name)
+        if name == RESIDENT and self.home is not None:
+            assert not (self.home / SOCKET).exists()
+            (self.home / SOCKET).touch()
         assert env["FLWR_TELEMETRY_ENABLED"] == "0"
 
     def alive(self, name):
@@ -37,13 +43,13 @@ def client(tmp_path, monkeypatch):
     home = open_home(tmp_path / "home", name="anna", server="127.0.0.1:9", ca=tmp_path / "server" / "ca.crt")
     said, clock = [], [0.0]
     monkeypatch.setattr(supernode.time, "monotonic", lambda: clock[0])
-    made = Client(Fake(), home, say=said.append)
+    made = Client(Fake(home.path), home, say=said.append)
     made.said, made.clock = said, clock
     return made
 
 
 def agree(client):
-    ask(client.home.path, "words", yes=True, read=None, say=lambda line: None)
+    ask(client.home.path, words_for(client.home.path, client.home.settings()), yes=True, read=None, say=print)
 
 
 def test_nothing_starts_without_consent(client):
@@ -54,8 +60,14 @@ def test_nothing_starts_without_consent(client):
 
 def test_the_training_process_comes_first(client):
     agree(client)
-    (client.home.path / "resident.sock").touch()
     client.start()
+    assert client.processes.started == [RESIDENT, NODE]
+
+
+def test_the_socket_of_a_killed_process_is_not_taken_for_one_that_listens(client):
+    agree(client)
+    (client.home.path / SOCKET).touch()
+    client.start()  # the stand-in finds it gone
     assert client.processes.started == [RESIDENT, NODE]
 
 
@@ -69,7 +81,6 @@ def test_a_training_process_that_does_not_come_up_is_said(client, monkeypatch):
 
 def test_what_ends_is_started_again_after_growing_pauses(client):
     agree(client)
-    (client.home.path / "resident.sock").touch()
     client.start()
     pauses = []
     for _ in range(8):
@@ -103,7 +114,6 @@ def test_what_ends_is_started_again_after_growing_pauses(client):
 )
 def test_why_a_node_ended_is_said(client, log, says):
     agree(client)
-    (client.home.path / "resident.sock").touch()
     client.start()
     client.processes.running.discard(NODE)
     client.processes.log = log
@@ -112,10 +122,11 @@ def test_why_a_node_ended_is_said(client, log, says):
 
 
 def test_a_server_is_alone_in_its_folder(tmp_path):
+    tmp_path.chmod(0o755)
     with only_one(tmp_path), pytest.raises(DeployError, match="runs there already"), only_one(tmp_path):
         pass
     with only_one(tmp_path):
-        pass
+        assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
 
 
 def test_a_server_without_certificates_does_not_start(tmp_path):

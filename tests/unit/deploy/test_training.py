@@ -39,6 +39,16 @@ def test_with_a_limit_only_what_is_young_enough_is_read_and_nothing_is_copied(tm
     assert (tmp_path / "notes" / "old.txt").exists()
 
 
+def test_a_limit_never_reads_what_is_hidden_and_holds_for_a_single_file(tmp_path):
+    home = home_with(tmp_path, keep_days=50)
+    (tmp_path / "notes" / ".git").mkdir()
+    (tmp_path / "notes" / ".git" / "config").write_text("token\n")
+    assert sorted(p.resolve().name for p in text_to_read(home).iterdir()) == ["new.txt", "old.txt"]
+    one = tmp_path / "notes" / "old.txt"
+    assert text_to_read(open_home(home.path, data=one)) == one
+    assert list(text_to_read(open_home(home.path, keep_days=30)).iterdir()) == []
+
+
 def test_the_session_has_the_identity_that_was_enrolled(tmp_path):
     home = home_with(tmp_path)
     before = home.identity_key.read_bytes()
