@@ -17,7 +17,7 @@ import torch
 from keyfed.engine.messages import Rejected, pack, read_tensors, shapes_of, unpack
 from keyfed.engine.roster import Roster
 from keyfed.engine.transport import Answer, Handler, InProcess, Lost, Post, deliver
-from keyfed.errors import RunError
+from keyfed.errors import ConfigError, RunError
 from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import read_metrics
 
@@ -640,6 +640,33 @@ def test_numbers_and_counts_that_nobody_asked_for_do_not_count(tmp_path, record_
     assert lines[0]["valid"]["tokens"] < 2**30
     record_property("fault", "plain: counts not asked for, counts of the wrong form, a loss of 400 digits")
     record_property("outcome", "ignored; malformed; non-finite report")
+
+
+def test_a_sum_that_cannot_be_right_is_not_used(tmp_path, monkeypatch, record_property):
+    import keyfed.engine.session as client_side
+
+    honest = client_side.vector_of
+
+    def lying(client, *arguments):
+        vector = honest(client, *arguments)
+        return vector + 12345 if client == VICTIM else vector
+
+    monkeypatch.setattr(client_side, "vector_of", lying)
+    with pytest.raises(RunError, match="no round"):
+        run(tmp_path, "faulty", None, secure=True)
+    lines = read_metrics(tmp_path / "faulty" / "run")
+    assert all(r["abandoned"] and "cannot be right" in r["secure_failed"] for r in lines)
+    record_property("fault", "secure: a client that lies about all of its numbers")
+    record_property("outcome", "a sum that no honest clients can have is not used; round abandoned")
+
+
+def test_top_k_is_refused_where_the_server_could_single_out_a_client(tmp_path):
+    texts = write_texts(tmp_path / "texts", 4)
+    vocab, path = vocabulary(tmp_path)
+    config = small_config(tmp_path / "texts", path, "fedmed", secure=True, beta=0.5)
+    transport, roster = federation(tmp_path / "c", texts)
+    with pytest.raises(ConfigError, match=r"method\.beta"):
+        train_deployed(config, vocab, tmp_path / "run", transport, roster, patience=QUICK)
 
 
 def test_a_pickle_is_never_opened(tmp_path, record_property):

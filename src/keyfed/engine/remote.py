@@ -129,8 +129,12 @@ class RemoteFederation:
         self.calls.start_round()
         now = _Round(params, tuple(cohort), method, round)
         if self.calls.run.secure is not None:
-            found = self._summed(now, "evaluation", {}, part)
-            return Evaluated() if found is None else evaluation_of(found.total, found.members)[0]
+            try:
+                found = self._summed(now, "evaluation", {}, part)
+                return evaluation_of(found.total, found.members, len(found.survivors))[0]
+            except SecureSumError as e:
+                self.failed = str(e)
+                return Evaluated()
         heads = {c: self._head(now, c, "evaluation", part) | {"members": len(cohort)} for c in cohort}
         counts: list[Evaluated] = []
 
@@ -188,34 +192,29 @@ class RemoteFederation:
     def _hidden(self, now: _Round) -> Aggregate:
         public = now.public
         assert public is not None, "a hidden method has public numbers"
-        if not public["calibrated"]:
-            found = self._summed(now, "calibration", public)
-            if found is None:
-                return nothing_summed(now.params, public, self.calls.refusals())
-            public = learn_from_calibration(now.method, public, found.total, now.params, found.members)
-        found = self._summed(now, "upload", public)
-        if found is None:
-            return nothing_summed(now.params, public, self.calls.refusals())
         try:
+            if not public["calibrated"]:
+                found = self._summed(now, "calibration", public)
+                public = learn_from_calibration(
+                    now.method, public, found.total, now.params, found.members, len(found.survivors)
+                )
+            found = self._summed(now, "upload", public)
             aggregate = aggregate_of(
-                found.total, now.params, now.method, public, found.members, found.survivors, self.calls.refusals()
-            )
-        except SecureSumError as e:  # a sum that cannot be right: somebody lied about what it sent
+                found.total, now.params, now.method, public, found.members, found.survivors, self.calls.refusals(),
+                self.calls.run.bound,
+            )  # fmt: skip
+        except SecureSumError as e:  # it stayed closed, or cannot be right: somebody lied about what it sent
             self.failed = str(e)
             return nothing_summed(now.params, public, self.calls.refusals())
         if self.asks_evaluation:
             self.evaluated = evaluated_in(aggregate.facts)
         return aggregate
 
-    def _summed(self, now: _Round, purpose: Purpose, public: Public, part: str | None = None) -> Summed | None:
-        """Form one secure sum over those of the round who have keys; None if it failed closed."""
+    def _summed(self, now: _Round, purpose: Purpose, public: Public, part: str | None = None) -> Summed:
+        """Form one secure sum over those of the round who have keys."""
         part = part or self._validates(purpose)
         heads = {c: self._head(now, c, purpose, part) for c in now.cohort if c in self.calls.keys}
-        try:
-            return secure_sum(self.calls, heads, now.params, now.method, public, now.number, purpose, part)
-        except SecureSumError as e:
-            self.failed = str(e)
-            return None
+        return secure_sum(self.calls, heads, now.params, now.method, public, now.number, purpose, part)
 
     def _head(self, now: _Round, client: ClientId, purpose: Purpose, part: str | None = None) -> dict[str, Any]:
         evaluate = part or self._validates(purpose)

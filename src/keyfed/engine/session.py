@@ -52,6 +52,7 @@ from keyfed.engine.secure_round import (
 from keyfed.engine.simulate import refusal
 from keyfed.engine.turn import Finished, Turn, keeps_state
 from keyfed.errors import Refused, SecureSumError, SecureSumOverflow
+from keyfed.federated.public_check import check_public
 from keyfed.federated.types import Method, Params, Report
 from keyfed.files import make_durable
 from keyfed.private.keys import SignedKeys
@@ -237,12 +238,16 @@ class ClientSession:
             raise Rejected("other model", f"another model for round {round} than before")
         self.store.see(run, attempt, round, model)
         public, part = head.get("public"), head.get("evaluate")
-        if secure and not isinstance(public, dict):
-            raise Rejected("malformed", "a secure round without public numbers")
+        if secure and purpose != "evaluation":
+            try:
+                check_public(public, list(theta))
+            except ValueError as e:
+                raise Rejected("malformed", f"public numbers that make no sense: {e}") from None
         if part not in ("valid", "test", None) or (purpose == "evaluation" and part is None):
             raise Rejected("malformed", f'an evaluation of "{str(part)[:20]}"')
         members = whole_number(head, "members", 1, MOST_MEMBERS)
-        return _Work(run, round, attempt, purpose, theta, public, members, None, None, part, secure)
+        given = public if isinstance(public, dict) else None
+        return _Work(run, round, attempt, purpose, theta, given, members, None, None, part, secure)
 
     def _solve(self, learner: Learner, work: _Work, model: str, counted: int | None) -> Finished:
         """Train, or take what was trained for the same model and round just before (the calibration's)."""
@@ -317,9 +322,9 @@ class ClientSession:
             received = {str(sender): bytes.fromhex(package) for sender, package in parcels.items()}
             self.store.refuse_second(work.run, work.round, work.purpose, work.part)
             masked = work.member.masked(vector, [str(name) for name in alive], received)
-        except SecureSumOverflow:
+        except SecureSumOverflow as e:
             self._drop()
-            raise Rejected("out of range", "") from None  # by how much, and where, is this client's own affair
+            raise Rejected(e.reason, e.public_text) from None  # by how much, and where, is this client's own affair
         except Refused as e:
             self._drop()
             raise Rejected("refused by client", f"accuses {e.accused}: {e}" if e.accused else str(e)) from None

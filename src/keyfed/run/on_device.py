@@ -24,6 +24,7 @@ from keyfed.engine.turn import Finished, Turn, take_turns
 from keyfed.errors import KeyfedError
 from keyfed.federated.methods import build_method
 from keyfed.federated.private_shares import privately
+from keyfed.federated.public_check import refuse_isolating
 from keyfed.federated.types import Method, Params
 from keyfed.run.encode import window_of
 from keyfed.run.evaluate import evaluate_sentences, evaluate_together, limit_streams
@@ -55,9 +56,12 @@ def told(document: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
 
 
 def run_method(config: Config, *, secure: bool) -> Method:
-    """Build a run's method as both sides do."""
+    """Build a run's method as both sides do; with secure sums none by which the server can read a single upload."""
     method = build_method(method_spec(config))
-    return privately(method) if secure else method
+    if not secure:
+        return method
+    refuse_isolating(method)
+    return privately(method)
 
 
 def method_digest(method: Method) -> str:
