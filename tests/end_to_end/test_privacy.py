@@ -118,6 +118,38 @@ def test_a_round_that_is_done_again_costs_again_and_has_other_noise(corpus, tmp_
     assert one != two
 
 
+def test_a_round_that_is_done_again_calls_other_clients(corpus, tmp_path, monkeypatch):
+    """Two releases of one sample would cost ε of noise z/√2, and the ledger has two rows of noise z."""
+    from keyfed.run import train as training
+
+    called = []
+
+    def planned(*given):
+        made = plan_of_round(*given)
+        called.append((given[3], [f.client for f in made.fates]))
+        return made
+
+    plan_of_round = training.plan_of_round
+    monkeypatch.setattr(training, "plan_of_round", planned)
+    config = configured(corpus, "fedavg", 3, "train.checkpoint_every=5", "train.seed=4")
+
+    class Lost(StopAfter):
+        def round(self, record):
+            if record["round"] == self.rounds:
+                raise OSError("the machine is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        train(config, tmp_path / "run", listener=Lost(2))  # two rounds are released, and none is in a checkpoint
+    train(config, tmp_path / "run", resume=True)
+    assert [round for round, _ in called] == [0, 1, 0, 1, 2]
+    first, again = called[:2], called[2:4]
+    assert all(one[1] != two[1] for one, two in zip(first, again, strict=True))
+    called.clear()
+    train(config, tmp_path / "whole")
+    assert called[:2] == first  # what was never lost is drawn as it always was
+    assert [e.attempt for e in read_ledger(tmp_path / "run").entries] == [0, 0, 1, 1, 0]
+
+
 def test_a_ledger_older_than_the_run_ends_it(corpus, tmp_path):
     config, run = configured(corpus, "fedavg", 3), tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
@@ -199,6 +231,20 @@ def test_clients_that_remember_book_what_they_sent(corpus, tmp_path):
         meant = [(state[f"w/{name}"] - p).double().square().sum() for name, p in start.items()]
         assert 0 < float(sum(sent)) ** 0.5 <= 2 * 0.01 + 1e-5  # two rounds, float32 sums
         assert float(sum(meant)) ** 0.5 > 0.05
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("fedadmm", ["method.server_step=published", "method.lr=0.5"]), ("fedavg", ["upload.keep=0.5"])],
+)
+def test_a_clip_below_the_norms_rises_also_where_clients_clip_themselves(corpus, tmp_path, method, settings):
+    """Counted after its own clip, a client that keeps state would always be within, and the clip would only fall."""
+    given = ["train.cohort=7", "privacy.clip=0.01", "privacy.quantile=0.5", "privacy.population=100000000"]
+    train(configured(corpus, method, 3, *settings, *given, "privacy.cohort=1000000"), tmp_path / "run")
+    clips = [record["privacy"]["clip"] for record in read_metrics(tmp_path / "run")]
+    assert clips[0] == 0.01
+    assert clips == sorted(clips)
+    assert clips[-1] > 0.01 * 1.1
 
 
 def test_refusals_are_one_line(keyfed, corpus, tmp_path):

@@ -121,6 +121,15 @@ class PrivateRun:
         """Whether the budget has room for another round."""
         return self.ledger.allows([self.row()])
 
+    def attempt(self, round: int) -> int:
+        """How often a round was released already: another attempt calls other clients, and draws other noise.
+
+        Two releases of one sample are not two sampled releases: k of them cost what one of noise z/√k does. With a
+        sample of its own every row of the ledger is an independent mechanism, however many rounds lie between a
+        release and the one that is done again (train.checkpoint_every), and plain composition counts them.
+        """
+        return self.ledger.attempts(round)
+
     def turn(self) -> int | None:
         """The leaf of the next round's release; None without a tree."""
         return None if self.ledger.terms.gap is None else len(self.ledger.entries)

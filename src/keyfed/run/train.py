@@ -266,7 +266,10 @@ def _rounds(
                 sizes = fewer if state.round < config.train.frozen_rounds else every
                 if method.cohort != "pooled":
                     turn = None if guard is None else guard.in_turn(prepared.store.names)
-                    called = plan_of_round(config, method, prepared, state.round, tokens, sizes.down, sizes.up, turn)
+                    attempt = 0 if guard is None else guard.attempt(state.round)
+                    called = plan_of_round(
+                        config, method, prepared, state.round, tokens, sizes.down, sizes.up, turn, attempt
+                    )
                     fates = {prepared.store.names[f.client]: f for f in called.fates}
                     federation.expect(fates)
                     cohort = list(fates)
