@@ -11,7 +11,7 @@ from keyfed.config import Config, apply_settings
 from keyfed.errors import ConfigError, PrivacyError
 from keyfed.private.accounting import Release, epsilon
 from keyfed.private.budget import HEAD, LEDGER, read_ledger
-from keyfed.run.folder import load_model, read_metrics
+from keyfed.run.folder import load_model, read_metrics, read_result
 from keyfed.run.train import Silent, train
 
 TINY = [
@@ -69,6 +69,10 @@ def test_nothing_that_was_not_noised_is_in_the_metrics(corpus, tmp_path):
         assert not set(TELLING) & set(record)
         assert all(record[key] is None for key in ("loss", "worked", "contributors", "refused", "lost"))
         assert math.isfinite(record["privacy"]["epsilon"])
+    result = read_result(tmp_path / "run")
+    assert all(result[key] is None for key in ("clients_perplexity", "spread", "unseen_spread", "tokens_trained"))
+    assert "train" not in result["oov_rate"]
+    assert "test" in result["oov_rate"]
     texts = [p.read_text("utf-8") for p in (tmp_path / "run").rglob("*.json*")]
     assert not any(f"writer{k}" in text for text in texts for k in range(8))
 
@@ -296,6 +300,32 @@ def test_a_removed_ledger_is_an_error_and_not_a_run_without_one(corpus, tmp_path
     assert LEDGER in err
 
 
+def test_a_start_that_knows_the_same_clients_is_refused_or_named(corpus, tmp_path):
+    half = ["train.seed=5", "train.cohort=2"]  # a seed by which both halves have clients
+    plain = apply_settings(
+        Config(method="fedavg"),
+        [f"data.name={corpus}", "train.rounds=1", *TINY, "data.clients_part=1/2", *half],
+    )
+    train(plain, tmp_path / "plain")
+    begun = [*half, "data.clients_part=1/2", f"train.init={tmp_path / 'plain'}"]
+    with pytest.raises(PrivacyError, match=r"train\.init is .* the same clients"):
+        train(configured(corpus, "fedavg", 1, *begun), tmp_path / "refused")
+    others = train(configured(corpus, "fedavg", 1, *begun, "data.clients_part=2/2"), tmp_path / "others")
+    assert f"Started from {tmp_path / 'plain'}" in others["privacy"]["statement"][-1]
+    train(configured(corpus, "fedavg", 1, *half, "data.clients_part=1/2"), tmp_path / "private")
+    train(configured(corpus, "fedavg", 1, *begun, f"train.init={tmp_path / 'private'}"), tmp_path / "again")
+
+
+def test_the_statement_says_what_it_does_not_say(corpus, tmp_path):
+    private = train(configured(corpus, "fedavg", 1), tmp_path / "run")["privacy"]
+    text = "\n".join(private["statement"])
+    alone = epsilon([Release(1.0, 1.0)], private["delta"], grid=1e-3)
+    assert f"somebody who knows who took part but sees only models: ε = {alone:.4g}." in text
+    assert "Not against the server itself: it sees every upload, or with secure aggregation un-noised sums" in text
+    for words in ("n-gram baselines", "noiseless twin", "training starts from", "then its own ε adds"):
+        assert words in text
+
+
 def test_central_training_beside_a_private_run_is_refused(corpus, tmp_path):
     with pytest.raises(ConfigError, match=r"train\.central"):
         train(configured(corpus, "fedavg", 1, "train.central=true"), tmp_path / "run")
@@ -339,6 +369,10 @@ def test_a_vocabulary_with_a_guarantee(keyfed, corpus, tmp_path):
     private = report["privacy"]
     assert private["verdict"] == "SIMULATED"
     assert private["pld"] <= 4
+    assert private["delta"] == 1e6**-1.1  # the whole, of which the ledger's noise has half
+    assert read_ledger(tmp_path / "vocab.privacy").terms.delta == private["delta"] / 2
+    assert f"{1e6**-1.1:g})" in private["statement"][1]
+    assert private["threshold"] == 3  # --min-clients, above what the noise of so large a fleet asks for
     assert private["releases"] == 2
     assert [e.what for e in read_ledger(tmp_path / "vocab.privacy").entries] == ["words", "pairs"]
     assert not {"clients", "types", "unknown", "dropped_too_few"} & set(report)

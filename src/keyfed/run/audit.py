@@ -90,7 +90,8 @@ def audit_run(run: Path, *, quick: bool = True, listener: Listener | None = None
     listen, effort = listener or Silent(), QUICK if quick else WHOLE
     subject = _open(run)
     seed, records = subject.config.train.seed, read_metrics(run)
-    findings = lint(subject.config, subject.method, records, subject.claim, len(subject.prepared.store))
+    clients, result = len(subject.prepared.store), read_result(run)
+    findings = lint(subject.config, subject.method, records, subject.claim, clients, result)
     listen.say("audit: membership inference on the model as it is")
     members = audit_members.infer_membership(
         subject.trained, subject.prepared, seed, most=effort.pieces, device=subject.choice.device

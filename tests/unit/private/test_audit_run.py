@@ -239,6 +239,18 @@ def test_what_breaks_a_claim_is_named(check, config, records, claim):
     assert levels(lint(config, fedavg(), records, claim, 1000))[check] == "broken"
 
 
+@pytest.mark.parametrize(
+    "shown",
+    [{"clients_perplexity": {"seen": [3.0]}}, {"spread": {"worst": 9.0}}, {"oov_rate": {"train": 0.1, "test": 0.2}}],
+    ids=["clients", "spread", "training text"],
+)
+def test_figures_of_clients_in_the_result_break_a_claim(shown):
+    quiet = {"clients_perplexity": None, "spread": None, "oov_rate": {"test": 0.2}, "lost": {}}
+    assert levels(lint(POISSON, fedavg(), QUIET, CLAIM, 1000, quiet))["result"] == "ok"
+    assert levels(lint(POISSON, fedavg(), QUIET, CLAIM, 1000, {**quiet, **shown}))["result"] == "broken"
+    assert levels(lint(POISSON, fedavg(), QUIET, Claim("NONE"), 1000, {**quiet, **shown}))["result"] == "note"
+
+
 def test_noise_of_fedatt_without_a_ledger_is_only_warned_about():
     config = apply_settings(Config(), ["method.noise=0.05"])
     found = lint(config, fedavg(), [], Claim("NONE"), 10)
