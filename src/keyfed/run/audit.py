@@ -20,7 +20,7 @@ from keyfed.federated.types import Method
 from keyfed.files import write_atomically
 from keyfed.private.audit.exposure import chance_under
 from keyfed.private.audit.leak import RECOVERED
-from keyfed.run import audit_canaries, audit_leaks, audit_members, audit_one_shot
+from keyfed.run import audit_canaries, audit_leaks, audit_members, audit_one_shot, audit_replay
 from keyfed.run.audit_lint import Claim, Finding, lint, read_claim
 from keyfed.run.audit_report import write_audit
 from keyfed.run.choose import Choice
@@ -92,6 +92,7 @@ def audit_run(run: Path, *, quick: bool = True, listener: Listener | None = None
     seed, records = subject.config.train.seed, read_metrics(run)
     clients, result = len(subject.prepared.store), read_result(run)
     findings = lint(subject.config, subject.method, records, subject.claim, clients, result)
+    replayed = _replayed(subject, listen)
     listen.say("audit: membership inference on the model as it is")
     members = audit_members.infer_membership(
         subject.trained, subject.prepared, seed, most=effort.pieces, device=subject.choice.device
@@ -100,7 +101,7 @@ def audit_run(run: Path, *, quick: bool = True, listener: Listener | None = None
     leaks = _leaks(subject)
     canaries = _canaries(subject, effort, listen)
     one_shot = _one_shot(subject, len(records), listen)
-    against = contradictions(subject.claim, findings, canaries, one_shot, leaks)
+    against = contradictions(subject.claim, findings, canaries, one_shot, leaks, replayed)
     found = {
         "run": str(run),
         "verdict": "NONE" if any(f.level == "broken" for f in findings) else subject.claim.verdict,
@@ -109,6 +110,7 @@ def audit_run(run: Path, *, quick: bool = True, listener: Listener | None = None
         "claim": subject.claim.as_dict(),
         "findings": [f._asdict() for f in findings],
         "canaries": canaries,
+        "replay": replayed,
         "one_shot": one_shot,
         "membership": members,
         "leaks": leaks,
@@ -196,6 +198,18 @@ def _one_shot(subject: Subject, rounds: int, listen: Listener) -> dict[str, Any]
     return audit_one_shot.judge(layers, after, seeds, claim.delta, claim.epsilon)
 
 
+def _replayed(subject: Subject, listen: Listener) -> dict[str, Any] | None:
+    """Do one of the run's own rounds again, where a noisy sum is claimed; None elsewhere."""
+    config, folder = subject.config, subject.trained.folder
+    private = make_private(config, subject.method, len(subject.prepared.store), _called(subject))
+    if private is None or subject.claim.terms is None:
+        return None
+    listen.say("audit: doing one of the run's own rounds again")
+    return audit_replay.replay(
+        folder, subject.home / "replay", config, subject.prepared, private[0], subject.choice, _initial(subject)
+    )
+
+
 def _called(subject: Subject) -> int:
     return members_of(subject.method, subject.prepared, subject.config)
 
@@ -206,6 +220,7 @@ def contradictions(
     canaries: dict[str, Any],
     one_shot: dict[str, Any] | None,
     leaks: dict[str, Any] | None,
+    replayed: dict[str, Any] | None = None,
 ) -> list[str]:
     """Say what contradicts the claim; a run that claims nothing cannot be contradicted."""
     against = [f"{f.check}: {f.text}" for f in findings if f.level == "broken"]
@@ -215,6 +230,11 @@ def contradictions(
         against.append(
             f"one-shot: the model tells {one_shot['canaries']} canary clients apart with ε ≥ {one_shot['certain']:.3g} "
             f"(99.9 % confidence), and the ledger claims {claim.epsilon:.3g}"
+        )
+    if replayed is not None and replayed.get("contradicted"):
+        against.append(
+            f"replay: round {replayed['round']}, done again by the ledger's noise, ends {replayed['difference']:.3g} "
+            "times what that noise does away from where the run's own checkpoint is"
         )
     if claim.verdict != "GUARANTEE":
         return against

@@ -79,6 +79,7 @@ def document(found: Found, plots: Sequence[Plot] | None = ()) -> list[Block]:
         blocks.append(Text("No plots: matplotlib is not installed (pip install matplotlib).", "note"))
     blocks += [Heading("Canaries"), *_canaries(found["canaries"])]
     blocks += [drawn[name] for name in ("audit-canaries", "audit-controls") if name in drawn]
+    blocks += [Heading("One round done again"), *_replay(found["replay"])]
     blocks += [Heading("One-shot estimate of ε"), *_one_shot(found["one_shot"])]
     blocks += [Heading("Membership inference"), *_membership(found["membership"])]
     blocks += [Heading("Words from one update"), *_leaks(found["leaks"])]
@@ -103,6 +104,21 @@ def _claim(claim: Found) -> list[tuple[str, str]]:
         ("population, cohort in fact", f"{terms['clients']:,}, {terms['called']:,.6g}"),
         ("releases", show_count(claim["releases"])),
     ]
+
+
+def _replay(found: Found | None) -> Iterator[Block]:
+    if found is None:
+        yield Text("No noise is claimed, so there is none to look for.")
+    elif "skipped" in found:
+        yield Text(f"Not done: {found['skipped']}.")
+    else:
+        ends = "away from" if found["contradicted"] else "where"
+        yield Text(
+            f"Round {found['round']} with the ledger's noise ends {ends} the run's own checkpoint"
+            + (" is. " if found["contradicted"] else " is, to rounding. ")
+            + f"The difference is {show(found['difference'])} of what the noise does; more than 0.1 contradicts the "
+            "ledger. Only this one round is looked at."
+        )
 
 
 def _canaries(found: Found) -> Iterator[Block]:

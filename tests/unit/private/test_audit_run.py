@@ -126,6 +126,48 @@ def test_a_sound_private_run_passes_and_one_whose_noise_is_missing_is_flagged(co
     assert "A claim is contradicted by what was measured" in (run / "audit.md").read_text("utf-8")
 
 
+@pytest.mark.parametrize("more", [(), ("privacy.mechanism=tree", "participation.sampling=uniform")], ids=["", "tree"])
+def test_a_run_that_was_trained_without_the_noise_it_booked_is_contradicted_by_sound_code(
+    config, tmp_path, monkeypatch, more
+):
+    private = apply_settings(config, [*PRIVATE, *more])
+    sound, quiet = tmp_path / "sound", tmp_path / "quiet"
+    train(private, sound)
+    with monkeypatch.context() as patched:
+        for name in ("derived", "derived_tree"):
+            patched.setattr(
+                f"keyfed.run.privacy.{name}", lambda *purpose: lambda name, shape: torch.zeros(shape).double()
+            )
+        train(private, quiet)
+    found = replay_of(sound)
+    assert (found["round"], found["contradicted"]) == (5, False)
+    assert found["difference"] < 1e-4
+    broken = replay_of(quiet)
+    assert broken["contradicted"]
+    assert broken["difference"] == pytest.approx(1, abs=0.05)  # all that the noise does is missing
+    (why,) = contradictions(read_claim(quiet, promised=True), [], {"planted": []}, None, None, broken)
+    assert why.startswith("replay: round 5")
+
+
+def replay_of(run: Path) -> dict[str, Any]:
+    from keyfed.run.audit import _open, _replayed
+    from keyfed.run.train import Silent
+
+    found = _replayed(_open(run), Silent())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "words"), [("train.checkpoint_every=5", "no two checkpoints"), ("upload.keep=0.5", "keep state")]
+)
+def test_what_cannot_be_replayed_is_said(config, tmp_path, checkpoints, words):
+    train(apply_settings(config, [*PRIVATE, checkpoints]), tmp_path / "run")
+    found = replay_of(tmp_path / "run")
+    assert words in found["skipped"]
+    assert contradictions(read_claim(tmp_path / "run", promised=True), [], {"planted": []}, None, None, found) == []
+
+
 @pytest.mark.parametrize(
     ("dimensions", "rate", "rounds", "count"),
     [(220_000, 0.01, 40, 1000), (1374, 0.2857, 5, 96), (1000, 1.0, 5, 50), (4_000_000, 0.1, 20, 67)],

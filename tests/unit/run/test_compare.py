@@ -294,8 +294,8 @@ def test_the_table_says_what_was_not_reached_and_shows_the_references():
 def test_a_private_comparison_shows_epsilon_and_what_it_is_worth():
     private, plain = cells_of("fedavg", 90.0, 92.0), cells_of("fedatt", 80.0, 81.0)
     assert "ε" not in comparison_table(summary_of(private, plain))[0]
-    told = [{"pld": 1.25, "verdict": "SIMULATED", "statement": ["SIMULATED guarantee for a population of 9."]},
-            {"pld": 1.5, "verdict": "SIMULATED", "statement": ["SIMULATED guarantee for a population of 9."]}]  # fmt: skip
+    worth = {"verdict": "SIMULATED", "statement": ["SIMULATED guarantee for a population of 9."]}
+    told = [{"pld": 1.25, **worth}, {"pld": 1.5, **worth}]
     private = [
         replace(cell, result={**cell.result, "privacy": account}) for cell, account in zip(private, told, strict=True)
     ]
