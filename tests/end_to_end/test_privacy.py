@@ -331,6 +331,18 @@ def test_central_training_beside_a_private_run_is_refused(corpus, tmp_path):
         train(configured(corpus, "fedavg", 1, "train.central=true"), tmp_path / "run")
 
 
+def test_an_audit_says_what_it_does(keyfed, tmp_path, monkeypatch):
+    def audit_run(run, *, quick, listener):
+        listener.say("audit: something that takes long")
+        return {"verdict": "NONE", "contradicted": True}
+
+    monkeypatch.setattr("keyfed.run.audit.audit_run", audit_run)
+    code, out, err = keyfed("privacy", "audit", tmp_path, "--quick")
+    assert code == 1  # a claim is contradicted
+    assert out.startswith("NONE; see")
+    assert "audit: something that takes long" in err
+
+
 def test_the_numbers_of_the_command_line(keyfed):
     code, out, _ = keyfed(
         "privacy", "epsilon", "--noise", 1, "--rate", 0.01, "--rounds", 1000, "--delta", 1e-5, "--json"

@@ -25,10 +25,11 @@ from keyfed.run.audit_lint import Claim, Finding, lint, read_claim
 from keyfed.run.audit_report import write_audit
 from keyfed.run.choose import Choice
 from keyfed.run.folder import Trained, load_model, read_metrics, read_result, strict
-from keyfed.run.planning import members_of, plan
-from keyfed.run.prepare import Prepared, make_problem, prepare
-from keyfed.run.privacy import make_private
+from keyfed.run.planning import members_of, plan, plan_of_round
+from keyfed.run.prepare import Prepared, client_tokens, make_problem, prepare
+from keyfed.run.privacy import make_private, members_in_turn
 from keyfed.run.start import find_source, initial_params, make_ready
+from keyfed.run.traffic import sizes_of
 from keyfed.run.train import Listener, Silent, train
 
 UNLIKELY = 0.001  # chance, over all canaries, below which an exposure contradicts a guarantee
@@ -152,8 +153,28 @@ def _canaries(subject: Subject, effort: Effort, listen: Listener) -> dict[str, A
         device=subject.choice.device,
     )  # fmt: skip
     before = read_result(subject.trained.folder) or {}
+    called = audit_canaries.times_called(canaries, _turns(subject, planted, int(result["rounds"])))
+    for row, times in zip(found["planted"], called, strict=True):
+        row["calls"] = times
     perplexity = {"with_canaries": result["test"]["perplexity"], "run": (before.get("test") or {}).get("perplexity")}
-    return {**found, "perplexity": perplexity}
+    cells = audit_canaries.cells_of(found["planted"])
+    return {**found, "cells": cells, "perplexity": perplexity}
+
+
+def _turns(subject: Subject, prepared: Prepared, rounds: int) -> list[list[int]]:
+    """Return whose uploads arrived in each round of a training that was not interrupted, by their numbers."""
+    config, method, theta = subject.config, subject.method, _initial(subject)
+    if method.cohort == "pooled":
+        return [list(range(len(prepared.store)))] * rounds
+    private = make_private(config, method, len(prepared.store), _called(subject))
+    groups = None if private is None or private[1].gap is None else round(len(prepared.store) / private[1].called)
+    names, seed, found = prepared.store.names, config.train.seed, []
+    sizes, tokens = sizes_of(method, theta), client_tokens(prepared)
+    for number in range(rounds):
+        turn = None if groups is None else members_in_turn(names, number, groups, seed)
+        made = plan_of_round(config, method, prepared, number, tokens, sizes.down, sizes.up, turn)
+        found.append([fate.client for fate in made.fates if fate.lost is None])
+    return found
 
 
 def _leaks(subject: Subject) -> dict[str, Any] | None:
@@ -192,10 +213,10 @@ def _one_shot(subject: Subject, rounds: int, listen: Listener) -> dict[str, Any]
     out = subject.home / "one-shot"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    after = audit_one_shot.train_with_canaries(
+    after, calls = audit_one_shot.train_with_canaries(
         config, subject.prepared, private[0], private[1], subject.choice, theta, out, seeds[:count], rounds
     )
-    return audit_one_shot.judge(layers, after, seeds, claim.delta, claim.epsilon)
+    return audit_one_shot.judge(layers, after, seeds, claim.delta, claim.epsilon, calls)
 
 
 def _replayed(subject: Subject, listen: Listener) -> dict[str, Any] | None:
