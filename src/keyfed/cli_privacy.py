@@ -168,8 +168,10 @@ def audit_(
 ) -> None:
     """Attack a run as an outsider would and compare with what it claims. Exit code 1 if the claim is contradicted."""
     from keyfed.run.audit import audit_run
+    from keyfed.run.console import Narrator
 
-    found = audit_run(run, quick=quick)
+    with Narrator() as narrator:
+        found = audit_run(run, quick=quick, listener=narrator)
     print_json(found) if as_json else typer.echo(f"{found['verdict']}; see {run / 'audit.md'}")
     if found["contradicted"]:
         raise typer.Exit(1)

@@ -11,7 +11,7 @@ from keyfed.config import Config, apply_settings
 from keyfed.errors import ConfigError, PrivacyError
 from keyfed.private.accounting import Release, epsilon
 from keyfed.private.budget import HEAD, LEDGER, read_ledger
-from keyfed.run.folder import load_model, read_metrics
+from keyfed.run.folder import load_model, read_metrics, read_result
 from keyfed.run.train import Silent, train
 
 TINY = [
@@ -69,6 +69,10 @@ def test_nothing_that_was_not_noised_is_in_the_metrics(corpus, tmp_path):
         assert not set(TELLING) & set(record)
         assert all(record[key] is None for key in ("loss", "worked", "contributors", "refused", "lost"))
         assert math.isfinite(record["privacy"]["epsilon"])
+    result = read_result(tmp_path / "run")
+    assert all(result[key] is None for key in ("clients_perplexity", "spread", "unseen_spread", "tokens_trained"))
+    assert "train" not in result["oov_rate"]
+    assert "test" in result["oov_rate"]
     texts = [p.read_text("utf-8") for p in (tmp_path / "run").rglob("*.json*")]
     assert not any(f"writer{k}" in text for text in texts for k in range(8))
 
@@ -116,6 +120,38 @@ def test_a_round_that_is_done_again_costs_again_and_has_other_noise(corpus, tmp_
     assert once["rounds"] == 3
     one, two = (read_metrics(tmp_path / name)[0]["valid"]["nats"] for name in ("once", "again"))
     assert one != two
+
+
+def test_a_round_that_is_done_again_calls_other_clients(corpus, tmp_path, monkeypatch):
+    """Two releases of one sample would cost ε of noise z/√2, and the ledger has two rows of noise z."""
+    from keyfed.run import train as training
+
+    called = []
+
+    def planned(*given):
+        made = plan_of_round(*given)
+        called.append((given[3], [f.client for f in made.fates]))
+        return made
+
+    plan_of_round = training.plan_of_round
+    monkeypatch.setattr(training, "plan_of_round", planned)
+    config = configured(corpus, "fedavg", 3, "train.checkpoint_every=5", "train.seed=4")
+
+    class Lost(StopAfter):
+        def round(self, record):
+            if record["round"] == self.rounds:
+                raise OSError("the machine is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        train(config, tmp_path / "run", listener=Lost(2))  # two rounds are released, and none is in a checkpoint
+    train(config, tmp_path / "run", resume=True)
+    assert [round for round, _ in called] == [0, 1, 0, 1, 2]
+    first, again = called[:2], called[2:4]
+    assert all(one[1] != two[1] for one, two in zip(first, again, strict=True))
+    called.clear()
+    train(config, tmp_path / "whole")
+    assert called[:2] == first  # what was never lost is drawn as it always was
+    assert [e.attempt for e in read_ledger(tmp_path / "run").entries] == [0, 0, 1, 1, 0]
 
 
 def test_a_ledger_older_than_the_run_ends_it(corpus, tmp_path):
@@ -201,6 +237,20 @@ def test_clients_that_remember_book_what_they_sent(corpus, tmp_path):
         assert float(sum(meant)) ** 0.5 > 0.05
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("fedadmm", ["method.server_step=published", "method.lr=0.5"]), ("fedavg", ["upload.keep=0.5"])],
+)
+def test_a_clip_below_the_norms_rises_also_where_clients_clip_themselves(corpus, tmp_path, method, settings):
+    """Counted after its own clip, a client that keeps state would always be within, and the clip would only fall."""
+    given = ["train.cohort=7", "privacy.clip=0.01", "privacy.quantile=0.5", "privacy.population=100000000"]
+    train(configured(corpus, method, 3, *settings, *given, "privacy.cohort=1000000"), tmp_path / "run")
+    clips = [record["privacy"]["clip"] for record in read_metrics(tmp_path / "run")]
+    assert clips[0] == 0.01
+    assert clips == sorted(clips)
+    assert clips[-1] > 0.01 * 1.1
+
+
 def test_refusals_are_one_line(keyfed, corpus, tmp_path):
     def fails(*arguments):
         code, out, err = keyfed(
@@ -250,9 +300,47 @@ def test_a_removed_ledger_is_an_error_and_not_a_run_without_one(corpus, tmp_path
     assert LEDGER in err
 
 
+def test_a_start_that_knows_the_same_clients_is_refused_or_named(corpus, tmp_path):
+    half = ["train.seed=5", "train.cohort=2"]  # a seed by which both halves have clients
+    plain = apply_settings(
+        Config(method="fedavg"),
+        [f"data.name={corpus}", "train.rounds=1", *TINY, "data.clients_part=1/2", *half],
+    )
+    train(plain, tmp_path / "plain")
+    begun = [*half, "data.clients_part=1/2", f"train.init={tmp_path / 'plain'}"]
+    with pytest.raises(PrivacyError, match=r"train\.init is .* the same clients"):
+        train(configured(corpus, "fedavg", 1, *begun), tmp_path / "refused")
+    others = train(configured(corpus, "fedavg", 1, *begun, "data.clients_part=2/2"), tmp_path / "others")
+    assert f"Started from {tmp_path / 'plain'}" in others["privacy"]["statement"][-1]
+    train(configured(corpus, "fedavg", 1, *half, "data.clients_part=1/2"), tmp_path / "private")
+    train(configured(corpus, "fedavg", 1, *begun, f"train.init={tmp_path / 'private'}"), tmp_path / "again")
+
+
+def test_the_statement_says_what_it_does_not_say(corpus, tmp_path):
+    private = train(configured(corpus, "fedavg", 1), tmp_path / "run")["privacy"]
+    text = "\n".join(private["statement"])
+    alone = epsilon([Release(1.0, 1.0)], private["delta"], grid=1e-3)
+    assert f"somebody who knows who took part but sees only models: ε = {alone:.4g}." in text
+    assert "Not against the server itself: it sees every upload, or with secure aggregation un-noised sums" in text
+    for words in ("n-gram baselines", "noiseless twin", "training starts from", "then its own ε adds"):
+        assert words in text
+
+
 def test_central_training_beside_a_private_run_is_refused(corpus, tmp_path):
     with pytest.raises(ConfigError, match=r"train\.central"):
         train(configured(corpus, "fedavg", 1, "train.central=true"), tmp_path / "run")
+
+
+def test_an_audit_says_what_it_does(keyfed, tmp_path, monkeypatch):
+    def audit_run(run, *, quick, listener):
+        listener.say("audit: something that takes long")
+        return {"verdict": "NONE", "contradicted": True}
+
+    monkeypatch.setattr("keyfed.run.audit.audit_run", audit_run)
+    code, out, err = keyfed("privacy", "audit", tmp_path, "--quick")
+    assert code == 1  # a claim is contradicted
+    assert out.startswith("NONE; see")
+    assert "audit: something that takes long" in err
 
 
 def test_the_numbers_of_the_command_line(keyfed):
@@ -293,6 +381,10 @@ def test_a_vocabulary_with_a_guarantee(keyfed, corpus, tmp_path):
     private = report["privacy"]
     assert private["verdict"] == "SIMULATED"
     assert private["pld"] <= 4
+    assert private["delta"] == 1e6**-1.1  # the whole, of which the ledger's noise has half
+    assert read_ledger(tmp_path / "vocab.privacy").terms.delta == private["delta"] / 2
+    assert f"{1e6**-1.1:g})" in private["statement"][1]
+    assert private["threshold"] == 3  # --min-clients, above what the noise of so large a fleet asks for
     assert private["releases"] == 2
     assert [e.what for e in read_ledger(tmp_path / "vocab.privacy").entries] == ["words", "pairs"]
     assert not {"clients", "types", "unknown", "dropped_too_few"} & set(report)

@@ -16,6 +16,10 @@ class Gathering(Protocol):
         """Add one client; the upload is only valid until this returns."""
         ...
 
+    def refuse(self, client: ClientId) -> None:
+        """Hear that a client which could have uploaded was refused, for what it trained."""
+        ...
+
     def shift(self, by: Params) -> None:
         """Move the mean of every layer that has one by a given amount."""
         ...

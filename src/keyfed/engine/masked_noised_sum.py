@@ -5,7 +5,8 @@ S/2^(30 − ⌈log₂ m⌉) for m clients, rounded towards zero, so that roundin
 client is in the vector: nothing is calibrated, counted or told along.
 
 A sum that cannot be opened (too few stayed) is released as noise alone, and costs its row. Whether it opens depends on
-who plays the protocol, not on what they send: the guarantee is about a client that sends zeros instead.
+who plays the protocol, not on what they send: the guarantee is about a client that sends zeros instead. So a client
+whose training is refused sends zeros, too; were it a drop-out, its text could close the sum of everybody.
 """
 
 from __future__ import annotations
@@ -39,21 +40,29 @@ class MaskedNoisedSum(NoisedSum):
         self._step = fixed_point(noising.clip, len(hidden.called))
         context = context_of(like, hidden.method, {"clip": noising.clip}, hidden.round, "upload")
         self._masked: MaskedSum | None = None
-        words = words_of({name: like[name] for name in self._total})
+        self._words = words_of({name: like[name] for name in self._total})
+        self._silent: set[ClientId] = set()
         try:
-            self._masked = MaskedSum(context, words, hidden, settings, Costs())
+            self._masked = MaskedSum(context, self._words, hidden, settings, Costs())
         except SecureSumError:  # too few were called: everybody declines
             self._masked = None
 
     def add(self, client: ClientId, upload: Params, share: Share) -> None:
         """Clip, round and mask one client's part, and add it."""
-        if self._masked is None:
-            return
         parts, masses, within = self._part(upload, share)
         numbers = torch.cat([part.flatten().cpu() for part in parts.values()]).numpy()
         told = np.array([masses.get(name, 0.0) for name in self._total])
         whole = np.concatenate([np.trunc(np.concatenate([numbers, told]) / self._step), [2 * within]])
-        vector: Vector = whole.astype(np.int64).astype(np.uint32)
+        self._send(client, whole.astype(np.int64).astype(np.uint32))
+
+    def refuse(self, client: ClientId) -> None:
+        """Add zeros for a client whose training is refused: it stays in the protocol, and is no contributor."""
+        self._silent.add(client)
+        self._send(client, np.zeros(self._words, np.uint32))
+
+    def _send(self, client: ClientId, vector: Vector) -> None:
+        if self._masked is None:
+            return
         try:
             self._masked.add(client, vector)
         except SecureSumError:
@@ -68,7 +77,7 @@ class MaskedNoisedSum(NoisedSum):
                 pass
             else:
                 self._read(total.astype(np.int32).astype(np.float64))
-                self._contributors = list(survivors)
+                self._contributors = [client for client in survivors if client not in self._silent]
         return super().aggregate(refused)
 
     def _read(self, numbers: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:

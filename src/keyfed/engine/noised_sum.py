@@ -58,9 +58,13 @@ class NoisedSum:
         norm = norm_of(parts.values(), masses.values())
         factor = clip_factor(norm, self._noising.clip)
         clipped = {name: part.mul_(factor) for name, part in parts.items()}
-        # ±½ and not 0 or 1: then one client moves the count by ½ at most.
-        within = 0.5 if norm <= self._noising.clip else -0.5
+        # ±½ and not 0 or 1: then one client moves the count by ½ at most. A client that keeps state has clipped its
+        # upload itself; counted as it arrives it would always be within, and the clip would shrink to nothing.
+        within = 0.5 if norm <= self._noising.clip and not share.clipped else -0.5
         return clipped, {name: factor * mass for name, mass in masses.items()}, within
+
+    def refuse(self, client: ClientId) -> None:
+        """Do nothing: who is refused adds zeros."""
 
     def shift(self, by: Params) -> None:
         """Refuse noise of a method's own: it would be added to what is divided by a public number."""

@@ -67,6 +67,9 @@ class RunningSum:
             self.squares[name] += (scale * factor) ** 2
         self._shares[client] = share
 
+    def refuse(self, client: ClientId) -> None:
+        """Do nothing: who is refused is not in the sum."""
+
     def _relative(self, name: str, log: float) -> float:
         """Return e^(log − largest so far), having scaled the sum down if `log` is the new largest."""
         peak = self._peak.setdefault(name, log)
@@ -211,24 +214,31 @@ class Simulation:
             refused = refusal(client, done, params, self._bound)
             if refused is not None:
                 self._refused.append(refused)
+                if not self._vanishes(client):
+                    self._sum.refuse(client)
                 continue
             errors.append(done.error)
             reports[client] = Report(
                 client, done.tokens, done.loss, done.worked, done.distance, done.weight, done.joining
             )
-            if client in self._fates and self._fates[client].lost is not None:
-                continue  # it vanishes between report and upload
+            if self._vanishes(client):
+                continue
             if self._hidden is not None:
                 try:
                     self._hidden.add(client, done)
                 except SecureSumOverflow as e:
                     self._refused.append(Refusal(client, e.reason))
             elif method.mediator.share is not None:
-                self._sum.add(client, done.upload, method.mediator.share(reports[client], layers))
+                share = method.mediator.share(reports[client], layers)
+                self._sum.add(client, done.upload, replace(share, clipped=True) if done.clipped else share)
             else:
                 self._kept[client] = {name: u.clone() for name, u in done.upload.items()}
         self.compression_error = sum(errors) / len(errors) if errors and method.codec is not None else None
         return reports if self._hidden is None else {}
+
+    def _vanishes(self, client: ClientId) -> bool:
+        """Whether a client that trains is gone between report and upload."""
+        return client in self._fates and self._fates[client].lost is not None
 
     def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:
         """Return the finished sum, or form it now from shares that came after the reports."""

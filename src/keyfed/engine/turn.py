@@ -16,7 +16,7 @@ from keyfed.engine.problem import LocalProblem, measure, solve_block
 from keyfed.federated.participation import Work
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import LayerNumbers, Method, Params
-from keyfed.private.noise import clipped
+from keyfed.private.noise import clipped, norm_of
 
 
 class Turn(NamedTuple):
@@ -41,6 +41,7 @@ class Finished(NamedTuple):
     Attributes:
       weight: α_k in a running mean, and `joining`: see `Report`.
       error: ‖what the server reads − what was meant‖ / ‖what was meant‖; 0 without compression.
+      clipped: the upload was longer than the turn's clip, and is shortened to it.
     """
 
     client: int
@@ -52,6 +53,7 @@ class Finished(NamedTuple):
     weight: float = 0.0
     joining: bool = False
     error: float = 0.0
+    clipped: bool = False
 
 
 def keeps_state(method: Method) -> bool:
@@ -87,6 +89,7 @@ def take_turns(
             upload = {layer: u + theta[layer] for layer, u in read.items()}
         else:
             upload, proposal, error = _send(problem, method, round, name, meant, states[k])
+        shortened = turn.clip is not None and norm_of(upload.values()) > turn.clip
         if turn.clip is not None:
             upload = clipped(upload, turn.clip)
         if turn.propose is not None:
@@ -98,7 +101,7 @@ def take_turns(
         out.append(
             Finished(
                 turn.client, upload, loss[k], int(tokens[k]), int(worked[k]), distances[k],
-                float(weight[k]), bool(joining[k]), error,
+                float(weight[k]), bool(joining[k]), error, shortened,
             )
         )  # fmt: skip
     return out

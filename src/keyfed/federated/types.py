@@ -135,11 +135,13 @@ class Share:
     Attributes:
       log: both are multiplied by e^log. Kept apart because e^log may exceed any float: the sum divides by the largest
         e^log it has seen, which `Aggregate.mean` and `effective_clients` do not notice. None is 0.
+      clipped: the client itself shortened its upload to the clip, so a private sum counts it among the clipped.
     """
 
     scale: LayerNumbers
     mass: LayerNumbers
     log: LayerNumbers | None = None
+    clipped: bool = False
 
 
 Reason = Literal[

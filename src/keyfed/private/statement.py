@@ -14,14 +14,23 @@ NOISE_OPTION = (
     "method.noise reproduces FedAtt's perturbation. Uploads are not clipped, so one client's influence has no bound "
     "and ε is ∞ whatever the noise; `keyfed train --dp` gives a guarantee."
 )
+SERVER = "Not against the server itself: it sees every upload, or with secure aggregation un-noised sums."
+NOT_COVERED = (
+    "Not covered: validation and test numbers and the choice of the best round (they read held-out text of the same "
+    "corpus); perplexities of n-gram baselines and of the noiseless twin, which read the clients' text without noise, "
+    "and the twin's folder, which is not to be given away; the model and the word vectors that training starts from, "
+    "unless no client's text was in them; the vocabulary, unless `keyfed vocab --dp` made it (then its own ε adds); "
+    "the choice of hyper-parameters; clients that do not follow the protocol; whatever a client keeps to itself."
+)
 NO_LEDGER = "No ledger: nothing was clipped and noised, so nothing is promised. `keyfed train --dp` gives a guarantee."
 
 
-def account(ledger: Ledger, *, fine: bool = False) -> dict[str, Any]:
+def account(ledger: Ledger, *, fine: bool = False, delta: float | None = None) -> dict[str, Any]:
     """Return the verdict, ε by both accountants, the terms and the releases of a ledger.
 
     Args:
       fine: take the tighter and slower PLD whatever the budget says.
+      delta: δ of all that is promised, where the ledger's is only a part of it; None for the ledger's.
     """
     eps = ledger.epsilon(grid=FINE) if fine else ledger.spent()
     terms = ledger.terms
@@ -29,7 +38,7 @@ def account(ledger: Ledger, *, fine: bool = False) -> dict[str, Any]:
         "verdict": ledger.verdict(),
         "pld": _number(eps),
         "rdp": _number(ledger.epsilon("rdp")),
-        "delta": terms.delta,
+        "delta": terms.delta if delta is None else delta,
         "budget": terms.budget,
         "unit": UNIT,
         "adjacency": NEIGHBOURS,
@@ -46,7 +55,7 @@ def account(ledger: Ledger, *, fine: bool = False) -> dict[str, Any]:
         "retried": sum(e.attempt > 0 or e.what == "torn" for e in ledger.entries),
         "rows": len(ledger.hashes),
         "head": ledger.head,
-        "statement": statement(ledger, eps),
+        "statement": statement(ledger, eps, delta),
     }
 
 
@@ -55,9 +64,14 @@ def no_account(noise: float) -> dict[str, Any]:
     return {"verdict": "NONE", "pld": None, "rdp": None, "statement": [NOISE_OPTION if noise else NO_LEDGER]}
 
 
-def statement(ledger: Ledger, eps: float) -> list[str]:
-    """Say what the ε is about: unit, neighbours, δ, amplification, randomness, and what is not covered."""
+def statement(ledger: Ledger, eps: float, delta: float | None = None) -> list[str]:
+    """Say what the ε is about: unit, neighbours, δ, amplification, randomness, and what is not covered.
+
+    Args:
+      delta: see `account`.
+    """
     t = ledger.terms
+    promised = t.delta if delta is None else delta
     verdict = ledger.verdict()
     lines = []
     if verdict == "NONE":
@@ -71,7 +85,7 @@ def statement(ledger: Ledger, eps: float) -> list[str]:
     else:
         lines.append(f"GUARANTEE for the {t.clients:,} clients of this run.")
     lines += [
-        f"(ε, δ) = ({eps:.4g}, {t.delta:g}) by privacy loss distributions, {ledger.epsilon('rdp'):.4g} by Rényi "
+        f"(ε, δ) = ({eps:.4g}, {promised:g}) by privacy loss distributions, {ledger.epsilon('rdp'):.4g} by Rényi "
         f"divergences, over {len(ledger.entries):,} releases.",
         f"Unit: {UNIT}. Neighbours: {NEIGHBOURS}. {t.sensitivity}",
     ]
@@ -80,8 +94,8 @@ def statement(ledger: Ledger, eps: float) -> list[str]:
             alone = ledger_without_sampling(ledger)
             lines.append(
                 f"Amplification: every client is called independently with chance {t.rate:.4g}. That helps against "
-                "whoever sees the models and not who took part. The server, which knows, is only held by "
-                f"ε = {alone:.4g}, unless it sees no single upload (secure aggregation)."
+                "whoever sees the models and not who took part. Against somebody who knows who took part but sees only "
+                f"models: ε = {alone:.4g}."
             )
         else:
             lines.append("Amplification: none; every client is called every round.")
@@ -90,12 +104,7 @@ def statement(ledger: Ledger, eps: float) -> list[str]:
             f"Amplification: none is claimed. Noise is correlated over rounds (tree aggregation), and a client that "
             f"took part waits {t.gap:,} rounds."
         )
-    lines.append(
-        "Not covered: validation and test numbers and the choice of the best round (they read held-out text of the "
-        "same corpus), the vocabulary unless `keyfed vocab --dp` made it, the choice of hyper-parameters, clients that "
-        "do not follow the protocol, and whatever a client keeps to itself."
-    )
-    return lines
+    return [*lines, SERVER, NOT_COVERED]
 
 
 def ledger_without_sampling(ledger: Ledger) -> float:

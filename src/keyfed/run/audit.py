@@ -20,15 +20,16 @@ from keyfed.federated.types import Method
 from keyfed.files import write_atomically
 from keyfed.private.audit.exposure import chance_under
 from keyfed.private.audit.leak import RECOVERED
-from keyfed.run import audit_canaries, audit_leaks, audit_members, audit_one_shot
+from keyfed.run import audit_canaries, audit_leaks, audit_members, audit_one_shot, audit_replay
 from keyfed.run.audit_lint import Claim, Finding, lint, read_claim
 from keyfed.run.audit_report import write_audit
 from keyfed.run.choose import Choice
 from keyfed.run.folder import Trained, load_model, read_metrics, read_result, strict
-from keyfed.run.planning import members_of, plan
-from keyfed.run.prepare import Prepared, make_problem, prepare
-from keyfed.run.privacy import make_private
+from keyfed.run.planning import members_of, plan, plan_of_round
+from keyfed.run.prepare import Prepared, client_tokens, make_problem, prepare
+from keyfed.run.privacy import make_private, members_in_turn
 from keyfed.run.start import find_source, initial_params, make_ready
+from keyfed.run.traffic import sizes_of
 from keyfed.run.train import Listener, Silent, train
 
 UNLIKELY = 0.001  # chance, over all canaries, below which an exposure contradicts a guarantee
@@ -90,7 +91,9 @@ def audit_run(run: Path, *, quick: bool = True, listener: Listener | None = None
     listen, effort = listener or Silent(), QUICK if quick else WHOLE
     subject = _open(run)
     seed, records = subject.config.train.seed, read_metrics(run)
-    findings = lint(subject.config, subject.method, records, subject.claim, len(subject.prepared.store))
+    clients, result = len(subject.prepared.store), read_result(run)
+    findings = lint(subject.config, subject.method, records, subject.claim, clients, result)
+    replayed = _replayed(subject, listen)
     listen.say("audit: membership inference on the model as it is")
     members = audit_members.infer_membership(
         subject.trained, subject.prepared, seed, most=effort.pieces, device=subject.choice.device
@@ -99,7 +102,7 @@ def audit_run(run: Path, *, quick: bool = True, listener: Listener | None = None
     leaks = _leaks(subject)
     canaries = _canaries(subject, effort, listen)
     one_shot = _one_shot(subject, len(records), listen)
-    against = contradictions(subject.claim, findings, canaries, one_shot, leaks)
+    against = contradictions(subject.claim, findings, canaries, one_shot, leaks, replayed)
     found = {
         "run": str(run),
         "verdict": "NONE" if any(f.level == "broken" for f in findings) else subject.claim.verdict,
@@ -108,6 +111,7 @@ def audit_run(run: Path, *, quick: bool = True, listener: Listener | None = None
         "claim": subject.claim.as_dict(),
         "findings": [f._asdict() for f in findings],
         "canaries": canaries,
+        "replay": replayed,
         "one_shot": one_shot,
         "membership": members,
         "leaks": leaks,
@@ -149,8 +153,28 @@ def _canaries(subject: Subject, effort: Effort, listen: Listener) -> dict[str, A
         device=subject.choice.device,
     )  # fmt: skip
     before = read_result(subject.trained.folder) or {}
+    called = audit_canaries.times_called(canaries, _turns(subject, planted, int(result["rounds"])))
+    for row, times in zip(found["planted"], called, strict=True):
+        row["calls"] = times
     perplexity = {"with_canaries": result["test"]["perplexity"], "run": (before.get("test") or {}).get("perplexity")}
-    return {**found, "perplexity": perplexity}
+    cells = audit_canaries.cells_of(found["planted"])
+    return {**found, "cells": cells, "perplexity": perplexity}
+
+
+def _turns(subject: Subject, prepared: Prepared, rounds: int) -> list[list[int]]:
+    """Return whose uploads arrived in each round of a training that was not interrupted, by their numbers."""
+    config, method, theta = subject.config, subject.method, _initial(subject)
+    if method.cohort == "pooled":
+        return [list(range(len(prepared.store)))] * rounds
+    private = make_private(config, method, len(prepared.store), _called(subject))
+    groups = None if private is None or private[1].gap is None else round(len(prepared.store) / private[1].called)
+    names, seed, found = prepared.store.names, config.train.seed, []
+    sizes, tokens = sizes_of(method, theta), client_tokens(prepared)
+    for number in range(rounds):
+        turn = None if groups is None else members_in_turn(names, number, groups, seed)
+        made = plan_of_round(config, method, prepared, number, tokens, sizes.down, sizes.up, turn)
+        found.append([fate.client for fate in made.fates if fate.lost is None])
+    return found
 
 
 def _leaks(subject: Subject) -> dict[str, Any] | None:
@@ -189,10 +213,22 @@ def _one_shot(subject: Subject, rounds: int, listen: Listener) -> dict[str, Any]
     out = subject.home / "one-shot"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    after = audit_one_shot.train_with_canaries(
+    after, calls = audit_one_shot.train_with_canaries(
         config, subject.prepared, private[0], private[1], subject.choice, theta, out, seeds[:count], rounds
     )
-    return audit_one_shot.judge(layers, after, seeds, claim.delta, claim.epsilon)
+    return audit_one_shot.judge(layers, after, seeds, claim.delta, claim.epsilon, calls)
+
+
+def _replayed(subject: Subject, listen: Listener) -> dict[str, Any] | None:
+    """Do one of the run's own rounds again, where a noisy sum is claimed; None elsewhere."""
+    config, folder = subject.config, subject.trained.folder
+    private = make_private(config, subject.method, len(subject.prepared.store), _called(subject))
+    if private is None or subject.claim.terms is None:
+        return None
+    listen.say("audit: doing one of the run's own rounds again")
+    return audit_replay.replay(
+        folder, subject.home / "replay", config, subject.prepared, private[0], subject.choice, _initial(subject)
+    )
 
 
 def _called(subject: Subject) -> int:
@@ -205,6 +241,7 @@ def contradictions(
     canaries: dict[str, Any],
     one_shot: dict[str, Any] | None,
     leaks: dict[str, Any] | None,
+    replayed: dict[str, Any] | None = None,
 ) -> list[str]:
     """Say what contradicts the claim; a run that claims nothing cannot be contradicted."""
     against = [f"{f.check}: {f.text}" for f in findings if f.level == "broken"]
@@ -214,6 +251,11 @@ def contradictions(
         against.append(
             f"one-shot: the model tells {one_shot['canaries']} canary clients apart with ε ≥ {one_shot['certain']:.3g} "
             f"(99.9 % confidence), and the ledger claims {claim.epsilon:.3g}"
+        )
+    if replayed is not None and replayed.get("contradicted"):
+        against.append(
+            f"replay: round {replayed['round']}, done again by the ledger's noise, ends {replayed['difference']:.3g} "
+            "times what that noise does away from where the run's own checkpoint is"
         )
     if claim.verdict != "GUARANTEE":
         return against

@@ -204,6 +204,12 @@ def look_for_canaries(
     }
 
 
+def times_called(canaries: Sequence[Canary], turns: Sequence[Sequence[int]]) -> list[int]:
+    """Return how often clients that say each canary took part, all of them added; `turns` has who came by round."""
+    came = [set(turn) for turn in turns]
+    return [sum(client in turn for turn in came for client in canary.clients) for canary in canaries]
+
+
 def cells_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the grid: for each (users, copies) the median and largest exposure and how many the beam found."""
     cells: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
@@ -215,6 +221,7 @@ def cells_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "median": float(np.median([r["exposure"] for r in found])),
             "largest": max(r["exposure"] for r in found),
             "in_beam": sum(bool(r["in_beam"]) for r in found),
+            "calls": float(np.mean([r["calls"] for r in found])) if all("calls" in r for r in found) else None,
         }
         for (users, copies), found in cells.items()
     ]  # fmt: skip

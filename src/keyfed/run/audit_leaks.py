@@ -25,7 +25,8 @@ from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Method, Params
 from keyfed.model.language_model import ModelSpec
 from keyfed.private.audit.leak import judge_guesses, masked_view, scores_of_bias, scores_of_rows
-from keyfed.private.ring import KEY_BYTES, add_mask
+from keyfed.private.keys import Identity, make_keys
+from keyfed.private.secure_sum import Collector, Floors, Member, Terms, usual_threshold
 from keyfed.run.audit_canaries import SPECIALS
 
 TOGETHER = 10  # clients of the sum
@@ -98,14 +99,26 @@ def _sum(uploads: list[Params], layer: str) -> Tensor:
     return torch.stack([u[layer] for u in uploads]).sum(0)
 
 
-def masked(change: Tensor) -> Tensor:
-    """Write a tensor in fixed point, mask it as secure sums do (`keyfed.private.ring`), and read the result as numbers.
+def masked(change: Tensor, members: int = TOGETHER) -> Tensor:
+    """Write a tensor in fixed point, let a member of a real secure sum mask it, and read what it sends as numbers.
 
-    The key is the operating system's, used once and known to nobody: what is left looks uniform, whatever is under it.
+    Keys are made and signed, shares dealt and forwarded as in every secure round (`keyfed.private.secure_sum`); only
+    the others' vectors are left out, which nobody needs for what this one sends.
     """
     words = change.mul(SCALE).round().long().flatten().numpy().astype(np.uint32)
-    add_mask(words, urandom(KEY_BYTES), 1)
-    return masked_view(words).view(change.shape)
+    identities = {f"client {k}": Identity.make(urandom) for k in range(members)}
+    made = {name: make_keys(identity, name, 0, urandom) for name, identity in identities.items()}
+    cohort = tuple(signed for _, signed in made.values())
+    terms = Terms(b"audit", cohort, usual_threshold(members), len(words))
+    public = {name: identity.public for name, identity in identities.items()}
+    collector = Collector(terms)
+    everybody = {name: Member(name, own, terms, public, Floors(), urandom) for name, (own, _) in made.items()}
+    for name, member in everybody.items():
+        collector.take_shares(name, member.shares())
+    alive, parcels = collector.forward()
+    victim = next(iter(everybody))
+    sent = everybody[victim].masked(words, alive, parcels[victim])
+    return masked_view(sent[: len(words)]).view(change.shape)
 
 
 def words_read(problem: Problem, method: Method, client: int, spec: ModelSpec) -> NDArray[np.int64]:

@@ -22,6 +22,8 @@ Record = Mapping[str, Any]
 # Fields of metrics.jsonl that are computed from clients' text or say who they are.
 FROM_CLIENTS = ("loss", "tokens", "worked", "contributors", "refused", "lost", "attention", "effective_clients")
 
+OF_CLIENTS = ("clients_perplexity", "spread", "unseen_spread", "tokens_trained", "refused", "lost")  # of result.json
+
 
 class Finding(NamedTuple):
     """One thing that was looked at."""
@@ -78,9 +80,17 @@ def claim_of(ledger: Ledger) -> Claim:
     )  # fmt: skip
 
 
-def lint(config: Config, method: Method, records: Sequence[Record], claim: Claim, clients: int) -> list[Finding]:
-    """Look at everything that can break a claim without a single attack."""
+def lint(
+    config: Config,
+    method: Method,
+    records: Sequence[Record],
+    claim: Claim,
+    clients: int,
+    result: Record | None = None,
+) -> list[Finding]:
+    """Look at everything that can break a claim without a single attack; `result` is what result.json has."""
     findings = [_own_noise(config, claim), _seeds(claim), _weights(method, claim), _metrics(records, claim)]
+    findings.append(_result(result or {}, claim))
     if claim.problem is not None:
         findings.append(Finding("ledger", "broken", claim.problem))
     if claim.terms is not None:
@@ -141,6 +151,23 @@ def _metrics(records: Sequence[Record], claim: Claim) -> Finding:
         "broken",
         f"metrics.jsonl has figures of clients in clear ({listed}) that the ledger does not know of; they are "
         "releases, too.",
+    )
+
+
+def _result(result: Record, claim: Claim) -> Finding:
+    train_text = {"oov_rate.train": (result.get("oov_rate") or {}).get("train")}
+    found = {**{key: result.get(key) for key in OF_CLIENTS}, **train_text}
+    shown = sorted(key for key, value in found.items() if _says_something(value))
+    if not shown:
+        return Finding("result", "ok", "result.json has no figure of a single client or of training text in clear.")
+    listed = ", ".join(shown)
+    if claim.terms is None:
+        return Finding("result", "note", f"result.json has figures of clients in clear: {listed}.")
+    return Finding(
+        "result",
+        "broken",
+        f"result.json has figures of clients in clear ({listed}) that the ledger does not know of; they are releases, "
+        "too.",
     )
 
 

@@ -1,8 +1,9 @@
 """The one-shot estimate on a run: the same training once more, with canary clients that send random directions.
 
-Every canary client is picked with the run's own sampling rate, independently in each round, and sends a random unit
-vector times the clip S. Its upload goes into the same sum as everybody's, noise included, so it is added where the sum
-is used: in front of the server rule. What the final model tells about the canaries is compared with the claimed ε
+Every canary client is picked with the run's own sampling rate, independently in each round, and sends a random
+direction ten times as long as the clip S. Its upload goes through the run's own `NoisedSum`, which has to shorten it to
+S (a missing clip shows as an ε̂ far too large), and is added to everybody's where the sum is used: in front of the
+server rule. What the final model tells about the canaries is compared with the claimed ε
 (`keyfed.private.audit.one_shot`).
 
 Where ε is that of an imagined fleet, the run's noise is that of the fleet's mean on the mean of the few who are there.
@@ -11,7 +12,7 @@ So a canary is scaled like the noise and called at the fleet's rate: the estimat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,15 @@ import torch
 from torch import Tensor
 
 from keyfed.config import Config
+from keyfed.engine.noised_sum import NoisedSum
 from keyfed.engine.simulate import Simulation
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.sampling import derive_seed
-from keyfed.federated.types import Aggregate, Method, Params, ServerRule
-from keyfed.private.audit.one_shot import contradicts, cosines, estimate_epsilon, sum_of
+from keyfed.federated.types import Aggregate, Method, Params, ServerRule, Share
+from keyfed.private.audit.one_shot import contradicts, cosines, estimate_epsilon, unit_vector
 from keyfed.private.budget import Terms
 from keyfed.private.mechanism import CLIP, Bounded
+from keyfed.private.noise import Noising
 from keyfed.run.choose import Choice
 from keyfed.run.frozen import FROZEN
 from keyfed.run.planning import plan_of_round
@@ -38,6 +41,8 @@ from keyfed.run.traffic import sizes_of
 
 NUMBERS = 1 << 30  # random numbers an audit draws for canaries; a hundred million take about a second
 FEWEST, MOST = 50, 1000
+LONG = 10.0  # length of what a canary sends, in clips: a sum that does not clip gives it away
+FEW_CALLS = 0.5  # calls of a canary over the run, in the mean, below which the attack could not have told anything
 CROWDED = 0.02  # canaries of a round to dimensions, above which they hide each other
 
 
@@ -75,6 +80,17 @@ def also_sending(method: Method, sent: Params) -> Method:
     return replace(method, server=ServerRule(own.init, step))
 
 
+def sent_by(seeds: Iterable[int], like: Params, clip: float) -> Params:
+    """Return the sum of what the canaries of these seeds send, each clipped by the sum that clips everybody."""
+    size = sum(p.numel() for p in like.values())
+    silent = Noising(clip, 0.0, None, 1.0, 1.0, None, lambda: lambda name, shape: torch.zeros(shape).double())
+    summed, whole = NoisedSum(like, silent), dict.fromkeys(like, 1.0)
+    for number, seed in enumerate(seeds):
+        upload = cut(unit_vector(size, seed).mul_(LONG * clip), like)
+        summed.add(f"canary {number}", upload, Share(whole, whole))
+    return summed.aggregate(()).total
+
+
 def cut(vector: Tensor, like: Params) -> Params:
     """Cut a flat vector into tensors of these shapes."""
     parts = vector.split([p.numel() for p in like.values()])
@@ -91,8 +107,8 @@ def train_with_canaries(
     out: Path,
     seeds: Sequence[int],
     rounds: int,
-) -> Params:
-    """Train as the run did, with a canary client for every seed; return the last model.
+) -> tuple[Params, float]:
+    """Train as the run did, with a canary client for every seed; return the last model and a canary's mean calls.
 
     Args:
       out: a folder for the ledger of this training.
@@ -100,7 +116,7 @@ def train_with_canaries(
     guard = PrivateRun(config, bounded, out, terms)
     method, state = bounded.method, initial_state(bounded.method, theta)
     sent_layers = trained_layers(config, theta)
-    size, tokens = sum(p.numel() for p in sent_layers.values()), client_tokens(prepared)
+    tokens, calls = client_tokens(prepared), 0
     problem = make_problem(prepared, config, method, choice.device)
     bytes_of = sizes_of(method, theta)
     with federate(config, problem, choice, None, None) as federation:
@@ -112,11 +128,12 @@ def train_with_canaries(
             federation.expect(fates)
             frozen = FROZEN if round < config.train.frozen_rounds else frozenset[str]()
             federation.gather_by(*guard.gather(state, frozen, fates))
-            own = (seeds[k] for k in picked(terms, len(seeds), config.train.seed, round))
-            scale = float(state.server[CLIP]) * terms.called / terms.cohort
-            sent = cut(sum_of(size, own).mul_(scale), sent_layers)
+            own = [seeds[k] for k in picked(terms, len(seeds), config.train.seed, round)]
+            calls += len(own)
+            clipped = sent_by(own, sent_layers, float(state.server[CLIP]))
+            sent = {name: t * (terms.called / terms.cohort) for name, t in clipped.items()}
             state, _ = run_round(also_sending(method, sent), state, list(fates), federation)
-    return state.params
+    return state.params, calls / len(seeds)
 
 
 def trained_layers(config: Config, theta: Params) -> Params:
@@ -129,12 +146,20 @@ def flat_change(before: Params, after: Params) -> Tensor:
     return torch.cat([(after[name].double().cpu() - p.double().cpu()).flatten() for name, p in before.items()])
 
 
-def judge(before: Params, after: Params, seeds: Sequence[int], delta: float, claimed: float | None) -> dict[str, Any]:
-    """Compare the model's change with the canaries' directions; the second half of `seeds` was never sent."""
+def judge(
+    before: Params, after: Params, seeds: Sequence[int], delta: float, claimed: float | None, calls: float
+) -> dict[str, Any]:
+    """Compare the model's change with the canaries' directions; the second half of `seeds` was never sent.
+
+    Args:
+      calls: how often a canary took part, in the mean; one that never did cannot be told from nobody.
+    """
     change, count = flat_change(before, after), len(seeds) // 2
     estimate = estimate_epsilon(cosines(change, seeds[:count]), cosines(change, seeds[count:]), len(change), delta)
     return {
         **estimate._asdict(),
         "claimed": claimed,
+        "calls": calls,
+        "power": calls >= FEW_CALLS,
         "contradicted": claimed is not None and contradicts(estimate, claimed),
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.files import write_atomically
+from keyfed.run.audit_one_shot import FEW_CALLS
 from keyfed.run.drawing import Draw, Plot, Theme, both_themes, single
 from keyfed.run.markup import (
     Block,
@@ -79,6 +80,7 @@ def document(found: Found, plots: Sequence[Plot] | None = ()) -> list[Block]:
         blocks.append(Text("No plots: matplotlib is not installed (pip install matplotlib).", "note"))
     blocks += [Heading("Canaries"), *_canaries(found["canaries"])]
     blocks += [drawn[name] for name in ("audit-canaries", "audit-controls") if name in drawn]
+    blocks += [Heading("One round done again"), *_replay(found["replay"])]
     blocks += [Heading("One-shot estimate of ε"), *_one_shot(found["one_shot"])]
     blocks += [Heading("Membership inference"), *_membership(found["membership"])]
     blocks += [Heading("Words from one update"), *_leaks(found["leaks"])]
@@ -88,7 +90,12 @@ def document(found: Found, plots: Sequence[Plot] | None = ()) -> list[Block]:
 def _contradicted(found: Found) -> str:
     if found["contradicted"]:
         return " A claim is contradicted by what was measured."
-    return "" if found["verdict"] == "NONE" else " Nothing that was measured contradicts the claim."
+    if found["verdict"] == "NONE":
+        return ""
+    weak = found["one_shot"] is not None and not found["one_shot"]["power"]
+    return " Nothing that was measured contradicts the claim." + (
+        " The one-shot attack had no power, so that says little." if weak else ""
+    )
 
 
 def _claim(claim: Found) -> list[tuple[str, str]]:
@@ -105,12 +112,27 @@ def _claim(claim: Found) -> list[tuple[str, str]]:
     ]
 
 
+def _replay(found: Found | None) -> Iterator[Block]:
+    if found is None:
+        yield Text("No noise is claimed, so there is none to look for.")
+    elif "skipped" in found:
+        yield Text(f"Not done: {found['skipped']}.")
+    else:
+        ends = "away from" if found["contradicted"] else "where"
+        yield Text(
+            f"Round {found['round']} with the ledger's noise ends {ends} the run's own checkpoint"
+            + (" is. " if found["contradicted"] else " is, to rounding. ")
+            + f"The difference is {show(found['difference'])} of what the noise does; more than 0.1 contradicts the "
+            "ledger. Only this one round is looked at."
+        )
+
+
 def _canaries(found: Found) -> Iterator[Block]:
-    rows = [["clients", "copies each", "canaries", "exposure, median", "largest", "found by the beam"]]
+    rows = [["clients", "copies each", "canaries", "times called", "exposure, median", "largest", "found by the beam"]]
     for cell in found["cells"]:
         rows.append(
             [
-                show_count(cell["users"]), show_count(cell["copies"]), show_count(cell["canaries"]),
+                show_count(cell["users"]), show_count(cell["copies"]), show_count(cell["canaries"]), _calls(cell),
                 f"{cell['median']:.2f}", f"{cell['largest']:.2f}", show_count(cell["in_beam"]),
             ]
         )  # fmt: skip
@@ -131,6 +153,11 @@ def _canaries(found: Found) -> Iterator[Block]:
     yield Text(NOTES["canaries"], "note")
 
 
+def _calls(cell: Found) -> str:
+    """How often those who say a canary took part, in the mean; hardly ever means that nothing could be found."""
+    return f"{cell['calls']:.1f}" + (": no power" if cell["calls"] < FEW_CALLS else "")
+
+
 def _one_shot(found: Found | None) -> Iterator[Block]:
     if found is None:
         yield Text("Not measured: the run claims no noise on its sums.")
@@ -141,10 +168,19 @@ def _one_shot(found: Found | None) -> Iterator[Block]:
             ("claimed ε", show(found["claimed"])),
             ("of vectors that nobody sent", f"{show(found['floor'])}"),
             ("canary clients, parameters", f"{found['canaries']:,}, {found['dimensions']:,}"),
-            ("verdict", "contradicts the claim" if found["contradicted"] else "consistent with the claim"),
+            ("times a canary was called, in the mean", f"{found['calls']:.2f}"),
+            ("verdict", _verdict(found)),
         ]
     )
     yield Text(NOTES["one_shot"], "note")
+
+
+def _verdict(found: Found) -> str:
+    if found["contradicted"]:
+        return "contradicts the claim"
+    if not found["power"]:
+        return "no power: canaries were hardly ever called, so the attack could not have contradicted anything"
+    return "consistent with the claim"
 
 
 def _membership(found: Found) -> Iterator[Block]:

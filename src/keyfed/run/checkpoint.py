@@ -73,7 +73,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     manifest["seal"] = _seal(manifest)
     write_atomically(folder / f"{name}.safetensors", data)
     write_atomically(folder / f"{name}.json", json.dumps(manifest, indent=1).encode())
-    for old in sorted(_rounds(folder))[:-KEEP]:
+    for old in sorted(rounds_in(folder))[:-KEEP]:
         (folder / f"round-{old:06d}.json").unlink(missing_ok=True)
         (folder / f"round-{old:06d}.safetensors").unlink(missing_ok=True)
 
@@ -84,14 +84,15 @@ def _seal(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _rounds(folder: Path) -> list[int]:
+def rounds_in(folder: Path) -> list[int]:
+    """Return the rounds that checkpoints in a folder stand after, in any order."""
     return [int(m[1]) for p in folder.glob("round-*.json") if (m := _NAME.fullmatch(p.name))]
 
 
 def named_states(folder: Path) -> list[Mapping[ClientId, Version]]:
     """Return the clients' states that the checkpoints in a folder name; damaged checkpoints name none."""
     out: list[Mapping[ClientId, Version]] = []
-    for number in _rounds(folder):
+    for number in rounds_in(folder):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             manifest = json.loads((folder / f"round-{number:06d}.json").read_text("utf-8"))
             out.append({client: Version(**version) for client, version in manifest["clients"].items()})
@@ -107,10 +108,10 @@ def load_checkpoint(
       logged: bytes of metrics.jsonl; a checkpoint that knows of more cannot be gone on from.
       clients: folder of the clients' states; those that a checkpoint names must be whole.
     """
-    rounds = sorted(_rounds(folder), reverse=True)
+    rounds = sorted(rounds_in(folder), reverse=True)
     for number in rounds:
         try:
-            found = _read(folder, number)
+            found = read_checkpoint(folder, number)
             if found.metrics_length > logged:
                 raise RunError(f"metrics.jsonl has {logged} bytes, {found.metrics_length} belong to it")
             if clients is not None:
@@ -123,7 +124,8 @@ def load_checkpoint(
     return None
 
 
-def _read(folder: Path, number: int) -> Checkpoint:
+def read_checkpoint(folder: Path, number: int) -> Checkpoint:
+    """Return the checkpoint after a round; OSError, RunError or ValueError where it is not whole."""
     manifest: dict[str, Any] = json.loads((folder / f"round-{number:06d}.json").read_text("utf-8"))
     data = (folder / f"round-{number:06d}.safetensors").read_bytes()
     if hashlib.sha256(data).hexdigest() != manifest["sha256"]:

@@ -147,6 +147,7 @@ def notes(summary: Record) -> Iterable[str]:
         yield "Budget: every method trains as many rounds as fit the tokens of the first one's."
     else:
         yield "Budget: the same number of rounds for all; the tokens a method reads in them are in the table."
+    yield from _privacy_notes(summary["rows"])
     yield from start_notes(summary["rows"])
     if summary["quick"]:
         reasons = {q.key: q.why for q in QUICK}
@@ -157,13 +158,41 @@ def notes(summary: Record) -> Iterable[str]:
             yield f"Failed: {row['label']}, seed {seed}: {reason}"
 
 
+def _privacy_notes(rows: Iterable[Record]) -> Iterable[str]:
+    """Say whose ε the column has; the first line of a run's own statement, once where all rows have the same."""
+    accounts = [(row["label"], account) for row in rows for account in _accounts(row)]
+    if not accounts:
+        return
+    yield (
+        "ε is that of one run of the row, the largest of its seeds, by privacy loss distributions. A comparison trains "
+        "on the same clients many times: what all its runs give away together adds up."
+    )
+    yield from dict.fromkeys(str(account["statement"][0]) for _, account in accounts)
+
+
+def _accounts(row: Record) -> list[Record]:
+    return [seed["privacy"] for seed in row["seeds"] if seed.get("privacy")]
+
+
+def _epsilon(row: Record) -> str:
+    """A row's ε with the word of its verdict; a method without a ledger has neither."""
+    accounts = _accounts(row)
+    if not accounts:
+        return "NONE"
+    spent = [finite(account["pld"]) for account in accounts]
+    known = [number for number in spent if number is not None]
+    return f"{max(known):.3g}, {accounts[0]['verdict']}" if len(known) == len(spent) else "∞, NONE"
+
+
 def comparison_table(summary: Record) -> list[list[str]]:
     """Return the comparison as rows of text, the header first, the baselines last."""
     rows, references = summary["rows"], summary["baselines"]
     unseen = any(_mean(row, "unseen_mean", "perplexity") is not None for row in rows)
     modelled = any("modelled_seconds_to_target" in row for row in rows)
     head = ["method", "test perplexity", *(["nats"] if summary["characters"] else []), "top-1", "top-3"]
+    private = any(_accounts(row) for row in rows)
     head += ["unseen perplexity"] if unseen else []
+    head += ["ε"] if private else []
     head += ["rounds to target", "bytes to target", *(["modelled time to target"] if modelled else [])]
     table = [[*head, "tokens", "seconds", "effective clients"]]
     for row in rows:
@@ -172,6 +201,7 @@ def comparison_table(summary: Record) -> list[list[str]]:
         cells += [_nats(row)] if summary["characters"] else []
         cells += [show_percent(_mean(row, "test_mean", key)) for key in ("top1", "top3")]
         cells += [show(_mean(row, "unseen_mean", "perplexity"))] if unseen else []
+        cells += [_epsilon(row)] if private else []
         cells += [_rounds_to_target(row), NONE if pooled else _bytes_to_target(row)]
         if modelled:
             seconds = finite(row.get("modelled_seconds_to_target"))

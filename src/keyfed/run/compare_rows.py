@@ -134,6 +134,7 @@ def seed_summary(cell: Cell, target: float | None) -> dict[str, Any]:
     out |= {
         "test": cell.result["test"],
         "unseen": cell.result["unseen"],
+        "privacy": cell.result.get("privacy"),
         "best_round": cell.result["best_round"],
         "best_valid": best_validation(cell.records),
         "rounds_to_target": reached.round,

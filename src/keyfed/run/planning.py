@@ -14,6 +14,7 @@ from keyfed.federated.mediate import kept
 from keyfed.federated.methods import build_method
 from keyfed.federated.participation import Plan, cohort_size, draw, moving_seconds, plan_round
 from keyfed.federated.parts import read_weights
+from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Method
 from keyfed.run.choose import Choice, choose, confine
 from keyfed.run.outside import accept_method
@@ -148,15 +149,19 @@ def plan_of_round(
     down: int,
     up: int,
     turn: list[int] | None = None,
+    attempt: int = 0,
 ) -> Plan:
-    """Say who is called in a round and what becomes of them; a function of (seed, round).
+    """Say who is called in a round and what becomes of them; a function of (seed, round, attempt).
 
     Args:
       tokens: tokens each client predicts in an epoch, in expectation (`client_tokens`).
       down: bytes of a download; `up` of an upload.
       turn: the clients whose turn it is, where they are not drawn; None where they are.
+      attempt: how often this round was released already, in a private run (`PrivateRun.attempt`); it calls others.
     """
     store, p, seed = prepared.store, config.participation, config.train.seed
+    if attempt:  # in the place of the round's number: a client's own speed and pace stay what they are
+        round = derive_seed(round, "attempt", attempt)
     wanted = members_of(method, prepared, config)
     if turn is not None:
         called, wanted = turn, len(turn)

@@ -22,7 +22,10 @@ from keyfed.private.statement import account, no_account
 from keyfed.private.tree import derived_tree, group_of
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.secure import settings_of
+from keyfed.run.start import Source
 from keyfed.run.traffic import Sizes
+from keyfed.sections import DataConfig
+from keyfed.text.clients import parse_part
 
 
 def terms_of(config: Config, bounded: Bounded, clients: int, called: float) -> Terms:
@@ -121,6 +124,15 @@ class PrivateRun:
         """Whether the budget has room for another round."""
         return self.ledger.allows([self.row()])
 
+    def attempt(self, round: int) -> int:
+        """How often a round was released already: another attempt calls other clients, and draws other noise.
+
+        Two releases of one sample are not two sampled releases: k of them cost what one of noise z/√k does. With a
+        sample of its own every row of the ledger is an independent mechanism, however many rounds lie between a
+        release and the one that is done again (train.checkpoint_every), and plain composition counts them.
+        """
+        return self.ledger.attempts(round)
+
     def turn(self) -> int | None:
         """The leaf of the next round's release; None without a tree."""
         return None if self.ledger.terms.gap is None else len(self.ledger.entries)
@@ -184,7 +196,8 @@ class PrivateRun:
         """What the result of the run says of privacy."""
         t = self.ledger.terms
         ratio = noise_to_clip(self._std, parameters, t.cohort)
-        return {**account(self.ledger), "noise_to_clip": ratio}
+        found = account(self.ledger)
+        return {**found, "noise_to_clip": ratio, "statement": [*found["statement"], *begun_from(self._config)]}
 
 
 def members_in_turn(names: Sequence[str], leaf: int, groups: int, seed: int) -> list[int]:
@@ -212,6 +225,15 @@ def public_record(record: Mapping[str, Any], private: PrivateRun, sizes: Sizes) 
     }
 
 
+def public_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's result without figures of single clients and of their training text, which were not noised.
+
+    What is left of clients are totals over held-out text, which the statement names as not covered.
+    """
+    oov = {part: rate for part, rate in result["oov_rate"].items() if part != "train"}
+    return {**result, "spread": None, "unseen_spread": None, "clients_perplexity": None, "oov_rate": oov}
+
+
 def account_of_run(run: Path) -> dict[str, Any]:
     """Return what a run has spent, by its ledger; a run without one promises nothing.
 
@@ -224,7 +246,44 @@ def account_of_run(run: Path) -> dict[str, Any]:
         return no_account(float(noise) if isinstance(noise, int | float) else 0.0)
     ledger = read_ledger(run)
     check_against_metrics(ledger, read_metrics(run))
-    return account(ledger, fine=True)
+    found = account(ledger, fine=True)
+    return {**found, "statement": [*found["statement"], *begun_from(config)]}
+
+
+def begun_from(config: Config) -> list[str]:
+    """Say which model or word vectors a run started from: the ledger knows nothing of them."""
+    given = [name for name in (config.train.init, config.vectors.file) if name is not None]
+    if not given:
+        return []
+    return [
+        f"Started from {' and '.join(map(str, given))}: what went into that is not in this ledger; its ε, if any, adds."
+    ]
+
+
+def refuse_start(config: Config, source: Source | None) -> None:
+    """Refuse a starting model that has the same clients' text in it and no ledger of its own."""
+    if not config.privacy.on or source is None:
+        return
+    old, new = source.trained.config, config
+    if (
+        old.privacy.on
+        or (old.data.name, old.data.dir) != (new.data.name, new.data.dir)
+        or _disjoint(old.data, new.data)
+    ):
+        return
+    raise PrivacyError(
+        f"train.init is {new.train.init}, which was trained without --dp on {old.data.name}, the text of the same "
+        "clients: no ε would hold; start from public text, from a run with --dp, or from another part "
+        "(data.clients_part)"
+    )
+
+
+def _disjoint(one: DataConfig, two: DataConfig) -> bool:
+    """Whether two runs were given different parts of the same division of clients."""
+    if one.clients_part is None or two.clients_part is None:
+        return False
+    (a, of), (b, of_too) = parse_part(one.clients_part), parse_part(two.clients_part)
+    return a != b and of == of_too
 
 
 def make_private(config: Config, method: Method, clients: int, called: int) -> tuple[Bounded, Terms] | None:

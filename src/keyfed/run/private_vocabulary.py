@@ -46,6 +46,7 @@ class PrivateElection:
             config.train.seed,
             releases,
         )
+        self._min_clients = 0  # that a word needs in any case, by what was asked for so far
         self._sigma = z * math.sqrt(most_words)
         terms = Terms(
             delta=half, population=population, clients=clients, cohort=population, called=clients, z=z,
@@ -62,10 +63,11 @@ class PrivateElection:
     @property
     def least(self) -> float:
         """The noisy count that a word needs."""
-        return threshold(self._sigma, self.delta / self._releases, self._most) * self._scale
+        return max(threshold(self._sigma, self.delta / self._releases, self._most) * self._scale, self._min_clients)
 
     def elect(self, ballots: Iterable[Collection[str]], what: str, size: int | None, min_clients: int) -> Election:
         """Book the release, then count, add noise and elect."""
+        self._min_clients = max(self._min_clients, min_clients)
         row = Release(self._ledger.terms.z, 1.0)
         entry = self._ledger.book(row, what, 0)
 
@@ -87,8 +89,8 @@ class PrivateElection:
 
     def account(self) -> dict[str, Any]:
         """What the vote has spent."""
-        told = account(self._ledger, fine=True)
+        told = account(self._ledger, fine=True, delta=self.delta)
         return {
-            **told, "whole_delta": self.delta, "threshold": self.least, "count_noise": self._sigma * self._scale,
+            **told, "threshold": self.least, "count_noise": self._sigma * self._scale,
             "ledger": str(self._home),
         }  # fmt: skip

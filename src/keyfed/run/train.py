@@ -46,7 +46,7 @@ from keyfed.run.frozen import FROZEN, frozen_line, refuse_frozen
 from keyfed.run.outside import names
 from keyfed.run.planning import cautions, members_of, plan, plan_of_round
 from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, prepare
-from keyfed.run.privacy import PrivateRun, make_private, public_record
+from keyfed.run.privacy import PrivateRun, make_private, public_record, public_result, refuse_start
 from keyfed.run.ranks import among, federate, follow, lead, together
 from keyfed.run.record import judge_attention, reached, record_of
 from keyfed.run.secure import secure_record, secure_result, sizes_in
@@ -131,6 +131,7 @@ def _train(
         method, choice = plan(config, prepared, method)
         refuse_frozen(config, prepared.spec, method)
         members = members_of(method, prepared, config)
+        refuse_start(config, source)
         private = make_private(config, method, len(prepared.store), members)
         if private is not None:
             method = private[0].method
@@ -167,6 +168,7 @@ def _train(
         best, seconds = _rounds(config, out, prepared, method, choice, listen, budget, ranks, start, guard)
         result = _finish(config, out, prepared, method, choice, best, seconds, begun, listen)
         if guard is not None:
+            result = public_result(result)
             result["privacy"] = {**guard.account(count), "perplexity": result["test"]["perplexity"]}
             if config.privacy.twin:
                 result["privacy"]["twin"] = _twin(config, out, prepared, listen, result["rounds"])
@@ -266,7 +268,10 @@ def _rounds(
                 sizes = fewer if state.round < config.train.frozen_rounds else every
                 if method.cohort != "pooled":
                     turn = None if guard is None else guard.in_turn(prepared.store.names)
-                    called = plan_of_round(config, method, prepared, state.round, tokens, sizes.down, sizes.up, turn)
+                    attempt = 0 if guard is None else guard.attempt(state.round)
+                    called = plan_of_round(
+                        config, method, prepared, state.round, tokens, sizes.down, sizes.up, turn, attempt
+                    )
                     fates = {prepared.store.names[f.client]: f for f in called.fates}
                     federation.expect(fates)
                     cohort = list(fates)

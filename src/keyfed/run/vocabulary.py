@@ -135,7 +135,7 @@ def vocabulary_text(report: dict[str, Any]) -> str:
             [
                 f"{r['data']}: {r['kept']:,} {things} of at least {p['threshold']:,.3g} clients by noisy counts (noise "
                 f"{p['count_noise']:,.3g}), and 4 specials",
-                f"{p['verdict']}: epsilon {p['pld']:.4g} (PLD) and delta {p['whole_delta']:.2g}, threshold included",
+                f"{p['verdict']}: epsilon {p['pld']:.4g} (PLD) and delta {p['delta']:.2g}, threshold included",
                 *p["statement"],
                 f"written: {r['out']}" + ("" if r["phrases"] is None else f" and {r['phrases']}"),
             ]

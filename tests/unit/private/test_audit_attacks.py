@@ -143,6 +143,15 @@ def test_a_mask_is_another_one_each_time_and_hides_even_zeros():
     assert float(first.abs().mean()) == pytest.approx(2.0**30, rel=0.1)  # uniform over the signed 32-bit numbers
 
 
+def test_the_masked_view_is_what_a_member_of_a_secure_sum_sends(monkeypatch):
+    """Were the protocol's masks left out, the audit would show the upload as it is."""
+    change = torch.linspace(-3, 3, 512, dtype=torch.float64)
+    hidden = float(torch.corrcoef(torch.stack([masked(change), change]))[0, 1])
+    assert abs(hidden) < 5 / 512**0.5
+    monkeypatch.setattr("keyfed.private.member.add_mask", lambda words, key, sign: None)
+    assert torch.equal(masked(change), change.mul(2.0**16).round())
+
+
 # Membership
 
 

@@ -17,9 +17,12 @@ from keyfed.errors import RunError
 from keyfed.federated.methods import fedavg
 from keyfed.private.accounting import Release
 from keyfed.private.budget import HEAD, LEDGER, Terms, open_ledger
+from keyfed.private.noise import norm_of
 from keyfed.run.audit import audit_run, contradictions
+from keyfed.run.audit_canaries import Canary, times_called
 from keyfed.run.audit_lint import Claim, Finding, lint, read_claim
-from keyfed.run.audit_one_shot import how_many, picked
+from keyfed.run.audit_one_shot import canary_seeds, how_many, judge, picked, sent_by
+from keyfed.run.audit_report import _contradicted, _verdict
 from keyfed.run.train import train
 
 TINY = [
@@ -114,6 +117,12 @@ def test_a_sound_private_run_passes_and_one_whose_noise_is_missing_is_flagged(co
     assert not sound["leaks"]["views"]["noised"]["better_than_chance"]
     page = (run / "audit.md").read_text("utf-8")
     assert "consistent with the claim" in page
+    assert "to rounding" in page
+    assert sound["one_shot"]["power"]
+    assert 0.5 < sound["one_shot"]["calls"] < 3  # 5 rounds at a rate of 4/14
+    cells = {(c["users"], c["copies"]): c["calls"] for c in sound["canaries"]["cells"]}
+    assert cells[4, 1] > 0
+    assert "times called" in page
     assert "Nothing that was measured contradicts the claim" in page
     # The same ledger, and a mechanism that forgets to add the noise it books.
     monkeypatch.setattr(
@@ -121,9 +130,73 @@ def test_a_sound_private_run_passes_and_one_whose_noise_is_missing_is_flagged(co
     )
     broken = audit_run(run)
     assert broken["contradicted"]
+    assert any(why.startswith("replay:") for why in broken["contradictions"])
     assert broken["contradictions"][0].startswith("one-shot:")
     assert broken["one_shot"]["certain"] > broken["claim"]["epsilon"]
     assert "A claim is contradicted by what was measured" in (run / "audit.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("more", [(), ("privacy.mechanism=tree", "participation.sampling=uniform")], ids=["", "tree"])
+def test_a_run_that_was_trained_without_the_noise_it_booked_is_contradicted_by_sound_code(
+    config, tmp_path, monkeypatch, more
+):
+    private = apply_settings(config, [*PRIVATE, *more])
+    sound, quiet = tmp_path / "sound", tmp_path / "quiet"
+    train(private, sound)
+    with monkeypatch.context() as patched:
+        for name in ("derived", "derived_tree"):
+            patched.setattr(
+                f"keyfed.run.privacy.{name}", lambda *purpose: lambda name, shape: torch.zeros(shape).double()
+            )
+        train(private, quiet)
+    found = replay_of(sound)
+    assert (found["round"], found["contradicted"]) == (5, False)
+    assert found["difference"] < 1e-4
+    broken = replay_of(quiet)
+    assert broken["contradicted"]
+    assert broken["difference"] == pytest.approx(1, abs=0.05)  # all that the noise does is missing
+    (why,) = contradictions(read_claim(quiet, promised=True), [], {"planted": []}, None, None, broken)
+    assert why.startswith("replay: round 5")
+
+
+def test_canaries_are_clipped_by_the_sum_that_clips_everybody(monkeypatch):
+    like = {"a": torch.zeros(30), "b": torch.zeros(10, 2)}
+    one = sent_by([5], like, 1.5)
+    assert float(norm_of(one.values())) == pytest.approx(1.5, rel=1e-6)
+    monkeypatch.setattr("keyfed.engine.noised_sum.clip_factor", lambda norm, clip: 1.0)
+    assert float(norm_of(sent_by([5], like, 1.5).values())) == pytest.approx(15, rel=1e-6)  # a missing clip shows
+    assert sum(float(t.abs().sum()) for t in sent_by([], like, 1.5).values()) == 0
+
+
+def test_an_attack_on_canaries_that_hardly_ever_came_has_no_power():
+    before, after = {"w": torch.zeros(50)}, {"w": torch.ones(50)}
+    often, never = (judge(before, after, canary_seeds(1, 20), 1e-5, 1.0, calls) for calls in (3.0, 0.02))
+    assert (often["power"], never["power"]) == (True, False)
+    found = {"verdict": "SIMULATED", "contradicted": False, "one_shot": never}
+    assert "no power" in _contradicted(found)
+    assert "no power" not in _contradicted({**found, "one_shot": often})
+    assert _verdict({**never, "contradicted": False}).startswith("no power")
+    canaries = [Canary((5, 6, 7, 8, 9), (0, 2), 1), Canary((5, 6, 7, 8, 9), (3,), 1)]
+    assert times_called(canaries, [[0, 1], [0, 2], [1]]) == [3, 0]
+
+
+def replay_of(run: Path) -> dict[str, Any]:
+    from keyfed.run.audit import _open, _replayed
+    from keyfed.run.train import Silent
+
+    found = _replayed(_open(run), Silent())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "words"), [("train.checkpoint_every=5", "no two checkpoints"), ("upload.keep=0.5", "keep state")]
+)
+def test_what_cannot_be_replayed_is_said(config, tmp_path, checkpoints, words):
+    train(apply_settings(config, [*PRIVATE, checkpoints]), tmp_path / "run")
+    found = replay_of(tmp_path / "run")
+    assert words in found["skipped"]
+    assert contradictions(read_claim(tmp_path / "run", promised=True), [], {"planted": []}, None, None, found) == []
 
 
 @pytest.mark.parametrize(
@@ -237,6 +310,18 @@ CLAIM = Claim("GUARANTEE", 2.0, 1e-6, 3, 3, TERMS)
 )
 def test_what_breaks_a_claim_is_named(check, config, records, claim):
     assert levels(lint(config, fedavg(), records, claim, 1000))[check] == "broken"
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [{"clients_perplexity": {"seen": [3.0]}}, {"spread": {"worst": 9.0}}, {"oov_rate": {"train": 0.1, "test": 0.2}}],
+    ids=["clients", "spread", "training text"],
+)
+def test_figures_of_clients_in_the_result_break_a_claim(shown):
+    quiet = {"clients_perplexity": None, "spread": None, "oov_rate": {"test": 0.2}, "lost": {}}
+    assert levels(lint(POISSON, fedavg(), QUIET, CLAIM, 1000, quiet))["result"] == "ok"
+    assert levels(lint(POISSON, fedavg(), QUIET, CLAIM, 1000, {**quiet, **shown}))["result"] == "broken"
+    assert levels(lint(POISSON, fedavg(), QUIET, Claim("NONE"), 1000, {**quiet, **shown}))["result"] == "note"
 
 
 def test_noise_of_fedatt_without_a_ledger_is_only_warned_about():

@@ -14,6 +14,7 @@ from keyfed.engine.gather import HiddenRound
 from keyfed.engine.masked_noised_sum import MaskedNoisedSum, fixed_point
 from keyfed.engine.noised_sum import NoisedSum
 from keyfed.engine.secure_simulation import SecureSettings
+from keyfed.federated.types import Share
 
 from .neighbours import CLIP, LIKE, bounded, client, noising, vector
 
@@ -73,3 +74,75 @@ def test_a_closed_sum_is_released_as_noise_and_booked(called, training):
     assert booked == [1]
     assert torch.equal(found.total["a"], torch.full((2,), 2.0))
     assert found.contributors == ()
+
+
+def largest_masked_move(made, tries, refuse, seed=0):
+    """Search neighbours under secure aggregation: a client x with any text, its training refused or not, or zeros.
+
+    Of the others some are refused, too; `refuse` says what becomes of them.
+    """
+    rng, share, worst = random.Random(seed), made.method.mediator.share, 0.0
+    for _ in range(tries):
+        others = [client(rng, f"c{k}") for k in range(3)]
+        refused = [rng.random() < 0.3 for _ in others]
+        upload, report = client(rng, "x")
+        found = []
+        for sends in ("zeros", rng.choice(["upload", "refused"])):
+            total = masked(made, ["c0", "c1", "c2", "x"])
+            for (theirs, said), out in zip(others, refused, strict=True):
+                refuse(total, said.client) if out else total.add(said.client, theirs, share(said, list(LIKE)))
+            if sends == "upload":
+                total.add("x", upload, share(report, list(LIKE)))
+            elif sends == "refused":
+                refuse(total, "x")
+            else:
+                nothing = dict.fromkeys(LIKE, 0.0)
+                total.add("x", LIKE, Share(nothing, nothing))
+            total.aggregate(())
+            found.append(vector(total, made.ratio))
+        worst = max(worst, float((found[0] - found[1]).norm()))
+    return worst
+
+
+@pytest.mark.parametrize("label", ["fedavg", "fedatt"])
+def test_a_refused_client_moves_a_masked_sum_by_the_clip_at_most(label):
+    worst = largest_masked_move(bounded(label), 100, MaskedNoisedSum.refuse)
+    assert 0.9 * CLIP < worst <= CLIP * (1 + 1e-9)
+
+
+def test_the_mutant_in_which_a_refused_client_drops_out_is_caught():
+    assert largest_masked_move(bounded("fedavg"), 100, lambda total, client: None) > CLIP * 1.5
+
+
+def test_a_refused_client_is_no_contributor_and_counts_neither_way():
+    made = bounded("fedavg")
+    total = masked(made, ["a", "b", "c"])
+    for name in ("a", "b"):
+        total.add(name, LIKE, made.method.mediator.share(client(random.Random(1), name)[1], list(LIKE)))
+    total.refuse("c")
+    assert total.aggregate(()).contributors == ("a", "b")
+    assert total._within == 1.0
+
+
+@pytest.mark.parametrize("lost", [None, "dropped before upload"])
+def test_a_simulation_hands_a_refused_client_to_the_sum_unless_it_vanishes(lost, monkeypatch):
+    from keyfed.engine import simulate
+    from keyfed.engine.turn import Finished
+    from keyfed.federated.participation import Fate, Work
+
+    made, refused = bounded("fedavg"), []
+
+    class Heard(NoisedSum):
+        def refuse(self, client):
+            refused.append(client)
+
+    class Alone:
+        names, seed, device = ("a",), 1, "cpu"
+
+    never = Finished(0, {name: torch.full_like(p, math.nan) for name, p in LIKE.items()}, 1.0, 5, 5, {})
+    monkeypatch.setattr(simulate, "take_turns", lambda *given: [never])
+    with simulate.Simulation(Alone(), gather=lambda like: Heard(like, noising())) as federation:
+        federation.expect({"a": Fate(0, Work(), 1.0, lost)})
+        federation.train(LIKE, ["a"], made.method, 0)
+        assert [r.reason for r in federation.refused] == ["non-finite upload"]
+    assert refused == ([] if lost else ["a"])

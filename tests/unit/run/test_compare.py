@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,24 @@ def test_the_table_says_what_was_not_reached_and_shows_the_references():
     assert table[2]["rounds to target"] == "not reached"
     assert table[2]["bytes to target"] == "not reached (300 B)"
     assert table[3]["test perplexity"] == "60.00 ± 0.00"
+
+
+def test_a_private_comparison_shows_epsilon_and_what_it_is_worth():
+    private, plain = cells_of("fedavg", 90.0, 92.0), cells_of("fedatt", 80.0, 81.0)
+    assert "ε" not in comparison_table(summary_of(private, plain))[0]
+    worth = {"verdict": "SIMULATED", "statement": ["SIMULATED guarantee for a population of 9."]}
+    told = [{"pld": 1.25, **worth}, {"pld": 1.5, **worth}]
+    private = [
+        replace(cell, result={**cell.result, "privacy": account}) for cell, account in zip(private, told, strict=True)
+    ]
+    summary = summary_of(private, plain)
+    table = comparison_table(summary)
+    column = table[0].index("ε")
+    assert {row[0]: row[column] for row in table[1:]} == {"fedavg": "1.5, SIMULATED", "fedatt (best)": "NONE"}
+    assert all(len(row) == len(table[0]) for row in table)
+    lines = list(notes(summary))
+    assert sum(line == "SIMULATED guarantee for a population of 9." for line in lines) == 1
+    assert any("adds up" in line for line in lines)
 
 
 def test_in_a_terminal_labels_are_not_cut_and_numbers_not_broken():

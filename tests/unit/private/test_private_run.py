@@ -1,0 +1,94 @@
+"""A run's own mechanism: the noise, the count and the denominator that `PrivateRun.gather` hands to a round's sum."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from keyfed.config import Config, apply_settings, method_spec
+from keyfed.federated.methods import build_method
+from keyfed.federated.participation import Fate, Work
+from keyfed.federated.types import Share, State
+from keyfed.private.mechanism import CLIP
+from keyfed.run.privacy import PrivateRun, make_private
+
+Z, COHORT, CALLED, S, BITS = 2.0, 400, 8, 3.0, 20.0
+FLEET = [
+    "participation.sampling=poisson", f"privacy.noise={Z}", "privacy.population=100000", f"privacy.cohort={COHORT}",
+    "privacy.mean_weight=0.8", "privacy.weight_cap=100", "privacy.floor=0.25", "privacy.clip=7",
+]  # fmt: skip
+
+
+def private_run(out, method="fedavg", *settings):
+    config = apply_settings(Config(method=method), [*FLEET, *settings])
+    made = make_private(config, build_method(method_spec(config)), 50, CALLED)
+    assert made is not None
+    out.mkdir(exist_ok=True)
+    return PrivateRun(config, made[0], out, made[1])
+
+
+def state(like, round=0):
+    return State(like, {}, {CLIP: torch.tensor(S, dtype=torch.float64)}, round)  # it has moved away from privacy.clip
+
+
+def fates(count):
+    return {f"c{k}": Fate(k, Work(), 1.0) for k in range(count)}
+
+
+@pytest.mark.parametrize("arrived", [0, 1, 3, 40])
+def test_noise_and_denominator_are_public_whoever_is_called(tmp_path, arrived):
+    like = {"w": torch.zeros(3)}
+    gather, clip = private_run(tmp_path / "run").gather(state(like), frozenset(), fates(arrived))
+    given = gather(like)._noising
+    update = (Z**-2 - (2 * BITS) ** -2) ** -0.5  # the count of unclipped clients has its part of z
+    assert clip == given.clip == S
+    assert given.std == pytest.approx(update * S * CALLED / COHORT, rel=1e-12)
+    assert given.bit_std == pytest.approx(BITS * CALLED / COHORT, rel=1e-12)  # a twentieth of the fleet's cohort
+    assert given.called == CALLED
+    assert given.denominator == pytest.approx(CALLED * 0.8, rel=1e-12)
+    assert given.floor is None
+
+
+def test_without_a_moving_clip_all_the_noise_is_the_updates(tmp_path):
+    like = {"w": torch.zeros(3)}
+    run = private_run(tmp_path / "run", "fedavg", "privacy.quantile=none")
+    given = run.gather(state(like), frozenset({"w"}), {})[0](like)._noising
+    assert given.std == pytest.approx(Z * S * CALLED / COHORT, rel=1e-12)
+    assert given.bit_std is None
+    assert given.frozen == {"w"}
+
+
+def test_a_ratio_has_a_floor_in_clients_called(tmp_path):
+    like = {"w": torch.zeros(3)}
+    run = private_run(tmp_path / "run", "fedatt", "method.bound=3")
+    assert run.gather(state(like), frozenset(), {})[0](like)._noising.floor == pytest.approx(0.25 * CALLED)
+
+
+def test_what_is_released_through_a_run_has_the_noise_of_its_ledger(tmp_path):
+    like = {"w": torch.zeros(100_000, dtype=torch.float64)}
+    run = private_run(tmp_path / "run", "fedavg", "privacy.quantile=none")
+    summed = run.gather(state(like), frozenset(), fates(1))[0](like)
+    upload = torch.full_like(like["w"], 1.0)
+    summed.add("c0", {"w": upload}, Share({"w": 1.0}, {"w": 1.0}))
+    found = summed.aggregate(())
+    noise = (found.total["w"] - upload * S / float(upload.norm())).numpy()
+    (entry,) = run.ledger.entries
+    std = entry.row.z * S * CALLED / COHORT
+    assert entry.row.q == pytest.approx(COHORT / 100_000)
+    assert noise.std() == pytest.approx(std, rel=0.01)
+    assert abs(noise.mean()) < 4 * std / math.sqrt(noise.size)
+    assert stats.kstest(noise / std, "norm").pvalue > 1e-3
+    mean = found.mean()["w"].numpy()
+    assert mean.std() == pytest.approx(std / (CALLED * 0.8), rel=0.01)
+
+
+def test_the_count_of_unclipped_clients_is_noised_round_by_round(tmp_path):
+    like, run, counts = {"w": torch.zeros(1)}, private_run(tmp_path / "run"), []
+    for round in range(200):
+        summed = run.gather(state(like, round), frozenset(), {})[0](like)
+        counts.append(summed.aggregate(()).facts["within"][0] - 0.5)
+    assert torch.tensor(counts).std() == pytest.approx(BITS / COHORT, rel=0.25)
+    assert stats.kstest([c * COHORT / BITS for c in counts], "norm").pvalue > 1e-3
