@@ -335,6 +335,8 @@ def main() -> None:
     command = typer.main.get_command(app)
     if not leads():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process
+        # Read when torch is imported: that rank 0 went first is no news, and would be a page of C++ frames.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         code = command.main(standalone_mode=False)
     except KeyfedError as e:
