@@ -18,6 +18,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from keyfed.deploy.enrolment import key_sum, names_by_key
+from keyfed.deploy.processes import die_with
 from keyfed.deploy.submit import event_line
 from keyfed.deploy.superlink import HOME_VARIABLE, ServerHome
 from keyfed.engine.flower_guard import guard
@@ -57,6 +58,8 @@ def make_app(file: str) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        # A SuperLink that was killed comes back while this process still tries to reach it, and holds the run's folder.
+        die_with(os.getppid())
         try:
             emit("result", train_submitted(Path(file).parent, grid, str(context.run_id), Printer()))
         except KeyfedError as e:
