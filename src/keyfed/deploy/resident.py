@@ -38,16 +38,18 @@ def alone(home: Path) -> Iterator[None]:
 @contextmanager
 def listening(home: Path) -> Iterator[socket.socket]:
     """Listen on the home's socket, which only its owner may open."""
-    path = home / SOCKET
-    path.unlink(missing_ok=True)  # of a process that was killed: the lock is ours
+    path, fresh = home / SOCKET, home / f".{SOCKET}.new"
+    for old in (path, fresh):
+        old.unlink(missing_ok=True)  # of a process that was killed: the lock is ours
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         before = os.umask(0o177)
         try:
-            with reachable(path) as name:
+            with reachable(fresh) as name:
                 server.bind(name)
         finally:
             os.umask(before)
         server.listen(4)
+        fresh.replace(path)  # whoever sees the socket can connect to it
         server.settimeout(RETENTION_SECONDS)
         try:
             yield server
