@@ -120,6 +120,26 @@ class Executor:
             client.close()
 
 
+def drop_tasks_of_ended_runs(module: Any) -> None:
+    """Let a SuperNode give up the task of a message whose run has ended while the message was on its way.
+
+    Flower announces the task, then fetches the message. That the run is over is a BaseException, which passes by the
+    clause that takes the task back: whoever takes tasks then waits for a message that never comes, and answers no
+    other. As an ordinary error it is dealt with as any message that cannot be fetched.
+    """
+    from flwr.supercore.run import RunNotRunningException
+
+    fetch = module.pull_objects
+
+    def pull_objects(*arguments: Any, **options: Any) -> Any:
+        try:
+            return fetch(*arguments, **options)
+        except RunNotRunningException:
+            raise RuntimeError("its run has ended") from None
+
+    module.pull_objects = pull_objects
+
+
 def _heartbeat(client: Any, done: threading.Event) -> None:
     """Tell the SuperNode that the task is being worked on."""
     from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
@@ -158,6 +178,7 @@ def main() -> None:
     quicken()
     if hasattr(start_client_internal, "time"):
         start_client_internal.time = pace  # its loop pauses 3 s whenever nothing has come
+    drop_tasks_of_ended_runs(start_client_internal)
     address = f"127.0.0.1:{port}"
     app = make_app(home.path, lambda kind: refusal(home, kind))
     executor = Executor(address, home.secret.read_bytes(), app, pace)
