@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from keyfed.engine import turn
 from keyfed.engine.problem import Problem, make_store, solve_block
 from keyfed.engine.simulate import RunningSum, Simulation
-from keyfed.federated import mediate, server
+from keyfed.federated import local, mediate, server
 from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Aggregate, Method, MethodSpec, Params, Report, Share, State
@@ -371,3 +371,17 @@ def test_the_server_divides_by_the_mass_once(mass, lr):
     want = theta["a"] + lr * total["a"] / mass if mass > 0 else theta["a"]
     torch.testing.assert_close(after["a"], want)
     assert torch.equal(theta["a"], torch.ones(2, dtype=torch.float64))
+
+
+def test_fedsgds_steps_are_of_the_weights_type():
+    """An engine chooses its kernels by it: sizes in double precision kept FedSGD from the fast ones on a GPU."""
+    seen = []
+
+    class Watching:
+        clients, whole, pace = 2, torch.ones(2, dtype=torch.float64), None
+
+        def walk(self, way, descent):
+            seen.append(way.eta.dtype)
+
+    local.full_gradient().solve({"w": torch.zeros(3)}, Watching(), 0)
+    assert seen == [torch.float32]

@@ -116,8 +116,10 @@ def full_gradient() -> Solver:
     def solve(theta: Params, objective: Objective, round: int) -> Solution:
         del round  # the gradient at θ is the same whenever it is taken
         local = start_at(theta, objective.clients)
-        tally = Tally(objective.clients, next(iter(local.values())).device)
-        way = Way(local, theta, None, descent.begin(local), tally.worked.new_zeros(objective.clients), tally)
+        like = next(iter(local.values()))
+        tally = Tally(objective.clients, like.device)
+        # No step is taken; the sizes are of the weights' own type all the same, by which an engine chooses its kernels.
+        way = Way(local, theta, None, descent.begin(local), like.new_zeros(objective.clients), tally)
         objective.walk(way, descent)
         solution = tally.solution(way.memory, objective)
         count = solution.worked.clamp(min=1)

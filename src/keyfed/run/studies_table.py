@@ -31,8 +31,9 @@ RULE = (
     "differ if |ln a − ln b| > t(ν) · s · √(1/n_a + 1/n_b), with Student's 97.5 % quantile t. An order that is claimed "
     "holds if they differ that way, does not hold if they differ the other way, and cannot be told otherwise; with one "
     "seed everywhere there is no s, and nothing is told. A printed figure holds if it lies within the tolerance of "
-    "ours, t(ν) · s / √n added; without s, a figure that is off by more than a factor of 1.5 does not hold. A claim "
-    "holds if it does in every comparison, and does not hold if it fails in one."
+    "ours, t(ν) · s / √n added; without s, a figure that is off by more than a factor of 1.5 does not hold. Where the "
+    "evaluation itself depends on a shuffle, a printed figure is one evaluation, and the standard deviation over "
+    "shuffles is added (in squares). A claim holds if it does in every comparison, and does not hold if it fails in one."
 )
 
 
@@ -59,6 +60,15 @@ class Row:
         """Mean over the finished seeds; None if there is none, or one of them has no finite value."""
         values = self.values(measure)
         return statistics.fmean(values) if values and len(values) == len(self.records) else None
+
+    def evaluation(self) -> tuple[float, int] | None:
+        """Standard deviation of one evaluation and its degrees of freedom, where it depends on a shuffle."""
+        shuffles = [record["shuffles"] for record in self.records if record.get("shuffles")]
+        freedom = sum(int(s["count"]) - 1 for s in shuffles if s["sd"] is not None)
+        if not freedom:
+            return None
+        squares = sum((int(s["count"]) - 1) * float(s["sd"]) ** 2 for s in shuffles if s["sd"] is not None)
+        return math.sqrt(squares / freedom), freedom
 
 
 def rows_of(study: Study, scale: str, results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
@@ -101,8 +111,12 @@ class Spread:
         """t(ν) · s · √(Σ 1/n), the least difference that counts."""
         if self.sd is None:
             return None
-        quantile = STUDENT[self.freedom - 1] if self.freedom <= len(STUDENT) else 1.96
-        return quantile * self.sd * math.sqrt(sum(1 / n for n in counts))
+        return quantile(self.freedom) * self.sd * math.sqrt(sum(1 / n for n in counts))
+
+
+def quantile(freedom: int) -> float:
+    """Student's 97.5 % quantile."""
+    return STUDENT[freedom - 1] if freedom <= len(STUDENT) else 1.96
 
 
 def pooled_spread(rows: Iterable[Row], measure: str) -> Spread:
@@ -198,6 +212,10 @@ def _as_printed(row: Row, printed: float, claim: Claim, spread: Spread) -> Compa
     if ours is None or ours <= 0:
         return Comparison(place(row), ours, printed, None, None, None, FAILS)
     change, margin = math.log(ours / printed), spread.margin(len(row.records))
+    one = row.evaluation() if claim.measure == "perplexity" else None
+    if one is not None:  # what is printed is one evaluation, ours the mean over many
+        sd, freedom = one
+        margin = math.hypot(margin or 0.0, quantile(freedom) * sd / ours)
     tolerance = math.log(1 + claim.within)
     if abs(change) <= tolerance + (margin or 0.0):
         verdict = HOLDS
@@ -263,15 +281,17 @@ def write_row(row: Row, measure: str) -> str:
     if not any(measure in record["measures"] for record in row.records):
         return NONE
     mean, values = row.mean(measure), row.values(measure)
+    one = row.evaluation() if measure == "perplexity" and mean is not None else None
+    shuffled = "" if one is None else f"; one evaluation ± {one[0]:.1f}"
     if mean is None:
         missing = len(row.records) - len(values)
         if measure.startswith("rounds_to"):
             return "not reached" if not values else f"not reached by {missing} of {len(row.records)} seeds"
         return "diverged" if not values else f"diverged with {missing} of {len(row.records)} seeds"
     if len(values) == 1:
-        return write_value(mean, measure)
+        return write_value(mean, measure) + shuffled
     scale = 100 if write_value(mean, measure).endswith("%") else 1
     digits = {"nats": 3, "train_nats": 3}.get(measure, 1 if mean >= 100 else 2)
     return f"{write_value(mean, measure).removesuffix(' %')} ± {scale * statistics.stdev(values):.{digits}f}" + (
-        " %" if scale == 100 else ""
+        " %" if scale == 100 else shuffled
     )

@@ -207,6 +207,20 @@ def test_a_printed_figure_holds_within_the_tolerance():
     assert verdicts(study_of(), {("0.1", "FedAvg", 1): 49.0, ("0.5", "FedAvg", 1): 51.0}, claim=2) == [HOLDS, FAILS]
 
 
+def test_a_printed_figure_is_one_evaluation_where_that_depends_on_a_shuffle():
+    study = study_of()
+    found = results_of(study, "standard", {("0.1", "FedAvg", 1): 120.0})
+    (record,) = found.values()
+    assert compare_rows(study, rows_of(study, "standard", found), study.claims[1])[0].verdict == UNSURE
+    record["shuffles"] = {"count": 20, "sd": 12.0, "lowest": 100.0, "highest": 150.0}
+    row = next(row for row in rows_of(study, "standard", found) if row.records)
+    assert write_row(row, "perplexity") == "120.0; one evaluation ± 12.0"
+    near = compare_rows(study, rows_of(study, "standard", found), study.claims[1])[0]
+    assert near.verdict == HOLDS and near.margin == pytest.approx(2.093 * 0.1)
+    record["shuffles"]["sd"] = 0.1
+    assert compare_rows(study, rows_of(study, "standard", found), study.claims[1])[0].verdict == FAILS
+
+
 def test_claims_are_summed_up_and_a_smoke_scale_judges_nothing():
     study = study_of()
     rows = rows_of(study, "paper", results_of(study, "paper", {("0.1", "FedAvg", 1): 49.0, ("0.5", "FedAvg", 1): 51.0}))
