@@ -29,6 +29,7 @@ from keyfed.launch import place
 from keyfed.run.baselines import score_baselines
 from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, named_states, save_checkpoint
 from keyfed.run.choose import Choice, usable_cores
+from keyfed.run.curves import LINE, append_curves, cut_curves
 from keyfed.run.evaluate import evaluate, evaluate_sentences, evaluate_together, limit_streams, spread, total
 from keyfed.run.folder import (
     append_line,
@@ -159,6 +160,8 @@ def _train(
         listen.say(f"model {prepared.spec.name}: {count:,} parameters; {choice.reason}")
         for line in cautions(config, method, members, len(prepared.store)):
             listen.say(line)
+        if config.train.curves:
+            listen.say(LINE)
         guard = None if private is None else PrivateRun(config, private[0], out, private[1])
         if guard is not None:
             for line in guard.announce(count):
@@ -234,6 +237,8 @@ def _rounds(
         listen.say(f"resuming after round {state.round} of {config.train.rounds}")
     if metrics.exists():
         os.truncate(metrics, length)  # lines written after the last checkpoint will be written again
+    if config.train.curves:
+        cut_curves(out, state.round)
     states = ClientStates(clients, saved.clients if saved else None) if keeps_state(method) else None
     members = members_of(method, prepared, config)
     every, fewer = (sizes_in(config, method, state.params, members, frozen) for frozen in ((), FROZEN))
@@ -306,6 +311,8 @@ def _rounds(
                     if best is None or score.mean_nats < best.nats or not math.isfinite(best.nats):
                         best = Best(after.round, score.mean_nats, after.params)
                     done = reached([record], target) is not None
+                if config.train.curves:
+                    append_curves(out, after.round, federation.curves)
                 record["elapsed"] = time.monotonic() - started
                 state, length = after, append_line(metrics, record)
                 if last or done or state.round % config.train.checkpoint_every == 0:
