@@ -137,7 +137,7 @@ def run_study(
             clock.check()
             listen.say(f"cell {number} of {len(todo)}: {cell.title}")
             try:
-                record = run_cell(cell, bench, study.targets, clock)
+                record = run_cell(cell, bench, study.targets, clock, study.curves)
             except (ConfigError, DataError, DownloadError, RunError) as e:
                 listen.say(f"failed: {e}")
                 failed.append((cell.title, str(e)))
