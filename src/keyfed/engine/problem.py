@@ -274,7 +274,7 @@ class TextObjective:
         track.unload(way, order)
         if track.seen is not None:
             back = torch.argsort(order)
-            way.tally.steps = [[seen[:, back] for seen in steps] for steps in way.tally.steps]
+            way.tally.steps = [list(torch.stack(seen)[:, :, back]) if seen else [] for seen in way.tally.steps]
 
     def _gradient(self, batch: Batch, fresh: bool, taken: Tensor, params: Params) -> Gradient:
         before = None if fresh else self._carried

@@ -38,8 +38,10 @@ def cut_curves(folder: Path, rounds: int) -> None:
     """Keep the lines of the first rounds; those written after the checkpoint will be written again."""
     path = folder / FILE
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    if len(lines) < rounds:
-        raise RunError(f"{path} has {len(lines)} lines, and the checkpoint is of round {rounds}; start again elsewhere")
+    if len(lines) < rounds:  # each was on the disk before its checkpoint was
+        raise RunError(
+            f"{path} has {len(lines)} lines, and the checkpoint is of round {rounds}; start again with another --out"
+        )
     if path.exists():
         os.truncate(path, sum(map(len, lines[:rounds])))
 
