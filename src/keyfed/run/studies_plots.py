@@ -145,6 +145,7 @@ def _curves(
             axes.plot(x, y, style, color=colour, label=name or "ours", linewidth=1.5)
             values += y
     axes.set_xlabel(WORDS[plot.get("x", "round")])
+    axes.xaxis.get_major_locator().set_params(integer=True)  # half an epoch is none
     if values and min(values) > 0 and max(values) / min(values) > 8:
         axes.set_yscale("log")
 
