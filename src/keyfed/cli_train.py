@@ -58,6 +58,9 @@ PopulationOption = Annotated[
     int | None, typer.Option(help="With --dp: clients of an imagined fleet, for a SIMULATED guarantee.")
 ]
 SecureOption = Annotated[bool, typer.Option("--secure", help="Mask every upload: the server sees sums only.")]
+CurvesOption = Annotated[
+    bool, typer.Option("--curves", help="Also write loss and accuracy of every local batch and epoch to curves.jsonl.")
+]
 TensorboardOption = Annotated[
     bool, typer.Option("--tensorboard", help="Also write the rounds as TensorBoard events to RUN/tensorboard.")
 ]
@@ -119,6 +122,7 @@ def train(
     config: ConfigOption = None,
     dry_run: DryOption = False,
     tensorboard: TensorboardOption = False,
+    curves: CurvesOption = False,
     federation: FederationOption = None,
     plain: PlainOption = False,
     as_json: JsonOption = False,
@@ -145,9 +149,11 @@ def train(
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
         "train.until": until, "train.init": init, "data.vocab_file": vocab_file, "vectors.file": vectors,
-        "vectors.dim": vectors_dim, "secure.on": _secure(secure, plain, federation),
+        "vectors.dim": vectors_dim, "secure.on": _secure(secure, plain, federation), "train.curves": curves or None,
         **privacy_settings(dp, population, settings),
     }  # fmt: skip
+    if curves and federation is not None:
+        raise ConfigError("--curves works in simulation only; leave it out of a federation")
     base = None
     if resume and out is not None and (out / "run.toml").exists():
         base = read_run_toml(out)[0]
@@ -199,6 +205,7 @@ def pretrain(
     config: ConfigOption = None,
     dry_run: DryOption = False,
     tensorboard: TensorboardOption = False,
+    curves: CurvesOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model centrally on public text, as a start for federated training (`keyfed train --init`).
@@ -222,7 +229,7 @@ def pretrain(
         out = _default_out(configure("central", config, named, settings), resume, "pretrain")
     train(
         "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, None, None,
-        False, resume, settings, config, dry_run, tensorboard, None, False, as_json,
+        False, resume, settings, config, dry_run, tensorboard, curves, None, False, as_json,
     )  # fmt: skip
     if leads() and not dry_run and not as_json:
         typer.echo(f"start:  keyfed train --init {out}, with this model and the corpus of your choice")

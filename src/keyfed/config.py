@@ -260,6 +260,9 @@ def check(config: Config) -> Config:
     problems += config.participation.problems() + config.privacy.problems()
     if config.privacy.on and t.central:
         problems.append("train.central reads as many tokens as the clients did, which --dp does not tell; leave it out")
+    if t.curves and (config.privacy.on or config.secure.on):
+        hiding = "--dp noises" if config.privacy.on else "--secure hides in sums"
+        problems.append(f"train.curves (--curves) tells the clients' losses, which {hiding}; leave one of the two out")
     try:
         if d.clients_part is not None:
             parse_part(d.clients_part)

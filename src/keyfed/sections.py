@@ -97,6 +97,9 @@ class TrainConfig:
         default=0,
         metadata={"help": "first rounds in which the embedding is neither trained nor sent up; train.rounds: always"},
     )
+    curves: bool = field(
+        default=False, metadata={"help": "write loss and accuracy of every local batch and epoch to curves.jsonl"}
+    )
     ngram_order: int = field(default=5, metadata={"help": "order of the Kneser–Ney baseline"})
 
 

@@ -21,6 +21,7 @@ from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
 from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.choose import Choice
+from keyfed.run.curves import read_curves
 from keyfed.run.folder import read_metrics
 from keyfed.run.ranks import among
 
@@ -58,11 +59,11 @@ def without_times(value: Any) -> Any:
 
 
 def test_torchrun_trains_the_run_of_one_process(keyfed, corpus, tmp_path):
-    code, alone, stderr = keyfed(*command(corpus, tmp_path / "one", 4, *DUALS), "--json")
+    code, alone, stderr = keyfed(*command(corpus, tmp_path / "one", 4, *DUALS), "--curves", "--json")
     assert code == 0, stderr
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run(
-        [*launcher, "-m", "keyfed", *command(corpus, tmp_path / "two", 4, *DUALS), "--json"],
+        [*launcher, "-m", "keyfed", *command(corpus, tmp_path / "two", 4, *DUALS), "--curves", "--json"],
         capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -72,6 +73,9 @@ def test_torchrun_trains_the_run_of_one_process(keyfed, corpus, tmp_path):
     one, two = (read_metrics(tmp_path / name) for name in ("one", "two"))
     assert sum(len(r["lost"]) for r in one) > 0
     assert [without_times(r) for r in one] == [{k: v for k, v in r.items() if k not in TIMES} for r in two]
+    curves = [read_curves(tmp_path / name) for name in ("one", "two")]
+    assert len(curves[0]) == 4
+    assert without_times(curves[0]) == curves[1]
     assert done.stderr.count("round    4") == 1
     assert "2 ranks, each cpu" in done.stderr
     names = [{p.name for p in (tmp_path / run / "clients").iterdir()} for run in ("one", "two")]

@@ -8,6 +8,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
@@ -97,6 +98,35 @@ def test_a_study_runs_at_smoke_scale_and_writes_its_page(name, miniature, tmp_pa
         assert str(miniature) not in json.dumps(record)
     assert not list((tmp_path / "work").glob(f"{name}/*"))  # a cell's run folder goes once its result is written
     assert write_page(study, tmp_path / "results")[0].read_text("utf-8").startswith("<!-- Generated")
+
+
+def test_a_cell_of_next_character_keeps_its_curves_and_the_page_shows_them(miniature, tmp_path):
+    study = load_study("next-character", STUDIES)
+    small = {"data.max_tokens": 3000, "train.valid_tokens": 200, "train.test_tokens": 200, "model.hidden": 8}
+    small |= {"data.clients": 3, "data.window": 10, "method.epochs": 2, "train.cohort": 3}
+    smoke = study.scales["smoke"]
+    study = replace(study, scales={"smoke": replace(smoke, settings={**smoke.settings, **small})})
+    results, bench = tmp_path / "results", Bench(tmp_path / "work", "cpu", str(miniature))
+    done = run_study(study, "smoke", results=results, bench=bench, most=2)
+    assert (len(done.done), done.failed) == (2, ())
+    by_method = {record["labels"]["method"]: record for record in finished(results, study.name).values()}
+    central, fedavg = by_method["central"], by_method["FedAvg"]
+    for record in (central, fedavg):
+        assert "train.curves" not in record["settings"]
+        batches, epochs = record["training"]["batch"], record["training"]["epoch"]
+        assert len(batches) == 40 < batches[-1][0]
+        assert batches[-1][1] < batches[0][1]
+        assert all(0 <= accuracy <= 1 for _, _, accuracy in batches + epochs)
+    assert [p[0] for p in fedavg["training"]["epoch"]] == [1, 2, 3, 4]  # two rounds of two local epochs
+    assert [p[0] for p in central["training"]["epoch"]] == [1, 2]
+    # A round's last local epoch is the training loss that the curve by round has.
+    assert [p[1] for p in fedavg["training"]["epoch"]][1::2] == [p[1] for p in fedavg["curve"]]
+    for file in data_folder(results, study.name).glob("*.json"):
+        assert file.stat().st_size < 6000
+    written = write_page(study, results)
+    for plot in ("batch-loss", "batch-accuracy", "epoch-loss", "epoch-accuracy"):
+        assert f"img/next-character-{plot}.png" in written[0].read_text("utf-8")
+        assert results / "img" / f"next-character-{plot}.png" in written
 
 
 def test_the_module_runs_without_what_a_gpu_machine_lacks(miniature, tmp_path):

@@ -131,13 +131,17 @@ class Local:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of it: w − θ, mean nats per token and tokens of the last epoch, tokens of all epochs."""
+    """What came of it: w − θ, mean nats per token and tokens of the last epoch, tokens of all epochs.
+
+    `curve` has nats, right first guesses and tokens of every step, epoch by epoch.
+    """
 
     upload: Params
     loss: float
     tokens: int
     worked: int
     clipped: int
+    curve: list[list[tuple[float, int, int]]]
 
 
 def detach(state: list) -> list:
@@ -155,8 +159,10 @@ def train_client(spec: ModelSpec, theta: Params, epochs: list[list[Step]], local
             named.values(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay
         )
     taken = worked = clipped = 0
+    curve: list[list[tuple[float, int, int]]] = []
     for steps in epochs:
         state, nats, tokens = None, 0.0, 0
+        curve.append([])
         for step in steps:
             taken += 1
             if step.fresh:
@@ -177,9 +183,11 @@ def train_client(spec: ModelSpec, theta: Params, epochs: list[list[Step]], local
             state = detach(state)
             nats += loss.item() * int(real.sum())
             tokens += int(real.sum())
+            hits = int((logits[real].argmax(-1) == targets[real]).sum())
+            curve[-1].append((loss.item() * int(real.sum()), hits, int(real.sum())))
         worked += tokens
     upload = {name: (p.detach() - theta[name]) for name, p in named.items()}
-    return Trained(upload, nats / max(1, tokens), tokens, worked, clipped)
+    return Trained(upload, nats / max(1, tokens), tokens, worked, clipped, curve)
 
 
 def client_epochs(problem: Problem, client: int, rows: int, epochs: int, round: int) -> list[list[Step]]:

@@ -117,6 +117,7 @@ class Track:
       carried: the recurrent state, changed in place.
       seeds, taken: for dropout: each client's seed of the round and its number of steps so far.
       frozen: layers that no step moves.
+      seen: nats, hits and tokens of the last step, [3, m]; None where hits are not counted.
     """
 
     spec: ModelSpec
@@ -133,6 +134,7 @@ class Track:
     graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor]]
     pool: Any
     frozen: frozenset[str] = frozenset()
+    seen: Tensor | None = None
 
     @property
     def capacity(self) -> int:
@@ -205,13 +207,16 @@ class Track:
         drop = Dropout(self.spec.dropout, self.seeds[:clients], taken, self.widths) if self.spec.dropout else None
         products = {name: p[:clients] for name, p in self.products.items()}
         state = tuple(tuple(s[:clients] for s in layer) for layer in self.carried)
-        found, after = gradient(self.spec, products, batch, state, drop, {}, self.kernels)
+        found, after = gradient(self.spec, products, batch, state, drop, {}, self.kernels, self.seen is not None)
         for there, here in zip(state, after, strict=True):
             for s, new in zip(there, here, strict=True):
                 if new is not s:  # a kernel may have changed it in place
                     s.copy_(new)
         way = self.way.first(clients)
         way.tally.add(found.nats, found.tokens)
+        if self.seen is not None and found.hits is not None:
+            self.seen.zero_()  # clients behind the first p take no step
+            self.seen[:, :clients].copy_(torch.stack([found.nats, found.hits, found.tokens]))
         if self.frozen:  # they stay as they were loaded, and so do their copies
             way, products = replace(way, local=others(way.local, self.frozen)), others(products, self.frozen)
             found = found._replace(grads=others(found.grads, self.frozen))
@@ -239,8 +244,9 @@ def lay_track(
     capacity: int,
     bf16: bool,
     frozen: frozenset[str] = frozenset(),
+    count: bool = False,
 ) -> Track:
-    """Make a track for so many clients like these; empty until it is loaded."""
+    """Make a track for so many clients like these; empty until it is loaded. With `count` its steps count hits."""
     own, kernels = way.like(capacity), kernels_for(way.eta.is_cuda and way.eta.dtype == torch.float32)
     if bf16 and kernels is PLAIN:
         raise ConfigError("train.precision=bf16 needs Triton, which is not installed; use fp32")
@@ -250,6 +256,8 @@ def lay_track(
     numbers = torch.zeros(2, capacity, dtype=torch.int64, device=own.eta.device)
     carried = lm.initial_state(inner, own.local, rows)
     widths = (spec.embed, *[spec.width] * spec.layers)
+    seen = torch.zeros(3, capacity, dtype=torch.float64, device=own.eta.device) if count else None
     return Track(
-        inner, descent, kernels, rows, own, products, places, widths, carried, numbers[0], numbers[1], {}, None, frozen
-    )
+        inner, descent, kernels, rows, own, products, places, widths, carried, numbers[0], numbers[1], {}, None, frozen,
+        seen,
+    )  # fmt: skip

@@ -102,7 +102,7 @@ class ModuleNetwork:
             with warnings.catch_warnings():
                 # Without a batching rule torch loops inside, slower than one client at a time.
                 warnings.filterwarnings("error", message="There is a performance drop")
-                loss, _, state = self._stacked(two, batch, None)
+                loss, _, _, state = self._stacked(two, batch, None)
                 loss = loss + self._stacked(two, batch, state)[0]
                 torch.autograd.grad(loss.sum(), list(two.values()), materialize_grads=True)
         except Exception as e:
@@ -117,43 +117,66 @@ class ModuleNetwork:
     def nats(
         self, params: Params, batch: Batch, state: NestedState | None, seeds: Tensor, taken: Tensor
     ) -> tuple[Tensor, Tensor, NestedState]:
-        """Return (mean nats per real token [m], real tokens [m], new state) of m stacked clients' batches.
+        """Return (mean nats per real token [m], real tokens [m], new state) of m stacked clients' batches."""
+        loss, counts, _, after = self.step(params, batch, state, seeds, taken)
+        return loss, counts, after
+
+    def step(
+        self,
+        params: Params,
+        batch: Batch,
+        state: NestedState | None,
+        seeds: Tensor,
+        taken: Tensor,
+        count: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor | None, NestedState]:
+        """Return (mean nats per real token [m], real tokens [m], hits [m], new state) of m stacked clients' batches.
 
         Args:
           state: carried state, stacked; None at the start of a text.
           seeds, taken: each client's seed of the round and its number of this step, for what the module draws.
+          count: count the tokens that were the first guess; without it there are no hits.
         """
         if len(batch.inputs) > 1:
-            return self._stacked(params, batch, state)
+            return self._stacked(params, batch, state, count)
         one = {name: p.squeeze(0) for name, p in params.items()}
         scale, counts = _scale(batch, params)
         before = None if state is None else tree_map(lambda s: s.squeeze(0), state)
-        run = partial(self._mean_nats, one, batch.inputs[0], batch.targets[0], scale[0], before)
+        run = partial(self._mean_nats, one, batch.inputs[0], batch.targets[0], scale[0], before, count)
         if self._habits.random:
             with seeded(derive_seed(int(seeds[0]), "module", int(taken[0])), batch.inputs.device):
-                loss, after = run()
+                loss, hits, after = run()
         else:
-            loss, after = run()
-        return loss[None], counts, tree_map(lambda s: s.detach()[None], after)
+            loss, hits, after = run()
+        return loss[None], counts, hits[None] if count else None, tree_map(lambda s: s.detach()[None], after)
 
-    def _stacked(self, params: Params, batch: Batch, state: NestedState | None) -> tuple[Tensor, Tensor, NestedState]:
+    def _stacked(
+        self, params: Params, batch: Batch, state: NestedState | None, count: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None, NestedState]:
         if self._habits.random:
             raise ConfigError(
                 f'module "{self.name}" draws random numbers (dropout) and is not stacked; set train.block=1'
             )
         scale, counts = _scale(batch, params)
         over = (0, 0, 0, 0, None if state is None else 0)
-        run = vmap(self._mean_nats, in_dims=over, randomness="error")
-        loss, after = run(params, batch.inputs, batch.targets, scale, state)
-        return loss, counts, tree_map(lambda s: s.detach(), after)
+        run = vmap(partial(self._mean_nats, count=count), in_dims=over, randomness="error")
+        loss, hits, after = run(params, batch.inputs, batch.targets, scale, state)
+        return loss, counts, hits if count else None, tree_map(lambda s: s.detach(), after)
 
     def _mean_nats(
-        self, params: Params, inputs: Tensor, targets: Tensor, scale: Tensor, state: NestedState | None
-    ) -> tuple[Tensor, NestedState]:
-        """One client's Σ scale · nats and its state."""
+        self,
+        params: Params,
+        inputs: Tensor,
+        targets: Tensor,
+        scale: Tensor,
+        state: NestedState | None,
+        count: bool = False,
+    ) -> tuple[Tensor, Tensor, NestedState]:
+        """One client's Σ scale · nats, its hits (0 unless they are counted) and its state."""
         logits, after = self.call(params, inputs, state, training=True)
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-        return (nats * scale.flatten()).sum(), after
+        hits = ((logits.detach().argmax(-1) == targets) & (scale > 0)).sum() if count else torch.zeros(())
+        return (nats * scale.flatten()).sum(), hits, after
 
     def call(
         self, params: Params, tokens: Tensor, state: NestedState | None, *, training: bool

@@ -55,6 +55,7 @@ def gradient(
     seeds: Tensor,
     taken: Tensor,
     buffers: Buffers,
+    count: bool = False,
 ) -> tuple[Gradient, NetworkState]:
     """Return one training step's nats, tokens and gradients, and the state after it.
 
@@ -62,18 +63,18 @@ def gradient(
       params: stacked, [m, …].
       state: as returned by the step before; None at the start of a text.
       seeds, taken: each client's seed of the round and its number of this step, for dropout.
-      buffers: see `step.gradient`.
+      buffers, count: see `step.gradient`.
     """
     if not isinstance(network, ModuleNetwork):
         before = lm.initial_state(network, params, batch.inputs.shape[1]) if state is None else state
         drop = Dropout(network.dropout, seeds, taken) if network.dropout else None
-        return step.gradient(network, params, batch, before, drop, buffers)
+        return step.gradient(network, params, batch, before, drop, buffers, count=count)
     leaves = {name: w.detach().requires_grad_() for name, w in params.items()}
-    loss, tokens, after = network.nats(leaves, batch, state, seeds, taken)
+    loss, tokens, hits, after = network.step(leaves, batch, state, seeds, taken, count)
     # A layer that a step does not use (a learnt first state, say) has a gradient of zero.
     ones = torch.ones_like(loss)
     grads = torch.autograd.grad(loss, list(leaves.values()), grad_outputs=ones, materialize_grads=True)
-    return Gradient(loss.detach() * tokens, tokens, dict(zip(leaves, grads, strict=True))), after
+    return Gradient(loss.detach() * tokens, tokens, dict(zip(leaves, grads, strict=True)), hits), after
 
 
 class Reader(Protocol):

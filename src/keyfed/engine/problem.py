@@ -106,6 +106,7 @@ class Problem:
       sweep: tokens a "round" of central training reads; None for federated methods.
       precision: of the products on a GPU; bf16 keeps float32 weights beside its copies.
       frozen: layers that clients do not train in the first `frozen_rounds` rounds.
+      curves: count every step's first guesses, for `Solution.curve`.
       buffers, tracks: what lives from step to step and from round to round, see `step.gradient` and `captured`.
     """
 
@@ -118,6 +119,7 @@ class Problem:
     precision: Precision = "fp32"
     frozen: frozenset[str] = frozenset()
     frozen_rounds: int = 0
+    curves: bool = False
     buffers: Buffers = field(default_factory=dict, init=False, repr=False, compare=False)
     tracks: dict[TrackKey, Track] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -125,7 +127,7 @@ class Problem:
         """Another process has buffers of its own."""
         return Problem, (
             self.spec, self.store, self.batching, self.seed, self.device, self.sweep, self.precision, self.frozen,
-            self.frozen_rounds,
+            self.frozen_rounds, self.curves,
         )  # fmt: skip
 
     @property
@@ -250,7 +252,7 @@ class TextObjective:
             track = None
             problem.tracks.clear()  # another method, or a larger cohort than before: the places are given back first
             bf16 = problem.precision == "bf16"
-            track = lay_track(spec, way, descent, rows, self.clients, bf16, self._frozen)
+            track = lay_track(spec, way, descent, rows, self.clients, bf16, self._frozen, problem.curves)
             problem.tracks[key] = track
         steps = self.epoch(0)
         ranking = sorted(range(self.clients), key=lambda k: -len(steps[k]))
@@ -264,14 +266,20 @@ class TextObjective:
             stream = self._batching.kind == "stream"
             if epoch == 0 or not stream or [len(s) for s in steps] != [len(s) for s in before]:
                 staged = stage([steps[k] for k in ranking], self._batching, track.capacity, problem.device)
+            way.tally.steps.append([])
             for step in staged:
                 track.run(step)
+                if track.seen is not None:  # copied on the device: nobody waits
+                    way.tally.steps[-1].append(track.seen.clone())
         track.unload(way, order)
+        if track.seen is not None:
+            back = torch.argsort(order)
+            way.tally.steps = [list(torch.stack(seen)[:, :, back]) if seen else [] for seen in way.tally.steps]
 
     def _gradient(self, batch: Batch, fresh: bool, taken: Tensor, params: Params) -> Gradient:
         before = None if fresh else self._carried
         found, self._carried = gradient(
-            self._problem.spec, params, batch, before, self._seeds, taken, self._problem.buffers
+            self._problem.spec, params, batch, before, self._seeds, taken, self._problem.buffers, self._problem.curves
         )
         for name in self._frozen:
             found.grads[name].zero_()

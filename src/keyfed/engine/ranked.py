@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from keyfed.engine.client_state import ClientStates
+from keyfed.engine.curves import CohortCurves, joined_curves
 from keyfed.engine.ranks import Ranks
 from keyfed.engine.simulate import Simulation
 from keyfed.engine.turn import keeps_state
@@ -37,6 +38,7 @@ class RankedSimulation:
         self._trained: list[ClientId] = []
         self._round, self._remembering = 0, False
         self.compression_error: float | None = None  # of the last round: mean over the clients that trained
+        self.curves: CohortCurves | None = None  # of the last round, see `Simulation`
         self.secure: Mapping[str, Any] | None = None  # ranks form no secure sums
 
     def expect(self, fates: Mapping[ClientId, Fate]) -> None:
@@ -62,7 +64,9 @@ class RankedSimulation:
         )  # fmt: skip
         self._ranks.spread(params)
         self._local.expect(self._fates)
-        reports, self.compression_error = _train_part(self._local, self._ranks, params, self._trained, method, round)
+        reports, self.compression_error, self.curves = _train_part(
+            self._local, self._ranks, params, self._trained, method, round
+        )
         return reports
 
     def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:
@@ -111,15 +115,19 @@ def serve(local: Simulation, ranks: Ranks, method: Method, like: Params, states:
 
 def _train_part(
     local: Simulation, ranks: Ranks, params: Params, trained: Sequence[ClientId], method: Method, round: int
-) -> tuple[dict[ClientId, Report], float | None]:
-    """Train every n-th client; return the reports of all ranks and their mean error of compression."""
+) -> tuple[dict[ClientId, Report], float | None, CohortCurves | None]:
+    """Train every n-th client; return the reports of all ranks, their mean error of compression and their curves."""
     mine = local.train(params, trained[ranks.rank :: ranks.world], method, round)
-    parts = ranks.gather({"reports": [asdict(r) for r in mine.values()], "error": local.compression_error})
+    curves = None if local.curves is None else local.curves.numbers()
+    parts = ranks.gather(
+        {"reports": [asdict(r) for r in mine.values()], "error": local.compression_error, "curves": curves}
+    )
     found = {report["client"]: Report(**report) for part in parts for report in part["reports"]}
     errors = [(part["error"], len(part["reports"])) for part in parts if part["error"] is not None]
     counted = sum(count for _, count in errors)
     error = sum(mean * count for mean, count in errors) / counted if counted else None
-    return {client: found[client] for client in trained if client in found}, error
+    reports = {client: found[client] for client in trained if client in found}
+    return reports, error, joined_curves([part["curves"] for part in parts], list(reports))
 
 
 def _add_up(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from keyfed.engine.client_state import ClientStates
+from keyfed.engine.curves import CohortCurves
 from keyfed.engine.gather import Gathering, HiddenGathering, HiddenRound, MakeHidden
 from keyfed.engine.hidden_sum import HiddenSum
 from keyfed.engine.problem import LocalProblem
@@ -176,6 +177,7 @@ class Simulation:
         self._refused: list[Refusal] = []
         self._noise: Params | None = None  # for the mean, if the method wants it there
         self.compression_error: float | None = None  # of the last round: mean over the clients that trained
+        self.curves: CohortCurves | None = None  # of the last round, where the problem counts its steps
         self.secure: Mapping[str, Any] | None = None  # what the last round's secure sum cost; None for a plain one
 
     def expect(self, fates: Mapping[ClientId, Fate]) -> None:
@@ -195,7 +197,7 @@ class Simulation:
     ) -> Mapping[ClientId, Report]:
         """Train the cohort; sum at once where clients weigh themselves, else keep the uploads."""
         self._sum, self._kept, self._refused, self._noise = self._gather(params), {}, [], None
-        self._hidden, self.secure = None, None
+        self._hidden, self.secure, self.curves = None, None, None
         self._round, self._remembering = round, keeps_state(method)
         self._trained = [c for c in cohort if c not in self._fates or self._fates[c].reports]
         if method.hidden:
@@ -218,6 +220,9 @@ class Simulation:
                     self._sum.refuse(client)
                 continue
             errors.append(done.error)
+            if done.curve is not None:
+                self.curves = self.curves or CohortCurves()
+                self.curves.add(client, done.curve)
             reports[client] = Report(
                 client, done.tokens, done.loss, done.worked, done.distance, done.weight, done.joining
             )

@@ -22,7 +22,7 @@ from keyfed.model import language_model as lm
 from keyfed.model.cells import CellName, CellWeights
 from keyfed.model.dropout import Dropout, keep_mask
 from keyfed.model.language_model import Batch, ModelSpec, ModelState, Params
-from keyfed.model.output import OutputGradients, output_gradients, space
+from keyfed.model.output import OutputGradients, chunks, output_gradients, space
 
 Buffers = dict[str, Tensor]  # tensors that are written anew every step and never freed between
 
@@ -82,6 +82,22 @@ def look_up(table: Tensor, tokens: Tensor) -> Tensor:
     return table.reshape(m * vocab, width)[tokens + offsets]
 
 
+@torch.no_grad()
+def count_hits(features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
+    """Return how many real tokens were the first guess, [m]; of words that tie, the first is guessed.
+
+    The logits are made once more, chunk by chunk: the kernels that train are not touched, so nothing of what they
+    compute changes by a bit. Nothing is read back from a GPU, so that it may be captured.
+    """
+    hits = torch.zeros_like(bias[:, 0])
+    for part in chunks(features.shape[1], features.shape[0], weight.shape[1]):
+        logits = product(features[:, part], weight.mT).add_(bias[:, None])
+        true = targets[:, part]
+        sure = torch.isfinite(logits.gather(-1, true[..., None])[..., 0])  # logits that are NaN guess nothing
+        hits += ((logits.argmax(-1) == true) & sure & (scale[:, part] > 0)).sum(1)
+    return hits
+
+
 class _Dropped:
     """Dropout at the places of the network, forwards and backwards with the same mask."""
 
@@ -109,6 +125,7 @@ def gradient(
     drop: Dropout | None,
     buffers: Buffers,
     kernels: Kernels = PLAIN,
+    count: bool = False,
 ) -> tuple[Gradient, ModelState]:
     """Return nats, tokens and gradients of one step, and the state after it.
 
@@ -117,6 +134,7 @@ def gradient(
       state: carried state, see `language_model.initial_state`.
       buffers: a dictionary to be handed in again at the next step; the gradients live in it until then.
       kernels: what to run.
+      count: also count the tokens that were the first guess, for one more product of the output layer.
     """
     m = batch.inputs.shape[0]
     layer = kernels.layers[spec.cell]
@@ -138,6 +156,7 @@ def gradient(
 
     counts, scale, targets = lm.loss_weights(batch, params["output.bias"].dtype)
     weight, bias = lm.output_layer(spec, params)
+    hits = count_hits(features, weight, bias, targets, scale) if count else None
     out = kernels.output(features, weight, bias, targets, scale, buffers)
     grads: Params = {"output.bias": out.bias}
     d = out.features
@@ -159,7 +178,7 @@ def gradient(
         table = space(buffers, "embedding", out.weight, params["embedding.weight"].shape).zero_()
     kernels.add_rows(table, tokens.reshape(m, -1), d_rows)
     grads["embedding.weight"] = table
-    return Gradient(out.loss * counts, counts, {name: grads[name] for name in params}), tuple(last)
+    return Gradient(out.loss * counts, counts, {name: grads[name] for name in params}, hits), tuple(last)
 
 
 def _named(w: CellWeights, number: int) -> Params:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from keyfed.engine.client_state import read_state, write_state
+from keyfed.engine.curves import Curve, unstack
 from keyfed.engine.problem import LocalProblem, measure, solve_block
 from keyfed.federated.participation import Work
 from keyfed.federated.sampling import derive_seed
@@ -42,6 +43,7 @@ class Finished(NamedTuple):
       weight: α_k in a running mean, and `joining`: see `Report`.
       error: ‖what the server reads − what was meant‖ / ‖what was meant‖; 0 without compression.
       clipped: the upload was longer than the turn's clip, and is shortened to it.
+      curve: what its steps saw, where they were counted.
     """
 
     client: int
@@ -54,6 +56,7 @@ class Finished(NamedTuple):
     joining: bool = False
     error: float = 0.0
     clipped: bool = False
+    curve: Curve | None = None
 
 
 def keeps_state(method: Method) -> bool:
@@ -74,6 +77,7 @@ def take_turns(
     standing = solution.standing
     weight = [0.0] * len(turns) if standing is None else standing.weight.tolist()
     joining = [False] * len(turns) if standing is None else standing.joining.tolist()
+    curves = unstack(solution.curve, len(turns))
     out = []
     for k, turn in enumerate(turns):
         meant = {name: u[k] for name, u in solution.upload.items()}
@@ -101,7 +105,7 @@ def take_turns(
         out.append(
             Finished(
                 turn.client, upload, loss[k], int(tokens[k]), int(worked[k]), distances[k],
-                float(weight[k]), bool(joining[k]), error, shortened,
+                float(weight[k]), bool(joining[k]), error, shortened, curves[k],
             )
         )  # fmt: skip
     return out

@@ -33,21 +33,26 @@ class Tally:
         self.epoch = torch.zeros(2, clients, dtype=torch.float64, device=device)  # nats and tokens
         self.worked = torch.zeros(clients, dtype=torch.float64, device=device)
         self._last = torch.zeros_like(self.epoch)
+        self.steps: list[list[Tensor]] = []  # nats, hits and tokens of every step, [3, m], where hits are counted
 
     def start_epoch(self) -> None:
         """Begin an epoch."""
         self._close()
         self.epoch.zero_()
+        self.steps.append([])
 
-    def add(self, nats: Tensor, tokens: Tensor) -> None:
-        """Count one step."""
+    def add(self, nats: Tensor, tokens: Tensor, hits: Tensor | None = None) -> None:
+        """Count one step; where its hits are counted too, it is kept as a step of the curve."""
         self.epoch.add_(torch.stack([nats.double(), tokens.double()]))
         self.worked.add_(tokens)
+        if hits is not None:
+            self.steps[-1].append(torch.stack([nats.double(), hits.double(), tokens.double()]))
 
     def clear(self) -> None:
         """Forget everything."""
         for counts in (self.epoch, self.worked, self._last):
             counts.zero_()
+        self.steps = []
 
     def take(self, other: Tally, order: Tensor) -> None:
         """Become another tally, whose clients stand in another order."""
@@ -72,7 +77,11 @@ class Tally:
         self._close()
         nats, tokens = self._last
         whole = objective.whole.to(tokens) * (self.worked > 0)
-        return Solution(upload, nats / tokens.clamp(min=1), whole, self.worked)
+        solution = Solution(upload, nats / tokens.clamp(min=1), whole, self.worked)
+        if not any(self.steps):
+            return solution
+        none = self.epoch.new_zeros(0, 3, len(self.worked))
+        return solution._replace(curve=tuple(torch.stack(epoch) if epoch else none for epoch in self.steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +184,7 @@ def walk(objective: Objective, way: Way, descent: Descent) -> None:
         way.tally.start_epoch()
         for step in objective.steps(epoch):
             gradient = step(way.local)
-            way.tally.add(gradient.nats, gradient.tokens)
+            way.tally.add(gradient.nats, gradient.tokens, gradient.hits)
             descent.move(way, gradient)
 
 

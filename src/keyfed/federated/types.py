@@ -40,11 +40,13 @@ class Gradient(NamedTuple):
       nats: summed loss of the step's tokens, [m].
       tokens: predicted tokens, [m]; 0 for a client that has run out of text (its step is masked).
       grads: gradient of each client's own mean nats per token, stacked.
+      hits: tokens that were the first guess, [m]; None where nobody counts them.
     """
 
     nats: Tensor
     tokens: Tensor
     grads: Params
+    hits: Tensor | None = None
 
 
 class Objective(Protocol):
@@ -80,6 +82,7 @@ class Solution(NamedTuple):
       standing: what a client that keeps state stands for in a running mean; None for the others.
       state: the state to keep if the upload is acknowledged, stacked. Layers under "sent/" are what the server has of
         this client; the engine adds what was in fact uploaded, so that rounding and compression are made good later.
+      curve: nats, hits and tokens of every step, [steps, 3, m] an epoch; None where nobody counts them.
     """
 
     upload: Params
@@ -88,6 +91,7 @@ class Solution(NamedTuple):
     worked: Tensor
     standing: Standing | None = None
     state: Params | None = None
+    curve: tuple[Tensor, ...] | None = None
 
 
 class Standing(NamedTuple):

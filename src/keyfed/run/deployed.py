@@ -154,6 +154,8 @@ def refuse_simulated(config: Config, method: Method) -> None:
             "differential privacy is there in simulation only so far, and a federation must not claim what it does not "
             "do; leave [privacy] out"
         )
+    if config.train.curves:
+        raise ConfigError("train.curves (--curves) works in simulation only; leave it out of a federation")
     if config.train.init is not None or config.vectors.file is not None or config.train.frozen_rounds:
         raise ConfigError("a federation starts from random weights: leave out init, vectors and frozen_rounds")
 

@@ -172,7 +172,7 @@ def make_problem(prepared: Prepared, config: Config, method: Method, device: str
     """
     problem = Problem(
         prepared.spec, prepared.store, prepared.batching, config.train.seed, device, precision=config.train.precision,
-        frozen=FROZEN, frozen_rounds=min(config.train.frozen_rounds, config.train.rounds),
+        frozen=FROZEN, frozen_rounds=min(config.train.frozen_rounds, config.train.rounds), curves=config.train.curves,
     )  # fmt: skip
     if method.cohort != "pooled":
         return problem

@@ -86,12 +86,16 @@ def data_folder(results: Path, study: str) -> Path:
 
 
 def finished(results: Path, study: str) -> dict[str, dict[str, Any]]:
-    """Return the results of a study by cell id, in the order of their file names."""
-    found = {}
-    for path in sorted(data_folder(results, study).glob("*.json")):
+    """Return the results of a study by cell id, in the order of their file names; then those of other studies.
+
+    An id says what is computed: a cell that another study has finished need not be run again.
+    """
+    own = data_folder(results, study)
+    found: dict[str, dict[str, Any]] = {}
+    for path in [*sorted(own.glob("*.json")), *sorted(data_folder(results, "").glob("*/*.json"))]:
         try:
             record = json.loads(path.read_text("utf-8"))
-            found[str(record["id"])] = dict(record)
+            found.setdefault(str(record["id"]), dict(record))
         except (ValueError, KeyError, TypeError) as e:
             raise RunError(f"{path} is damaged ({e}); delete it, and the cell is run again") from None
     return found
@@ -137,7 +141,7 @@ def run_study(
             clock.check()
             listen.say(f"cell {number} of {len(todo)}: {cell.title}")
             try:
-                record = run_cell(cell, bench, study.targets, clock)
+                record = run_cell(cell, bench, study.targets, clock, study.curves)
             except (ConfigError, DataError, DownloadError, RunError) as e:
                 listen.say(f"failed: {e}")
                 failed.append((cell.title, str(e)))

@@ -22,8 +22,10 @@ from keyfed.config import Config, check, set_value
 from keyfed.errors import DataError
 from keyfed.federated.methods import method_options
 from keyfed.run.baselines import score_baselines
+from keyfed.run.curves import read_curves
 from keyfed.run.folder import read_metrics, read_run_toml, strict
 from keyfed.run.prepare import Prepared, prepare, round_tokens, usual_members
+from keyfed.run.studies_curves import training_curves
 from keyfed.run.studies_faithful import positional_unigram, train_faithfully
 from keyfed.run.studies_plan import Cell, Settings
 from keyfed.run.train import Listener, train
@@ -97,8 +99,10 @@ def _with_vectors(config: Config, bench: Bench) -> Config:
     return replace(config, vectors=replace(config.vectors, file=str(root / given)))
 
 
-def run_cell(cell: Cell, bench: Bench, targets: Sequence[float], listen: Listener) -> dict[str, Any]:
-    """Run a cell and return its result.
+def run_cell(
+    cell: Cell, bench: Bench, targets: Sequence[float], listen: Listener, curves: bool = False
+) -> dict[str, Any]:
+    """Run a cell and return its result; with `curves` one that trains keeps those of its local batches and epochs.
 
     Raises:
       KeyfedError: its data or files are not at hand, or it makes no sense.
@@ -106,7 +110,7 @@ def run_cell(cell: Cell, bench: Bench, targets: Sequence[float], listen: Listene
     """
     match cell.runner:
         case "train":
-            found = _trained(cell, bench, listen)
+            found = _trained(cell, bench, listen, curves)
         case "code-faithful":
             config = config_of(cell.settings, cell.seed, bench)
             share = float(cell.settings.get("study.share", 1.0))
@@ -129,25 +133,28 @@ def run_cell(cell: Cell, bench: Bench, targets: Sequence[float], listen: Listene
     return dict(strict(_result(cell, bench, found, targets)))
 
 
-def _trained(cell: Cell, bench: Bench, listen: Listener) -> dict[str, Any]:
+def _trained(cell: Cell, bench: Bench, listen: Listener, curves: bool) -> dict[str, Any]:
     """An ordinary run in a folder that goes again once its result is known."""
     config = config_of(cell.settings, cell.seed, bench)
+    if curves:
+        config = replace(config, train=replace(config.train, curves=True))
     first = {k.removeprefix("first."): v for k, v in cell.settings.items() if k.startswith("first.")}
     if first:
         config = replace(config, train=replace(config.train, init=str(_first_run(first, cell.seed, bench, listen))))
     prepared = bench.prepared(config)
-    budget = None
+    budget, passes = None, 1
     if "study.central_epochs" in cell.settings:  # central training reads what a cohort reads in so many epochs
-        members = usual_members(config, len(prepared.store))
-        budget = round_tokens(prepared, members, int(cell.settings["study.central_epochs"]))
+        members, passes = usual_members(config, len(prepared.store)), int(cell.settings["study.central_epochs"])
+        budget = round_tokens(prepared, members, passes)
     folder = bench.work / cell.study / Path(cell.file).stem
     result = train(config, folder, resume=True, listener=listen, prepared=prepared, budget=budget)
     _, made = read_run_toml(folder)
     records = read_metrics(folder)
+    training = training_curves(read_curves(folder), passes) if curves else None
     shutil.rmtree(folder)
     return {
         **result, "records": records, "data_sha256": made["data_sha256"], "precision": config.train.precision,
-        "train_tokens": int(prepared.store.sizes().sum()),
+        "train_tokens": int(prepared.store.sizes().sum()), "training": training,
     }  # fmt: skip
 
 
@@ -203,6 +210,7 @@ def _result(cell: Cell, bench: Bench, found: Mapping[str, Any], targets: Sequenc
         "measures": measures,
         **{key: found[key] for key in FACTS if key in found},
         "curve": thin([point(r) for r in records]),
+        **({"training": found["training"]} if found.get("training") else {}),
         "seconds": found.get("seconds"),
         "made": made_on(bench.where()),
     }

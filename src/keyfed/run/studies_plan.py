@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.errors import ConfigError, nearest
+from keyfed.run.studies_curves import BY, PLACES
 
 Labels = Mapping[str, str]
 Settings = Mapping[str, Any]
 SCALES = ("smoke", "standard", "paper")
 RUNNERS = ("train", "code-faithful", "n-gram", "toy", "explore")
-HEAD = ("title", "paper", "about", "measures", "notes", "targets", "plots", "base", "axis", "when", "grid", "scale",
-        "published", "claims")  # fmt: skip
+HEAD = ("title", "paper", "about", "measures", "notes", "targets", "curves", "plots", "base", "axis", "when", "grid",
+        "scale", "published", "claims")  # fmt: skip
+CURVE = {"train_nats": 1, "perplexity": 2, "nats": 2, "top1": 3, "accuracy": 3}  # places in a point of a curve by round
 CLAIMS = ("lower", "higher", "printed", "below")
 
 
@@ -105,7 +107,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A study file, checked."""
+    """A study file, checked.
+
+    Attributes:
+      curves: whether cells that train are run with `--curves`. It changes nothing of what a cell computes, so it is no
+        setting and not in a cell's identity: cells that were run without stay what they are, and have no such curves.
+    """
 
     name: str
     title: str
@@ -122,6 +129,7 @@ class Study:
     scales: Mapping[str, Scale]
     published: Mapping[str, tuple[tuple[Labels, float], ...]]
     claims: tuple[Claim, ...]
+    curves: bool = False
 
     def printed(self, labels: Labels, measure: str) -> float | None:
         """The published value of a row; the most specific entry that matches."""
@@ -243,6 +251,7 @@ def study_from(document: Mapping[str, Any], path: Path) -> Study:
             scales=scales,
             published={m: tuple(_published(t, where)) for m, t in document.get("published", {}).items()},
             claims=tuple(_claim(table, where) for table in document.get("claims", ())),
+            curves=bool(document.get("curves", False)),
         )
     except KeyError as e:
         raise ConfigError(f"{where}: {e.args[0]} is missing; a study needs title, paper, about, axis, grid, scale")  # noqa: B904
@@ -272,9 +281,13 @@ def _check(study: Study, where: str) -> None:
     for plot in study.plots:
         _known(plot, ("name", "kind", "measure", "x", "series", "panel", "where", "title"), where, "key of a plot")
         _known([plot["kind"]], ("bars", "lines", "curves"), where, "kind of a plot")
-        _known(
-            [*plot.get("x", ()), *plot.get("series", ()), *plot.get("panel", ())], study.axes, where, "axis of a plot"
-        )
+        _known([*plot.get("series", ()), *plot.get("panel", ())], study.axes, where, "axis of a plot")
+        if plot["kind"] == "curves":
+            by = plot.get("x", "round")
+            _known([by], ("round", *BY), where, "x of a plot of curves")
+            _known([plot["measure"]], PLACES if by in BY else CURVE, where, f"measure of a plot by {by}")
+        else:
+            _known(plot.get("x", ()), study.axes, where, "axis of a plot")
     options = {option for method in METHODS for option in method_options(method)} | {"name"}
     tables = [study.base, *(s for values in study.axes.values() for s in values.values())]
     tables += [more for _, more in study.when] + [scale.settings for scale in study.scales.values()]

@@ -1,4 +1,4 @@
-"""The plots of a study: bars with the printed values as marks, lines over a swept number, curves by round."""
+"""The plots of a study: bars with the printed values as marks, lines over a swept number, curves of training."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keyfed.run.drawing import LIGHT, Paint, Theme, png
-from keyfed.run.studies_plan import Study, matches
+from keyfed.run.studies_curves import BY, mean_curve
+from keyfed.run.studies_plan import CURVE, Study, matches
 from keyfed.run.studies_table import Row, write_value
 
-CURVE = {"train_nats": 1, "perplexity": 2, "nats": 2, "top1": 3, "accuracy": 3}  # places in a point of a curve
-NAMES = {"perplexity": "perplexity", "top1": "top-1 accuracy", "nats": "nats per token", "train_nats": "training nats"}
+NAMES = {"perplexity": "perplexity", "top1": "top-1 accuracy", "nats": "nats per token", "train_nats": "training nats",
+         "train_top1": "training top-1 accuracy"}  # fmt: skip
+WORDS = {"round": "round", "batch": "local batch", "epoch": "local epoch"}
 STYLES = ("-", "--", ":", "-.")
 
 
@@ -47,7 +49,7 @@ def _panels(rows: Sequence[Row], plot: Mapping[str, Any]) -> dict[str, list[Row]
 
 def _has_points(row: Row, plot: Mapping[str, Any]) -> bool:
     if plot["kind"] == "curves":
-        return bool(_curve(row, plot["measure"]))
+        return bool(_curve(row, plot))
     return row.mean(plot["measure"]) is not None
 
 
@@ -136,19 +138,23 @@ def _curves(
     values: list[float] = []
     for number, name in enumerate(series):
         for row in (row for row in rows if _name(row, plot.get("series", ())) == name):
-            points = _curve(row, plot["measure"])
+            points = _curve(row, plot)
             x, y = list(points), list(points.values())
             colour = theme.colours[number % len(theme.colours)]
             style = STYLES[number // len(theme.colours) % len(STYLES)]
             axes.plot(x, y, style, color=colour, label=name or "ours", linewidth=1.5)
             values += y
-    axes.set_xlabel("round")
+    axes.set_xlabel(WORDS[plot.get("x", "round")])
+    axes.xaxis.get_major_locator().set_params(integer=True)  # half an epoch is none
     if values and min(values) > 0 and max(values) / min(values) > 8:
         axes.set_yscale("log")
 
 
-def _curve(row: Row, measure: str) -> dict[int, float]:
-    """The mean over seeds of a curve, at rounds that all seeds have."""
+def _curve(row: Row, plot: Mapping[str, Any]) -> Mapping[float, float]:
+    """The mean over seeds of a curve: of training by batch or epoch, else by round, at rounds that all seeds have."""
+    measure, by = plot["measure"], plot.get("x", "round")
+    if by in BY:
+        return mean_curve(row.records, by, measure)
     index = CURVE[measure]
     curves = [{p[0]: p[index] for p in r["curve"] if p[index] is not None and p[index] > 0} for r in row.records]
     rounds = sorted(set.intersection(*(set(c) for c in curves))) if curves else []

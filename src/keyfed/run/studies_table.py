@@ -20,6 +20,7 @@ from keyfed.run.studies_plan import SCALES, Cell, Claim, Labels, Study, cells_of
 
 HOLDS, FAILS, UNSURE, OPEN = "holds", "does not hold", "cannot be told at this spread", "open"
 NOT_JUDGED = "not judged at smoke scale"
+ENOUGH = 0.25  # share of a scale's cells that makes a page of them
 FAR = 1.5  # a ratio beyond which one seed is enough to say that a figure is not the printed one
 STUDENT = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
@@ -33,7 +34,8 @@ RULE = (
     "seed everywhere there is no s, and nothing is told. A printed figure holds if it lies within the tolerance of "
     "ours, t(ν) · s / √n added; without s, a figure that is off by more than a factor of 1.5 does not hold. Where the "
     "evaluation itself depends on a shuffle, a printed figure is one evaluation, and the standard deviation over "
-    "shuffles is added (in squares). A claim holds if it does in every comparison, and does not hold if it fails in one."
+    "shuffles is added (in squares). A claim holds if it does in every comparison, and does not hold if it fails in "
+    "one."
 )
 
 
@@ -89,10 +91,18 @@ def rows_of(study: Study, scale: str, results: Mapping[str, Mapping[str, Any]]) 
 
 
 def main_scale(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The scale with most finished cells, then fewest open ones, then the larger; None if nothing is finished."""
+    """The scale that a page is about; None if nothing is finished.
+
+    Of those above `smoke`, at which nothing is judged, the one with the largest share of its cells finished, unless
+    that is less than `ENOUGH`; then the one with most finished cells.
+    """
     counts = {scale: _counted(cells_of(study, scale), results) for scale in study.scales}
-    found = {scale: (done, -left, SCALES.index(scale)) for scale, (done, left) in counts.items() if done}
-    return max(found, key=lambda scale: found[scale]) if found else None
+    found = {scale: (done, left) for scale, (done, left) in counts.items() if done}
+    shares = {s: done / (done + left) for s, (done, left) in found.items() if s != "smoke"}
+    enough = {s: share for s, share in shares.items() if share >= ENOUGH}
+    if enough:
+        return max(enough, key=lambda s: (enough[s], SCALES.index(s)))
+    return max(found, key=lambda s: (found[s][0], -found[s][1], SCALES.index(s))) if found else None
 
 
 def _counted(cells: Sequence[Cell], results: Mapping[str, Any]) -> tuple[int, int]:

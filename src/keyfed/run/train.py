@@ -6,9 +6,8 @@ import json
 import math
 import os
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,10 +25,11 @@ from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Method, Params
 from keyfed.files import write_atomically
 from keyfed.launch import place
-from keyfed.run.baselines import score_baselines
 from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, named_states, save_checkpoint
 from keyfed.run.choose import Choice, usable_cores
-from keyfed.run.evaluate import evaluate, evaluate_sentences, evaluate_together, limit_streams, spread, total
+from keyfed.run.curves import LINE, append_curves, cut_curves
+from keyfed.run.evaluate import evaluate_sentences, evaluate_together, limit_streams
+from keyfed.run.finish import finish
 from keyfed.run.folder import (
     append_line,
     as_before,
@@ -38,7 +38,6 @@ from keyfed.run.folder import (
     read_metrics,
     read_result,
     refuse_changes,
-    save_model,
     strict,
     write_run_toml,
 )
@@ -49,7 +48,7 @@ from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, pr
 from keyfed.run.privacy import PrivateRun, make_private, public_record, public_result, refuse_start
 from keyfed.run.ranks import among, federate, follow, lead, together
 from keyfed.run.record import judge_attention, reached, record_of
-from keyfed.run.secure import secure_record, secure_result, sizes_in
+from keyfed.run.secure import secure_record, sizes_in
 from keyfed.run.start import Start, find_source, initial_params, make_ready, refuse_other_start, start_lines
 
 
@@ -159,6 +158,8 @@ def _train(
         listen.say(f"model {prepared.spec.name}: {count:,} parameters; {choice.reason}")
         for line in cautions(config, method, members, len(prepared.store)):
             listen.say(line)
+        if config.train.curves:
+            listen.say(LINE)
         guard = None if private is None else PrivateRun(config, private[0], out, private[1])
         if guard is not None:
             for line in guard.announce(count):
@@ -166,7 +167,7 @@ def _train(
         if ranks is not None:
             lead(ranks, config, out, method, choice, fingerprint)
         best, seconds = _rounds(config, out, prepared, method, choice, listen, budget, ranks, start, guard)
-        result = _finish(config, out, prepared, method, choice, best, seconds, begun, listen)
+        result = finish(config, out, prepared, method, choice, best, seconds, begun, listen)
         if guard is not None:
             result = public_result(result)
             result["privacy"] = {**guard.account(count), "perplexity": result["test"]["perplexity"]}
@@ -234,6 +235,8 @@ def _rounds(
         listen.say(f"resuming after round {state.round} of {config.train.rounds}")
     if metrics.exists():
         os.truncate(metrics, length)  # lines written after the last checkpoint will be written again
+    if config.train.curves:
+        cut_curves(out, state.round)
     states = ClientStates(clients, saved.clients if saved else None) if keeps_state(method) else None
     members = members_of(method, prepared, config)
     every, fewer = (sizes_in(config, method, state.params, members, frozen) for frozen in ((), FROZEN))
@@ -306,6 +309,8 @@ def _rounds(
                     if best is None or score.mean_nats < best.nats or not math.isfinite(best.nats):
                         best = Best(after.round, score.mean_nats, after.params)
                     done = reached([record], target) is not None
+                if config.train.curves:
+                    append_curves(out, after.round, federation.curves)
                 record["elapsed"] = time.monotonic() - started
                 state, length = after, append_line(metrics, record)
                 if last or done or state.round % config.train.checkpoint_every == 0:
@@ -332,70 +337,3 @@ def _rounds(
 
 def _moved(params: Params, device: str) -> Params:
     return {name: p.to(device) for name, p in params.items()}
-
-
-def _finish(
-    config: Config,
-    out: Path,
-    prepared: Prepared,
-    method: Method,
-    choice: Choice,
-    best: Best,
-    seconds: float,
-    start: Mapping[str, Any],
-    listen: Listener,
-) -> dict[str, Any]:
-    """Test the chosen model once, score the baselines on the same tokens, write the model."""
-    chosen = "chosen on validation" if prepared.valid else "the last: there is no validation text"
-    listen.say(f"testing the model of round {best.round} ({chosen})")
-    params: Params = {name: best.params[name] for name in shapes(prepared.spec)}
-    save_model(out, params, prepared.vocab)
-    began = time.monotonic()
-    tested = evaluate(prepared.spec, params, prepared.test, choice.device)
-    unseen = evaluate(prepared.spec, params, prepared.unseen, choice.device)
-    sentences = evaluate_sentences(prepared.spec, params, prepared.test, choice.device)
-    evaluated = time.monotonic() - began
-    began = time.monotonic()
-    baselines = score_baselines(prepared, config.train.ngram_order) if config.train.baselines else {}
-    records, members = read_metrics(out), members_of(method, prepared, config)
-    return {
-        "run": str(out),
-        "method": method.name,
-        "model": prepared.spec.name,
-        "data": prepared.corpus.name,
-        "parameters": parameter_count(prepared.spec),
-        "vocabulary": len(prepared.vocab),
-        "clients": len(prepared.store),
-        "cohort": members,
-        "rounds": len(records),
-        "seed": config.train.seed,
-        "start": dict(start),
-        "best_round": best.round,
-        "test": {**total(tested).summary(), "sentence_perplexity": sentences.perplexity},
-        "unseen": total(unseen).summary() if unseen else None,
-        "spread": spread(tested),
-        "unseen_spread": spread(unseen),
-        "clients_perplexity": {
-            "seen": sorted(s.perplexity for s in tested.values()),
-            "unseen": sorted(s.perplexity for s in unseen.values()),
-        },
-        "baselines": baselines,
-        "traffic": {k: sum(r["traffic"][k] for r in records) for k in ("down", "up", "control")},
-        "bytes_per_client": asdict(sizes_in(config, method, params, members)),
-        "secure": secure_result(records),
-        "reached": reached(records, parse_target(config.train.until, "train.until")),
-        "modelled_seconds": sum(r.get("modelled_seconds", 0.0) for r in records),
-        "refused": None if config.privacy.on else sum(len(r["refused"]) for r in records),
-        "lost": dict(Counter(reason for r in records for reason in (r["lost"] or {}).values())),
-        "abandoned": sum(r["abandoned"] for r in records),
-        "compression_error": _mean([r["compression_error"] for r in records if "compression_error" in r]),
-        "tokens_trained": sum(r["worked"] or 0 for r in records) or None,
-        "oov_rate": prepared.oov,
-        "seconds": seconds,
-        "evaluation_seconds": evaluated,
-        "baseline_seconds": time.monotonic() - began,
-    }
-
-
-def _mean(numbers: Sequence[float]) -> float | None:
-    return sum(numbers) / len(numbers) if numbers else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -216,7 +217,8 @@ def test_a_printed_figure_is_one_evaluation_where_that_depends_on_a_shuffle():
     row = next(row for row in rows_of(study, "standard", found) if row.records)
     assert write_row(row, "perplexity") == "120.0; one evaluation ± 12.0"
     near = compare_rows(study, rows_of(study, "standard", found), study.claims[1])[0]
-    assert near.verdict == HOLDS and near.margin == pytest.approx(2.093 * 0.1)
+    assert near.verdict == HOLDS
+    assert near.margin == pytest.approx(2.093 * 0.1)
     record["shuffles"]["sd"] = 0.1
     assert compare_rows(study, rows_of(study, "standard", found), study.claims[1])[0].verdict == FAILS
 
@@ -261,6 +263,28 @@ def test_a_damaged_result_is_named(tmp_path):
     (data_folder(tmp_path, "x") / "a.json").write_text("{")
     with pytest.raises(RunError, match=r"a.json is damaged"):
         finished(tmp_path, "x")
+
+
+def test_a_cell_that_another_study_has_finished_counts(tmp_path):
+    study = load_study("gboard-toy", STUDIES)
+    bench = Bench(tmp_path / "work", "cpu")
+    more = {"study.samples": 48, "study.rounds": 1}
+    run_study(study, "smoke", results=tmp_path, bench=bench, override=more, most=1)
+    other = replace(study, name="another")
+    again = run_study(other, "smoke", results=tmp_path, bench=bench, override=more, minutes=0)
+    assert (again.before, len(again.open)) == (1, 3)
+
+
+def test_a_page_is_about_smoke_only_where_little_else_is_there():
+    study = study_of()
+    smoke = results_of(study, "smoke", {("0.1", "FedAvg", 1): 100.0})
+    one = {("0.1", "FedAvg", 1): 100.0}  # of six cells
+    assert main_scale(study, smoke) == "smoke"
+    assert main_scale(study, smoke | results_of(study, "standard", one)) == "smoke"
+    more = smoke | results_of(study, "smoke", {("0.1", "FedAtt", 1): 100.0})
+    assert main_scale(study, more | results_of(study, "standard", one)) == "smoke"
+    two = one | {("0.1", "FedAvg", 2): 100.0}
+    assert main_scale(study, more | results_of(study, "standard", two)) == "standard"
 
 
 def test_curves_are_thinned_and_targets_found():
