@@ -28,14 +28,14 @@ STUDENT = (
 )  # fmt: skip  # 97.5 % quantiles for 1 to 30 degrees of freedom
 RULE = (
     "How it is told: means over seeds are compared as logarithms. s is the standard deviation over seeds, pooled over "
-    "all configurations here that have several seeds (code-faithful ones apart), with ν degrees of freedom. Two means "
-    "differ if |ln a − ln b| > t(ν) · s · √(1/n_a + 1/n_b), with Student's 97.5 % quantile t. An order that is claimed "
-    "holds if they differ that way, does not hold if they differ the other way, and cannot be told otherwise; with one "
-    "seed everywhere there is no s, and nothing is told. A printed figure holds if it lies within the tolerance of "
-    "ours, t(ν) · s / √n added; without s, a figure that is off by more than a factor of 1.5 does not hold. Where the "
-    "evaluation itself depends on a shuffle, a printed figure is one evaluation, and the standard deviation over "
-    "shuffles is added (in squares). A claim holds if it does in every comparison, and does not hold if it fails in "
-    "one."
+    "all configurations here that have several seeds (code-faithful ones apart, diverged ones left out), with ν "
+    "degrees of freedom. Two means differ if |ln a − ln b| > t(ν) · s · √(1/n_a + 1/n_b), with Student's 97.5 % "
+    "quantile t. An order that is claimed holds if they differ that way, does not hold if they differ the other way, "
+    "and cannot be told otherwise; with one seed everywhere there is no s, and nothing is told. A printed figure "
+    "holds if it lies within the tolerance of ours, t(ν) · s / √n added; without s, a figure that is off by more than "
+    "a factor of 1.5 does not hold. Where the evaluation itself depends on a shuffle, a printed figure is one "
+    "evaluation, and the standard deviation over shuffles is added (in squares). A claim holds if it does in every "
+    "comparison, and does not hold if it fails in one."
 )
 
 
@@ -62,6 +62,13 @@ class Row:
         """Mean over the finished seeds; None if there is none, or one of them has no finite value."""
         values = self.values(measure)
         return statistics.fmean(values) if values and len(values) == len(self.records) else None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it ended worse than guessing all words alike."""
+        return any(
+            (finite(r["measures"].get("perplexity")) or 0.0) > r.get("vocabulary", math.inf) for r in self.records
+        )
 
     def evaluation(self) -> tuple[float, int] | None:
         """Standard deviation of one evaluation and its degrees of freedom, where it depends on a shuffle."""
@@ -130,7 +137,7 @@ def quantile(freedom: int) -> float:
 
 
 def pooled_spread(rows: Iterable[Row], measure: str) -> Spread:
-    """Pool the spread over seeds of all rows that have several.
+    """Pool the spread over seeds of all rows that have several; those that diverged say nothing about the others.
 
     Example:
       >>> cell = Cell("s", "train", {}, {}, 1, "smoke")
@@ -141,7 +148,7 @@ def pooled_spread(rows: Iterable[Row], measure: str) -> Spread:
     squares, freedom = 0.0, 0
     for row in rows:
         values = row.values(measure)
-        if len(values) > 1 and min(values) > 0:
+        if len(values) > 1 and min(values) > 0 and not row.diverged:
             logs = [math.log(value) for value in values]
             squares += statistics.variance(logs) * (len(logs) - 1)
             freedom += len(logs) - 1
@@ -292,16 +299,17 @@ def write_row(row: Row, measure: str) -> str:
         return NONE
     mean, values = row.mean(measure), row.values(measure)
     one = row.evaluation() if measure == "perplexity" and mean is not None else None
-    shuffled = "" if one is None else f"; one evaluation ± {one[0]:.1f}"
+    after = "" if one is None else f"; one evaluation ± {one[0]:.1f}"
+    after += "; diverged" if measure == "perplexity" and row.diverged else ""
     if mean is None:
         missing = len(row.records) - len(values)
         if measure.startswith("rounds_to"):
             return "not reached" if not values else f"not reached by {missing} of {len(row.records)} seeds"
         return "diverged" if not values else f"diverged with {missing} of {len(row.records)} seeds"
     if len(values) == 1:
-        return write_value(mean, measure) + shuffled
+        return write_value(mean, measure) + after
     scale = 100 if write_value(mean, measure).endswith("%") else 1
     digits = {"nats": 3, "train_nats": 3}.get(measure, 1 if mean >= 100 else 2)
     return f"{write_value(mean, measure).removesuffix(' %')} ± {scale * statistics.stdev(values):.{digits}f}" + (
-        " %" if scale == 100 else shuffled
+        " %" if scale == 100 else after
     )

@@ -200,6 +200,22 @@ def test_the_margin_is_students_quantile_times_the_pooled_spread():
     assert spread.margin(2, 2) == pytest.approx(12.706 * 0.2 / math.sqrt(2))
 
 
+def test_what_is_worse_than_guessing_has_diverged_and_is_not_pooled():
+    values = {
+        ("0.1", "FedAvg", 1): 100.0,
+        ("0.1", "FedAvg", 2): 110.0,
+        ("0.1", "FedAtt", 1): 2e3,
+        ("0.1", "FedAtt", 2): 9e3,
+    }
+    found = results_of(study_of(), "standard", values)
+    for record in found.values():
+        record["vocabulary"] = 1000
+    rows = {tuple(r.labels.values()): r for r in rows_of(study_of(), "standard", found)}
+    assert write_row(rows["0.1", "FedAtt"], "perplexity").endswith("; diverged")
+    assert "diverged" not in write_row(rows["0.1", "FedAvg"], "perplexity")
+    assert pooled_spread(rows.values(), "perplexity") == pooled_spread([rows["0.1", "FedAvg"]], "perplexity")
+
+
 def test_a_printed_figure_holds_within_the_tolerance():
     assert verdicts(study_of(), {("0.1", "FedAvg", 1): 104.0}, claim=1)[0] == HOLDS
     assert verdicts(study_of(), {("0.1", "FedAvg", 1): 120.0}, claim=1)[0] == UNSURE  # one seed, not far
