@@ -1,8 +1,8 @@
 """The sum of a private round under secure aggregation: clipped parts travel masked, noise is added to their sum.
 
 A clipped part has no number beyond the clip S, so its fixed point is known without asking anybody: steps of
-S/2^(30 − ⌈log₂ m⌉) for m clients, rounded towards zero, so that rounding never lengthens it. No other number of a
-client is in the vector: nothing is calibrated, counted or told along.
+S/2^(30 − ⌈log₂ m⌉) for m clients, rounded towards zero, so that rounding never lengthens it. Half counts lie within ±½
+and are written the same way, with 1 for S. No other number of a client is in the vector: nothing is calibrated.
 
 A sum that cannot be opened (too few stayed) is released as noise alone, and costs its row. Whether it opens depends on
 who plays the protocol, not on what they send: the guarantee is about a client that sends zeros instead. So a client
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from keyfed.engine.gather import HiddenRound
-from keyfed.engine.noised_sum import NoisedSum, words_of
+from keyfed.engine.noised_sum import MOST_TOLD, NoisedSum, words_of
 from keyfed.engine.secure_layout import Vector
 from keyfed.engine.secure_round import context_of
 from keyfed.engine.secure_simulation import Costs, MaskedSum, SecureSettings
@@ -38,7 +38,9 @@ class MaskedNoisedSum(NoisedSum):
     def __init__(self, like: Params, noising: Noising, hidden: HiddenRound, settings: SecureSettings) -> None:
         super().__init__(like, noising)
         self._step = fixed_point(noising.clip, len(hidden.called))
-        context = context_of(like, hidden.method, {"clip": noising.clip}, hidden.round, "upload")
+        self._told_step = fixed_point(1.0, len(hidden.called))
+        agreed = {"clip": noising.clip, "told": list(self._told)}
+        context = context_of(like, hidden.method, agreed, hidden.round, "upload")
         self._masked: MaskedSum | None = None
         self._words = words_of({name: like[name] for name in self._total})
         self._silent: set[ClientId] = set()
@@ -49,11 +51,15 @@ class MaskedNoisedSum(NoisedSum):
 
     def add(self, client: ClientId, upload: Params, share: Share) -> None:
         """Clip, round and mask one client's part, and add it."""
-        parts, masses, within = self._part(upload, share)
+        parts, masses, told = self._part(upload, share)
         numbers = torch.cat([part.flatten().cpu() for part in parts.values()]).numpy()
-        told = np.array([masses.get(name, 0.0) for name in self._total])
-        whole = np.concatenate([np.trunc(np.concatenate([numbers, told]) / self._step), [2 * within]])
-        self._send(client, whole.astype(np.int64).astype(np.uint32))
+        weights = np.array([masses.get(name, 0.0) for name in self._total])
+        halves = np.zeros(MOST_TOLD)
+        halves[: len(told)] = list(told.values())
+        pieces = [np.concatenate([numbers, weights]) / self._step, halves / self._told_step]
+        if share.silent:
+            self._silent.add(client)
+        self._send(client, np.trunc(np.concatenate(pieces)).astype(np.int64).astype(np.uint32))
 
     def refuse(self, client: ClientId) -> None:
         """Add zeros for a client whose training is refused: it stays in the protocol, and is no contributor."""
@@ -89,4 +95,6 @@ class MaskedNoisedSum(NoisedSum):
         for name in self._mass:
             self._mass[name] = float(numbers[place]) * self._step
             place += 1
-        self._within = float(numbers[place]) / 2
+        for name in self._told:
+            self._told[name] = float(numbers[place]) * self._told_step
+            place += 1

@@ -14,8 +14,9 @@ from keyfed.errors import PrivacyError
 from keyfed.federated.participation import Fate
 from keyfed.federated.types import ClientId, Method, Params, State
 from keyfed.private.accounting import Release, Row, TreeRelease, calibrate, calibrate_tree, check_delta
+from keyfed.private.along import WITHIN
 from keyfed.private.budget import LEDGER, Ledger, Terms, check_against_metrics, open_ledger, read_ledger
-from keyfed.private.mechanism import CLIP, Bounded, bound, refuse_participation
+from keyfed.private.mechanism import CLIP, Bounded, bound, refuse_absence, refuse_participation
 from keyfed.private.noise import Draw, Noising, derived, update_noise
 from keyfed.private.plan import noise_to_clip
 from keyfed.private.statement import account, no_account
@@ -37,6 +38,7 @@ def terms_of(config: Config, bounded: Bounded, clients: int, called: float) -> T
     p = config.privacy
     everybody = bounded.method.cohort == "all" or called == clients
     refuse_participation(config.participation, p.mechanism, everybody)
+    refuse_absence(bounded, called, clients)
     population = p.population or clients
     groups = max(1, int(clients // called))
     cohort: float
@@ -74,10 +76,16 @@ def terms_of(config: Config, bounded: Bounded, clients: int, called: float) -> T
     )  # fmt: skip
 
 
-def bit_noise(config: Config, terms: Terms) -> float | None:
-    """Noise of the count of unclipped clients, in clients of the fleet; None with a fixed clip."""
-    p = config.privacy
-    return None if p.quantile is None else p.count_noise or terms.cohort / 20
+def bit_noise(config: Config, bounded: Bounded, terms: Terms) -> float | None:
+    """Noise of the half counts, in clients of the fleet; None where nothing is counted.
+
+    A twentieth of the cohort does for the clip alone. Losses are to be told apart to a fraction of a nat: where it is
+    less, 5z, which takes a hundredth of what the round may cost.
+    """
+    given, usual = config.privacy.count_noise, terms.cohort / 20
+    if not bounded.told:
+        return None
+    return given or (usual if bounded.told == (WITHIN,) else min(usual, 5 * terms.z))
 
 
 def announcement(t: Terms, z: float, parameters: int) -> list[str]:
@@ -108,7 +116,7 @@ class PrivateRun:
         t = terms
         # The noise of the fleet's mean, on the mean of those who are there in fact.
         self._shrink = t.called / t.cohort
-        self._bit_std = bit_noise(config, t)
+        self._bit_std = bit_noise(config, bounded, t)
         self._std = update_noise(t.z, self._bit_std)
 
     def check(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -162,6 +170,7 @@ class PrivateRun:
             floor=p.floor * t.called if self._bounded.ratio else None,
             release=lambda: self._release(state.round),
             frozen=frozen,
+            told=self._bounded.told,
         )
         if not self._config.secure.on:
             return lambda like: NoisedSum(like, noising), clip
