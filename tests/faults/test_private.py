@@ -19,6 +19,7 @@ from keyfed.private import noise
 from keyfed.private.budget import read_ledger
 from keyfed.run import deployed_private
 from keyfed.run import privacy as run_privacy
+from keyfed.run.audit import audit_run
 from keyfed.run.folder import read_metrics
 from keyfed.run.outside import build_network
 from keyfed.run.privacy import account_of_run
@@ -163,6 +164,9 @@ def test_everything_says_guarantee_and_nothing_is_said_of_clients(tmp_path, secu
     assert all(line["privacy"]["verdict"] == "GUARANTEE" for line in read_metrics(run))
     written = write_report(run)
     assert "GUARANTEE for the 5 clients of this run." in written[0].read_text("utf-8")
+    audited = audit_run(run)
+    assert (audited["verdict"], audited["contradicted"]) == ("GUARANTEE", False)
+    assert "no attack was made" in (run / "audit.md").read_text("utf-8")
     assert "Clients score nothing" in " ".join(found["statement"])
     said = (run / "metrics.jsonl").read_text() + (run / "result.json").read_text() + (run / "ledger.jsonl").read_text()
     assert "client-" not in said

@@ -31,6 +31,8 @@ from keyfed.run.traffic import sizes_of
 from keyfed.run.train import Listener
 from keyfed.text.vocab import Vocab
 
+OWN_TEXT = "the clients' own text"  # what a result says its data are
+
 
 @dataclass(frozen=True, slots=True)
 class Patience:
@@ -258,7 +260,7 @@ class Course:
             "run": str(self.out),
             "method": self.method.name,
             "model": self.spec.name,
-            "data": "the clients' own text",
+            "data": OWN_TEXT,
             "parameters": parameter_count(self.spec),
             "vocabulary": len(vocab),
             "clients": len(self.calls.roster.names()),

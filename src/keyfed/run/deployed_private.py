@@ -91,7 +91,11 @@ def settle(config: Config, out: Path, roster: Roster) -> Settled | None:
         return None
     path = out / ENROLLED
     names = json.loads(path.read_text("utf-8")) if path.exists() else list(roster.names())
-    clients = len(names)
+    return Settled(*terms_for(config, len(names)), tuple(names))
+
+
+def terms_for(config: Config, clients: int) -> tuple[Bounded, Terms]:
+    """Return the method's private form and what its ε is about with so many clients enrolled, or refuse."""
     if clients < 2:
         raise PrivacyError(
             f"{clients} clients are enrolled: with fewer than two no delta is below one in the number of clients; "
@@ -107,7 +111,7 @@ def settle(config: Config, out: Path, roster: Roster) -> Settled | None:
         )
     terms = terms_of(config, bounded, clients, called, "system")
     update_noise(terms.z, bit_noise(config, terms))  # raises where the count of clients leaves nothing for the update
-    return Settled(bounded, terms, tuple(names))
+    return bounded, terms
 
 
 def keep_enrolled(out: Path, settled: Settled) -> None:
