@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load
 
 from keyfed.engine.messages import Rejected, unpack
 from keyfed.engine.network import init_params
@@ -88,6 +89,34 @@ def test_killed_after_the_row_and_before_the_noise(tmp_path, monkeypatch):
     assert len(read_ledger(tmp_path / "deployed").entries) == 2
     result = deploy(tmp_path, config, transport, roster, resume=True)
     assert (result["rounds"], result["privacy"]["releases"]) == (3, 4)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedatt", "fedadmm"])
+def test_what_leaves_a_client_is_its_clipped_part_and_nothing_else(tmp_path, method):
+    more = {"fedatt": {"bound": 0.5}, "fedadmm": {"server_step": "published"}}.get(method, {})
+    sent = []
+
+    def fault(client, post, handler):
+        answer = deliver(client, post, handler)
+        if post.kind == "train":
+            sent.append(unpack(answer))
+        return answer
+
+    clip = 0.02
+    config = private_config(tmp_path, method, clients=3, privacy={"clip": clip, "noise": 0.5}, **more)
+    deploy(tmp_path, config, *enrol(tmp_path, 3, fault=fault))
+    assert len(sent) == 9
+    clipped = 0
+    for head, tensors in sent:
+        assert set(head) == {"run", "round", "attempt", "part"}
+        assert set(head["part"]) == {"masses", "whole"}
+        layers = load(tensors)
+        assert set(head["part"]["masses"]) == (set(layers) if method == "fedatt" else set())
+        kappa = clip / (2 * len(layers) ** 0.5)
+        norm = norm_of(layers.values(), (kappa * mass for mass in head["part"]["masses"].values()))
+        assert norm <= clip * (1 + 1e-6)
+        clipped += not head["part"]["whole"]
+    assert clipped
 
 
 def one_round(tmp_path, name, change, method="fedavg", **more):

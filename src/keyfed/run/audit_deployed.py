@@ -40,11 +40,7 @@ def audit_deployed(run: Path) -> dict[str, Any]:
         "contradictions": against,
         "claim": claim.as_dict(),
         "findings": [f._asdict() for f in findings],
-        "canaries": None,
-        "replay": None,
-        "one_shot": None,
-        "membership": None,
-        "leaks": None,
+        "attacked": False,
     }
     found = dict(strict(found))
     write_atomically(run / "audit.json", json.dumps(found, indent=1, allow_nan=False).encode())

@@ -97,7 +97,7 @@ def _contradicted(found: Found) -> str:
         return " A claim is contradicted by what was measured."
     if found["verdict"] == "NONE":
         return ""
-    if found["canaries"] is None:
+    if found.get("attacked") is False:
         return " The run's own files agree with that; no attack was made."
     weak = found["one_shot"] is not None and not found["one_shot"]["power"]
     return " Nothing that was measured contradicts the claim." + (
