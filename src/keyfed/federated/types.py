@@ -159,7 +159,7 @@ Reason = Literal[
     "no answer", "unreachable", "client error",
     # the client does not want to, or cannot
     "not now", "not secure", "refused by client", "identity changed", "stale", "other model", "other method",
-    "non-finite model", "unknown run", "restarted", "state lost", "summed before",
+    "non-finite model", "unknown run", "restarted", "state lost", "summed before", "too soon",
 ]  # fmt: skip
 
 

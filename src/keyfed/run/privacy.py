@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from keyfed.config import Config
 from keyfed.engine.gather import HiddenRound
@@ -28,12 +28,17 @@ from keyfed.run.traffic import Sizes
 from keyfed.sections import DataConfig
 from keyfed.text.clients import parse_part
 
+Randomness = Literal["system", "derived"]
 
-def terms_of(config: Config, bounded: Bounded, clients: int, called: float) -> Terms:
-    """Return what a simulated run's ε is about; the noise is calibrated here where a budget is given.
+
+def terms_of(
+    config: Config, bounded: Bounded, clients: int, called: float, randomness: Randomness = "derived"
+) -> Terms:
+    """Return what a run's ε is about; the noise is calibrated here where a budget is given.
 
     Args:
       called: clients of a round, in expectation.
+      randomness: where noise and cohorts come from; derived from the seed in every simulation.
     """
     p = config.privacy
     everybody = bounded.method.cohort == "all" or called == clients
@@ -72,7 +77,7 @@ def terms_of(config: Config, bounded: Bounded, clients: int, called: float) -> T
         )
     return Terms(
         delta=delta, population=population, clients=clients, cohort=cohort, called=called, z=z, mechanism=p.mechanism,
-        sensitivity=bounded.sensitivity, randomness="derived", budget=p.epsilon, gap=gap,
+        sensitivity=bounded.sensitivity, randomness=randomness, budget=p.epsilon, gap=gap,
     )  # fmt: skip
 
 
@@ -155,13 +160,11 @@ class PrivateRun:
         """Say before the first round what is promised, and how long the noise is beside the clip."""
         return announcement(self.ledger.terms, self._std, parameters)
 
-    def gather(
-        self, state: State, frozen: frozenset[str], fates: Mapping[ClientId, Fate]
-    ) -> tuple[Callable[[Params], NoisedSum], float]:
-        """Return how the round after `state` is summed, and its clip; `fates` are those of the clients called."""
+    def noising(self, state: State, frozen: frozenset[str] = frozenset()) -> Noising:
+        """Return how the round after `state` is bounded, noised and divided."""
         p, t = self._config.privacy, self.ledger.terms
         clip = float(state.server[CLIP])
-        noising = Noising(
+        return Noising(
             clip=clip,
             std=self._std * clip * self._shrink,
             bit_std=None if self._bit_std is None else self._bit_std * self._shrink,
@@ -172,6 +175,13 @@ class PrivateRun:
             frozen=frozen,
             told=self._bounded.told,
         )
+
+    def gather(
+        self, state: State, frozen: frozenset[str], fates: Mapping[ClientId, Fate]
+    ) -> tuple[Callable[[Params], NoisedSum], float]:
+        """Return how the round after `state` is summed, and its clip; `fates` are those of the clients called."""
+        noising = self.noising(state, frozen)
+        clip = noising.clip
         if not self._config.secure.on:
             return lambda like: NoisedSum(like, noising), clip
         from keyfed.engine.masked_noised_sum import MaskedNoisedSum
@@ -295,7 +305,7 @@ def _disjoint(one: DataConfig, two: DataConfig) -> bool:
     return a != b and of == of_too
 
 
-def make_private(config: Config, method: Method, clients: int, called: int) -> tuple[Bounded, Terms] | None:
+def make_private(config: Config, method: Method, clients: int, called: float) -> tuple[Bounded, Terms] | None:
     """Return a method's private form and the terms of its ledger; None where nobody asked for one."""
     if not config.privacy.on:
         return None
