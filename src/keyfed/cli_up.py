@@ -23,6 +23,7 @@ from keyfed.cli_options import (
     configure,
     print_json,
 )
+from keyfed.cli_train import PrivacyOption, privacy_settings
 from keyfed.errors import ConfigError, DeployError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def up(
     home: Annotated[
         Path | None, typer.Option(help="Folder for keys, text and logs, which is kept; else a temporary one.")
     ] = None,
+    dp: PrivacyOption = None,
     settings: SetOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -62,6 +64,11 @@ def up(
     trains 5 rounds of at most 4,000 tokens a client, unless --rounds or --set data.max_tokens say otherwise.
 
       keyfed up fedatt --clients 4 --rounds 3
+
+    With --dp clients clip what they send and the server adds noise: a guarantee for these few clients, to see how it
+    goes (docs/privacy.md). Noise that hides one of four hides what they learn, too.
+
+      keyfed up --clients 4 --dp noise=1 --set privacy.quantile=none
     """
     from keyfed.cli_train import _default_out
     from keyfed.deploy.processes import stop_at_signals, tail
@@ -74,6 +81,7 @@ def up(
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
         "data.vocab_file": vocab_file, "train.cohort": clients, "secure.on": not plain,
+        **privacy_settings(dp, None, settings),
     }  # fmt: skip
     if data is None and config is None:  # enough to see it work; presidents wrote up to 200,000 words
         quick = {"data.max_tokens": QUICK_TOKENS, "train.rounds": rounds or QUICK_ROUNDS}
@@ -152,8 +160,10 @@ def train_in_federation(config: Config, address: str, out: Path, listener: Liste
     from keyfed.deploy.submit import Unfinished, build_app, submit
     from keyfed.deploy.superlink import ServerHome, default_home
     from keyfed.deploy.up import run_files
+    from keyfed.run.deployed_private import refuse_imagined
 
     need_flower()
+    refuse_imagined(config)
     later = go_on(out, address, plain=not config.secure.on)
     if Path(address).is_dir():
         server = ServerHome(Path(address).absolute())

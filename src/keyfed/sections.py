@@ -169,10 +169,15 @@ class PrivacyConfig:
     quantile: float | None = field(
         default=0.5, metadata={"help": "share of clients that the clip moves towards leaving whole; none: fixed clip"}
     )
-    clip_rate: float = field(default=0.2, metadata={"help": "how fast the clip moves, as an exponent a round"})
+    clip_rate: float = field(
+        default=0.2, metadata={"help": "how fast the clip (FedMed: and top-K's limit) moves, as an exponent a round"}
+    )
     count_noise: float | None = field(
         default=None,
-        metadata={"help": "noise of the count of unclipped clients, in clients; none: a twentieth of the cohort"},
+        metadata={
+            "help": "noise of counts (of unclipped clients; FedMed: of losses), in clients; none: a twentieth of the "
+            "cohort, of losses 5z if that is less"
+        },
     )
     population: int | None = field(
         default=None, metadata={"help": "clients of an imagined fleet, for a SIMULATED guarantee; none: the real ones"}
@@ -230,6 +235,4 @@ class PrivacyConfig:
             out.append("privacy.mechanism=tree adds noise of one size to many rounds: set privacy.quantile=none")
         if self.mechanism == "gaussian" and self.separation is not None:
             out.append("privacy.separation is read by privacy.mechanism=tree")
-        if self.quantile is None and self.count_noise is not None:
-            out.append("privacy.count_noise is read where privacy.quantile moves the clip")
         return out

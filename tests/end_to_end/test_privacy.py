@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -13,12 +14,15 @@ from keyfed.private.accounting import Release, epsilon
 from keyfed.private.budget import HEAD, LEDGER, read_ledger
 from keyfed.run.folder import load_model, read_metrics, read_result
 from keyfed.run.train import Silent, train
+from keyfed.sections import PrivacyConfig
 
 TINY = [
     "model.embed=8", "model.hidden=12", "data.vocab=60", "train.cohort=3", "train.workers=1", "data.window=8",
     "train.valid_tokens=500", "train.baselines=false",
 ]  # fmt: skip
 FLEET = ["participation.sampling=poisson", "privacy.noise=1", "privacy.population=1000000", "privacy.twin=false"]
+EVERYBODY = ["privacy.noise=20", "privacy.delta=1e-7"]  # a rate of 1, and no amplification by it
+TURNS = ["participation.sampling=uniform", "privacy.noise=4"]
 TELLING = ("attention", "effective_by_layer", "tokens", "reported", "modelled_seconds", "compression_error")
 
 
@@ -205,6 +209,11 @@ def test_a_real_population_is_accounted_by_its_own_rate(corpus, tmp_path):
     [
         ("fedsgd", ["privacy.cohort=none"]),
         ("fedmed", ["method.mediation=false", "train.cohort=4"]),
+        ("fedmed", ["method.beta=0.8", "train.cohort=4"]),
+        ("fedmed", ["method.beta=0.8", "privacy.mechanism=tree", "privacy.quantile=none", *TURNS]),
+        ("admm", ["train.cohort=7", "method.lr=0.003", *EVERYBODY]),
+        ("liadmm", ["train.cohort=7", *EVERYBODY]),
+        ("fedadmm", ["train.cohort=7", "method.lr=0.5", *EVERYBODY]),
         ("fedadam", ["privacy.weight_cap=300", "privacy.mean_weight=0.8"]),
         ("fedadmm", ["method.server_step=published", "method.lr=0.5", "train.cohort=6"]),
         ("fedavg", ["train.frozen_rounds=1"]),
@@ -217,12 +226,21 @@ def test_methods_that_claim_a_bound_train(corpus, tmp_path, method, settings):
     assert math.isfinite(result["test"]["perplexity"])
 
 
-def test_clients_that_remember_book_what_they_sent(corpus, tmp_path):
-    """With a clip this small, what FedADMM's clients have sent can only be as far from θ as the clip allows."""
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedadmm", ["method.server_step=published", "method.lr=0.5"]),
+        ("fedadmm", ["method.lr=0.5", *EVERYBODY]),
+        ("admm", EVERYBODY),
+        ("liadmm", EVERYBODY),
+    ],
+)
+def test_clients_that_remember_book_what_they_sent(corpus, tmp_path, method, settings):
+    """With a clip this small, what clients with duals have sent can only be as far from θ as the clip allows."""
     from keyfed.engine.client_state import read_state
 
-    settings = ["method.server_step=published", "method.lr=0.5", "train.cohort=7", "privacy.clip=0.01"]
-    config = configured(corpus, "fedadmm", 2, *settings, "privacy.quantile=none")
+    settings = [*settings, "train.cohort=7", "privacy.clip=0.01"]
+    config = configured(corpus, method, 2, *settings, "privacy.quantile=none")
     train(config, tmp_path / "run")
     from keyfed.engine.network import init_params
 
@@ -262,7 +280,8 @@ def test_refusals_are_one_line(keyfed, corpus, tmp_path):
         return err
 
     assert "epsilon=NUMBER" in fails("fedavg", "--dp", "8")
-    assert "joining client" in fails("admm", "--dp", "epsilon=8", "--set", "train.rounds=50")
+    assert "3 of 7 clients are called, so set train.cohort=7" in fails("admm", "--dp", "epsilon=8",
+                                                                     "--set", "train.rounds=50")  # fmt: skip
     assert "over_select" in fails("fedavg", "--dp", "epsilon=8", "--set", "participation.over_select=0.3",
                                   "--set", "participation.sampling=uniform")  # fmt: skip
     assert "poisson" in fails("fedavg", "--dp", "epsilon=8", "--set", "participation.sampling=uniform")
@@ -399,10 +418,64 @@ def test_a_vocabulary_with_a_guarantee(keyfed, corpus, tmp_path):
     assert "more clients" in err
 
 
-def test_secure_and_private_together(corpus, tmp_path):
+# Noise of a fleet so large that nothing of it is left, and a clip that nobody reaches.
+UNHEARD = ["privacy.noise=1", "privacy.population=1000000000000", "privacy.quantile=none", "privacy.clip=1000"]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("admm", ["method.lr=0.003", "method.weights=uniform"]),
+        ("liadmm", ["method.weights=uniform"]),
+        ("fedadmm", ["method.lr=0.5", "method.weights=uniform"]),
+        ("fedmed", ["method.threshold=1e-9", "privacy.cohort=1000000000000"]),  # the loss never settles
+    ],
+)
+def test_without_noise_and_clip_and_with_everybody_it_is_the_plain_method(corpus, tmp_path, method, settings):
+    private = configured(corpus, method, 3, "train.cohort=7", *UNHEARD, *settings)
+    plain = replace(private, privacy=PrivacyConfig())
+    plain = apply_settings(plain, ["participation.sampling=uniform"])
+    train(private, tmp_path / "private")
+    train(plain, tmp_path / "plain")
+    one, two = (load_model(tmp_path / name).params for name in ("private", "plain"))
+    moved = max(float((one[name] - p).abs().max()) for name, p in first_model(private, tmp_path / "plain").items())
+    assert moved > 0.01
+    for name in one:
+        assert float((one[name] - two[name]).abs().max()) < 1e-4 * max(1.0, moved), name
+
+
+def first_model(config, run):
+    from keyfed.engine.network import init_params
+
+    return init_params(load_model(run).spec, config.train.seed)
+
+
+def test_what_a_round_goes_by_is_in_the_checkpoint(corpus, tmp_path):
+    """FedMed's switch and limit are part of the state: a run that was stopped goes on with them."""
+    config = configured(corpus, "fedmed", 4, "method.beta=0.5", "train.cohort=6")
+    train(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "stopped", listener=StopAfter(2))
+    train(config, tmp_path / "stopped", resume=True)
+    one, two = (load_model(tmp_path / name).params for name in ("whole", "stopped"))
+    assert all((one[name] == two[name]).all() for name in one)
+    rows = read_ledger(tmp_path / "whole").entries
+    assert [(e.row.z, e.row.q) for e in rows] == [(1.0, 0.005)] * 4  # a row is (z, q), whatever travels along
+    assert all(record["loss"] is None for record in read_metrics(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedatt", ["method.bound=3", "train.cohort=5", "privacy.clip=3"]),
+        ("fedmed", ["method.beta=0.8", "train.cohort=5", "privacy.clip=3"]),
+        ("admm", ["method.lr=0.003", "train.cohort=7", "privacy.clip=3"]),
+    ],
+)
+def test_secure_and_private_together(corpus, tmp_path, method, settings):
     """Masked and plain sums differ by the fixed point's rounding alone; nothing else travels or is told."""
     pytest.importorskip("cryptography")
-    config = configured(corpus, "fedatt", 2, "method.bound=3", "train.cohort=5", "privacy.clip=3")
+    config = configured(corpus, method, 2, *settings)
     train(config, tmp_path / "plain")
     secure = train(apply_settings(config, ["secure.on=true"]), tmp_path / "secure")
     assert secure["privacy"]["releases"] == 2

@@ -89,6 +89,24 @@ def test_fedatt_over_flower_equals_the_simulation(tmp_path, how):
     assert real.read_bytes() == same.read_bytes()
 
 
+@pytest.mark.parametrize("how", ["--plain", "--secure"])
+def test_dp_over_flower_ends_with_a_guarantee(tmp_path, how):
+    write_texts(tmp_path / "text")
+    home, out = tmp_path / "home", tmp_path / "private"
+    result = json.loads(
+        run(["up", "fedavg", "--clients", 4, how, "--dp", "noise=0.8", "--set", "privacy.quantile=none", "--data",
+             tmp_path / "text", *SMALL, "--home", home, "--out", out, "--json"], tmp_path)
+    )  # fmt: skip
+    assert processes_of(home) == []
+    private = result["privacy"]
+    assert (private["verdict"], private["releases"], private["population"]) == ("GUARANTEE", 2, 4)
+    assert private["randomness"] == "system"
+    assert [line["privacy"]["verdict"] for line in read_metrics(out)] == ["GUARANTEE"] * 2
+    assert "client-" not in (out / "metrics.jsonl").read_text() + (out / "result.json").read_text()
+    assert run(["privacy", "ledger", out], tmp_path).startswith("GUARANTEE: epsilon ")
+    assert run(["privacy", "audit", out], tmp_path).startswith("GUARANTEE; see ")
+
+
 @pytest.mark.parametrize("kept", [True, False], ids=["home", "temporary"])
 def test_ctrl_c_leaves_no_process(tmp_path, kept):
     write_texts(tmp_path / "text")

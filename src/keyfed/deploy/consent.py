@@ -31,6 +31,9 @@ What you should know:
   - a sum over few people says something about each of them. Clients refuse to take part with fewer than three.
   - a model can learn rare phrases by heart. Secure aggregation does not prevent that; do not train on passwords.
   - the server decides what is trained; the program that runs here is the one installed here, never one it sends.
+  - a run can promise differential privacy. Then this client shortens its changes to a public length before they leave,
+    sends nothing about how well it did or how much text there is, and refuses to be asked for more. The noise that
+    hides you in the model is added by the server; this client cannot check that.
   - without secure aggregation the server sees this client's own changes. This client {plain}.
 
 You can pause it (keyfed client --pause) and leave for good (keyfed client --leave: what is stored is deleted and the

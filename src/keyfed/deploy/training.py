@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.deploy.client_home import ClientHome, kept_files
-from keyfed.engine.session import ClientSession, Learner
+from keyfed.engine.learner import Learner
+from keyfed.engine.session import ClientSession
 from keyfed.run.on_device import own_text
 
 KEPT = "kept"

@@ -110,8 +110,12 @@ def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, 
     All processes have ended when this returns or raises.
     """
     need_flower()
+    from keyfed.run.deployed_private import refuse_imagined, terms_for
     from keyfed.run.prepare import prepare
 
+    refuse_imagined(config)
+    if config.privacy.on:
+        terms_for(config, clients)  # what cannot be promised is said before anything starts
     config, files = lay_out(config, clients, root)
     server = ServerHome(root / "server")
     make_certificates(server.path, [])

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keyfed.engine.answers import hello_text
 from keyfed.engine.messages import Kind, Received, Rejected, digest_of, pack, unpack
 from keyfed.engine.roster import Roster
 from keyfed.engine.secure_simulation import SecureSettings
-from keyfed.engine.session import hello_text
 from keyfed.engine.transport import Lost, Post, Transport
 from keyfed.errors import SecureSumError
 from keyfed.federated.types import ClientId, Params, Reason, Refusal
@@ -79,11 +79,15 @@ class Calls:
         """Forget who was lost before."""
         self.lost, self.details = {}, {}
 
-    def greet(self) -> Sequence[ClientId]:
-        """Say hello to whoever is reachable, enrolled and new; return all who can be called, in order."""
+    def reachable(self) -> Sequence[ClientId]:
+        """Return whoever is enrolled and connected; nobody is asked anything."""
         self.roster.reread()
         enrolled = set(self.roster.names())
-        reachable = [client for client in self._transport.clients() if client in enrolled]
+        return [client for client in self._transport.clients() if client in enrolled]
+
+    def greet(self) -> Sequence[ClientId]:
+        """Say hello to whoever is reachable, enrolled and new; return all who can be called, in order."""
+        reachable = self.reachable()
         for gone in set(self.keys) - set(reachable):
             del self.keys[gone]
         now = time.monotonic()

@@ -7,6 +7,7 @@
     HOME/runs/RUN/begin.json   what the server said when the run began
     HOME/runs/RUN/*.safetensors  the client's states (duals, …) of the rounds that may count
     HOME/runs/RUN/summed.json  which masked vectors were sent, so that none is sent twice
+    HOME/runs/RUN/step.json    the step of this client's last upload, where it waits between two (tree noise)
     HOME/runs/RUN/over         the run has ended; all else of it is deleted
 
 Every file is whole or not there. Nothing of it ever leaves the device but public keys.
@@ -152,6 +153,21 @@ class DeviceStore:
         if now in before:
             raise Rejected("summed before", f"this client has sent its part of round {round} already")
         write_atomically(path, json.dumps([*before, now]).encode())
+
+    def refuse_early(self, run: str, step: int, separation: int) -> None:
+        """Refuse a call that comes less than `separation` steps after this client's last upload, whoever asks."""
+        path = self.run(run) / "step.json"
+        if not path.exists():
+            return
+        last = int(json.loads(path.read_text("utf-8")))
+        if step < last + separation:
+            raise Rejected(
+                "too soon", f"step {step}; this client took part in step {last} and waits {separation} steps"
+            )
+
+    def took_part(self, run: str, step: int) -> None:
+        """Remember the step of an upload, before it leaves."""
+        write_atomically(self.run(run) / "step.json", json.dumps(step).encode())
 
     def forget(self, run: str) -> None:
         """Delete everything of a run but the fact that it is over: its name cannot be used again."""

@@ -1,8 +1,8 @@
 """The sum of a private round under secure aggregation: clipped parts travel masked, noise is added to their sum.
 
 A clipped part has no number beyond the clip S, so its fixed point is known without asking anybody: steps of
-S/2^(30 − ⌈log₂ m⌉) for m clients, rounded towards zero, so that rounding never lengthens it. No other number of a
-client is in the vector: nothing is calibrated, counted or told along.
+S/2^(30 − ⌈log₂ m⌉) for m clients, rounded towards zero, so that rounding never lengthens it. Half counts lie within ±½
+and are written the same way, with 1 for S. No other number of a client is in the vector: nothing is calibrated.
 
 A sum that cannot be opened (too few stayed) is released as noise alone, and costs its row. Whether it opens depends on
 who plays the protocol, not on what they send: the guarantee is about a client that sends zeros instead. So a client
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from keyfed.engine.gather import HiddenRound
-from keyfed.engine.noised_sum import NoisedSum, words_of
+from keyfed.engine.noised_sum import MOST_TOLD, NoisedSum, words_of
 from keyfed.engine.secure_layout import Vector
 from keyfed.engine.secure_round import context_of
 from keyfed.engine.secure_simulation import Costs, MaskedSum, SecureSettings
@@ -32,33 +32,66 @@ def fixed_point(clip: float, members: int) -> float:
     return clip / 2.0 ** (30 - math.ceil(math.log2(max(2, members))))
 
 
-class MaskedNoisedSum(NoisedSum):
-    """`NoisedSum` whose clients are added through a secure sum, in the real protocol."""
+class FixedPointSum(NoisedSum):
+    """`NoisedSum` whose clients write vectors of integers.
 
-    def __init__(self, like: Params, noising: Noising, hidden: HiddenRound, settings: SecureSettings) -> None:
+    Attributes:
+      written: the last client's vector; what becomes of it is for whoever sums vectors.
+    """
+
+    def __init__(self, like: Params, noising: Noising, members: int) -> None:
         super().__init__(like, noising)
-        self._step = fixed_point(noising.clip, len(hidden.called))
-        context = context_of(like, hidden.method, {"clip": noising.clip}, hidden.round, "upload")
-        self._masked: MaskedSum | None = None
+        self._step, self._told_step = fixed_point(noising.clip, members), fixed_point(1.0, members)
         self._words = words_of({name: like[name] for name in self._total})
         self._silent: set[ClientId] = set()
-        try:
-            self._masked = MaskedSum(context, self._words, hidden, settings, Costs())
-        except SecureSumError:  # too few were called: everybody declines
-            self._masked = None
+        self.written: Vector = np.zeros(0, np.uint32)
 
     def add(self, client: ClientId, upload: Params, share: Share) -> None:
-        """Clip, round and mask one client's part, and add it."""
-        parts, masses, within = self._part(upload, share)
+        """Clip and round one client's part, and send it."""
+        parts, masses, told = self._part(upload, share)
         numbers = torch.cat([part.flatten().cpu() for part in parts.values()]).numpy()
-        told = np.array([masses.get(name, 0.0) for name in self._total])
-        whole = np.concatenate([np.trunc(np.concatenate([numbers, told]) / self._step), [2 * within]])
-        self._send(client, whole.astype(np.int64).astype(np.uint32))
+        weights = np.array([masses.get(name, 0.0) for name in self._total])
+        halves = np.zeros(MOST_TOLD)
+        halves[: len(told)] = list(told.values())
+        pieces = [np.concatenate([numbers, weights]) / self._step, halves / self._told_step]
+        if share.silent:
+            self._silent.add(client)
+        self._send(client, np.trunc(np.concatenate(pieces)).astype(np.int64).astype(np.uint32))
 
     def refuse(self, client: ClientId) -> None:
         """Add zeros for a client whose training is refused: it stays in the protocol, and is no contributor."""
         self._silent.add(client)
         self._send(client, np.zeros(self._words, np.uint32))
+
+    def _send(self, client: ClientId, vector: Vector) -> None:
+        self.written = vector
+
+    def _read(self, numbers: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+        place = 0
+        for total in self._total.values():
+            part = numbers[place : place + total.numel()] * self._step
+            total.copy_(torch.from_numpy(part).reshape(total.shape))
+            place += total.numel()
+        for name in self._mass:
+            self._mass[name] = float(numbers[place]) * self._step
+            place += 1
+        for name in self._told:
+            self._told[name] = float(numbers[place]) * self._told_step
+            place += 1
+
+
+class MaskedNoisedSum(FixedPointSum):
+    """`NoisedSum` whose clients are added through a secure sum, in the real protocol."""
+
+    def __init__(self, like: Params, noising: Noising, hidden: HiddenRound, settings: SecureSettings) -> None:
+        super().__init__(like, noising, len(hidden.called))
+        agreed = {"clip": noising.clip, "told": list(self._told)}
+        context = context_of(like, hidden.method, agreed, hidden.round, "upload")
+        self._masked: MaskedSum | None = None
+        try:
+            self._masked = MaskedSum(context, self._words, hidden, settings, Costs())
+        except SecureSumError:  # too few were called: everybody declines
+            self._masked = None
 
     def _send(self, client: ClientId, vector: Vector) -> None:
         if self._masked is None:
@@ -79,14 +112,3 @@ class MaskedNoisedSum(NoisedSum):
                 self._read(total.astype(np.int32).astype(np.float64))
                 self._contributors = [client for client in survivors if client not in self._silent]
         return super().aggregate(refused)
-
-    def _read(self, numbers: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-        place = 0
-        for total in self._total.values():
-            part = numbers[place : place + total.numel()] * self._step
-            total.copy_(torch.from_numpy(part).reshape(total.shape))
-            place += total.numel()
-        for name in self._mass:
-            self._mass[name] = float(numbers[place]) * self._step
-            place += 1
-        self._within = float(numbers[place]) / 2

@@ -4,6 +4,9 @@ A plain round is one message (model down; report and upload up), two where the m
 secure round is three: keys and model → shares; shares → masked vectors; survivors → shares that open the sum. The first
 secure round calibrates before: three more. Clients post their next one-time keys with each answer, and hear with the
 next model whether their last upload counted. A round ends by its deadline, whoever is lost.
+
+A private round moves clipped parts and nothing else, in one message or in the three of a secure sum; it is released
+whoever came (`remote_private`).
 """
 
 from __future__ import annotations
@@ -14,9 +17,13 @@ from typing import Any
 
 import torch
 
+from keyfed.engine.answers import finished_of, report_head
 from keyfed.engine.calls import MOST_CONTROL, Calls, with_model
 from keyfed.engine.messages import Rejected, most_bytes, pack, read_tensors, shapes_of
+from keyfed.engine.noised_sum import NoisedSum
+from keyfed.engine.private_part import Asked
 from keyfed.engine.problem import measure
+from keyfed.engine.remote_private import masked_sum, plain_sum
 from keyfed.engine.remote_secure import Summed, secure_sum
 from keyfed.engine.secure_round import (
     Evaluated,
@@ -28,12 +35,12 @@ from keyfed.engine.secure_round import (
     nothing_summed,
     report_of,
 )
-from keyfed.engine.session import finished_of, report_head
 from keyfed.engine.simulate import RunningSum, refusal
 from keyfed.engine.turn import Finished, keeps_state
 from keyfed.errors import SecureSumError
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Aggregate, ClientId, Method, Params, Public, Report, Share
+from keyfed.private.noise import Noising
 
 
 @dataclass(slots=True)
@@ -64,6 +71,12 @@ class RemoteFederation:
         self.evaluated: tuple[Evaluated, int] | None = None
         self.failed: str | None = None
         self._round: _Round | None = None
+        self._private: tuple[Noising, Asked] | None = None
+        self._noised: NoisedSum | None = None
+
+    def noise_by(self, noising: Noising, asked: Asked) -> None:
+        """Say how the next round is clipped and noised, and what its clients are told of it."""
+        self._private = noising, asked
 
     def expect(self, fates: object) -> None:
         """Real clients' fates are not known beforehand."""
@@ -80,6 +93,9 @@ class RemoteFederation:
         self.calls.start_round()
         self.evaluated, self.failed = None, None
         self._round = now = _Round(params, tuple(cohort), method, round, public)
+        if self._private is not None:
+            self._noised = self._noised_sum(now, *self._private)
+            return {}
         if method.hidden:
             return {}  # `collect` does all of a secure round
         send = method.mediator.share is not None
@@ -98,6 +114,9 @@ class RemoteFederation:
         """Return the sum, in cohort order: of what came along, of the uploads now asked for, or of a secure round."""
         assert self._round is not None, "collect() follows train()"
         now = self._round
+        if self._noised is not None:
+            summed, self._noised, self._private = self._noised, None, None  # every round is told its own noise
+            return summed.aggregate(self.calls.refusals())
         if now.method.hidden:
             return self._hidden(now)
         own = now.method.mediator.share
@@ -105,18 +124,18 @@ class RemoteFederation:
             wanted = [client for client in now.reports if client in shares]
             body = pack(self.calls.named(now.number))
             self.calls.gather("upload", dict.fromkeys(wanted, body), lambda c, a: self._take_upload(now, c, a))
-        summed = RunningSum(now.params)
+        running = RunningSum(now.params)
         for client in [c for c in now.cohort if c in now.uploads]:
             share = (
                 shares[client] if shares is not None else own(now.reports[client], list(now.params)) if own else None
             )
             assert share is not None, "an upload that came has a share"
-            summed.add(client, now.uploads.pop(client), share)
+            running.add(client, now.uploads.pop(client), share)
         noise = now.method.noise
         if noise is not None and noise.at == "server":
             seed = derive_seed(self.calls.run.seed, now.number, "server noise")
-            summed.shift(noise.draw(now.params, torch.Generator().manual_seed(seed)))
-        return summed.aggregate(self.calls.refusals())
+            running.shift(noise.draw(now.params, torch.Generator().manual_seed(seed)))
+        return running.aggregate(self.calls.refusals())
 
     def acknowledge(self, contributors: Sequence[ClientId]) -> None:
         """Remember whose upload is in the model; they hear of it with the next model."""
@@ -186,6 +205,15 @@ class RemoteFederation:
         odd = refusal(client, done, now.params, self.calls.run.bound)
         if odd is not None:
             raise Rejected(odd.reason, f"the upload of {client}")
+
+    # a private round
+
+    def _noised_sum(self, now: _Round, noising: Noising, asked: Asked) -> NoisedSum:
+        heads = {c: self._head(now, c, "upload") for c in now.cohort if c in self.calls.keys}
+        if self.calls.run.secure is None:
+            return plain_sum(self.calls, heads, now.params, now.number, noising, asked)
+        summed, self.failed = masked_sum(self.calls, heads, now.params, now.method, now.number, noising, asked)
+        return summed
 
     # a secure round
 

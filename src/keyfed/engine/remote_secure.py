@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from keyfed.engine.answers import sum_context
 from keyfed.engine.calls import MOST_CONTROL, Calls, with_model
 from keyfed.engine.device_store import about_digest
 from keyfed.engine.messages import Rejected, most_bytes, pack, read_tensors
 from keyfed.engine.secure_layout import Vector
 from keyfed.engine.secure_round import Purpose, context_of, length
-from keyfed.engine.session import sum_context
 from keyfed.errors import SecureSumError
 from keyfed.federated.types import ClientId, Method, Params, Public
 from keyfed.private.secure_sum import Collector, Terms
@@ -45,11 +45,14 @@ def secure_sum(
     round: int,
     purpose: Purpose,
     part: str | None,
+    *,
+    words: int | None = None,
 ) -> Summed:
     """Form a sum over the clients in `heads`, each of which has one-time keys in `calls.keys`.
 
     Args:
       part: the held-out text that clients evaluate along; None for none.
+      words: numbers in a client's vector; None for those of a hidden round (`secure_round.length`).
 
     Raises:
       SecureSumError: it failed closed; nothing of anybody was seen.
@@ -61,7 +64,8 @@ def secure_sum(
     keys = tuple(calls.keys.pop(client) for client in heads)  # used now, whatever comes of it
     about = about_digest({**run.about, "secure": True})
     context = sum_context(run.name, run.attempt, about, part, context_of(params, method, public, round, purpose))
-    terms = Terms(context, keys, run.secure.threshold_of(len(keys)), length(method, params, purpose))
+    words = length(method, params, purpose) if words is None else words
+    terms = Terms(context, keys, run.secure.threshold_of(len(keys)), words)
     collector = Collector(terms)
     told = {
         "cohort": [k.to_json() for k in terms.cohort],

@@ -10,35 +10,38 @@
 A secure round is train, upload, unmask; its `purpose` is to calibrate, to upload or to evaluate. A session lives as
 long as its process. A session that was restarted has lost what it had trained in that round, and says so; everything
 that must survive lies in the `DeviceStore`.
+
+Under a private run a client sends its clipped part and nothing else (`private_part`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 
+from keyfed.engine.answers import hello_text, report_head, sum_context
+from keyfed.engine.client_state import read_state, write_state
 from keyfed.engine.device_store import DeviceStore, about_digest
+from keyfed.engine.learner import Learner
 from keyfed.engine.messages import (
     Received,
     Rejected,
-    Shapes,
     digest_of,
     most_bytes,
-    number,
     pack,
     read_tensors,
     text,
     unpack,
     whole_number,
 )
+from keyfed.engine.noised_sum import words_of
+from keyfed.engine.private_part import Asked, Promise, part_head
 from keyfed.engine.secure_layout import Vector
 from keyfed.engine.secure_round import (
     Evaluated,
@@ -47,43 +50,20 @@ from keyfed.engine.secure_round import (
     context_of,
     evaluation_vector_of,
     length,
+    report_of,
     vector_of,
 )
 from keyfed.engine.simulate import refusal
 from keyfed.engine.turn import Finished, Turn, keeps_state
 from keyfed.errors import Refused, SecureSumError, SecureSumOverflow
 from keyfed.federated.public_check import check_public
-from keyfed.federated.types import Method, Params, Report
+from keyfed.federated.types import Params, Refusal, Share
 from keyfed.files import make_durable
 from keyfed.private.keys import SignedKeys
 from keyfed.private.secure_sum import Floors, Member, Terms
 
 MOST_MEMBERS = 4096
 PURPOSES: tuple[Purpose, ...] = ("upload", "calibration", "evaluation")
-
-
-class Learner(Protocol):
-    """A client's own text under a run's model.
-
-    Attributes:
-      method: the run's method, built here from its specification.
-      shapes: what a model of this run looks like.
-      digest: hash of the method's specification as this package understands it.
-      bound: largest norm of an upload; None for no bound.
-    """
-
-    method: Method
-    shapes: Shapes
-    digest: str
-    bound: float | None
-
-    def solve(self, theta: Params, round: int, turn: Turn) -> Finished:
-        """Train for a round."""
-        ...
-
-    def evaluate(self, theta: Params, part: str) -> Evaluated:
-        """Count nats and hits on held-out text, `valid` or `test`."""
-        ...
 
 
 @dataclass(slots=True)
@@ -101,6 +81,7 @@ class _Work:
     evaluated: Evaluated | None
     part: str | None
     secure: bool
+    asked: Asked | None = None  # of a private round
     member: Member | None = None
     sent: bool = False
 
@@ -134,7 +115,7 @@ class ClientSession:
         self._plain = plain
         self._ready = ready or (lambda: None)
         self._learners: dict[str, Learner] = {}
-        self._solved: tuple[tuple[str, int, str, int | None], Finished] | None = None
+        self._solved: tuple[tuple[object, ...], Finished] | None = None
         self._work: _Work | None = None
 
     def handle(self, kind: str, body: bytes) -> bytes:
@@ -200,12 +181,18 @@ class ClientSession:
         learner = self._learner(run)
         received = unpack(body, most_bytes(learner.shapes) + (MOST_MEMBERS << 10))
         theta = read_tensors(received.tensors, learner.shapes)
-        work = self._accept(run, received, theta, secure=begun.get("secure") is True)
+        work = self._accept(run, received, theta, learner.promise, secure=begun.get("secure") is True)
+        self._wait_turn(learner, work)
         if work.part is not None:
             work.evaluated = learner.evaluate(theta, work.part)
         if work.purpose != "evaluation":
             counted = None if head.get("counted") is None else whole_number(head, "counted")
-            work.done = self._solve(learner, work, digest_of(theta), counted)
+            found = self._solve(learner, work, digest_of(theta), counted)
+            if isinstance(found, Finished):
+                work.done = found
+            elif work.asked is None or not work.secure:
+                raise Rejected(found.reason, "what this client trained is not sent")
+            # In a masked private sum it sends zeros: were it lost, its text would decide about everybody's sum.
         answer: dict[str, Any] = {"run": run, "round": work.round, "attempt": work.attempt}
         if work.secure:
             work.member = self._join(learner, work, head, about_digest(begun))
@@ -213,13 +200,15 @@ class ClientSession:
             self._work = work  # only now: a client that refused the terms has nothing to be asked for
             return pack(answer | {"parcels": parcels, "keys": self.store.new_keys(self.name).to_json()})
         self._work = work
+        if work.asked is not None:
+            return self._private_answer(learner, work, answer)
         answer |= {"evaluated": None if work.evaluated is None else list(work.evaluated)}
         if work.done is None:
             return pack(answer)
         answer["report"] = report_head(work.done)
         return pack(answer, work.done.upload if head.get("send") is True else None)
 
-    def _accept(self, run: str, received: Received, theta: Params, *, secure: bool) -> _Work:
+    def _accept(self, run: str, received: Received, theta: Params, promise: Promise | None, *, secure: bool) -> _Work:
         """Check what a training message is about; refuse what is old, repeated, or another model for the same round."""
         head = received.head
         round, attempt = whole_number(head, "round"), whole_number(head, "attempt")
@@ -238,7 +227,8 @@ class ClientSession:
             raise Rejected("other model", f"another model for round {round} than before")
         self.store.see(run, attempt, round, model)
         public, part = head.get("public"), head.get("evaluate")
-        if secure and purpose != "evaluation":
+        asked = None if promise is None else promise.check(public, round, part, purpose)
+        if secure and purpose != "evaluation" and asked is None:
             try:
                 check_public(public, list(theta))
             except ValueError as e:
@@ -247,30 +237,65 @@ class ClientSession:
             raise Rejected("malformed", f'an evaluation of "{str(part)[:20]}"')
         members = whole_number(head, "members", 1, MOST_MEMBERS)
         given = public if isinstance(public, dict) else None
-        return _Work(run, round, attempt, purpose, theta, given, members, None, None, part, secure)
+        return _Work(run, round, attempt, purpose, theta, given, members, None, None, part, secure, asked)
 
-    def _solve(self, learner: Learner, work: _Work, model: str, counted: int | None) -> Finished:
+    def _solve(self, learner: Learner, work: _Work, model: str, counted: int | None) -> Finished | Refusal:
         """Train, or take what was trained for the same model and round just before (the calibration's)."""
-        key = (work.run, work.round, model, counted)
+        key = (work.run, work.round, model, counted, work.asked)
         if self._solved is not None and self._solved[0] == key:
             return self._solved[1]
         self._solved = None
         turn = Turn(0)
         if keeps_state(learner.method):
             state = self.store.state(work.run, counted)
-            turn = turn._replace(state=state, propose=self.store.state_file(work.run, work.round))
+            clip = None if work.asked is None else work.asked.clip  # it books what it sent, which is clipped
+            turn = turn._replace(state=state, propose=self.store.state_file(work.run, work.round), clip=clip)
         try:
             done = learner.solve(work.theta, work.round, turn)
         except SafetensorError:
             raise Rejected("state lost", "the state of this client is damaged") from None
+        odd = refusal(self.name, done, work.theta, learner.bound)
+        if odd is not None and turn.propose is not None:  # as if it had trained nothing
+            begin = learner.method.solver.start
+            assert begin is not None, "a method whose clients keep state, without compression"
+            write_state(turn.propose, begin(work.theta) if turn.state is None else read_state(turn.state))
         if turn.propose is not None:
             make_durable(turn.propose)
-        odd = refusal(self.name, done, work.theta, learner.bound)
         if odd is not None:
-            raise Rejected(odd.reason, "what this client trained is not sent")
+            return odd
         done = done._replace(upload={name: u.clone() for name, u in done.upload.items()})
         self._solved = (key, done)
         return done
+
+    # a private round
+
+    def _wait_turn(self, learner: Learner, work: _Work) -> None:
+        """Refuse a call that comes earlier after this client's last upload than the run promised."""
+        if work.asked is not None and learner.promise is not None and learner.promise.separation is not None:
+            self.store.refuse_early(work.run, work.asked.step, learner.promise.separation)
+
+    def _takes_part(self, learner: Learner, work: _Work) -> None:
+        """Note, before it is sent, that this client's part leaves it at this step."""
+        self._wait_turn(learner, work)
+        if work.asked is not None and learner.promise is not None and learner.promise.separation is not None:
+            self.store.took_part(work.run, work.asked.step)
+
+    def _own_share(self, learner: Learner, done: Finished, theta: Params) -> Share:
+        own = learner.method.mediator.share
+        assert own is not None, "clients of a private run weigh themselves"
+        return replace(own(report_of(self.name, done), list(theta)), clipped=done.clipped)
+
+    def _private_answer(self, learner: Learner, work: _Work, answer: dict[str, Any]) -> bytes:
+        """Send the clipped part; the report, of which nothing is noised, stays here."""
+        promise, done, asked = learner.promise, work.done, work.asked
+        assert promise is not None, "a private run"
+        assert done is not None, "a client that trained"
+        assert asked is not None, "a private round"
+        part = promise.part(done.upload, self._own_share(learner, done, work.theta), asked.clip)
+        self._takes_part(learner, work)
+        return pack(answer | {"part": part_head(part)}, part.layers)
+
+    # secure sums
 
     def _join(self, learner: Learner, work: _Work, head: Mapping[str, Any], about: str) -> Member:
         """Join a secure sum on the server's terms, if they are acceptable."""
@@ -283,7 +308,8 @@ class ClientSession:
             own = next((k for k in cohort if k.client == self.name), None)
             if own is None or keys.get(self.name) != self.store.identity().public:
                 raise Rejected("refused by client", "the cohort has no keys of this client, or others")
-            size = length(learner.method, work.theta, work.purpose)
+            private = work.asked is not None
+            size = words_of(work.theta) if private else length(learner.method, work.theta, work.purpose)
             round_context = context_of(work.theta, learner.method, work.public or {}, work.round, work.purpose)
             context = sum_context(work.run, work.attempt, about, work.part, round_context)
             terms = Terms(context, cohort, whole_number(head, "threshold", 1, MOST_MEMBERS), size)
@@ -309,7 +335,7 @@ class ClientSession:
     def _upload(self, work: _Work, head: Mapping[str, Any]) -> bytes:
         answer = {"run": work.run, "round": work.round, "attempt": work.attempt}
         if not work.secure:
-            if work.done is None:
+            if work.done is None or work.asked is not None:  # a private part was sent, once, with the training
                 raise Rejected("malformed", "nothing was trained that could be uploaded")
             return pack(answer, work.done.upload)
         alive, parcels = head.get("alive"), head.get("parcels")
@@ -320,6 +346,7 @@ class ClientSession:
         try:
             vector = self._vector(work)
             received = {str(sender): bytes.fromhex(package) for sender, package in parcels.items()}
+            self._takes_part(self._learner(work.run), work)
             self.store.refuse_second(work.run, work.round, work.purpose, work.part)
             masked = work.member.masked(vector, [str(name) for name in alive], received)
         except SecureSumOverflow as e:
@@ -336,6 +363,10 @@ class ClientSession:
 
     def _vector(self, work: _Work) -> Vector:
         learner = self._learner(work.run)
+        if work.asked is not None and learner.promise is not None:
+            share = None if work.done is None else self._own_share(learner, work.done, work.theta)
+            upload = work.theta if work.done is None else work.done.upload
+            return learner.promise.vector(upload, share, work.asked.clip, work.members)
         if work.purpose == "evaluation":
             return evaluation_vector_of(work.evaluated or Evaluated(), work.members)
         assert work.done is not None, "a client that trained"
@@ -365,52 +396,3 @@ class ClientSession:
         if self._work is not None and self._work.member is not None:
             self._work.member.forget()
         self._work = None
-
-
-def hello_text(name: str, run: str, nonce: str) -> bytes:
-    """Return what a client signs to prove who it is; the nonce is the server's, so that no old proof will do."""
-    return json.dumps(["keyfed hello", name, run, nonce]).encode()
-
-
-def sum_context(run: str, attempt: int, about: str, part: str | None, round_context: bytes) -> bytes:
-    """Return what a secure sum's masks are bound to.
-
-    Clients that were told another configuration, vocabulary, attempt, text to evaluate, model, round or public number
-    share no mask.
-
-    Args:
-      about: `device_store.about_digest` of what the run is about.
-      part: the held-out text that is evaluated along; None for none.
-      round_context: of `secure_round.context_of`.
-    """
-    return hashlib.sha256(json.dumps([run, attempt, about, part]).encode() + round_context).digest()
-
-
-def report_head(done: Finished | Report) -> dict[str, Any]:
-    """Return a report as it is sent."""
-    return {
-        "tokens": done.tokens, "loss": done.loss, "worked": done.worked, "distance": dict(done.distance),
-        "weight": done.weight, "joining": done.joining,
-    }  # fmt: skip
-
-
-def finished_of(report: Any, layers: Mapping[str, object], upload: Params) -> Finished:
-    """Read a report that came from outside; the inverse of `report_head`."""
-    if not isinstance(report, dict):
-        raise Rejected("malformed", "an answer without a report")
-    distance = report.get("distance")
-    if not isinstance(distance, dict) or not set(distance) <= set(layers):
-        raise Rejected("malformed", "a report whose distances are not those of the model's layers")
-    joining = report.get("joining")
-    if not isinstance(joining, bool):
-        raise Rejected("malformed", "a report that does not say whether its client joins")
-    return Finished(
-        0,
-        upload,
-        number(report, "loss", 0.0, 1e6),
-        whole_number(report, "tokens", 0, 1 << 40),
-        whole_number(report, "worked", 0, 1 << 40),
-        {name: number(distance, name, 0.0) for name in distance},
-        number(report, "weight", 0.0, float(1 << 40)),
-        joining,
-    )

@@ -85,12 +85,14 @@ def take_turns(
         if method.noise is not None and method.noise.at == "client":
             drawn = method.noise.draw(theta, _generator(problem, round, name, "noise"))
             meant = {layer: u + drawn[layer] for layer, u in meant.items()}
-        if joining[k] and method.codec is not None:
+        # With a clip everybody stands for θ from the start, and sends what has changed: no clip bounds θ itself.
+        member = joining[k] and turn.clip is not None
+        if joining[k] and (method.codec is not None or member):
             # All that a joining client stands for would lose its small weights: its change is compressed instead, and
             # the server, which has θ, adds it back.
             change = {layer: u - theta[layer] for layer, u in meant.items()}
             read, proposal, error = _send(problem, method, round, name, change, states[k])
-            upload = {layer: u + theta[layer] for layer, u in read.items()}
+            upload = read if member else {layer: u + theta[layer] for layer, u in read.items()}
         else:
             upload, proposal, error = _send(problem, method, round, name, meant, states[k])
         shortened = turn.clip is not None and norm_of(upload.values()) > turn.clip
@@ -100,12 +102,12 @@ def take_turns(
             if solution.state is not None:
                 proposal |= {key: t[k] for key, t in solution.state.items()}
                 for layer, u in upload.items():  # what the server has is what it read, not what was meant
-                    proposal[f"sent/{layer}"] = states[k][f"sent/{layer}"] + u
+                    proposal[f"sent/{layer}"] = (theta[layer] if member else states[k][f"sent/{layer}"]) + u
             write_state(turn.propose, proposal)
         out.append(
             Finished(
                 turn.client, upload, loss[k], int(tokens[k]), int(worked[k]), distances[k],
-                float(weight[k]), bool(joining[k]), error, shortened, curves[k],
+                float(weight[k]), bool(joining[k]) and not member, error, shortened, curves[k],
             )
         )  # fmt: skip
     return out

@@ -12,6 +12,12 @@ keeps a running sum. A client whose upload was lost goes back to what was acknow
 called. Dividing by the cohort's weight instead diverges under partial participation; starting from today's θ instead of
 sending z_k whole stalls; advancing what was sent without an acknowledgement corrupts θ for ever.
 
+No clip bounds a whole z_k. So in a private run everybody is a member from the start that stands for the first θ: client
+k uploads (and books as sent, see `engine.turn`) the clipped increment, also when it joins, and θ' = θ + Σ α_k Δ_k / W
+with the public weight W of all clients. With everybody in the first round, no clip and no noise this is the same θ'.
+A client that misses the first round stands for the θ it finds; at the fixed point the sum of the duals is then off by
+ρ times how far that θ is from the first one, and by ρ times the noise of all rounds' sums.
+
 References:
   Boyd, Parikh, Chu, Peleato, Eckstein, *Distributed Optimization and Statistical Learning via ADMM*, 2011.
   Zhou, Li, *Communication-Efficient ADMM-based Federated Learning*, 2021.

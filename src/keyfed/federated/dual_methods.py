@@ -53,6 +53,9 @@ def admm(
     steps are unweighted and the mean is weighted by α. The minimiser is inexact: E epochs. The first round is twice
     FedProx's step with μ = ρ.
 
+    With --dp every client is a member from the start and must be called in every round; it sends clipped increments,
+    and the denominator is public (docs/privacy.md).
+
     Options:
       rho: ρ, how strongly clients are held to θ.
       weights: α_k: the client's tokens when it joined, or uniform.
@@ -88,6 +91,9 @@ def liadmm(
 
     Reading: "a few such steps" is one for every local batch of E epochs, with that batch's gradient; the published
     method takes the gradient of the whole local loss (batch_size large enough gives that).
+
+    With --dp every client is a member from the start and must be called in every round; it sends clipped increments,
+    and the denominator is public (docs/privacy.md).
 
     Options:
       rho: ρ, how strongly clients are held to θ.
@@ -134,6 +140,9 @@ def fedadmm(
     Reading: `server_step=published` is θ' = θ + (η_s/m) Σ_k Δ_k over the round's cohort, Δ_k the increments: biased, or
     diverging, under partial participation even on quadratics. The default is the running mean, which is exact. Clients'
     own numbers of epochs E_k come from participation.least_epochs.
+
+    With --dp `server_step=published` allows cohorts of some clients; with the running mean every client is a member
+    from the start and must be called in every round (docs/privacy.md).
 
     Options:
       rho: ρ, how strongly clients are held to θ; the report's runs have 0.1, which hardly lets a language model move.

@@ -210,6 +210,10 @@ def fedmed(
     a uniform mean: of ten clients we measured 9.9995 effective ones or more in every layer (docs/LOG.md). A smaller T
     makes it do something. Published tables are without top-K (β = 1).
 
+    With --dp both go by what the rounds before have released of the losses, with noise: the switch by
+    |L(t−1) − L(t−2)|, one round later, and instead of the K lowest losses those below a public limit count, which
+    follows the β-quantile (docs/privacy.md).
+
     Options:
       step: the server's step size η.
       temperature: T of the softmax; 1 is published.

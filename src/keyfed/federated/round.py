@@ -65,6 +65,9 @@ def run_round(
     """
     if method.hidden:
         return _hidden_round(method, state, cohort, federation, minimum)
+    if method.mediator.released is not None:
+        share = method.mediator.released(state.server)
+        method = replace(method, mediator=method.mediator._replace(share=share))
     reports = federation.train(state.params, cohort, method, state.round)
     memory, shares = method.mediator.weigh(state.mediator, reports, list(state.params))
     aggregate = federation.collect(shares)

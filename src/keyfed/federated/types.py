@@ -140,12 +140,16 @@ class Share:
       log: both are multiplied by e^log. Kept apart because e^log may exceed any float: the sum divides by the largest
         e^log it has seen, which `Aggregate.mean` and `effective_clients` do not notice. None is 0.
       clipped: the client itself shortened its upload to the clip, so a private sum counts it among the clipped.
+      told: numbers within [0, 1] that a private sum adds up besides, with noise of their own.
+      silent: only what is told counts: a private sum adds zeros for the upload and its mass.
     """
 
     scale: LayerNumbers
     mass: LayerNumbers
     log: LayerNumbers | None = None
     clipped: bool = False
+    told: LayerNumbers = field(default_factory=dict)
+    silent: bool = False
 
 
 Reason = Literal[
@@ -159,7 +163,7 @@ Reason = Literal[
     "no answer", "unreachable", "client error",
     # the client does not want to, or cannot
     "not now", "not secure", "refused by client", "identity changed", "stale", "other model", "other method",
-    "non-finite model", "unknown run", "restarted", "state lost", "summed before",
+    "non-finite model", "unknown run", "restarted", "state lost", "summed before", "too soon",
 ]  # fmt: skip
 
 
@@ -242,12 +246,15 @@ class Mediator(NamedTuple):
       share: a client's own share from its own report, for rules that need nothing of the others. Such rules stream
         (memory O(block × model)) and can hide every report.
       private: the same rule, or the nearest to it, by public numbers only; None where there is none.
+      released: (the server rule's state) → `share` for the next round, for rules that go by what private rounds have
+        released; None for the others.
     """
 
     init: Callable[[], Memory]
     weigh: Callable[[Memory, Mapping[ClientId, Report], Sequence[str]], tuple[Memory, Mapping[ClientId, Share] | None]]
     share: Callable[[Report, Sequence[str]], Share] | None = None
     private: PrivateRule | None = None
+    released: Callable[[Params], Callable[[Report, Sequence[str]], Share]] | None = None
 
 
 class Noise(NamedTuple):

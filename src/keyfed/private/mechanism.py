@@ -4,6 +4,10 @@ In a private round a client's weight may depend on nobody else. So FedAvg's n_k/
 public ŵ) over a *public* denominator, and attention becomes a ratio of two noisy sums: client k sends
 u_k Δ_k and u_k = exp(min(s_k, c) − c) with a public cap c. Either way the sum moves by at most the clip S when one
 client is added or removed. Server rules come after the noise and cost nothing.
+
+FedMed's switch and top-K go by what the rounds *before* have released of the losses (`private.along`), one round later
+than the plain method. Methods with a running mean have everybody as a member from the start, standing for the first θ;
+then the running mean is θ plus the clipped increments over a public number of clients.
 """
 
 from __future__ import annotations
@@ -16,13 +20,19 @@ from typing import NamedTuple
 import torch
 
 from keyfed.errors import PrivacyError
-from keyfed.federated.mediate import separable, uniform
+from keyfed.federated.mediate import separable
 from keyfed.federated.participation import Participation
+from keyfed.federated.parts import part_options, read_weights
+from keyfed.federated.server import sgd
 from keyfed.federated.types import Aggregate, Mediator, Method, MethodSpec, Params, Report, ServerRule, Share
+from keyfed.private.along import BELOW, LOSS, WITHIN, Followed, loss_limit, mean_loss, still_moves
 from keyfed.private.noise import next_clip
 from keyfed.sections import PrivacyConfig
 
 CLIP = "privacy/clip"  # the clip of the next round, in the server rule's state
+FOLLOWED = "privacy/along/"  # before the names of what else the next round goes by
+
+ShareOf = Callable[[Report, Sequence[str]], Share]
 
 
 class Bounded(NamedTuple):
@@ -31,25 +41,72 @@ class Bounded(NamedTuple):
     Attributes:
       ratio: the sum is divided by its own noisy mass, not by a public number.
       sensitivity: what one client can do to the sum, in words.
+      told: the half counts that are released with the sum; they pay for their noise within z.
+      everybody: it is the method only if every client is called in every round.
     """
 
     method: Method
     ratio: bool
     sensitivity: str
+    told: tuple[str, ...] = ()
+    everybody: bool = False
 
 
 FIXED = "Sensitivity: one client moves the sum of clipped uploads by at most the clip S; the denominator is public."
 RATIO = (
     "Sensitivity: one client moves the sum of clipped [weight · upload, weight] by at most the clip S, its weight "
-    "being exp(min(score, c) − c) with a public cap c; the noisy sum is divided by max(noisy mass, floor)."
+    "being {weight}; the noisy sum is divided by max(noisy mass, floor)."
 )
+SCORED, SIZED = "exp(min(score, c) − c) with a public cap c = {cap:.4g}", "1, or min(n/ŵ, 1) with a public ŵ"
+TOLD = " Beside it {what} moves a sum of its own by ½ at most, whose noise is paid for within z."
+SAID = {LOSS: "the loss, cut to a public range,", BELOW: "whether the loss is below a public limit"}
+MEMBERS = " Everybody is a member from the start, and books as sent the clipped increments that it sends."
 JS_MOST = math.log(2)  # nats, the largest Jensen–Shannon divergence of two distributions
 
 
 def bound(method: Method, p: PrivacyConfig) -> Bounded:
     """Return the private form of a method, or refuse it by name."""
-    spec = method.spec
+    spec = _spec_of(method)
     method = replace(method, hidden=False)  # its clients weigh themselves here, by other public numbers
+    kind, options = _mediation(spec)
+    beta, threshold = float(options.get("beta", 1.0)), _threshold(options)  # type: ignore[arg-type]
+    share, ratio, words = _weighing(method, kind, options, p)
+    everybody = kind == "standing"
+    if everybody:
+        method = replace(method, server=sgd(1.0))
+    followed = _followed(beta, threshold, p)
+    told = (() if p.quantile is None else (WITHIN,)) + tuple(followed)
+    if followed:
+        words += TOLD.format(what=" and ".join(SAID[name] for name in followed))
+    if not told and p.count_noise is not None:
+        raise PrivacyError(
+            f"privacy.count_noise is {p.count_noise:g}, but with privacy.quantile=none {spec.name} counts nothing; "
+            "leave it out"
+        )
+    mediator = _following(share, _sized(_tokens, p.weight_cap), followed, threshold) if followed else separable(share)
+    made = replace(method, mediator=mediator, uploading=1.0)  # who is above the limit of top-K sends zeros
+    return Bounded(_learning(made, p, followed), ratio, words, told, everybody)
+
+
+def _weighing(method: Method, kind: str, options: Mapping[str, object], p: PrivacyConfig) -> tuple[ShareOf, bool, str]:
+    """Return how a client weighs itself, whether the sum is a ratio, and what one client can do to it, in words."""
+    if kind in ("attention", "divergence"):
+        cap = _cap(method, kind, options)
+        share = _attention(float(options["temperature"]), cap)  # type: ignore[arg-type]
+        return share, True, RATIO.format(weight=SCORED.format(cap=cap))
+    if kind == "fixed":
+        return _given(read_weights(str(options["weights"]))), False, FIXED
+    if kind == "standing":
+        return _sized(_standing, p.weight_cap if options["weights"] == "tokens" else None), False, FIXED + MEMBERS
+    share = _sized(_tokens, None if kind == "uniform" else p.weight_cap)
+    if options.get("beta", 1.0) != 1:  # how many clients are below the limit is not public: their mass says it
+        return share, True, RATIO.format(weight=SIZED)
+    return share, False, FIXED
+
+
+def _spec_of(method: Method) -> MethodSpec:
+    """Return the specification of a method that can have a private form at all."""
+    spec = method.spec
     if spec is None:
         raise PrivacyError(f'the method "{method.name}" is from outside the package and states no sensitivity: no --dp')
     if method.cohort == "pooled":
@@ -59,67 +116,45 @@ def bound(method: Method, p: PrivacyConfig) -> Bounded:
             "method.noise is FedAtt's perturbation, whose ε is ∞ because nothing is clipped; leave it out, --dp adds "
             "calibrated noise"
         )
-    if method.solver.start is not None and (spec.name != "fedadmm" or spec.options["server_step"] != "published"):
-        raise PrivacyError(
-            f"{spec.name}: a joining client sends all it stands for, w + y/ρ, which no useful clip bounds; take "
-            "fedadmm with server_step=published, whose clients send (and book) clipped increments"
-        )
-    kind, options = _mediation(spec)
-    if options.get("beta", 1.0) != 1.0:
-        raise PrivacyError(
-            f"{spec.name}: exact top-K lets one client push another out by its loss; set beta=1 with --dp"
-        )
-    switch = options["mediation"] if kind == "fedmed" else options.get("switch") is not None
-    if switch:
-        raise PrivacyError(
-            f"{spec.name}: the switch between attention and tokens reads the clients' losses of the same round; set "
-            + ("mediation=false" if kind == "fedmed" else "mediator.switch=none")
-            + " with --dp"
-        )
-    if kind in ("attention", "divergence"):
-        cap = _cap(spec, kind, options)
-        made = replace(method, mediator=separable(_attention(float(options["temperature"]), cap)))  # type: ignore[arg-type]
-        return Bounded(_adapting(made, p), True, RATIO.replace("cap c", f"cap c = {cap:.4g}"))
-    if kind == "fixed":
-        mediator = method.mediator
-    else:
-        mediator = uniform() if kind == "uniform" or p.weight_cap is None else _by_tokens(p.weight_cap)
-    return Bounded(_adapting(replace(method, mediator=mediator), p), False, FIXED)
+    return spec
 
 
 def _mediation(spec: MethodSpec) -> tuple[str, Mapping[str, object]]:
     """Return the kind of mediator of a specification, and the options that it reads."""
     if spec.mediator is not None:
-        from keyfed.federated.parts import part_options
-
         usual = {key: p.default for key, p in part_options("mediator", spec.mediator.name).items()}
         return spec.mediator.name, {**usual, **spec.mediator.options}
     if spec.name == "fedatt":
         return "attention", spec.options
     if spec.name == "fedmed":
-        if spec.options["mediation"]:
-            return "fedmed", spec.options
         return ("divergence" if spec.options["adaptive"] else "tokens"), spec.options
-    if spec.name == "fedadmm" or (spec.name == "fedprox" and not spec.options["by_tokens"]):
-        return "uniform", {}
-    return "tokens", {}
+    if spec.name in ("admm", "liadmm", "fedadmm"):
+        published = spec.options.get("server_step") == "published"
+        return ("uniform", {}) if published else ("standing", {"weights": spec.options["weights"]})
+    return ("uniform" if spec.name == "fedprox" and not spec.options["by_tokens"] else "tokens"), {}
 
 
-def _cap(spec: MethodSpec, kind: str, options: Mapping[str, object]) -> float:
+def _threshold(options: Mapping[str, object]) -> float | None:
+    """Return ε of FedMed's switch; None without one, and for ε = 0, which never leaves attention."""
+    given = options["threshold"] if options.get("mediation") else options.get("switch")
+    return float(given) if given else None  # type: ignore[arg-type]
+
+
+def _cap(method: Method, kind: str, options: Mapping[str, object]) -> float:
     given, temperature = options["bound"], float(options["temperature"])  # type: ignore[arg-type]
     cap = math.inf if given is None else float(given)  # type: ignore[arg-type]
     if kind == "divergence":
         return min(cap, JS_MOST / temperature)
     if not math.isfinite(cap):
-        where = "mediator.bound" if spec.mediator is not None else "method.bound"
+        where = "mediator.bound" if method.spec is not None and method.spec.mediator is not None else "method.bound"
         raise PrivacyError(
-            f"{spec.name}: attention to distances has no bound of its own, and a client's score must be capped by a "
+            f"{method.name}: attention to distances has no bound of its own, and a client's score must be capped by a "
             f"public number; set {where}, say 5"
         )
     return cap
 
 
-def _attention(temperature: float, cap: float) -> Callable[[Report, Sequence[str]], Share]:
+def _attention(temperature: float, cap: float) -> ShareOf:
     def share(report: Report, layers: Sequence[str]) -> Share:
         weights = {name: math.exp(min(report.distance[name] / temperature, cap) - cap) for name in layers}
         return Share(scale=weights, mass=weights)
@@ -127,31 +162,105 @@ def _attention(temperature: float, cap: float) -> Callable[[Report, Sequence[str
     return share
 
 
-def _by_tokens(cap: float) -> Mediator:
+def _given(weights: Mapping[str, float]) -> ShareOf:
     def share(report: Report, layers: Sequence[str]) -> Share:
-        weights = dict.fromkeys(layers, min(report.tokens / cap, 1.0))
+        own = dict.fromkeys(layers, weights.get(report.client, 1.0))
+        return Share(scale=own, mass=own)
+
+    return share
+
+
+def _sized(size_of: Callable[[Report], float], most: float | None) -> ShareOf:
+    """Weigh by min(n/ŵ, 1), or all alike without a public ŵ."""
+
+    def share(report: Report, layers: Sequence[str]) -> Share:
+        weights = dict.fromkeys(layers, 1.0 if most is None else min(size_of(report) / most, 1.0))
         return Share(scale=weights, mass=weights)
 
-    return separable(share)
+    return share
 
 
-def _adapting(method: Method, p: PrivacyConfig) -> Method:
-    """Let the clip follow the noisy share of unclipped clients; it is part of the server's state."""
+def _tokens(report: Report) -> float:
+    return report.tokens
+
+
+def _standing(report: Report) -> float:
+    """α_k, a client's tokens when it joined: what it has sent is in the running sum times that."""
+    return report.weight
+
+
+def _followed(beta: float, threshold: float | None, p: PrivacyConfig) -> dict[str, Followed]:
+    """Return what a method goes by that earlier rounds have released of the losses, by the names of what is told."""
+    found = {} if threshold is None else {LOSS: mean_loss(threshold)}
+    return found | ({} if beta == 1 else {BELOW: loss_limit(beta, p.clip_rate)})
+
+
+def _following(
+    share: ShareOf, otherwise: ShareOf, followed: Mapping[str, Followed], threshold: float | None
+) -> Mediator:
+    r"""Weigh by `share` while the loss moved, else by `otherwise`; count only below the limit of top-K.
+
+    .. math::  |L_{t−1} − L_{t−2}| ≥ ε: \text{attention},\qquad ℓ_k > τ_t: \text{zeros}
+
+    One round later than the plain switch, which sees the losses of its own round; τ is the quantile of rounds before.
+    Both branches are ratios of noisy sums, so what is released has one form.
+    """
+
+    def released(state: Params) -> ShareOf:
+        numbers = {name: tuple(state[FOLLOWED + name].tolist()) for name in followed}
+        settled = threshold is not None and not still_moves(numbers[LOSS], threshold)
+        weigh = otherwise if settled else share
+
+        def now(report: Report, layers: Sequence[str]) -> Share:
+            told = {name: rule.told(report.loss, numbers[name]) for name, rule in followed.items()}
+            silent = BELOW in numbers and report.loss > numbers[BELOW][0]
+            return replace(weigh(report, layers), told=told, silent=silent)
+
+        return now
+
+    def never(report: Report, layers: Sequence[str]) -> Share:
+        raise AssertionError("clients weigh themselves by what was released; `run_round` knows it")
+
+    return separable(never)._replace(released=released)
+
+
+def _learning(method: Method, p: PrivacyConfig, followed: Mapping[str, Followed]) -> Method:
+    """Let the clip and what else a round goes by learn from what was released; they are part of the server's state."""
     inner = method.server
     quantile = p.quantile
+    starts = {FOLLOWED + name: rule.start for name, rule in followed.items()}
 
     def init(params: Params) -> Params:
-        return {**inner.init(params), CLIP: torch.tensor(p.clip, dtype=torch.float64)}
+        own = {CLIP: torch.tensor(p.clip, dtype=torch.float64)}
+        return {
+            **inner.init(params), **own, **{key: torch.tensor(x, dtype=torch.float64) for key, x in starts.items()}
+        }  # fmt: skip
 
     def step(params: Params, aggregate: Aggregate, state: Params) -> tuple[Params, Params]:
         clip = state[CLIP]
-        after, kept = inner.step(params, aggregate, {name: t for name, t in state.items() if name != CLIP})
+        outside = {name: t for name, t in state.items() if name != CLIP and name not in starts}
+        after, kept = inner.step(params, aggregate, outside)
         if quantile is not None:
-            moved = next_clip(float(clip), aggregate.facts["within"][0], quantile, p.clip_rate)
+            moved = next_clip(float(clip), aggregate.facts[WITHIN][0], quantile, p.clip_rate)
             clip = torch.full_like(clip, moved)
-        return after, {**kept, CLIP: clip}
+        learnt = {}
+        for name, rule in followed.items():
+            before = state[FOLLOWED + name]
+            learnt[FOLLOWED + name] = before.new_tensor(rule.learn(before.tolist(), aggregate.facts[name][0]))
+        return after, {**kept, CLIP: clip, **learnt}
 
     return replace(method, server=ServerRule(init, step))
+
+
+def refuse_absence(bounded: Bounded, called: float, clients: int) -> None:
+    """Refuse a running mean over clients that are not all called: those who come late stand for a θ long gone."""
+    if bounded.everybody and called != clients:
+        name = bounded.method.name
+        raise PrivacyError(
+            f"{name}: a client that joins later would have to send all that was learnt before, w + y/ρ, which no "
+            f"useful clip bounds; {called:g} of {clients} clients are called, so set train.cohort={clients} (everybody "
+            "is a member from the start), or take fedadmm with server_step=published"
+        )
 
 
 def refuse_participation(p: Participation, mechanism: str, everybody: bool) -> None:

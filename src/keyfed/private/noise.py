@@ -33,12 +33,15 @@ class Noising(NamedTuple):
     Attributes:
       clip: S, the largest norm of one client's part.
       std: standard deviation of the noise in every coordinate of the sum.
-      bit_std: that of the noise in the count of unclipped clients (adaptive clipping); None counts nobody.
+      bit_std: that of the noise in the half counts, if there were one only: n of them have √n times as much each, so
+        that together they cost the same; None counts nothing.
       called: clients called in expectation: public, whoever came.
       denominator: what the sum of a method with fixed weights is divided by: their expected weight.
       floor: least mass that a ratio method divides by; None for methods with fixed weights.
       release: books the release, then returns the noise for it.
       frozen: layers that nobody trains: everybody knows that their sum is 0.
+      told: names of the half counts: "within" is that of unclipped clients (adaptive clipping), the others are
+        `Share.told`.
     """
 
     clip: float
@@ -49,6 +52,7 @@ class Noising(NamedTuple):
     floor: float | None
     release: Callable[[], Draw]
     frozen: frozenset[str] = frozenset()
+    told: tuple[str, ...] = ("within",)
 
 
 def norm_of(tensors: Iterable[Tensor], numbers: Iterable[float] = ()) -> float:
@@ -123,8 +127,8 @@ def update_noise(z: float, bit_std: float | None) -> float:
         return z
     if z >= 2 * bit_std:
         raise PrivacyError(
-            f"the noise of {z:.4g} leaves nothing for the update: the count of unclipped clients takes it all with "
-            f"privacy.count_noise {bit_std:.4g}; set that above {z / 2:.4g}, or privacy.quantile=none"
+            f"the noise of {z:.4g} leaves nothing for the update: counts (of unclipped clients, of losses) take it all "
+            f"with privacy.count_noise {bit_std:.4g}; set that above {z / 2:.4g}, or privacy.quantile=none"
         )
     return float((z**-2 - (2 * bit_std) ** -2) ** -0.5)
 

@@ -22,6 +22,20 @@ NOT_COVERED = (
     "unless no client's text was in them; the vocabulary, unless `keyfed vocab --dp` made it (then its own ε adds); "
     "the choice of hyper-parameters; clients that do not follow the protocol; whatever a client keeps to itself."
 )
+WITH_REAL_CLIENTS = (
+    "Noise and cohorts come from the operating system's randomness; no seed of them is kept. The population is the "
+    "clients enrolled when the run began. Clients score nothing: there is no validation, no test on their text, and "
+    "the model is that of the last round."
+)
+NOT_COVERED_THERE = (
+    "Not covered: the vocabulary, unless `keyfed vocab --dp` made it (then its own ε adds); other runs with the same "
+    "clients (their ε adds); the choice of hyper-parameters; who was enrolled, connected or took part, and how long it "
+    "took; clients that do not follow the protocol; whatever a client keeps to itself."
+)
+TREE_KEPT = (
+    "Until the run ends, its checkpoint holds the noise that is still in the model: it is the server's own, and not to "
+    "be given away. How far apart a client took part is counted by the client, in the steps that the server tells it."
+)
 NO_LEDGER = "No ledger: nothing was clipped and noised, so nothing is promised. `keyfed train --dp` gives a guarantee."
 
 
@@ -104,7 +118,10 @@ def statement(ledger: Ledger, eps: float, delta: float | None = None) -> list[st
             f"Amplification: none is claimed. Noise is correlated over rounds (tree aggregation), and a client that "
             f"took part waits {t.gap:,} rounds."
         )
-    return [*lines, SERVER, NOT_COVERED]
+    if t.randomness == "derived":
+        return [*lines, SERVER, NOT_COVERED]
+    kept = [TREE_KEPT] if t.mechanism == "tree" else []
+    return [*lines, WITH_REAL_CLIENTS, *kept, SERVER, NOT_COVERED_THERE]
 
 
 def ledger_without_sampling(ledger: Ledger) -> float:

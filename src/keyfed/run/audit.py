@@ -21,9 +21,11 @@ from keyfed.files import write_atomically
 from keyfed.private.audit.exposure import chance_under
 from keyfed.private.audit.leak import RECOVERED
 from keyfed.run import audit_canaries, audit_leaks, audit_members, audit_one_shot, audit_replay
+from keyfed.run.audit_deployed import audit_deployed
 from keyfed.run.audit_lint import Claim, Finding, lint, read_claim
 from keyfed.run.audit_report import write_audit
 from keyfed.run.choose import Choice
+from keyfed.run.course import OWN_TEXT
 from keyfed.run.folder import Trained, load_model, read_metrics, read_result, strict
 from keyfed.run.planning import members_of, plan, plan_of_round
 from keyfed.run.prepare import Prepared, client_tokens, make_problem, prepare
@@ -89,6 +91,8 @@ def audit_run(run: Path, *, quick: bool = True, listener: Listener | None = None
       RunError: the folder holds no finished run, or one of a user's own module.
     """
     listen, effort = listener or Silent(), QUICK if quick else WHOLE
+    if (read_result(run) or {}).get("data") == OWN_TEXT:
+        return audit_deployed(run)
     subject = _open(run)
     seed, records = subject.config.train.seed, read_metrics(run)
     clients, result = len(subject.prepared.store), read_result(run)

@@ -66,16 +66,7 @@ def write_audit(run: Path, found: Found) -> list[Path]:
 def document(found: Found, plots: Sequence[Plot] | None = ()) -> list[Block]:
     """Return the audit as blocks; `plots` is None where matplotlib is missing."""
     drawn = {p.name: Picture(f"plots/{p.name}.png", p.alt, p.light, p.dark) for p in plots or ()}
-    blocks: list[Block] = [
-        Heading("Privacy audit", 1),
-        Text(f"{found['verdict']}. {MEANING[found['verdict']]}{_contradicted(found)}", "verdict"),
-        *(Text(f"Contradicted: {reason}") for reason in found["contradictions"]),
-        Heading("Claim"),
-        facts_table(_claim(found["claim"])),
-        Heading("Configuration"),
-        Table([["check", "", "what was found"], *([f["check"], f["level"], f["text"]] for f in found["findings"])],
-              numbers=False),
-    ]  # fmt: skip
+    blocks = claim_blocks(found)
     if plots is None:
         blocks.append(Text("No plots: matplotlib is not installed (pip install matplotlib).", "note"))
     blocks += [Heading("Canaries"), *_canaries(found["canaries"])]
@@ -87,11 +78,27 @@ def document(found: Found, plots: Sequence[Plot] | None = ()) -> list[Block]:
     return [*blocks, *([drawn["audit-leaks"]] if "audit-leaks" in drawn else [])]
 
 
+def claim_blocks(found: Found) -> list[Block]:
+    """Return the verdict, what contradicts it, the claim, and what was found without an attack."""
+    return [
+        Heading("Privacy audit", 1),
+        Text(f"{found['verdict']}. {MEANING[found['verdict']]}{_contradicted(found)}", "verdict"),
+        *(Text(f"Contradicted: {reason}") for reason in found["contradictions"]),
+        Heading("Claim"),
+        facts_table(_claim(found["claim"])),
+        Heading("Configuration"),
+        Table([["check", "", "what was found"], *([f["check"], f["level"], f["text"]] for f in found["findings"])],
+              numbers=False),
+    ]  # fmt: skip
+
+
 def _contradicted(found: Found) -> str:
     if found["contradicted"]:
         return " A claim is contradicted by what was measured."
     if found["verdict"] == "NONE":
         return ""
+    if found.get("attacked") is False:
+        return " The run's own files agree with that; no attack was made."
     weak = found["one_shot"] is not None and not found["one_shot"]["power"]
     return " Nothing that was measured contradicts the claim." + (
         " The one-shot attack had no power, so that says little." if weak else ""

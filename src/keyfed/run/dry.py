@@ -49,16 +49,17 @@ def describe_plan(config: Config) -> dict[str, Any]:
     memory = (TORCH_ITSELF + 5 * tensors) + choice.workers * (
         (TORCH_ITSELF if choice.workers > 1 else 0) + 6 * tensors * choice.block
     )
-    uploads = members if method.hidden else kept(method.uploading, members)  # a masked vector may be all zeros
+    private = make_private(config, method, len(prepared.store), members)
+    zeros = method.hidden or private is not None  # a masked or noised vector may be all zeros, but is sent
+    uploads = members if zeros else kept(method.uploading, members)
     if method.mediator.share is None:
         # Uploads wait until all reports are there; masked ones in the first round, for the first public numbers.
         memory += members * tensors
     kept_bytes = state_bytes(method, params)
-    private = make_private(config, method, len(prepared.store), members)
     promised: list[str] = []
     if private is not None:
         terms = private[1]
-        z = update_noise(terms.z, bit_noise(config, terms))
+        z = update_noise(terms.z, bit_noise(config, private[0], terms))
         promised = announcement(terms, z, parameter_count(prepared.spec))
     modelled, called = 0.0, members
     if method.cohort != "pooled":

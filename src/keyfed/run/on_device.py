@@ -15,17 +15,19 @@ from typing import Any
 import torch
 
 from keyfed.config import Config, DataConfig, check, config_from, method_spec
+from keyfed.engine.learner import Learner
 from keyfed.engine.messages import Rejected, Shapes, text_digest
 from keyfed.engine.network import init_params
+from keyfed.engine.private_part import Promise
 from keyfed.engine.problem import Problem, make_store
 from keyfed.engine.secure_round import Evaluated
-from keyfed.engine.session import Learner
 from keyfed.engine.turn import Finished, Turn, take_turns
 from keyfed.errors import KeyfedError
 from keyfed.federated.methods import build_method
 from keyfed.federated.private_shares import privately
 from keyfed.federated.public_check import refuse_isolating
 from keyfed.federated.types import Method, Params
+from keyfed.private.mechanism import Bounded, bound
 from keyfed.run.encode import window_of
 from keyfed.run.evaluate import evaluate_sentences, evaluate_together, limit_streams
 from keyfed.run.outside import build_network
@@ -40,10 +42,14 @@ TOLD: dict[str, tuple[str, ...] | None] = {  # what clients hear of a configurat
     "model": None,
     "train": ("seed", "valid_tokens", "test_tokens"),
     "upload": None,
+    "privacy": (
+        "epsilon", "noise", "delta", "mechanism", "clip", "quantile", "clip_rate", "count_noise", "separation",
+        "weight_cap", "mean_weight", "floor",
+    ),
     "method": None,
     "mediator": None,
     "server": None,
-}
+}  # fmt: skip
 
 
 def told(document: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -58,10 +64,32 @@ def told(document: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
 def run_method(config: Config, *, secure: bool) -> Method:
     """Build a run's method as both sides do; with secure sums none by which the server can read a single upload."""
     method = build_method(method_spec(config))
-    if not secure:
-        return method
-    refuse_isolating(method)
-    return privately(method)
+    if secure:
+        refuse_isolating(method)
+    if config.privacy.on:
+        return run_bounded(config).method
+    return privately(method) if secure else method
+
+
+def run_bounded(config: Config) -> Bounded:
+    """Build the private form of a run's method as both sides do."""
+    return bound(build_method(method_spec(config)), config.privacy)
+
+
+def promise_of(config: Config) -> Promise | None:
+    """Return what a client holds a private run to; None for a run that promises nothing.
+
+    Raises:
+      Rejected: the run says that it is private, and leaves out what a client needs to know.
+    """
+    p = config.privacy
+    if not p.on:
+        return None
+    if p.noise is None or p.delta is None:
+        raise Rejected("malformed", "a private run that does not say how much noise it adds, and for which delta")
+    if p.mechanism == "tree" and p.separation is None:
+        raise Rejected("malformed", "a private run by tree noise that does not say how long clients wait")
+    return Promise(p.clip, p.quantile, p.clip_rate, run_bounded(config).ratio, p.noise, p.separation)
 
 
 def method_digest(method: Method) -> str:
@@ -84,6 +112,7 @@ class OwnText:
         self.method = method
         self.digest = method_digest(method)
         self.bound = config.upload.bound
+        self.promise = promise_of(config)
         self._spec = spec
         self._problem = Problem(spec, make_store([stream], [name]), batching, config.train.seed)
         held_out = {"valid": vocab.encode(person.valid), "test": vocab.encode(person.test)}

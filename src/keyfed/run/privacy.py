@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from keyfed.config import Config
 from keyfed.engine.gather import HiddenRound
@@ -14,8 +14,9 @@ from keyfed.errors import PrivacyError
 from keyfed.federated.participation import Fate
 from keyfed.federated.types import ClientId, Method, Params, State
 from keyfed.private.accounting import Release, Row, TreeRelease, calibrate, calibrate_tree, check_delta
+from keyfed.private.along import WITHIN
 from keyfed.private.budget import LEDGER, Ledger, Terms, check_against_metrics, open_ledger, read_ledger
-from keyfed.private.mechanism import CLIP, Bounded, bound, refuse_participation
+from keyfed.private.mechanism import CLIP, Bounded, bound, refuse_absence, refuse_participation
 from keyfed.private.noise import Draw, Noising, derived, update_noise
 from keyfed.private.plan import noise_to_clip
 from keyfed.private.statement import account, no_account
@@ -27,16 +28,22 @@ from keyfed.run.traffic import Sizes
 from keyfed.sections import DataConfig
 from keyfed.text.clients import parse_part
 
+Randomness = Literal["system", "derived"]
 
-def terms_of(config: Config, bounded: Bounded, clients: int, called: float) -> Terms:
-    """Return what a simulated run's ε is about; the noise is calibrated here where a budget is given.
+
+def terms_of(
+    config: Config, bounded: Bounded, clients: int, called: float, randomness: Randomness = "derived"
+) -> Terms:
+    """Return what a run's ε is about; the noise is calibrated here where a budget is given.
 
     Args:
       called: clients of a round, in expectation.
+      randomness: where noise and cohorts come from; derived from the seed in every simulation.
     """
     p = config.privacy
     everybody = bounded.method.cohort == "all" or called == clients
     refuse_participation(config.participation, p.mechanism, everybody)
+    refuse_absence(bounded, called, clients)
     population = p.population or clients
     groups = max(1, int(clients // called))
     cohort: float
@@ -70,14 +77,20 @@ def terms_of(config: Config, bounded: Bounded, clients: int, called: float) -> T
         )
     return Terms(
         delta=delta, population=population, clients=clients, cohort=cohort, called=called, z=z, mechanism=p.mechanism,
-        sensitivity=bounded.sensitivity, randomness="derived", budget=p.epsilon, gap=gap,
+        sensitivity=bounded.sensitivity, randomness=randomness, budget=p.epsilon, gap=gap,
     )  # fmt: skip
 
 
-def bit_noise(config: Config, terms: Terms) -> float | None:
-    """Noise of the count of unclipped clients, in clients of the fleet; None with a fixed clip."""
-    p = config.privacy
-    return None if p.quantile is None else p.count_noise or terms.cohort / 20
+def bit_noise(config: Config, bounded: Bounded, terms: Terms) -> float | None:
+    """Noise of the half counts, in clients of the fleet; None where nothing is counted.
+
+    A twentieth of the cohort does for the clip alone. Losses are to be told apart to a fraction of a nat: where it is
+    less, 5z, which takes a hundredth of what the round may cost.
+    """
+    given, usual = config.privacy.count_noise, terms.cohort / 20
+    if not bounded.told:
+        return None
+    return given or (usual if bounded.told == (WITHIN,) else min(usual, 5 * terms.z))
 
 
 def announcement(t: Terms, z: float, parameters: int) -> list[str]:
@@ -108,7 +121,7 @@ class PrivateRun:
         t = terms
         # The noise of the fleet's mean, on the mean of those who are there in fact.
         self._shrink = t.called / t.cohort
-        self._bit_std = bit_noise(config, t)
+        self._bit_std = bit_noise(config, bounded, t)
         self._std = update_noise(t.z, self._bit_std)
 
     def check(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -147,13 +160,11 @@ class PrivateRun:
         """Say before the first round what is promised, and how long the noise is beside the clip."""
         return announcement(self.ledger.terms, self._std, parameters)
 
-    def gather(
-        self, state: State, frozen: frozenset[str], fates: Mapping[ClientId, Fate]
-    ) -> tuple[Callable[[Params], NoisedSum], float]:
-        """Return how the round after `state` is summed, and its clip; `fates` are those of the clients called."""
+    def noising(self, state: State, frozen: frozenset[str] = frozenset()) -> Noising:
+        """Return how the round after `state` is bounded, noised and divided."""
         p, t = self._config.privacy, self.ledger.terms
         clip = float(state.server[CLIP])
-        noising = Noising(
+        return Noising(
             clip=clip,
             std=self._std * clip * self._shrink,
             bit_std=None if self._bit_std is None else self._bit_std * self._shrink,
@@ -162,7 +173,15 @@ class PrivateRun:
             floor=p.floor * t.called if self._bounded.ratio else None,
             release=lambda: self._release(state.round),
             frozen=frozen,
+            told=self._bounded.told,
         )
+
+    def gather(
+        self, state: State, frozen: frozenset[str], fates: Mapping[ClientId, Fate]
+    ) -> tuple[Callable[[Params], NoisedSum], float]:
+        """Return how the round after `state` is summed, and its clip; `fates` are those of the clients called."""
+        noising = self.noising(state, frozen)
+        clip = noising.clip
         if not self._config.secure.on:
             return lambda like: NoisedSum(like, noising), clip
         from keyfed.engine.masked_noised_sum import MaskedNoisedSum
@@ -286,7 +305,7 @@ def _disjoint(one: DataConfig, two: DataConfig) -> bool:
     return a != b and of == of_too
 
 
-def make_private(config: Config, method: Method, clients: int, called: int) -> tuple[Bounded, Terms] | None:
+def make_private(config: Config, method: Method, clients: int, called: float) -> tuple[Bounded, Terms] | None:
     """Return a method's private form and the terms of its ledger; None where nobody asked for one."""
     if not config.privacy.on:
         return None

@@ -23,6 +23,8 @@ it predicts worse than plain word frequencies.'
     who = str(result.get("method") or "the network")
     value = (result.get("test") or {}).get("perplexity")
     own = finite(value)
+    if (result.get("privacy") or {}).get("randomness") == "system":
+        return f"{who} was not tested: clients of a private federation score nothing. Test it on public text."
     if own is None or own <= 0:
         return (
             f"There is no finite test perplexity of {who} (got {show(value)}): the training diverged or was not tested."

@@ -109,8 +109,26 @@ def test_an_enrolment_file_that_is_not_there(tmp_path):
         (("train", "--plain", "--secure", "--federation", "127.0.0.1:1"), "not with --secure"),
         (("train", "--federation", "nonsense"), "HOST:PORT"),
         (("train", "--federation", "127.0.0.1:1", "--vocab", "missing.json"), "cannot be read as a vocabulary"),
+        (("up", "--clients", "4", "--dp", "noise=1"), "privacy.quantile=none"),
+        (("up", "--clients", "1", "--plain", "--dp", "noise=1"), "1 clients are enrolled"),
+        (("up", "--dp", "eps=1"), "expected epsilon=NUMBER or noise=NUMBER"),
+        (
+            ("train", "--federation", "127.0.0.1:1", "--dp", "epsilon=8", "--population", "1000000"),
+            "an imagined fleet, and this federation has real clients",
+        ),
     ],
-    ids=["two-clients", "method", "plain-alone", "plain-and-secure", "address", "vocabulary"],
+    ids=[
+        "two-clients",
+        "method",
+        "plain-alone",
+        "plain-and-secure",
+        "address",
+        "vocabulary",
+        "few-and-private",
+        "one-and-private",
+        "budget",
+        "imagined",
+    ],
 )
 def test_what_makes_no_sense_is_said_before_anything_starts(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)

@@ -20,6 +20,7 @@ def test_the_words_name_what_leaves_and_what_stays():
     for part in ("anna", "fl.example.org:9092", "/home/anna/notes", "never sent", "public keys", "--leave", "--pause"):
         assert part in TEXT
     assert "takes no part in such runs" in TEXT
+    assert "shortens its changes to a public length before they leave" in TEXT
     assert "takes part in such runs too" in words("a", "b:1", "c", plain=True)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 
 import torch
 
 from keyfed.engine.noised_sum import NoisedSum
 from keyfed.federated.methods import build_method
 from keyfed.federated.types import MethodSpec, Report
-from keyfed.private.mechanism import bound
-from keyfed.private.noise import Noising, derived
+from keyfed.private.along import BELOW, LOSS
+from keyfed.private.mechanism import FOLLOWED, bound
+from keyfed.private.noise import Noising, derived, update_noise
 from keyfed.sections import PrivacyConfig
 
 LIKE = {"a": torch.zeros(2), "b": torch.zeros(1)}
@@ -29,19 +31,43 @@ CLAIMING = {
     "fedatt frobenius": {"bound": 0.5, "norm": "frobenius"},
     "fedmed": {"mediation": False},
     "fedmed tokens": {"mediation": False, "adaptive": False},
+    "fedmed, the switch": {},
+    "fedmed, the switch with capped tokens": {"weight_cap": 50.0},
+    "fedmed, top-K": {"mediation": False, "beta": 0.8},
+    "fedmed tokens, top-K": {"mediation": False, "adaptive": False, "beta": 0.5},
+    "fedmed, both": {"beta": 0.8},
     "fedadam": {},
     "fedyogi": {},
     "fedadagrad": {},
     "fedavgm": {},
     "fednesterov": {},
     "fedadmm": {"server_step": "published"},
+    "fedadmm, the running mean": {},
+    "admm": {},
+    "admm, capped tokens": {"weight_cap": 50.0},
+    "liadmm": {"weights": "uniform"},
 }
+FOLLOWING = [label for label in CLAIMING if "switch" in label or "top-K" in label or "both" in label]
 
 
-def bounded(label):
+def bounded(label, quantile=None):
     options = dict(CLAIMING[label])
-    privacy = PrivacyConfig(noise=1.0, quantile=None, clip=CLIP, weight_cap=options.pop("weight_cap", None))
+    privacy = PrivacyConfig(noise=1.0, quantile=quantile, clip=CLIP, weight_cap=options.pop("weight_cap", None))
     return bound(build_method(MethodSpec(label.split(",")[0].split()[0], options)), privacy)
+
+
+def share_of(made, rng):
+    """How clients weigh themselves in some round: by any public numbers that earlier ones may have released."""
+    mediator = made.method.mediator
+    if mediator.released is None:
+        return mediator.share
+    state = made.method.server.init(LIKE)
+    if FOLLOWED + LOSS in state:
+        mean, reach = rng.uniform(0, 10), rng.choice([1.0, 2.0, 8.0])
+        state[FOLLOWED + LOSS] = torch.tensor([mean, reach, rng.choice([math.inf, 1.0, 0.01]), 3.0]).double()
+    if FOLLOWED + BELOW in state:
+        state[FOLLOWED + BELOW] = torch.tensor([rng.uniform(0, 12)]).double()
+    return mediator.released(state)
 
 
 def silent():
@@ -62,7 +88,8 @@ def client(rng, name):
     if rng.random() < 0.1:
         upload = {layer: torch.zeros_like(u) for layer, u in upload.items()}
     distance = {layer: min(math.log(2), abs(rng.gauss(0, 1))) * (5 if rng.random() < 0.2 else 1) for layer in LIKE}
-    return upload, Report(name, rng.randint(1, 10_000), rng.uniform(0, 10), 1, distance, weight=1.0)
+    tokens, loss = rng.randint(1, 10_000), rng.uniform(0, 10) * (1000 if rng.random() < 0.1 else 1)
+    return upload, Report(name, tokens, loss, 1, distance, weight=float(rng.randint(1, 10_000)))
 
 
 def vector(total, ratio):
@@ -76,9 +103,9 @@ def vector(total, ratio):
 def largest_move(made, tries, sum_of=NoisedSum, seed=0):
     """Search neighbouring cohorts: the largest change of the released vector by one client more or less."""
     rng = random.Random(seed)
-    share = made.method.mediator.share
     worst = 0.0
     for _ in range(tries):
+        share = share_of(made, rng)
         total = sum_of(LIKE, noising(made.ratio))
         for k in range(rng.randint(0, 2)):
             upload, report = client(rng, f"c{k}")
@@ -105,6 +132,38 @@ def largest_step(made, tries, sum_of=NoisedSum, seed=0):
         cohort = [client(rng, f"c{k}") for k in range(rng.randint(0, 3))]
         worst = max(worst, float((mean([*cohort, client(rng, "x")]) - mean(cohort)).norm()))
     return worst * CALLED
+
+
+def largest_cost(made, tries, sum_of=NoisedSum, seed=0, z=1.0, bit_std=0.8):
+    """Search neighbours for what they cost: the change of all that is released, each number beside its own noise.
+
+    A round that is to cost no more than noise z on a sum of sensitivity 1 has at most 1/z; what is returned is z times
+    the largest found.
+    """
+    rng, std, worst = random.Random(seed), update_noise(z, bit_std) * CLIP, 0.0
+    given = noising(made.ratio, bit_std=bit_std, told=made.told)
+    for _ in range(tries):
+        share, total = share_of(made, rng), sum_of(LIKE, given)
+        for k in range(rng.randint(0, 2)):
+            upload, report = client(rng, f"c{k}")
+            total.add(report.client, upload, share(report, list(LIKE)))
+        update, told = vector(total, made.ratio), dict(total._told)
+        upload, report = client(rng, "x")
+        total.add("x", upload, share(report, list(LIKE)))
+        moved = float((vector(total, made.ratio) - update).norm()) / std
+        halves = [(count - told[name]) / (bit_std * math.sqrt(len(told))) for name, count in total._told.items()]
+        worst = max(worst, z * math.hypot(moved, *halves))
+    return worst
+
+
+def told_noise(sum_of, name, count, told=("within", "loss", "below"), bit_std=3.0):
+    """The noise that many rounds add to one half count, in clients."""
+    out = []
+    for round in range(count):
+        release = partial(derived, 7, round, 0)
+        made = sum_of(LIKE, noising(bit_std=bit_std, told=told, release=release)).aggregate(())
+        out.append((made.facts[name][0] - 0.5) * CALLED)
+    return torch.tensor(out).double()
 
 
 def draws(sum_of, count, std=2.0, seed=7, round=0, attempt=0):

@@ -16,7 +16,7 @@ from keyfed.engine.noised_sum import NoisedSum
 from keyfed.engine.secure_simulation import SecureSettings
 from keyfed.federated.types import Share
 
-from .neighbours import CLIP, LIKE, bounded, client, noising, vector
+from .neighbours import CLIP, LIKE, bounded, client, noising, share_of, vector
 
 
 def masked(made, called, training=None, **changes):
@@ -24,21 +24,24 @@ def masked(made, called, training=None, **changes):
     return MaskedNoisedSum(LIKE, noising(made.ratio, **changes), hidden, SecureSettings())
 
 
-@pytest.mark.parametrize("label", ["fedavg", "fedatt"])
+@pytest.mark.parametrize("label", ["fedavg", "fedatt", "fedmed, both"])
 @pytest.mark.parametrize("seed", range(5))
 def test_the_masked_sum_is_the_plain_one_rounded_towards_zero(label, seed):
-    made, rng = bounded(label), random.Random(seed)
+    made, rng = bounded(label, quantile=0.5), random.Random(seed)
     names = [f"c{k}" for k in range(5)]
-    one, two = NoisedSum(LIKE, noising(made.ratio)), masked(made, names)
+    counted = {"bit_std": 0.0, "told": made.told}
+    one, two = NoisedSum(LIKE, noising(made.ratio, **counted)), masked(made, names, **counted)
+    assert len(one._told) == {"fedavg": 1, "fedatt": 1, "fedmed, both": 3}[label]
+    weigh = share_of(made, rng)
     for name in names:
         upload, report = client(rng, name)
-        share = made.method.mediator.share(report, list(LIKE))
+        share = weigh(report, list(LIKE))
         one.add(name, upload, share)
         two.add(name, upload, share)
-    assert two.aggregate(()).contributors == tuple(names)
+    assert two.aggregate(()).contributors == one.aggregate(()).contributors
     gap = (vector(one, made.ratio) - vector(two, made.ratio)).abs().max()
     assert float(gap) <= 5 * fixed_point(CLIP, 5) * (1 + 1e-9)
-    assert two._within == one._within
+    assert two._told == pytest.approx(one._told, abs=5 * fixed_point(1.0, 5))
 
 
 def test_rounding_never_lengthens_a_part():
@@ -81,8 +84,9 @@ def largest_masked_move(made, tries, refuse, seed=0):
 
     Of the others some are refused, too; `refuse` says what becomes of them.
     """
-    rng, share, worst = random.Random(seed), made.method.mediator.share, 0.0
+    rng, worst = random.Random(seed), 0.0
     for _ in range(tries):
+        share = share_of(made, rng)
         others = [client(rng, f"c{k}") for k in range(3)]
         refused = [rng.random() < 0.3 for _ in others]
         upload, report = client(rng, "x")
@@ -104,7 +108,7 @@ def largest_masked_move(made, tries, refuse, seed=0):
     return worst
 
 
-@pytest.mark.parametrize("label", ["fedavg", "fedatt"])
+@pytest.mark.parametrize("label", ["fedavg", "fedatt", "fedmed, both", "admm"])
 def test_a_refused_client_moves_a_masked_sum_by_the_clip_at_most(label):
     worst = largest_masked_move(bounded(label), 100, MaskedNoisedSum.refuse)
     assert 0.9 * CLIP < worst <= CLIP * (1 + 1e-9)
@@ -116,12 +120,12 @@ def test_the_mutant_in_which_a_refused_client_drops_out_is_caught():
 
 def test_a_refused_client_is_no_contributor_and_counts_neither_way():
     made = bounded("fedavg")
-    total = masked(made, ["a", "b", "c"])
+    total = masked(made, ["a", "b", "c"], bit_std=0.0)
     for name in ("a", "b"):
         total.add(name, LIKE, made.method.mediator.share(client(random.Random(1), name)[1], list(LIKE)))
     total.refuse("c")
     assert total.aggregate(()).contributors == ("a", "b")
-    assert total._within == 1.0
+    assert total._told == {"within": 1.0}
 
 
 @pytest.mark.parametrize("lost", [None, "dropped before upload"])

@@ -24,17 +24,10 @@ def bounded(name, mediator=None, privacy=PRIVACY, **options):
 
 
 REFUSED = [
-    ("admm", {}, None, "joining client"),
-    ("liadmm", {}, None, "joining client"),
-    ("fedadmm", {}, None, "server_step=published"),
     ("central", {}, None, "one place"),
     ("fedatt", {}, None, "method.bound"),
     ("fedatt", {"bound": 3.0, "noise": 0.001}, None, "ε is ∞"),
     ("fedavg", {"noise": 0.001}, None, "ε is ∞"),
-    ("fedmed", {}, None, "mediation=false"),
-    ("fedmed", {"mediation": False, "beta": 0.5}, None, "top-K"),
-    ("fedavg", {}, Part("tokens", {"beta": 0.5}), "top-K"),
-    ("fedavg", {}, Part("divergence", {"switch": 0.1}), "mediator.switch=none"),
     ("fedprox", {}, Part("attention"), "mediator.bound"),
 ]
 
@@ -65,6 +58,12 @@ def test_a_method_from_outside_is_refused():
         ("fedatt", None, {"bound": 2.0}, True),
         ("fedmed", None, {"mediation": False}, True),
         ("fedavg", Part("fixed", {"weights": "a=3"}), {}, False),
+        ("fedmed", None, {}, True),
+        ("fedmed", None, {"mediation": False, "adaptive": False, "beta": 0.5}, True),
+        ("fedavg", Part("tokens", {"beta": 0.5}), {}, True),
+        ("fedprox", Part("uniform", {"beta": 0.5}), {}, True),
+        ("fedavg", Part("divergence", {"switch": 0.1}), {}, True),
+        ("admm", None, {}, False),
     ],
 )
 def test_attention_is_a_ratio_and_the_rest_has_a_public_denominator(name, mediator, options, ratio):

@@ -61,6 +61,28 @@ def test_without_a_moving_clip_all_the_noise_is_the_updates(tmp_path):
     assert given.frozen == {"w"}
 
 
+@pytest.mark.parametrize(
+    ("settings", "told", "bits"),
+    [
+        (["method.mediation=false"], ("within",), BITS),
+        ([], ("within", "loss"), 5 * Z),  # less than a twentieth of the cohort
+        (["method.beta=0.8"], ("within", "loss", "below"), 5 * Z),
+        (["method.beta=0.8", "privacy.quantile=none"], ("loss", "below"), 5 * Z),
+        (["method.beta=0.8", "privacy.count_noise=7"], ("within", "loss", "below"), 7.0),
+        (["method.beta=0.8", "privacy.cohort=100"], ("within", "loss", "below"), 5.0),
+    ],
+)
+def test_losses_are_told_with_noise_that_z_pays_for(tmp_path, settings, told, bits):
+    like, run = {"w": torch.zeros(3)}, private_run(tmp_path / "run", "fedmed", *settings)
+    cohort = run.ledger.terms.cohort
+    given = run.gather(state(like), frozenset(), {})[0](like)._noising
+    assert given.told == told
+    assert given.bit_std == pytest.approx(bits * CALLED / cohort, rel=1e-12)
+    assert given.std == pytest.approx((Z**-2 - (2 * bits) ** -2) ** -0.5 * S * CALLED / cohort, rel=1e-12)
+    assert run.row().z == Z
+    assert ("paid for within z" in run.ledger.terms.sensitivity) is (len(told) > 1)
+
+
 def test_a_ratio_has_a_floor_in_clients_called(tmp_path):
     like = {"w": torch.zeros(3)}
     run = private_run(tmp_path / "run", "fedatt", "method.bound=3")

@@ -1,0 +1,75 @@
+r"""The sum of a private round with real clients: their clipped parts, checked, clipped again, noised.
+
+A part that comes in the clear is clipped once more, whatever its client says it did: it moves the sum by S at most. In
+a masked sum single parts cannot be looked at. What k clients sum up to is brought within k·S,
+
+.. math::  Σ · \min(1, kS/‖Σ‖)
+
+which honest clients never notice and which makes nobody's influence larger: going to the nearest point of a ball
+brings no two points further apart. So a client that lies can move a masked sum by more than S, but no sum beyond kS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from keyfed.engine.calls import MOST_CONTROL, Calls, with_model
+from keyfed.engine.masked_noised_sum import FixedPointSum
+from keyfed.engine.messages import Rejected, most_bytes, read_tensors, shapes_of
+from keyfed.engine.noised_sum import NoisedSum, words_of
+from keyfed.engine.private_part import Asked, share_of
+from keyfed.engine.remote_secure import Summed, secure_sum
+from keyfed.errors import SecureSumError
+from keyfed.federated.types import ClientId, Method, Params
+from keyfed.private.noise import Noising, norm_of
+
+Heads = dict[ClientId, dict[str, Any]]
+
+
+def plain_sum(calls: Calls, heads: Heads, params: Params, round: int, noising: Noising, asked: Asked) -> NoisedSum:
+    """Call the cohort and sum its parts, in the order called; each is let go as soon as it is in the sum."""
+    summed, expected = NoisedSum(params, noising), shapes_of(params)
+    told = {"members": len(heads), "public": asked.public, "send": True}
+
+    def take(client: ClientId, answer: bytes) -> None:
+        received = calls.current(round, answer, most_bytes(expected) + MOST_CONTROL)
+        layers = read_tensors(received.tensors, expected)
+        share = share_of(received.head.get("part"), params, ratio=noising.floor is not None)
+        if not all(bool(torch.isfinite(layer).all()) for layer in layers.values()):
+            raise Rejected("non-finite upload", f"the part of {client}")
+        summed.add(client, layers, share)
+
+    calls.gather("train", with_model({c: head | told for c, head in heads.items()}, params), take)
+    return summed
+
+
+def masked_sum(
+    calls: Calls, heads: Heads, params: Params, method: Method, round: int, noising: Noising, asked: Asked
+) -> tuple[NoisedSum, str | None]:
+    """Open the sum of the cohort's masked parts; return it and why it stayed closed, if so: then it is empty."""
+    try:
+        found = secure_sum(
+            calls, heads, params, method, asked.public, round, "upload", None, words=words_of(params)
+        )  # fmt: skip
+    except SecureSumError as e:
+        return NoisedSum(params, noising), str(e)
+    return OpenedSum(params, noising, found), None
+
+
+class OpenedSum(FixedPointSum):
+    """A private sum that was opened: what its clients wrote, within what they may sum up to."""
+
+    def __init__(self, like: Params, noising: Noising, found: Summed) -> None:
+        super().__init__(like, noising, found.members)
+        self._read(found.total.astype(np.int32).astype(np.float64))
+        clients = len(found.survivors)
+        most, norm = clients * noising.clip, norm_of(self._total.values(), self._mass.values())
+        if norm > most:
+            for total in self._total.values():
+                total.mul_(most / norm)
+            self._mass = {name: mass * most / norm for name, mass in self._mass.items()}
+        self._told = {name: min(max(count, -clients / 2), clients / 2) for name, count in self._told.items()}
+        self._contributors = list(found.survivors)

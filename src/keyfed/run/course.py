@@ -1,0 +1,294 @@
+"""The rounds of a run with real clients: whom to call, what to write down, when to go on from where."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from keyfed.config import Config, parse_target
+from keyfed.engine.calls import Calls, RemoteRun
+from keyfed.engine.client_state import Version
+from keyfed.engine.network import Network, init_params, parameter_count, shapes
+from keyfed.engine.remote import RemoteFederation
+from keyfed.engine.roster import Roster
+from keyfed.engine.secure_round import Evaluated
+from keyfed.engine.transport import Transport
+from keyfed.errors import RunError
+from keyfed.federated.participation import cohort_size, draw
+from keyfed.federated.round import initial_state, run_round
+from keyfed.federated.types import ClientId, Method, Params, State
+from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, save_checkpoint
+from keyfed.run.evaluate import Score
+from keyfed.run.folder import append_line, read_metrics, save_model, strict
+from keyfed.run.record import reached, record_of
+from keyfed.run.traffic import sizes_of
+from keyfed.run.train import Listener
+from keyfed.text.vocab import Vocab
+
+OWN_TEXT = "the clients' own text"  # what a result says its data are
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a server waits.
+
+    Attributes:
+      answer: seconds for the answers to one message.
+      quorum: seconds for enough clients to be reachable before a round is abandoned.
+      look: seconds between two looks.
+    """
+
+    answer: float = 600.0
+    quorum: float = 600.0
+    look: float = 1.0
+
+
+class Course:
+    """The rounds of one run: where it stands, and what is still to be written down."""
+
+    def __init__(
+        self,
+        config: Config,
+        out: Path,
+        spec: Network,
+        method: Method,
+        transport: Transport,
+        roster: Roster,
+        run: RemoteRun,
+        listen: Listener,
+        patience: Patience,
+    ) -> None:
+        self.config, self.out, self.spec, self.method = config, out, spec, method
+        self.listen, self.patience, self.secure = listen, patience, run.secure
+        self.metrics = out / "metrics.jsonl"
+        logged = self.metrics.stat().st_size if self.metrics.exists() else 0
+        saved = load_checkpoint(out / "checkpoint", logged, listen.say)
+        kept: Params = {}
+        if saved is None:
+            self.state = initial_state(method, init_params(spec, config.train.seed))
+            self.best: Best | None = None
+            self.length, before = 0, 0.0
+        else:
+            params = {name: saved.state.params[name] for name in shapes(spec)}
+            server, kept = self._apart(saved.state.server)
+            self.state = replace(saved.state, params=params, server=server)
+            self.best, self.length, before = saved.best, saved.metrics_length, saved.seconds
+            listen.say(f"resuming after round {self.state.round} of {config.train.rounds}")
+        if self.metrics.exists():
+            os.truncate(self.metrics, self.length)
+        counted = {client: version.round for client, version in (saved.clients if saved else {}).items()}
+        self.calls = Calls(transport, roster, run, counted)
+        self.federation = RemoteFederation(self.calls)
+        self.started = time.monotonic() - before
+        self.pending: dict[str, Any] | None = dict(saved.pending) if saved is not None and saved.pending else None
+        self.done = False
+        self._begin(kept)
+
+    def _apart(self, server: Params) -> tuple[Params, Params]:
+        """Part what a checkpoint has under the server rule's state: the rule's own, and what a course keeps there."""
+        return server, {}
+
+    def _begin(self, kept: Params) -> None:
+        """Go on from what `_kept` put into the checkpoint; empty at the start of a run."""
+
+    def _kept(self) -> Params:
+        """Return what must be in the checkpoint, whole with the model, beside what every run has."""
+        return {}
+
+    def train(self, vocab: Vocab) -> dict[str, Any]:
+        """Run all rounds that are still to do, choose on validation, test once."""
+        config = self.config
+        target = parse_target(config.train.until, "train.until")
+        self.listen.start(f"{self.method.name} with the clients of this server", config.train.rounds, self.state.round)
+        while self.state.round < config.train.rounds and not self.done and self._may_go_on():
+            self._round()
+            self.done = reached(read_metrics(self.out), target) is not None
+        params = self._chosen()
+        save_model(self.out, params, vocab)
+        return self._result(params, vocab, self._tested(params))
+
+    def _may_go_on(self) -> bool:
+        """Whether another round may be begun."""
+        return True
+
+    def _after(self) -> int:
+        """Return the number under which clients evaluate when all rounds are over."""
+        # Numbers that no round of this run, nor an earlier attempt, has: clients answer for each once.
+        return self.config.train.rounds + 2 * self.calls.run.attempt
+
+    def _chosen(self) -> Params:
+        """Return the model of the best validation."""
+        if self.pending is not None:  # the last model's validation: no training follows that would bring it along
+            found = self.federation.evaluate(
+                self.state.params, "valid", self._everyone(), self.method, self._after()
+            )  # fmt: skip
+            self._validated(self.state, found)
+        self._flush()
+        if self.state.round and all(r["abandoned"] for r in read_metrics(self.out)):
+            raise RunError(f"no round of {self.out} was completed: nothing was learnt, and there is no model to test")
+        self.best = self.best or Best(self.state.round, math.nan, self.state.params)
+        return {name: self.best.params[name] for name in shapes(self.spec)}
+
+    def _tested(self, params: Params) -> Score:
+        assert self.best is not None
+        self.listen.say(f"testing the model of round {self.best.round} on the clients' test text")
+        found = self.federation.evaluate(params, "test", self._everyone(), self.method, self._after() + 1)
+        return score(found)
+
+    def _round(self) -> None:
+        federation, method, state = self.federation, self.method, self.state
+        began = time.monotonic()
+        present = self._quorum()
+        cohort = self._draw(present)
+        moved = dict(self.calls.moved)
+        after, summary = run_round(method, state, cohort, federation, self._prepared())
+        counts, clients = federation.evaluated or (None, 0)
+        if counts is not None and clients:
+            self._validated(state, counts)
+        self._flush()
+        sizes = sizes_of(method, state.params)
+        record = record_of(method, summary, sizes, None, {})
+        record |= {
+            "cohort": len(cohort),
+            "present": len(present),
+            "traffic": {
+                "down": self.calls.moved["down"] - moved["down"],
+                "up": self.calls.moved["up"] - moved["up"],
+                "control": 0,
+            },
+        }
+        if federation.failed is not None:
+            record["secure_failed"] = federation.failed
+        record = self._line(record, state)
+        record |= {"seconds": time.monotonic() - began, "elapsed": time.monotonic() - self.started}
+        self._tell_lost()
+        self.state = after
+        self.pending = dict(strict(record))
+        versions = {client: Version(round, "") for client, round in self.calls.counted.items()}
+        seconds = time.monotonic() - self.started
+        whole = replace(after, server={**after.server, **self._kept()})
+        saved = Checkpoint(whole, self.best, self.length, seconds, versions, self.pending)
+        save_checkpoint(self.out / "checkpoint", saved)
+        self.listen.round(record)
+
+    def _prepared(self) -> int:
+        """Make the next round ready; return the uploads below which it is abandoned."""
+        state = self.state
+        self.federation.asks_evaluation = state.round > 0 and self._due(state.round)
+        return self.config.participation.minimum
+
+    def _line(self, record: dict[str, Any], before: State) -> dict[str, Any]:
+        """Return a round's line of metrics.jsonl."""
+        del before
+        return record
+
+    def _tell_lost(self) -> None:
+        for client, reason in self.calls.lost.items():
+            detail = self.calls.details.get(client, "")
+            self.listen.say(
+                f"round {self.state.round + 1}: {client} is left out: {reason}" + (f" ({detail})" * bool(detail))
+            )
+
+    def _quorum(self) -> Sequence[ClientId]:
+        """Wait until enough clients can be called; return all who can."""
+        needed = max(1, self.config.participation.minimum)
+        if self.secure is not None:
+            needed = max(needed, self.secure.floor)
+        until = time.monotonic() + self.patience.quorum
+        told = False
+        while True:
+            present = self.calls.greet()
+            if len(present) >= needed:
+                return present
+            if not told:
+                told = True
+                why = "; ".join(f"{c}: {reason}" for c, reason in self.calls.lost.items())
+                self.listen.say(f"{len(present)} clients are there, {needed} are needed; waiting {why}".rstrip())
+            if time.monotonic() > until:
+                raise RunError(
+                    f"only {len(present)} of at least {needed} clients came within {self.patience.quorum:.0f} seconds; "
+                    f"start more clients and go on with --resume (run folder {self.out})"
+                )
+            time.sleep(self.patience.look)
+
+    def _draw(self, present: Sequence[ClientId]) -> list[ClientId]:
+        p = self.config.participation
+        if self.method.cohort == "all":
+            return list(present)
+        floor = 1 if self.secure is None else self.secure.floor
+        wanted = min(max(floor, cohort_size(p, self.config.train.cohort, len(present))), len(present))
+        drawn = draw(p, len(present), wanted, lambda k: k, self.config.train.seed, self.state.round)
+        return [present[k] for k in drawn]
+
+    def _everyone(self) -> Sequence[ClientId]:
+        return self.calls.greet()
+
+    def _due(self, round: int) -> bool:
+        """Whether the model after this round is validated."""
+        return round % self.config.train.eval_every == 0 or round == self.config.train.rounds
+
+    def _validated(self, state: State, counts: Evaluated) -> None:
+        found = score(counts)
+        if not found.tokens:
+            return
+        if self.pending is not None and self.pending["round"] == state.round:
+            self.pending["valid"] = found.summary()
+        self.listen.say(f"validation after round {state.round}: perplexity {found.perplexity:.1f}")
+        if self.best is None or found.mean_nats < self.best.nats or not math.isfinite(self.best.nats):
+            self.best = Best(state.round, found.mean_nats, state.params)
+
+    def _flush(self) -> None:
+        """Write the line of the round before, whose validation is known now if it ever will be."""
+        if self.pending is not None:
+            self.length = append_line(self.metrics, self.pending)
+            self.pending = None
+
+    def part(self) -> None:
+        """Say goodbye: clients delete what they kept of the run."""
+        self.federation.part()
+
+    def _result(self, params: Params, vocab: Vocab, tested: Score) -> dict[str, Any]:
+        records = read_metrics(self.out)
+        assert self.best is not None
+        return {
+            "run": str(self.out),
+            "method": self.method.name,
+            "model": self.spec.name,
+            "data": OWN_TEXT,
+            "parameters": parameter_count(self.spec),
+            "vocabulary": len(vocab),
+            "clients": len(self.calls.roster.names()),
+            "cohort": max((r["cohort"] for r in records), default=0),
+            "rounds": len(records),
+            "seed": self.config.train.seed,
+            "secure": self.secure is not None,
+            "best_round": self.best.round,
+            "test": tested.summary(),
+            "unseen": None,
+            "baselines": {},
+            "traffic": {k: sum(r["traffic"][k] for r in records) for k in ("down", "up", "control")},
+            "bytes_per_client": asdict(sizes_of(self.method, params)),
+            "reached": reached(records, parse_target(self.config.train.until, "train.until")),
+            "refused": sum(len(r["refused"] or ()) for r in records),
+            "lost": dict(Counter(reason for r in records for reason in (r["lost"] or {}).values())),
+            "abandoned": sum(r["abandoned"] for r in records),
+            "tokens_trained": sum(r["worked"] or 0 for r in records),
+            "seconds": time.monotonic() - self.started,
+            "seconds_per_round": _median([r["seconds"] for r in records]),
+        }
+
+
+def score(counts: Evaluated) -> Score:
+    """Return what clients counted as a score."""
+    return Score(*counts)
+
+
+def _median(numbers: Sequence[float]) -> float | None:
+    ordered = sorted(numbers)
+    return ordered[len(ordered) // 2] if ordered else None

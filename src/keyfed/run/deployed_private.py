@@ -1,0 +1,293 @@
+"""Differential privacy with real clients: noise and cohorts from the operating system, and nothing else of them said.
+
+The population are the clients enrolled when the run began: a public list, kept in the run's folder. Who enrols later
+takes part in later runs; who has left, is switched off or answers too late sends zeros, and neither noise nor
+denominator notices. Every round is released, whoever came. Clients score nothing: there is no validation, the model of
+the last round is the run's.
+
+Nothing random is derived from the seed here, logged, or in a checkpoint, but for one thing: tree noise has to be taken
+off again later, so the blocks that are still in the model lie in the checkpoint until the run ends. Whoever reads them
+can take the noise off; the server could anyway, which saw the sum without it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import SystemRandom
+from typing import Any, NamedTuple
+
+import torch
+
+from keyfed.config import Config
+from keyfed.engine.network import parameter_count, shapes
+from keyfed.engine.private_part import Asked
+from keyfed.engine.roster import Roster
+from keyfed.errors import ConfigError, PrivacyError, RunError
+from keyfed.federated.participation import cohort_size
+from keyfed.federated.types import ClientId, Params, Reason, State
+from keyfed.files import write_atomically
+from keyfed.private.accounting import Release, Row, TreeRelease
+from keyfed.private.budget import Terms
+from keyfed.private.mechanism import Bounded
+from keyfed.private.noise import Draw, system, update_noise
+from keyfed.private.tree import KeptTree
+from keyfed.run.checkpoint import Best, Checkpoint, rounds_in, save_checkpoint
+from keyfed.run.course import Course
+from keyfed.run.evaluate import Score
+from keyfed.run.folder import read_metrics
+from keyfed.run.on_device import run_bounded
+from keyfed.run.privacy import PrivateRun, bit_noise, public_record, public_result, terms_of
+from keyfed.run.secure import sizes_in
+from keyfed.text.vocab import Vocab
+
+ENROLLED = "enrolled.json"
+TREE = "privacy/tree/"  # of what a checkpoint keeps of the noise tree
+PLACE = f"{TREE}place"  # number of the tree, and its leaves so far
+FEW = 1_000  # clients below which a guarantee says little, and this is said
+# Why a client takes no part that has nothing to do with its text: the operator may hear of these.
+OF_PROTOCOL: frozenset[Reason] = frozenset(
+    {"not enrolled", "no answer", "unreachable", "not now", "not secure", "identity changed", "stale", "other method",
+     "unknown run", "restarted", "summed before", "too soon"}
+)  # fmt: skip
+SYSTEM = SystemRandom()
+
+
+class Settled(NamedTuple):
+    """What a private run has settled on before its first round."""
+
+    bounded: Bounded
+    terms: Terms
+    names: tuple[ClientId, ...]
+
+    def promised(self, config: Config) -> Config:
+        """Return the configuration as clients hear it, with the numbers that were calibrated."""
+        t = self.terms
+        return replace(config, privacy=replace(config.privacy, noise=t.z, delta=t.delta, separation=t.gap))
+
+
+def refuse_imagined(config: Config) -> None:
+    """Refuse what would make a private federation say more than it does."""
+    if not config.privacy.on:
+        return
+    if config.privacy.population is not None:
+        raise ConfigError(
+            f"privacy.population is {config.privacy.population:,}: an imagined fleet, and this federation has real "
+            "clients, whose guarantee is counted over those enrolled; leave it (--population) out"
+        )
+    if config.train.until is not None:
+        raise ConfigError(
+            "train.until reads clients' scores, and a private federation asks for none; set train.rounds instead"
+        )
+
+
+def settle(config: Config, out: Path, roster: Roster) -> Settled | None:
+    """Return the method's private form, the terms of the ledger and whom they are about; None without privacy."""
+    if not config.privacy.on:
+        return None
+    path = out / ENROLLED
+    names = json.loads(path.read_text("utf-8")) if path.exists() else list(roster.names())
+    return Settled(*terms_for(config, len(names)), tuple(names))
+
+
+def terms_for(config: Config, clients: int) -> tuple[Bounded, Terms]:
+    """Return the method's private form and what its ε is about with so many clients enrolled, or refuse."""
+    if clients < 2:
+        raise PrivacyError(
+            f"{clients} clients are enrolled: with fewer than two no delta is below one in the number of clients; "
+            "enrol more, or leave --dp out"
+        )
+    bounded = run_bounded(config)
+    if bounded.method.mediator.released is not None:
+        raise PrivacyError(
+            f"{bounded.method.name} weighs clients by losses that earlier rounds released (the switch, top-K), and "
+            "deployed clients are told the clip alone; set method.mediation=false and beta=1"
+        )
+    called = (
+        clients if bounded.method.cohort == "all" else cohort_size(config.participation, config.train.cohort, clients)
+    )
+    if called > clients:
+        raise PrivacyError(
+            f"train.cohort is {called:,}, and {clients:,} clients are enrolled; set it to at most {clients:,}"
+        )
+    terms = terms_of(config, bounded, clients, called, "system")
+    update_noise(terms.z, bit_noise(config, bounded, terms))  # raises where counts leave nothing for the update
+    return bounded, terms
+
+
+def keep_enrolled(out: Path, settled: Settled) -> None:
+    """Write down whom the run's guarantee is about; a run that goes on speaks of the same."""
+    if not (out / ENROLLED).exists():
+        write_atomically(out / ENROLLED, json.dumps(list(settled.names), indent=0).encode())
+
+
+def drawn(names: Sequence[ClientId], rate: float) -> list[ClientId]:
+    """Draw a cohort: every client independently, by the operating system's randomness."""
+    return [name for name in names if SYSTEM.random() < rate]
+
+
+class DeployedPrivacy(PrivateRun):
+    """A federation's mechanism: as a simulation's, with noise that nobody can draw again."""
+
+    def __init__(self, config: Config, settled: Settled, out: Path, kept: Params) -> None:
+        super().__init__(config, settled.bounded, out, settled.terms)
+        self._names = settled.names
+        self._kept = KeptTree(system)
+        self._tree = self._place(kept)
+
+    def _place(self, kept: Params) -> int:
+        """Return the tree that goes on: that of the checkpoint, or another if its releases are not all in the model.
+
+        A row beyond the checkpoint may have been released, and its noise is lost. The blocks cannot be drawn a second
+        time, so the next release is the first leaf of a new tree, which costs as an independent mechanism.
+        """
+        trees = [e.row.tree for e in self.ledger.entries if isinstance(e.row, TreeRelease)]
+        if not trees:
+            return 0
+        if PLACE in kept:
+            tree, leaves = (int(n) for n in kept[PLACE])
+            if tree == max(trees) and leaves == trees.count(tree):
+                self._kept.load({key.removeprefix(TREE): t for key, t in kept.items() if key != PLACE})
+                return tree
+        return max(trees) + 1
+
+    @property
+    def leaves(self) -> int:
+        """Releases of the tree in progress."""
+        return sum(isinstance(e.row, TreeRelease) and e.row.tree == self._tree for e in self.ledger.entries)
+
+    @property
+    def kept(self) -> Params:
+        """What the checkpoint must hold of a noise tree; nothing of independent noise."""
+        if self.ledger.terms.gap is None:
+            return {}
+        place = torch.tensor([self._tree, self.leaves])
+        return {PLACE: place, **{f"{TREE}{key}": t for key, t in self._kept.state.items()}}
+
+    def row(self) -> Row:
+        """What a round costs."""
+        t = self.ledger.terms
+        return Release(t.z, t.rate) if t.gap is None else TreeRelease(t.z, t.gap, tree=self._tree)
+
+    def cohort(self) -> list[ClientId]:
+        """Draw the clients of the next round, or say whose turn it is."""
+        turn = self.in_turn(self._names)
+        return drawn(self._names, self.ledger.terms.rate) if turn is None else [self._names[k] for k in turn]
+
+    def asked(self, state: State) -> Asked:
+        """What clients are told of the next round: its clip, and the releases before it."""
+        return Asked(self.noising(state).clip, len(self.ledger.entries))
+
+    def _release(self, round: int) -> Draw:
+        leaf = self.leaves
+        self.ledger.book(self.row(), "update", round)
+        return system() if self.ledger.terms.gap is None else self._kept.leaf(leaf)
+
+
+class PrivateCourse(Course):
+    """The rounds of a private run: drawn from everybody enrolled, released whoever came, silent about clients."""
+
+    def __init__(self, *given: Any, settled: Settled) -> None:
+        self._settled = settled
+        super().__init__(*given)
+
+    def _apart(self, server: Params) -> tuple[Params, Params]:
+        kept = {name: t for name, t in server.items() if name.startswith(TREE)}
+        return {name: t for name, t in server.items() if name not in kept}, kept
+
+    def _begin(self, kept: Params) -> None:
+        self.guard = DeployedPrivacy(self.config, self._settled, self.out, kept)
+        self.guard.check([*read_metrics(self.out), *([self.pending] if self.pending else [])])
+        for line in (*self.guard.announce(parameter_count(self.spec)), *self._cautions()):
+            self.listen.say(line)
+
+    def _kept(self) -> Params:
+        return self.guard.kept
+
+    def _cautions(self) -> list[str]:
+        t = self._settled.terms
+        lines = []
+        if t.clients < FEW:
+            lines.append(
+                f"{t.clients:,} clients are few: a delta of {t.delta:.2g} lets one of them be given away with that "
+                "chance, and the noise is long beside what they learn; good for trying it out, not for people's text"
+            )
+        if self.secure is not None and t.gap is None and t.called < 2 * self.secure.floor and t.rate < 1:
+            lines.append(
+                f"rounds call {t.called:,.6g} clients in expectation, and sums of fewer than {self.secure.floor} stay "
+                "closed: such rounds release noise alone and cost as much"
+            )
+        return lines
+
+    def _may_go_on(self) -> bool:
+        if self.guard.allows():
+            return True
+        self.listen.say(f"the privacy budget is spent after round {self.state.round}: another would exceed it")
+        return False
+
+    def _quorum(self) -> Sequence[ClientId]:
+        """Wait until enough are connected for any sum at all; who is there then does not decide about the round."""
+        needed = 1 if self.secure is None else self.secure.floor
+        until = time.monotonic() + self.patience.quorum
+        while len(self.calls.reachable()) < needed:
+            if time.monotonic() > until:
+                raise RunError(
+                    f"fewer than {needed} clients are connected after {self.patience.quorum:.0f} seconds; start more "
+                    f"and go on with --resume (run folder {self.out}). The waiting released nothing and cost nothing"
+                )
+            time.sleep(self.patience.look)
+        return self.calls.greet()
+
+    def _draw(self, present: Sequence[ClientId]) -> list[ClientId]:
+        there = set(present)
+        return [client for client in self.guard.cohort() if client in there]
+
+    def _prepared(self) -> int:
+        self.federation.noise_by(self.guard.noising(self.state), self.guard.asked(self.state))
+        return 0  # an empty cohort is released too: its noise is what hides that it was empty
+
+    def _line(self, record: dict[str, Any], before: State) -> dict[str, Any]:
+        if self.federation.failed is not None:
+            self.listen.say(f"round {before.round + 1}: {self.federation.failed}; noise alone is released")
+        members = math.ceil(self._settled.terms.called)
+        sizes = sizes_in(self.config, self.method, before.params, members)
+        return {**public_record(record, self.guard, sizes), "privacy": self.guard.told(before)}
+
+    def _tell_lost(self) -> None:
+        """Name those who take no part for reasons of the protocol; what came of anybody's text is not said."""
+        told = {c: why for c, why in self.calls.lost.items() if why in OF_PROTOCOL}
+        self.calls.lost, whole = told, self.calls.lost
+        super()._tell_lost()
+        self.calls.lost = whole
+
+    def _chosen(self) -> Params:
+        """Return the last model: to choose a better one would take scores of clients."""
+        self._flush()
+        self.best = Best(self.state.round, math.nan, self.state.params)
+        self._forget_noise()
+        return {name: self.state.params[name] for name in shapes(self.spec)}
+
+    def _forget_noise(self) -> None:
+        """Take the noise tree out of the checkpoints: no round follows that needs it."""
+        if self._settled.terms.gap is None or not self.state.round:
+            return
+        folder = self.out / "checkpoint"
+        save_checkpoint(folder, Checkpoint(self.state, None, self.length, time.monotonic() - self.started))
+        for older in rounds_in(folder):
+            if older != self.state.round:
+                (folder / f"round-{older:06d}.json").unlink()
+                (folder / f"round-{older:06d}.safetensors").unlink()
+
+    def _tested(self, params: Params) -> Score:
+        self.listen.say("clients score nothing in a private run: test the model on public text (`keyfed evaluate`)")
+        return Score(0, 0.0, 0, 0, 0, 0, 0, 0)
+
+    def _result(self, params: Params, vocab: Vocab, tested: Score) -> dict[str, Any]:
+        found: Mapping[str, Any] = super()._result(params, vocab, tested)
+        silent: dict[str, Any] = {"refused": None, "lost": None, "tokens_trained": None, "oov_rate": {}}
+        silent["clients"] = self._settled.terms.clients
+        return {**public_result({**found, **silent}), "privacy": self.guard.account(parameter_count(self.spec))}

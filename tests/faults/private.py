@@ -1,0 +1,106 @@
+"""Small private federations in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from keyfed.config import Config
+from keyfed.engine.roster import Roster
+from keyfed.engine.transport import InProcess
+from keyfed.federated.types import Params
+from keyfed.private.noise import Draw
+from keyfed.run import deployed_private, privacy
+from keyfed.run.checkpoint import read_checkpoint
+from keyfed.run.deployed import train_deployed
+from keyfed.sections import PrivacyConfig
+
+from .deployed import QUICK, federation, small_config, vocabulary, write_texts
+
+
+def private_config(folder: Path, method: str = "fedavg", *, clients: int = 5, **more: Any) -> Config:
+    """A private run over texts in `folder`, everybody called in every round unless said otherwise."""
+    given = {"noise": 1.0, "clip": 5.0, "quantile": None, "twin": False, **more.pop("privacy", {})}
+    write_texts(folder / "texts", clients)
+    _, path = vocabulary(folder)
+    config = small_config(folder / "texts", path, method, **{"cohort": clients, **more})
+    sampling = "uniform" if given.get("mechanism") == "tree" else "poisson"
+    participation = replace(config.participation, sampling=sampling)
+    return replace(config, privacy=PrivacyConfig(**given), participation=participation)
+
+
+def enrol(folder: Path, clients: int = 5, name: str = "clients", **more: Any) -> tuple[InProcess, Roster]:
+    """Sessions for the texts of `private_config`."""
+    return federation(folder / name, sorted((folder / "texts").iterdir())[:clients], **more)
+
+
+def deploy(
+    folder: Path, config: Config, transport: InProcess, roster: Roster, name: str = "deployed", **more: Any
+) -> dict[str, Any]:
+    """Train; return the result."""
+    vocab, _ = vocabulary(folder)
+    return train_deployed(config, vocab, folder / name, transport, roster, patience=QUICK, **more)
+
+
+def models_of(run: Path, rounds: int) -> list[Params]:
+    """The models after the last rounds, as checkpoints have them."""
+    return [read_checkpoint(run / "checkpoint", number + 1).state.params for number in range(rounds)]
+
+
+def silence(*ignored: object) -> Draw:
+    """Noise of zeros."""
+    del ignored
+    return lambda name, shape: torch.zeros(shape, dtype=torch.float64)
+
+
+def without_noise(monkeypatch: Any) -> None:
+    """Let all noise be zero, the operating system's and the simulation's: what is left is what clients sent."""
+    monkeypatch.setattr(deployed_private, "system", silence)
+    monkeypatch.setattr(privacy, "derived", silence)
+    monkeypatch.setattr(privacy, "derived_tree", silence)
+
+
+def recorded(monkeypatch: Any, before: Callable[[int], None] = lambda number: None) -> list[torch.Tensor]:
+    """Return the list that every round's noise of the first layer is noted in, as it is drawn.
+
+    Args:
+      before: called with the number of the release before its noise is drawn; it may raise.
+    """
+    drawn: list[torch.Tensor] = []
+    fresh = deployed_private.system
+    made = [0]
+
+    def noting() -> Draw:
+        made[0] += 1
+        before(made[0])
+        draw, first = fresh(), [True]
+
+        def note(name: str, shape: torch.Size) -> torch.Tensor:
+            noise = draw(name, shape)
+            if first.pop() if first else False:
+                drawn.append(noise.clone())
+            return noise
+
+        return note
+
+    monkeypatch.setattr(deployed_private, "system", noting)
+    return drawn
+
+
+class Stops:
+    """A listener that ends the run after a round's checkpoint was written."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def say(self, line: str) -> None: ...
+
+    def start(self, what: str, rounds: int, done: int) -> None: ...
+
+    def round(self, record: dict[str, Any]) -> None:
+        if record["round"] == self.after:
+            raise KeyboardInterrupt

@@ -1,0 +1,411 @@
+"""What goes wrong in a private federation: servers that are killed, clients that lie, calls that come too soon."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load
+
+from keyfed.engine.messages import Rejected, unpack
+from keyfed.engine.network import init_params
+from keyfed.engine.noised_sum import words_of
+from keyfed.engine.private_part import Promise
+from keyfed.engine.remote_private import OpenedSum
+from keyfed.engine.remote_secure import Summed
+from keyfed.engine.transport import Lost, deliver
+from keyfed.errors import RunError
+from keyfed.federated.types import Share
+from keyfed.private.accounting import TreeRelease
+from keyfed.private.budget import read_ledger
+from keyfed.private.noise import Noising, norm_of
+from keyfed.run import course, deployed_private
+from keyfed.run import privacy as run_privacy
+from keyfed.run.checkpoint import read_checkpoint
+from keyfed.run.folder import read_metrics
+from keyfed.run.outside import build_network
+
+from .deployed import last_model, session, vocabulary
+from .private import Stops, deploy, enrol, models_of, private_config, recorded, silence, without_noise
+from .test_faults import on_head, on_tensors, poisoned
+
+VICTIM = "client-2"
+
+
+class Killed(Exception):
+    """Somebody pulled the plug."""
+
+
+def once(number):
+    """Raise `Killed` at the call of this number, and never again."""
+    numbers = itertools.count(1)
+
+    def maybe(*ignored):
+        if next(numbers) == number:
+            raise Killed
+
+    return maybe
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
+def test_killed_between_the_ledger_and_the_checkpoint(tmp_path, monkeypatch, secure):
+    """The round is done again: a row of its own, other noise, a cohort of its own."""
+    cohorts, drawn, save = [], recorded(monkeypatch), course.save_checkpoint
+    draw, kill = deployed_private.drawn, once(2)
+
+    def note(names, rate):
+        cohorts.append(draw(names, rate))
+        return cohorts[-1]
+
+    def saves(*given):
+        kill()
+        save(*given)
+
+    monkeypatch.setattr(deployed_private, "drawn", note)
+    monkeypatch.setattr(course, "save_checkpoint", saves)
+    config = private_config(tmp_path, secure=secure)
+    transport, roster = enrol(tmp_path)
+    with pytest.raises(Killed):
+        deploy(tmp_path, config, transport, roster)
+    assert [e.round for e in read_ledger(tmp_path / "deployed").entries] == [0, 1]
+    result = deploy(tmp_path, config, transport, roster, resume=True)
+    entries = read_ledger(tmp_path / "deployed").entries
+    assert [(e.round, e.attempt) for e in entries] == [(0, 0), (1, 0), (1, 1), (2, 0)]
+    assert len(drawn) == len(cohorts) == 4
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(drawn, 2))
+    assert (result["rounds"], result["privacy"]["releases"], result["privacy"]["retried"]) == (3, 4, 1)
+    assert result["privacy"]["verdict"] == "GUARANTEE"
+
+
+def test_killed_after_the_row_and_before_the_noise(tmp_path, monkeypatch):
+    recorded(monkeypatch, once(2))
+    config = private_config(tmp_path, clients=3)
+    transport, roster = enrol(tmp_path, 3)
+    with pytest.raises(Killed):
+        deploy(tmp_path, config, transport, roster)
+    assert len(read_ledger(tmp_path / "deployed").entries) == 2
+    result = deploy(tmp_path, config, transport, roster, resume=True)
+    assert (result["rounds"], result["privacy"]["releases"]) == (3, 4)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedatt", "fedadmm"])
+def test_what_leaves_a_client_is_its_clipped_part_and_nothing_else(tmp_path, method):
+    more = {"fedatt": {"bound": 0.5}, "fedadmm": {"server_step": "published"}}.get(method, {})
+    sent = []
+
+    def fault(client, post, handler):
+        answer = deliver(client, post, handler)
+        if post.kind == "train":
+            sent.append(unpack(answer))
+        return answer
+
+    clip = 0.02
+    config = private_config(tmp_path, method, clients=3, privacy={"clip": clip, "noise": 0.5}, **more)
+    deploy(tmp_path, config, *enrol(tmp_path, 3, fault=fault))
+    assert len(sent) == 9
+    clipped = 0
+    for head, tensors in sent:
+        assert set(head) == {"run", "round", "attempt", "part"}
+        assert set(head["part"]) == {"masses", "whole"}
+        layers = load(tensors)
+        assert set(head["part"]["masses"]) == (set(layers) if method == "fedatt" else set())
+        kappa = clip / (2 * len(layers) ** 0.5)
+        norm = norm_of(layers.values(), (kappa * mass for mass in head["part"]["masses"].values()))
+        assert norm <= clip * (1 + 1e-6)
+        clipped += not head["part"]["whole"]
+    assert clipped
+
+
+def one_round(tmp_path, name, change, method="fedavg", **more):
+    """The model after one round in which the victim's answer is changed."""
+
+    def fault(client, post, handler):
+        answer = deliver(client, post, handler)
+        return change(answer) if client == VICTIM and post.kind == "train" else answer
+
+    config = private_config(tmp_path, method, rounds=1, privacy={"clip": 0.5}, **more)
+    deploy(tmp_path, config, *enrol(tmp_path, name=f"{name}-clients", fault=fault), name)
+    return last_model(tmp_path / name)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedatt"])
+def test_a_hostile_upload_moves_the_sum_by_the_clip_at_most(tmp_path, monkeypatch, method):
+    without_noise(monkeypatch)
+    more = {"bound": 5.0} if method == "fedatt" else {}
+    sums = []
+    inner = deployed_private.PrivateCourse._line
+
+    def keep(self, record, before):
+        sums.append(captured.pop())
+        return inner(self, record, before)
+
+    captured = []
+    from keyfed.engine.noised_sum import NoisedSum
+
+    aggregate = NoisedSum.aggregate
+
+    def seen(self, refused):
+        captured.append(({n: t.clone() for n, t in self._total.items()}, dict(self._mass)))
+        return aggregate(self, refused)
+
+    monkeypatch.setattr(NoisedSum, "aggregate", seen)
+    monkeypatch.setattr(deployed_private.PrivateCourse, "_line", keep)
+    one_round(tmp_path, "silent", lambda a: Lost("no answer"), method, **more)
+    huge = on_tensors(lambda ts: {n: 1e6 * 0.5 * torch.ones_like(t) for n, t in ts.items()})
+    one_round(tmp_path, "hostile", lambda a: on_head(part=part_of(a) | {"whole": True})(huge(a)), method, **more)
+    (silent, light), (hostile, heavy) = sums
+    moved = norm_of((hostile[n] - t for n, t in silent.items()), (heavy[n] - m for n, m in light.items()))
+    assert 0.4 < moved <= 0.5 * (1 + 1e-9)
+
+
+def part_of(answer):
+    return unpack(answer).head["part"]
+
+
+SPOILT = {
+    "one NaN": poisoned(float("nan")),
+    "infinity": poisoned(float("inf")),
+    "no part": on_head(part=None),
+    "no word of the clip": on_head(part={"masses": {}}),
+    "masses of a method that has none": on_head(part={"masses": {"output.bias": 1.0}, "whole": True}),
+    "a tensor missing": on_tensors(lambda ts: {n: ts[n] for n in sorted(ts)[1:]}),
+}
+
+
+@pytest.mark.parametrize("fault", SPOILT)
+def test_a_spoilt_part_counts_as_nothing(tmp_path, monkeypatch, fault):
+    without_noise(monkeypatch)
+    silent = one_round(tmp_path, "silent", lambda a: Lost("no answer"))
+    spoilt = one_round(tmp_path, "spoilt", SPOILT[fault])
+    assert all(torch.equal(p, spoilt[name]) for name, p in silent.items())
+
+
+def test_a_sum_of_liars_is_brought_within_what_clients_may_sum_up_to():
+    like = {"w": torch.zeros(40), "b": torch.zeros(3)}
+    noising = Noising(2.0, 0.0, 0.0, 3.0, 3.0, 0.1, silence)
+    wild = np.random.default_rng(0).integers(0, 2**32, words_of(like), dtype=np.uint32)
+    opened = OpenedSum(like, noising, Summed(wild, 3, ("a", "b", "c")))
+    assert norm_of(opened._total.values(), opened._mass.values()) == pytest.approx(6.0)
+    assert abs(opened._told["within"]) <= 1.5
+    promise = Promise(2.0, None, 0.2, True, 1.0)
+    share = Share({"w": 1.0, "b": 0.5}, {"w": 1.0, "b": 0.5})
+    vectors = [promise.vector({"w": torch.full((40,), 0.1 * k), "b": torch.ones(3)}, share, 2.0, 3) for k in (1, 2, 9)]
+    honest = OpenedSum(like, noising, Summed(sum(vectors), 3, ("a", "b", "c")))
+    plain = [promise.part({"w": torch.full((40,), 0.1 * k), "b": torch.ones(3)}, share, 2.0) for k in (1, 2, 9)]
+    for name in like:
+        torch.testing.assert_close(
+            honest._total[name], sum(p.layers[name].double() for p in plain), rtol=0, atol=3 * 2.0**-27
+        )
+    assert honest._told["within"] == pytest.approx(sum(0.5 if p.whole else -0.5 for p in plain))
+
+
+CLIPS = {
+    "another one": (None, 3, 5.1, False),
+    "the same": (None, 3, 5.0, True),
+    "grown as far as it can": (0.5, 3, 5.0 * np.exp(0.3), True),
+    "grown further": (0.5, 3, 5.0 * np.exp(0.31), False),
+    "shrunk as far as it can": (0.9, 10, 5.0 * np.exp(-0.2), True),
+    "shrunk further": (0.9, 10, 5.0 * np.exp(-0.21), False),
+    "moved before the first round": (0.5, 0, 5.1, False),
+    "zero": (0.5, 3, 0.0, False),
+    "minus one": (0.5, 3, -1.0, False),
+    "none": (0.5, 3, None, False),
+    "a text": (0.5, 3, "5", False),
+}
+
+
+@pytest.mark.parametrize("what", CLIPS)
+def test_a_client_refuses_a_clip_that_the_promise_cannot_have_led_to(what):
+    quantile, round, clip, fine = CLIPS[what]
+    promise = Promise(5.0, quantile, 0.2, False, 1.0)
+    told = {"clip": clip, "step": round}
+    if fine:
+        assert promise.check(told, round, None, "upload").clip == clip
+        return
+    with pytest.raises(Rejected) as caught:
+        promise.check(told, round, None, "upload")
+    assert caught.value.reason in ("refused by client", "non-finite report")
+
+
+@pytest.mark.parametrize(("purpose", "part"), [("upload", "valid"), ("evaluation", "test"), ("calibration", None)])
+def test_a_client_scores_nothing_for_a_private_run(purpose, part):
+    with pytest.raises(Rejected, match="never for a score"):
+        Promise(5.0, None, 0.2, False, 1.0).check({"clip": 5.0, "step": 0}, 0, part, purpose)
+
+
+def test_another_clip_to_one_client_opens_no_masked_sum(tmp_path, monkeypatch):
+    """Masks are bound to the round's public numbers; a moving clip lets a server try."""
+    without_noise(monkeypatch)
+
+    def fault(client, post, handler):
+        if client == VICTIM and post.kind == "train" and unpack(post.body).head["round"] == 1:
+            head = unpack(post.body).head
+            post = post._replace(
+                body=on_head(public=head["public"] | {"clip": head["public"]["clip"] * 1.01})(post.body)
+            )
+        return deliver(client, post, handler)
+
+    moving = {"quantile": 0.5, "count_noise": 5.0}
+    config = private_config(tmp_path, secure=True, rounds=2, privacy=moving)
+    deploy(tmp_path, config, *enrol(tmp_path, fault=fault))
+    first, second = models_of(tmp_path / "deployed", 2)
+    assert all(torch.equal(p, second[name]) for name, p in first.items())  # nothing but (no) noise was released
+    assert len(read_ledger(tmp_path / "deployed").entries) == 2
+
+
+def test_a_client_whose_training_is_refused_sends_zeros_into_a_masked_sum(tmp_path, monkeypatch):
+    """It does not drop out: its text must not decide whether the others' sum opens."""
+    without_noise(monkeypatch)
+    config = private_config(tmp_path, clients=3, rounds=1, secure=True)  # three of three must stay
+    transport, roster = enrol(tmp_path, 3)
+    make = transport.handlers[VICTIM]._make
+
+    def spoilt(about):
+        learner = make(about)
+        inner = learner.solve
+
+        def solve(theta, round, turn):
+            done = inner(theta, round, turn)
+            return done._replace(loss=float("nan"))
+
+        learner.solve = solve
+        return learner
+
+    transport.handlers[VICTIM]._make = spoilt
+    deploy(tmp_path, config, transport, roster)
+    started = init_params(build_network(config, 26, None), 1)
+    assert any(not torch.equal(p, started[name]) for name, p in last_model(tmp_path / "deployed").items())
+
+
+# tree noise
+
+
+def tree_config(folder, **more):
+    """Three groups of clients, one after the other."""
+    return private_config(
+        folder, clients=6, cohort=2, privacy={"mechanism": "tree", **more.pop("privacy", {})}, **more
+    )  # fmt: skip
+
+
+def counting(transport):
+    """Count the parts that leave each client."""
+    sent, inner = Counter(), transport.fault
+
+    def watch(client, post, handler):
+        answer = inner(client, post, handler)
+        if post.kind == "train" and isinstance(answer, bytes) and unpack(answer).tensors:
+            sent[client] += 1
+        return answer
+
+    transport.fault = watch
+    return sent
+
+
+def test_a_client_refuses_a_call_before_its_turn_whatever_the_server_says(tmp_path, monkeypatch):
+    everybody = [f"client-{k}" for k in range(6)]
+    monkeypatch.setattr(deployed_private.DeployedPrivacy, "cohort", lambda self: everybody)
+    config = tree_config(tmp_path, rounds=4)
+    transport, roster = enrol(tmp_path, 6)
+    sent = counting(transport)
+    lines = []
+
+    class Hears(Stops):
+        def say(self, line):
+            lines.append(line)
+
+    deploy(tmp_path, config, transport, roster, listener=Hears(99))
+    assert sent == dict.fromkeys(everybody, 2)  # steps 0 and 3 of four
+    assert sum("too soon" in line for line in lines) == 12
+
+
+def test_a_client_remembers_its_last_step_when_it_is_restarted(tmp_path, monkeypatch):
+    everybody = [f"client-{k}" for k in range(6)]
+    monkeypatch.setattr(deployed_private.DeployedPrivacy, "cohort", lambda self: everybody)
+    config = tree_config(tmp_path, rounds=3)
+    transport, roster = enrol(tmp_path, 6)
+    sent = counting(transport)
+    with pytest.raises(KeyboardInterrupt):
+        deploy(tmp_path, config, transport, roster, listener=Stops(1))
+    text = tmp_path / "texts" / "client-0.txt"
+    transport.handlers["client-0"] = session(tmp_path / "clients", text)
+    deploy(tmp_path, config, transport, roster, resume=True)
+    assert sent == dict.fromkeys(everybody, 1)
+
+
+def prefix_noise(run, number):
+    """The blocks whose noise is in the model after a round, by layer."""
+    found = {}
+    for key, t in read_checkpoint(run / "checkpoint", number).state.server.items():
+        if key.startswith(deployed_private.TREE) and key != deployed_private.PLACE:
+            layer = key.split("/", 4)[4]
+            found[layer] = found.get(layer, 0) + t
+    return found
+
+
+def test_the_noise_in_the_model_is_that_of_the_blocks_in_the_checkpoint(tmp_path, monkeypatch):
+    """Also after a server was ended and went on: the tree goes on with it, and its blocks are gone in the end."""
+    monkeypatch.setattr(run_privacy, "group_of", lambda client, groups, seed: -1)  # nobody's turn ever comes
+    config = tree_config(tmp_path, rounds=7)
+    transport, roster = enrol(tmp_path, 6)
+    vocab, _ = vocabulary(tmp_path)
+    started = init_params(build_network(config, len(vocab), None), config.train.seed)
+    run = tmp_path / "deployed"
+    for stop in (1, 3, 4, 6):
+        with pytest.raises(KeyboardInterrupt):
+            deploy(tmp_path, config, transport, roster, listener=Stops(stop), resume=stop > 1)
+        blocks, model = prefix_noise(run, stop), last_model(run)
+        assert set(blocks) == set(model)
+        for name, p in model.items():
+            noise = (p.double() - started[name].double()) * 2 / 5.0
+            torch.testing.assert_close(noise, blocks[name], rtol=1e-4, atol=1e-4)
+    result = deploy(tmp_path, config, transport, roster, resume=True)
+    rows = [e.row for e in read_ledger(run).entries]
+    assert rows == [TreeRelease(1.0, 3)] * 7
+    assert result["privacy"]["verdict"] == "GUARANTEE"
+    assert prefix_noise(run, 7) == {}
+    assert len(list((run / "checkpoint").glob("*.safetensors"))) == 1
+
+
+def test_a_release_that_is_not_in_the_checkpoint_begins_another_tree(tmp_path, monkeypatch):
+    save, kill = course.save_checkpoint, once(3)
+
+    def saves(*given):
+        kill()
+        save(*given)
+
+    monkeypatch.setattr(course, "save_checkpoint", saves)
+    config = tree_config(tmp_path, rounds=4)
+    transport, roster = enrol(tmp_path, 6)
+    with pytest.raises(Killed):
+        deploy(tmp_path, config, transport, roster)
+    result = deploy(tmp_path, config, transport, roster, resume=True)
+    rows = [e.row.tree for e in read_ledger(tmp_path / "deployed").entries]
+    assert rows == [0, 0, 0, 1, 1]
+    assert (result["rounds"], result["privacy"]["releases"]) == (4, 5)
+    with_one = tree_config(tmp_path, rounds=5)
+    deploy(tmp_path, with_one, *enrol(tmp_path, 6, "others"), "whole")
+    assert read_ledger(tmp_path / "whole").epsilon() != read_ledger(tmp_path / "deployed").epsilon()
+
+
+def test_nobody_connected_releases_nothing(tmp_path):
+    config = private_config(tmp_path, clients=3)
+    transport, roster = enrol(tmp_path, 3)
+    transport.handlers.clear()
+    with pytest.raises(RunError, match="cost nothing"):
+        deploy(tmp_path, config, transport, roster)
+    assert read_ledger(tmp_path / "deployed").entries == []
+    assert read_metrics(tmp_path / "deployed") == []
+
+
+def test_a_run_that_goes_on_under_other_terms_is_refused(tmp_path):
+    config = private_config(tmp_path, clients=3)
+    transport, roster = enrol(tmp_path, 3)
+    with pytest.raises(KeyboardInterrupt):
+        deploy(tmp_path, config, transport, roster, listener=Stops(1))
+    louder = replace(config, privacy=replace(config.privacy, noise=0.5))
+    with pytest.raises(RunError):
+        deploy(tmp_path, louder, transport, roster, resume=True)
