@@ -252,6 +252,8 @@ def test_another_clip_to_one_client_opens_no_masked_sum(tmp_path, monkeypatch):
     config = private_config(tmp_path, secure=True, rounds=2, privacy=moving)
     deploy(tmp_path, config, *enrol(tmp_path, fault=fault))
     first, second = models_of(tmp_path / "deployed", 2)
+    started = init_params(build_network(config, 26, None), 1)
+    assert not any(torch.equal(p, started[name]) for name, p in first.items())  # the sum before it opened
     assert all(torch.equal(p, second[name]) for name, p in first.items())  # nothing but (no) noise was released
     assert len(read_ledger(tmp_path / "deployed").entries) == 2
 
