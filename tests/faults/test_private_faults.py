@@ -286,19 +286,19 @@ def test_a_client_whose_training_is_refused_sends_zeros_into_a_masked_sum(tmp_pa
 
 
 def tree_config(folder, **more):
-    """Three groups of clients, one after the other."""
+    """Three groups of clients, one after the other, or as many as their size makes."""
     return private_config(
-        folder, clients=6, cohort=2, privacy={"mechanism": "tree", **more.pop("privacy", {})}, **more
+        folder, clients=6, privacy={"mechanism": "tree", **more.pop("privacy", {})}, **{"cohort": 2, **more}
     )  # fmt: skip
 
 
-def counting(transport):
-    """Count the parts that leave each client."""
+def counting(transport, kind="train"):
+    """Count the parts that leave each client, with its answers to messages of a kind."""
     sent, inner = Counter(), transport.fault
 
     def watch(client, post, handler):
         answer = inner(client, post, handler)
-        if post.kind == "train" and isinstance(answer, bytes) and unpack(answer).tensors:
+        if post.kind == kind and isinstance(answer, bytes) and unpack(answer).tensors:
             sent[client] += 1
         return answer
 
@@ -306,12 +306,13 @@ def counting(transport):
     return sent
 
 
-def test_a_client_refuses_a_call_before_its_turn_whatever_the_server_says(tmp_path, monkeypatch):
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
+def test_a_client_refuses_a_call_before_its_turn_whatever_the_server_says(tmp_path, monkeypatch, secure):
     everybody = [f"client-{k}" for k in range(6)]
     monkeypatch.setattr(deployed_private.DeployedPrivacy, "cohort", lambda self: everybody)
-    config = tree_config(tmp_path, rounds=4)
+    config = tree_config(tmp_path, rounds=4, cohort=3 if secure else 2, secure=secure)
     transport, roster = enrol(tmp_path, 6)
-    sent = counting(transport)
+    sent = counting(transport, "upload" if secure else "train")
     lines = []
 
     class Hears(Stops):
@@ -319,7 +320,7 @@ def test_a_client_refuses_a_call_before_its_turn_whatever_the_server_says(tmp_pa
             lines.append(line)
 
     deploy(tmp_path, config, transport, roster, listener=Hears(99))
-    assert sent == dict.fromkeys(everybody, 2)  # steps 0 and 3 of four
+    assert sent == dict.fromkeys(everybody, 2)  # steps 0 and 3 of four; 0 and 2 where two groups take turns
     assert sum("too soon" in line for line in lines) == 12
 
 
