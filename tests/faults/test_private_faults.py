@@ -253,6 +253,8 @@ def test_another_clip_to_one_client_opens_no_masked_sum(tmp_path, monkeypatch):
     config = private_config(tmp_path, secure=True, rounds=2, privacy=moving)
     deploy(tmp_path, config, *enrol(tmp_path, fault=fault))
     first, second = models_of(tmp_path / "deployed", 2)
+    started = init_params(build_network(config, 26, None), 1)
+    assert not any(torch.equal(p, started[name]) for name, p in first.items())  # the sum before it opened
     assert all(torch.equal(p, second[name]) for name, p in first.items())  # nothing but (no) noise was released
     assert len(read_ledger(tmp_path / "deployed").entries) == 2
 
@@ -285,19 +287,19 @@ def test_a_client_whose_training_is_refused_sends_zeros_into_a_masked_sum(tmp_pa
 
 
 def tree_config(folder, **more):
-    """Three groups of clients, one after the other."""
+    """Three groups of clients, one after the other, or as many as their size makes."""
     return private_config(
-        folder, clients=6, cohort=2, privacy={"mechanism": "tree", **more.pop("privacy", {})}, **more
+        folder, clients=6, privacy={"mechanism": "tree", **more.pop("privacy", {})}, **{"cohort": 2, **more}
     )  # fmt: skip
 
 
-def counting(transport):
-    """Count the parts that leave each client."""
+def counting(transport, kind="train"):
+    """Count the parts that leave each client, with its answers to messages of a kind."""
     sent, inner = Counter(), transport.fault
 
     def watch(client, post, handler):
         answer = inner(client, post, handler)
-        if post.kind == "train" and isinstance(answer, bytes) and unpack(answer).tensors:
+        if post.kind == kind and isinstance(answer, bytes) and unpack(answer).tensors:
             sent[client] += 1
         return answer
 
@@ -305,12 +307,13 @@ def counting(transport):
     return sent
 
 
-def test_a_client_refuses_a_call_before_its_turn_whatever_the_server_says(tmp_path, monkeypatch):
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
+def test_a_client_refuses_a_call_before_its_turn_whatever_the_server_says(tmp_path, monkeypatch, secure):
     everybody = [f"client-{k}" for k in range(6)]
     monkeypatch.setattr(deployed_private.DeployedPrivacy, "cohort", lambda self: everybody)
-    config = tree_config(tmp_path, rounds=4)
+    config = tree_config(tmp_path, rounds=4, cohort=3 if secure else 2, secure=secure)
     transport, roster = enrol(tmp_path, 6)
-    sent = counting(transport)
+    sent = counting(transport, "upload" if secure else "train")
     lines = []
 
     class Hears(Stops):
@@ -318,7 +321,7 @@ def test_a_client_refuses_a_call_before_its_turn_whatever_the_server_says(tmp_pa
             lines.append(line)
 
     deploy(tmp_path, config, transport, roster, listener=Hears(99))
-    assert sent == dict.fromkeys(everybody, 2)  # steps 0 and 3 of four
+    assert sent == dict.fromkeys(everybody, 2)  # steps 0 and 3 of four; 0 and 2 where two groups take turns
     assert sum("too soon" in line for line in lines) == 12
 
 
