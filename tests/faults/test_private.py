@@ -220,7 +220,7 @@ REFUSED = {
     "more than are enrolled": ({"cohort": 9}, {}, PrivacyError, "train.cohort is 9, and 5 clients are enrolled"),
     "noise that a count eats": ({"privacy": {"quantile": 0.5}}, {}, PrivacyError, "privacy.count_noise 0.25"),
     "delta for fewer": ({"privacy": {"delta": 0.3}}, {}, PrivacyError, "delta"),
-    "a method without a bound": ({"method": "admm"}, {}, PrivacyError, "joining client"),
+    "a method without a bound": ({"method": "fedatt"}, {}, PrivacyError, "no bound of its own"),
 }
 
 
