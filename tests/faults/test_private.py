@@ -220,7 +220,7 @@ REFUSED = {
     "more than are enrolled": ({"cohort": 9}, {}, PrivacyError, "train.cohort is 9, and 5 clients are enrolled"),
     "noise that a count eats": ({"privacy": {"quantile": 0.5}}, {}, PrivacyError, "privacy.count_noise 0.25"),
     "delta for fewer": ({"privacy": {"delta": 0.3}}, {}, PrivacyError, "delta"),
-    "a method without a bound": ({"method": "fedatt"}, {}, PrivacyError, "method.bound"),
+    "a method without a bound": ({"method": "fedatt"}, {}, PrivacyError, "no bound of its own"),
     "a running mean of some": ({"method": "admm", "cohort": 3}, {}, PrivacyError, "3 of 5 clients are called"),
     "losses that were released": ({"method": "fedmed"}, {}, PrivacyError, "told the clip alone"),
 }
