@@ -314,11 +314,18 @@ def test_what_breaks_a_claim_is_named(check, config, records, claim):
 
 @pytest.mark.parametrize(
     "shown",
-    [{"clients_perplexity": {"seen": [3.0]}}, {"spread": {"worst": 9.0}}, {"oov_rate": {"train": 0.1, "test": 0.2}}],
-    ids=["clients", "spread", "training text"],
+    [
+        {"clients_perplexity": {"seen": [3.0]}},
+        {"spread": {"worst": 9.0}},
+        {"oov_rate": {"train": 0.1, "test": 0.2}},
+        {"start": {"from": "run", "matched": 9, "tokens": 0.5}},
+        {"start": {"from": "random", "vectors": {"matched": 9, "tokens": 0.5}}},
+    ],
+    ids=["clients", "spread", "training text", "carried tokens", "tokens with vectors"],
 )
 def test_figures_of_clients_in_the_result_break_a_claim(shown):
     quiet = {"clients_perplexity": None, "spread": None, "oov_rate": {"test": 0.2}, "lost": {}}
+    quiet["start"] = {"from": "run", "matched": 9, "tokens": None, "vectors": {"matched": 9, "tokens": None}}
     assert levels(lint(POISSON, fedavg(), QUIET, CLAIM, 1000, quiet))["result"] == "ok"
     assert levels(lint(POISSON, fedavg(), QUIET, CLAIM, 1000, {**quiet, **shown}))["result"] == "broken"
     assert levels(lint(POISSON, fedavg(), QUIET, Claim("NONE"), 1000, {**quiet, **shown}))["result"] == "note"
