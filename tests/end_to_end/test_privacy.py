@@ -339,12 +339,12 @@ def test_central_training_beside_a_private_run_is_refused(corpus, tmp_path):
 def test_an_audit_says_what_it_does(keyfed, tmp_path, monkeypatch):
     def audit_run(run, *, quick, listener):
         listener.say("audit: something that takes long")
-        return {"verdict": "NONE", "contradicted": True}
+        return {"verdict": "NONE", "contradicted": True, "contradictions": ["ledger: two releases are missing"]}
 
     monkeypatch.setattr("keyfed.run.audit.audit_run", audit_run)
     code, out, err = keyfed("privacy", "audit", tmp_path, "--quick")
     assert code == 1  # a claim is contradicted
-    assert out.startswith("NONE; see")
+    assert out.startswith("contradicted: ledger: two releases are missing\nNONE; see")
     assert "audit: something that takes long" in err
 
 

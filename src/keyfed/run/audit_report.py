@@ -26,6 +26,8 @@ Found = Mapping[str, Any]
 MEANING = {
     "GUARANTEE": "The ledger carries a guarantee for the clients of this run.",
     "SIMULATED": "The ledger's ε is that of an imagined fleet; it is no guarantee of this run.",
+    "DERIVED": "The ledger's ε is that of this run's own clients, but its noise derives from a seed that is written "
+    "down; it is no guarantee of this run.",
     "NONE": "Nothing is guaranteed.",
 }
 VIEWS = {
@@ -68,7 +70,7 @@ def document(found: Found, plots: Sequence[Plot] | None = ()) -> list[Block]:
     drawn = {p.name: Picture(f"plots/{p.name}.png", p.alt, p.light, p.dark) for p in plots or ()}
     blocks: list[Block] = [
         Heading("Privacy audit", 1),
-        Text(f"{found['verdict']}. {MEANING[found['verdict']]}{_contradicted(found)}", "verdict"),
+        Text(f"{found['verdict']}. {_meaning(found)}{_contradicted(found)}", "verdict"),
         *(Text(f"Contradicted: {reason}") for reason in found["contradictions"]),
         Heading("Claim"),
         facts_table(_claim(found["claim"])),
@@ -85,6 +87,12 @@ def document(found: Found, plots: Sequence[Plot] | None = ()) -> list[Block]:
     blocks += [Heading("Membership inference"), *_membership(found["membership"])]
     blocks += [Heading("Words from one update"), *_leaks(found["leaks"])]
     return [*blocks, *([drawn["audit-leaks"]] if "audit-leaks" in drawn else [])]
+
+
+def _meaning(found: Found) -> str:
+    terms = found["claim"]["terms"]
+    own = terms is not None and (terms["population"], terms["cohort"]) == (terms["clients"], terms["called"])
+    return MEANING["DERIVED" if found["verdict"] == "SIMULATED" and own else found["verdict"]]
 
 
 def _contradicted(found: Found) -> str:

@@ -117,6 +117,8 @@ def test_a_sound_private_run_passes_and_one_whose_noise_is_missing_is_flagged(co
     assert not sound["leaks"]["views"]["noised"]["better_than_chance"]
     page = (run / "audit.md").read_text("utf-8")
     assert "consistent with the claim" in page
+    assert "of this run's own clients, but its noise derives from a seed" in page
+    assert "imagined fleet" not in page
     assert "to rounding" in page
     assert sound["one_shot"]["power"]
     assert 0.5 < sound["one_shot"]["calls"] < 3  # 5 rounds at a rate of 4/14
