@@ -458,6 +458,9 @@ def test_a_private_run_with_a_start_of_its_own_tells_nothing_of_training_text(ke
     assert not found
     assert "rows matched by word" in err
     assert "training tokens" not in out + err + texts["report.md"]
+    code, out, err = keyfed("evaluate", run, "--json")
+    assert code == 0, err
+    assert json.loads(out)["spread"] is json.loads(out)["unseen_spread"] is None
     start = read_result(run)["start"]
     assert start["tokens"] is None
     assert start["vectors"]["tokens"] is None
