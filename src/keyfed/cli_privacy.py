@@ -172,6 +172,7 @@ def audit_(
 
     with Narrator() as narrator:
         found = audit_run(run, quick=quick, listener=narrator)
-    print_json(found) if as_json else typer.echo(f"{found['verdict']}; see {run / 'audit.md'}")
+    against = [f"contradicted: {reason}" for reason in found["contradictions"]]
+    print_json(found) if as_json else typer.echo("\n".join([*against, f"{found['verdict']}; see {run / 'audit.md'}"]))
     if found["contradicted"]:
         raise typer.Exit(1)

@@ -40,6 +40,12 @@ def vocab(
     phrases: Annotated[
         Path | None, typer.Option(help="With --dp: also count pairs of words under the same budget, into this file.")
     ] = None,
+    beyond: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="VOCAB|RUN", help="Only new words: clients vote for what this vocabulary, or a run's, lacks."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("vocab.json"),
     settings: SetOption = None,
     config: ConfigOption = None,
@@ -59,11 +65,17 @@ def vocab(
     ledger beside the file:
 
       keyfed vocab --dp epsilon=2 --most-words 500 --population 1000000
+
+    With --beyond clients vote only for words that a public vocabulary lacks. New words are written behind its own, so
+    that a run can carry the old rows over (--init); --size then counts all entries, and without it all new words enter:
+
+      keyfed vocab --beyond runs/first --dp epsilon=2 --population 1000000 --out larger.json
     """
     from keyfed.run.vocabulary import elect_vocabulary, vocabulary_text
 
     named = {
-        "data.name": data, "data.dir": data_dir, "model.name": model, "data.vocab": size,
+        "data.name": data, "data.dir": data_dir, "model.name": model,
+        "data.vocab": None if beyond is not None else size,
         "data.min_clients": min_clients,
         **privacy_settings(dp, population, None),
     }  # fmt: skip
@@ -71,6 +83,7 @@ def vocab(
     if resolved.data.min_clients == 1 and allow_single:
         typer.echo("warning: a word of a single client enters, and everybody who gets the model can read it", err=True)
     report = elect_vocabulary(
-        resolved, out, least_uses=least_uses, most_words=most_words, allow_single=allow_single, phrases=phrases
-    )
+        resolved, out, least_uses=least_uses, most_words=most_words, allow_single=allow_single, phrases=phrases,
+        beyond=beyond, entries=size if beyond is not None else None,
+    )  # fmt: skip
     print_json(report) if as_json else typer.echo(vocabulary_text(report))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+import re
 
+import numpy as np
 import pytest
 
 from keyfed.config import Config, apply_settings
@@ -13,8 +15,11 @@ from keyfed.errors import ConfigError, PrivacyError
 from keyfed.private.accounting import Release, epsilon
 from keyfed.private.budget import HEAD, LEDGER, read_ledger
 from keyfed.run.folder import load_model, read_metrics, read_result
+from keyfed.run.prepare import prepare
+from keyfed.run.start import token_counts
 from keyfed.run.train import Silent, train
 from keyfed.sections import PrivacyConfig
+from keyfed.text.vocab import SPECIALS, Vocab
 
 TINY = [
     "model.embed=8", "model.hidden=12", "data.vocab=60", "train.cohort=3", "train.workers=1", "data.window=8",
@@ -353,12 +358,12 @@ def test_central_training_beside_a_private_run_is_refused(corpus, tmp_path):
 def test_an_audit_says_what_it_does(keyfed, tmp_path, monkeypatch):
     def audit_run(run, *, quick, listener):
         listener.say("audit: something that takes long")
-        return {"verdict": "NONE", "contradicted": True}
+        return {"verdict": "NONE", "contradicted": True, "contradictions": ["ledger: two releases are missing"]}
 
     monkeypatch.setattr("keyfed.run.audit.audit_run", audit_run)
     code, out, err = keyfed("privacy", "audit", tmp_path, "--quick")
     assert code == 1  # a claim is contradicted
-    assert out.startswith("NONE; see")
+    assert out.startswith("contradicted: ledger: two releases are missing\nNONE; see")
     assert "audit: something that takes long" in err
 
 
@@ -473,6 +478,77 @@ def test_what_a_round_goes_by_is_in_the_checkpoint(corpus, tmp_path):
     ],
 )
 def test_secure_and_private_together(corpus, tmp_path, method, settings):
+
+
+def test_words_beyond_a_public_vocabulary_with_a_guarantee(keyfed, corpus, tmp_path):
+    for k, path in enumerate(sorted(corpus.iterdir())):
+        more = ["qwyjibo"] * (k != 3) + ["zork"] * (k == 3)
+        path.write_text("".join(f"{word} again\n" for word in more) + path.read_text())
+    public, out = tmp_path / "public.json", tmp_path / "wider.json"
+    words = [*SPECIALS, "the", "again", "president"]
+    public.write_text(Vocab("word", tuple(words), lower=True, tokenised=False).to_json())
+    given = ["vocab", "--data", corpus, "--dp", "epsilon=4", "--population", 1_000_000, "--most-words", 60]
+    given += ["--beyond", public, "--out", out, "--set", "data.unseen=0", "--json"]
+    code, stdout, err = keyfed(*given)
+    assert code == 0, err
+    report, wider = json.loads(stdout), Vocab.from_json(out.read_text())
+    assert list(wider.words[: len(words)]) == words
+    assert set(report["new"]) == set(wider.words[len(words) :])
+    assert "qwyjibo" in report["new"]
+    assert not {"zork", "the", "again", "president"} & set(report["new"])
+    private = report["privacy"]
+    assert (private["verdict"], private["releases"]) == ("SIMULATED", 1)
+    assert private["pld"] <= 4
+    assert any("public.json is taken to be public" in line for line in private["statement"])
+    assert not {"clients", "types", "unknown", "dropped_too_few"} & set(report)
+    out.unlink()
+    code, _, err = keyfed(*given)
+    assert code == 2  # the ledger remembers, whatever became of the file
+    assert "a vote is not repeated" in err
+    assert len(read_ledger(tmp_path / "wider.privacy").entries) == 1
+
+
+def test_a_private_run_with_a_start_of_its_own_tells_nothing_of_training_text(keyfed, corpus, tmp_path):
+    """Token counts, shares of matched tokens, unknown words: nothing noised them, so no file and no line has them."""
+    vectors, run, first = tmp_path / "vectors.txt", tmp_path / "run", tmp_path / "first"
+    numbers = " ".join(["0.1"] * 8)
+    vectors.write_text("".join(f"{word} {numbers}\n" for word in ("the", "president", "again", "river")))
+    settings = [x for s in (*TINY, "privacy.twin=false") for x in ("--set", s)]
+    given = ["train", "fedavg", "--data", corpus, "--rounds", 2, "--dp", "noise=1"]
+    given += ["--population", 1_000_000, *settings]
+    assert keyfed(*given, "--out", first)[0] == 0
+    code, out, err = keyfed(*given, "--out", run, "--init", first, "--vectors", vectors)
+    assert code == 0, err
+    prepared = prepare(load_model(run).config)
+    counts, sizes = token_counts(prepared), prepared.store.sizes()
+    matched = [prepared.vocab.index[word] for word in ("the", "president", "again", "river")]
+    share, unknown = counts[matched].sum() / counts.sum(), prepared.oov["train"]
+    assert 0.05 < share < 0.95
+    secrets = {f"{n:,}" for n in (sizes.sum(), sizes.min(), sizes.max(), int(np.median(sizes)))}
+    secrets |= {str(sizes.sum()), f"{share:.2%}", f"{100 * share:.2f}", f"{share:.4f}", f"{share:.6f}"}
+    secrets |= {f"{unknown:.6f}"} if unknown else set()
+    texts = {p.name: p.read_text("utf-8") for p in run.rglob("*") if p.suffix in (".json", ".jsonl", ".md", ".toml")}
+    texts |= {"stdout": out, "stderr": err}
+    assert {"result.json", "metrics.jsonl", "report.md", "run.toml"} <= set(texts)
+    found = {(name, secret) for name, text in texts.items() for secret in secrets if says(secret, text)}
+    assert not found
+    assert "rows matched by word" in err
+    assert "training tokens" not in out + err + texts["report.md"]
+    code, out, err = keyfed("evaluate", run, "--json")
+    assert code == 0, err
+    assert json.loads(out)["spread"] is json.loads(out)["unseen_spread"] is None
+    start = read_result(run)["start"]
+    assert start["tokens"] is None
+    assert start["vectors"]["tokens"] is None
+    assert start["vectors"]["matched"] == 4
+
+
+def says(number, text):
+    """Whether a text has a number, not as a part of a longer one."""
+    return re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d]|[.,]\d)", text) is not None
+
+
+def test_secure_and_private_together(corpus, tmp_path):
     """Masked and plain sums differ by the fixed point's rounding alone; nothing else travels or is told."""
     pytest.importorskip("cryptography")
     config = configured(corpus, method, 2, *settings)

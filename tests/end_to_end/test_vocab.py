@@ -122,6 +122,41 @@ def test_a_single_client_is_refused_or_warned_about(keyfed, corpus, elected, tmp
     assert "xyzzy" in out.read_text()
 
 
+def test_clients_vote_for_words_beyond_a_vocabulary(keyfed, corpus, elected, tmp_path):
+    """Three more writers say a new word, one says another: only the first is found, and old words keep their rows."""
+    for k, path in enumerate(sorted(corpus.iterdir())):
+        more = ["qwyjibo"] * (k in (2, 4, 6)) + ["zork"] * (k == 3)
+        path.write_text("".join(f"{word} again\n" for word in more) + path.read_text())
+    before, out = Vocab.from_json(elected.read_text()), tmp_path / "wider.json"
+    given = ["vocab", "--data", corpus, "--set", "data.unseen=0", "--beyond", elected]
+    code, stdout, stderr = keyfed(*given, "--out", out, "--json")
+    assert code == 0, stderr
+    report, after = json.loads(stdout), Vocab.from_json(out.read_text())
+    assert report["new"] == {"qwyjibo": 3}
+    assert report["entries"] == len(after) == len(before) + 1
+    assert after.words == (*before.words, "qwyjibo")
+    assert report["dropped_too_few"] == 2  # zork and xyzzy, of one client each
+    result = train(small(corpus, out), tmp_path / "run")
+    assert result["vocabulary"] == len(after)
+    code, stdout, stderr = keyfed(*given[:-1], tmp_path / "run", "--out", tmp_path / "more.json")
+    assert code == 2  # a run's folder will do; it has all words of three clients
+    assert "no word is on the ballots of 3 or more" in stderr
+    code, stdout, _ = keyfed(*given, "--out", tmp_path / "told.json", "--size", len(before) + 5)
+    assert code == 0
+    assert f"new: qwyjibo; with those of {elected} {len(after)} entries" in stdout
+
+
+def test_a_vocabulary_that_leaves_no_room_or_is_of_another_kind_is_refused(keyfed, corpus, elected, tmp_path):
+    given = ["vocab", "--data", corpus, "--beyond", elected, "--out", tmp_path / "wider.json"]
+    for wrong, said in ((["--size", 20], "no room for new words"), (["--model", "char-lstm"], "reads characters"),
+                        (["--beyond", tmp_path / "none.json"], "no such vocabulary")):  # fmt: skip
+        code, stdout, stderr = keyfed(*given, *wrong)
+        assert (code, stdout) == (2, ""), wrong
+        assert said in stderr
+        assert stderr.count("\n") == 1
+    assert not (tmp_path / "wider.json").exists()
+
+
 def test_bad_options_are_one_line_and_a_file_in_the_way_stays(keyfed, corpus, elected, tmp_path):
     before = elected.read_bytes()
     for wrong, said in (

@@ -92,7 +92,7 @@ def statement(ledger: Ledger, eps: float, delta: float | None = None) -> list[st
         return ["NONE: releases without noise are in the ledger, so ε is ∞."]
     if verdict == "SIMULATED":
         lines.append(
-            f"SIMULATED guarantee for a population of {t.population:,} clients and a cohort of {t.cohort:,.6g}; not a "
+            f"SIMULATED guarantee for a population of {t.population:,} clients and a cohort of {t.cohort:,.9g}; not a "
             f"guarantee of this run, which has {t.clients:,} clients and calls {t.called:,.6g} a round"
             + (", and whose noise derives from its seed." if t.randomness == "derived" else ".")
         )

@@ -155,7 +155,12 @@ def _metrics(records: Sequence[Record], claim: Claim) -> Finding:
 
 
 def _result(result: Record, claim: Claim) -> Finding:
-    train_text = {"oov_rate.train": (result.get("oov_rate") or {}).get("train")}
+    start = result.get("start") or {}
+    train_text = {
+        "oov_rate.train": (result.get("oov_rate") or {}).get("train"),
+        "start.tokens": start.get("tokens"),
+        "start.vectors.tokens": (start.get("vectors") or {}).get("tokens"),
+    }
     found = {**{key: result.get(key) for key in OF_CLIENTS}, **train_text}
     shown = sorted(key for key, value in found.items() if _says_something(value))
     if not shown:

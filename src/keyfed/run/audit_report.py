@@ -26,6 +26,8 @@ Found = Mapping[str, Any]
 MEANING = {
     "GUARANTEE": "The ledger carries a guarantee for the clients of this run.",
     "SIMULATED": "The ledger's ε is that of an imagined fleet; it is no guarantee of this run.",
+    "DERIVED": "The ledger's ε is that of this run's own clients, but its noise derives from a seed that is written "
+    "down; it is no guarantee of this run.",
     "NONE": "Nothing is guaranteed.",
 }
 VIEWS = {
@@ -82,7 +84,7 @@ def claim_blocks(found: Found) -> list[Block]:
     """Return the verdict, what contradicts it, the claim, and what was found without an attack."""
     return [
         Heading("Privacy audit", 1),
-        Text(f"{found['verdict']}. {MEANING[found['verdict']]}{_contradicted(found)}", "verdict"),
+        Text(f"{found['verdict']}. {_meaning(found)}{_contradicted(found)}", "verdict"),
         *(Text(f"Contradicted: {reason}") for reason in found["contradictions"]),
         Heading("Claim"),
         facts_table(_claim(found["claim"])),
@@ -90,6 +92,12 @@ def claim_blocks(found: Found) -> list[Block]:
         Table([["check", "", "what was found"], *([f["check"], f["level"], f["text"]] for f in found["findings"])],
               numbers=False),
     ]  # fmt: skip
+
+
+def _meaning(found: Found) -> str:
+    terms = found["claim"]["terms"]
+    own = terms is not None and (terms["population"], terms["cohort"]) == (terms["clients"], terms["called"])
+    return MEANING["DERIVED" if found["verdict"] == "SIMULATED" and own else found["verdict"]]
 
 
 def _contradicted(found: Found) -> str:

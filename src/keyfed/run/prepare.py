@@ -53,17 +53,22 @@ class Prepared:
     excluded: Sequence[str]
     oov: dict[str, float]
 
-    def describe(self) -> list[str]:
-        """Lines for a person: what was read, dropped and left out."""
+    def describe(self, *, private: bool = False) -> list[str]:
+        """Lines for a person: what was read, dropped and left out; of a private run's training text nothing."""
         s, v = self.store, self.vocab_summary
         sizes = s.sizes()
         whose = self.population.partition + (f", part {self.population.part}" if self.population.part else "")
+        told = [f"{self.corpus.name}: {len(s)} clients ({whose})", f"vocabulary: {len(self.vocab):,} entries"]
+        if not private:
+            told = [
+                f"{told[0]}, {int(sizes.sum()):,} training tokens "
+                f"(smallest client {sizes.min():,}, median {int(np.median(sizes)):,}, largest {sizes.max():,})",
+                f"vocabulary: {v.kept:,} of {v.types:,} {self.vocab.kind} types and 4 specials; dropped ones make "
+                f"{v.dropped_tokens / max(1, v.tokens):.2%} of the training tokens"
+                + (f" ({v.rare_clients_types:,} used by too few clients)" if v.rare_clients_types else ""),
+            ]
         lines = [
-            f"{self.corpus.name}: {len(s)} clients ({whose}), {int(sizes.sum()):,} training tokens "
-            f"(smallest client {sizes.min():,}, median {int(np.median(sizes)):,}, largest {sizes.max():,})",
-            f"vocabulary: {v.kept:,} of {v.types:,} {self.vocab.kind} types and 4 specials; dropped ones make "
-            f"{v.dropped_tokens / max(1, v.tokens):.2%} of the training tokens"
-            + (f" ({v.rare_clients_types:,} used by too few clients)" if v.rare_clients_types else ""),
+            *told,
             f"held out: validation {_count(self.valid):,} tokens, test {_count(self.test):,} tokens"
             + (f", {len(self.unseen)} unseen clients with {_count(self.unseen):,} tokens" if self.unseen else ""),
         ]
@@ -71,12 +76,12 @@ class Prepared:
             lines.append("no held-out text: clients have too few lines to cut; the last round's model will be taken")
         if max(len(self.valid), len(self.test), len(self.unseen)) == MOST_STREAMS:
             lines.append(f"held-out text is that of at most {MOST_STREAMS:,} clients, drawn by the seed")
-        if self.excluded:
+        if self.excluded and not private:
             lines.append(
                 f"left out: {len(self.excluded)} clients with less text than one window "
                 f"of {self.batching.window} tokens"
             )
-        if self.corpus.skipped:
+        if self.corpus.skipped and not private:
             shown = "; ".join(f"{s.what}: {s.why}" for s in self.corpus.skipped[:3])
             more = len(self.corpus.skipped) - 3
             lines.append(f"skipped: {shown}" + (f"; and {more} more" if more > 0 else ""))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from keyfed.config import Config
-from keyfed.errors import ConfigError, RunError
+from keyfed.errors import ConfigError, PrivacyError, RunError
 from keyfed.files import write_atomically
 from keyfed.private.accounting import Release, calibrate, check_delta
 from keyfed.private.budget import Terms, open_ledger
@@ -59,6 +59,11 @@ class PrivateElection:
             raise RunError(f"{out} exists; under a budget a vote is not repeated. Choose another --out or remove it")
         self._home.mkdir(parents=True, exist_ok=True)
         self._ledger = open_ledger(self._home, terms)
+        if self._ledger.entries:  # its file was removed, or never written; the threshold's part of δ is for one vote
+            raise PrivacyError(
+                f"{self._home} has {len(self._ledger.entries)} releases already; under a budget a vote is not "
+                "repeated. Choose another --out: its epsilon adds to what was spent"
+            )
 
     @property
     def least(self) -> float:

@@ -258,8 +258,9 @@ def _participation(result: Record) -> list[tuple[str, str]]:
         facts.append(
             (
                 f"target: validation {key} of {show(value)}",
-                f"reached after {met['round']} rounds, {met['bytes'] / 1e6:,.1f} MB, {met['tokens']:,} tokens, "
-                f"{show_duration(met['modelled_seconds'])} of modelled time",
+                f"reached after {met['round']} rounds, {met['bytes'] / 1e6:,.1f} MB, "
+                + (f"{met['tokens']:,} tokens, " if met["tokens"] else "")  # a private run does not tell
+                + f"{show_duration(met['modelled_seconds'])} of modelled time",
             )
         )
     return facts

@@ -77,8 +77,12 @@ def with_data(folder: Path, module: MakeModule | None, *, text: bool = False) ->
 
 
 def evaluate_run(folder: Path, module: MakeModule | None = None, personal: Personal | None = None) -> dict[str, Any]:
-    """Evaluate a run's model anew on its held-out text; with `personal`, also a copy tuned for every client."""
+    """Evaluate a run's model anew on its held-out text; with `personal`, also a copy tuned for every client.
+
+    Of a private run's clients only totals are told, as in its result, and personal copies where they are asked for.
+    """
     trained, prepared = with_data(folder, module)
+    private = trained.config.privacy.on
     if personal is not None:
         personal = resolve(personal, trained, prepared)  # what cannot be done is said before the long evaluation
     tested = evaluate(trained.spec, trained.params, prepared.test)
@@ -91,8 +95,8 @@ def evaluate_run(folder: Path, module: MakeModule | None = None, personal: Perso
         "data": prepared.corpus.name,
         "test": {**total(tested).summary(), "sentence_perplexity": sentences.perplexity},
         "unseen": total(unseen).summary() if unseen else None,
-        "spread": spread(tested),
-        "unseen_spread": spread(unseen),
+        "spread": None if private else spread(tested),
+        "unseen_spread": None if private else spread(unseen),
         "baselines": (read_result(folder) or {}).get("baselines", {}),
     }
     if personal is not None:

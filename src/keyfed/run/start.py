@@ -21,7 +21,7 @@ from keyfed.model.language_model import ModelSpec, Params
 from keyfed.run.carry import carry, match_words, refuse_other_architecture, report_match
 from keyfed.run.folder import Trained, load_model
 from keyfed.run.prepare import Prepared
-from keyfed.run.word_vectors import Given, find_vectors, vectors_line
+from keyfed.run.word_vectors import Given, find_vectors, matched_share, vectors_line
 
 CHUNK = 1 << 24  # tokens counted at once: those of a large corpus are mapped, not in memory
 
@@ -118,16 +118,21 @@ def refuse_overlap(before: Trained, config: Config) -> None:
 def make_ready(
     config: Config, prepared: Prepared, source: Source | None, say: Callable[[str], None]
 ) -> tuple[Start, dict[str, Any]]:
-    """Return what a run starts from, and the same for result.json; what does not fit is refused here."""
-    counts = token_counts(prepared) if source is not None or config.vectors.file is not None else None
-    if counts is None:
+    """Return what a run starts from, and the same for result.json; what does not fit is refused here.
+
+    A private run does not say which share of the training tokens found a row: nothing noised that number.
+    """
+    if source is None and config.vectors.file is None:
         return Start(), {"from": "random"}
+    counts = None if config.privacy.on else token_counts(prepared)
     about = {"from": "random"} if source is None else _describe_source(config, prepared, source, counts)
     vectors = find_vectors(config, prepared, counts, say)
     return Start(source, vectors), about if vectors is None else {**about, "vectors": vectors.about}
 
 
-def _describe_source(config: Config, prepared: Prepared, source: Source, counts: NDArray[np.int64]) -> dict[str, Any]:
+def _describe_source(
+    config: Config, prepared: Prepared, source: Source, counts: NDArray[np.int64] | None
+) -> dict[str, Any]:
     same_shape(source, prepared)
     refuse_overlap(source.trained, config)
     rows = match_words(source.trained.vocab, prepared.vocab)
@@ -146,10 +151,7 @@ def start_lines(start: Mapping[str, Any]) -> list[str]:
     lines = []
     if start.get("from") == "run":
         rest = {"uniform": "drawn anew", "mean": "the mean vector"}[start["unmatched"]]
-        lines.append(
-            f"starts from {start['run']}: {start['matched']:,} of {start['rows']:,} rows matched by word, "
-            f"{start['tokens']:.2%} of the training tokens; the others are {rest}"
-        )
+        lines.append(f"starts from {start['run']}: {matched_share(start)}; the others are {rest}")
     if start.get("vectors"):
         lines.append(vectors_line(start["vectors"]))
     return lines

@@ -151,7 +151,8 @@ def _train(
         else:
             made = made_by(choice, fingerprint, ranks.world if ranks else 1) | outside
             write_run_toml(out, config, made | start.made())
-        for line in (*prepared.describe(), *start_lines(begun), frozen_line(config, prepared.spec)):
+        about = prepared.describe(private=private is not None)
+        for line in (*about, *start_lines(begun), frozen_line(config, prepared.spec)):
             if line:
                 listen.say(line)
         count = parameter_count(prepared.spec)

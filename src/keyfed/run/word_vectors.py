@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,12 @@ class Given:
 
 
 def find_vectors(
-    config: Config, prepared: Prepared, counts: NDArray[np.int64], say: Callable[[str], None]
+    config: Config, prepared: Prepared, counts: NDArray[np.int64] | None, say: Callable[[str], None]
 ) -> Given | None:
     """Read and reduce the vectors that the configuration names; None without any.
 
     Args:
-      counts: training tokens of each entry of the vocabulary.
+      counts: training tokens of each entry of the vocabulary; None where they must not be told (a private run).
 
     Raises:
       ConfigError: they cannot be as wide as the embedding.
@@ -66,7 +66,7 @@ def find_vectors(
         "format": found.source.format,
         "rows": len(prepared.vocab),
         "matched": int(found.matched.sum()),
-        "tokens": float(counts[found.matched].sum() / max(1, counts.sum())),
+        "tokens": None if counts is None else float(counts[found.matched].sum() / max(1, counts.sum())),
         "width": found.dim,
         "dim": width,
         **reduced,
@@ -135,12 +135,15 @@ def _fingerprint(path: Path) -> str:
     return whole.hexdigest()
 
 
+def matched_share(about: Mapping[str, Any]) -> str:
+    """Say how many rows have their word, and of how many training tokens where that may be told."""
+    told = f"{about['matched']:,} of {about['rows']:,} rows matched by word"
+    return told if about["tokens"] is None else f"{told}, {about['tokens']:.2%} of the training tokens"
+
+
 def vectors_line(about: dict[str, Any]) -> str:
     """Say which words have a vector, how they were reduced, and what was wrong with the file."""
-    line = (
-        f"word vectors {Path(about['file']).name} ({about['format']}): {about['matched']:,} of {about['rows']:,} rows "
-        f"matched by word, {about['tokens']:.2%} of the training tokens; "
-    )
+    line = f"word vectors {Path(about['file']).name} ({about['format']}): {matched_share(about)}; "
     if about["reduced"] is None:
         line += f"{about['width']} numbers each"
     else:

@@ -12,8 +12,8 @@ one person changes at most that many votes, each by one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterable
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
@@ -36,6 +36,7 @@ def ballot(
     tokenised: bool,
     least_uses: int = 1,
     most_words: int | None = MOST_WORDS,
+    known: Container[str] = (),
 ) -> Ballot:
     """Return what one client sends: the words of its own training text, most frequent first where there are too many.
 
@@ -46,18 +47,21 @@ def ballot(
       tokenised: Whether the text is cut at white space only.
       least_uses: Uses from which on a word is sent.
       most_words: Words sent at most, ties going by the word itself; None sends all.
+      known: Words of a public vocabulary, which nobody needs to send: the places are for new ones.
 
     Example:
       >>> said = ballot(["b a b", "c <unk> c"], kind="word", lower=True, tokenised=True, most_words=2)
       >>> sorted(said)
       ['b', 'c']
+      >>> sorted(ballot(["b a b"], kind="word", lower=True, tokenised=True, known={"b"}))
+      ['a']
     """
     if least_uses < 1:
         raise ConfigError(f"least_uses must be at least 1, got {least_uses}")
     if most_words is not None and most_words < 1:
         raise ConfigError(f"most_words must be at least 1, got {most_words}")
     uses = Counter(chain.from_iterable(map(cutter(kind, tokenised=tokenised, lower=lower), lines)))
-    said = [word for word, n in uses.items() if n >= least_uses and word not in SPECIALS]
+    said = [word for word, n in uses.items() if n >= least_uses and word not in SPECIALS and word not in known]
     if most_words is not None and len(said) > most_words:
         said = sorted(said, key=lambda word: (-uses[word], word))[:most_words]
     return frozenset(said)
@@ -86,6 +90,10 @@ class Election:
     def vocab(self, kind: Literal["word", "char"], *, lower: bool, tokenised: bool) -> Vocab:
         """Return the elected words behind the four specials; the arguments are those of the ballots."""
         return Vocab(kind, (*SPECIALS, *self.words), lower=lower, tokenised=tokenised)
+
+    def beyond(self, known: Vocab) -> Vocab:
+        """Return a vocabulary with the elected words behind its own, which keep their numbers."""
+        return replace(known, words=(*known.words, *self.words))
 
 
 def elect(

@@ -117,6 +117,8 @@ def test_a_sound_private_run_passes_and_one_whose_noise_is_missing_is_flagged(co
     assert not sound["leaks"]["views"]["noised"]["better_than_chance"]
     page = (run / "audit.md").read_text("utf-8")
     assert "consistent with the claim" in page
+    assert "of this run's own clients, but its noise derives from a seed" in page
+    assert "imagined fleet" not in page
     assert "to rounding" in page
     assert sound["one_shot"]["power"]
     assert 0.5 < sound["one_shot"]["calls"] < 3  # 5 rounds at a rate of 4/14
@@ -314,11 +316,18 @@ def test_what_breaks_a_claim_is_named(check, config, records, claim):
 
 @pytest.mark.parametrize(
     "shown",
-    [{"clients_perplexity": {"seen": [3.0]}}, {"spread": {"worst": 9.0}}, {"oov_rate": {"train": 0.1, "test": 0.2}}],
-    ids=["clients", "spread", "training text"],
+    [
+        {"clients_perplexity": {"seen": [3.0]}},
+        {"spread": {"worst": 9.0}},
+        {"oov_rate": {"train": 0.1, "test": 0.2}},
+        {"start": {"from": "run", "matched": 9, "tokens": 0.5}},
+        {"start": {"from": "random", "vectors": {"matched": 9, "tokens": 0.5}}},
+    ],
+    ids=["clients", "spread", "training text", "carried tokens", "tokens with vectors"],
 )
 def test_figures_of_clients_in_the_result_break_a_claim(shown):
     quiet = {"clients_perplexity": None, "spread": None, "oov_rate": {"test": 0.2}, "lost": {}}
+    quiet["start"] = {"from": "run", "matched": 9, "tokens": None, "vectors": {"matched": 9, "tokens": None}}
     assert levels(lint(POISSON, fedavg(), QUIET, CLAIM, 1000, quiet))["result"] == "ok"
     assert levels(lint(POISSON, fedavg(), QUIET, CLAIM, 1000, {**quiet, **shown}))["result"] == "broken"
     assert levels(lint(POISSON, fedavg(), QUIET, Claim("NONE"), 1000, {**quiet, **shown}))["result"] == "note"

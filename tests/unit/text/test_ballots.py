@@ -69,6 +69,20 @@ def test_the_cap_keeps_the_most_frequent_words_and_ties_go_by_the_word():
     assert len(vote(" ".join(f"w{n}" for n in range(MOST_WORDS + 5)))) == MOST_WORDS
 
 
+def test_known_words_are_not_sent_and_take_no_place():
+    said = vote("the the the the b b b a a c", most_words=2, known={"the", "b"})
+    assert said == {"a", "c"}
+    assert vote("the", known={"the"}) == frozenset()
+
+
+def test_a_vocabulary_keeps_its_numbers_and_the_new_words_come_behind():
+    known = Vocab("word", (*SPECIALS, "the", "a"), lower=True, tokenised=True)
+    wider = elect([{"x", "y"}, {"y"}, {"y", "x"}, {"y", "x"}], size=None).beyond(known)
+    assert wider.words == (*SPECIALS, "the", "a", "y", "x")
+    assert (wider.kind, wider.lower, wider.tokenised) == ("word", True, True)
+    assert all(wider.index[word] == number for word, number in known.index.items())
+
+
 def test_least_uses_counts_over_all_lines_of_the_client():
     assert vote("a b", "a c", "c a", least_uses=2) == {"a", "c"}
     assert vote("a b", "a c", "c a", least_uses=3) == {"a"}
