@@ -469,17 +469,6 @@ def test_what_a_round_goes_by_is_in_the_checkpoint(corpus, tmp_path):
     assert all(record["loss"] is None for record in read_metrics(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("fedatt", ["method.bound=3", "train.cohort=5", "privacy.clip=3"]),
-        ("fedmed", ["method.beta=0.8", "train.cohort=5", "privacy.clip=3"]),
-        ("admm", ["method.lr=0.003", "train.cohort=7", "privacy.clip=3"]),
-    ],
-)
-def test_secure_and_private_together(corpus, tmp_path, method, settings):
-
-
 def test_words_beyond_a_public_vocabulary_with_a_guarantee(keyfed, corpus, tmp_path):
     for k, path in enumerate(sorted(corpus.iterdir())):
         more = ["qwyjibo"] * (k != 3) + ["zork"] * (k == 3)
@@ -548,7 +537,15 @@ def says(number, text):
     return re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d]|[.,]\d)", text) is not None
 
 
-def test_secure_and_private_together(corpus, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedatt", ["method.bound=3", "train.cohort=5", "privacy.clip=3"]),
+        ("fedmed", ["method.beta=0.8", "train.cohort=5", "privacy.clip=3"]),
+        ("admm", ["method.lr=0.003", "train.cohort=7", "privacy.clip=3"]),
+    ],
+)
+def test_secure_and_private_together(corpus, tmp_path, method, settings):
     """Masked and plain sums differ by the fixed point's rounding alone; nothing else travels or is told."""
     pytest.importorskip("cryptography")
     config = configured(corpus, method, 2, *settings)
