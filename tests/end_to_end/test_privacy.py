@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
