@@ -33,9 +33,11 @@ def drawn(study: Study, rows: Sequence[Row]) -> list[Mapping[str, Any]]:
     return [plot for plot in study.plots if _panels(rows, plot)]
 
 
-def describe(plot: Mapping[str, Any]) -> str:
+def describe(study: Study, plot: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """What a plot shows, for those who cannot see it."""
-    marks = "; crosses are the printed values" if plot["kind"] != "curves" else ""
+    shown = [row for panel in _panels(rows, plot).values() for row in panel]
+    printed = any(study.printed(row.labels, str(plot["measure"])) is not None for row in shown)
+    marks = "; crosses are the printed values" if plot["kind"] != "curves" and printed else ""
     return f"{plot['title']}{marks}"
 
 
@@ -92,8 +94,10 @@ def _bars(
             at, mean, width * 0.92, yerr=error, capsize=2, label=series[number] or "ours",
             color=theme.colours[number % len(theme.colours)], ecolor=theme.ink,
         )  # fmt: skip
-        axes.annotate(write_value(mean, plot["measure"]), (at, mean), ha="center", va="bottom", fontsize=7)
         printed = study.printed(row.labels, plot["measure"])
+        above = printed is not None and mean is not None and 0.8 * mean < printed < 1.3 * mean  # a cross is there
+        inside = {"va": "top", "color": theme.page} if above else {"va": "bottom"}
+        axes.annotate(write_value(mean, plot["measure"]), (at, mean), ha="center", fontsize=7, **inside)
         if printed is not None:
             axes.plot(at, printed, "x", color=theme.ink, markersize=7, label="printed", zorder=5)
     heights = [row.mean(plot["measure"]) or 1.0 for row in rows]

@@ -4,7 +4,7 @@ The rule. Values are compared as logarithms, since a difference of perplexities 
 deviation over seeds, pooled over all configurations of a study that have several seeds and the same runner, with
 ν = Σ(n − 1) degrees of freedom. Two means differ if |ln a − ln b| > t(ν) · s · √(1/n_a + 1/n_b), t being Student's
 97.5 % quantile. A claimed order holds if they differ as claimed, does not hold if they differ the other way, and cannot
-be told otherwise.
+be told otherwise. `RULE` says it whole.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ STUDENT = (
 )  # fmt: skip  # 97.5 % quantiles for 1 to 30 degrees of freedom
 RULE = (
     "How it is told: means over seeds are compared as logarithms. s is the standard deviation over seeds, pooled over "
-    "all configurations here that have several seeds (code-faithful ones apart, diverged ones left out), with ν "
-    "degrees of freedom. Two means differ if |ln a − ln b| > t(ν) · s · √(1/n_a + 1/n_b), with Student's 97.5 % "
-    "quantile t. An order that is claimed holds if they differ that way, does not hold if they differ the other way, "
-    "and cannot be told otherwise; with one seed everywhere there is no s, and nothing is told. A printed figure "
-    "holds if it lies within the tolerance of ours, t(ν) · s / √n added; without s, a figure that is off by more than "
-    "a factor of 1.5 does not hold. Where the evaluation itself depends on a shuffle, a printed figure is one "
-    "evaluation, and the standard deviation over shuffles is added (in squares). A claim holds if it does in every "
-    "comparison, and does not hold if it fails in one."
+    "all configurations here that have several seeds and run the same way (networks, code-faithful variants and count "
+    "models apart; diverged ones left out), with ν degrees of freedom. Two means differ if |ln a − ln b| > t(ν) · "
+    "√(s_a²/n_a + s_b²/n_b), with Student's 97.5 % quantile t; where an evaluation depends on a shuffle, its standard "
+    "error is added (in squares). An order that is claimed holds if they differ that way, does not hold if they differ "
+    "the other way, and cannot be told otherwise; where there is one seed only and so no s, a ratio of more than 1.5 "
+    "is told and nothing else. A printed figure holds if it cannot be told from ours: if it lies within the tolerance, "
+    "t(ν) · s / √n added, and where an evaluation depends on a shuffle the standard deviation of one evaluation (in "
+    "squares); without s, only a figure that is off by more than a factor of 1.5 does not hold. A bound holds if our "
+    "mean is below it by more than t(ν) · s / √n. A claim holds if it does in every comparison, and does not hold if "
+    "it fails in one; comparisons are not corrected for their number."
 )
 
 
@@ -69,6 +71,12 @@ class Row:
         return any(
             (finite(r["measures"].get("perplexity")) or 0.0) > r.get("vocabulary", math.inf) for r in self.records
         )
+
+    @property
+    def chosen(self) -> str:
+        """The rounds whose models were chosen on validation: `8`, or `8–12`; empty where there is none."""
+        found = sorted(int(r["best_round"]) for r in self.records if r.get("best_round"))
+        return "" if not found else "–".join(map(str, dict.fromkeys((found[0], found[-1]))))
 
     def evaluation(self) -> tuple[float, int] | None:
         """Standard deviation of one evaluation and its degrees of freedom, where it depends on a shuffle."""
@@ -124,11 +132,17 @@ class Spread:
     sd: float | None
     freedom: int
 
-    def margin(self, *counts: int) -> float | None:
-        """t(ν) · s · √(Σ 1/n), the least difference that counts."""
-        if self.sd is None:
-            return None
-        return quantile(self.freedom) * self.sd * math.sqrt(sum(1 / n for n in counts))
+    def margin(self, count: int) -> float | None:
+        """t(ν) · s / √n, how far a mean may be off by chance."""
+        return None if self.sd is None else quantile(self.freedom) * self.sd / math.sqrt(count)
+
+
+def joint_margin(a: tuple[Spread, int], b: tuple[Spread, int]) -> float | None:
+    """t(ν) · √(s_a²/n_a + s_b²/n_b), the least difference of two means that counts; the fewer degrees of freedom."""
+    (one, n), (other, m) = a, b
+    if one.sd is None or other.sd is None:
+        return None
+    return quantile(min(one.freedom, other.freedom)) * math.sqrt(one.sd**2 / n + other.sd**2 / m)
 
 
 def quantile(freedom: int) -> float:
@@ -177,22 +191,29 @@ class Comparison:
 def compare_rows(study: Study, rows: Sequence[Row], claim: Claim) -> list[Comparison]:
     """Check a claim wherever it can be."""
     by_labels = {tuple(sorted(row.labels.items())): row for row in rows}
+    spreads = spreads_of(rows, claim.measure)
     found = []
     for row in rows:
         if not matches(row.labels, claim.of) or row.absent:
             continue
-        spread = pooled_spread([r for r in rows if r.runner == row.runner], claim.measure)
+        spread = spreads[row.runner]
         if claim.kind in ("lower", "higher"):
             other = by_labels.get(tuple(sorted({**row.labels, **claim.than}.items())))
             if other is not None and not other.absent:
-                found.append(_ordered(study, row, other, claim, spread))
+                found.append(_ordered(study, row, other, claim, (spread, spreads[other.runner])))
         elif claim.kind == "below":
-            found.append(_below(row, claim))
+            found.append(_below(row, claim, spread))
         else:
             printed = study.printed(row.labels, claim.measure)
             if printed is not None:
                 found.append(_as_printed(row, printed, claim, spread))
     return found
+
+
+def spreads_of(rows: Sequence[Row], measure: str) -> dict[str, Spread]:
+    """The spread over seeds of everything that runs the same way."""
+    runners = dict.fromkeys(row.runner for row in rows)
+    return {runner: pooled_spread([row for row in rows if row.runner == runner], measure) for runner in runners}
 
 
 def place(row: Row, without: Iterable[str] = ()) -> str:
@@ -205,21 +226,32 @@ def place(row: Row, without: Iterable[str] = ()) -> str:
     )
 
 
-def _ordered(study: Study, row: Row, other: Row, claim: Claim, spread: Spread) -> Comparison:
+def _ordered(study: Study, row: Row, other: Row, claim: Claim, spreads: tuple[Spread, Spread]) -> Comparison:
     a, b = row.mean(claim.measure), other.mean(claim.measure)
     mine, its = study.printed(row.labels, claim.measure), study.printed(other.labels, claim.measure)
     printed = mine / its - 1 if mine is not None and its else None
     where = place(row, claim.than) or place(row)
     if not row.records or not other.records:
         return Comparison(where, a, b, None, None, printed, OPEN)
-    margin = spread.margin(len(row.records), len(other.records))
+    margin = joint_margin((spreads[0], len(row.records)), (spreads[1], len(other.records)))
     if a is None or b is None or a <= 0 or b <= 0:
         return Comparison(where, a, b, None, margin, printed, UNSURE)
+    if margin is not None and claim.measure == "perplexity":
+        margin = math.hypot(margin, *(_shuffled(r, mean) for r, mean in ((row, a), (other, b))))
     change = math.log(a / b)
     verdict = UNSURE
-    if margin is not None and abs(change) > margin:
+    if abs(change) > (math.log(FAR) if margin is None else margin):
         verdict = HOLDS if (change < 0) == (claim.kind == "lower") else FAILS
     return Comparison(where, a, b, change, margin, printed, verdict)
+
+
+def _shuffled(row: Row, mean: float) -> float:
+    """How far a mean over shuffles may be off by chance, relative; 0 where nothing is shuffled."""
+    one = row.evaluation()
+    if one is None:
+        return 0.0
+    sd, freedom = one
+    return quantile(freedom) * sd / mean / math.sqrt(freedom + len(row.records))
 
 
 def _as_printed(row: Row, printed: float, claim: Claim, spread: Spread) -> Comparison:
@@ -241,14 +273,16 @@ def _as_printed(row: Row, printed: float, claim: Claim, spread: Spread) -> Compa
     return Comparison(place(row), ours, printed, change, margin, None, verdict)
 
 
-def _below(row: Row, claim: Claim) -> Comparison:
+def _below(row: Row, claim: Claim, spread: Spread) -> Comparison:
     ours, bound = row.mean(claim.measure), claim.bound
     assert bound is not None, "a claim of kind below has a bound"
     if not row.records:
         return Comparison(place(row), None, bound, None, None, None, OPEN)
     if ours is None or ours <= 0:
         return Comparison(place(row), ours, bound, None, None, None, FAILS)
-    return Comparison(place(row), ours, bound, math.log(ours / bound), None, None, HOLDS if ours < bound else FAILS)
+    change, margin = math.log(ours / bound), spread.margin(len(row.records))
+    verdict = UNSURE if abs(change) <= (margin or 0.0) else HOLDS if change < 0 else FAILS
+    return Comparison(place(row), ours, bound, change, margin, None, verdict)
 
 
 def judge(comparisons: Sequence[Comparison], scale: str) -> str:

@@ -26,7 +26,9 @@ from keyfed.run.studies_table import (
     NOT_JUDGED,
     OPEN,
     UNSURE,
+    Spread,
     compare_rows,
+    joint_margin,
     judge,
     main_scale,
     pooled_spread,
@@ -188,8 +190,10 @@ def test_a_claimed_order_holds_fails_or_cannot_be_told():
     assert verdicts(study_of(), same | {("0.1", "FedAtt", s): 120 + s for s in (1, 2)}) == [FAILS, OPEN]
     assert verdicts(study_of(), same | {("0.1", "FedAtt", s): 99 + s for s in (1, 2)}) == [UNSURE, OPEN]
     one = {("0.5", "FedAvg", 1): 100.0, ("0.5", "FedAtt", 1): 50.0}
-    assert verdicts(study_of(), one) == [OPEN, UNSURE]  # no spread at all: nothing is told
-    assert verdicts(study_of(), one | same) == [OPEN, HOLDS]  # the spread of others is pooled
+    assert verdicts(study_of(), one) == [OPEN, HOLDS]  # no spread at all: only what is far apart is told
+    near = {("0.5", "FedAvg", 1): 100.0, ("0.5", "FedAtt", 1): 70.0}
+    assert verdicts(study_of(), near) == [OPEN, UNSURE]
+    assert verdicts(study_of(), near | same) == [OPEN, HOLDS]  # the spread of others is pooled
 
 
 def test_the_margin_is_students_quantile_times_the_pooled_spread():
@@ -197,7 +201,32 @@ def test_the_margin_is_students_quantile_times_the_pooled_spread():
     rows = rows_of(study_of(), "standard", results_of(study_of(), "standard", values))
     spread = pooled_spread(rows, "perplexity")
     assert spread.sd == pytest.approx(0.2 / math.sqrt(2))
-    assert spread.margin(2, 2) == pytest.approx(12.706 * 0.2 / math.sqrt(2))
+    assert spread.margin(2) == pytest.approx(12.706 * 0.1)
+    assert joint_margin((spread, 2), (spread, 2)) == pytest.approx(12.706 * 0.2 / math.sqrt(2))
+    wide = Spread(0.3, 5)
+    assert joint_margin((spread, 2), (wide, 1)) == pytest.approx(12.706 * math.hypot(0.1, 0.3))
+    assert joint_margin((spread, 2), (Spread(None, 0), 1)) is None
+
+
+def test_a_bound_holds_by_more_than_the_spread():
+    values = {("0.1", "FedAvg", 1): 40.0, ("0.1", "FedAvg", 2): 41.0, ("0.5", "FedAvg", 1): 49.0}
+    assert verdicts(study_of(), values, claim=2) == [HOLDS, UNSURE]
+    assert verdicts(study_of(), values | {("0.1", "FedAvg", 2): 40.01}, claim=2) == [HOLDS, HOLDS]
+    assert verdicts(study_of(), values | {("0.1", "FedAvg", 2): 40.01, ("0.5", "FedAvg", 1): 51.0}, claim=2)[1] == FAILS
+
+
+def test_shuffled_evaluations_widen_what_counts():
+    values = {("0.1", "FedAvg", s): 100 + 0.01 * s for s in (1, 2)}
+    values |= {("0.1", "FedAtt", s): 98 + 0.01 * s for s in (1, 2)}
+    found = results_of(study_of(), "standard", values)
+    told = compare_rows(study_of(), rows_of(study_of(), "standard", found), study_of().claims[0])[0]
+    assert told.verdict == HOLDS
+    for record in found.values():
+        record["shuffles"] = {"count": 20, "sd": 5.0, "lowest": 90.0, "highest": 110.0}
+    shuffled = compare_rows(study_of(), rows_of(study_of(), "standard", found), study_of().claims[0])[0]
+    assert shuffled.verdict == UNSURE
+    one = 1.96 * 5.0 / math.sqrt(40)
+    assert shuffled.margin == pytest.approx(math.hypot(told.margin, one / 98.015, one / 100.015), rel=1e-6)
 
 
 def test_what_is_worse_than_guessing_has_diverged_and_is_not_pooled():
