@@ -95,9 +95,12 @@ def _bars(
             color=theme.colours[number % len(theme.colours)], ecolor=theme.ink,
         )  # fmt: skip
         printed = study.printed(row.labels, plot["measure"])
-        above = printed is not None and mean is not None and 0.8 * mean < printed < 1.3 * mean  # a cross is there
-        inside = {"va": "top", "color": theme.page} if above else {"va": "bottom"}
-        axes.annotate(write_value(mean, plot["measure"]), (at, mean), ha="center", fontsize=7, **inside)
+        near = printed is not None and mean is not None and 0.8 * mean < printed < 1.3 * mean  # a cross is there
+        height = max(mean or 0.0, printed or 0.0) if near else mean
+        axes.annotate(
+            write_value(mean, plot["measure"]), (at, height), (0, 5 if near else 1), textcoords="offset points",
+            ha="center", va="bottom", fontsize=7,
+        )  # fmt: skip
         if printed is not None:
             axes.plot(at, printed, "x", color=theme.ink, markersize=7, label="printed", zorder=5)
     heights = [row.mean(plot["measure"]) or 1.0 for row in rows]
