@@ -79,7 +79,7 @@ def test_it_trains_and_leaves_its_arguments_alone(name, options):
     theta = theta_of()
     before = {n: p.clone() for n, p in theta.items()}
     method = build(name, options)
-    problem = problem_of([50, 11, 23, 31])
+    problem = problem_of([26, 9, 15, 19])
     state, summaries = rounds(problem, method, theta, 3)
     assert_equal(theta, before, 0)
     assert_moved(theta, state.params)
@@ -95,7 +95,7 @@ def test_it_trains_and_leaves_its_arguments_alone(name, options):
 
 @every_method
 def test_a_round_after_a_restart_is_the_round_without_one(name, options, tmp_path):
-    method, problem = build(name, options), problem_of([50, 11, 23])
+    method, problem = build(name, options), problem_of([26, 9, 15])
     clients = ClientStates(tmp_path)
     state, _ = rounds(problem, method, theta_of(), 2, states=clients)
     versions = clients.versions()
@@ -134,8 +134,8 @@ def test_the_specification_builds_the_method_again(name, options):
 @every_method
 def test_identical_clients_give_any_one_of_them(name, options):
     method, theta = build(name, options), theta_of()
-    many, _ = rounds(problem_of([40] * 5, seeds=[7] * 5), method, theta, 2)
-    one, _ = rounds(problem_of([40], seeds=[7]), method, theta, 2)
+    many, _ = rounds(problem_of([24] * 5, seeds=[7] * 5), method, theta, 2)
+    one, _ = rounds(problem_of([24], seeds=[7]), method, theta, 2)
     # Each client rounds to eight bits by its own dice; everything else is exact.
     assert_equal(many.params, one.params, 0.05 if options.get("quantise") == "int8" else 1e-12)
     assert_moved(theta, many.params)
@@ -143,7 +143,7 @@ def test_identical_clients_give_any_one_of_them(name, options):
 
 @every_method
 def test_the_order_of_the_cohort_changes_nothing(name, options):
-    method, problem, theta = build(name, options), problem_of([50, 11, 23, 31]), theta_of()
+    method, problem, theta = build(name, options), problem_of([26, 9, 15, 19]), theta_of()
     orders = [["c0", "c1", "c2", "c3"], ["c3", "c1", "c0", "c2"], ["c2", "c3", "c1", "c0"]]
     ends = []
     for order in orders:
@@ -160,7 +160,7 @@ def test_the_order_of_the_cohort_changes_nothing(name, options):
 @every_method
 @pytest.mark.parametrize("block", [1, 3])
 def test_streamed_shares_equal_shares_in_two_phases(name, options, block):
-    method, problem, theta = build(name, options), problem_of([50, 11, 23, 31]), theta_of()
+    method, problem, theta = build(name, options), problem_of([26, 9, 15, 19]), theta_of()
     later = replace(method, mediator=mediate.in_two_phases(method.mediator))
     one, first = rounds(problem, method, theta, 2, block=block)
     two, second = rounds(problem, later, theta, 2, block=block)
@@ -171,7 +171,7 @@ def test_streamed_shares_equal_shares_in_two_phases(name, options, block):
 @every_method
 @pytest.mark.parametrize("how", ["loss", "nan", "inf"])
 def test_rubbish_is_refused_as_if_its_client_had_not_come(name, options, how, monkeypatch):
-    method, problem, theta = build(name, options), problem_of([50, 11, 23]), theta_of()
+    method, problem, theta = build(name, options), problem_of([26, 9, 15]), theta_of()
     state = initial_state(method, theta)
     with Simulation(problem) as federation:
         want, _ = run_round(method, state, ["c0", "c2"], federation)
