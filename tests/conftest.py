@@ -18,11 +18,11 @@ torch.set_num_threads(1)
 torch.set_num_threads = lambda threads: None
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def workers_are_forked() -> Iterator[None]:
     """Worker processes come from one that has imported torch, which takes seconds, and has computed nothing.
 
-    What they are given is pickled as before. That a run's own way of starting them works is seen in tests/contract and
+    What they are given is pickled as before. That a run can start its own is seen by the benchmark of two workers, in
     tests/unit/run/test_bench.py.
     """
     from keyfed.engine import workers

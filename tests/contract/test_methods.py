@@ -204,7 +204,7 @@ def test_a_round_without_clients_takes_no_step(name, options):
 
 
 @pytest.fixture(scope="module")
-def workers():
+def workers(workers_are_forked):
     """A federation in two worker processes, which take a method with every client; starting them is what costs."""
     with Simulation(problem_of([14, 6, 8, 10, 4]), workers=2) as federation:
         yield federation
