@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
@@ -14,3 +16,19 @@ if not torch.cuda.is_available():
 # milliseconds, because threads wait for each other.
 torch.set_num_threads(1)
 torch.set_num_threads = lambda threads: None
+
+
+@pytest.fixture(scope="module")
+def workers_are_forked() -> Iterator[None]:
+    """Worker processes come from one that has imported torch, which takes seconds, and has computed nothing.
+
+    What they are given is pickled as before. That a run can start its own is seen by the benchmark of two workers, in
+    tests/unit/run/test_bench.py.
+    """
+    from keyfed.engine import workers
+
+    context = workers.mp.get_context("forkserver")
+    context.set_forkserver_preload(["keyfed.engine.workers"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers.mp, "get_context", lambda method=None: context)
+        yield

@@ -39,7 +39,7 @@ def write_corpus(folder: Path) -> Path:
     folder.mkdir()
     for k in range(8):
         draw = random.Random(k)
-        lines = [sentence(draw) for _ in range(60 + 10 * k)]
+        lines = [sentence(draw) for _ in range(30 + 5 * k)]
         (folder / f"writer{k}.txt").write_text("\n".join(lines) + "\n", "utf-8")
     return folder
 

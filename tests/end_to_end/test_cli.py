@@ -31,7 +31,7 @@ def test_train_prints_one_json_object_and_writes_the_run(train_tiny):
 
 
 def test_a_trained_model_beats_the_unigram_on_a_regular_language(train_tiny):
-    _, result = train_tiny("train.cohort=6", rounds=15)
+    _, result = train_tiny("train.cohort=6", "epochs=2", rounds=15)
     assert result["test"]["perplexity"] < 0.6 * result["baselines"]["unigram"]["test"]["perplexity"]
 
 

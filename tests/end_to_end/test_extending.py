@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import re
-import subprocess
+import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,13 +24,6 @@ from .conftest import sentence
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text("utf-8")
 BLOCKS = dict(re.findall(r"```python\n# (\S+\.py)\n(.*?)```", PAGE, re.S))
-
-RUN_ALL = """
-import runpy, sys
-for name in sys.argv[1:]:
-    print("==", name)
-    runpy.run_path(name, run_name="__main__")
-"""
 
 
 class Heard(Silent):
@@ -70,21 +62,21 @@ def test_a_method_of_your_own_takes_at_most_twenty_lines(name):
     assert len(lines) <= 20, lines
 
 
-def test_the_page_runs(corpus, tmp_path):
+def test_the_page_runs(corpus, tmp_path, monkeypatch, capsys):
     for k, path in enumerate(sorted(corpus.iterdir())):  # the conformance suite wants more held-out text
         more = [sentence(random.Random(f"{k}/{n}")) for n in range(60)]
         path.write_text(path.read_text("utf-8") + "\n".join(more) + "\n", "utf-8")
     corpus.rename(tmp_path / "letters")
     for name, code in BLOCKS.items():
         (tmp_path / name).write_text(code, "utf-8")
-    # One process for all, because importing torch takes longer than the scripts; each runs as `python NAME` would.
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL, *BLOCKS],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    said = {name: out.splitlines() for name, out in re.findall(r"== (\S+)\n(.*?)(?=== |\Z)", done.stdout, re.S)}
+    # In this process, because importing torch takes longer than the scripts; each runs as `python NAME` would.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    said = {}
+    for name in BLOCKS:
+        runpy.run_path(name, run_name="__main__")
+        said[name] = capsys.readouterr().out.splitlines()
+    del sys.modules["my_model"]
     first, suggestions, *checks = said["train_my_model.py"]
     assert first.startswith("my_model.make ")
     assert suggestions.count("'") == 6

@@ -35,8 +35,8 @@ def run(corpus, tmp_path_factory) -> Path:
 
 
 def test_a_run_is_typed_on_beside_n_grams_and_another_run(keyfed, run):
-    asked = ("evaluate", run, "--keyboard", "--against", run / "central", "--words", 60)
-    code, stdout, stderr = keyfed(*asked, "--json")
+    asked = ("evaluate", run, "--keyboard", "--against", run / "central", "--words")
+    code, stdout, stderr = keyfed(*asked, 30, "--json")
     assert code == 0, stderr
     found = json.loads(stdout)
     names = [row["name"] for row in found["rows"]]
@@ -45,7 +45,7 @@ def test_a_run_is_typed_on_beside_n_grams_and_another_run(keyfed, run):
     ]  # fmt: skip
     for row in found["rows"]:
         seen = row["seen"]
-        assert seen["words"] >= 60
+        assert seen["words"] >= 30
         assert 0 <= seen["top1"] <= seen["top3"] <= 1
         assert seen["saved"] <= seen["saved_ideal"] < 1
         assert seen["wrong_corrections"] < 0.2
@@ -53,10 +53,10 @@ def test_a_run_is_typed_on_beside_n_grams_and_another_run(keyfed, run):
         assert row["bytes"]["fp32"] > row["bytes"].get("int8", 0)
     # The language is regular and the n-grams have seen all of it: they guess more than a tiny network of three rounds.
     assert found["rows"][0]["seen"]["top3"] > 0.5
-    code, again, _ = keyfed(*asked, "--json")
+    code, again, _ = keyfed(*asked, 30, "--json")
     strip = [{k: v for k, v in row.items() if k != "latency"} for row in json.loads(again)["rows"]]
     assert strip == [{k: v for k, v in row.items() if k != "latency"} for row in found["rows"]], "drawn by the seed"
-    code, text, _ = keyfed(*asked)
+    code, text, _ = keyfed(*asked, 5)
     assert code == 0
     assert "strokes" in text
     assert "cifg, central" in " ".join(text.split())

@@ -52,6 +52,7 @@ def remembered(corpus, tmp_path_factory):
     return out
 
 
+@pytest.mark.usefixtures("workers_are_forked")
 @pytest.mark.parametrize(("workers", "every"), [(1, 1), (1, 3), (2, 1)])
 def test_clients_that_remember_go_on_where_they_were(corpus, remembered, tmp_path, workers, every):
     config, runs = remembering(corpus, checkpoint_every=every, workers=workers), (remembered, tmp_path / "again")

@@ -61,7 +61,7 @@ def test_a_private_run_on_the_built_in_corpus_keeps_its_budget_and_says_what_it_
     assert account["verdict"] == "SIMULATED"
     assert account["pld"] == pytest.approx(spent[-1], abs=2e-3)
     assert account["pld"] <= 8
-    code, out, err = keyfed("privacy", "plan", "--run", run, "--epsilon", 8, "--cohort", 1000, "--rounds", 10, "--json")
+    code, out, err = keyfed("privacy", "plan", "--run", run, "--epsilon", 1, "--cohort", 1000, "--rounds", 10, "--json")
     assert code == 0, err
     (measured,) = json.loads(out)["measured"]
     assert measured["noiseless"] > 0
@@ -111,7 +111,7 @@ def test_a_run_that_was_stopped_between_rounds_ends_as_if_it_had_not(corpus, tmp
 
 
 def test_a_round_that_is_done_again_costs_again_and_has_other_noise(corpus, tmp_path):
-    config = configured(corpus, "fedavg", 3, "train.checkpoint_every=5", "privacy.epsilon=8", "privacy.noise=none")
+    config = configured(corpus, "fedavg", 3, "train.checkpoint_every=5", "privacy.epsilon=1", "privacy.noise=none")
     once = train(config, tmp_path / "once")
 
     class Lost(StopAfter):
@@ -125,7 +125,7 @@ def test_a_round_that_is_done_again_costs_again_and_has_other_noise(corpus, tmp_
     assert [(e.round, e.attempt) for e in read_ledger(tmp_path / "again").entries][:2] == [(0, 0), (0, 1)]
     assert result["privacy"]["retried"] == 1
     assert result["rounds"] == 2  # the budget was for three releases, and one of them is lost
-    assert result["privacy"]["pld"] <= 8
+    assert result["privacy"]["pld"] <= 1
     assert once["rounds"] == 3
     one, two = (read_metrics(tmp_path / name)[0]["valid"]["nats"] for name in ("once", "again"))
     assert one != two
@@ -387,7 +387,7 @@ def test_the_numbers_of_the_command_line(keyfed):
 
 
 def test_the_plan_never_invents_a_perplexity(keyfed, corpus, tmp_path):
-    code, out, _ = keyfed("privacy", "plan", "--epsilon", 8, "--cohort", 1000, "--population", 100_000, "--rounds", 10)
+    code, out, _ = keyfed("privacy", "plan", "--epsilon", 1, "--cohort", 1000, "--population", 100_000, "--rounds", 10)
     assert code == 0
     assert "perplexity: not estimated" in out
     train(configured(corpus, "fedavg", 1), tmp_path / "run")

@@ -47,6 +47,7 @@ def test_federated_gru_on_ptb_prints_the_promised_json(tmp_path, keyfed):
     code, stdout, stderr = keyfed(
         "train", "fedavg", "--data", "ptb", "--data-dir", DATA, "--model", "gru", "--rounds", 2, "--json", "--out", out,
         "--set", "data.max_tokens=700", "--set", "model.embed=32", "--set", "data.vocab=1000",
+        "--set", "train.ngram_order=2",
     )  # fmt: skip
     assert code == 0, stderr
     result = json.loads(stdout)

@@ -97,6 +97,7 @@ def test_a_mapped_corpus_is_the_corpus(table, kept, monkeypatch, partition, part
     assert tuple(prepare(config).store.names) == tuple(first.store.names)
 
 
+@pytest.mark.usefixtures("workers_are_forked")
 def test_mapped_clients_train_bitwise_as_those_in_memory_in_one_process_and_in_two(table, kept, tmp_path, monkeypatch):
     runs = {}
     for name, workers in (("mapped", 1), ("mapped2", 2), ("memory", 1)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed import TCPStore
 
@@ -28,6 +30,7 @@ from keyfed.federated.types import Method, MethodSpec
 from .test_methods import problem_of, theta_of
 
 ROUNDS = 3
+TROUBLES = ("interrupted", "fails", "dies")
 SIZES = [50, 11, 23, 31, 44]
 
 
@@ -90,7 +93,7 @@ def lead_case(case: Case, ranks: Ranks, folder: Path) -> dict[str, torch.Tensor]
 
 
 def follow_case(case: Case, ranks: Ranks, folder: Path, trouble: str | None = None) -> None:
-    """Another rank of one case; with `trouble` its second round fails, or kills it."""
+    """Another rank of one case; with `trouble` its second round may fail, or kill it."""
     states = ClientStates(folder / "clients")
     with simulation_of(case, states) as local:
         if trouble is not None:
@@ -102,35 +105,61 @@ def _spoilt(train: Any, trouble: str) -> Any:
     def spoilt(params: Any, cohort: Any, method: Any, round: int) -> Any:
         if round == 1 and trouble == "dies":
             os._exit(9)
-        if round == 1:
+        if round == 1 and trouble == "fails":
             raise RankError("the disk is full")
         return train(params, cohort, method, round)
 
     return spoilt
 
 
+def _interrupting() -> Any:
+    """Return a broadcast that presses Ctrl-C once it has sent the first of the second round's tensors."""
+    send, layers, sent = dist.broadcast, len(theta_of()), []
+
+    def broadcast(tensor: torch.Tensor, src: int) -> None:
+        group = dist.group.WORLD  # held while it works, as torch does
+        send(tensor, src=src, group=group)
+        sent.append(tensor)
+        if len(sent) == layers + 1:
+            signal.raise_signal(signal.SIGINT)
+
+    return broadcast
+
+
+def interrupt_case(case: Case, ranks: Ranks, folder: Path) -> None:
+    """Rank 0 of a case that Ctrl-C ends; writes who has taken leave when it is through with waiting."""
+    send, dist.broadcast = dist.broadcast, _interrupting()
+    try:
+        lead_case(case, ranks, folder)
+    except KeyboardInterrupt:  # here its traceback is alive, as it is in a run
+        dist.broadcast = send
+        ranks.end("stopped by Ctrl-C")
+        (folder / "left").write_text(str(ranks.left()))
+
+
 def main() -> None:
-    """Go through all cases as one rank; then fail, then die."""
+    """Go through all cases as one rank; then be interrupted, then fail, then die."""
     rank, world, port, out = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)
     if rank == 0:
         store = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=int(sys.argv[5]))
     else:
         store = TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
-    for name, trouble in [*((name, None) for name in CASES), ("fedavg", "fails"), ("fedavg", "dies")]:
+    for name, trouble in [*((name, None) for name in CASES), *(("fedavg", how) for how in TROUBLES)]:
         folder = out / (trouble or name)
         folder.mkdir(exist_ok=True)
         ranks = Ranks(store, rank, world, silence=2.0)
         try:
-            if rank == 0:
+            if rank == 0 and trouble == "interrupted":
+                interrupt_case(CASES[name], ranks, folder)
+            elif rank == 0:
                 save_file(lead_case(CASES[name], ranks, folder), folder / "params.safetensors")
             else:
-                follow_case(CASES[name], ranks, folder, trouble if rank == 1 else None)
+                follow_case(CASES[name], ranks, folder, trouble)
             ranks.end(result={})
         except RankError as e:  # Ended is one: it is how a run is over for those who serve
             ranks.end(str(e))
-            if rank == 0:
-                (folder / "error").write_text(str(e))
+            (folder / f"error-{rank}").write_text(str(e))
         ranks.close()
 
 

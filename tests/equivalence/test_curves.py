@@ -165,6 +165,7 @@ def test_the_last_epoch_is_the_loss_that_the_round_reports():
     assert line["epoch"]["loss"] == sorted(line["epoch"]["loss"], reverse=True), "it learns"
 
 
+@pytest.mark.usefixtures("workers_are_forked")
 def test_blocks_workers_and_parts_give_the_same_line():
     method, theta = build_method(MethodSpec("fedavg", {"epochs": 2, "batch_size": 2})), init_params(GRU, 1)
     problem = counted(problem_of(GRU, STREAM))

@@ -197,6 +197,7 @@ def test_one_client_without_a_pull_to_the_model_is_local_training_that_goes_on()
         assert float((duals.params[name] - want).abs().max()) < 1e-6, name
 
 
+@pytest.mark.usefixtures("workers_are_forked")
 @pytest.mark.parametrize("name", ["admm"])
 def test_worker_processes_change_nothing_for_clients_that_remember(name):
     problem, theta = problem_of([50, 11, 23, 31, 8]), theta_of(dtype=torch.float32)

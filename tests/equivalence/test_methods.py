@@ -218,6 +218,7 @@ def test_blocks_of_any_size_give_the_same_aggregate(options, dropout):
         assert_equal(other.mean(), whole.mean(), 1e-6)
 
 
+@pytest.mark.usefixtures("workers_are_forked")
 def test_worker_processes_change_nothing():
     spec = replace(SPEC, dropout=0.2)
     problem = problem_of([50, 11, 23, 31, 8, 17, 29], spec)

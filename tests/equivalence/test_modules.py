@@ -360,6 +360,7 @@ def test_a_run_of_a_copy_is_a_run_of_the_preset(corpus, tmp_path):
     assert keyfed.suggest(models[0], "the old") == keyfed.suggest(models[1], "the old")
 
 
+@pytest.mark.usefixtures("workers_are_forked")
 def test_workers_and_resume_change_nothing(small, corpus, tmp_path):
     config = configured(corpus, rounds=2, train_workers=2)
     keyfed.train(config, tmp_path / "two", module=small)

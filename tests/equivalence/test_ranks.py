@@ -28,7 +28,7 @@ WORLD = 2
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """Two ranks have gone through all cases and the two failures; their folders."""
+    """Two ranks have gone through all cases and the three troubles; their folders."""
     out = tmp_path_factory.mktemp("ranks")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.set_inheritable(True)
@@ -100,12 +100,17 @@ def test_one_rank_is_one_process_bitwise(tmp_path, name):
     assert told == json.loads((tmp_path / "told.json").read_text())
 
 
+def test_ctrl_c_in_the_middle_of_a_sum_lets_the_others_go_before_rank_0_leaves(finished):
+    assert (finished / "interrupted" / "left").read_text() == "True"
+    assert (finished / "interrupted" / "error-1").read_text() == "stopped by Ctrl-C"
+
+
 def test_a_rank_that_fails_ends_the_others_by_its_word(finished):
-    assert (finished / "fails" / "error").read_text() == "rank 1: the disk is full"
+    assert (finished / "fails" / "error-0").read_text() == "rank 1: the disk is full"
 
 
 def test_a_rank_that_dies_is_missed(finished):
-    error = (finished / "dies" / "error").read_text()
+    error = (finished / "dies" / "error-0").read_text()
     assert error.startswith(("rank 1 of 2 has not been heard of for 2 seconds", "rank 0 lost another rank"))
 
 

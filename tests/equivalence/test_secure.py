@@ -139,6 +139,7 @@ def test_the_same_run_twice_gives_the_same_bits(case):
     assert [c["bytes"] for c in costs] == [c["bytes"] for c in others]
 
 
+@pytest.mark.usefixtures("workers_are_forked")
 def test_blocks_round_alike_and_worker_processes_change_no_bit():
     method, theta = method_of("fedatt", batch_size=2), theta_of(dtype=torch.float32)
     threads = torch.get_num_threads()

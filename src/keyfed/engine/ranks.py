@@ -7,14 +7,16 @@ last word is in the store, and one that cannot say anything any more is missed b
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -116,7 +118,8 @@ class Ranks:
         if self.world == 1:
             return
         try:
-            operation()
+            with _ctrl_c_waits():
+                operation()
         except RuntimeError as e:
             self._raise_if_over()
             raise RankError(f"rank {self.rank} lost another rank while summing: {_first_line(e)}") from e
@@ -132,6 +135,10 @@ class Ranks:
             self._part()  # whoever waits for rank 0 in the middle of a sum is let go, and finds the word
             if not self._missed:
                 self._await_farewells()
+
+    def left(self) -> bool:
+        """Whether all others have taken leave."""
+        return bool(self._store.check([f"bye/{rank}" for rank in range(1, self.world)]))
 
     def close(self) -> None:
         """Take leave."""
@@ -153,9 +160,8 @@ class Ranks:
     def _await_farewells(self) -> None:
         """Keep the store up until the others have read the end, for a while."""
         limit = time.monotonic() + FAREWELL
-        names = [f"bye/{rank}" for rank in range(1, self.world)]
         try:
-            while not self._store.check(names) and time.monotonic() < limit:
+            while not self.left() and time.monotonic() < limit:
                 time.sleep(0.01)
         except RuntimeError:
             return
@@ -226,6 +232,26 @@ def open_ranks(place: Place) -> Ranks:
             f"rank {place.rank} of {place.world} cannot meet the others at {place.host}:{place.port}: {_first_line(e)}"
         ) from e
     return Ranks(store, place.rank, place.world)
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of the block.
+
+    An operation that it cuts in two lives on in the traceback, and with it the connections by which the others wait for
+    this rank: they would be let go by its exit only, when the store is gone as well.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *given: pressed.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed and callable(before):
+        before(*pressed[-1])
 
 
 def _first_line(error: Exception) -> str:

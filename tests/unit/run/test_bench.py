@@ -106,6 +106,10 @@ def test_who_would_keep_more_weights_than_there_is_memory_is_left_out(monkeypatc
 
 
 def test_json_is_one_object_with_the_table_and_a_plot_is_drawn(monkeypatch, capsys, tmp_path):
+    def ours_apart(who, asked):  # one process is enough to see that its answer comes back
+        return bench_measure.measure_apart(who, asked) if who == "keyfed" else measure_here(who, Task(**asked))
+
+    monkeypatch.setattr(bench_module, "measure_apart", ours_apart)
     plot = tmp_path / "bench.png"
     sizes = [
         "--vocab",
