@@ -169,9 +169,7 @@ class PrivacyConfig:
     quantile: float | None = field(
         default=0.5, metadata={"help": "share of clients that the clip moves towards leaving whole; none: fixed clip"}
     )
-    clip_rate: float = field(
-        default=0.2, metadata={"help": "how fast the clip (FedMed: and top-K's limit) moves, as an exponent a round"}
-    )
+    clip_rate: float = field(default=0.2, metadata={"help": "how fast the clip moves, as an exponent a round"})
     count_noise: float | None = field(
         default=None,
         metadata={

@@ -74,7 +74,7 @@ def bound(method: Method, p: PrivacyConfig) -> Bounded:
     everybody = kind == "standing"
     if everybody:
         method = replace(method, server=sgd(1.0))
-    followed = _followed(beta, threshold, p)
+    followed = _followed(beta, threshold)
     told = (() if p.quantile is None else (WITHIN,)) + tuple(followed)
     if followed:
         words += TOLD.format(what=" and ".join(SAID[name] for name in followed))
@@ -189,10 +189,10 @@ def _standing(report: Report) -> float:
     return report.weight
 
 
-def _followed(beta: float, threshold: float | None, p: PrivacyConfig) -> dict[str, Followed]:
+def _followed(beta: float, threshold: float | None) -> dict[str, Followed]:
     """Return what a method goes by that earlier rounds have released of the losses, by the names of what is told."""
     found = {} if threshold is None else {LOSS: mean_loss(threshold)}
-    return found | ({} if beta == 1 else {BELOW: loss_limit(beta, p.clip_rate)})
+    return found | ({} if beta == 1 else {BELOW: loss_limit(beta)})
 
 
 def _following(

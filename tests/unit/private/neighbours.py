@@ -66,7 +66,7 @@ def share_of(made, rng):
         mean, reach = rng.uniform(0, 10), rng.choice([1.0, 2.0, 8.0])
         state[FOLLOWED + LOSS] = torch.tensor([mean, reach, rng.choice([math.inf, 1.0, 0.01]), 3.0]).double()
     if FOLLOWED + BELOW in state:
-        state[FOLLOWED + BELOW] = torch.tensor([rng.uniform(0, 12)]).double()
+        state[FOLLOWED + BELOW] = torch.tensor([rng.uniform(0, 12), 0.1, 0.0]).double()
     return mediator.released(state)
 
 
