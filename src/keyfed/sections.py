@@ -194,7 +194,11 @@ class PrivacyConfig:
         default=1.0, metadata={"help": "public guess of the clients' mean weight, which the sum is divided by"}
     )
     floor: float = field(
-        default=0.1, metadata={"help": "attention: least noisy mass that is divided by, as a share of the cohort"}
+        default=0.1,
+        metadata={
+            "help": "attention, top-K: least noisy mass that is divided by, as a share of the cohort (FedMed: of the "
+            "least mass it can have; top-K: of the share beta)"
+        },
     )
     twin: bool = field(
         default=True, metadata={"help": "also train the same rounds without clip and noise, for what privacy costs"}

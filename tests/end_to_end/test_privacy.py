@@ -293,6 +293,15 @@ def test_refusals_are_one_line(keyfed, corpus, tmp_path):
     assert "neither privacy.epsilon nor privacy.noise" in fails("fedavg", "--population", 1000)
 
 
+def test_counts_that_take_all_the_noise_are_refused_before_anything_is_written(keyfed, corpus, tmp_path):
+    settings = [x for s in [*TINY, "train.cohort=7"] for x in ("--set", s)]
+    code, out, err = keyfed("train", "admm", "--data", corpus, "--dp", "noise=5", *settings, "--out", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert "privacy.count_noise 0.35; set that above 2.5" in err
+    assert not (tmp_path / "run" / "run.toml").exists()
+    assert not (tmp_path / "run" / LEDGER).exists()
+
+
 def test_a_dry_run_says_what_would_be_promised(keyfed, corpus, tmp_path):
     settings = [x for s in TINY for x in ("--set", s)]
     code, out, err = keyfed(

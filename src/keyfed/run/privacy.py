@@ -170,7 +170,7 @@ class PrivateRun:
             bit_std=None if self._bit_std is None else self._bit_std * self._shrink,
             called=t.called,
             denominator=t.called * p.mean_weight,
-            floor=p.floor * t.called if self._bounded.ratio else None,
+            floor=p.floor * t.called * self._bounded.least if self._bounded.ratio else None,
             release=lambda: self._release(state.round),
             frozen=frozen,
             told=self._bounded.told,
@@ -306,8 +306,14 @@ def _disjoint(one: DataConfig, two: DataConfig) -> bool:
 
 
 def make_private(config: Config, method: Method, clients: int, called: float) -> tuple[Bounded, Terms] | None:
-    """Return a method's private form and the terms of its ledger; None where nobody asked for one."""
+    """Return a method's private form and the terms of its ledger; None where nobody asked for one.
+
+    Raises:
+      PrivacyError: what cannot be had; nothing is written before.
+    """
     if not config.privacy.on:
         return None
     bounded = bound(method, config.privacy)
-    return bounded, terms_of(config, bounded, clients, called)
+    terms = terms_of(config, bounded, clients, called)
+    update_noise(terms.z, bit_noise(config, bounded, terms))  # refuses counts that leave nothing for the update
+    return bounded, terms

@@ -9,6 +9,8 @@ import torch
 from scipy import stats
 
 from keyfed.config import Config, apply_settings, method_spec
+from keyfed.engine.noised_sum import NoisedSum
+from keyfed.errors import PrivacyError
 from keyfed.federated.methods import build_method
 from keyfed.federated.participation import Fate, Work
 from keyfed.federated.types import Share, State
@@ -83,10 +85,43 @@ def test_losses_are_told_with_noise_that_z_pays_for(tmp_path, settings, told, bi
     assert ("paid for within z" in run.ledger.terms.sensitivity) is (len(told) > 1)
 
 
-def test_a_ratio_has_a_floor_in_clients_called(tmp_path):
+@pytest.mark.parametrize(
+    ("method", "settings", "least"),
+    [
+        ("fedatt", ["method.bound=3"], 1.0),
+        ("fedmed", ["method.mediation=false"], 0.5),  # a divergence is at most ln 2, a weight at least 1/2
+        ("fedmed", ["method.mediation=false", "method.temperature=0.5"], 0.25),
+        ("fedmed", ["method.mediation=false", "method.beta=0.2"], 0.1),
+        (
+            "fedmed",
+            ["privacy.mean_weight=0.3", "method.beta=0.2"],
+            0.06,
+        ),  # after the switch by tokens, of capped weight
+        ("fedmed", ["privacy.weight_cap=none", "privacy.mean_weight=0.3", "method.beta=0.2"], 0.1),
+        ("fedmed", ["method.adaptive=false", "method.mediation=false", "method.beta=0.2"], 0.16),
+    ],
+)
+def test_a_ratio_has_a_floor_below_the_least_mass_that_is_expected(tmp_path, method, settings, least):
     like = {"w": torch.zeros(3)}
-    run = private_run(tmp_path / "run", "fedatt", "method.bound=3")
-    assert run.gather(state(like), frozenset(), {})[0](like)._noising.floor == pytest.approx(0.25 * CALLED)
+    run = private_run(tmp_path / "run", method, *settings)
+    assert run.gather(state(like), frozenset(), {})[0](like)._noising.floor == pytest.approx(0.25 * CALLED * least)
+
+
+def test_the_default_floor_does_not_shrink_top_k(tmp_path):
+    """One of eight counts, and weighs a half: its mean is its own upload. A tenth of the eight would be more mass."""
+    like = {"w": torch.zeros(3)}
+    settings = ["method.mediation=false", "method.beta=0.125", "privacy.floor=0.1"]
+    run = private_run(tmp_path / "run", "fedmed", *settings)
+    given = run.gather(state(like), frozenset(), {})[0](like)._noising
+    summed, upload = NoisedSum(like, given._replace(std=0.0)), torch.tensor([0.1, -0.2, 0.3])
+    summed.add("c0", {"w": upload}, Share({"w": 0.5}, {"w": 0.5}, told={"below": 1.0}))
+    torch.testing.assert_close(summed.aggregate(()).mean()["w"], upload)
+
+
+def test_counts_that_take_all_the_noise_are_refused_before_anything_is_written(tmp_path):
+    config = apply_settings(Config(method="admm"), ["privacy.noise=5", f"train.cohort={CALLED}"])
+    with pytest.raises(PrivacyError, match=r"set that above 2\.5"):
+        make_private(config, build_method(method_spec(config)), CALLED, CALLED)
 
 
 def test_what_is_released_through_a_run_has_the_noise_of_its_ledger(tmp_path):
