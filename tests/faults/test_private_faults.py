@@ -203,6 +203,38 @@ def test_a_sum_of_liars_is_brought_within_what_clients_may_sum_up_to():
     assert honest._told["within"] == pytest.approx(sum(0.5 if p.whole else -0.5 for p in plain))
 
 
+@pytest.mark.parametrize("ratio", [False, True], ids=["sum", "ratio"])
+def test_whatever_liars_send_an_honest_client_moves_a_masked_sum_by_the_clip_at_most(ratio):
+    """Also where they put numbers beside the seams of 32 bits, at which a sum would change its sign."""
+    like, clip, members = {"w": torch.zeros(40), "b": torch.zeros(3)}, 2.0, 20
+    noising = Noising(clip, 0.0, 0.0, 20.0, 20.0, 0.1 if ratio else None, silence)
+    promise = Promise(clip, None, 0.2, ratio, 1.0)
+    names, rng = tuple(map(str, range(members))), np.random.default_rng(0)
+    seams = np.array([0, 1, 2**30 - 1, 2**30, 2**30 + 1, 2**31 - 1, 2**31, 2**31 + 1, 3 * 2**30, 2**32 - 1], np.uint32)
+
+    def opened(lie, part, scale):
+        share = Share({"w": 1.0, "b": scale}, {"w": scale, "b": 1.0}) if part is not None else None
+        vector = promise.vector(like if part is None else part, share, clip, members)
+        found = OpenedSum(like, noising, Summed(lie + vector, members, names))
+        return [*found._total.values(), torch.tensor([*found._mass.values()], dtype=torch.float64)], found._told
+
+    worst = 0.0
+    for trial in range(2_000):
+        lie = rng.choice(seams, words_of(like)) if trial % 2 else rng.integers(0, 2**32, words_of(like), np.uint32)
+        if trial % 3 == 0:
+            lie[rng.random(len(lie)) < 0.95] = 0  # within what clients may sum up to: nothing is shortened after
+        size = 10.0 ** rng.uniform(-8, 1)
+        part = {name: torch.from_numpy(size * rng.normal(size=len(p))) for name, p in like.items()}
+        (one, told), (other, untold) = opened(lie, part, rng.random()), opened(lie, None, 0.0)
+        moved = norm_of(a - b for a, b in zip(one, other, strict=True))
+        worst = max(worst, moved)
+        assert moved <= clip * (1 + 1e-9)
+        assert abs(told["within"] - untold["within"]) <= 0.5 + 1e-9
+        least = norm_of(part.values()) < 1e-4 and not ratio
+        assert not least or moved < 1e-3  # the smallest change is the smallest in the sum
+    assert worst > 0.5 * clip
+
+
 CLIPS = {
     "another one": (None, 3, 5.1, False),
     "the same": (None, 3, 5.0, True),
