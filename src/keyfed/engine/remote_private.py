@@ -15,7 +15,7 @@ kS; and whatever it does, an honest client moves the sum by S at most.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,9 @@ from keyfed.engine.remote_secure import Summed, secure_sum
 from keyfed.engine.secure_layout import Vector
 from keyfed.errors import SecureSumError
 from keyfed.federated.types import ClientId, Method, Params
+from keyfed.private.hinge import Opening, Stayed, beside
 from keyfed.private.noise import Noising, norm_of
+from keyfed.private.secure_sum import Collector
 
 Heads = dict[ClientId, dict[str, Any]]
 
@@ -51,17 +53,36 @@ def plain_sum(calls: Calls, heads: Heads, params: Params, round: int, noising: N
     return summed
 
 
+class Masked(NamedTuple):
+    """A masked sum of a private round.
+
+    Attributes:
+      failed: why it stayed closed; None if it opened. Closed it is empty.
+      beside: not all stayed, and one client more or less would have decided whether it opens (`private.hinge`).
+    """
+
+    summed: NoisedSum
+    failed: str | None
+    beside: bool
+
+
 def masked_sum(
     calls: Calls, heads: Heads, params: Params, method: Method, round: int, noising: Noising, asked: Asked
-) -> tuple[NoisedSum, str | None]:
-    """Open the sum of the cohort's masked parts; return it and why it stayed closed, if so: then it is empty."""
+) -> Masked:
+    """Open the sum of the cohort's masked parts, or say why it stayed closed."""
+    collected: list[Collector] = []
+    summed, failed = NoisedSum(params, noising), None
     try:
         found = secure_sum(
-            calls, heads, params, method, asked.public, round, "upload", None, words=words_of(params)
+            calls, heads, params, method, asked.public, round, "upload", None, words=words_of(params),
+            watch=collected.append,
         )  # fmt: skip
+        summed = OpenedSum(params, noising, found)
     except SecureSumError as e:
-        return NoisedSum(params, noising), str(e)
-    return OpenedSum(params, noising, found), None
+        failed = str(e)
+    assert calls.run.secure is not None, "settings of secure sums"
+    opening = Opening(calls.run.secure.floor, calls.run.secure.threshold)
+    return Masked(summed, failed, any(beside(Stayed(len(heads), *c.stayed), opening) for c in collected))
 
 
 def folded(total: Vector) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
