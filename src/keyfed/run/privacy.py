@@ -32,13 +32,19 @@ Randomness = Literal["system", "derived"]
 
 
 def terms_of(
-    config: Config, bounded: Bounded, clients: int, called: float, randomness: Randomness = "derived"
+    config: Config,
+    bounded: Bounded,
+    clients: int,
+    called: float,
+    randomness: Randomness = "derived",
+    hinge: float = 0.0,
 ) -> Terms:
     """Return what a run's ε is about; the noise is calibrated here where a budget is given.
 
     Args:
       called: clients of a round, in expectation.
       randomness: where noise and cohorts come from; derived from the seed in every simulation.
+      hinge: chance of a round in which sampling hides nobody, see `accounting.Release`.
     """
     p = config.privacy
     everybody = bounded.method.cohort == "all" or called == clients
@@ -73,7 +79,7 @@ def terms_of(
         z = (
             calibrate_tree(p.epsilon, delta, gap, rounds)
             if gap is not None
-            else calibrate(p.epsilon, delta, min(1.0, cohort / population), rounds)
+            else calibrate(p.epsilon, delta, min(1.0, cohort / population), rounds, hinge=hinge)
         )
     return Terms(
         delta=delta, population=population, clients=clients, cohort=cohort, called=called, z=z, mechanism=p.mechanism,
