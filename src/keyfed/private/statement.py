@@ -19,9 +19,10 @@ SERVER = "Not against the server itself: it sees every upload, or with secure ag
 NOT_COVERED = (
     "Not covered: validation and test numbers and the choice of the best round (they read held-out text of the same "
     "corpus); perplexities of n-gram baselines and of the noiseless twin, which read the clients' text without noise, "
-    "and the twin's folder, which is not to be given away; the folder clients/ of clients that keep state, without clip "
-    "or noise, likewise; the model and the word vectors that training starts from, unless no client's text was in them; the vocabulary, unless `keyfed vocab --dp` made it (then its own ε adds); "
-    "the choice of hyper-parameters; clients that do not follow the protocol; whatever a client keeps to itself."
+    "and the twin's folder, which is not to be given away; the folder clients/ of clients that keep state, likewise; "
+    "the model and the word vectors that training starts from, unless no client's text was in them; the vocabulary, "
+    "unless `keyfed vocab --dp` made it (then its own ε adds); the choice of hyper-parameters; clients that do not "
+    "follow the protocol; whatever a client keeps to itself."
 )
 WITH_REAL_CLIENTS = (
     "Noise and cohorts come from the operating system's randomness; no seed of them is kept. The population is the "
