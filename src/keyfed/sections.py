@@ -169,9 +169,7 @@ class PrivacyConfig:
     quantile: float | None = field(
         default=0.5, metadata={"help": "share of clients that the clip moves towards leaving whole; none: fixed clip"}
     )
-    clip_rate: float = field(
-        default=0.2, metadata={"help": "how fast the clip (FedMed: and top-K's limit) moves, as an exponent a round"}
-    )
+    clip_rate: float = field(default=0.2, metadata={"help": "how fast the clip moves, as an exponent a round"})
     count_noise: float | None = field(
         default=None,
         metadata={
@@ -196,7 +194,11 @@ class PrivacyConfig:
         default=1.0, metadata={"help": "public guess of the clients' mean weight, which the sum is divided by"}
     )
     floor: float = field(
-        default=0.1, metadata={"help": "attention: least noisy mass that is divided by, as a share of the cohort"}
+        default=0.1,
+        metadata={
+            "help": "attention, top-K: least noisy mass that is divided by, as a share of the cohort (FedMed: of the "
+            "least mass it can have; top-K: of the share beta)"
+        },
     )
     twin: bool = field(
         default=True, metadata={"help": "also train the same rounds without clip and noise, for what privacy costs"}

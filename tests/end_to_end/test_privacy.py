@@ -14,6 +14,7 @@ from keyfed.config import Config, apply_settings
 from keyfed.errors import ConfigError, PrivacyError
 from keyfed.private.accounting import Release, epsilon
 from keyfed.private.budget import HEAD, LEDGER, read_ledger
+from keyfed.private.hinge import Opening, chance
 from keyfed.run.folder import load_model, read_metrics, read_result
 from keyfed.run.prepare import prepare
 from keyfed.run.start import token_counts
@@ -293,6 +294,15 @@ def test_refusals_are_one_line(keyfed, corpus, tmp_path):
     assert "neither privacy.epsilon nor privacy.noise" in fails("fedavg", "--population", 1000)
 
 
+def test_counts_that_take_all_the_noise_are_refused_before_anything_is_written(keyfed, corpus, tmp_path):
+    settings = [x for s in [*TINY, "train.cohort=7"] for x in ("--set", s)]
+    code, out, err = keyfed("train", "admm", "--data", corpus, "--dp", "noise=5", *settings, "--out", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert "privacy.count_noise 0.35; set that above 2.5" in err
+    assert not (tmp_path / "run" / "run.toml").exists()
+    assert not (tmp_path / "run" / LEDGER).exists()
+
+
 def test_a_dry_run_says_what_would_be_promised(keyfed, corpus, tmp_path):
     settings = [x for s in TINY for x in ("--set", s)]
     code, out, err = keyfed(
@@ -346,7 +356,13 @@ def test_the_statement_says_what_it_does_not_say(corpus, tmp_path):
     alone = epsilon([Release(1.0, 1.0)], private["delta"], grid=1e-3)
     assert f"somebody who knows who took part but sees only models: ε = {alone:.4g}." in text
     assert "Not against the server itself: it sees every upload, or with secure aggregation un-noised sums" in text
-    for words in ("n-gram baselines", "noiseless twin", "training starts from", "then its own ε adds"):
+    for words in (
+        "n-gram baselines",
+        "noiseless twin",
+        "folder clients/",
+        "training starts from",
+        "then its own ε adds",
+    ):
         assert words in text
 
 
@@ -557,3 +573,29 @@ def test_secure_and_private_together(corpus, tmp_path, method, settings):
     for name in one:
         assert float((one[name] - two[name]).abs().max()) < 1e-4
     assert all("secure" not in record for record in read_metrics(tmp_path / "secure"))
+
+
+def test_a_secure_run_books_rounds_that_open_by_one_client_without_amplification(corpus, tmp_path, monkeypatch):
+    """Nine rounds of seven clients, some of whom vanish: a row has the chance of the floor, or a rate of 1."""
+    pytest.importorskip("cryptography")
+    given = [
+        "privacy.population=none", "privacy.delta=1e-3", "privacy.quantile=none", "secure.on=true", "train.cohort=5",
+        "participation.drop_before=0.2", "train.eval_every=9", "train.checkpoint_every=4",
+    ]  # fmt: skip
+    config = configured(corpus, "fedavg", 9, *given)
+    result = train(config, tmp_path / "run")
+    rows = [entry.row for entry in read_ledger(tmp_path / "run").entries]
+    assert {row.q for row in rows} == {5 / 7, 1.0}
+    assert all(row.hinge == (chance(7, 5 / 7, Opening(3)) if row.q < 1 else 0.0) for row in rows)
+    assert result["privacy"]["pld"] > epsilon([Release(1.0, 5 / 7, 9)], 1e-3)
+    first = next(k for k, row in enumerate(rows) if row.q == 1)
+    assert first > 0
+    # Were the floor far, a budget with room for the round as it was expected, and not as it is, ends the run before it.
+    monkeypatch.setattr("keyfed.run.privacy.chance", lambda *given: 0.0)
+    budget = epsilon([Release(1.0, 5 / 7, first + 1)], 1e-3) + 1e-6
+    config = apply_settings(config, [f"privacy.epsilon={budget}"])
+    short = train(config, tmp_path / "short")
+    assert short["rounds"] == short["privacy"]["releases"] == first
+    assert short["privacy"]["pld"] <= budget
+    assert len(read_metrics(tmp_path / "short")) == first
+    assert train(config, tmp_path / "short", resume=True)["privacy"] == short["privacy"]

@@ -16,6 +16,7 @@ from keyfed.engine.network import init_params
 from keyfed.errors import ConfigError, PrivacyError
 from keyfed.federated.sampling import poisson_cohort
 from keyfed.private import noise
+from keyfed.private.accounting import Release, epsilon
 from keyfed.private.budget import read_ledger
 from keyfed.run import deployed_private
 from keyfed.run import privacy as run_privacy
@@ -70,7 +71,7 @@ def test_without_noise_it_equals_the_private_simulation(tmp_path, monkeypatch, n
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
 def test_drawn_cohorts_that_coincide_give_the_same_model(tmp_path, monkeypatch, secure):
     without_noise(monkeypatch)
-    config = private_config(tmp_path, clients=6, cohort=4, rounds=4, secure=secure)
+    config = private_config(tmp_path, clients=7, cohort=6, rounds=4, secure=secure)
     rounds = itertools.count()
 
     def as_simulated(names, rate):
@@ -78,7 +79,7 @@ def test_drawn_cohorts_that_coincide_give_the_same_model(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(deployed_private, "drawn", as_simulated)
     train(config, tmp_path / "simulated")
-    deploy(tmp_path, config, *enrol(tmp_path, 6))
+    deploy(tmp_path, config, *enrol(tmp_path, 7))
     simulated, deployed = last_model(tmp_path / "simulated"), last_model(tmp_path / "deployed")
     for layer, p in simulated.items():
         assert torch.equal(p, deployed[layer]), layer
@@ -211,7 +212,45 @@ def test_who_enrols_during_a_run_waits_for_the_next(tmp_path, monkeypatch):
     assert [len(json.loads(p.read_text())) for p in [tmp_path / "deployed" / "enrolled.json"]] == [3]
 
 
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
+def test_rounds_that_open_by_one_client_are_counted_without_amplification(tmp_path, secure):
+    """A row carries the chance of such a round among those who are there, and ε counts with it."""
+    config = private_config(tmp_path, clients=12, cohort=8, rounds=2, secure=secure, privacy={"delta": 1e-3})
+    transport, roster = enrol(tmp_path, 12)
+    del transport.handlers["client-11"]
+    result = deploy(tmp_path, config, transport, roster)
+    rows = [e.row for e in read_ledger(tmp_path / "deployed").entries]
+    met = math.comb(10, 2) * (8 / 12) ** 2 * (4 / 12) ** 8 if secure else 0.0
+    assert [row.hinge for row in rows] == pytest.approx([met] * 2)
+    amplified = epsilon([Release(1.0, 8 / 12, 2)], 1e-3, grid=1e-3)
+    said = " ".join(result["privacy"]["statement"])
+    if secure:  # 0.006 rounds in expectation: two at most, but for a chance of 1e-5
+        assert result["privacy"]["pld"] == pytest.approx(epsilon([Release(1.0, 1.0, 2)], 1e-3, grid=1e-3))
+        assert "2 of 2 releases are counted at rate 1" in said
+    else:
+        assert result["privacy"]["pld"] == pytest.approx(amplified)
+        assert "at rate 1 for them" not in said
+    assert result["privacy"]["pld"] >= amplified
+
+
+def test_a_client_without_enough_text_takes_part_with_zeros(tmp_path, monkeypatch):
+    """Refused at hello it would close the sum of the others, who are three and must all stay."""
+    without_noise(monkeypatch)
+    config = private_config(tmp_path, clients=3, rounds=1, secure=True)
+    (tmp_path / "texts" / "client-1.txt").write_text("the cat .\n")
+    deploy(tmp_path, config, *enrol(tmp_path, 3))
+    vocab, _ = vocabulary(tmp_path)
+    started = init_params(build_network(config, len(vocab), None), config.train.seed)
+    assert any(not torch.equal(p, started[name]) for name, p in last_model(tmp_path / "deployed").items())
+
+
 REFUSED = {
+    "sums that open by one": (
+        {"clients": 12, "cohort": 4, "secure": True},
+        {},
+        PrivacyError,
+        "set train.cohort to 6 or more",
+    ),
     "an imagined fleet": ({"privacy": {"population": 1_000_000}}, {}, ConfigError, "privacy.population is 1,000,000"),
     "a target on scores": ({}, {"train": {"until": "perplexity=5"}}, ConfigError, "train.until reads clients' scores"),
     "first to finish": ({}, {"participation": {"over_select": 0.3, "sampling": "uniform"}}, ConfigError, "over_select"),
@@ -233,7 +272,7 @@ def test_what_would_break_the_promise_is_refused_by_name(tmp_path, what):
     for section, values in changes.items():
         config = replace(config, **{section: replace(getattr(config, section), **values)})
     with pytest.raises(error, match=words) as caught:
-        deploy(tmp_path, config, *enrol(tmp_path))
+        deploy(tmp_path, config, *enrol(tmp_path, given.get("clients", 5)))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "deployed").exists()
 

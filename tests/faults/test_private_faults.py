@@ -20,7 +20,7 @@ from keyfed.engine.remote_secure import Summed
 from keyfed.engine.transport import Lost, deliver
 from keyfed.errors import RunError
 from keyfed.federated.types import Share
-from keyfed.private.accounting import TreeRelease
+from keyfed.private.accounting import Release, TreeRelease, epsilon
 from keyfed.private.budget import read_ledger
 from keyfed.private.noise import Noising, norm_of
 from keyfed.run import course, deployed_private
@@ -203,6 +203,38 @@ def test_a_sum_of_liars_is_brought_within_what_clients_may_sum_up_to():
     assert honest._told["within"] == pytest.approx(sum(0.5 if p.whole else -0.5 for p in plain))
 
 
+@pytest.mark.parametrize("ratio", [False, True], ids=["sum", "ratio"])
+def test_whatever_liars_send_an_honest_client_moves_a_masked_sum_by_the_clip_at_most(ratio):
+    """Also where they put numbers beside the seams of 32 bits, at which a sum would change its sign."""
+    like, clip, members = {"w": torch.zeros(40), "b": torch.zeros(3)}, 2.0, 20
+    noising = Noising(clip, 0.0, 0.0, 20.0, 20.0, 0.1 if ratio else None, silence)
+    promise = Promise(clip, None, 0.2, ratio, 1.0)
+    names, rng = tuple(map(str, range(members))), np.random.default_rng(0)
+    seams = np.array([0, 1, 2**30 - 1, 2**30, 2**30 + 1, 2**31 - 1, 2**31, 2**31 + 1, 3 * 2**30, 2**32 - 1], np.uint32)
+
+    def opened(lie, part, scale):
+        share = Share({"w": 1.0, "b": scale}, {"w": scale, "b": 1.0}) if part is not None else None
+        vector = promise.vector(like if part is None else part, share, clip, members)
+        found = OpenedSum(like, noising, Summed(lie + vector, members, names))
+        return [*found._total.values(), torch.tensor([*found._mass.values()], dtype=torch.float64)], found._told
+
+    worst = 0.0
+    for trial in range(2_000):
+        lie = rng.choice(seams, words_of(like)) if trial % 2 else rng.integers(0, 2**32, words_of(like), np.uint32)
+        if trial % 3 == 0:
+            lie[rng.random(len(lie)) < 0.95] = 0  # within what clients may sum up to: nothing is shortened after
+        size = 10.0 ** rng.uniform(-8, 1)
+        part = {name: torch.from_numpy(size * rng.normal(size=len(p))) for name, p in like.items()}
+        (one, told), (other, untold) = opened(lie, part, rng.random()), opened(lie, None, 0.0)
+        moved = norm_of(a - b for a, b in zip(one, other, strict=True))
+        worst = max(worst, moved)
+        assert moved <= clip * (1 + 1e-9)
+        assert abs(told["within"] - untold["within"]) <= 0.5 + 1e-9
+        least = norm_of(part.values()) < 1e-4 and not ratio
+        assert not least or moved < 1e-3  # the smallest change is the smallest in the sum
+    assert worst > 0.5 * clip
+
+
 CLIPS = {
     "another one": (None, 3, 5.1, False),
     "the same": (None, 3, 5.0, True),
@@ -283,6 +315,64 @@ def test_a_client_whose_training_is_refused_sends_zeros_into_a_masked_sum(tmp_pa
     assert any(not torch.equal(p, started[name]) for name, p in last_model(tmp_path / "deployed").items())
 
 
+def test_a_client_whose_training_fails_sends_zeros_into_a_masked_sum(tmp_path, monkeypatch):
+    without_noise(monkeypatch)
+    config = private_config(tmp_path, clients=3, rounds=1, secure=True)
+    transport, roster = enrol(tmp_path, 3)
+    make = transport.handlers[VICTIM]._make
+
+    def spoilt(about):
+        learner = make(about)
+
+        def solve(theta, round, turn):
+            raise RuntimeError("out of memory")
+
+        learner.solve = solve
+        return learner
+
+    transport.handlers[VICTIM]._make = spoilt
+    deploy(tmp_path, config, transport, roster)
+    started = init_params(build_network(config, 26, None), 1)
+    assert any(not torch.equal(p, started[name]) for name, p in last_model(tmp_path / "deployed").items())
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["train", "upload", "unmask"])
+def test_a_round_in_which_one_who_stays_would_decide_is_booked_without_amplification(tmp_path, monkeypatch, kind, lost):
+    everybody = [f"client-{k}" for k in range(10)]
+    monkeypatch.setattr(deployed_private, "drawn", lambda names, rate: everybody[:9])
+
+    def fault(client, post, handler):
+        gone = post.kind == kind and int(client[-1]) < lost
+        return Lost("unreachable") if gone else deliver(client, post, handler)
+
+    config = private_config(tmp_path, clients=10, cohort=9, rounds=1, secure=True)
+    result = deploy(tmp_path, config, *enrol(tmp_path, 10, fault=fault))
+    (entry,) = read_ledger(tmp_path / "deployed").entries
+    # Seven of nine are needed: with two lost one fewer closes it, with three lost one more opens it.
+    assert entry.row.q == (1.0 if lost in (2, 3) else 0.9)
+    assert ("1 releases are booked at rate 1" in " ".join(result["privacy"]["statement"])) == (lost in (2, 3))
+
+
+def test_a_row_at_rate_one_that_exceeds_the_budget_ends_the_run_unreleased(tmp_path, monkeypatch):
+    everybody = [f"client-{k}" for k in range(9)]
+    monkeypatch.setattr(deployed_private, "drawn", lambda names, rate: everybody)
+
+    def fault(client, post, handler):
+        late = post.kind == "train" and unpack(post.body).head["round"] == 1
+        return Lost("unreachable") if late and client < "client-2" else deliver(client, post, handler)
+
+    drawn = recorded(monkeypatch)
+    fits = epsilon([Release(1.0, 0.8, 2, 2e-10)], 1e-3)
+    exceeds = epsilon([Release(1.0, 0.8), Release(1.0, 1.0)], 1e-3)
+    assert fits * 1.01 < exceeds
+    config = private_config(tmp_path, clients=20, cohort=16, rounds=3, secure=True)
+    config = replace(config, privacy=replace(config.privacy, epsilon=(fits + exceeds) / 2, delta=1e-3))
+    result = deploy(tmp_path, config, *enrol(tmp_path, 20, fault=fault))
+    assert (result["rounds"], result["privacy"]["releases"], len(drawn)) == (1, 1, 1)
+    assert result["privacy"]["pld"] < fits
+
+
 # tree noise
 
 
@@ -310,7 +400,7 @@ def counting(transport, kind="train"):
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
 def test_a_client_refuses_a_call_before_its_turn_whatever_the_server_says(tmp_path, monkeypatch, secure):
     everybody = [f"client-{k}" for k in range(6)]
-    monkeypatch.setattr(deployed_private.DeployedPrivacy, "cohort", lambda self: everybody)
+    monkeypatch.setattr(deployed_private.DeployedPrivacy, "cohort", lambda self, there: everybody)
     config = tree_config(tmp_path, rounds=4, cohort=3 if secure else 2, secure=secure)
     transport, roster = enrol(tmp_path, 6)
     sent = counting(transport, "upload" if secure else "train")
@@ -327,7 +417,7 @@ def test_a_client_refuses_a_call_before_its_turn_whatever_the_server_says(tmp_pa
 
 def test_a_client_remembers_its_last_step_when_it_is_restarted(tmp_path, monkeypatch):
     everybody = [f"client-{k}" for k in range(6)]
-    monkeypatch.setattr(deployed_private.DeployedPrivacy, "cohort", lambda self: everybody)
+    monkeypatch.setattr(deployed_private.DeployedPrivacy, "cohort", lambda self, there: everybody)
     config = tree_config(tmp_path, rounds=3)
     transport, roster = enrol(tmp_path, 6)
     sent = counting(transport)

@@ -4,9 +4,13 @@ A clipped part has no number beyond the clip S, so its fixed point is known with
 S/2^(30 − ⌈log₂ m⌉) for m clients, rounded towards zero, so that rounding never lengthens it. Half counts lie within ±½
 and are written the same way, with 1 for S. No other number of a client is in the vector: nothing is calibrated.
 
-A sum that cannot be opened (too few stayed) is released as noise alone, and costs its row. Whether it opens depends on
-who plays the protocol, not on what they send: the guarantee is about a client that sends zeros instead. So a client
-whose training is refused sends zeros, too; were it a drop-out, its text could close the sum of everybody.
+A sum that cannot be opened (too few were called, or stayed) is released as noise alone, and costs its row. Whether it
+opens depends on who plays the protocol, not on what they send: the guarantee is about a client that sends zeros
+instead. So a client whose training is refused sends zeros, too; were it a drop-out, its text could close the sum of
+everybody.
+
+It does depend on who is *drawn*, which amplification by sampling asks to be hidden: where one client more opens the
+sum, being drawn shows. What that costs is in the rows of the ledger (`private.hinge`, `PrivateRun.row`).
 """
 
 from __future__ import annotations

@@ -61,6 +61,7 @@ class RemoteFederation:
       asks_evaluation: whether the clients of the next round also evaluate the model they are given.
       evaluated: what the last round's clients counted on held-out text, and how many they were; None where not asked.
       failed: why the last secure sum failed closed; None if it did not.
+      beside: whether one client more or less would have decided about the last private one (`private.hinge`).
     """
 
     compression_error: float | None = None
@@ -70,6 +71,7 @@ class RemoteFederation:
         self.asks_evaluation = False
         self.evaluated: tuple[Evaluated, int] | None = None
         self.failed: str | None = None
+        self.beside = False
         self._round: _Round | None = None
         self._private: tuple[Noising, Asked] | None = None
         self._noised: NoisedSum | None = None
@@ -91,7 +93,7 @@ class RemoteFederation:
     ) -> Mapping[ClientId, Report]:
         """Call the cohort. Where clients weigh themselves, their uploads come along."""
         self.calls.start_round()
-        self.evaluated, self.failed = None, None
+        self.evaluated, self.failed, self.beside = None, None, False
         self._round = now = _Round(params, tuple(cohort), method, round, public)
         if self._private is not None:
             self._noised = self._noised_sum(now, *self._private)
@@ -212,8 +214,9 @@ class RemoteFederation:
         heads = {c: self._head(now, c, "upload") for c in now.cohort if c in self.calls.keys}
         if self.calls.run.secure is None:
             return plain_sum(self.calls, heads, now.params, now.number, noising, asked)
-        summed, self.failed = masked_sum(self.calls, heads, now.params, now.method, now.number, noising, asked)
-        return summed
+        found = masked_sum(self.calls, heads, now.params, now.method, now.number, noising, asked)
+        self.failed, self.beside = found.failed, found.beside
+        return found.summed
 
     # a secure round
 

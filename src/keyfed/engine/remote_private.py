@@ -1,17 +1,21 @@
 r"""The sum of a private round with real clients: their clipped parts, checked, clipped again, noised.
 
 A part that comes in the clear is clipped once more, whatever its client says it did: it moves the sum by S at most. In
-a masked sum single parts cannot be looked at. What k clients sum up to is brought within k·S,
+a masked sum single parts cannot be looked at, and its numbers go round at 2³². A sum of honest clients stays within
+±2³⁰; beyond that a number is folded back, 2³¹ − v and −2³¹ − v, so that it is continuous all the way round (`folded`):
+else a liar could put a number beside the seam, where the smallest change of an honest client flips its sign. Then what
+k clients sum up to is brought within k·S,
 
 .. math::  Σ · \min(1, kS/‖Σ‖)
 
-which honest clients never notice and which makes nobody's influence larger: going to the nearest point of a ball
-brings no two points further apart. So a client that lies can move a masked sum by more than S, but no sum beyond kS.
+Honest clients notice neither, and neither makes anybody's influence larger: folding and going to the nearest point of a
+ball bring no two points further apart. So a client that lies can move a masked sum by more than S, but no sum beyond
+kS; and whatever it does, an honest client moves the sum by S at most.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +26,12 @@ from keyfed.engine.messages import Rejected, most_bytes, read_tensors, shapes_of
 from keyfed.engine.noised_sum import NoisedSum, words_of
 from keyfed.engine.private_part import Asked, share_of
 from keyfed.engine.remote_secure import Summed, secure_sum
+from keyfed.engine.secure_layout import Vector
 from keyfed.errors import SecureSumError
 from keyfed.federated.types import ClientId, Method, Params
+from keyfed.private.hinge import Opening, Stayed, beside
 from keyfed.private.noise import Noising, norm_of
+from keyfed.private.secure_sum import Collector
 
 Heads = dict[ClientId, dict[str, Any]]
 
@@ -46,17 +53,48 @@ def plain_sum(calls: Calls, heads: Heads, params: Params, round: int, noising: N
     return summed
 
 
+class Masked(NamedTuple):
+    """A masked sum of a private round.
+
+    Attributes:
+      failed: why it stayed closed; None if it opened. Closed it is empty.
+      beside: not all stayed, and one client more or less would have decided whether it opens (`private.hinge`).
+    """
+
+    summed: NoisedSum
+    failed: str | None
+    beside: bool
+
+
 def masked_sum(
     calls: Calls, heads: Heads, params: Params, method: Method, round: int, noising: Noising, asked: Asked
-) -> tuple[NoisedSum, str | None]:
-    """Open the sum of the cohort's masked parts; return it and why it stayed closed, if so: then it is empty."""
+) -> Masked:
+    """Open the sum of the cohort's masked parts, or say why it stayed closed."""
+    collected: list[Collector] = []
+    summed, failed = NoisedSum(params, noising), None
     try:
         found = secure_sum(
-            calls, heads, params, method, asked.public, round, "upload", None, words=words_of(params)
+            calls, heads, params, method, asked.public, round, "upload", None, words=words_of(params),
+            watch=collected.append,
         )  # fmt: skip
+        summed = OpenedSum(params, noising, found)
     except SecureSumError as e:
-        return NoisedSum(params, noising), str(e)
-    return OpenedSum(params, noising, found), None
+        failed = str(e)
+    assert calls.run.secure is not None, "settings of secure sums"
+    opening = Opening(calls.run.secure.floor, calls.run.secure.threshold)
+    return Masked(summed, failed, any(beside(Stayed(len(heads), *c.stayed), opening) for c in collected))
+
+
+def folded(total: Vector) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Read words as signed numbers within ±2³⁰: a triangle wave, along which neighbours on the circle stay neighbours.
+
+    Example:
+      >>> folded(np.array([5, 2**32 - 5, 2**30, 2**31 - 1, 2**31, 2**31 + 1], np.uint32)).tolist()
+      [5.0, -5.0, 1073741824.0, 1.0, 0.0, -1.0]
+    """
+    signed = total.astype(np.int32).astype(np.float64)
+    turned = np.copysign(2.0**31, signed) - signed
+    return np.where(np.abs(signed) > 2.0**30, turned, signed)
 
 
 class OpenedSum(FixedPointSum):
@@ -64,7 +102,7 @@ class OpenedSum(FixedPointSum):
 
     def __init__(self, like: Params, noising: Noising, found: Summed) -> None:
         super().__init__(like, noising, found.members)
-        self._read(found.total.astype(np.int32).astype(np.float64))
+        self._read(folded(found.total))
         clients = len(found.survivors)
         most, norm = clients * noising.clip, norm_of(self._total.values(), self._mass.values())
         if norm > most:

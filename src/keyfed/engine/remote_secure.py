@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,12 +47,14 @@ def secure_sum(
     part: str | None,
     *,
     words: int | None = None,
+    watch: Callable[[Collector], None] = lambda collector: None,
 ) -> Summed:
     """Form a sum over the clients in `heads`, each of which has one-time keys in `calls.keys`.
 
     Args:
       part: the held-out text that clients evaluate along; None for none.
       words: numbers in a client's vector; None for those of a hidden round (`secure_round.length`).
+      watch: is shown what collects the sum before anybody is called.
 
     Raises:
       SecureSumError: it failed closed; nothing of anybody was seen.
@@ -67,6 +69,7 @@ def secure_sum(
     words = length(method, params, purpose) if words is None else words
     terms = Terms(context, keys, run.secure.threshold_of(len(keys)), words)
     collector = Collector(terms)
+    watch(collector)
     told = {
         "cohort": [k.to_json() for k in terms.cohort],
         "identities": {client: calls.identity(client).hex() for client in heads},

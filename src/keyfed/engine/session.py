@@ -16,6 +16,7 @@ Under a private run a client sends its clipped part and nothing else (`private_p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,6 +85,11 @@ class _Work:
     asked: Asked | None = None  # of a private round
     member: Member | None = None
     sent: bool = False
+
+
+def _nothing(theta: Params) -> Finished:
+    """What a client has that learnt nothing: zeros, of no token."""
+    return Finished(0, {name: torch.zeros_like(p) for name, p in theta.items()}, 0.0, 0, 0, {})
 
 
 class ClientSession:
@@ -254,6 +260,11 @@ class ClientSession:
             done = learner.solve(work.theta, work.round, turn)
         except SafetensorError:
             raise Rejected("state lost", "the state of this client is damaged") from None
+        except Exception:
+            if work.asked is None:
+                raise
+            logging.getLogger(__name__).exception("round %d: training failed; nothing is added", work.round + 1)
+            done = _nothing(work.theta)
         odd = refusal(self.name, done, work.theta, learner.bound)
         if odd is not None and turn.propose is not None:  # as if it had trained nothing
             begin = learner.method.solver.start

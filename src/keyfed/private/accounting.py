@@ -31,11 +31,13 @@ class Release:
     Attributes:
       z: standard deviation of the noise, divided by the sum's sensitivity to one client. 0: no noise, ε = ∞.
       q: chance with which a client is called, independently of all others (Poisson sampling); 1: no amplification.
+      hinge: chance that a client meets a round in which sampling does not hide it (`hinge`): such a one costs as q = 1.
     """
 
     z: float
     q: float
     count: int = 1
+    hinge: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +64,62 @@ def merge(rows: Iterable[Row]) -> list[Row]:
 
     Example:
       >>> merge([Release(1.0, 0.1), Release(2.0, 0.1), Release(1.0, 0.1, 3)])
-      [Release(z=1.0, q=0.1, count=4), Release(z=2.0, q=0.1, count=1)]
+      [Release(z=1.0, q=0.1, count=4, hinge=0.0), Release(z=2.0, q=0.1, count=1, hinge=0.0)]
     """
-    plain: dict[tuple[float, float], int] = {}
+    plain: dict[tuple[float, float], list[tuple[int, float]]] = {}
     trees: dict[tuple[float, int, int], int] = {}
     for row in rows:
         if isinstance(row, Release):
-            plain[row.z, row.q] = plain.get((row.z, row.q), 0) + row.count
+            plain.setdefault((row.z, row.q), []).append((row.count, row.hinge))
         else:
             trees[row.z, row.gap, row.tree] = trees.get((row.z, row.gap, row.tree), 0) + row.leaves
     return [
-        *(Release(z, q, count) for (z, q), count in sorted(plain.items()) if count),
+        *(_added(z, q, parts) for (z, q), parts in sorted(plain.items()) if any(count for count, _ in parts)),
         *(TreeRelease(z, gap, leaves, tree) for (z, gap, tree), leaves in sorted(trees.items()) if leaves),
     ]
+
+
+def _added(z: float, q: float, parts: list[tuple[int, float]]) -> Release:
+    """One row for many: their counts, and the mean of their chances; in an order of its own, so that sums repeat."""
+    count = sum(n for n, _ in parts)
+    return Release(z, q, count, math.fsum(n * hinge for n, hinge in parts) / count)
+
+
+def most_met(mean: float, but_for: float) -> int:
+    r"""Return how many of independent rounds a client meets at most, of `mean` in expectation, but for a chance.
+
+    Chernoff's bound for chances that may differ: P(X ≥ k) ≤ e^{−μ}(eμ/k)^k for k > μ.
+
+    Example:
+      >>> most_met(0.0, 1e-8), most_met(1e-9, 1e-8), most_met(0.1, 1e-8), most_met(5.0, 1e-8)
+      (0, 0, 5, 22)
+    """
+    if mean == 0:
+        return 0
+    k = math.floor(mean) + 1
+    while -mean + k * (1 + math.log(mean / k)) > math.log(but_for):
+        k += 1
+    return k - 1
+
+
+def at_rate_one(rows: Sequence[Row], delta: float) -> tuple[tuple[Row, ...], float]:
+    """Return merged rows in which the rounds that a client meets at the hinge are at rate 1, and what is left of δ.
+
+    A hundredth of δ is for the chance that it meets more of them. Of different noise the least is taken first.
+    """
+    mean = math.fsum(r.count * r.hinge for r in rows if isinstance(r, Release) and r.q < 1)
+    met = most_met(mean, delta / 100)
+    whole = sum(r.count for r in rows if isinstance(r, Release) and r.hinge and r.q < 1)
+    left = delta if mean == 0 or met >= whole else delta * 0.99
+    found: list[Row] = []
+    for row in rows:  # merged ones are in the order of their noise
+        if isinstance(row, Release) and row.hinge and row.q < 1:
+            here = min(met, row.count)
+            met -= here
+            found += [Release(row.z, 1.0, here), Release(row.z, row.q, row.count - here)]
+        else:
+            found.append(row)
+    return tuple(merge(found)), left
 
 
 def epsilon(
@@ -94,7 +139,7 @@ def epsilon(
         return 0.0
     if any(row.z == 0 for row in merged):
         return math.inf
-    return _epsilon(merged, delta, kind, grid)
+    return _epsilon(*at_rate_one(merged, delta), kind, grid)
 
 
 @lru_cache(maxsize=256)
@@ -115,8 +160,13 @@ def _event(dpa: Any, row: Row) -> Any:
 
 
 @lru_cache(maxsize=64)
-def calibrate(target: float, delta: float, q: float, rounds: int, kind: Accountant = "pld") -> float:
+def calibrate(
+    target: float, delta: float, q: float, rounds: int, kind: Accountant = "pld", hinge: float = 0.0
+) -> float:
     """Return the noise multiplier z with which `rounds` releases cost at most ε = `target`, to 1e-4.
+
+    Args:
+      hinge: see `Release`.
 
     Example:
       >>> round(calibrate(1.0, 1e-5, q=0.01, rounds=1000, kind="rdp"), 3)
@@ -125,9 +175,13 @@ def calibrate(target: float, delta: float, q: float, rounds: int, kind: Accounta
     if not 0 < target < math.inf:
         raise PrivacyError(f"epsilon is {target}; expected a number above 0")
     check_delta(delta)
-    _check_row(Release(1.0, q, rounds))
+    _check_row(Release(1.0, q, rounds, hinge))
     dpa = _dp_accounting()
-    most = _epsilon((Release(LEAST_NOISE, q, rounds),), delta, "rdp", COARSE)
+
+    def rows_of(z: float) -> tuple[tuple[Row, ...], float]:
+        return at_rate_one((Release(z, q, rounds, hinge),), delta)
+
+    most = _epsilon(*rows_of(LEAST_NOISE), "rdp", COARSE)
     if most <= target:
         return LEAST_NOISE
 
@@ -137,7 +191,7 @@ def calibrate(target: float, delta: float, q: float, rounds: int, kind: Accounta
         return dpa.pld.PLDAccountant(value_discretization_interval=COARSE)
 
     found = dpa.calibrate_dp_mechanism(
-        accountant, lambda z: _event(dpa, Release(z, q, rounds)), target, delta,
+        accountant, lambda z: dpa.ComposedDpEvent([_event(dpa, r) for r in rows_of(z)[0]]), target, rows_of(1.0)[1],
         dpa.LowerEndpointAndGuess(LEAST_NOISE, 1.0), tol=1e-4,
     )  # fmt: skip
     return float(found)
@@ -236,6 +290,8 @@ def _check_row(row: Row) -> None:
         return
     if not 0 < row.q <= 1:
         raise PrivacyError(f"rate is {row.q}; expected 0 < rate ≤ 1, the chance that a client is called")
+    if not 0 <= row.hinge <= 1:
+        raise PrivacyError(f"the chance of a round without amplification is {row.hinge}; expected one within 0 and 1")
     if row.count < 0:
         raise PrivacyError(f"rounds is {row.count}; expected at least 0")
 

@@ -16,14 +16,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from keyfed.private.noise import next_clip
-
 Numbers = Sequence[float]
 WITHIN = "within"  # the half count that the clip follows
 LOSS, BELOW = "loss", "below"  # those that the switch and the limit of top-K follow
 
 MOST_LOSS = 16.0  # nats per token: above any loss that a model of 2^23 words begins with
 LEAST_REACH = 1.0  # nats: how far from each other the clients of one round usually lie
+LEAST_STEP, MOST_STEP = 1e-3, 2.0  # nats: what the limit of top-K moves by at most in one round
+WIDEN, NARROW = 1.2, 0.6  # slower up than down: one wrong side by chance must not cost a round with nobody
 
 
 class Followed(NamedTuple):
@@ -74,21 +74,37 @@ def still_moves(numbers: Numbers, threshold: float) -> bool:
     return abs(numbers[2]) >= threshold
 
 
-def loss_limit(beta: float, rate: float) -> Followed:
-    r"""Follow the β-quantile of the losses: the number τ, below which a client counts.
+def loss_limit(beta: float) -> Followed:
+    r"""Follow the β-quantile of the losses: numbers (the limit τ, reach r, the last round's s).
 
-    .. math::  t_k = 1[ℓ_k ≤ τ],\qquad τ ← τ · \exp(−η(\bar t − β)),\qquad η = \min(1, η_C/(1 − β))
+    .. math::  t_k = ½ + \frac{1[ℓ_k ≤ τ] − β}{2\max(β, 1 − β)},\qquad
+               s = \frac{e}{1 − β} \text{ if } e > 0 \text{ else } \frac{e}{β},\qquad τ ← τ − r s
 
-    τ starts above every loss, so that everybody counts, and falls by η_C while everybody is below it. As losses fall,
-    more than a share β lies below the last rounds' τ.
+    with e = 2 max(β, 1 − β)(t̄ − ½), which is (those below − β · those who came) / those expected. It is 0 at the
+    quantile however many come: who is absent shortens a step and does not turn it. s is 1 if everybody is below τ, −1
+    if nobody is.
+
+    Losses may lie within hundredths of a nat of each other, all of them falling, so the reach finds its own size: after
+    two rounds on the same side it grows, after two on different sides it shrinks, the more the further off they were,
+    r ← r · (1.2 or 0.6)^min(1, |s| + |s of the round before|). τ starts above every loss: everybody counts until it has
+    come down, at 2 nats a round.
 
     Args:
       beta: share β of the cohort that counts.
-      rate: η_C, privacy.clip_rate.
     """
-    speed = min(1.0, rate / (1 - beta))
+    wide = 2 * max(beta, 1 - beta)
+
+    def told(loss: float, numbers: Numbers) -> float:
+        return 0.5 + (float(loss <= numbers[0]) - beta) / wide
 
     def learn(numbers: Numbers, noisy: float) -> tuple[float, ...]:
-        return (min(next_clip(numbers[0], noisy, beta, speed), MOST_LOSS),)
+        limit, reach, before = numbers
+        excess = wide * (min(max(noisy, 0.0), 1.0) - 0.5)
+        side = max(-1.0, min(1.0, excess / (1 - beta) if excess > 0 else excess / beta))
+        if side * before != 0:
+            factor = WIDEN if side * before > 0 else NARROW
+            reach *= factor ** min(1.0, abs(side) + abs(before))
+        reach = min(max(reach, LEAST_STEP), MOST_STEP)
+        return min(max(limit - reach * side, 0.0), MOST_LOSS), reach, side
 
-    return Followed((MOST_LOSS,), lambda loss, numbers: float(loss <= numbers[0]), learn)
+    return Followed((MOST_LOSS, MOST_STEP, 0.0), told, learn)

@@ -210,7 +210,7 @@ def _plain(entry: Entry) -> dict[str, Any]:
 
 def _entry(plain: Mapping[str, Any]) -> Entry:
     kind: type[Row] = TreeRelease if plain["mechanism"] == "tree" else Release
-    row = kind(**{f.name: plain[f.name] for f in fields(kind)})
+    row = kind(**{f.name: plain[f.name] for f in fields(kind) if f.name in plain})
     return Entry(row, plain["what"], plain["round"], plain["attempt"])
 
 

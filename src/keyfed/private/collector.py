@@ -88,6 +88,12 @@ class Collector:
         return self._survivors
 
     @property
+    def stayed(self) -> tuple[int, int | None, int | None]:
+        """How many shared their keys, uploaded and helped to open so far; None for what was not asked yet."""
+        uploaded = None if self._alive is None else len(self._uploaded)
+        return len(self._packages), uploaded, None if self._survivors is None else len(self._answers)
+
+    @property
     def distrusted(self) -> tuple[str, ...]:
         """Survivors whose answers `total` found wrong, and did without."""
         return tuple(sorted(self._distrusted))

@@ -43,6 +43,7 @@ class Bounded(NamedTuple):
       sensitivity: what one client can do to the sum, in words.
       told: the half counts that are released with the sum; they pay for their noise within z.
       everybody: it is the method only if every client is called in every round.
+      least: of a ratio: mass that is expected of a round if every weight is the least there is, in clients called.
     """
 
     method: Method
@@ -50,6 +51,7 @@ class Bounded(NamedTuple):
     sensitivity: str
     told: tuple[str, ...] = ()
     everybody: bool = False
+    least: float = 1.0
 
 
 FIXED = "Sensitivity: one client moves the sum of clipped uploads by at most the clip S; the denominator is public."
@@ -74,7 +76,7 @@ def bound(method: Method, p: PrivacyConfig) -> Bounded:
     everybody = kind == "standing"
     if everybody:
         method = replace(method, server=sgd(1.0))
-    followed = _followed(beta, threshold, p)
+    followed = _followed(beta, threshold)
     told = (() if p.quantile is None else (WITHIN,)) + tuple(followed)
     if followed:
         words += TOLD.format(what=" and ".join(SAID[name] for name in followed))
@@ -85,7 +87,8 @@ def bound(method: Method, p: PrivacyConfig) -> Bounded:
         )
     mediator = _following(share, _sized(_tokens, p.weight_cap), followed, threshold) if followed else separable(share)
     made = replace(method, mediator=mediator, uploading=1.0)  # who is above the limit of top-K sends zeros
-    return Bounded(_learning(made, p, followed), ratio, words, told, everybody)
+    least = beta * _least_weight(method, kind, options, p)
+    return Bounded(_learning(made, p, followed), ratio, words, told, everybody, least)
 
 
 def _weighing(method: Method, kind: str, options: Mapping[str, object], p: PrivacyConfig) -> tuple[ShareOf, bool, str]:
@@ -102,6 +105,18 @@ def _weighing(method: Method, kind: str, options: Mapping[str, object], p: Priva
     if options.get("beta", 1.0) != 1:  # how many clients are below the limit is not public: their mass says it
         return share, True, RATIO.format(weight=SIZED)
     return share, False, FIXED
+
+
+def _least_weight(method: Method, kind: str, options: Mapping[str, object], p: PrivacyConfig) -> float:
+    """Return what a client weighs at least, as far as it is known before: e^−c by divergence, the guess by tokens.
+
+    Attention to distances has a cap that the user chose, and no usual weight: its floor is the share that is given.
+    """
+    by_tokens = 1.0 if p.weight_cap is None else p.mean_weight
+    if kind == "divergence":
+        least = math.exp(-_cap(method, kind, options))
+        return least if _threshold(options) is None else min(least, by_tokens)
+    return by_tokens if kind == "tokens" else 1.0
 
 
 def _spec_of(method: Method) -> MethodSpec:
@@ -189,10 +204,10 @@ def _standing(report: Report) -> float:
     return report.weight
 
 
-def _followed(beta: float, threshold: float | None, p: PrivacyConfig) -> dict[str, Followed]:
+def _followed(beta: float, threshold: float | None) -> dict[str, Followed]:
     """Return what a method goes by that earlier rounds have released of the losses, by the names of what is told."""
     found = {} if threshold is None else {LOSS: mean_loss(threshold)}
-    return found | ({} if beta == 1 else {BELOW: loss_limit(beta, p.clip_rate)})
+    return found | ({} if beta == 1 else {BELOW: loss_limit(beta)})
 
 
 def _following(

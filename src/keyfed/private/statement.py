@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
-from keyfed.private.accounting import COARSE, FINE, Release, epsilon, merge
+from keyfed.private.accounting import COARSE, FINE, Release, Row, at_rate_one, epsilon, merge
 from keyfed.private.budget import Ledger
 
 UNIT = "one client with everything it holds"
@@ -18,9 +19,10 @@ SERVER = "Not against the server itself: it sees every upload, or with secure ag
 NOT_COVERED = (
     "Not covered: validation and test numbers and the choice of the best round (they read held-out text of the same "
     "corpus); perplexities of n-gram baselines and of the noiseless twin, which read the clients' text without noise, "
-    "and the twin's folder, which is not to be given away; the model and the word vectors that training starts from, "
-    "unless no client's text was in them; the vocabulary, unless `keyfed vocab --dp` made it (then its own ε adds); "
-    "the choice of hyper-parameters; clients that do not follow the protocol; whatever a client keeps to itself."
+    "and the twin's folder, which is not to be given away; the folder clients/ of clients that keep state, likewise; "
+    "the model and the word vectors that training starts from, unless no client's text was in them; the vocabulary, "
+    "unless `keyfed vocab --dp` made it (then its own ε adds); the choice of hyper-parameters; clients that do not "
+    "follow the protocol; whatever a client keeps to itself."
 )
 WITH_REAL_CLIENTS = (
     "Noise and cohorts come from the operating system's randomness; no seed of them is kept. The population is the "
@@ -30,7 +32,8 @@ WITH_REAL_CLIENTS = (
 NOT_COVERED_THERE = (
     "Not covered: the vocabulary, unless `keyfed vocab --dp` made it (then its own ε adds); other runs with the same "
     "clients (their ε adds); the choice of hyper-parameters; who was enrolled, connected or took part, and how long it "
-    "took; clients that do not follow the protocol; whatever a client keeps to itself."
+    "took; a client that drops out of a secure sum because its own training is slow, where few enough stay that this "
+    "closes the sum; clients that do not follow the protocol; whatever a client keeps to itself."
 )
 TREE_KEPT = (
     "Until the run ends, its checkpoint holds the noise that is still in the model: it is the server's own, and not to "
@@ -113,6 +116,7 @@ def statement(ledger: Ledger, eps: float, delta: float | None = None) -> list[st
             )
         else:
             lines.append("Amplification: none; every client is called every round.")
+        lines += _without_amplification(ledger)
     else:
         lines.append(
             f"Amplification: none is claimed. Noise is correlated over rounds (tree aggregation), and a client that "
@@ -124,12 +128,46 @@ def statement(ledger: Ledger, eps: float, delta: float | None = None) -> list[st
     return [*lines, WITH_REAL_CLIENTS, *kept, SERVER, NOT_COVERED_THERE]
 
 
+def _without_amplification(ledger: Ledger) -> list[str]:
+    """Say which releases are counted at rate 1 though clients are drawn, and why."""
+    t = ledger.terms
+    if t.rate == 1:
+        return []
+    lines = []
+    plain = [e.row for e in ledger.entries if isinstance(e.row, Release)]
+    if any(row.hinge for row in plain):
+        mean = math.fsum(row.count * row.hinge for row in plain)
+        lines.append(
+            f"Secure sums of too few clients stay closed, so a round can open by a single client, whom sampling does "
+            f"not hide then. A client meets {mean:.2g} such rounds in expectation; {_met(ledger):,} of "
+            f"{len(ledger.entries):,} releases are counted at rate 1 for them, and a hundredth of δ for more."
+        )
+    near = sum(row.q == 1 for row in plain)
+    if near:
+        lines.append(
+            f"{near:,} releases are booked at rate 1: of those called some did not stay, and one client more or less "
+            "would have decided whether the sum opens."
+        )
+    return lines
+
+
+def _met(ledger: Ledger) -> int:
+    """Releases that the chance of the hinge puts at rate 1."""
+    merged = merge(ledger.rows())
+    counted, _ = at_rate_one(merged, ledger.terms.delta)
+
+    def at_one(rows: Iterable[Row]) -> int:
+        return sum(r.count for r in rows if isinstance(r, Release) and r.q == 1)
+
+    return at_one(counted) - at_one(merged)
+
+
 def ledger_without_sampling(ledger: Ledger) -> float:
     """ε against somebody who knows who took part in every round: the same releases at a rate of 1.
 
     A bound for a client that is called every time; who is called less often has less.
     """
-    rows = [Release(r.z, 1.0, r.count) if isinstance(r, Release) else r for r in merge(ledger.rows())]
+    rows: list[Row] = [Release(r.z, 1.0, r.count) if isinstance(r, Release) else r for r in merge(ledger.rows())]
     return epsilon(rows, ledger.terms.delta, grid=COARSE)
 
 

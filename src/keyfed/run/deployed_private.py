@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import SystemRandom
@@ -33,6 +33,7 @@ from keyfed.federated.types import ClientId, Params, Reason, State
 from keyfed.files import write_atomically
 from keyfed.private.accounting import Release, Row, TreeRelease
 from keyfed.private.budget import Terms
+from keyfed.private.hinge import Opening, chance
 from keyfed.private.mechanism import Bounded
 from keyfed.private.noise import Draw, system, update_noise
 from keyfed.private.tree import KeptTree
@@ -54,6 +55,7 @@ OF_PROTOCOL: frozenset[Reason] = frozenset(
     {"not enrolled", "no answer", "unreachable", "not now", "not secure", "identity changed", "stale", "other method",
      "unknown run", "restarted", "summed before", "too soon"}
 )  # fmt: skip
+MOST_AT_HINGE = 0.05  # chance of a round that opens by one client, above which a run is refused
 SYSTEM = SystemRandom()
 
 
@@ -114,9 +116,41 @@ def terms_for(config: Config, clients: int) -> tuple[Bounded, Terms]:
         raise PrivacyError(
             f"train.cohort is {called:,}, and {clients:,} clients are enrolled; set it to at most {clients:,}"
         )
-    terms = terms_of(config, bounded, clients, called, "system")
+    hinge = hinge_of(config, clients, called)
+    terms = terms_of(config, bounded, clients, called, "system", hinge)
     update_noise(terms.z, bit_noise(config, bounded, terms))  # raises where counts leave nothing for the update
     return bounded, terms
+
+
+def hinge_of(config: Config, clients: int, called: int) -> float:
+    """Return the chance that a client decides whether a round's secure sum opens, or refuse one that is large.
+
+    Such a round costs as one without amplification (`private.hinge`).
+    """
+    if not config.secure.on or config.privacy.mechanism == "tree" or called >= clients:
+        return 0.0
+    opening = Opening(config.secure.floor, config.secure.threshold)
+    if called + 5 * math.sqrt(called) > opening.edges[1]:
+        raise PrivacyError(
+            f"train.cohort is {called:,}: rounds would call more than {opening.edges[1]:,} clients at times, and no "
+            f"secure sum opens for so many; set it to at most {_fits(opening.edges[1]):,}"
+        )
+    found = chance(clients, called / clients, opening)
+    if found > MOST_AT_HINGE:
+        better = next(
+            (m for m in range(called + 1, clients) if chance(clients, m / clients, opening) <= MOST_AT_HINGE), clients
+        )
+        raise PrivacyError(
+            f"train.cohort is {called:,} of {clients:,}, and sums of fewer than {opening.edges[0]} stay closed: "
+            f"with chance {found:.2g} a round opens by a single client, whom sampling then does not hide; set "
+            f"train.cohort to {better:,} or more"
+        )
+    return found
+
+
+def _fits(most: int) -> int:
+    """The largest mean from which five standard deviations do not lead beyond `most`."""
+    return math.floor(((math.sqrt(25 + 4 * most) - 5) / 2) ** 2)
 
 
 def keep_enrolled(out: Path, settled: Settled) -> None:
@@ -130,12 +164,18 @@ def drawn(names: Sequence[ClientId], rate: float) -> list[ClientId]:
     return [name for name in names if SYSTEM.random() < rate]
 
 
+class BudgetSpent(Exception):
+    """A round that was made must not be released."""
+
+
 class DeployedPrivacy(PrivateRun):
     """A federation's mechanism: as a simulation's, with noise that nobody can draw again."""
 
     def __init__(self, config: Config, settled: Settled, out: Path, kept: Params) -> None:
         super().__init__(config, settled.bounded, out, settled.terms)
         self._names = settled.names
+        self._opening = Opening(config.secure.floor, config.secure.threshold) if config.secure.on else None
+        self._there = len(settled.names)
         self._kept = KeptTree(system)
         self._tree = self._place(kept)
 
@@ -171,10 +211,17 @@ class DeployedPrivacy(PrivateRun):
     def row(self) -> Row:
         """What a round costs."""
         t = self.ledger.terms
-        return Release(t.z, t.rate) if t.gap is None else TreeRelease(t.z, t.gap, tree=self._tree)
+        if t.gap is not None:
+            return TreeRelease(t.z, t.gap, tree=self._tree)
+        hinge = 0.0 if self._opening is None or t.rate == 1 else chance(self._there, t.rate, self._opening)
+        return Release(t.z, t.rate, hinge=hinge)
 
-    def cohort(self) -> list[ClientId]:
-        """Draw the clients of the next round, or say whose turn it is."""
+    def cohort(self, there: Collection[ClientId]) -> list[ClientId]:
+        """Draw the clients of the next round from everybody, or say whose turn it is; return those who are there."""
+        self._there = sum(name in there for name in self._names)
+        return [client for client in self._drawn() if client in there]
+
+    def _drawn(self) -> list[ClientId]:
         turn = self.in_turn(self._names)
         return drawn(self._names, self.ledger.terms.rate) if turn is None else [self._names[k] for k in turn]
 
@@ -183,8 +230,23 @@ class DeployedPrivacy(PrivateRun):
         return Asked(self.noising(state).clip, len(self.ledger.entries))
 
     def _release(self, round: int) -> Draw:
-        leaf = self.leaves
-        self.ledger.book(self.row(), "update", round)
+        return self.release(round, amplified=True)
+
+    def release(self, round: int, *, amplified: bool) -> Draw:
+        """Write a release down, then draw its noise.
+
+        Args:
+          amplified: whether sampling hides who took part; else the row has rate 1.
+
+        Raises:
+          BudgetSpent: the row does not fit into the budget; nothing was written and nothing may be released.
+        """
+        leaf, row = self.leaves, self.row()
+        if isinstance(row, Release) and not amplified:
+            row = Release(row.z, 1.0)
+        if not self.ledger.allows([row]):
+            raise BudgetSpent
+        self.ledger.book(row, "update", round)
         return system() if self.ledger.terms.gap is None else self._kept.leaf(leaf)
 
 
@@ -193,6 +255,7 @@ class PrivateCourse(Course):
 
     def __init__(self, *given: Any, settled: Settled) -> None:
         self._settled = settled
+        self._spent = False
         super().__init__(*given)
 
     def _apart(self, server: Params) -> tuple[Params, Params]:
@@ -216,15 +279,10 @@ class PrivateCourse(Course):
                 f"{t.clients:,} clients are few: a delta of {t.delta:.2g} lets one of them be given away with that "
                 "chance, and the noise is long beside what they learn; good for trying it out, not for people's text"
             )
-        if self.secure is not None and t.gap is None and t.called < 2 * self.secure.floor and t.rate < 1:
-            lines.append(
-                f"rounds call {t.called:,.6g} clients in expectation, and sums of fewer than {self.secure.floor} stay "
-                "closed: such rounds release noise alone and cost as much"
-            )
         return lines
 
     def _may_go_on(self) -> bool:
-        if self.guard.allows():
+        if not self._spent and self.guard.allows():
             return True
         self.listen.say(f"the privacy budget is spent after round {self.state.round}: another would exceed it")
         return False
@@ -243,11 +301,20 @@ class PrivateCourse(Course):
         return self.calls.greet()
 
     def _draw(self, present: Sequence[ClientId]) -> list[ClientId]:
-        there = set(present)
-        return [client for client in self.guard.cohort() if client in there]
+        return self.guard.cohort(set(present))
+
+    def _round(self) -> None:
+        try:
+            super()._round()
+        except BudgetSpent:
+            self._spent = True
 
     def _prepared(self) -> int:
-        self.federation.noise_by(self.guard.noising(self.state), self.guard.asked(self.state))
+        guard, federation, round = self.guard, self.federation, self.state.round
+        noising = guard.noising(self.state)._replace(
+            release=lambda: guard.release(round, amplified=not federation.beside)
+        )
+        federation.noise_by(noising, guard.asked(self.state))
         return 0  # an empty cohort is released too: its noise is what hides that it was empty
 
     def _line(self, record: dict[str, Any], before: State) -> dict[str, Any]:

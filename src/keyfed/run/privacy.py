@@ -16,6 +16,7 @@ from keyfed.federated.types import ClientId, Method, Params, State
 from keyfed.private.accounting import Release, Row, TreeRelease, calibrate, calibrate_tree, check_delta
 from keyfed.private.along import WITHIN
 from keyfed.private.budget import LEDGER, Ledger, Terms, check_against_metrics, open_ledger, read_ledger
+from keyfed.private.hinge import MOST_MEMBERS, Opening, Stayed, beside, chance
 from keyfed.private.mechanism import CLIP, Bounded, bound, refuse_absence, refuse_participation
 from keyfed.private.noise import Draw, Noising, derived, update_noise
 from keyfed.private.plan import noise_to_clip
@@ -32,13 +33,19 @@ Randomness = Literal["system", "derived"]
 
 
 def terms_of(
-    config: Config, bounded: Bounded, clients: int, called: float, randomness: Randomness = "derived"
+    config: Config,
+    bounded: Bounded,
+    clients: int,
+    called: float,
+    randomness: Randomness = "derived",
+    hinge: float | None = None,
 ) -> Terms:
     """Return what a run's ε is about; the noise is calibrated here where a budget is given.
 
     Args:
       called: clients of a round, in expectation.
       randomness: where noise and cohorts come from; derived from the seed in every simulation.
+      hinge: chance of a round in which sampling hides nobody, see `accounting.Release`; None for that of a simulation.
     """
     p = config.privacy
     everybody = bounded.method.cohort == "all" or called == clients
@@ -67,18 +74,35 @@ def terms_of(
                 f"a client has to come again after {most}; set it lower, or the cohort"
             )
     z = p.noise
+    hinge = hinge_in(config, population, cohort) if hinge is None else hinge
     if z is None:
         assert p.epsilon is not None
         rounds = max(1, config.train.rounds)
         z = (
             calibrate_tree(p.epsilon, delta, gap, rounds)
             if gap is not None
-            else calibrate(p.epsilon, delta, min(1.0, cohort / population), rounds)
+            else calibrate(p.epsilon, delta, min(1.0, cohort / population), rounds, hinge=hinge)
         )
     return Terms(
         delta=delta, population=population, clients=clients, cohort=cohort, called=called, z=z, mechanism=p.mechanism,
         sensitivity=bounded.sensitivity, randomness=randomness, budget=p.epsilon, gap=gap,
     )  # fmt: skip
+
+
+def hinge_in(config: Config, population: int, cohort: float) -> float:
+    """Return the chance that one client decides whether a secure sum of the fleet opens (`private.hinge`).
+
+    0 where nothing is masked or nobody is drawn. An imagined fleet has the run's floor, and two thirds must stay;
+    cohorts beyond what one sum holds are taken to be summed in parts.
+    """
+    if not config.secure.on or config.privacy.mechanism == "tree" or cohort >= population or cohort > MOST_MEMBERS:
+        return 0.0
+    return chance(population, cohort / population, _opening(config))
+
+
+def _opening(config: Config) -> Opening:
+    real = config.privacy.population is None  # a number that must stay is one of the clients there are
+    return Opening(config.secure.floor, config.secure.threshold if real else None)
 
 
 def bit_noise(config: Config, bounded: Bounded, terms: Terms) -> float | None:
@@ -123,19 +147,30 @@ class PrivateRun:
         self._shrink = t.called / t.cohort
         self._bit_std = bit_noise(config, bounded, t)
         self._std = update_noise(t.z, self._bit_std)
+        self._beside = False  # whether the round that is gathered now opens or stays closed by one client
 
     def check(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Refuse to go on under a ledger that is older than the rounds of the run."""
         check_against_metrics(self.ledger, records)
 
     def row(self) -> Row:
-        """What a round costs."""
+        """What a round costs, before its clients are drawn."""
         t = self.ledger.terms
-        return Release(t.z, t.rate) if t.gap is None else TreeRelease(t.z, t.gap)
+        if t.gap is not None:
+            return TreeRelease(t.z, t.gap)
+        return Release(t.z, t.rate, hinge=hinge_in(self._config, t.population, t.cohort))
 
     def allows(self) -> bool:
         """Whether the budget has room for another round."""
         return self.ledger.allows([self.row()])
+
+    def affords(self) -> bool:
+        """Whether it has room for the round that is gathered, which may cost more than was known before."""
+        return not self._beside or self.ledger.allows([self._row_now()])
+
+    def _row_now(self) -> Row:
+        """What the round that is gathered costs: of clients that did not all stay, beside the threshold, rate 1."""
+        return Release(self.ledger.terms.z, 1.0) if self._beside else self.row()
 
     def attempt(self, round: int) -> int:
         """How often a round was released already: another attempt calls other clients, and draws other noise.
@@ -170,7 +205,7 @@ class PrivateRun:
             bit_std=None if self._bit_std is None else self._bit_std * self._shrink,
             called=t.called,
             denominator=t.called * p.mean_weight,
-            floor=p.floor * t.called if self._bounded.ratio else None,
+            floor=p.floor * t.called * self._bounded.least if self._bounded.ratio else None,
             release=lambda: self._release(state.round),
             frozen=frozen,
             told=self._bounded.told,
@@ -182,6 +217,7 @@ class PrivateRun:
         """Return how the round after `state` is summed, and its clip; `fates` are those of the clients called."""
         noising = self.noising(state, frozen)
         clip = noising.clip
+        self._beside = self._opens_by_one(fates)
         if not self._config.secure.on:
             return lambda like: NoisedSum(like, noising), clip
         from keyfed.engine.masked_noised_sum import MaskedNoisedSum
@@ -195,10 +231,23 @@ class PrivateRun:
 
         return masked, clip
 
+    def _opens_by_one(self, fates: Mapping[ClientId, Fate]) -> bool:
+        """Whether some do not stay and one client decides if the sum opens; how many *are called* is in every row.
+
+        Of an imagined fleet nobody knows how many stay; it is taken not to be just the threshold.
+        """
+        t = self.ledger.terms
+        drawn = t.gap is None and t.rate < 1 and self._config.privacy.population is None
+        if not self._config.secure.on or not drawn:
+            return False
+        uploads = sum(fate.lost is None for fate in fates.values())
+        shared = sum(fate.reports for fate in fates.values())
+        return beside(Stayed(len(fates), shared, uploads, uploads), _opening(self._config))
+
     def _release(self, round: int) -> Draw:
         """Write the release down, then draw its noise."""
         leaf = self.turn()
-        entry = self.ledger.book(self.row(), "update", round)
+        entry = self.ledger.book(self._row_now(), "update", round)
         return derived(self._seed, round, entry.attempt) if leaf is None else derived_tree(self._seed, leaf)
 
     def told(self, before: State) -> dict[str, Any]:
@@ -306,8 +355,14 @@ def _disjoint(one: DataConfig, two: DataConfig) -> bool:
 
 
 def make_private(config: Config, method: Method, clients: int, called: float) -> tuple[Bounded, Terms] | None:
-    """Return a method's private form and the terms of its ledger; None where nobody asked for one."""
+    """Return a method's private form and the terms of its ledger; None where nobody asked for one.
+
+    Raises:
+      PrivacyError: what cannot be had; nothing is written before.
+    """
     if not config.privacy.on:
         return None
     bounded = bound(method, config.privacy)
-    return bounded, terms_of(config, bounded, clients, called)
+    terms = terms_of(config, bounded, clients, called)
+    update_noise(terms.z, bit_noise(config, bounded, terms))  # refuses counts that leave nothing for the update
+    return bounded, terms

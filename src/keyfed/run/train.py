@@ -284,6 +284,11 @@ def _rounds(
                     assert isinstance(federation, Simulation), "several ranks are refused with --dp"
                     frozen = FROZEN if state.round < config.train.frozen_rounds else ()
                     federation.gather_by(*guard.gather(state, frozenset(frozen), fates))
+                    if not guard.affords():  # not known before its clients were drawn
+                        spent = True
+                        if state.round > written:
+                            save(time.monotonic() - started)
+                        break
                 began = time.monotonic()
                 torch.set_num_threads(choice.threads)
                 after, summary = run_round(method, state, cohort, federation, minimum)

@@ -66,7 +66,7 @@ def share_of(made, rng):
         mean, reach = rng.uniform(0, 10), rng.choice([1.0, 2.0, 8.0])
         state[FOLLOWED + LOSS] = torch.tensor([mean, reach, rng.choice([math.inf, 1.0, 0.01]), 3.0]).double()
     if FOLLOWED + BELOW in state:
-        state[FOLLOWED + BELOW] = torch.tensor([rng.uniform(0, 12)]).double()
+        state[FOLLOWED + BELOW] = torch.tensor([rng.uniform(0, 12), 0.1, 0.0]).double()
     return mediator.released(state)
 
 
@@ -171,3 +171,13 @@ def draws(sum_of, count, std=2.0, seed=7, round=0, attempt=0):
     like = {"w": torch.zeros(count, dtype=torch.float64)}
     given = noising(std=std, release=lambda: derived(seed, round, attempt), denominator=1.0)
     return sum_of(like, given).aggregate(()).total["w"]
+
+
+def mass_draws(sum_of, count, std=2.0, seed=7, round=0, attempt=0):
+    """The noise that a ratio's masses and its sums get: an empty round of many layers of one number, each by itself."""
+    like = {f"layer {k}": torch.zeros(1, dtype=torch.float64) for k in range(count)}
+    given = noising(std=std, release=lambda: derived(seed, round, attempt), floor=-1e9)  # low: it cuts nothing off
+    made = sum_of(like, given).aggregate(())
+    kappa = CLIP / (2 * math.sqrt(count))
+    masses = torch.tensor([made.mass[name] * kappa for name in like], dtype=torch.float64)
+    return masses, torch.cat(list(made.total.values()))

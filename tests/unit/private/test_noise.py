@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from keyfed.errors import PrivacyError
 from keyfed.federated.types import Refusal, Share
 from keyfed.private.noise import clip_factor, clipped, derived, next_clip, norm_of, system, update_noise
 
-from .neighbours import CALLED, CLAIMING, CLIP, LIKE, bounded, draws, largest_move, largest_step, noising
+from .neighbours import CALLED, CLAIMING, CLIP, LIKE, bounded, draws, largest_move, largest_step, mass_draws, noising
 
-COUNT, ROUNDING = 100_000, 1e-9
+COUNT, MASSES, ROUNDING = 100_000, 30_000, 1e-9
 ALIKE = Share(dict.fromkeys(LIKE, 1.0), dict.fromkeys(LIKE, 1.0))
 
 
@@ -84,6 +85,15 @@ def test_layers_and_masses_have_noise_of_their_own():
     assert float(apart.abs().max()) < 4.5 / math.sqrt(COUNT)
 
 
+def test_the_mass_of_a_ratio_has_the_noise_of_the_sum():
+    masses, totals = mass_draws(NoisedSum, MASSES, std=2.0)
+    assert_gaussian(masses, 2.0)
+    others = [totals, mass_draws(NoisedSum, MASSES, round=1)[0], mass_draws(NoisedSum, MASSES, attempt=1)[0]]
+    apart = torch.corrcoef(torch.stack([masses, *others])) - torch.eye(4, dtype=torch.float64)
+    assert float(apart.abs().max()) < 4.5 / math.sqrt(MASSES)
+    assert abs(float(torch.corrcoef(torch.stack([masses[:-1], masses[1:]]))[0, 1])) < 4.5 / math.sqrt(MASSES)
+
+
 # --- mutants: each must fail the check that it was made for -----------------------------------------------------------
 
 
@@ -130,6 +140,23 @@ class SameNoiseAgain(NoisedSum):
         super().__init__(like, given._replace(release=lambda: derived(7, 0, 0)))
 
 
+class UnnoisedMass(NoisedSum):
+    """Divides by the mass as it is."""
+
+    def aggregate(self, refused):
+        made = super().aggregate(refused)
+        floor = self._noising.floor
+        return replace(made, mass={name: max(m / self._kappa, floor) for name, m in self._mass.items()})
+
+
+class NoiseOfTheMassAgain(NoisedSum):
+    """Gives the masses the noise that the sums have already."""
+
+    def aggregate(self, refused):
+        made = super().aggregate(refused)
+        return replace(made, mass={name: float(t.sum()) / self._kappa for name, t in made.total.items()})
+
+
 @pytest.mark.parametrize("mutant", [NoClip, TokenWeights, ClipBeforeWeight])
 def test_mutants_that_do_not_bound_a_client_are_caught(mutant):
     assert largest_move(bounded("fedavg"), 500, mutant) > CLIP * 1.01
@@ -138,6 +165,17 @@ def test_mutants_that_do_not_bound_a_client_are_caught(mutant):
 def test_the_mutant_with_half_the_noise_is_caught():
     with pytest.raises(AssertionError):
         assert_gaussian(draws(HalfNoise, COUNT, std=2.0), 2.0)
+
+
+@pytest.mark.parametrize("mutant", [UnnoisedMass, HalfNoise])
+def test_mutants_with_too_little_noise_of_the_mass_are_caught(mutant):
+    with pytest.raises(AssertionError):
+        assert_gaussian(mass_draws(mutant, 3_000, std=2.0)[0], 2.0)
+
+
+def test_the_mutant_whose_mass_has_the_noise_of_its_sum_is_caught():
+    masses, totals = mass_draws(NoiseOfTheMassAgain, 100)
+    assert float(torch.corrcoef(torch.stack([masses, totals]))[0, 1]) > 0.99
 
 
 def test_the_mutant_with_the_realised_denominator_is_caught():

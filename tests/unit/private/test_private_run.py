@@ -9,9 +9,13 @@ import torch
 from scipy import stats
 
 from keyfed.config import Config, apply_settings, method_spec
+from keyfed.engine.noised_sum import NoisedSum
+from keyfed.errors import PrivacyError
 from keyfed.federated.methods import build_method
 from keyfed.federated.participation import Fate, Work
 from keyfed.federated.types import Share, State
+from keyfed.private.accounting import Release, TreeRelease, epsilon
+from keyfed.private.hinge import Opening, chance
 from keyfed.private.mechanism import CLIP
 from keyfed.run.privacy import PrivateRun, make_private
 
@@ -83,10 +87,43 @@ def test_losses_are_told_with_noise_that_z_pays_for(tmp_path, settings, told, bi
     assert ("paid for within z" in run.ledger.terms.sensitivity) is (len(told) > 1)
 
 
-def test_a_ratio_has_a_floor_in_clients_called(tmp_path):
+@pytest.mark.parametrize(
+    ("method", "settings", "least"),
+    [
+        ("fedatt", ["method.bound=3"], 1.0),
+        ("fedmed", ["method.mediation=false"], 0.5),  # a divergence is at most ln 2, a weight at least 1/2
+        ("fedmed", ["method.mediation=false", "method.temperature=0.5"], 0.25),
+        ("fedmed", ["method.mediation=false", "method.beta=0.2"], 0.1),
+        (
+            "fedmed",
+            ["privacy.mean_weight=0.3", "method.beta=0.2"],
+            0.06,
+        ),  # after the switch by tokens, of capped weight
+        ("fedmed", ["privacy.weight_cap=none", "privacy.mean_weight=0.3", "method.beta=0.2"], 0.1),
+        ("fedmed", ["method.adaptive=false", "method.mediation=false", "method.beta=0.2"], 0.16),
+    ],
+)
+def test_a_ratio_has_a_floor_below_the_least_mass_that_is_expected(tmp_path, method, settings, least):
     like = {"w": torch.zeros(3)}
-    run = private_run(tmp_path / "run", "fedatt", "method.bound=3")
-    assert run.gather(state(like), frozenset(), {})[0](like)._noising.floor == pytest.approx(0.25 * CALLED)
+    run = private_run(tmp_path / "run", method, *settings)
+    assert run.gather(state(like), frozenset(), {})[0](like)._noising.floor == pytest.approx(0.25 * CALLED * least)
+
+
+def test_the_default_floor_does_not_shrink_top_k(tmp_path):
+    """One of eight counts, and weighs a half: its mean is its own upload. A tenth of the eight would be more mass."""
+    like = {"w": torch.zeros(3)}
+    settings = ["method.mediation=false", "method.beta=0.125", "privacy.floor=0.1"]
+    run = private_run(tmp_path / "run", "fedmed", *settings)
+    given = run.gather(state(like), frozenset(), {})[0](like)._noising
+    summed, upload = NoisedSum(like, given._replace(std=0.0)), torch.tensor([0.1, -0.2, 0.3])
+    summed.add("c0", {"w": upload}, Share({"w": 0.5}, {"w": 0.5}, told={"below": 1.0}))
+    torch.testing.assert_close(summed.aggregate(()).mean()["w"], upload)
+
+
+def test_counts_that_take_all_the_noise_are_refused_before_anything_is_written(tmp_path):
+    config = apply_settings(Config(method="admm"), ["privacy.noise=5", f"train.cohort={CALLED}"])
+    with pytest.raises(PrivacyError, match=r"set that above 2\.5"):
+        make_private(config, build_method(method_spec(config)), CALLED, CALLED)
 
 
 def test_what_is_released_through_a_run_has_the_noise_of_its_ledger(tmp_path):
@@ -114,3 +151,84 @@ def test_the_count_of_unclipped_clients_is_noised_round_by_round(tmp_path):
         counts.append(summed.aggregate(()).facts["within"][0] - 0.5)
     assert torch.tensor(counts).std() == pytest.approx(BITS / COHORT, rel=0.25)
     assert stats.kstest([c * COHORT / BITS for c in counts], "norm").pvalue > 1e-3
+
+
+# --- secure sums that open by one client ------------------------------------------------------------------------------
+
+REAL = ["privacy.population=none", "privacy.cohort=none", "privacy.delta=1e-7", "privacy.quantile=none"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "met"),
+    [
+        ([], 0.0),
+        (["secure.on=true"], chance(50, CALLED / 50, Opening(3))),
+        (["secure.on=true", "secure.floor=8"], chance(50, CALLED / 50, Opening(8))),
+        (["secure.on=true", "secure.threshold=6"], chance(50, CALLED / 50, Opening(3, 6))),
+        (["secure.on=true", "privacy.mechanism=tree", "participation.sampling=uniform"], None),
+        (["secure.on=true", "privacy.population=1000", "privacy.cohort=9"], chance(1000, 0.009, Opening(3))),
+        (["secure.on=true", "privacy.population=1000000", "privacy.cohort=5000"], 0.0),
+    ],
+    ids=["not masked", "floor", "higher floor", "threshold", "tree", "small fleet", "fleet"],
+)
+def test_a_row_says_how_often_a_sum_opens_by_one_client(tmp_path, settings, met):
+    row = private_run(tmp_path / "run", "fedavg", *REAL, *settings).row()
+    if met is None:
+        assert isinstance(row, TreeRelease)
+    else:
+        assert row.hinge == met
+        assert row.q < 1
+    assert met != 0 or epsilon([row], 1e-7) == epsilon([Release(row.z, row.q)], 1e-7)
+    assert not met or epsilon([row], 1e-7) > epsilon([Release(row.z, row.q)], 1e-7)
+
+
+def test_noise_is_calibrated_for_sums_that_open_by_one_client(tmp_path):
+    given = [*REAL, "privacy.noise=none", "privacy.epsilon=4", "train.rounds=20"]
+    plain, masked = (private_run(tmp_path / k, "fedavg", *given, f"secure.on={k}") for k in ("false", "true"))
+    assert masked.ledger.terms.z > plain.ledger.terms.z
+    assert masked.ledger.allows([masked.row()] * 20)
+    assert not masked.ledger.allows([masked.row()] * 22)
+
+
+@pytest.mark.parametrize(
+    ("reported", "uploaded", "settings", "booked"),
+    [
+        (9, 9, [], 8 / 50),  # all stayed: the chance of how many are called is in the row
+        (9, 8, [], 8 / 50),  # seven must stay: one less would not have closed it
+        (9, 7, [], 1.0),
+        (9, 6, [], 1.0),  # one more would have opened it
+        (6, 6, [], 1.0),
+        (9, 5, [], 8 / 50),
+        (9, 7, ["secure.on=false"], 8 / 50),
+        (9, 7, ["privacy.population=1000", "privacy.cohort=100"], 0.1),  # the fleet's clients are not these
+    ],
+)
+def test_a_round_beside_the_threshold_is_booked_without_amplification(tmp_path, reported, uploaded, settings, booked):
+    pytest.importorskip("cryptography")
+    like = {"w": torch.zeros(3)}
+    run = private_run(tmp_path / "run", "fedavg", *REAL, "secure.on=true", *settings)
+    lost = [None] * uploaded + ["dropped before upload"] * (reported - uploaded)
+    lost += ["dropped before report"] * (9 - reported)
+    called = {f"c{k}": Fate(k, Work(), 1.0, why) for k, why in enumerate(lost)}
+    summed = run.gather(state(like), frozenset(), called)[0](like)
+    for k in range(uploaded):
+        summed.add(f"c{k}", like, Share({"w": 1.0}, {"w": 1.0}))
+    summed.aggregate(())
+    (entry,) = run.ledger.entries
+    assert entry.row.q == pytest.approx(booked)
+    assert run.row().q < 1  # the next one is not known yet
+
+
+def test_a_round_beside_the_threshold_that_the_budget_has_no_room_for_is_not_begun(tmp_path):
+    given = [*REAL, "privacy.noise=none", "privacy.epsilon=4", "train.rounds=20", "secure.on=true"]
+    run = private_run(tmp_path / "run", "fedavg", *given)
+    like = {"w": torch.zeros(3)}
+    lost = dict(enumerate([None] * 7 + ["dropped before upload"] * 2))
+    run.gather(state(like), frozenset(), {f"c{k}": Fate(k, Work(), 1.0, why) for k, why in lost.items()})
+    assert run.affords()  # the first
+    for _ in range(19):
+        run.ledger.book(run.row(), "update", 0)
+    assert run.allows()
+    assert not run.affords()
+    run.gather(state(like), frozenset(), fates(9))
+    assert run.affords()
