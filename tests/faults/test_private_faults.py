@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections import Counter
 from dataclasses import replace
 
@@ -18,10 +19,10 @@ from keyfed.engine.private_part import Promise
 from keyfed.engine.remote_private import OpenedSum
 from keyfed.engine.remote_secure import Summed
 from keyfed.engine.transport import Lost, deliver
-from keyfed.errors import RunError
+from keyfed.errors import PrivacyError, RunError
 from keyfed.federated.types import Share
 from keyfed.private.accounting import Release, TreeRelease, epsilon
-from keyfed.private.budget import read_ledger
+from keyfed.private.budget import Ledger, read_ledger
 from keyfed.private.noise import Noising, norm_of
 from keyfed.run import course, deployed_private
 from keyfed.run import privacy as run_privacy
@@ -371,6 +372,62 @@ def test_a_row_at_rate_one_that_exceeds_the_budget_ends_the_run_unreleased(tmp_p
     result = deploy(tmp_path, config, *enrol(tmp_path, 20, fault=fault))
     assert (result["rounds"], result["privacy"]["releases"], len(drawn)) == (1, 1, 1)
     assert result["privacy"]["pld"] < fits
+
+
+class Copies(Stops):
+    """Ends the run after a round, and copies its folder after another."""
+
+    def __init__(self, run, after, stop):
+        super().__init__(stop)
+        self.run, self.copied = run, after
+
+    def round(self, record):
+        if record["round"] == self.copied:
+            shutil.copytree(self.run, self.run.with_name("backup"), ignore=shutil.ignore_patterns("*lock"))
+        super().round(record)
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
+@pytest.mark.parametrize("method", ["fedavg", "tree"])
+def test_a_folder_from_an_older_copy_is_refused(tmp_path, secure, method):
+    tree = {"mechanism": "tree", "separation": 1} if method == "tree" else {}
+    config = private_config(tmp_path, clients=4, rounds=5, secure=secure, privacy=tree)
+    transport, roster = enrol(tmp_path, 4)
+    run = tmp_path / "deployed"
+    with pytest.raises(KeyboardInterrupt):
+        deploy(tmp_path, config, transport, roster, listener=Copies(run, 1, 3))
+    shutil.rmtree(run)
+    shutil.copytree(run.with_name("backup"), run)
+    before = (run / "ledger.jsonl").read_bytes()
+    with pytest.raises(PrivacyError, match="took part in step 3 of this run, and the ledger has 1 rows") as caught:
+        deploy(tmp_path, config, transport, roster, resume=True)
+    assert "\n" not in str(caught.value)
+    assert (run / "ledger.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("method", ["fedavg", "tree"])
+def test_a_step_that_the_ledger_does_not_know_is_booked(tmp_path, monkeypatch, method):
+    """Killed before the row, or the last row lost: clients that took part do not do so again for the same step."""
+    tree = {"mechanism": "tree", "separation": 1} if method == "tree" else {}
+    config = private_config(tmp_path, clients=4, rounds=3, privacy=tree)
+    transport, roster = enrol(tmp_path, 4)
+    book, kill = Ledger.book, once(2)
+
+    def books(*given):
+        kill()
+        return book(*given)
+
+    monkeypatch.setattr(Ledger, "book", books)
+    with pytest.raises(Killed):
+        deploy(tmp_path, config, transport, roster)
+    sent = counting(transport)
+    result = deploy(tmp_path, config, transport, roster, resume=True)
+    entries = read_ledger(tmp_path / "deployed").entries
+    assert [(e.what, e.round) for e in entries] == [("update", 0), ("heard", 1), ("update", 1), ("update", 2)]
+    assert set(sent.values()) == {2}
+    assert (result["rounds"], result["privacy"]["retried"]) == (3, 1)
+    if method == "tree":
+        assert [e.row.tree for e in entries] == [0, 0, 1, 1]
 
 
 # tree noise

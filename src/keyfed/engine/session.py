@@ -11,14 +11,15 @@ A secure round is train, upload, unmask; its `purpose` is to calibrate, to uploa
 long as its process. A session that was restarted has lost what it had trained in that round, and says so; everything
 that must survive lies in the `DeviceStore`.
 
-Under a private run a client sends its clipped part and nothing else (`private_part`).
+Under a private run a client sends its clipped part and nothing else (`session_private`, `private_part`); with its hello
+it says in which step it last took part.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from keyfed.engine.messages import (
     whole_number,
 )
 from keyfed.engine.noised_sum import words_of
-from keyfed.engine.private_part import Asked, Promise, part_head
+from keyfed.engine.private_part import Asked, Promise
 from keyfed.engine.secure_layout import Vector
 from keyfed.engine.secure_round import (
     Evaluated,
@@ -51,14 +52,14 @@ from keyfed.engine.secure_round import (
     context_of,
     evaluation_vector_of,
     length,
-    report_of,
     vector_of,
 )
+from keyfed.engine.session_private import PrivateSide
 from keyfed.engine.simulate import refusal
 from keyfed.engine.turn import Finished, Turn, keeps_state
 from keyfed.errors import Refused, SecureSumError, SecureSumOverflow
 from keyfed.federated.public_check import check_public
-from keyfed.federated.types import Params, Refusal, Share
+from keyfed.federated.types import Params, Refusal
 from keyfed.files import make_durable
 from keyfed.private.keys import SignedKeys
 from keyfed.private.secure_sum import Floors, Member, Terms
@@ -116,6 +117,7 @@ class ClientSession:
     ) -> None:
         self.name = name
         self.store = DeviceStore(home)
+        self._private = PrivateSide(name, self.store)
         self._make = learner
         self._floors = floors or Floors()
         self._plain = plain
@@ -159,7 +161,9 @@ class ClientSession:
                 "other method", "this package builds another method from the run's specification; update the client"
             )
         proof = self.store.identity().sign(hello_text(self.name, run, text(head, "nonce")))
-        return pack({"proof": proof.hex(), "keys": self.store.new_keys(self.name).to_json()})
+        answer = {"proof": proof.hex(), "keys": self.store.new_keys(self.name).to_json()}
+        last = self.store.last_part(run)
+        return pack(answer if last is None else answer | {"step": last.step})
 
     def _bye(self, run: str) -> bytes:
         self._drop()
@@ -188,7 +192,7 @@ class ClientSession:
         received = unpack(body, most_bytes(learner.shapes) + (MOST_MEMBERS << 10))
         theta = read_tensors(received.tensors, learner.shapes)
         work = self._accept(run, received, theta, learner.promise, secure=begun.get("secure") is True)
-        self._wait_turn(learner, work)
+        self._private.wait_turn(run, learner.promise, work.asked)
         if work.part is not None:
             work.evaluated = learner.evaluate(theta, work.part)
         if work.purpose != "evaluation":
@@ -207,7 +211,8 @@ class ClientSession:
             return pack(answer | {"parcels": parcels, "keys": self.store.new_keys(self.name).to_json()})
         self._work = work
         if work.asked is not None:
-            return self._private_answer(learner, work, answer)
+            assert work.done is not None, "a client that trained"
+            return self._private.answer(run, learner, theta, work.asked, work.done, answer)
         answer |= {"evaluated": None if work.evaluated is None else list(work.evaluated)}
         if work.done is None:
             return pack(answer)
@@ -278,34 +283,6 @@ class ClientSession:
         self._solved = (key, done)
         return done
 
-    # a private round
-
-    def _wait_turn(self, learner: Learner, work: _Work) -> None:
-        """Refuse a call that comes earlier after this client's last upload than the run promised."""
-        if work.asked is not None and learner.promise is not None and learner.promise.separation is not None:
-            self.store.refuse_early(work.run, work.asked.step, learner.promise.separation)
-
-    def _takes_part(self, learner: Learner, work: _Work) -> None:
-        """Note, before it is sent, that this client's part leaves it at this step."""
-        self._wait_turn(learner, work)
-        if work.asked is not None and learner.promise is not None and learner.promise.separation is not None:
-            self.store.took_part(work.run, work.asked.step)
-
-    def _own_share(self, learner: Learner, done: Finished, theta: Params) -> Share:
-        own = learner.method.mediator.share
-        assert own is not None, "clients of a private run weigh themselves"
-        return replace(own(report_of(self.name, done), list(theta)), clipped=done.clipped)
-
-    def _private_answer(self, learner: Learner, work: _Work, answer: dict[str, Any]) -> bytes:
-        """Send the clipped part; the report, of which nothing is noised, stays here."""
-        promise, done, asked = learner.promise, work.done, work.asked
-        assert promise is not None, "a private run"
-        assert done is not None, "a client that trained"
-        assert asked is not None, "a private round"
-        part = promise.part(done.upload, self._own_share(learner, done, work.theta), asked.clip)
-        self._takes_part(learner, work)
-        return pack(answer | {"part": part_head(part)}, part.layers)
-
     # secure sums
 
     def _join(self, learner: Learner, work: _Work, head: Mapping[str, Any], about: str) -> Member:
@@ -357,7 +334,7 @@ class ClientSession:
         try:
             vector = self._vector(work)
             received = {str(sender): bytes.fromhex(package) for sender, package in parcels.items()}
-            self._takes_part(self._learner(work.run), work)
+            self._private.takes_part(work.run, self._learner(work.run).promise, work.asked)
             self.store.refuse_second(work.run, work.round, work.purpose, work.part)
             masked = work.member.masked(vector, [str(name) for name in alive], received)
         except SecureSumOverflow as e:
@@ -374,10 +351,8 @@ class ClientSession:
 
     def _vector(self, work: _Work) -> Vector:
         learner = self._learner(work.run)
-        if work.asked is not None and learner.promise is not None:
-            share = None if work.done is None else self._own_share(learner, work.done, work.theta)
-            upload = work.theta if work.done is None else work.done.upload
-            return learner.promise.vector(upload, share, work.asked.clip, work.members)
+        if work.asked is not None:
+            return self._private.vector(learner, work.theta, work.asked, work.done, work.members)
         if work.purpose == "evaluation":
             return evaluation_vector_of(work.evaluated or Evaluated(), work.members)
         assert work.done is not None, "a client that trained"

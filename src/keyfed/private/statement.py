@@ -68,7 +68,7 @@ def account(ledger: Ledger, *, fine: bool = False, delta: float | None = None) -
         "called": terms.called,
         "randomness": terms.randomness,
         "releases": len(ledger.entries),
-        "retried": sum(e.attempt > 0 or e.what == "torn" for e in ledger.entries),
+        "retried": sum(e.attempt > 0 or e.what in ("torn", "heard") for e in ledger.entries),
         "rows": len(ledger.hashes),
         "head": ledger.head,
         "statement": statement(ledger, eps, delta),

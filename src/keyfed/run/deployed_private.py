@@ -229,6 +229,30 @@ class DeployedPrivacy(PrivateRun):
         """What clients are told of the next round: its clip, and the releases before it."""
         return Asked(self.noising(state).clip, len(self.ledger.entries))
 
+    def hear(self, steps: Mapping[ClientId, int], round: int) -> None:
+        """Compare the steps that clients took part in with the ledger.
+
+        One step beyond it is a round in which the server was killed before its row was written, or a ledger that lost
+        its last row: nobody can tell which, so a row is booked for it.
+
+        Raises:
+          PrivacyError: a client took part in more; the folder is an older copy, and what came after it is not counted.
+        """
+        client = max(steps, key=lambda c: steps[c], default=None)
+        if client is None:
+            return
+        booked = len(self.ledger.entries)
+        if steps[client] > booked:
+            raise PrivacyError(
+                f"{client} took part in step {steps[client] + 1} of this run, and the ledger has {booked} rows: its "
+                "folder is an older copy, and releases since then would go uncounted; go on with the newest one, or "
+                f"start another run (if {client} is mistaken: keyfed enroll --forget {client})"
+            )
+        if steps[client] == booked:
+            self.ledger.book(self.row(), "heard", round)
+            if self.ledger.terms.gap is not None:
+                self._tree, self._kept = self._tree + 1, KeptTree(system)
+
     def _release(self, round: int) -> Draw:
         return self.release(round, amplified=True)
 
@@ -298,7 +322,9 @@ class PrivateCourse(Course):
                     f"and go on with --resume (run folder {self.out}). The waiting released nothing and cost nothing"
                 )
             time.sleep(self.patience.look)
-        return self.calls.greet()
+        present = self.calls.greet()
+        self.guard.hear(self.calls.steps, self.state.round)
+        return present
 
     def _draw(self, present: Sequence[ClientId]) -> list[ClientId]:
         return self.guard.cohort(set(present))
