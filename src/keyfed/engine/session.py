@@ -61,10 +61,10 @@ from keyfed.errors import Refused, SecureSumError, SecureSumOverflow
 from keyfed.federated.public_check import check_public
 from keyfed.federated.types import Params, Refusal
 from keyfed.files import make_durable
+from keyfed.private.hinge import MOST_MEMBERS
 from keyfed.private.keys import SignedKeys
 from keyfed.private.secure_sum import Floors, Member, Terms
 
-MOST_MEMBERS = 4096
 PURPOSES: tuple[Purpose, ...] = ("upload", "calibration", "evaluation")
 
 
@@ -246,7 +246,7 @@ class ClientSession:
                 raise Rejected("malformed", f"public numbers that make no sense: {e}") from None
         if part not in ("valid", "test", None) or (purpose == "evaluation" and part is None):
             raise Rejected("malformed", f'an evaluation of "{str(part)[:20]}"')
-        members = whole_number(head, "members", 1, MOST_MEMBERS)
+        members = whole_number(head, "members", 1, MOST_MEMBERS) if secure else 0
         given = public if isinstance(public, dict) else None
         return _Work(run, round, attempt, purpose, theta, given, members, None, None, part, secure, asked)
 

@@ -38,6 +38,7 @@ class Terms:
       cohort: clients called in a round, in expectation, as the noise has it; `called` those in fact.
       randomness: where noise and cohorts come from: the operating system, or the run's seed (a simulation).
       budget: ε not to be exceeded; None for none.
+      secure: clients' parts are summed under masks.
     """
 
     delta: float
@@ -51,6 +52,7 @@ class Terms:
     randomness: Literal["system", "derived"]
     budget: float | None = None
     gap: int | None = None
+    secure: bool = False
 
     @property
     def rate(self) -> float:

@@ -38,6 +38,9 @@ TREE_KEPT = (
     "Until the run ends, its checkpoint holds the noise that is still in the model: it is the server's own, and not to "
     "be given away. How far apart a client took part is counted by the client, in the steps that the server tells it."
 )
+COHORT_KNOWS = (
+    "Clients called into the same secure sum know each other's names: against them the ε without amplification holds."
+)
 NO_LEDGER = "No ledger: nothing was clipped and noised, so nothing is promised. `keyfed train --dp` gives a guarantee."
 
 
@@ -124,7 +127,8 @@ def statement(ledger: Ledger, eps: float, delta: float | None = None) -> list[st
     if t.randomness == "derived":
         return [*lines, SERVER, NOT_COVERED]
     kept = [TREE_KEPT] if t.mechanism == "tree" else []
-    return [*lines, WITH_REAL_CLIENTS, *kept, SERVER, NOT_COVERED_THERE]
+    told = [COHORT_KNOWS] if t.secure and t.mechanism == "gaussian" and t.rate < 1 else []
+    return [*lines, *told, WITH_REAL_CLIENTS, *kept, SERVER, NOT_COVERED_THERE]
 
 
 def _without_amplification(ledger: Ledger) -> list[str]:

@@ -22,6 +22,7 @@ Record = Mapping[str, Any]
 # Fields of metrics.jsonl that are computed from clients' text or say who they are.
 FROM_CLIENTS = ("loss", "tokens", "worked", "contributors", "refused", "lost", "attention", "effective_clients")
 
+TIMES = ("seconds", "elapsed", "seconds_per_round")  # of both: how long real clients took tells how much text they have
 OF_CLIENTS = ("clients_perplexity", "spread", "unseen_spread", "tokens_trained", "refused", "lost")  # of result.json
 
 
@@ -140,7 +141,7 @@ def _weights(method: Method, claim: Claim) -> Finding:
 
 
 def _metrics(records: Sequence[Record], claim: Claim) -> Finding:
-    shown = sorted({key for r in records for key in FROM_CLIENTS if _says_something(r.get(key))})
+    shown = sorted({key for r in records for key in (*FROM_CLIENTS, *_times(claim)) if _says_something(r.get(key))})
     if not shown:
         return Finding("metrics", "ok", "metrics.jsonl has no number that is computed from clients' text in clear.")
     listed = ", ".join(shown)
@@ -161,7 +162,7 @@ def _result(result: Record, claim: Claim) -> Finding:
         "start.tokens": start.get("tokens"),
         "start.vectors.tokens": (start.get("vectors") or {}).get("tokens"),
     }
-    found = {**{key: result.get(key) for key in OF_CLIENTS}, **train_text}
+    found = {**{key: result.get(key) for key in (*OF_CLIENTS, *_times(claim))}, **train_text}
     shown = sorted(key for key, value in found.items() if _says_something(value))
     if not shown:
         return Finding("result", "ok", "result.json has no figure of a single client or of training text in clear.")
@@ -174,6 +175,11 @@ def _result(result: Record, claim: Claim) -> Finding:
         f"result.json has figures of clients in clear ({listed}) that the ledger does not know of; they are releases, "
         "too.",
     )
+
+
+def _times(claim: Claim) -> tuple[str, ...]:
+    """The fields that real clients' work is seen in; a simulation's seconds are this machine's."""
+    return TIMES if claim.terms is not None and claim.terms.randomness == "system" else ()
 
 
 def _says_something(value: Any) -> bool:

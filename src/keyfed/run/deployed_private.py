@@ -55,6 +55,16 @@ OF_PROTOCOL: frozenset[Reason] = frozenset(
     {"not enrolled", "no answer", "unreachable", "not now", "not secure", "identity changed", "stale", "other method",
      "unknown run", "restarted", "summed before", "too soon"}
 )  # fmt: skip
+ODD: frozenset[Reason] = frozenset(
+    {"malformed", "refused by client", "other model", "non-finite model", "wrong round", "client error", "too large"}
+)
+REFUSING = (
+    "WARNING: some clients refused what they were asked, or answered what makes no sense; they add zeros. Their logs "
+    "say why: another version of the package, or a server that does not keep its promise"
+)
+CLOSED = (
+    "a secure sum stayed closed, for too few were called or stayed: such a round releases noise alone, and costs it"
+)
 MOST_AT_HINGE = 0.05  # chance of a round that opens by one client, above which a run is refused
 SYSTEM = SystemRandom()
 
@@ -280,6 +290,7 @@ class PrivateCourse(Course):
     def __init__(self, *given: Any, settled: Settled) -> None:
         self._settled = settled
         self._spent = False
+        self._told: set[str] = set()
         super().__init__(*given)
 
     def _apart(self, server: Params) -> tuple[Params, Params]:
@@ -322,7 +333,11 @@ class PrivateCourse(Course):
                     f"and go on with --resume (run folder {self.out}). The waiting released nothing and cost nothing"
                 )
             time.sleep(self.patience.look)
+        self.calls.start_round()
         present = self.calls.greet()
+        for client, why in self.calls.lost.items():  # everybody new was asked, whoever is drawn
+            if why in OF_PROTOCOL | ODD:
+                self._say_once(f"{client} is left out: {why}")
         self.guard.hear(self.calls.steps, self.state.round)
         return present
 
@@ -345,17 +360,24 @@ class PrivateCourse(Course):
 
     def _line(self, record: dict[str, Any], before: State) -> dict[str, Any]:
         if self.federation.failed is not None:
-            self.listen.say(f"round {before.round + 1}: {self.federation.failed}; noise alone is released")
+            self._say_once(CLOSED)
         members = math.ceil(self._settled.terms.called)
         sizes = sizes_in(self.config, self.method, before.params, members)
-        return {**public_record(record, self.guard, sizes), "privacy": self.guard.told(before)}
+        public = public_record(record, self.guard, sizes)
+        return {**public, "seconds": None, "elapsed": None, "privacy": self.guard.told(before)}
 
     def _tell_lost(self) -> None:
-        """Name those who take no part for reasons of the protocol; what came of anybody's text is not said."""
-        told = {c: why for c, why in self.calls.lost.items() if why in OF_PROTOCOL}
-        self.calls.lost, whole = told, self.calls.lost
-        super()._tell_lost()
-        self.calls.lost = whole
+        """Say once each why some took no part, for reasons of the protocol; who was drawn, and when, is not said."""
+        for why in sorted(set(self.calls.lost.values())):
+            if why in OF_PROTOCOL:
+                self._say_once(f"some of the clients that were called take no part: {why}")
+            elif why in ODD:
+                self._say_once(REFUSING)
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self.listen.say(line)
 
     def _chosen(self) -> Params:
         """Return the last model: to choose a better one would take scores of clients."""
@@ -382,5 +404,5 @@ class PrivateCourse(Course):
     def _result(self, params: Params, vocab: Vocab, tested: Score) -> dict[str, Any]:
         found: Mapping[str, Any] = super()._result(params, vocab, tested)
         silent: dict[str, Any] = {"refused": None, "lost": None, "tokens_trained": None, "oov_rate": {}}
-        silent["clients"] = self._settled.terms.clients
+        silent |= {"clients": self._settled.terms.clients, "seconds": None, "seconds_per_round": None}
         return {**public_result({**found, **silent}), "privacy": self.guard.account(parameter_count(self.spec))}
