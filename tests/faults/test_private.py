@@ -303,6 +303,22 @@ def test_a_plain_round_has_room_for_everybody_and_refusals_are_heard_of(tmp_path
     assert sum("a secure sum stayed closed" in line for line in lines) == 1
 
 
+@pytest.mark.parametrize("raw", [False, True], ids=["given", "from clients"])
+def test_a_vocabulary_of_the_clients_own_words_is_named_as_not_covered(tmp_path, raw):
+    config = private_config(tmp_path, clients=3, rounds=1)
+    result = deploy(tmp_path, config, *enrol(tmp_path, 3), raw_vocabulary=raw)
+    named = "The vocabulary was made from these clients' text without noise: no ε covers it."
+    assert (named in result["privacy"]["statement"]) == raw
+    assert (named in account_of_run(tmp_path / "deployed")["statement"]) == raw
+    found = {(f["check"], f["level"]) for f in audit_run(tmp_path / "deployed")["findings"]}
+    assert (("vocabulary", "warning") in found) == raw
+
+
+def test_few_clients_are_said_to_be_few_in_the_statement(tmp_path):
+    result = deploy(tmp_path, private_config(tmp_path, clients=3, rounds=1), *enrol(tmp_path, 3))
+    assert any(line.startswith("3 clients are few") for line in result["privacy"]["statement"])
+
+
 REFUSED = {
     "sums that open by one": (
         {"clients": 12, "cohort": 4, "secure": True},

@@ -551,6 +551,46 @@ def test_nobody_connected_releases_nothing(tmp_path):
     assert read_metrics(tmp_path / "deployed") == []
 
 
+def test_a_torn_row_is_of_the_tree_in_progress(tmp_path, monkeypatch):
+    save, kill = course.save_checkpoint, once(2)
+
+    def saves(*given):
+        kill()
+        save(*given)
+
+    monkeypatch.setattr(course, "save_checkpoint", saves)
+    config = tree_config(tmp_path, rounds=4)
+    transport, roster = enrol(tmp_path, 6)
+    with pytest.raises(Killed):
+        deploy(tmp_path, config, transport, roster)
+    with pytest.raises(KeyboardInterrupt):
+        deploy(tmp_path, config, transport, roster, resume=True, listener=Stops(3))
+    run = tmp_path / "deployed"
+    with (run / "ledger.jsonl").open("ab") as f:
+        f.write(b'{"what": "upd')
+    deploy(tmp_path, config, transport, roster, resume=True)
+    found = [(e.what, e.row.tree) for e in read_ledger(run).entries]
+    assert found == [("update", 0), ("update", 0), ("update", 1), ("update", 1), ("torn", 1), ("update", 2)]
+
+
+def test_the_clients_that_a_ledger_is_about_cannot_be_exchanged(tmp_path):
+    config = private_config(tmp_path, clients=4, cohort=3, rounds=3)
+    transport, roster = enrol(tmp_path, 4)
+    roster.revoke("client-3")
+    with pytest.raises(KeyboardInterrupt):
+        deploy(tmp_path, config, transport, roster, listener=Stops(1))
+    path = tmp_path / "deployed" / "enrolled.json"
+    names = path.read_text()
+    path.unlink()
+    with pytest.raises(PrivacyError, match="the ledger beside it speaks of the clients listed there"):
+        deploy(tmp_path, config, transport, roster, resume=True)
+    path.write_text(names.replace("client-2", "client-3"))
+    with pytest.raises(PrivacyError, match=r"begun under other terms \(enrolled\)"):
+        deploy(tmp_path, config, transport, roster, resume=True)
+    path.write_text(names)
+    assert deploy(tmp_path, config, transport, roster, resume=True)["rounds"] == 3
+
+
 def test_a_run_that_goes_on_under_other_terms_is_refused(tmp_path):
     config = private_config(tmp_path, clients=3)
     transport, roster = enrol(tmp_path, 3)

@@ -90,13 +90,18 @@ def lint(
     result: Record | None = None,
 ) -> list[Finding]:
     """Look at everything that can break a claim without a single attack; `result` is what result.json has."""
-    findings = [_own_noise(config, claim), _seeds(claim), _weights(method, claim), _metrics(records, claim)]
+    findings: list[Finding | None] = [
+        _own_noise(config, claim),
+        _seeds(claim),
+        _weights(method, claim),
+        _metrics(records, claim),
+    ]
     findings.append(_result(result or {}, claim))
     if claim.problem is not None:
         findings.append(Finding("ledger", "broken", claim.problem))
     if claim.terms is not None:
         findings += [_ledger(claim, records), _delta(claim.terms), _population(claim.terms, clients)]
-        findings.append(_sampling(config, claim.terms))
+        findings += [_sampling(config, claim.terms), _vocabulary(claim.terms)]
     return [f for f in findings if f is not None]
 
 
@@ -211,6 +216,17 @@ def _delta(terms: Terms) -> Finding:
             "outright would satisfy it.",
         )
     return Finding("delta", "ok", f"δ = {terms.delta:g} is below 1/population = {1 / terms.population:.3g}.")
+
+
+def _vocabulary(terms: Terms) -> Finding | None:
+    if not terms.raw_vocabulary:
+        return None
+    return Finding(
+        "vocabulary",
+        "warning",
+        "The vocabulary was made from these clients' text without noise: no ε covers it, and every word in it tells "
+        "that somebody wrote it. Give one from public text, or from `keyfed vocab --dp` (--vocab).",
+    )
 
 
 def _population(terms: Terms, clients: int) -> Finding:

@@ -12,6 +12,7 @@ can take the noise off; the server could anyway, which saw the sum without it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -32,10 +33,11 @@ from keyfed.federated.participation import cohort_size
 from keyfed.federated.types import ClientId, Params, Reason, State
 from keyfed.files import write_atomically
 from keyfed.private.accounting import Release, Row, TreeRelease
-from keyfed.private.budget import Terms
+from keyfed.private.budget import LEDGER, Terms
 from keyfed.private.hinge import Opening, chance
 from keyfed.private.mechanism import Bounded
 from keyfed.private.noise import Draw, system, update_noise
+from keyfed.private.statement import RAW_VOCABULARY, few_clients
 from keyfed.private.tree import KeptTree
 from keyfed.run.checkpoint import Best, Checkpoint, rounds_in, save_checkpoint
 from keyfed.run.course import Course
@@ -49,7 +51,6 @@ from keyfed.text.vocab import Vocab
 ENROLLED = "enrolled.json"
 TREE = "privacy/tree/"  # of what a checkpoint keeps of the noise tree
 PLACE = f"{TREE}place"  # number of the tree, and its leaves so far
-FEW = 1_000  # clients below which a guarantee says little, and this is said
 # Why a client takes no part that has nothing to do with its text: the operator may hear of these.
 OF_PROTOCOL: frozenset[Reason] = frozenset(
     {"not enrolled", "no answer", "unreachable", "not now", "not secure", "identity changed", "stale", "other method",
@@ -97,13 +98,24 @@ def refuse_imagined(config: Config) -> None:
         )
 
 
-def settle(config: Config, out: Path, roster: Roster) -> Settled | None:
-    """Return the method's private form, the terms of the ledger and whom they are about; None without privacy."""
+def settle(config: Config, out: Path, roster: Roster, *, raw_vocabulary: bool = False) -> Settled | None:
+    """Return the method's private form, the terms of the ledger and whom they are about; None without privacy.
+
+    Args:
+      raw_vocabulary: the vocabulary was made from the clients' text, without noise.
+    """
     if not config.privacy.on:
         return None
     path = out / ENROLLED
+    if not path.exists() and (out / LEDGER).exists():
+        raise PrivacyError(
+            f"{path} is gone, and the ledger beside it speaks of the clients listed there; restore it, or start "
+            "another run"
+        )
     names = json.loads(path.read_text("utf-8")) if path.exists() else list(roster.names())
-    return Settled(*terms_for(config, len(names)), tuple(names))
+    bounded, terms = terms_for(config, len(names))
+    digest = hashlib.sha256(json.dumps(sorted(names)).encode()).hexdigest()
+    return Settled(bounded, replace(terms, raw_vocabulary=raw_vocabulary, enrolled=digest), tuple(names))
 
 
 def terms_for(config: Config, clients: int) -> tuple[Bounded, Terms]:
@@ -308,13 +320,7 @@ class PrivateCourse(Course):
 
     def _cautions(self) -> list[str]:
         t = self._settled.terms
-        lines = []
-        if t.clients < FEW:
-            lines.append(
-                f"{t.clients:,} clients are few: a delta of {t.delta:.2g} lets one of them be given away with that "
-                "chance, and the noise is long beside what they learn; good for trying it out, not for people's text"
-            )
-        return lines
+        return [*few_clients(t), *([RAW_VOCABULARY] if t.raw_vocabulary else [])]
 
     def _may_go_on(self) -> bool:
         if not self._spent and self.guard.allows():
