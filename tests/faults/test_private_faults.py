@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
+from keyfed.engine.device_store import LastPart
 from keyfed.engine.messages import Rejected, unpack
 from keyfed.engine.network import init_params
 from keyfed.engine.noised_sum import words_of
@@ -192,7 +193,7 @@ def test_a_sum_of_liars_is_brought_within_what_clients_may_sum_up_to():
     opened = OpenedSum(like, noising, Summed(wild, 3, ("a", "b", "c")))
     assert norm_of(opened._total.values(), opened._mass.values()) == pytest.approx(6.0)
     assert abs(opened._told["within"]) <= 1.5
-    promise = Promise(2.0, None, 0.2, True, 1.0)
+    promise = Promise(2.0, None, 0.2, True, 1.0, 100)
     share = Share({"w": 1.0, "b": 0.5}, {"w": 1.0, "b": 0.5})
     vectors = [promise.vector({"w": torch.full((40,), 0.1 * k), "b": torch.ones(3)}, share, 2.0, 3) for k in (1, 2, 9)]
     honest = OpenedSum(like, noising, Summed(sum(vectors), 3, ("a", "b", "c")))
@@ -209,7 +210,7 @@ def test_whatever_liars_send_an_honest_client_moves_a_masked_sum_by_the_clip_at_
     """Also where they put numbers beside the seams of 32 bits, at which a sum would change its sign."""
     like, clip, members = {"w": torch.zeros(40), "b": torch.zeros(3)}, 2.0, 20
     noising = Noising(clip, 0.0, 0.0, 20.0, 20.0, 0.1 if ratio else None, silence)
-    promise = Promise(clip, None, 0.2, ratio, 1.0)
+    promise = Promise(clip, None, 0.2, ratio, 1.0, 100)
     names, rng = tuple(map(str, range(members))), np.random.default_rng(0)
     seams = np.array([0, 1, 2**30 - 1, 2**30, 2**30 + 1, 2**31 - 1, 2**31, 2**31 + 1, 3 * 2**30, 2**32 - 1], np.uint32)
 
@@ -254,7 +255,7 @@ CLIPS = {
 @pytest.mark.parametrize("what", CLIPS)
 def test_a_client_refuses_a_clip_that_the_promise_cannot_have_led_to(what):
     quantile, round, clip, fine = CLIPS[what]
-    promise = Promise(5.0, quantile, 0.2, False, 1.0)
+    promise = Promise(5.0, quantile, 0.2, False, 1.0, 100)
     told = {"clip": clip, "step": round}
     if fine:
         assert promise.check(told, round, None, "upload").clip == clip
@@ -264,10 +265,58 @@ def test_a_client_refuses_a_clip_that_the_promise_cannot_have_led_to(what):
     assert caught.value.reason in ("refused by client", "non-finite report")
 
 
+STEPS = {
+    "no faster than one step allows": (0.5, 4, 5.0 * np.exp(0.2), True),
+    "faster": (0.5, 4, 5.0 * np.exp(0.21), False),
+    "down, and faster": (0.5, 4, 5.0 * np.exp(-0.21), False),
+    "over many steps": (0.5, 9, 5.0 * np.exp(1.0), True),
+    "one that stays, moved": (None, 9, 5.1, False),
+}
+
+
+@pytest.mark.parametrize("what", STEPS)
+def test_a_clip_moves_from_the_last_one_of_this_client_by_the_rate_a_step(what):
+    quantile, step, clip, fine = STEPS[what]
+    promise, last = Promise(5.0, quantile, 0.2, False, 1.0, 100), LastPart(3, 5.0)
+    told = {"clip": clip, "step": step}
+    if fine:
+        assert promise.check(told, 50, None, "upload", last) == (clip, step)
+        return
+    with pytest.raises(Rejected, match="a clip of"):
+        promise.check(told, 50, None, "upload", last)
+
+
+def test_a_round_beyond_those_that_were_promised_is_refused():
+    promise = Promise(5.0, 0.5, 0.2, False, 1.0, 10)
+    assert promise.check({"clip": 5.0, "step": 9}, 9, None, "upload").step == 9
+    with pytest.raises(Rejected, match="round 1001 of a run that promised 10"):
+        promise.check({"clip": 1e30, "step": 0}, 1000, None, "upload")
+
+
+def test_a_client_remembers_the_clip_and_hears_of_the_rounds(tmp_path):
+    """A clip far from the last one is not answered, whatever round it is said to be, after a restart neither."""
+    jumps = []
+
+    def fault(client, post, handler):
+        if client == VICTIM and post.kind == "train" and unpack(post.body).head["round"] == 1:
+            jumps.append(client)
+            public = unpack(post.body).head["public"]
+            handler = session(tmp_path / "clients", tmp_path / "texts" / f"{VICTIM}.txt")
+            post = post._replace(body=on_head(round=2, public=public | {"clip": 5.0 * np.exp(0.25)})(post.body))
+            with pytest.raises(Rejected, match="a clip of"):
+                handler.handle(post.kind, post.body)
+            return Lost("refused by client")
+        return deliver(client, post, handler)
+
+    config = private_config(tmp_path, rounds=3, privacy={"quantile": 0.9, "count_noise": 5.0})
+    deploy(tmp_path, config, *enrol(tmp_path, fault=fault))
+    assert jumps
+
+
 @pytest.mark.parametrize(("purpose", "part"), [("upload", "valid"), ("evaluation", "test"), ("calibration", None)])
 def test_a_client_scores_nothing_for_a_private_run(purpose, part):
     with pytest.raises(Rejected, match="never for a score"):
-        Promise(5.0, None, 0.2, False, 1.0).check({"clip": 5.0, "step": 0}, 0, part, purpose)
+        Promise(5.0, None, 0.2, False, 1.0, 100).check({"clip": 5.0, "step": 0}, 0, part, purpose)
 
 
 def test_another_clip_to_one_client_opens_no_masked_sum(tmp_path, monkeypatch):

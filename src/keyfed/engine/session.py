@@ -238,7 +238,7 @@ class ClientSession:
             raise Rejected("other model", f"another model for round {round} than before")
         self.store.see(run, attempt, round, model)
         public, part = head.get("public"), head.get("evaluate")
-        asked = None if promise is None else promise.check(public, round, part, purpose)
+        asked = None if promise is None else promise.check(public, round, part, purpose, self.store.last_part(run))
         if secure and purpose != "evaluation" and asked is None:
             try:
                 check_public(public, list(theta))

@@ -40,7 +40,7 @@ from keyfed.text.vocab import Vocab
 TOLD: dict[str, tuple[str, ...] | None] = {  # what clients hear of a configuration: sections, and which of their keys
     "data": ("batches", "window", "max_sentences", "max_tokens"),
     "model": None,
-    "train": ("seed", "valid_tokens", "test_tokens"),
+    "train": ("rounds", "seed", "valid_tokens", "test_tokens"),
     "upload": None,
     "privacy": (
         "epsilon", "noise", "delta", "mechanism", "clip", "quantile", "clip_rate", "count_noise", "separation",
@@ -89,7 +89,8 @@ def promise_of(config: Config) -> Promise | None:
         raise Rejected("malformed", "a private run that does not say how much noise it adds, and for which delta")
     if p.mechanism == "tree" and p.separation is None:
         raise Rejected("malformed", "a private run by tree noise that does not say how long clients wait")
-    return Promise(p.clip, p.quantile, p.clip_rate, run_bounded(config).ratio, p.noise, p.separation)
+    ratio, rounds = run_bounded(config).ratio, config.train.rounds
+    return Promise(p.clip, p.quantile, p.clip_rate, ratio, p.noise, rounds, p.separation)
 
 
 def method_digest(method: Method) -> str:
