@@ -163,7 +163,7 @@ def train_in_federation(config: Config, address: str, out: Path, listener: Liste
     from keyfed.deploy.submit import Unfinished, build_app, submit
     from keyfed.deploy.superlink import ServerHome, default_home
     from keyfed.deploy.up import run_files
-    from keyfed.run.deployed_private import refuse_imagined
+    from keyfed.run.deployed_terms import refuse_imagined
 
     need_flower()
     refuse_imagined(config)

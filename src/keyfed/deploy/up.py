@@ -116,7 +116,7 @@ def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, 
     All processes have ended when this returns or raises.
     """
     need_flower()
-    from keyfed.run.deployed_private import refuse_imagined, terms_for
+    from keyfed.run.deployed_terms import refuse_imagined, terms_for
     from keyfed.run.prepare import prepare
 
     refuse_imagined(config)

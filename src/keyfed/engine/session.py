@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from keyfed.engine.answers import hello_text, report_head, sum_context
+from keyfed.engine.answers import hello_text, report_head
 from keyfed.engine.client_state import read_state, write_state
 from keyfed.engine.device_store import DeviceStore, about_digest
 from keyfed.engine.learner import Learner
@@ -42,19 +41,17 @@ from keyfed.engine.messages import (
     unpack,
     whole_number,
 )
-from keyfed.engine.noised_sum import words_of
-from keyfed.engine.private_part import Asked, Promise
+from keyfed.engine.private_part import Promise
 from keyfed.engine.secure_layout import Vector
 from keyfed.engine.secure_round import (
     Evaluated,
     Purpose,
     calibration_vector_of,
-    context_of,
     evaluation_vector_of,
-    length,
     vector_of,
 )
 from keyfed.engine.session_private import PrivateSide
+from keyfed.engine.session_secure import Work, join_sum
 from keyfed.engine.simulate import refusal
 from keyfed.engine.turn import Finished, Turn, keeps_state
 from keyfed.errors import Refused, SecureSumError, SecureSumOverflow
@@ -62,30 +59,9 @@ from keyfed.federated.public_check import check_public
 from keyfed.federated.types import Params, Refusal
 from keyfed.files import make_durable
 from keyfed.private.hinge import MOST_MEMBERS
-from keyfed.private.keys import SignedKeys
-from keyfed.private.secure_sum import Floors, Member, Terms
+from keyfed.private.secure_sum import Floors
 
 PURPOSES: tuple[Purpose, ...] = ("upload", "calibration", "evaluation")
-
-
-@dataclass(slots=True)
-class _Work:
-    """What a session holds between the messages of a round."""
-
-    run: str
-    round: int
-    attempt: int
-    purpose: Purpose
-    theta: Params
-    public: dict[str, Any] | None
-    members: int
-    done: Finished | None
-    evaluated: Evaluated | None
-    part: str | None
-    secure: bool
-    asked: Asked | None = None  # of a private round
-    member: Member | None = None
-    sent: bool = False
 
 
 def _nothing(theta: Params) -> Finished:
@@ -124,7 +100,7 @@ class ClientSession:
         self._ready = ready or (lambda: None)
         self._learners: dict[str, Learner] = {}
         self._solved: tuple[tuple[object, ...], Finished] | None = None
-        self._work: _Work | None = None
+        self._work: Work | None = None
 
     def handle(self, kind: str, body: bytes) -> bytes:
         """Answer one message.
@@ -205,7 +181,7 @@ class ClientSession:
             # In a masked private sum it sends zeros: were it lost, its text would decide about everybody's sum.
         answer: dict[str, Any] = {"run": run, "round": work.round, "attempt": work.attempt}
         if work.secure:
-            work.member = self._join(learner, work, head, about_digest(begun))
+            work.member = join_sum(self.name, self.store, self._floors, learner, work, head, about_digest(begun))
             parcels = {to: package.hex() for to, package in work.member.shares().items()}
             self._work = work  # only now: a client that refused the terms has nothing to be asked for
             return pack(answer | {"parcels": parcels, "keys": self.store.new_keys(self.name).to_json()})
@@ -219,7 +195,7 @@ class ClientSession:
         answer["report"] = report_head(work.done)
         return pack(answer, work.done.upload if head.get("send") is True else None)
 
-    def _accept(self, run: str, received: Received, theta: Params, promise: Promise | None, *, secure: bool) -> _Work:
+    def _accept(self, run: str, received: Received, theta: Params, promise: Promise | None, *, secure: bool) -> Work:
         """Check what a training message is about; refuse what is old, repeated, or another model for the same round."""
         head = received.head
         round, attempt = whole_number(head, "round"), whole_number(head, "attempt")
@@ -248,9 +224,9 @@ class ClientSession:
             raise Rejected("malformed", f'an evaluation of "{str(part)[:20]}"')
         members = whole_number(head, "members", 1, MOST_MEMBERS) if secure else 0
         given = public if isinstance(public, dict) else None
-        return _Work(run, round, attempt, purpose, theta, given, members, None, None, part, secure, asked)
+        return Work(run, round, attempt, purpose, theta, given, members, None, None, part, secure, asked)
 
-    def _solve(self, learner: Learner, work: _Work, model: str, counted: int | None) -> Finished | Refusal:
+    def _solve(self, learner: Learner, work: Work, model: str, counted: int | None) -> Finished | Refusal:
         """Train, or take what was trained for the same model and round just before (the calibration's)."""
         key = (work.run, work.round, model, counted, work.asked)
         if self._solved is not None and self._solved[0] == key:
@@ -283,35 +259,9 @@ class ClientSession:
         self._solved = (key, done)
         return done
 
-    # secure sums
-
-    def _join(self, learner: Learner, work: _Work, head: Mapping[str, Any], about: str) -> Member:
-        """Join a secure sum on the server's terms, if they are acceptable."""
-        listed, identities = head.get("cohort"), head.get("identities")
-        if not isinstance(listed, list) or not isinstance(identities, dict) or len(listed) != work.members:
-            raise Rejected("malformed", "a secure round without its cohort's keys")
-        try:
-            keys = {name: bytes.fromhex(key) for name, key in identities.items()}
-            cohort = tuple(SignedKeys.from_json(entry) for entry in listed)
-            own = next((k for k in cohort if k.client == self.name), None)
-            if own is None or keys.get(self.name) != self.store.identity().public:
-                raise Rejected("refused by client", "the cohort has no keys of this client, or others")
-            private = work.asked is not None
-            size = words_of(work.theta) if private else length(learner.method, work.theta, work.purpose)
-            round_context = context_of(work.theta, learner.method, work.public or {}, work.round, work.purpose)
-            context = sum_context(work.run, work.attempt, about, work.part, round_context)
-            terms = Terms(context, cohort, whole_number(head, "threshold", 1, MOST_MEMBERS), size)
-            member = Member(self.name, self.store.take_keys(own.serial), terms, keys, self._floors)
-            self.store.pin({name: keys[name] for name in terms.names})  # whose signatures are in order
-            return member
-        except Refused as e:
-            raise Rejected("refused by client", str(e)) from None
-        except (SecureSumError, ValueError, TypeError, KeyError) as e:
-            raise Rejected("malformed", f"terms of a secure sum that make no sense ({e})") from None
-
     # upload and unmask
 
-    def _work_of(self, head: Mapping[str, Any]) -> _Work:
+    def _work_of(self, head: Mapping[str, Any]) -> Work:
         work = self._work
         asked = (text(head, "run"), whole_number(head, "round"), whole_number(head, "attempt"))
         if work is None:
@@ -320,7 +270,7 @@ class ClientSession:
             raise Rejected("stale", f"round {asked[1]}, and this client is in round {work.round}")
         return work
 
-    def _upload(self, work: _Work, head: Mapping[str, Any]) -> bytes:
+    def _upload(self, work: Work, head: Mapping[str, Any]) -> bytes:
         answer = {"run": work.run, "round": work.round, "attempt": work.attempt}
         if not work.secure:
             if work.done is None or work.asked is not None:  # a private part was sent, once, with the training
@@ -349,7 +299,7 @@ class ClientSession:
         work.sent = True
         return pack(answer, {"masked": torch.from_numpy(masked.view(np.int32))})
 
-    def _vector(self, work: _Work) -> Vector:
+    def _vector(self, work: Work) -> Vector:
         learner = self._learner(work.run)
         if work.asked is not None:
             return self._private.vector(learner, work.theta, work.asked, work.done, work.members)
@@ -365,7 +315,7 @@ class ClientSession:
         except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, ValueError) as e:
             raise Rejected("malformed", f"public numbers that make no sense ({type(e).__name__})") from None
 
-    def _unmask(self, work: _Work, head: Mapping[str, Any]) -> bytes:
+    def _unmask(self, work: Work, head: Mapping[str, Any]) -> bytes:
         survivors = head.get("survivors")
         if work.member is None or not isinstance(survivors, list):
             raise Rejected("malformed", "a request to open a sum that this client is not in")

@@ -28,7 +28,8 @@ from keyfed.files import write_atomically
 from keyfed.run.choose import Choice
 from keyfed.run.course import Course
 from keyfed.run.course import Patience as Patience
-from keyfed.run.deployed_private import PrivateCourse, keep_enrolled, refuse_imagined, settle
+from keyfed.run.deployed_private import PrivateCourse
+from keyfed.run.deployed_terms import keep_enrolled, refuse_imagined, settle
 from keyfed.run.folder import made_by, open_folder, read_result, refuse_changes, strict, write_run_toml
 from keyfed.run.on_device import method_digest, run_method, told
 from keyfed.run.outside import build_network
