@@ -237,12 +237,14 @@ def test_rounds_that_open_by_one_client_are_counted_without_amplification(tmp_pa
     assert result["privacy"]["pld"] >= amplified
 
 
-def test_a_client_without_enough_text_takes_part_with_zeros(tmp_path, monkeypatch):
+@pytest.mark.parametrize("text", ["the cat .\n", "", None], ids=["too little", "empty", "gone"])
+def test_a_client_without_enough_text_takes_part_with_zeros(tmp_path, monkeypatch, text):
     """Refused at hello it would close the sum of the others, who are three and must all stay."""
     without_noise(monkeypatch)
     config = private_config(tmp_path, clients=3, rounds=1, secure=True)
-    (tmp_path / "texts" / "client-1.txt").write_text("the cat .\n")
-    deploy(tmp_path, config, *enrol(tmp_path, 3))
+    given, path = enrol(tmp_path, 3), tmp_path / "texts" / "client-1.txt"
+    path.unlink() if text is None else path.write_text(text)
+    deploy(tmp_path, config, *given)
     vocab, _ = vocabulary(tmp_path)
     started = init_params(build_network(config, len(vocab), None), config.train.seed)
     assert any(not torch.equal(p, started[name]) for name, p in last_model(tmp_path / "deployed").items())

@@ -6,6 +6,7 @@ the seed. Paths, files and everything else that could reach further into the dev
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from itertools import chain
@@ -103,7 +104,7 @@ class OwnText:
     """`Learner` over one client's text."""
 
     def __init__(self, config: Config, method: Method, name: str, vocab: Vocab) -> None:
-        person, vocab = read_person(config, name, vocab)
+        person, vocab = _person(config, name, vocab)
         stream, window = vocab.encode(person.train), window_of(config)
         enough = len(stream) > window
         if not enough and not config.privacy.on:  # a private run must not notice: its client takes part with zeros
@@ -139,6 +140,17 @@ class OwnText:
         """Count nats and hits on this client's held-out text."""
         streams = limit_streams(self._held_out[part], self._limits[part])
         return Evaluated(*asdict(self._score(self._spec, theta, streams)).values())
+
+
+def _person(config: Config, name: str, vocab: Vocab) -> tuple[ClientText, Vocab]:
+    """Read a client's text; for a private run none, where it cannot be read: its client takes part with zeros."""
+    try:
+        return read_person(config, name, vocab)
+    except KeyfedError:
+        if not config.privacy.on:
+            raise
+        logging.getLogger(__name__).exception("the text cannot be read; zeros are sent")
+        return ClientText(name, (), (), ()), vocab
 
 
 def read_person(config: Config, name: str, vocab: Vocab) -> tuple[ClientText, Vocab]:
