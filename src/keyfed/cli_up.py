@@ -127,9 +127,10 @@ def cost_of(folder: Path, clients: int) -> dict[str, Any]:
     from keyfed.run.folder import read_metrics
 
     records = read_metrics(folder)
+    times = [r["seconds"] for r in records if r["seconds"] is not None]
     return {
         "rounds": len(records),
-        "seconds_per_round": statistics.median([r["seconds"] for r in records]) if records else None,
+        "seconds_per_round": statistics.median(times) if times else None,
         "bytes_per_client_and_round": {
             way: sum(r["traffic"][way] for r in records) / max(1, len(records) * clients)
             for way in ("down", "up", "control")
@@ -142,7 +143,9 @@ def cost_text(cost: dict[str, Any]) -> str:
     from keyfed.run.console import human_bytes
 
     moved = ", ".join(f"{human_bytes(n)} {way}" for way, n in cost["bytes_per_client_and_round"].items())
-    return f"{cost['seconds_per_round'] or 0:.1f} s a round (median of {cost['rounds']}); a client and round: {moved}"
+    seconds = cost["seconds_per_round"]
+    took = "" if seconds is None else f"{seconds:.1f} s a round (median of {cost['rounds']}); "
+    return f"{took}a client and round: {moved}"
 
 
 def train_in_federation(config: Config, address: str, out: Path, listener: Listener, *, resume: bool) -> Any:
@@ -160,7 +163,7 @@ def train_in_federation(config: Config, address: str, out: Path, listener: Liste
     from keyfed.deploy.submit import Unfinished, build_app, submit
     from keyfed.deploy.superlink import ServerHome, default_home
     from keyfed.deploy.up import run_files
-    from keyfed.run.deployed_private import refuse_imagined
+    from keyfed.run.deployed_terms import refuse_imagined
 
     need_flower()
     refuse_imagined(config)

@@ -23,7 +23,7 @@ DECODER = (
 CRYPTOGRAPHY = ("ring", "shamir", "keys", "secure_sum", "member", "collector", "terms", "wire")  # of keyfed.private
 SECURE = (
     "secure_layout", "secure_round", "secure_simulation", "session", "device_store", "calls", "remote", "remote_secure",
-    "masked_noised_sum", "noised_sum", "turn", "private_part", "remote_private",
+    "masked_noised_sum", "noised_sum", "turn", "private_part", "remote_private", "session_private", "session_secure",
 )  # fmt: skip # the engine's parts that know secure sums or noise
 PICKLES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 

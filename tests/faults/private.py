@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 
 from keyfed.config import Config
+from keyfed.engine.messages import unpack
 from keyfed.engine.roster import Roster
 from keyfed.engine.transport import InProcess
 from keyfed.federated.types import Params
@@ -20,6 +23,8 @@ from keyfed.run.deployed import train_deployed
 from keyfed.sections import PrivacyConfig
 
 from .deployed import QUICK, federation, small_config, vocabulary, write_texts
+
+VICTIM = "client-2"
 
 
 def private_config(folder: Path, method: str = "fedavg", *, clients: int = 5, **more: Any) -> Config:
@@ -104,3 +109,39 @@ class Stops:
     def round(self, record: dict[str, Any]) -> None:
         if record["round"] == self.after:
             raise KeyboardInterrupt
+
+
+class Killed(Exception):
+    """Somebody pulled the plug."""
+
+
+def once(number):
+    """Raise `Killed` at the call of this number, and never again."""
+    numbers = itertools.count(1)
+
+    def maybe(*ignored):
+        if next(numbers) == number:
+            raise Killed
+
+    return maybe
+
+
+def tree_config(folder, **more):
+    """Three groups of clients, one after the other, or as many as their size makes."""
+    return private_config(
+        folder, clients=6, privacy={"mechanism": "tree", **more.pop("privacy", {})}, **{"cohort": 2, **more}
+    )  # fmt: skip
+
+
+def counting(transport, kind="train"):
+    """Count the parts that leave each client, with its answers to messages of a kind."""
+    sent, inner = Counter(), transport.fault
+
+    def watch(client, post, handler):
+        answer = inner(client, post, handler)
+        if post.kind == kind and isinstance(answer, bytes) and unpack(answer).tensors:
+            sent[client] += 1
+        return answer
+
+    transport.fault = watch
+    return sent

@@ -12,7 +12,10 @@ import pytest
 import torch
 from scipy import stats
 
+from keyfed.engine import session
+from keyfed.engine.messages import unpack
 from keyfed.engine.network import init_params
+from keyfed.engine.transport import Lost, deliver
 from keyfed.errors import ConfigError, PrivacyError
 from keyfed.federated.sampling import poisson_cohort
 from keyfed.private import noise
@@ -28,7 +31,7 @@ from keyfed.run.report import write_report
 from keyfed.run.train import train
 
 from .deployed import last_model, vocabulary
-from .private import deploy, enrol, models_of, private_config, recorded, without_noise
+from .private import Stops, deploy, enrol, models_of, private_config, recorded, without_noise
 
 METHODS = {
     "fedavg": {},
@@ -148,7 +151,7 @@ def test_an_empty_cohort_costs_its_row_and_says_nothing(tmp_path, monkeypatch):
     deploy(tmp_path, private_config(tmp_path, clients=3, cohort=2), *enrol(tmp_path, 3))
     lines = read_metrics(tmp_path / "deployed")
     assert len(read_ledger(tmp_path / "deployed").entries) == 3
-    ignored = ("round", "privacy", "seconds", "elapsed")
+    ignored = ("round", "privacy")
     assert len({json.dumps({k: v for k, v in line.items() if k not in ignored}) for line in lines}) == 1
 
 
@@ -173,10 +176,11 @@ def test_everything_says_guarantee_and_nothing_is_said_of_clients(tmp_path, secu
     assert "client-" not in said
     for line in read_metrics(run):
         told = {key for key, value in line.items() if value not in (None, [], {}, False)}
-        assert told == {"round", "cohort", "traffic", "privacy", "seconds", "elapsed"}
+        assert told == {"round", "cohort", "traffic", "privacy"}
     assert result["test"]["perplexity"] is None
     assert result["best_round"] == result["rounds"] == 3
-    assert [result[key] for key in ("refused", "lost", "tokens_trained", "reached")] == [None] * 4
+    silent = ("refused", "lost", "tokens_trained", "reached", "seconds", "seconds_per_round")
+    assert [result[key] for key in silent] == [None] * len(silent)
 
 
 def test_the_budget_ends_the_run(tmp_path):
@@ -233,15 +237,88 @@ def test_rounds_that_open_by_one_client_are_counted_without_amplification(tmp_pa
     assert result["privacy"]["pld"] >= amplified
 
 
-def test_a_client_without_enough_text_takes_part_with_zeros(tmp_path, monkeypatch):
+@pytest.mark.parametrize("text", ["the cat .\n", "", None], ids=["too little", "empty", "gone"])
+def test_a_client_without_enough_text_takes_part_with_zeros(tmp_path, monkeypatch, text):
     """Refused at hello it would close the sum of the others, who are three and must all stay."""
     without_noise(monkeypatch)
     config = private_config(tmp_path, clients=3, rounds=1, secure=True)
-    (tmp_path / "texts" / "client-1.txt").write_text("the cat .\n")
-    deploy(tmp_path, config, *enrol(tmp_path, 3))
+    given, path = enrol(tmp_path, 3), tmp_path / "texts" / "client-1.txt"
+    path.unlink() if text is None else path.write_text(text)
+    deploy(tmp_path, config, *given)
     vocab, _ = vocabulary(tmp_path)
     started = init_params(build_network(config, len(vocab), None), config.train.seed)
     assert any(not torch.equal(p, started[name]) for name, p in last_model(tmp_path / "deployed").items())
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
+def test_nothing_tells_who_or_how_many_were_drawn(tmp_path, monkeypatch, secure):
+    """Neither clients of a plain round, nor the screen; clients of one secure sum know each other, and this is said."""
+    everybody = [f"client-{k}" for k in range(8)]
+    cohorts = itertools.cycle([everybody[:5], everybody, everybody[2:]])
+    monkeypatch.setattr(deployed_private, "drawn", lambda names, rate: next(cohorts))
+    heads, lines = [], []
+
+    def fault(client, post, handler):
+        if post.kind == "train":
+            heads.append(unpack(post.body).head)
+            if client == "client-3":
+                return Lost("no answer")
+        return deliver(client, post, handler)
+
+    class Hears(Stops):
+        def say(self, line):
+            lines.append(line)
+
+    config = private_config(tmp_path, clients=8, cohort=7, rounds=3, secure=secure)
+    result = deploy(tmp_path, config, *enrol(tmp_path, 8, fault=fault), listener=Hears(99))
+    assert not any("client-" in line for line in lines)
+    assert sum("some of the clients that were called take no part: no answer" in line for line in lines) == 1
+    said = " ".join(result["privacy"]["statement"])
+    assert ("know each other's names" in said) == secure
+    if not secure:
+        told = {json.dumps({k: v for k, v in head.items() if k not in ("round", "model", "public")}) for head in heads}
+        assert len(told) == 1
+        assert not any("members" in head or "cohort" in head for head in heads)
+    audited = audit_run(tmp_path / "deployed")
+    assert not audited["contradicted"]
+    path = tmp_path / "deployed" / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"seconds": null', '"seconds": 1.5', 1))
+    audited = audit_run(tmp_path / "deployed")
+    assert audited["contradicted"]
+    assert "seconds" in audited["contradictions"][0]
+
+
+def test_a_plain_round_has_room_for_everybody_and_refusals_are_heard_of(tmp_path, monkeypatch):
+    lines = []
+
+    class Hears(Stops):
+        def say(self, line):
+            lines.append(line)
+
+    monkeypatch.setattr(session, "MOST_MEMBERS", 3)
+    config = private_config(tmp_path, clients=5, rounds=1)
+    deploy(tmp_path, config, *enrol(tmp_path, 5), listener=Hears(99))
+    assert not any("WARNING" in line for line in lines)
+    config = private_config(tmp_path, clients=5, rounds=2, secure=True)
+    deploy(tmp_path, config, *enrol(tmp_path, 5, "others"), "secure", listener=Hears(99))
+    assert sum("WARNING: some clients refused what they were asked" in line for line in lines) == 1
+    assert sum("a secure sum stayed closed" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("raw", [False, True], ids=["given", "from clients"])
+def test_a_vocabulary_of_the_clients_own_words_is_named_as_not_covered(tmp_path, raw):
+    config = private_config(tmp_path, clients=3, rounds=1)
+    result = deploy(tmp_path, config, *enrol(tmp_path, 3), raw_vocabulary=raw)
+    named = "The vocabulary was made from these clients' text without noise: no ε covers it."
+    assert (named in result["privacy"]["statement"]) == raw
+    assert (named in account_of_run(tmp_path / "deployed")["statement"]) == raw
+    found = {(f["check"], f["level"]) for f in audit_run(tmp_path / "deployed")["findings"]}
+    assert (("vocabulary", "warning") in found) == raw
+
+
+def test_few_clients_are_said_to_be_few_in_the_statement(tmp_path):
+    result = deploy(tmp_path, private_config(tmp_path, clients=3, rounds=1), *enrol(tmp_path, 3))
+    assert any(line.startswith("3 clients are few") for line in result["privacy"]["statement"])
 
 
 REFUSED = {

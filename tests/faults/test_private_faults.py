@@ -1,17 +1,15 @@
-"""What goes wrong in a private federation: servers that are killed, clients that lie, calls that come too soon."""
+"""What goes wrong in a private federation: servers that are killed, clients that lie or fail."""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load
 
-from keyfed.engine.messages import Rejected, unpack
+from keyfed.engine.messages import unpack
 from keyfed.engine.network import init_params
 from keyfed.engine.noised_sum import words_of
 from keyfed.engine.private_part import Promise
@@ -20,35 +18,25 @@ from keyfed.engine.remote_secure import Summed
 from keyfed.engine.transport import Lost, deliver
 from keyfed.errors import RunError
 from keyfed.federated.types import Share
-from keyfed.private.accounting import Release, TreeRelease, epsilon
 from keyfed.private.budget import read_ledger
 from keyfed.private.noise import Noising, norm_of
 from keyfed.run import course, deployed_private
-from keyfed.run import privacy as run_privacy
-from keyfed.run.checkpoint import read_checkpoint
 from keyfed.run.folder import read_metrics
 from keyfed.run.outside import build_network
 
-from .deployed import last_model, session, vocabulary
-from .private import Stops, deploy, enrol, models_of, private_config, recorded, silence, without_noise
+from .deployed import last_model
+from .private import (
+    VICTIM,
+    Killed,
+    deploy,
+    enrol,
+    once,
+    private_config,
+    recorded,
+    silence,
+    without_noise,
+)
 from .test_faults import on_head, on_tensors, poisoned
-
-VICTIM = "client-2"
-
-
-class Killed(Exception):
-    """Somebody pulled the plug."""
-
-
-def once(number):
-    """Raise `Killed` at the call of this number, and never again."""
-    numbers = itertools.count(1)
-
-    def maybe(*ignored):
-        if next(numbers) == number:
-            raise Killed
-
-    return maybe
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
@@ -191,7 +179,7 @@ def test_a_sum_of_liars_is_brought_within_what_clients_may_sum_up_to():
     opened = OpenedSum(like, noising, Summed(wild, 3, ("a", "b", "c")))
     assert norm_of(opened._total.values(), opened._mass.values()) == pytest.approx(6.0)
     assert abs(opened._told["within"]) <= 1.5
-    promise = Promise(2.0, None, 0.2, True, 1.0)
+    promise = Promise(2.0, None, 0.2, True, 1.0, 100)
     share = Share({"w": 1.0, "b": 0.5}, {"w": 1.0, "b": 0.5})
     vectors = [promise.vector({"w": torch.full((40,), 0.1 * k), "b": torch.ones(3)}, share, 2.0, 3) for k in (1, 2, 9)]
     honest = OpenedSum(like, noising, Summed(sum(vectors), 3, ("a", "b", "c")))
@@ -208,7 +196,7 @@ def test_whatever_liars_send_an_honest_client_moves_a_masked_sum_by_the_clip_at_
     """Also where they put numbers beside the seams of 32 bits, at which a sum would change its sign."""
     like, clip, members = {"w": torch.zeros(40), "b": torch.zeros(3)}, 2.0, 20
     noising = Noising(clip, 0.0, 0.0, 20.0, 20.0, 0.1 if ratio else None, silence)
-    promise = Promise(clip, None, 0.2, ratio, 1.0)
+    promise = Promise(clip, None, 0.2, ratio, 1.0, 100)
     names, rng = tuple(map(str, range(members))), np.random.default_rng(0)
     seams = np.array([0, 1, 2**30 - 1, 2**30, 2**30 + 1, 2**31 - 1, 2**31, 2**31 + 1, 3 * 2**30, 2**32 - 1], np.uint32)
 
@@ -233,62 +221,6 @@ def test_whatever_liars_send_an_honest_client_moves_a_masked_sum_by_the_clip_at_
         least = norm_of(part.values()) < 1e-4 and not ratio
         assert not least or moved < 1e-3  # the smallest change is the smallest in the sum
     assert worst > 0.5 * clip
-
-
-CLIPS = {
-    "another one": (None, 3, 5.1, False),
-    "the same": (None, 3, 5.0, True),
-    "grown as far as it can": (0.5, 3, 5.0 * np.exp(0.3), True),
-    "grown further": (0.5, 3, 5.0 * np.exp(0.31), False),
-    "shrunk as far as it can": (0.9, 10, 5.0 * np.exp(-0.2), True),
-    "shrunk further": (0.9, 10, 5.0 * np.exp(-0.21), False),
-    "moved before the first round": (0.5, 0, 5.1, False),
-    "zero": (0.5, 3, 0.0, False),
-    "minus one": (0.5, 3, -1.0, False),
-    "none": (0.5, 3, None, False),
-    "a text": (0.5, 3, "5", False),
-}
-
-
-@pytest.mark.parametrize("what", CLIPS)
-def test_a_client_refuses_a_clip_that_the_promise_cannot_have_led_to(what):
-    quantile, round, clip, fine = CLIPS[what]
-    promise = Promise(5.0, quantile, 0.2, False, 1.0)
-    told = {"clip": clip, "step": round}
-    if fine:
-        assert promise.check(told, round, None, "upload").clip == clip
-        return
-    with pytest.raises(Rejected) as caught:
-        promise.check(told, round, None, "upload")
-    assert caught.value.reason in ("refused by client", "non-finite report")
-
-
-@pytest.mark.parametrize(("purpose", "part"), [("upload", "valid"), ("evaluation", "test"), ("calibration", None)])
-def test_a_client_scores_nothing_for_a_private_run(purpose, part):
-    with pytest.raises(Rejected, match="never for a score"):
-        Promise(5.0, None, 0.2, False, 1.0).check({"clip": 5.0, "step": 0}, 0, part, purpose)
-
-
-def test_another_clip_to_one_client_opens_no_masked_sum(tmp_path, monkeypatch):
-    """Masks are bound to the round's public numbers; a moving clip lets a server try."""
-    without_noise(monkeypatch)
-
-    def fault(client, post, handler):
-        if client == VICTIM and post.kind == "train" and unpack(post.body).head["round"] == 1:
-            head = unpack(post.body).head
-            post = post._replace(
-                body=on_head(public=head["public"] | {"clip": head["public"]["clip"] * 1.01})(post.body)
-            )
-        return deliver(client, post, handler)
-
-    moving = {"quantile": 0.5, "count_noise": 5.0}
-    config = private_config(tmp_path, secure=True, rounds=2, privacy=moving)
-    deploy(tmp_path, config, *enrol(tmp_path, fault=fault))
-    first, second = models_of(tmp_path / "deployed", 2)
-    started = init_params(build_network(config, 26, None), 1)
-    assert not any(torch.equal(p, started[name]) for name, p in first.items())  # the sum before it opened
-    assert all(torch.equal(p, second[name]) for name, p in first.items())  # nothing but (no) noise was released
-    assert len(read_ledger(tmp_path / "deployed").entries) == 2
 
 
 def test_a_client_whose_training_is_refused_sends_zeros_into_a_masked_sum(tmp_path, monkeypatch):
@@ -336,154 +268,6 @@ def test_a_client_whose_training_fails_sends_zeros_into_a_masked_sum(tmp_path, m
     assert any(not torch.equal(p, started[name]) for name, p in last_model(tmp_path / "deployed").items())
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize("kind", ["train", "upload", "unmask"])
-def test_a_round_in_which_one_who_stays_would_decide_is_booked_without_amplification(tmp_path, monkeypatch, kind, lost):
-    everybody = [f"client-{k}" for k in range(10)]
-    monkeypatch.setattr(deployed_private, "drawn", lambda names, rate: everybody[:9])
-
-    def fault(client, post, handler):
-        gone = post.kind == kind and int(client[-1]) < lost
-        return Lost("unreachable") if gone else deliver(client, post, handler)
-
-    config = private_config(tmp_path, clients=10, cohort=9, rounds=1, secure=True)
-    result = deploy(tmp_path, config, *enrol(tmp_path, 10, fault=fault))
-    (entry,) = read_ledger(tmp_path / "deployed").entries
-    # Seven of nine are needed: with two lost one fewer closes it, with three lost one more opens it.
-    assert entry.row.q == (1.0 if lost in (2, 3) else 0.9)
-    assert ("1 releases are booked at rate 1" in " ".join(result["privacy"]["statement"])) == (lost in (2, 3))
-
-
-def test_a_row_at_rate_one_that_exceeds_the_budget_ends_the_run_unreleased(tmp_path, monkeypatch):
-    everybody = [f"client-{k}" for k in range(9)]
-    monkeypatch.setattr(deployed_private, "drawn", lambda names, rate: everybody)
-
-    def fault(client, post, handler):
-        late = post.kind == "train" and unpack(post.body).head["round"] == 1
-        return Lost("unreachable") if late and client < "client-2" else deliver(client, post, handler)
-
-    drawn = recorded(monkeypatch)
-    fits = epsilon([Release(1.0, 0.8, 2, 2e-10)], 1e-3)
-    exceeds = epsilon([Release(1.0, 0.8), Release(1.0, 1.0)], 1e-3)
-    assert fits * 1.01 < exceeds
-    config = private_config(tmp_path, clients=20, cohort=16, rounds=3, secure=True)
-    config = replace(config, privacy=replace(config.privacy, epsilon=(fits + exceeds) / 2, delta=1e-3))
-    result = deploy(tmp_path, config, *enrol(tmp_path, 20, fault=fault))
-    assert (result["rounds"], result["privacy"]["releases"], len(drawn)) == (1, 1, 1)
-    assert result["privacy"]["pld"] < fits
-
-
-# tree noise
-
-
-def tree_config(folder, **more):
-    """Three groups of clients, one after the other, or as many as their size makes."""
-    return private_config(
-        folder, clients=6, privacy={"mechanism": "tree", **more.pop("privacy", {})}, **{"cohort": 2, **more}
-    )  # fmt: skip
-
-
-def counting(transport, kind="train"):
-    """Count the parts that leave each client, with its answers to messages of a kind."""
-    sent, inner = Counter(), transport.fault
-
-    def watch(client, post, handler):
-        answer = inner(client, post, handler)
-        if post.kind == kind and isinstance(answer, bytes) and unpack(answer).tensors:
-            sent[client] += 1
-        return answer
-
-    transport.fault = watch
-    return sent
-
-
-@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
-def test_a_client_refuses_a_call_before_its_turn_whatever_the_server_says(tmp_path, monkeypatch, secure):
-    everybody = [f"client-{k}" for k in range(6)]
-    monkeypatch.setattr(deployed_private.DeployedPrivacy, "cohort", lambda self, there: everybody)
-    config = tree_config(tmp_path, rounds=4, cohort=3 if secure else 2, secure=secure)
-    transport, roster = enrol(tmp_path, 6)
-    sent = counting(transport, "upload" if secure else "train")
-    lines = []
-
-    class Hears(Stops):
-        def say(self, line):
-            lines.append(line)
-
-    deploy(tmp_path, config, transport, roster, listener=Hears(99))
-    assert sent == dict.fromkeys(everybody, 2)  # steps 0 and 3 of four; 0 and 2 where two groups take turns
-    assert sum("too soon" in line for line in lines) == 12
-
-
-def test_a_client_remembers_its_last_step_when_it_is_restarted(tmp_path, monkeypatch):
-    everybody = [f"client-{k}" for k in range(6)]
-    monkeypatch.setattr(deployed_private.DeployedPrivacy, "cohort", lambda self, there: everybody)
-    config = tree_config(tmp_path, rounds=3)
-    transport, roster = enrol(tmp_path, 6)
-    sent = counting(transport)
-    with pytest.raises(KeyboardInterrupt):
-        deploy(tmp_path, config, transport, roster, listener=Stops(1))
-    text = tmp_path / "texts" / "client-0.txt"
-    transport.handlers["client-0"] = session(tmp_path / "clients", text)
-    deploy(tmp_path, config, transport, roster, resume=True)
-    assert sent == dict.fromkeys(everybody, 1)
-
-
-def prefix_noise(run, number):
-    """The blocks whose noise is in the model after a round, by layer."""
-    found = {}
-    for key, t in read_checkpoint(run / "checkpoint", number).state.server.items():
-        if key.startswith(deployed_private.TREE) and key != deployed_private.PLACE:
-            layer = key.split("/", 4)[4]
-            found[layer] = found.get(layer, 0) + t
-    return found
-
-
-def test_the_noise_in_the_model_is_that_of_the_blocks_in_the_checkpoint(tmp_path, monkeypatch):
-    """Also after a server was ended and went on: the tree goes on with it, and its blocks are gone in the end."""
-    monkeypatch.setattr(run_privacy, "group_of", lambda client, groups, seed: -1)  # nobody's turn ever comes
-    config = tree_config(tmp_path, rounds=7)
-    transport, roster = enrol(tmp_path, 6)
-    vocab, _ = vocabulary(tmp_path)
-    started = init_params(build_network(config, len(vocab), None), config.train.seed)
-    run = tmp_path / "deployed"
-    for stop in (1, 3, 4, 6):
-        with pytest.raises(KeyboardInterrupt):
-            deploy(tmp_path, config, transport, roster, listener=Stops(stop), resume=stop > 1)
-        blocks, model = prefix_noise(run, stop), last_model(run)
-        assert set(blocks) == set(model)
-        for name, p in model.items():
-            noise = (p.double() - started[name].double()) * 2 / 5.0
-            torch.testing.assert_close(noise, blocks[name], rtol=1e-4, atol=1e-4)
-    result = deploy(tmp_path, config, transport, roster, resume=True)
-    rows = [e.row for e in read_ledger(run).entries]
-    assert rows == [TreeRelease(1.0, 3)] * 7
-    assert result["privacy"]["verdict"] == "GUARANTEE"
-    assert prefix_noise(run, 7) == {}
-    assert len(list((run / "checkpoint").glob("*.safetensors"))) == 1
-
-
-def test_a_release_that_is_not_in_the_checkpoint_begins_another_tree(tmp_path, monkeypatch):
-    save, kill = course.save_checkpoint, once(3)
-
-    def saves(*given):
-        kill()
-        save(*given)
-
-    monkeypatch.setattr(course, "save_checkpoint", saves)
-    config = tree_config(tmp_path, rounds=4)
-    transport, roster = enrol(tmp_path, 6)
-    with pytest.raises(Killed):
-        deploy(tmp_path, config, transport, roster)
-    result = deploy(tmp_path, config, transport, roster, resume=True)
-    rows = [e.row.tree for e in read_ledger(tmp_path / "deployed").entries]
-    assert rows == [0, 0, 0, 1, 1]
-    assert (result["rounds"], result["privacy"]["releases"]) == (4, 5)
-    with_one = tree_config(tmp_path, rounds=5)
-    deploy(tmp_path, with_one, *enrol(tmp_path, 6, "others"), "whole")
-    assert read_ledger(tmp_path / "whole").epsilon() != read_ledger(tmp_path / "deployed").epsilon()
-
-
 def test_nobody_connected_releases_nothing(tmp_path):
     config = private_config(tmp_path, clients=3)
     transport, roster = enrol(tmp_path, 3)
@@ -492,13 +276,3 @@ def test_nobody_connected_releases_nothing(tmp_path):
         deploy(tmp_path, config, transport, roster)
     assert read_ledger(tmp_path / "deployed").entries == []
     assert read_metrics(tmp_path / "deployed") == []
-
-
-def test_a_run_that_goes_on_under_other_terms_is_refused(tmp_path):
-    config = private_config(tmp_path, clients=3)
-    transport, roster = enrol(tmp_path, 3)
-    with pytest.raises(KeyboardInterrupt):
-        deploy(tmp_path, config, transport, roster, listener=Stops(1))
-    louder = replace(config, privacy=replace(config.privacy, noise=0.5))
-    with pytest.raises(RunError):
-        deploy(tmp_path, louder, transport, roster, resume=True)

@@ -103,6 +103,8 @@ def test_dp_over_flower_ends_with_a_guarantee(tmp_path, how):
     assert private["randomness"] == "system"
     assert [line["privacy"]["verdict"] for line in read_metrics(out)] == ["GUARANTEE"] * 2
     assert "client-" not in (out / "metrics.jsonl").read_text() + (out / "result.json").read_text()
+    assert any("no ε covers it" in line for line in private["statement"])  # the vocabulary is of the clients' own text
+    assert result["cost"]["seconds_per_round"] is None
     assert run(["privacy", "ledger", out], tmp_path).startswith("GUARANTEE: epsilon ")
     assert run(["privacy", "audit", out], tmp_path).startswith("GUARANTEE; see ")
 

@@ -86,7 +86,7 @@ def train_submitted(folder: Path, grid: Grid, run: str, listener: Printer) -> An
     config = config_from(told["config"], RUN)
     return train_deployed(
         config, vocab, Path(told["out"]), transport, Roster(home.roster), listener,
-        resume=bool(told["resume"]),
+        resume=bool(told["resume"]), raw_vocabulary=told.get("raw_vocabulary") is True,
     )  # fmt: skip
 
 

@@ -48,14 +48,20 @@ def lay_out(config: Config, clients: int, root: Path) -> tuple[Config, dict[str,
     return replace(config, data=on_files), files
 
 
-def run_files(config: Config, vocab: str, out: Path, *, clients: int, wait: float, resume: bool) -> dict[str, bytes]:
-    """Return the files of a submission."""
+def run_files(
+    config: Config, vocab: str, out: Path, *, clients: int, wait: float, resume: bool, raw_vocabulary: bool = False
+) -> dict[str, bytes]:
+    """Return the files of a submission.
+
+    Args:
+      raw_vocabulary: the vocabulary was made from the clients' text.
+    """
     from keyfed.config import to_document
     from keyfed.deploy.server_app import RUN, VOCAB
 
     told = {
         "config": to_document(config), "out": str(out.resolve()), "resume": resume,
-        "clients": clients, "wait": wait,
+        "clients": clients, "wait": wait, "raw_vocabulary": raw_vocabulary,
     }  # fmt: skip
     return {RUN: json.dumps(told).encode(), VOCAB: vocab.encode()}
 
@@ -110,7 +116,7 @@ def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, 
     All processes have ended when this returns or raises.
     """
     need_flower()
-    from keyfed.run.deployed_private import refuse_imagined, terms_for
+    from keyfed.run.deployed_terms import refuse_imagined, terms_for
     from keyfed.run.prepare import prepare
 
     refuse_imagined(config)
@@ -125,6 +131,9 @@ def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, 
         listener.say(f"server on {address}: TLS, node keys; {clients} clients, each a process with its own text")
         homes = {name: root / "clients" / name for name in files}
         start_clients(processes, server, address, homes, files, plain=plain)
-        files_of_run = run_files(config, preparing.result(), out, clients=clients, wait=CONNECT_SECONDS, resume=False)
+        files_of_run = run_files(
+            config, preparing.result(), out, clients=clients, wait=CONNECT_SECONDS, resume=False,
+            raw_vocabulary=config.data.vocab_file is None,
+        )  # fmt: skip
         build_app(root / "app", files_of_run)
         return submit(server, root / "app", listener)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keyfed.engine.answers import hello_text
-from keyfed.engine.messages import Kind, Received, Rejected, digest_of, pack, unpack
+from keyfed.engine.messages import Kind, Received, Rejected, digest_of, pack, unpack, whole_number
 from keyfed.engine.roster import Roster
 from keyfed.engine.secure_simulation import SecureSettings
 from keyfed.engine.transport import Lost, Post, Transport
@@ -59,6 +59,7 @@ class Calls:
       counted: for every client whose upload is in the model, the round of the last one; part of a checkpoint.
       lost: clients of the round in progress that were lost, and why; `details` for a person.
       moved: bytes down and up so far.
+      steps: of a private run, the step in which each client last took part, as it said in its hello.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Calls:
         self.lost: dict[ClientId, Reason] = {}
         self.details: dict[ClientId, str] = {}
         self.moved = {"down": 0, "up": 0}
+        self.steps: dict[ClientId, int] = {}
         self._transport = transport
         self._shut_out: set[ClientId] = set()  # cannot go on in this run
         self._silent: dict[ClientId, float] = {}  # left a hello unanswered: not asked again before this moment
@@ -98,7 +100,10 @@ class Calls:
             head = {**self.run.about, "run": self.run.name, "nonce": nonce, "secure": self.run.secure is not None}
 
             def welcome(client: ClientId, answer: bytes) -> None:
-                self.keys[client] = self._proved(client, unpack(answer, MOST_CONTROL).head, nonce)
+                told = unpack(answer, MOST_CONTROL).head
+                self.keys[client] = self._proved(client, told, nonce)
+                if told.get("step") is not None:
+                    self.steps[client] = whole_number(told, "step")
 
             self.gather("hello", dict.fromkeys(new, pack(head)), welcome, min(HELLO_SECONDS, self.run.seconds))
             silent = [client for client in new if self.lost.get(client) == "no answer"]

@@ -7,7 +7,7 @@
     HOME/runs/RUN/begin.json   what the server said when the run began
     HOME/runs/RUN/*.safetensors  the client's states (duals, …) of the rounds that may count
     HOME/runs/RUN/summed.json  which masked vectors were sent, so that none is sent twice
-    HOME/runs/RUN/step.json    the step of this client's last upload, where it waits between two (tree noise)
+    HOME/runs/RUN/step.json    step and clip of this client's last part of a private run; it takes part in none before
     HOME/runs/RUN/over         the run has ended; all else of it is deleted
 
 Every file is whole or not there. Nothing of it ever leaves the device but public keys.
@@ -23,7 +23,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from keyfed.engine.messages import Rejected, read_json, text_digest
 from keyfed.errors import RunError
@@ -33,6 +33,13 @@ from keyfed.private.keys import Identity, OneTime, SignedKeys, make_keys
 OVER = "over"
 MOST_UNUSED = 8  # one-time keys kept; the server asks for one at a time
 _STATE = re.compile(r"round-(\d{6,})\.safetensors")
+
+
+class LastPart(NamedTuple):
+    """The step of a private run in which a client's last part left it, and the clip of that."""
+
+    step: int
+    clip: float
 
 
 class DeviceStore:
@@ -154,20 +161,25 @@ class DeviceStore:
             raise Rejected("summed before", f"this client has sent its part of round {round} already")
         write_atomically(path, json.dumps([*before, now]).encode())
 
-    def refuse_early(self, run: str, step: int, separation: int) -> None:
-        """Refuse a call that comes less than `separation` steps after this client's last upload, whoever asks."""
+    def last_part(self, run: str) -> LastPart | None:
+        """Return when this client's last part of a private run left it; None before the first."""
         path = self.run(run) / "step.json"
         if not path.exists():
-            return
-        last = int(json.loads(path.read_text("utf-8")))
-        if step < last + separation:
+            return None
+        step, clip = json.loads(path.read_text("utf-8"))
+        return LastPart(int(step), float(clip))
+
+    def refuse_early(self, run: str, step: int, separation: int) -> None:
+        """Refuse a call that comes less than `separation` steps after this client's last part, whoever asks."""
+        last = self.last_part(run)
+        if last is not None and step < last.step + separation:
             raise Rejected(
-                "too soon", f"step {step}; this client took part in step {last} and waits {separation} steps"
+                "too soon", f"step {step}; this client took part in step {last.step} and waits {separation} steps"
             )
 
-    def took_part(self, run: str, step: int) -> None:
-        """Remember the step of an upload, before it leaves."""
-        write_atomically(self.run(run) / "step.json", json.dumps(step).encode())
+    def took_part(self, run: str, step: int, clip: float) -> None:
+        """Remember the step and the clip of a part, before it leaves."""
+        write_atomically(self.run(run) / "step.json", json.dumps([step, clip]).encode())
 
     def forget(self, run: str) -> None:
         """Delete everything of a run but the fact that it is over: its name cannot be used again."""

@@ -2,12 +2,14 @@ r"""What a client of a private run sends, and what it holds the server to.
 
 The client clips its own part, [scale·upload, κ·mass] as one vector, to the public clip S of the round, last and in
 double precision; nothing else of it leaves the device: no loss, no count, no held-out figure. It refuses a clip that
-the run's own rule cannot have led to: S stays as it began, or moves by at most e^{η} a round,
+the run's own rule cannot have led to: S stays as it began, or moves by at most e^{η} a step,
 
-.. math::  S_0 e^{−ηt(1−γ)} ≤ S_t ≤ S_0 e^{ηtγ}
+.. math::  S_0 e^{−ηt(1−γ)} ≤ S_t ≤ S_0 e^{ηtγ}, \qquad |\ln S_t − \ln S_u| ≤ η(t − u)
 
-with rate η and quantile γ (`private.noise.next_clip`). With tree noise it also counts the steps between two uploads of
-its own, in its device's memory. Steps are the server's count; the client only sees that they never go back.
+with rate η and quantile γ (`private.noise.next_clip`), t below the number of rounds that was told when the run began,
+and S_u the clip of this client's last part. With tree noise it also counts the steps between two parts of its own, in
+its device's memory. Steps are the server's count; the client only sees that they never go back. What it cannot see is
+the noise: that is added after its part has left.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from keyfed.engine.device_store import LastPart
 from keyfed.engine.masked_noised_sum import FixedPointSum
 from keyfed.engine.messages import Rejected, number, whole_number
 from keyfed.engine.noised_sum import NoisedSum
@@ -56,6 +59,7 @@ class Promise:
       quantile: γ, and `rate` η, of a clip that moves; None for one that stays.
       ratio: the method divides by its own mass, so masses are sent.
       noise: the noise multiplier that the server said it adds; nobody can check that from here.
+      rounds: rounds of the run, beyond which no clip can have moved.
       separation: steps between two uploads of one client; None where clients are drawn.
     """
 
@@ -64,15 +68,22 @@ class Promise:
     rate: float
     ratio: bool
     noise: float
+    rounds: int
     separation: int | None = None
 
-    def check(self, public: object, round: int, part: object, purpose: str) -> Asked:
-        """Read a round's public numbers; refuse what the run's promise does not allow."""
+    def check(self, public: object, round: int, part: object, purpose: str, last: LastPart | None = None) -> Asked:
+        """Read a round's public numbers; refuse what the run's promise does not allow.
+
+        Args:
+          last: when this client took part before, and with which clip.
+        """
         if purpose != "upload" or part is not None:
             raise Rejected("refused by client", "a private run asks for clipped uploads only, and never for a score")
         if not isinstance(public, dict) or set(public) != {"clip", "step"}:
             raise Rejected("malformed", "a private round without its clip and step")
         clip, step = number(public, "clip"), whole_number(public, "step")
+        if round >= self.rounds:
+            raise Rejected("refused by client", f"round {round + 1} of a run that promised {self.rounds}")
         low = high = 0.0
         if self.quantile is not None:
             low, high = -self.rate * round * (1 - self.quantile), self.rate * round * self.quantile
@@ -80,6 +91,12 @@ class Promise:
             raise Rejected(
                 "refused by client", f"a clip of {clip:.6g} in round {round + 1} of a run that began with {self.clip:g}"
             )
+        if last is not None:
+            most = 0.0 if self.quantile is None else self.rate * max(1, step - last.step)
+            if abs(math.log(clip / last.clip)) > most + SLACK:
+                raise Rejected(
+                    "refused by client", f"a clip of {clip:.6g} in step {step} after {last.clip:.6g} in {last.step}"
+                )
         return Asked(clip, step)
 
     def part(self, upload: Params, share: Share, clip: float) -> Part:

@@ -101,7 +101,7 @@ class RemoteFederation:
         if method.hidden:
             return {}  # `collect` does all of a secure round
         send = method.mediator.share is not None
-        heads = {c: self._head(now, c, "upload") | {"members": len(cohort), "send": send} for c in cohort}
+        heads = {c: self._head(now, c, "upload") | {"send": send} for c in cohort}
         counts: list[Evaluated] = []
 
         def take(client: ClientId, answer: bytes) -> None:
@@ -156,7 +156,7 @@ class RemoteFederation:
             except SecureSumError as e:
                 self.failed = str(e)
                 return Evaluated()
-        heads = {c: self._head(now, c, "evaluation", part) | {"members": len(cohort)} for c in cohort}
+        heads = {c: self._head(now, c, "evaluation", part) for c in cohort}
         counts: list[Evaluated] = []
 
         def take(client: ClientId, answer: bytes) -> None:

@@ -39,7 +39,7 @@ Heads = dict[ClientId, dict[str, Any]]
 def plain_sum(calls: Calls, heads: Heads, params: Params, round: int, noising: Noising, asked: Asked) -> NoisedSum:
     """Call the cohort and sum its parts, in the order called; each is let go as soon as it is in the sum."""
     summed, expected = NoisedSum(params, noising), shapes_of(params)
-    told = {"members": len(heads), "public": asked.public, "send": True}
+    told = {"public": asked.public, "send": True}  # not how many were drawn: amplification rests on nobody knowing
 
     def take(client: ClientId, answer: bytes) -> None:
         received = calls.current(round, answer, most_bytes(expected) + MOST_CONTROL)

@@ -11,14 +11,14 @@ A secure round is train, upload, unmask; its `purpose` is to calibrate, to uploa
 long as its process. A session that was restarted has lost what it had trained in that round, and says so; everything
 that must survive lies in the `DeviceStore`.
 
-Under a private run a client sends its clipped part and nothing else (`private_part`).
+Under a private run a client sends its clipped part and nothing else (`session_private`, `private_part`); with its hello
+it says in which step it last took part.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from keyfed.engine.answers import hello_text, report_head, sum_context
+from keyfed.engine.answers import hello_text, report_head
 from keyfed.engine.client_state import read_state, write_state
 from keyfed.engine.device_store import DeviceStore, about_digest
 from keyfed.engine.learner import Learner
@@ -41,50 +41,27 @@ from keyfed.engine.messages import (
     unpack,
     whole_number,
 )
-from keyfed.engine.noised_sum import words_of
-from keyfed.engine.private_part import Asked, Promise, part_head
+from keyfed.engine.private_part import Promise
 from keyfed.engine.secure_layout import Vector
 from keyfed.engine.secure_round import (
     Evaluated,
     Purpose,
     calibration_vector_of,
-    context_of,
     evaluation_vector_of,
-    length,
-    report_of,
     vector_of,
 )
+from keyfed.engine.session_private import PrivateSide
+from keyfed.engine.session_secure import Work, join_sum
 from keyfed.engine.simulate import refusal
 from keyfed.engine.turn import Finished, Turn, keeps_state
 from keyfed.errors import Refused, SecureSumError, SecureSumOverflow
 from keyfed.federated.public_check import check_public
-from keyfed.federated.types import Params, Refusal, Share
+from keyfed.federated.types import Params, Refusal
 from keyfed.files import make_durable
-from keyfed.private.keys import SignedKeys
-from keyfed.private.secure_sum import Floors, Member, Terms
+from keyfed.private.hinge import MOST_MEMBERS
+from keyfed.private.secure_sum import Floors
 
-MOST_MEMBERS = 4096
 PURPOSES: tuple[Purpose, ...] = ("upload", "calibration", "evaluation")
-
-
-@dataclass(slots=True)
-class _Work:
-    """What a session holds between the messages of a round."""
-
-    run: str
-    round: int
-    attempt: int
-    purpose: Purpose
-    theta: Params
-    public: dict[str, Any] | None
-    members: int
-    done: Finished | None
-    evaluated: Evaluated | None
-    part: str | None
-    secure: bool
-    asked: Asked | None = None  # of a private round
-    member: Member | None = None
-    sent: bool = False
 
 
 def _nothing(theta: Params) -> Finished:
@@ -116,13 +93,14 @@ class ClientSession:
     ) -> None:
         self.name = name
         self.store = DeviceStore(home)
+        self._private = PrivateSide(name, self.store)
         self._make = learner
         self._floors = floors or Floors()
         self._plain = plain
         self._ready = ready or (lambda: None)
         self._learners: dict[str, Learner] = {}
         self._solved: tuple[tuple[object, ...], Finished] | None = None
-        self._work: _Work | None = None
+        self._work: Work | None = None
 
     def handle(self, kind: str, body: bytes) -> bytes:
         """Answer one message.
@@ -159,7 +137,9 @@ class ClientSession:
                 "other method", "this package builds another method from the run's specification; update the client"
             )
         proof = self.store.identity().sign(hello_text(self.name, run, text(head, "nonce")))
-        return pack({"proof": proof.hex(), "keys": self.store.new_keys(self.name).to_json()})
+        answer = {"proof": proof.hex(), "keys": self.store.new_keys(self.name).to_json()}
+        last = self.store.last_part(run)
+        return pack(answer if last is None else answer | {"step": last.step})
 
     def _bye(self, run: str) -> bytes:
         self._drop()
@@ -188,7 +168,7 @@ class ClientSession:
         received = unpack(body, most_bytes(learner.shapes) + (MOST_MEMBERS << 10))
         theta = read_tensors(received.tensors, learner.shapes)
         work = self._accept(run, received, theta, learner.promise, secure=begun.get("secure") is True)
-        self._wait_turn(learner, work)
+        self._private.wait_turn(run, learner.promise, work.asked)
         if work.part is not None:
             work.evaluated = learner.evaluate(theta, work.part)
         if work.purpose != "evaluation":
@@ -201,20 +181,21 @@ class ClientSession:
             # In a masked private sum it sends zeros: were it lost, its text would decide about everybody's sum.
         answer: dict[str, Any] = {"run": run, "round": work.round, "attempt": work.attempt}
         if work.secure:
-            work.member = self._join(learner, work, head, about_digest(begun))
+            work.member = join_sum(self.name, self.store, self._floors, learner, work, head, about_digest(begun))
             parcels = {to: package.hex() for to, package in work.member.shares().items()}
             self._work = work  # only now: a client that refused the terms has nothing to be asked for
             return pack(answer | {"parcels": parcels, "keys": self.store.new_keys(self.name).to_json()})
         self._work = work
         if work.asked is not None:
-            return self._private_answer(learner, work, answer)
+            assert work.done is not None, "a client that trained"
+            return self._private.answer(run, learner, theta, work.asked, work.done, answer)
         answer |= {"evaluated": None if work.evaluated is None else list(work.evaluated)}
         if work.done is None:
             return pack(answer)
         answer["report"] = report_head(work.done)
         return pack(answer, work.done.upload if head.get("send") is True else None)
 
-    def _accept(self, run: str, received: Received, theta: Params, promise: Promise | None, *, secure: bool) -> _Work:
+    def _accept(self, run: str, received: Received, theta: Params, promise: Promise | None, *, secure: bool) -> Work:
         """Check what a training message is about; refuse what is old, repeated, or another model for the same round."""
         head = received.head
         round, attempt = whole_number(head, "round"), whole_number(head, "attempt")
@@ -233,7 +214,7 @@ class ClientSession:
             raise Rejected("other model", f"another model for round {round} than before")
         self.store.see(run, attempt, round, model)
         public, part = head.get("public"), head.get("evaluate")
-        asked = None if promise is None else promise.check(public, round, part, purpose)
+        asked = None if promise is None else promise.check(public, round, part, purpose, self.store.last_part(run))
         if secure and purpose != "evaluation" and asked is None:
             try:
                 check_public(public, list(theta))
@@ -241,11 +222,11 @@ class ClientSession:
                 raise Rejected("malformed", f"public numbers that make no sense: {e}") from None
         if part not in ("valid", "test", None) or (purpose == "evaluation" and part is None):
             raise Rejected("malformed", f'an evaluation of "{str(part)[:20]}"')
-        members = whole_number(head, "members", 1, MOST_MEMBERS)
+        members = whole_number(head, "members", 1, MOST_MEMBERS) if secure else 0
         given = public if isinstance(public, dict) else None
-        return _Work(run, round, attempt, purpose, theta, given, members, None, None, part, secure, asked)
+        return Work(run, round, attempt, purpose, theta, given, members, None, None, part, secure, asked)
 
-    def _solve(self, learner: Learner, work: _Work, model: str, counted: int | None) -> Finished | Refusal:
+    def _solve(self, learner: Learner, work: Work, model: str, counted: int | None) -> Finished | Refusal:
         """Train, or take what was trained for the same model and round just before (the calibration's)."""
         key = (work.run, work.round, model, counted, work.asked)
         if self._solved is not None and self._solved[0] == key:
@@ -278,63 +259,9 @@ class ClientSession:
         self._solved = (key, done)
         return done
 
-    # a private round
-
-    def _wait_turn(self, learner: Learner, work: _Work) -> None:
-        """Refuse a call that comes earlier after this client's last upload than the run promised."""
-        if work.asked is not None and learner.promise is not None and learner.promise.separation is not None:
-            self.store.refuse_early(work.run, work.asked.step, learner.promise.separation)
-
-    def _takes_part(self, learner: Learner, work: _Work) -> None:
-        """Note, before it is sent, that this client's part leaves it at this step."""
-        self._wait_turn(learner, work)
-        if work.asked is not None and learner.promise is not None and learner.promise.separation is not None:
-            self.store.took_part(work.run, work.asked.step)
-
-    def _own_share(self, learner: Learner, done: Finished, theta: Params) -> Share:
-        own = learner.method.mediator.share
-        assert own is not None, "clients of a private run weigh themselves"
-        return replace(own(report_of(self.name, done), list(theta)), clipped=done.clipped)
-
-    def _private_answer(self, learner: Learner, work: _Work, answer: dict[str, Any]) -> bytes:
-        """Send the clipped part; the report, of which nothing is noised, stays here."""
-        promise, done, asked = learner.promise, work.done, work.asked
-        assert promise is not None, "a private run"
-        assert done is not None, "a client that trained"
-        assert asked is not None, "a private round"
-        part = promise.part(done.upload, self._own_share(learner, done, work.theta), asked.clip)
-        self._takes_part(learner, work)
-        return pack(answer | {"part": part_head(part)}, part.layers)
-
-    # secure sums
-
-    def _join(self, learner: Learner, work: _Work, head: Mapping[str, Any], about: str) -> Member:
-        """Join a secure sum on the server's terms, if they are acceptable."""
-        listed, identities = head.get("cohort"), head.get("identities")
-        if not isinstance(listed, list) or not isinstance(identities, dict) or len(listed) != work.members:
-            raise Rejected("malformed", "a secure round without its cohort's keys")
-        try:
-            keys = {name: bytes.fromhex(key) for name, key in identities.items()}
-            cohort = tuple(SignedKeys.from_json(entry) for entry in listed)
-            own = next((k for k in cohort if k.client == self.name), None)
-            if own is None or keys.get(self.name) != self.store.identity().public:
-                raise Rejected("refused by client", "the cohort has no keys of this client, or others")
-            private = work.asked is not None
-            size = words_of(work.theta) if private else length(learner.method, work.theta, work.purpose)
-            round_context = context_of(work.theta, learner.method, work.public or {}, work.round, work.purpose)
-            context = sum_context(work.run, work.attempt, about, work.part, round_context)
-            terms = Terms(context, cohort, whole_number(head, "threshold", 1, MOST_MEMBERS), size)
-            member = Member(self.name, self.store.take_keys(own.serial), terms, keys, self._floors)
-            self.store.pin({name: keys[name] for name in terms.names})  # whose signatures are in order
-            return member
-        except Refused as e:
-            raise Rejected("refused by client", str(e)) from None
-        except (SecureSumError, ValueError, TypeError, KeyError) as e:
-            raise Rejected("malformed", f"terms of a secure sum that make no sense ({e})") from None
-
     # upload and unmask
 
-    def _work_of(self, head: Mapping[str, Any]) -> _Work:
+    def _work_of(self, head: Mapping[str, Any]) -> Work:
         work = self._work
         asked = (text(head, "run"), whole_number(head, "round"), whole_number(head, "attempt"))
         if work is None:
@@ -343,7 +270,7 @@ class ClientSession:
             raise Rejected("stale", f"round {asked[1]}, and this client is in round {work.round}")
         return work
 
-    def _upload(self, work: _Work, head: Mapping[str, Any]) -> bytes:
+    def _upload(self, work: Work, head: Mapping[str, Any]) -> bytes:
         answer = {"run": work.run, "round": work.round, "attempt": work.attempt}
         if not work.secure:
             if work.done is None or work.asked is not None:  # a private part was sent, once, with the training
@@ -357,7 +284,7 @@ class ClientSession:
         try:
             vector = self._vector(work)
             received = {str(sender): bytes.fromhex(package) for sender, package in parcels.items()}
-            self._takes_part(self._learner(work.run), work)
+            self._private.takes_part(work.run, self._learner(work.run).promise, work.asked)
             self.store.refuse_second(work.run, work.round, work.purpose, work.part)
             masked = work.member.masked(vector, [str(name) for name in alive], received)
         except SecureSumOverflow as e:
@@ -372,12 +299,10 @@ class ClientSession:
         work.sent = True
         return pack(answer, {"masked": torch.from_numpy(masked.view(np.int32))})
 
-    def _vector(self, work: _Work) -> Vector:
+    def _vector(self, work: Work) -> Vector:
         learner = self._learner(work.run)
-        if work.asked is not None and learner.promise is not None:
-            share = None if work.done is None else self._own_share(learner, work.done, work.theta)
-            upload = work.theta if work.done is None else work.done.upload
-            return learner.promise.vector(upload, share, work.asked.clip, work.members)
+        if work.asked is not None:
+            return self._private.vector(learner, work.theta, work.asked, work.done, work.members)
         if work.purpose == "evaluation":
             return evaluation_vector_of(work.evaluated or Evaluated(), work.members)
         assert work.done is not None, "a client that trained"
@@ -390,7 +315,7 @@ class ClientSession:
         except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, ValueError) as e:
             raise Rejected("malformed", f"public numbers that make no sense ({type(e).__name__})") from None
 
-    def _unmask(self, work: _Work, head: Mapping[str, Any]) -> bytes:
+    def _unmask(self, work: Work, head: Mapping[str, Any]) -> bytes:
         survivors = head.get("survivors")
         if work.member is None or not isinstance(survivors, list):
             raise Rejected("malformed", "a request to open a sum that this client is not in")

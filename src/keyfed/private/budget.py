@@ -38,6 +38,9 @@ class Terms:
       cohort: clients called in a round, in expectation, as the noise has it; `called` those in fact.
       randomness: where noise and cohorts come from: the operating system, or the run's seed (a simulation).
       budget: ε not to be exceeded; None for none.
+      secure: clients' parts are summed under masks.
+      raw_vocabulary: the vocabulary was made from these clients' text, without noise.
+      enrolled: SHA-256 of the names of real clients, whom the ε is about; None in a simulation.
     """
 
     delta: float
@@ -51,6 +54,9 @@ class Terms:
     randomness: Literal["system", "derived"]
     budget: float | None = None
     gap: int | None = None
+    secure: bool = False
+    raw_vocabulary: bool = False
+    enrolled: str | None = None
 
     @property
     def rate(self) -> float:
@@ -154,7 +160,7 @@ def open_ledger(folder: Path, terms: Terms) -> Ledger:
             f.truncate(torn)
         ledger.entries.pop()
         round = ledger.entries[-1].round if ledger.entries else 0
-        ledger.book(_usual(terms), "torn", round)
+        ledger.book(_usual(terms, ledger.entries), "torn", round)
     elif not (folder / HEAD).exists() or _head(folder)["rows"] < len(ledger.hashes):
         _write_head(folder, ledger.hashes)
     return ledger
@@ -193,11 +199,12 @@ def check_against_metrics(ledger: Ledger, records: Iterable[Mapping[str, Any]]) 
 REFUSED = "ε is not printed for a ledger that was changed or rolled back"
 
 
-def _usual(terms: Terms) -> Row:
-    """The release that a torn line is counted as."""
+def _usual(terms: Terms, before: Iterable[Entry]) -> Row:
+    """The release that a torn line is counted as: one like those before it, of the same tree."""
     if terms.mechanism == "tree":
         assert terms.gap is not None
-        return TreeRelease(terms.z, terms.gap)
+        trees = [e.row.tree for e in before if isinstance(e.row, TreeRelease)]
+        return TreeRelease(terms.z, terms.gap, tree=max(trees, default=0))
     return Release(terms.z, terms.rate)
 
 
@@ -288,5 +295,5 @@ def _read(folder: Path) -> tuple[Ledger | None, int | None]:
     if terms is None:
         return None, torn
     if torn is not None:
-        entries.append(Entry(_usual(terms), "torn", entries[-1].round if entries else 0, 0))
+        entries.append(Entry(_usual(terms, entries), "torn", entries[-1].round if entries else 0, 0))
     return Ledger(folder, terms, entries, hashes), torn

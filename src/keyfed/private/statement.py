@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from keyfed.private.accounting import COARSE, FINE, Release, Row, at_rate_one, epsilon, merge
-from keyfed.private.budget import Ledger
+from keyfed.private.budget import Ledger, Terms
 
 UNIT = "one client with everything it holds"
 NEIGHBOURS = "one client added or removed (removed: it always sends zeros)"
@@ -39,6 +39,11 @@ TREE_KEPT = (
     "Until the run ends, its checkpoint holds the noise that is still in the model: it is the server's own, and not to "
     "be given away. How far apart a client took part is counted by the client, in the steps that the server tells it."
 )
+COHORT_KNOWS = (
+    "Clients called into the same secure sum know each other's names: against them the ε without amplification holds."
+)
+RAW_VOCABULARY = "The vocabulary was made from these clients' text without noise: no ε covers it."
+FEW = 1_000  # clients below which a guarantee says little, and this is said
 NO_LEDGER = "No ledger: nothing was clipped and noised, so nothing is promised. `keyfed train --dp` gives a guarantee."
 
 
@@ -69,7 +74,7 @@ def account(ledger: Ledger, *, fine: bool = False, delta: float | None = None) -
         "called": terms.called,
         "randomness": terms.randomness,
         "releases": len(ledger.entries),
-        "retried": sum(e.attempt > 0 or e.what == "torn" for e in ledger.entries),
+        "retried": sum(e.attempt > 0 or e.what in ("torn", "heard") for e in ledger.entries),
         "rows": len(ledger.hashes),
         "head": ledger.head,
         "statement": statement(ledger, eps, delta),
@@ -125,7 +130,19 @@ def statement(ledger: Ledger, eps: float, delta: float | None = None) -> list[st
     if t.randomness == "derived":
         return [*lines, SERVER, NOT_COVERED]
     kept = [TREE_KEPT] if t.mechanism == "tree" else []
-    return [*lines, WITH_REAL_CLIENTS, *kept, SERVER, NOT_COVERED_THERE]
+    told = [COHORT_KNOWS] if t.secure and t.mechanism == "gaussian" and t.rate < 1 else []
+    raw = [RAW_VOCABULARY] if t.raw_vocabulary else []
+    return [*lines, *told, WITH_REAL_CLIENTS, *raw, *few_clients(t), *kept, SERVER, NOT_COVERED_THERE]
+
+
+def few_clients(t: Terms) -> list[str]:
+    """Say what a guarantee is worth among few clients."""
+    if t.clients >= FEW:
+        return []
+    return [
+        f"{t.clients:,} clients are few: a delta of {t.delta:.2g} lets one of them be given away with that chance, and "
+        "the noise is long beside what they learn; good for trying it out, not for people's text."
+    ]
 
 
 def _without_amplification(ledger: Ledger) -> list[str]:

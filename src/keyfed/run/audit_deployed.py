@@ -13,7 +13,7 @@ from typing import Any
 from keyfed.files import write_atomically
 from keyfed.run.audit_lint import lint, read_claim
 from keyfed.run.audit_report import claim_blocks
-from keyfed.run.deployed_private import ENROLLED
+from keyfed.run.deployed_terms import ENROLLED
 from keyfed.run.folder import read_metrics, read_result, read_run_toml, strict
 from keyfed.run.markup import Heading, Text, to_markdown
 from keyfed.run.on_device import run_method

@@ -22,6 +22,7 @@ Record = Mapping[str, Any]
 # Fields of metrics.jsonl that are computed from clients' text or say who they are.
 FROM_CLIENTS = ("loss", "tokens", "worked", "contributors", "refused", "lost", "attention", "effective_clients")
 
+TIMES = ("seconds", "elapsed", "seconds_per_round")  # of both: how long real clients took tells how much text they have
 OF_CLIENTS = ("clients_perplexity", "spread", "unseen_spread", "tokens_trained", "refused", "lost")  # of result.json
 
 
@@ -89,13 +90,18 @@ def lint(
     result: Record | None = None,
 ) -> list[Finding]:
     """Look at everything that can break a claim without a single attack; `result` is what result.json has."""
-    findings = [_own_noise(config, claim), _seeds(claim), _weights(method, claim), _metrics(records, claim)]
+    findings: list[Finding | None] = [
+        _own_noise(config, claim),
+        _seeds(claim),
+        _weights(method, claim),
+        _metrics(records, claim),
+    ]
     findings.append(_result(result or {}, claim))
     if claim.problem is not None:
         findings.append(Finding("ledger", "broken", claim.problem))
     if claim.terms is not None:
         findings += [_ledger(claim, records), _delta(claim.terms), _population(claim.terms, clients)]
-        findings.append(_sampling(config, claim.terms))
+        findings += [_sampling(config, claim.terms), _vocabulary(claim.terms)]
     return [f for f in findings if f is not None]
 
 
@@ -140,7 +146,7 @@ def _weights(method: Method, claim: Claim) -> Finding:
 
 
 def _metrics(records: Sequence[Record], claim: Claim) -> Finding:
-    shown = sorted({key for r in records for key in FROM_CLIENTS if _says_something(r.get(key))})
+    shown = sorted({key for r in records for key in (*FROM_CLIENTS, *_times(claim)) if _says_something(r.get(key))})
     if not shown:
         return Finding("metrics", "ok", "metrics.jsonl has no number that is computed from clients' text in clear.")
     listed = ", ".join(shown)
@@ -161,7 +167,7 @@ def _result(result: Record, claim: Claim) -> Finding:
         "start.tokens": start.get("tokens"),
         "start.vectors.tokens": (start.get("vectors") or {}).get("tokens"),
     }
-    found = {**{key: result.get(key) for key in OF_CLIENTS}, **train_text}
+    found = {**{key: result.get(key) for key in (*OF_CLIENTS, *_times(claim))}, **train_text}
     shown = sorted(key for key, value in found.items() if _says_something(value))
     if not shown:
         return Finding("result", "ok", "result.json has no figure of a single client or of training text in clear.")
@@ -174,6 +180,11 @@ def _result(result: Record, claim: Claim) -> Finding:
         f"result.json has figures of clients in clear ({listed}) that the ledger does not know of; they are releases, "
         "too.",
     )
+
+
+def _times(claim: Claim) -> tuple[str, ...]:
+    """The fields that real clients' work is seen in; a simulation's seconds are this machine's."""
+    return TIMES if claim.terms is not None and claim.terms.randomness == "system" else ()
 
 
 def _says_something(value: Any) -> bool:
@@ -205,6 +216,17 @@ def _delta(terms: Terms) -> Finding:
             "outright would satisfy it.",
         )
     return Finding("delta", "ok", f"δ = {terms.delta:g} is below 1/population = {1 / terms.population:.3g}.")
+
+
+def _vocabulary(terms: Terms) -> Finding | None:
+    if not terms.raw_vocabulary:
+        return None
+    return Finding(
+        "vocabulary",
+        "warning",
+        "The vocabulary was made from these clients' text without noise: no ε covers it, and every word in it tells "
+        "that somebody wrote it. Give one from public text, or from `keyfed vocab --dp` (--vocab).",
+    )
 
 
 def _population(terms: Terms, clients: int) -> Finding:

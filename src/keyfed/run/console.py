@@ -130,7 +130,7 @@ class Narrator:
                 f"  valid perplexity {valid['perplexity']:8.1f}  top-1 {valid['top1']:.1%}  top-3 {valid['top3']:.1%}"
             )
         came = "" if private else f"  {len(record['contributors'])}/{record['cohort']} clients"
-        line += f"{came}  {record['seconds']:.1f} s"
+        line += came + ("" if record["seconds"] is None else f"  {record['seconds']:.1f} s")
         if record.get("abandoned"):
             line += "  abandoned"
         if record["refused"]:

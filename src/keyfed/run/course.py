@@ -165,8 +165,8 @@ class Course:
         }
         if federation.failed is not None:
             record["secure_failed"] = federation.failed
-        record = self._line(record, state)
         record |= {"seconds": time.monotonic() - began, "elapsed": time.monotonic() - self.started}
+        record = self._line(record, state)
         self._tell_lost()
         self.state = after
         self.pending = dict(strict(record))
@@ -280,7 +280,7 @@ class Course:
             "abandoned": sum(r["abandoned"] for r in records),
             "tokens_trained": sum(r["worked"] or 0 for r in records),
             "seconds": time.monotonic() - self.started,
-            "seconds_per_round": _median([r["seconds"] for r in records]),
+            "seconds_per_round": _median([r["seconds"] for r in records if r["seconds"] is not None]),
         }
 
 

@@ -28,7 +28,8 @@ from keyfed.files import write_atomically
 from keyfed.run.choose import Choice
 from keyfed.run.course import Course
 from keyfed.run.course import Patience as Patience
-from keyfed.run.deployed_private import PrivateCourse, keep_enrolled, refuse_imagined, settle
+from keyfed.run.deployed_private import PrivateCourse
+from keyfed.run.deployed_terms import keep_enrolled, refuse_imagined, settle
 from keyfed.run.folder import made_by, open_folder, read_result, refuse_changes, strict, write_run_toml
 from keyfed.run.on_device import method_digest, run_method, told
 from keyfed.run.outside import build_network
@@ -48,12 +49,14 @@ def train_deployed(
     *,
     resume: bool = False,
     patience: Patience | None = None,
+    raw_vocabulary: bool = False,
 ) -> dict[str, Any]:
     """Train a run with the clients of a roster and return its result (also in out/result.json).
 
     Args:
       config: what to train; without `secure.on` the server sees every upload.
       vocab: the run's vocabulary, from public text or from `keyfed vocab`.
+      raw_vocabulary: it was made from these clients' text without noise; a private run says so.
 
     Raises:
       KeyfedError: anything the caller can mend; nothing that was checkpointed is lost.
@@ -64,7 +67,7 @@ def train_deployed(
     method = run_method(config, secure=secure is not None)
     refuse_simulated(config, method)
     spec = build_network(config, len(vocab), None)
-    settled = settle(config, out, roster)
+    settled = settle(config, out, roster, raw_vocabulary=raw_vocabulary)
     with open_folder(out, resume):
         fingerprint = hashlib.sha256(vocab.to_json().encode()).hexdigest()  # the only text a server has
         if resume and (out / "run.toml").exists():

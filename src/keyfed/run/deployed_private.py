@@ -12,151 +12,52 @@ can take the noise off; the server could anyway, which saw the sum without it.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from random import SystemRandom
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from keyfed.config import Config
 from keyfed.engine.network import parameter_count, shapes
 from keyfed.engine.private_part import Asked
-from keyfed.engine.roster import Roster
-from keyfed.errors import ConfigError, PrivacyError, RunError
-from keyfed.federated.participation import cohort_size
+from keyfed.errors import PrivacyError, RunError
 from keyfed.federated.types import ClientId, Params, Reason, State
-from keyfed.files import write_atomically
 from keyfed.private.accounting import Release, Row, TreeRelease
-from keyfed.private.budget import Terms
 from keyfed.private.hinge import Opening, chance
-from keyfed.private.mechanism import Bounded
-from keyfed.private.noise import Draw, system, update_noise
+from keyfed.private.noise import Draw, system
+from keyfed.private.statement import RAW_VOCABULARY, few_clients
 from keyfed.private.tree import KeptTree
 from keyfed.run.checkpoint import Best, Checkpoint, rounds_in, save_checkpoint
 from keyfed.run.course import Course
+from keyfed.run.deployed_terms import Settled
 from keyfed.run.evaluate import Score
 from keyfed.run.folder import read_metrics
-from keyfed.run.on_device import run_bounded
-from keyfed.run.privacy import PrivateRun, bit_noise, public_record, public_result, terms_of
+from keyfed.run.privacy import PrivateRun, public_record, public_result
 from keyfed.run.secure import sizes_in
 from keyfed.text.vocab import Vocab
 
-ENROLLED = "enrolled.json"
 TREE = "privacy/tree/"  # of what a checkpoint keeps of the noise tree
 PLACE = f"{TREE}place"  # number of the tree, and its leaves so far
-FEW = 1_000  # clients below which a guarantee says little, and this is said
 # Why a client takes no part that has nothing to do with its text: the operator may hear of these.
 OF_PROTOCOL: frozenset[Reason] = frozenset(
     {"not enrolled", "no answer", "unreachable", "not now", "not secure", "identity changed", "stale", "other method",
      "unknown run", "restarted", "summed before", "too soon"}
 )  # fmt: skip
-MOST_AT_HINGE = 0.05  # chance of a round that opens by one client, above which a run is refused
+ODD: frozenset[Reason] = frozenset(
+    {"malformed", "refused by client", "other model", "non-finite model", "wrong round", "client error", "too large"}
+)
+REFUSING = (
+    "WARNING: some clients refused what they were asked, or answered what makes no sense; they add zeros. Their logs "
+    "say why: another version of the package, or a server that does not keep its promise"
+)
+CLOSED = (
+    "a secure sum stayed closed, for too few were called or stayed: such a round releases noise alone, and costs it"
+)
 SYSTEM = SystemRandom()
-
-
-class Settled(NamedTuple):
-    """What a private run has settled on before its first round."""
-
-    bounded: Bounded
-    terms: Terms
-    names: tuple[ClientId, ...]
-
-    def promised(self, config: Config) -> Config:
-        """Return the configuration as clients hear it, with the numbers that were calibrated."""
-        t = self.terms
-        return replace(config, privacy=replace(config.privacy, noise=t.z, delta=t.delta, separation=t.gap))
-
-
-def refuse_imagined(config: Config) -> None:
-    """Refuse what would make a private federation say more than it does."""
-    if not config.privacy.on:
-        return
-    if config.privacy.population is not None:
-        raise ConfigError(
-            f"privacy.population is {config.privacy.population:,}: an imagined fleet, and this federation has real "
-            "clients, whose guarantee is counted over those enrolled; leave it (--population) out"
-        )
-    if config.train.until is not None:
-        raise ConfigError(
-            "train.until reads clients' scores, and a private federation asks for none; set train.rounds instead"
-        )
-
-
-def settle(config: Config, out: Path, roster: Roster) -> Settled | None:
-    """Return the method's private form, the terms of the ledger and whom they are about; None without privacy."""
-    if not config.privacy.on:
-        return None
-    path = out / ENROLLED
-    names = json.loads(path.read_text("utf-8")) if path.exists() else list(roster.names())
-    return Settled(*terms_for(config, len(names)), tuple(names))
-
-
-def terms_for(config: Config, clients: int) -> tuple[Bounded, Terms]:
-    """Return the method's private form and what its ε is about with so many clients enrolled, or refuse."""
-    if clients < 2:
-        raise PrivacyError(
-            f"{clients} clients are enrolled: with fewer than two no delta is below one in the number of clients; "
-            "enrol more, or leave --dp out"
-        )
-    bounded = run_bounded(config)
-    if bounded.method.mediator.released is not None:
-        raise PrivacyError(
-            f"{bounded.method.name} weighs clients by losses that earlier rounds released (the switch, top-K), and "
-            "deployed clients are told the clip alone; set method.mediation=false and beta=1"
-        )
-    called = (
-        clients if bounded.method.cohort == "all" else cohort_size(config.participation, config.train.cohort, clients)
-    )
-    if called > clients:
-        raise PrivacyError(
-            f"train.cohort is {called:,}, and {clients:,} clients are enrolled; set it to at most {clients:,}"
-        )
-    hinge = hinge_of(config, clients, called)
-    terms = terms_of(config, bounded, clients, called, "system", hinge)
-    update_noise(terms.z, bit_noise(config, bounded, terms))  # raises where counts leave nothing for the update
-    return bounded, terms
-
-
-def hinge_of(config: Config, clients: int, called: int) -> float:
-    """Return the chance that a client decides whether a round's secure sum opens, or refuse one that is large.
-
-    Such a round costs as one without amplification (`private.hinge`).
-    """
-    if not config.secure.on or config.privacy.mechanism == "tree" or called >= clients:
-        return 0.0
-    opening = Opening(config.secure.floor, config.secure.threshold)
-    if called + 5 * math.sqrt(called) > opening.edges[1]:
-        raise PrivacyError(
-            f"train.cohort is {called:,}: rounds would call more than {opening.edges[1]:,} clients at times, and no "
-            f"secure sum opens for so many; set it to at most {_fits(opening.edges[1]):,}"
-        )
-    found = chance(clients, called / clients, opening)
-    if found > MOST_AT_HINGE:
-        better = next(
-            (m for m in range(called + 1, clients) if chance(clients, m / clients, opening) <= MOST_AT_HINGE), clients
-        )
-        raise PrivacyError(
-            f"train.cohort is {called:,} of {clients:,}, and sums of fewer than {opening.edges[0]} stay closed: "
-            f"with chance {found:.2g} a round opens by a single client, whom sampling then does not hide; set "
-            f"train.cohort to {better:,} or more"
-        )
-    return found
-
-
-def _fits(most: int) -> int:
-    """The largest mean from which five standard deviations do not lead beyond `most`."""
-    return math.floor(((math.sqrt(25 + 4 * most) - 5) / 2) ** 2)
-
-
-def keep_enrolled(out: Path, settled: Settled) -> None:
-    """Write down whom the run's guarantee is about; a run that goes on speaks of the same."""
-    if not (out / ENROLLED).exists():
-        write_atomically(out / ENROLLED, json.dumps(list(settled.names), indent=0).encode())
 
 
 def drawn(names: Sequence[ClientId], rate: float) -> list[ClientId]:
@@ -229,6 +130,30 @@ class DeployedPrivacy(PrivateRun):
         """What clients are told of the next round: its clip, and the releases before it."""
         return Asked(self.noising(state).clip, len(self.ledger.entries))
 
+    def hear(self, steps: Mapping[ClientId, int], round: int) -> None:
+        """Compare the steps that clients took part in with the ledger.
+
+        One step beyond it is a round in which the server was killed before its row was written, or a ledger that lost
+        its last row: nobody can tell which, so a row is booked for it.
+
+        Raises:
+          PrivacyError: a client took part in more; the folder is an older copy, and what came after it is not counted.
+        """
+        client = max(steps, key=lambda c: steps[c], default=None)
+        if client is None:
+            return
+        booked = len(self.ledger.entries)
+        if steps[client] > booked:
+            raise PrivacyError(
+                f"{client} took part in step {steps[client] + 1} of this run, and the ledger has {booked} rows: its "
+                "folder is an older copy, and releases since then would go uncounted; go on with the newest one, or "
+                f"start another run (if {client} is mistaken: keyfed enroll --forget {client})"
+            )
+        if steps[client] == booked:
+            self.ledger.book(self.row(), "heard", round)
+            if self.ledger.terms.gap is not None:
+                self._tree, self._kept = self._tree + 1, KeptTree(system)
+
     def _release(self, round: int) -> Draw:
         return self.release(round, amplified=True)
 
@@ -256,6 +181,7 @@ class PrivateCourse(Course):
     def __init__(self, *given: Any, settled: Settled) -> None:
         self._settled = settled
         self._spent = False
+        self._told: set[str] = set()
         super().__init__(*given)
 
     def _apart(self, server: Params) -> tuple[Params, Params]:
@@ -273,13 +199,7 @@ class PrivateCourse(Course):
 
     def _cautions(self) -> list[str]:
         t = self._settled.terms
-        lines = []
-        if t.clients < FEW:
-            lines.append(
-                f"{t.clients:,} clients are few: a delta of {t.delta:.2g} lets one of them be given away with that "
-                "chance, and the noise is long beside what they learn; good for trying it out, not for people's text"
-            )
-        return lines
+        return [*few_clients(t), *([RAW_VOCABULARY] if t.raw_vocabulary else [])]
 
     def _may_go_on(self) -> bool:
         if not self._spent and self.guard.allows():
@@ -298,7 +218,13 @@ class PrivateCourse(Course):
                     f"and go on with --resume (run folder {self.out}). The waiting released nothing and cost nothing"
                 )
             time.sleep(self.patience.look)
-        return self.calls.greet()
+        self.calls.start_round()
+        present = self.calls.greet()
+        for client, why in self.calls.lost.items():  # everybody new was asked, whoever is drawn
+            if why in OF_PROTOCOL | ODD:
+                self._say_once(f"{client} is left out: {why}")
+        self.guard.hear(self.calls.steps, self.state.round)
+        return present
 
     def _draw(self, present: Sequence[ClientId]) -> list[ClientId]:
         return self.guard.cohort(set(present))
@@ -319,17 +245,24 @@ class PrivateCourse(Course):
 
     def _line(self, record: dict[str, Any], before: State) -> dict[str, Any]:
         if self.federation.failed is not None:
-            self.listen.say(f"round {before.round + 1}: {self.federation.failed}; noise alone is released")
+            self._say_once(CLOSED)
         members = math.ceil(self._settled.terms.called)
         sizes = sizes_in(self.config, self.method, before.params, members)
-        return {**public_record(record, self.guard, sizes), "privacy": self.guard.told(before)}
+        public = public_record(record, self.guard, sizes)
+        return {**public, "seconds": None, "elapsed": None, "privacy": self.guard.told(before)}
 
     def _tell_lost(self) -> None:
-        """Name those who take no part for reasons of the protocol; what came of anybody's text is not said."""
-        told = {c: why for c, why in self.calls.lost.items() if why in OF_PROTOCOL}
-        self.calls.lost, whole = told, self.calls.lost
-        super()._tell_lost()
-        self.calls.lost = whole
+        """Say once each why some took no part, for reasons of the protocol; who was drawn, and when, is not said."""
+        for why in sorted(set(self.calls.lost.values())):
+            if why in OF_PROTOCOL:
+                self._say_once(f"some of the clients that were called take no part: {why}")
+            elif why in ODD:
+                self._say_once(REFUSING)
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self.listen.say(line)
 
     def _chosen(self) -> Params:
         """Return the last model: to choose a better one would take scores of clients."""
@@ -356,5 +289,5 @@ class PrivateCourse(Course):
     def _result(self, params: Params, vocab: Vocab, tested: Score) -> dict[str, Any]:
         found: Mapping[str, Any] = super()._result(params, vocab, tested)
         silent: dict[str, Any] = {"refused": None, "lost": None, "tokens_trained": None, "oov_rate": {}}
-        silent["clients"] = self._settled.terms.clients
+        silent |= {"clients": self._settled.terms.clients, "seconds": None, "seconds_per_round": None}
         return {**public_result({**found, **silent}), "privacy": self.guard.account(parameter_count(self.spec))}

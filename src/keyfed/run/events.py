@@ -35,7 +35,8 @@ def scalars(record: Mapping[str, Any], moved: Mapping[str, float]) -> dict[str, 
     else:
         found["clients/effective"] = record["effective_clients"]
     found |= {f"bytes/{way}": total for way, total in moved.items()}
-    found["time/seconds"] = record["seconds"]
+    if record["seconds"] is not None:  # a private federation does not tell how long its clients took
+        found["time/seconds"] = record["seconds"]
     return {tag: math.nan if value is None else float(value) for tag, value in found.items()}
 
 
@@ -74,7 +75,7 @@ class EventWriter:
         logged = read_metrics(self._run / beside)[:done]
         self._moved = {"down": 0.0, "up": 0.0}
         # The time axis is the time trained, whatever lay between two sittings.
-        self._began = time.time() - (logged[-1]["elapsed"] if logged else 0.0)
+        self._began = time.time() - ((logged[-1]["elapsed"] or 0.0) if logged else 0.0)
         self._writer = self._open(str(self._run / FOLDER / beside), purge_step=1)
         for record in logged:
             self._write(record)
@@ -91,7 +92,7 @@ class EventWriter:
         for way in self._moved:
             self._moved[way] += record["traffic"][way]
         for tag, value in scalars(record, self._moved).items():
-            self._writer.add_scalar(tag, value, record["round"], walltime=self._began + record["elapsed"])
+            self._writer.add_scalar(tag, value, record["round"], walltime=self._began + (record["elapsed"] or 0.0))
 
     def close(self) -> None:
         """Close the event file; what was written stays."""

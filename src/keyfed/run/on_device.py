@@ -6,6 +6,7 @@ the seed. Paths, files and everything else that could reach further into the dev
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from itertools import chain
@@ -40,7 +41,7 @@ from keyfed.text.vocab import Vocab
 TOLD: dict[str, tuple[str, ...] | None] = {  # what clients hear of a configuration: sections, and which of their keys
     "data": ("batches", "window", "max_sentences", "max_tokens"),
     "model": None,
-    "train": ("seed", "valid_tokens", "test_tokens"),
+    "train": ("rounds", "seed", "valid_tokens", "test_tokens"),
     "upload": None,
     "privacy": (
         "epsilon", "noise", "delta", "mechanism", "clip", "quantile", "clip_rate", "count_noise", "separation",
@@ -89,7 +90,8 @@ def promise_of(config: Config) -> Promise | None:
         raise Rejected("malformed", "a private run that does not say how much noise it adds, and for which delta")
     if p.mechanism == "tree" and p.separation is None:
         raise Rejected("malformed", "a private run by tree noise that does not say how long clients wait")
-    return Promise(p.clip, p.quantile, p.clip_rate, run_bounded(config).ratio, p.noise, p.separation)
+    ratio, rounds = run_bounded(config).ratio, config.train.rounds
+    return Promise(p.clip, p.quantile, p.clip_rate, ratio, p.noise, rounds, p.separation)
 
 
 def method_digest(method: Method) -> str:
@@ -102,7 +104,7 @@ class OwnText:
     """`Learner` over one client's text."""
 
     def __init__(self, config: Config, method: Method, name: str, vocab: Vocab) -> None:
-        person, vocab = read_person(config, name, vocab)
+        person, vocab = _person(config, name, vocab)
         stream, window = vocab.encode(person.train), window_of(config)
         enough = len(stream) > window
         if not enough and not config.privacy.on:  # a private run must not notice: its client takes part with zeros
@@ -138,6 +140,17 @@ class OwnText:
         """Count nats and hits on this client's held-out text."""
         streams = limit_streams(self._held_out[part], self._limits[part])
         return Evaluated(*asdict(self._score(self._spec, theta, streams)).values())
+
+
+def _person(config: Config, name: str, vocab: Vocab) -> tuple[ClientText, Vocab]:
+    """Read a client's text; for a private run none, where it cannot be read: its client takes part with zeros."""
+    try:
+        return read_person(config, name, vocab)
+    except KeyfedError:
+        if not config.privacy.on:
+            raise
+        logging.getLogger(__name__).exception("the text cannot be read; zeros are sent")
+        return ClientText(name, (), (), ()), vocab
 
 
 def read_person(config: Config, name: str, vocab: Vocab) -> tuple[ClientText, Vocab]:

@@ -86,6 +86,7 @@ def terms_of(
     return Terms(
         delta=delta, population=population, clients=clients, cohort=cohort, called=called, z=z, mechanism=p.mechanism,
         sensitivity=bounded.sensitivity, randomness=randomness, budget=p.epsilon, gap=gap,
+        secure=config.secure.on,
     )  # fmt: skip
 
 

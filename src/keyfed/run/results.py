@@ -51,9 +51,10 @@ def report_run(folder: Path, module: MakeModule | None = None) -> str:
     lines += [f"  {prompt} …  {' | '.join(words)}" for prompt, words in examples]
     traffic, tokens = result["traffic"], result["tokens_trained"]
     trained_on = "" if tokens is None else f", {tokens:,} tokens"
+    took = "" if result["seconds"] is None else f" in {result['seconds']:.0f} s"
     lines += [
         "",
-        f"{result['rounds']} rounds in {result['seconds']:.0f} s{trained_on}; "
+        f"{result['rounds']} rounds{took}{trained_on}; "
         f"down {human_bytes(traffic['down'])}, up {human_bytes(traffic['up'])}",
         f"report: {next((p for p in written if p.suffix == '.html'), folder)}",
         f'try:    keyfed suggest {folder} "the state of"',

@@ -14,7 +14,7 @@ from keyfed.config import Config
 from keyfed.errors import PrivacyError
 from keyfed.private.accounting import Release, at_rate_one, calibrate, epsilon, most_met
 from keyfed.private.hinge import MOST_MEMBERS, Opening, chance
-from keyfed.run.deployed_private import hinge_of
+from keyfed.run.deployed_terms import hinge_of
 from keyfed.sections import PrivacyConfig, SecureConfig
 
 

@@ -1,0 +1,56 @@
+"""A client's side of a private round: when it takes part, what it remembers of that, and what it sends.
+
+It takes part in every step once, and steps only go up: a server that counts them anew, because its folder was put back
+from an older copy, is not answered, and hears of it in the hello.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from keyfed.engine.device_store import DeviceStore
+from keyfed.engine.learner import Learner
+from keyfed.engine.messages import pack
+from keyfed.engine.private_part import Asked, Promise, part_head
+from keyfed.engine.secure_layout import Vector
+from keyfed.engine.secure_round import report_of
+from keyfed.engine.turn import Finished
+from keyfed.federated.types import Params, Share
+
+
+class PrivateSide:
+    """Private rounds of one client."""
+
+    def __init__(self, name: str, store: DeviceStore) -> None:
+        self._name, self._store = name, store
+
+    def wait_turn(self, run: str, promise: Promise | None, asked: Asked | None) -> None:
+        """Refuse a call that comes earlier after this client's last part than the run promised, or a second time."""
+        if asked is not None and promise is not None:
+            self._store.refuse_early(run, asked.step, promise.separation or 1)
+
+    def takes_part(self, run: str, promise: Promise | None, asked: Asked | None) -> None:
+        """Note, before it is sent, that this client's part leaves it at this step."""
+        self.wait_turn(run, promise, asked)
+        if asked is not None:
+            self._store.took_part(run, asked.step, asked.clip)
+
+    def answer(
+        self, run: str, learner: Learner, theta: Params, asked: Asked, done: Finished, named: dict[str, object]
+    ) -> bytes:
+        """Return the clipped part of a plain sum; the report, of which nothing is noised, stays here."""
+        assert learner.promise is not None, "a private run"
+        part = learner.promise.part(done.upload, self._share(learner, done, theta), asked.clip)
+        self.takes_part(run, learner.promise, asked)
+        return pack(named | {"part": part_head(part)}, part.layers)
+
+    def vector(self, learner: Learner, theta: Params, asked: Asked, done: Finished | None, members: int) -> Vector:
+        """Return the clipped part of a masked sum; zeros where nothing was trained."""
+        assert learner.promise is not None, "a private run"
+        share = None if done is None else self._share(learner, done, theta)
+        return learner.promise.vector(theta if done is None else done.upload, share, asked.clip, members)
+
+    def _share(self, learner: Learner, done: Finished, theta: Params) -> Share:
+        own = learner.method.mediator.share
+        assert own is not None, "clients of a private run weigh themselves"
+        return replace(own(report_of(self._name, done), list(theta)), clipped=done.clipped)

@@ -1,0 +1,68 @@
+"""A client in a secure sum: what it holds between the messages of a round, and on which terms it joins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from keyfed.engine.answers import sum_context
+from keyfed.engine.device_store import DeviceStore
+from keyfed.engine.learner import Learner
+from keyfed.engine.messages import Rejected, whole_number
+from keyfed.engine.noised_sum import words_of
+from keyfed.engine.private_part import Asked
+from keyfed.engine.secure_round import Evaluated, Purpose, context_of, length
+from keyfed.engine.turn import Finished
+from keyfed.errors import Refused, SecureSumError
+from keyfed.federated.types import Params
+from keyfed.private.hinge import MOST_MEMBERS
+from keyfed.private.keys import SignedKeys
+from keyfed.private.secure_sum import Floors, Member, Terms
+
+
+@dataclass(slots=True)
+class Work:
+    """What a session holds between the messages of a round."""
+
+    run: str
+    round: int
+    attempt: int
+    purpose: Purpose
+    theta: Params
+    public: dict[str, Any] | None
+    members: int
+    done: Finished | None
+    evaluated: Evaluated | None
+    part: str | None
+    secure: bool
+    asked: Asked | None = None  # of a private round
+    member: Member | None = None
+    sent: bool = False
+
+
+def join_sum(
+    name: str, store: DeviceStore, floors: Floors, learner: Learner, work: Work, head: Mapping[str, Any], about: str
+) -> Member:
+    """Join a secure sum on the server's terms, if they are acceptable."""
+    listed, identities = head.get("cohort"), head.get("identities")
+    if not isinstance(listed, list) or not isinstance(identities, dict) or len(listed) != work.members:
+        raise Rejected("malformed", "a secure round without its cohort's keys")
+    try:
+        keys = {client: bytes.fromhex(key) for client, key in identities.items()}
+        cohort = tuple(SignedKeys.from_json(entry) for entry in listed)
+        own = next((k for k in cohort if k.client == name), None)
+        if own is None or keys.get(name) != store.identity().public:
+            raise Rejected("refused by client", "the cohort has no keys of this client, or others")
+        private = work.asked is not None
+        size = words_of(work.theta) if private else length(learner.method, work.theta, work.purpose)
+        round_context = context_of(work.theta, learner.method, work.public or {}, work.round, work.purpose)
+        context = sum_context(work.run, work.attempt, about, work.part, round_context)
+        terms = Terms(context, cohort, whole_number(head, "threshold", 1, MOST_MEMBERS), size)
+        member = Member(name, store.take_keys(own.serial), terms, keys, floors)
+        store.pin({client: keys[client] for client in terms.names})  # whose signatures are in order
+        return member
+    except Refused as e:
+        raise Rejected("refused by client", str(e)) from None
+    except (SecureSumError, ValueError, TypeError, KeyError) as e:
+        raise Rejected("malformed", f"terms of a secure sum that make no sense ({e})") from None
