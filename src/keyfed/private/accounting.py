@@ -92,7 +92,7 @@ def most_met(mean: float, but_for: float) -> int:
 
     Example:
       >>> most_met(0.0, 1e-8), most_met(1e-9, 1e-8), most_met(0.1, 1e-8), most_met(5.0, 1e-8)
-      (0, 0, 5, 22)
+      (0, 0, 5, 23)
     """
     if mean == 0:
         return 0
