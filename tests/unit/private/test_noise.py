@@ -41,11 +41,12 @@ def test_a_step_with_a_public_denominator_moves_by_clip_over_the_expected_cohort
 # --- the noise itself -------------------------------------------------------------------------------------------------
 
 
-def assert_gaussian(sample, std):
+def assert_gaussian(sample, std, chance=1e-3):
+    """`chance`: how often sound noise may fail; noise without a seed is drawn anew in every run of the tests."""
     sample = sample.double().numpy()
-    assert abs(sample.mean()) < 4 * std / math.sqrt(sample.size)
+    assert abs(sample.mean()) < stats.norm.isf(chance / 2) * std / math.sqrt(sample.size)
     assert sample.std() == pytest.approx(std, rel=0.01)
-    assert stats.kstest(sample / std, "norm").pvalue > 1e-3
+    assert stats.kstest(sample / std, "norm").pvalue > chance
 
 
 def test_the_noise_added_is_the_noise_promised():
@@ -54,9 +55,9 @@ def test_the_noise_added_is_the_noise_promised():
 
 def test_system_noise_is_gaussian_and_never_the_same():
     one, two = (system()("w", torch.Size((COUNT,))) for _ in range(2))
-    assert_gaussian(one, 1.0)
-    assert_gaussian(two, 1.0)
-    assert abs(float(torch.corrcoef(torch.stack([one, two]))[0, 1])) < 4 / math.sqrt(COUNT)
+    assert_gaussian(one, 1.0, chance=1e-7)
+    assert_gaussian(two, 1.0, chance=1e-7)
+    assert abs(float(torch.corrcoef(torch.stack([one, two]))[0, 1])) < 5.5 / math.sqrt(COUNT)
 
 
 def test_system_noise_reads_nothing_but_the_operating_systems_bytes():
