@@ -91,14 +91,19 @@ def test_the_noise_in_the_model_is_that_of_the_blocks_in_the_checkpoint(tmp_path
     assert len(list((run / "checkpoint").glob("*.safetensors"))) == 1
 
 
-def test_a_release_that_is_not_in_the_checkpoint_begins_another_tree(tmp_path, monkeypatch):
-    save, kill = course.save_checkpoint, once(3)
+def killed_before_checkpoint(monkeypatch, number):
+    """Kill the server once, after the release of a round and before its checkpoint is written."""
+    save, kill = course.save_checkpoint, once(number)
 
     def saves(*given):
         kill()
         save(*given)
 
     monkeypatch.setattr(course, "save_checkpoint", saves)
+
+
+def test_a_release_that_is_not_in_the_checkpoint_begins_another_tree(tmp_path, monkeypatch):
+    killed_before_checkpoint(monkeypatch, 3)
     config = tree_config(tmp_path, rounds=4)
     transport, roster = enrol(tmp_path, 6)
     with pytest.raises(Killed):
@@ -113,13 +118,7 @@ def test_a_release_that_is_not_in_the_checkpoint_begins_another_tree(tmp_path, m
 
 
 def test_a_torn_row_is_of_the_tree_in_progress(tmp_path, monkeypatch):
-    save, kill = course.save_checkpoint, once(2)
-
-    def saves(*given):
-        kill()
-        save(*given)
-
-    monkeypatch.setattr(course, "save_checkpoint", saves)
+    killed_before_checkpoint(monkeypatch, 2)
     config = tree_config(tmp_path, rounds=4)
     transport, roster = enrol(tmp_path, 6)
     with pytest.raises(Killed):

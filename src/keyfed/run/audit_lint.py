@@ -6,7 +6,7 @@ A finding is `ok`, a `note`, a `warning`, or `broken`: the claim does not hold a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -146,18 +146,8 @@ def _weights(method: Method, claim: Claim) -> Finding:
 
 
 def _metrics(records: Sequence[Record], claim: Claim) -> Finding:
-    shown = sorted({key for r in records for key in (*FROM_CLIENTS, *_times(claim)) if _says_something(r.get(key))})
-    if not shown:
-        return Finding("metrics", "ok", "metrics.jsonl has no number that is computed from clients' text in clear.")
-    listed = ", ".join(shown)
-    if claim.terms is None:
-        return Finding("metrics", "note", f"metrics.jsonl has figures of clients in clear: {listed}.")
-    return Finding(
-        "metrics",
-        "broken",
-        f"metrics.jsonl has figures of clients in clear ({listed}) that the ledger does not know of; they are "
-        "releases, too.",
-    )
+    shown = {key for r in records for key in (*FROM_CLIENTS, *_times(claim)) if _says_something(r.get(key))}
+    return _in_clear("metrics", "metrics.jsonl", shown, "number that is computed from clients' text", claim)
 
 
 def _result(result: Record, claim: Claim) -> Finding:
@@ -168,17 +158,21 @@ def _result(result: Record, claim: Claim) -> Finding:
         "start.vectors.tokens": (start.get("vectors") or {}).get("tokens"),
     }
     found = {**{key: result.get(key) for key in (*OF_CLIENTS, *_times(claim))}, **train_text}
-    shown = sorted(key for key, value in found.items() if _says_something(value))
+    shown = {key for key, value in found.items() if _says_something(value)}
+    return _in_clear("result", "result.json", shown, "figure of a single client or of training text", claim)
+
+
+def _in_clear(check: str, file: str, shown: Collection[str], what: str, claim: Claim) -> Finding:
+    """Whether a file has figures of clients that nothing noised: what a run without a claim may have."""
     if not shown:
-        return Finding("result", "ok", "result.json has no figure of a single client or of training text in clear.")
-    listed = ", ".join(shown)
+        return Finding(check, "ok", f"{file} has no {what} in clear.")
+    listed = ", ".join(sorted(shown))
     if claim.terms is None:
-        return Finding("result", "note", f"result.json has figures of clients in clear: {listed}.")
+        return Finding(check, "note", f"{file} has figures of clients in clear: {listed}.")
     return Finding(
-        "result",
+        check,
         "broken",
-        f"result.json has figures of clients in clear ({listed}) that the ledger does not know of; they are releases, "
-        "too.",
+        f"{file} has figures of clients in clear ({listed}) that the ledger does not know of; they are releases, too.",
     )
 
 
