@@ -12,7 +12,8 @@ from keyfed.errors import BelowThreshold, SecureSumError
 from keyfed.private import shamir
 from keyfed.private.keys import agree
 from keyfed.private.ring import add_mask
-from keyfed.private.terms import CHECK_WORDS, Terms, least_alive
+from keyfed.private.terms import CHECK_WORDS, Terms
+from keyfed.private.threshold import least_alive
 from keyfed.private.wire import HASH_BYTES, PACKAGE_BYTES, answer_tag, commitment, pair_key, self_key
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from keyfed.private.terms import least_alive, usual_threshold
+from keyfed.private.threshold import least_alive, usual_threshold
 
 MOST_MEMBERS = 4096  # clients of one secure sum: each holds a share of every other's keys
 

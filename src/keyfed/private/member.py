@@ -16,7 +16,8 @@ from keyfed.errors import Refused, SecureSumError
 from keyfed.private import shamir
 from keyfed.private.keys import OneTime, Random, agree
 from keyfed.private.ring import add_mask
-from keyfed.private.terms import CHECK_WORDS, Floors, Terms, check_terms, least_alive
+from keyfed.private.terms import CHECK_WORDS, Floors, Terms, check_terms
+from keyfed.private.threshold import least_alive
 from keyfed.private.wire import NONCE_BYTES, answer_tag, commitment, pair_key, seal, self_key, unseal
 
 Stage = Literal["new", "shared", "masked", "over"]

@@ -23,6 +23,7 @@ References:
 
 from keyfed.private.collector import Collector
 from keyfed.private.member import Member
-from keyfed.private.terms import Floors, Terms, usual_threshold
+from keyfed.private.terms import Floors, Terms
+from keyfed.private.threshold import usual_threshold
 
 __all__ = ["Collector", "Floors", "Member", "Terms", "usual_threshold"]

@@ -10,7 +10,7 @@ import pytest
 
 from keyfed.errors import BelowThreshold, Refused, SecureSumError
 from keyfed.private.secure_sum import Collector, Terms, usual_threshold
-from keyfed.private.terms import least_alive
+from keyfed.private.threshold import least_alive
 
 QUICK, ALL = 800, 10_000
 

@@ -1,0 +1,39 @@
+"""Training in simulation needs torch, numpy and safetensors; libraries of other parts are not even imported."""
+
+import subprocess
+import sys
+
+OTHERS = ("cryptography", "dp_accounting", "flwr", "matplotlib", "onnx", "onnxruntime", "rich", "scipy", "sklearn",
+          "starlette", "typer", "uvicorn")  # fmt: skip
+
+SCRIPT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {others!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+
+from pathlib import Path
+from keyfed.config import Config, apply_settings
+from keyfed.run.studies_cells import run_cell
+from keyfed.run.train import train
+
+settings = ["data.name={data}", "data.vocab=100", "model.embed=8", "model.hidden=8", "train.cohort=2", "train.rounds=1",
+            "train.workers=1", "data.window=5", "data.unseen=0"]
+result = train(apply_settings(Config(), settings), Path("run"))
+print(result["rounds"])
+"""
+
+
+def test_a_machine_with_torch_alone_trains(tmp_path):
+    data = tmp_path / "texts"
+    data.mkdir()
+    for name in "abc":
+        (data / f"{name}.txt").write_text("the cat sat on the mat and the dog sat on the cat\n" * 20, "utf-8")
+    script = SCRIPT.format(others=set(OTHERS), data=data)
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "1"
