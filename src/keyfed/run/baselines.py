@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from keyfed.model.ngram import fit_kneser_ney, fit_unigram
-from keyfed.run.evaluate import evaluate_ngram, total
+from keyfed.run.evaluate import by_line, evaluate_ngram, evaluate_ngram_sentences, total
 from keyfed.run.prepare import Prepared
 
 
@@ -22,7 +22,10 @@ def score_baselines(prepared: Prepared, order: int) -> dict[str, Any]:
         began = time.monotonic()
         model = fit()
         out[name] = {
-            "test": total(evaluate_ngram(model.nats, model.top, prepared.test)).summary(),
+            "test": {
+                **total(evaluate_ngram(model.nats, model.top, prepared.test)).summary(),
+                **by_line(evaluate_ngram_sentences(model.nats, model.top, prepared.test)),
+            },
             "unseen": total(evaluate_ngram(model.nats, model.top, prepared.unseen)).summary()
             if prepared.unseen
             else None,

@@ -20,7 +20,7 @@ from keyfed.engine.network import Network, Reader, SpecReader, reader_of
 from keyfed.model.language_model import Params
 from keyfed.run.reading import Ids, score_streams
 from keyfed.text.batches import lines_of
-from keyfed.text.vocab import BOS, EOS, UNK
+from keyfed.text.vocab import BOS, EOS, PAD, UNK
 
 SIDE_BY_SIDE, SIDE_BY_SIDE_GPU = 32, 128  # streams read in one batch
 LEAST_TOKENS = 64  # of a stream that is read in part
@@ -168,6 +168,13 @@ def evaluate_sentences(spec: Network, params: Params, streams: Mapping[str, Ids]
     return _score_all(reader_of(spec, params, device), lines, device, LINES_SIDE_BY_SIDE, LINES_SIDE_BY_SIDE_GPU)
 
 
+def by_line(score: Score) -> dict[str, float]:
+    """Return the figures of `evaluate_sentences` that stand beside those of whole streams."""
+    found = score.summary()
+    names = {"perplexity": "sentence_perplexity", "top1_words": "sentence_top1", "top3_words": "sentence_top3"}
+    return {ours: found[name] for name, ours in names.items()}
+
+
 def total(scores: Mapping[str, Score]) -> Score:
     """Add the scores of all streams."""
     columns = zip(*map(attrgetter(*(f.name for f in fields(Score))), scores.values()), strict=True)
@@ -200,3 +207,24 @@ def evaluate_ngram(
         rank = np.where(hit.any(1), hit.argmax(1), 3)
         out[name] = score_of(stream[1:], nats(stream), rank)
     return out
+
+
+def evaluate_ngram_sentences(
+    nats: Callable[[Ids], NDArray[Any]], top: Callable[[Ids, int], NDArray[Any]], streams: Mapping[str, Ids]
+) -> Score:
+    """Score a count-based model on every line on its own, as `evaluate_sentences` does with a network.
+
+    A line follows a line end, as it did when the model was counted. Before that stands padding, which was never
+    counted: a context that reaches into it was never seen, so nothing is remembered from one line to the next.
+    """
+    before = np.array([PAD, EOS], np.int32)
+    lines = [line for s in streams.values() for line in lines_of(s)]
+    if not lines:
+        return Score()
+    joined = np.concatenate([part for line in lines for part in (before, line)])
+    begins = np.cumsum([len(before) + len(line) for line in lines]) - [len(line) for line in lines]
+    kept = np.ones(len(joined), bool)
+    kept[begins - 1] = kept[begins - 2] = False
+    hit = top(joined, 3) == joined[1:, None]
+    rank = np.where(hit.any(1), hit.argmax(1), 3)
+    return score_of(joined[1:][kept[1:]], nats(joined)[kept[1:]], rank[kept[1:]])

@@ -15,7 +15,7 @@ from keyfed.federated.types import Method, Params
 from keyfed.run.baselines import score_baselines
 from keyfed.run.checkpoint import Best
 from keyfed.run.choose import Choice
-from keyfed.run.evaluate import evaluate, evaluate_sentences, spread, total
+from keyfed.run.evaluate import by_line, evaluate, evaluate_sentences, spread, total
 from keyfed.run.folder import read_metrics, save_model
 from keyfed.run.planning import members_of
 from keyfed.run.prepare import Prepared
@@ -63,7 +63,7 @@ def finish(
         "seed": config.train.seed,
         "start": dict(start),
         "best_round": best.round,
-        "test": {**total(tested).summary(), "sentence_perplexity": sentences.perplexity},
+        "test": {**total(tested).summary(), **by_line(sentences)},
         "unseen": total(unseen).summary() if unseen else None,
         "spread": spread(tested),
         "unseen_spread": spread(unseen),

@@ -25,10 +25,12 @@ from keyfed.run.baselines import score_baselines
 from keyfed.run.curves import read_curves
 from keyfed.run.folder import read_metrics, read_run_toml, strict
 from keyfed.run.prepare import Prepared, prepare, round_tokens, usual_members
+from keyfed.run.studies_across import train_across
 from keyfed.run.studies_curves import training_curves
 from keyfed.run.studies_faithful import positional_unigram, train_faithfully
 from keyfed.run.studies_plan import Cell, Settings
 from keyfed.run.train import Listener, train
+from keyfed.text.vocab import Vocab
 
 POINTS = 25  # of a curve that are kept
 OWN = ("study.", "first.")  # settings that are not the run's
@@ -115,7 +117,9 @@ def run_cell(
             config = config_of(cell.settings, cell.seed, bench)
             share = float(cell.settings.get("study.share", 1.0))
             shuffles = int(cell.settings.get("study.shuffles", 10))
-            if cell.settings.get("study.positional"):
+            if cell.settings.get("study.across"):
+                found = train_across(config, bench.prepared(config), bool(cell.settings.get("study.shuffled")), listen)
+            elif cell.settings.get("study.positional"):
                 found = positional_unigram(config, shuffles, share)
             else:
                 found = train_faithfully(config, shuffles, listen, share)
@@ -139,9 +143,12 @@ def _trained(cell: Cell, bench: Bench, listen: Listener, curves: bool) -> dict[s
     if curves:
         config = replace(config, train=replace(config.train, curves=True))
     first = {k.removeprefix("first."): v for k, v in cell.settings.items() if k.startswith("first.")}
-    if first:
-        config = replace(config, train=replace(config.train, init=str(_first_run(first, cell.seed, bench, listen))))
+    before = _first_run(first, cell.seed, bench, listen) if first else None
     prepared = bench.prepared(config)
+    if before is not None:
+        if cell.settings.get("study.rows") == "by number":
+            before = _renamed(before, prepared.vocab, bench.work / cell.study / f"{Path(cell.file).stem}-first")
+        config = replace(config, train=replace(config.train, init=str(before)))
     budget, passes = None, 1
     if "study.central_epochs" in cell.settings:  # central training reads what a cohort reads in so many epochs
         members, passes = usual_members(config, len(prepared.store)), int(cell.settings["study.central_epochs"])
@@ -168,6 +175,21 @@ def _first_run(settings: Settings, seed: int, bench: Bench, listen: Listener) ->
     return folder
 
 
+def _renamed(run: Path, words: Vocab, folder: Path) -> Path:
+    """Copy a run and give every row of its vocabulary the word of the same number in another one.
+
+    Rows carried by these words are rows copied by their number: a defect, kept to show what it does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    old = Vocab.from_json((run / "vocab.json").read_text("utf-8"))
+    rest = [f"<{number}>" for number in range(len(words), len(old))]  # rows without a word there
+    renamed = replace(old, words=(*words.words[: len(old)], *rest))
+    for file in ("run.toml", "model.safetensors"):
+        shutil.copyfile(run / file, folder / file)
+    (folder / "vocab.json").write_text(renamed.to_json(), "utf-8")
+    return folder
+
+
 def _counted(cell: Cell, bench: Bench) -> dict[str, Any]:
     """Count models of everybody's text: `study.order` 1 is the unigram, else Kneser–Ney."""
     config = config_of(cell.settings, cell.seed, bench)
@@ -183,7 +205,7 @@ def _counted(cell: Cell, bench: Bench) -> dict[str, Any]:
 
 
 MEASURES = ("perplexity", "nats", "top1", "top3", "top1_words", "top3_words", "sentence_perplexity",
-            "honest_sentence_perplexity", "oov_rate")  # fmt: skip
+            "sentence_top1", "sentence_top3", "honest_sentence_perplexity", "honest_nats", "oov_rate")  # fmt: skip
 FACTS = ("data", "data_sha256", "method", "model", "clients", "cohort", "parameters", "vocabulary", "rounds",
          "best_round", "tokens_trained", "train_tokens", "precision", "shuffles", "facts")  # fmt: skip
 

@@ -13,9 +13,20 @@ from keyfed.engine.module import ModuleNetwork
 from keyfed.engine.network import SpecReader, reader_of
 from keyfed.model import language_model as lm
 from keyfed.model.language_model import ModelSpec, Params
+from keyfed.model.ngram import fit_kneser_ney, fit_unigram
 from keyfed.run import evaluate as evaluate_module
 from keyfed.run import reading
-from keyfed.run.evaluate import evaluate, evaluate_sentences, limit_streams, score_of, total
+from keyfed.run.evaluate import (
+    Score,
+    by_line,
+    evaluate,
+    evaluate_ngram,
+    evaluate_ngram_sentences,
+    evaluate_sentences,
+    limit_streams,
+    score_of,
+    total,
+)  # fmt: skip
 from keyfed.run.reading import Piece, Side, cut
 from keyfed.text.vocab import BOS, EOS
 
@@ -321,3 +332,27 @@ def test_a_few_long_streams_are_all_read_in_part():
     streams = {"long": np.arange(30_000), "short": np.arange(10_000)}
     assert {name: len(s) for name, s in limit_streams(streams, 4_000).items()} == {"long": 3_000, "short": 1_000}
     assert limit_streams(streams, None).keys() == limit_streams(streams, 10**6).keys() == streams.keys()
+
+
+@pytest.mark.parametrize("order", [1, 2, 5])
+def test_a_count_model_reads_every_line_on_its_own(order):
+    rng = np.random.default_rng(5)
+    text = rng.choice([EOS, *range(4, 14)], 4000, p=[0.15, *[0.85 / 10] * 10]).astype(np.int32)
+    model = fit_unigram([text], VOCAB) if order == 1 else fit_kneser_ney([text], VOCAB, order)
+    streams = {"a": text[:300], "b": text[700:950], "none": text[:0]}
+    lines = [line for s in streams.values() for line in np.split(s, np.flatnonzero(s == EOS) + 1) if len(line)]
+    alone = {str(k): np.concatenate([[EOS], line]).astype(np.int32) for k, line in enumerate(lines)}
+    expected, found = total(evaluate_ngram(model.nats, model.top, alone)), evaluate_ngram_sentences(
+        model.nats, model.top, streams
+    )  # fmt: skip
+    assert replace(found, nats=0.0) == replace(expected, nats=0.0)
+    assert found.nats == pytest.approx(expected.nats, rel=1e-12)
+    assert found.tokens == 550
+    if order == 5:  # a line that follows another is predicted from it, unless it is read alone
+        assert total(evaluate_ngram(model.nats, model.top, streams)).nats != pytest.approx(found.nats, rel=1e-3)
+    assert evaluate_ngram_sentences(model.nats, model.top, {}) == Score()
+
+
+def test_figures_by_line_count_words_alone():
+    found = by_line(Score(tokens=10, nats=10.0, top1=6, top3=8, words=4, words_top1=1, words_top3=2, unknown=1))
+    assert found == {"sentence_perplexity": pytest.approx(np.e), "sentence_top1": 0.25, "sentence_top3": 0.5}
