@@ -99,8 +99,9 @@ def plan_(
 ) -> None:
     """Say how many clients a budget needs: noise, and how long it is beside the clip, z·√d/m.
 
-    Above 1 the noise of a round is longer than the longest mean update. Perplexity is only printed where a run that is
-    named has measured it.
+    Above 1 the noise of a round is longer than the longest mean update. The count noise, in clients, is that of a clip
+    that follows the clients, as it is by default: z pays for it, and the noise of the sum is up to 15.5 % longer for
+    it. Perplexity is only printed where a run that is named has measured it.
 
       keyfed privacy plan --population 1000000 --epsilon 8 --run runs/private
     """
@@ -126,8 +127,11 @@ def plan_(
         return
     from keyfed.run.console import render_table
 
-    head = ["epsilon", "cohort", "rate", "noise z", "z·√d/m"]
-    table = [[f"{r.epsilon:g}", f"{r.cohort:,}", f"{r.rate:.2g}", f"{r.z:.3f}", f"{r.ratio:.2f}"] for r in rows]
+    head = ["epsilon", "cohort", "rate", "noise z", "count noise", "z·√d/m"]
+    table = [
+        [f"{r.epsilon:g}", f"{r.cohort:,}", f"{r.rate:.2g}", f"{r.z:.3f}", f"{r.count_noise:,.4g}", f"{r.ratio:.2f}"]
+        for r in rows
+    ]
     typer.echo(
         f"{population:,} clients, delta {delta:.1e}, {rounds:,} rounds, {parameters:,} parameters (noise by RDP)\n"
         + render_table([head, *table]).rstrip()

@@ -68,7 +68,7 @@ def up(
     With --dp clients clip what they send and the server adds noise: a guarantee for these few clients, to see how it
     goes (docs/privacy.md). Noise that hides one of four hides what they learn, too.
 
-      keyfed up --clients 4 --dp noise=1 --set privacy.quantile=none
+      keyfed up --clients 4 --dp epsilon=8
     """
     from keyfed.cli_train import _default_out
     from keyfed.deploy.processes import stop_at_signals, tail

@@ -174,7 +174,7 @@ class PrivacyConfig:
         default=None,
         metadata={
             "help": "noise of counts (of unclipped clients; FedMed: of losses), in clients; none: a twentieth of the "
-            "cohort, of losses 5z if that is less"
+            "cohort, at least z, of losses at most 5z"
         },
     )
     population: int | None = field(

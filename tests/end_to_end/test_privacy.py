@@ -28,6 +28,7 @@ TINY = [
 ]  # fmt: skip
 FLEET = ["participation.sampling=poisson", "privacy.noise=1", "privacy.population=1000000", "privacy.twin=false"]
 EVERYBODY = ["privacy.noise=20", "privacy.delta=1e-7"]  # a rate of 1, and no amplification by it
+OF_SEVEN = ["privacy.population=none", "privacy.delta=0.01", "privacy.clip=0.05"]  # whose noise is long beside any step
 TURNS = ["participation.sampling=uniform", "privacy.noise=4"]
 TELLING = ("attention", "effective_by_layer", "tokens", "reported", "modelled_seconds", "compression_error")
 
@@ -223,6 +224,7 @@ def test_a_real_population_is_accounted_by_its_own_rate(corpus, tmp_path):
         ("fedadam", ["privacy.weight_cap=300", "privacy.mean_weight=0.8"]),
         ("fedadmm", ["method.server_step=published", "method.lr=0.5", "train.cohort=6"]),
         ("fedavg", ["train.frozen_rounds=1"]),
+        ("fedavg", ["train.cohort=7", *EVERYBODY, *OF_SEVEN]),
         ("fedavg", ["upload.keep=0.2"]),
     ],
 )
@@ -296,11 +298,16 @@ def test_refusals_are_one_line(keyfed, corpus, tmp_path):
 
 def test_counts_that_take_all_the_noise_are_refused_before_anything_is_written(keyfed, corpus, tmp_path):
     settings = [x for s in [*TINY, "train.cohort=7"] for x in ("--set", s)]
-    code, out, err = keyfed("train", "admm", "--data", corpus, "--dp", "noise=5", *settings, "--out", tmp_path / "run")
+    given = ["train", "admm", "--data", corpus, "--dp", "noise=5", *settings, "--out", tmp_path / "run"]
+    code, out, err = keyfed(*given, "--set", "privacy.count_noise=0.35")
     assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
     assert "privacy.count_noise 0.35; set that above 2.5" in err
     assert not (tmp_path / "run" / "run.toml").exists()
     assert not (tmp_path / "run" / LEDGER).exists()
+    code, out, err = keyfed(*given, "--dry-run")  # without one it is that of the noise: seven clients are few
+    assert code == 0, err
+    assert "noise 5 (of the sum 5.774, of counts 5 clients)" in out
 
 
 def test_a_dry_run_says_what_would_be_promised(keyfed, corpus, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -12,11 +14,13 @@ from keyfed.engine.network import init_params
 from keyfed.engine.private_part import Promise
 from keyfed.engine.transport import Lost, deliver
 from keyfed.private.budget import read_ledger
+from keyfed.run import privacy as run_privacy
 from keyfed.run.outside import build_network
 
 from .deployed import session
 from .private import (
     VICTIM,
+    Stops,
     deploy,
     enrol,
     models_of,
@@ -127,3 +131,42 @@ def test_another_clip_to_one_client_opens_no_masked_sum(tmp_path, monkeypatch):
     assert not any(torch.equal(p, started[name]) for name, p in first.items())  # the sum before it opened
     assert all(torch.equal(p, second[name]) for name, p in first.items())  # nothing but (no) noise was released
     assert len(read_ledger(tmp_path / "deployed").entries) == 2
+
+
+def told_count_noise(folder):
+    """What every client wrote down of the count noise when the run began."""
+    begun = [json.loads(path.read_text("utf-8")) for path in folder.rglob("begin.json")]
+    return [head["config"]["privacy"].get("count_noise") for head in begun]
+
+
+@pytest.mark.parametrize(("given", "heard"), [({}, 1.0), ({"count_noise": 5.0}, 5.0)], ids=["usual", "given"])
+def test_clients_hear_the_count_noise_that_was_settled(tmp_path, given, heard):
+    config = private_config(tmp_path, rounds=3, privacy={"quantile": 0.5, **given})
+    transport, roster = enrol(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        deploy(tmp_path, config, transport, roster, listener=Stops(1))
+    assert told_count_noise(tmp_path / "clients") == [heard] * 5
+    result = deploy(tmp_path, config, transport, roster, resume=True)
+    assert result["privacy"]["count_noise"] == read_ledger(tmp_path / "deployed").terms.count_noise == heard
+
+
+def test_a_run_from_before_count_noise_was_written_down_goes_on_with_it(tmp_path, monkeypatch):
+    """A twentieth of five clients, which they were not told: they would refuse a run that now says another number."""
+    parts = []
+
+    def fault(client, post, handler):
+        answer = deliver(client, post, handler)
+        if post.kind == "train":
+            parts.append(isinstance(answer, bytes))
+        return answer
+
+    config = private_config(tmp_path, rounds=3, privacy={"quantile": 0.5, "noise": 0.3})
+    transport, roster = enrol(tmp_path, fault=fault)
+    with monkeypatch.context() as before:
+        before.setattr(run_privacy, "settle_count_noise", lambda *given: None)
+        with pytest.raises(KeyboardInterrupt):
+            deploy(tmp_path, config, transport, roster, listener=Stops(1))
+    assert told_count_noise(tmp_path / "clients") == [None] * 5
+    result = deploy(tmp_path, config, transport, roster, resume=True)
+    assert result["privacy"]["count_noise"] == 0.25
+    assert parts == [True] * 15

@@ -94,13 +94,14 @@ def test_dp_over_flower_ends_with_a_guarantee(tmp_path, how):
     write_texts(tmp_path / "text")
     home, out = tmp_path / "home", tmp_path / "private"
     result = json.loads(
-        run(["up", "fedavg", "--clients", 4, how, "--dp", "noise=0.8", "--set", "privacy.quantile=none", "--data",
-             tmp_path / "text", *SMALL, "--home", home, "--out", out, "--json"], tmp_path)
+        run(["up", "fedavg", "--clients", 4, how, "--dp", "noise=0.8", "--data", tmp_path / "text", *SMALL, "--home",
+             home, "--out", out, "--json"], tmp_path)
     )  # fmt: skip
     assert processes_of(home) == []
     private = result["privacy"]
     assert (private["verdict"], private["releases"], private["population"]) == ("GUARANTEE", 2, 4)
     assert private["randomness"] == "system"
+    assert private["count_noise"] == 0.8  # of the clip that moves: four clients are few
     assert [line["privacy"]["verdict"] for line in read_metrics(out)] == ["GUARANTEE"] * 2
     assert "client-" not in (out / "metrics.jsonl").read_text() + (out / "result.json").read_text()
     assert any("no ε covers it" in line for line in private["statement"])  # the vocabulary is of the clients' own text

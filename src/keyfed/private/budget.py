@@ -41,6 +41,8 @@ class Terms:
       secure: clients' parts are summed under masks.
       raw_vocabulary: the vocabulary was made from these clients' text, without noise.
       enrolled: SHA-256 of the names of real clients, whom the ε is about; None in a simulation.
+      count_noise: noise of counts (of unclipped clients, of losses), in clients, which z pays for; None where nothing
+        is counted, and in ledgers that were begun before it was written down.
     """
 
     delta: float
@@ -57,6 +59,7 @@ class Terms:
     secure: bool = False
     raw_vocabulary: bool = False
     enrolled: str | None = None
+    count_noise: float | None = None
 
     @property
     def rate(self) -> float:
@@ -164,6 +167,12 @@ def open_ledger(folder: Path, terms: Terms) -> Ledger:
     elif not (folder / HEAD).exists() or _head(folder)["rows"] < len(ledger.hashes):
         _write_head(folder, ledger.hashes)
     return ledger
+
+
+def begun_terms(folder: Path) -> Terms | None:
+    """Return the terms that a folder's ledger was begun under; None where there is none, or no whole line of it."""
+    ledger = _read(folder)[0] if (folder / LEDGER).exists() else None
+    return None if ledger is None else ledger.terms
 
 
 def read_ledger(folder: Path) -> Ledger:

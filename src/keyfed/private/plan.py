@@ -14,14 +14,22 @@ from typing import Any, NamedTuple
 from keyfed.errors import PrivacyError
 from keyfed.private.accounting import calibrate, check_delta
 
+LEAST_COUNT_NOISE, MOST_LOSS_NOISE = 1.0, 5.0  # in units of z
+
 
 class Choice(NamedTuple):
-    """One row of a plan: a budget, a cohort, and what they cost."""
+    """One row of a plan: a budget, a cohort, and what they cost.
+
+    Attributes:
+      count_noise: noise of the count that a moving clip follows, in clients, where none is given.
+      ratio: z·√d/m. With such a count the noise of the sum is longer, by 15.5 % at most (`usual_count_noise`).
+    """
 
     epsilon: float
     cohort: int
     rate: float
     z: float
+    count_noise: float
     ratio: float
 
 
@@ -33,6 +41,27 @@ def noise_to_clip(z: float, parameters: int, cohort: float) -> float:
       (188, 1.9)
     """
     return z * math.sqrt(parameters) / cohort
+
+
+def usual_count_noise(cohort: float, z: float, *, losses: bool = False) -> float:
+    r"""Return the noise σ_b of counts, in clients, where none is given.
+
+    .. math::  σ_b = \max(m/20, z), \qquad \text{where losses are told } \min(\max(m/20, z), 5z)
+
+    A twentieth of the cohort m does for the clip (Andrew et al. 2021). Of few clients it would take most of what z
+    pays for, or more than all of it; with σ_b ≥ z a count takes a quarter at most, and the noise of the sum grows by
+    1/√(1 − ¼), 15.5 %, at most (`noise.update_noise`). Losses are to be told apart to a fraction of a nat: 5z takes a
+    hundredth of what the round may cost.
+
+    Args:
+      losses: clients tell their losses, too (`private.along`).
+
+    Example:
+      >>> usual_count_noise(100, 1.0), usual_count_noise(4, 1.5), usual_count_noise(5000, 1.0, losses=True)
+      (5.0, 1.5, 5.0)
+    """
+    usual = max(cohort / 20, LEAST_COUNT_NOISE * z)
+    return min(usual, MOST_LOSS_NOISE * z) if losses else usual
 
 
 def plan(
@@ -47,7 +76,8 @@ def plan(
     for eps in budgets:
         for cohort in cohorts:
             z = calibrate(eps, delta, cohort / population, rounds, "rdp")
-            found.append(Choice(eps, cohort, cohort / population, z, noise_to_clip(z, parameters, cohort)))
+            ratio = noise_to_clip(z, parameters, cohort)
+            found.append(Choice(eps, cohort, cohort / population, z, usual_count_noise(cohort, z), ratio))
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from keyfed.private.accounting import COARSE, FINE, Release, Row, at_rate_one, epsilon, merge
 from keyfed.private.budget import Ledger, Terms
+from keyfed.private.noise import update_noise
 
 UNIT = "one client with everything it holds"
 NEIGHBOURS = "one client added or removed (removed: it always sends zeros)"
@@ -66,6 +67,7 @@ def account(ledger: Ledger, *, fine: bool = False, delta: float | None = None) -
         "adjacency": NEIGHBOURS,
         "mechanism": terms.mechanism,
         "noise": terms.z,
+        "count_noise": terms.count_noise,
         "rate": terms.rate if terms.mechanism == "gaussian" else None,
         "separation": terms.gap,
         "population": terms.population,
@@ -110,6 +112,7 @@ def statement(ledger: Ledger, eps: float, delta: float | None = None) -> list[st
         f"(ε, δ) = ({eps:.4g}, {promised:g}) by privacy loss distributions, {ledger.epsilon('rdp'):.4g} by Rényi "
         f"divergences, over {len(ledger.entries):,} releases.",
         f"Unit: {UNIT}. Neighbours: {NEIGHBOURS}. {t.sensitivity}",
+        *_noise_of_counts(t),
     ]
     if t.mechanism == "gaussian":
         if t.rate < 1:
@@ -142,6 +145,16 @@ def few_clients(t: Terms) -> list[str]:
     return [
         f"{t.clients:,} clients are few: a delta of {t.delta:.2g} lets one of them be given away with that chance, and "
         "the noise is long beside what they learn; good for trying it out, not for people's text."
+    ]
+
+
+def _noise_of_counts(t: Terms) -> list[str]:
+    """Say how z is shared between the sum and the counts beside it; nothing where nothing is counted."""
+    if t.count_noise is None:
+        return []
+    return [
+        f"Noise: {update_noise(t.z, t.count_noise):.4g} clips on the sum, {t.count_noise:.4g} clients on a count (√n "
+        f"times that on each of n counts); together they cost what {t.z:.4g} clips on the sum alone would."
     ]
 
 

@@ -18,9 +18,9 @@ from keyfed.files import write_atomically
 from keyfed.private.budget import LEDGER, Terms
 from keyfed.private.hinge import Opening, chance
 from keyfed.private.mechanism import Bounded
-from keyfed.private.noise import update_noise
+from keyfed.run.count_noise import as_begun
 from keyfed.run.on_device import run_bounded
-from keyfed.run.privacy import bit_noise, terms_of
+from keyfed.run.privacy import terms_of
 
 ENROLLED = "enrolled.json"
 MOST_AT_HINGE = 0.05  # chance of a round that opens by one client, above which a run is refused
@@ -35,8 +35,9 @@ class Settled(NamedTuple):
 
     def promised(self, config: Config) -> Config:
         """Return the configuration as clients hear it, with the numbers that were calibrated."""
-        t = self.terms
-        return replace(config, privacy=replace(config.privacy, noise=t.z, delta=t.delta, separation=t.gap))
+        t, p = self.terms, config.privacy
+        counted = p.count_noise if t.count_noise is None else t.count_noise  # as it was said when the run began
+        return replace(config, privacy=replace(p, noise=t.z, delta=t.delta, separation=t.gap, count_noise=counted))
 
 
 def refuse_imagined(config: Config) -> None:
@@ -71,7 +72,8 @@ def settle(config: Config, out: Path, roster: Roster, *, raw_vocabulary: bool = 
     names = json.loads(path.read_text("utf-8")) if path.exists() else list(roster.names())
     bounded, terms = terms_for(config, len(names))
     digest = hashlib.sha256(json.dumps(sorted(names)).encode()).hexdigest()
-    return Settled(bounded, replace(terms, raw_vocabulary=raw_vocabulary, enrolled=digest), tuple(names))
+    terms = as_begun(config, replace(terms, raw_vocabulary=raw_vocabulary, enrolled=digest), out)
+    return Settled(bounded, terms, tuple(names))
 
 
 def terms_for(config: Config, clients: int) -> tuple[Bounded, Terms]:
@@ -95,9 +97,7 @@ def terms_for(config: Config, clients: int) -> tuple[Bounded, Terms]:
             f"train.cohort is {called:,}, and {clients:,} clients are enrolled; set it to at most {clients:,}"
         )
     hinge = hinge_of(config, clients, called)
-    terms = terms_of(config, bounded, clients, called, "system", hinge)
-    update_noise(terms.z, bit_noise(config, bounded, terms))  # raises where counts leave nothing for the update
-    return bounded, terms
+    return bounded, terms_of(config, bounded, clients, called, "system", hinge)
 
 
 def hinge_of(config: Config, clients: int, called: int) -> float:

@@ -11,13 +11,12 @@ from keyfed.engine.network import init_params, parameter_count
 from keyfed.engine.turn import keeps_state
 from keyfed.federated.mediate import kept
 from keyfed.federated.types import Method, Params
-from keyfed.private.noise import update_noise
 from keyfed.run.console import human_bytes
 from keyfed.run.frozen import frozen_line, refuse_frozen
 from keyfed.run.planning import cautions, members_of, participations, plan, plan_of_round
 from keyfed.run.prepare import client_tokens, prepare, round_tokens
 from keyfed.run.preview import preview_start
-from keyfed.run.privacy import announcement, bit_noise, make_private
+from keyfed.run.privacy import announcement, make_private
 from keyfed.run.secure import secure_line, sizes_in
 from keyfed.run.traffic import model_bytes
 
@@ -59,8 +58,7 @@ def describe_plan(config: Config) -> dict[str, Any]:
     promised: list[str] = []
     if private is not None:
         terms = private[1]
-        z = update_noise(terms.z, bit_noise(config, private[0], terms))
-        promised = announcement(terms, z, parameter_count(prepared.spec))
+        promised = announcement(terms, terms.count_noise, parameter_count(prepared.spec))
     modelled, called = 0.0, members
     if method.cohort != "pooled":
         first = plan_of_round(config, method, prepared, 0, client_tokens(prepared), sizes.down, sizes.up)

@@ -14,7 +14,6 @@ from keyfed.errors import PrivacyError
 from keyfed.federated.participation import Fate
 from keyfed.federated.types import ClientId, Method, Params, State
 from keyfed.private.accounting import Release, Row, TreeRelease, calibrate, calibrate_tree, check_delta
-from keyfed.private.along import WITHIN
 from keyfed.private.budget import LEDGER, Ledger, Terms, check_against_metrics, open_ledger, read_ledger
 from keyfed.private.hinge import MOST_MEMBERS, Opening, Stayed, beside, chance
 from keyfed.private.mechanism import CLIP, Bounded, bound, refuse_absence, refuse_participation
@@ -22,6 +21,7 @@ from keyfed.private.noise import Draw, Noising, derived, update_noise
 from keyfed.private.plan import noise_to_clip
 from keyfed.private.statement import account, no_account
 from keyfed.private.tree import derived_tree, group_of
+from keyfed.run.count_noise import as_begun, count_noise_of, settle_count_noise
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.secure import settings_of
 from keyfed.run.start import Source
@@ -46,6 +46,9 @@ def terms_of(
       called: clients of a round, in expectation.
       randomness: where noise and cohorts come from; derived from the seed in every simulation.
       hinge: chance of a round in which sampling hides nobody, see `accounting.Release`; None for that of a simulation.
+
+    Raises:
+      PrivacyError: what cannot be had, a count noise that leaves nothing for the update among it.
     """
     p = config.privacy
     everybody = bounded.method.cohort == "all" or called == clients
@@ -86,7 +89,7 @@ def terms_of(
     return Terms(
         delta=delta, population=population, clients=clients, cohort=cohort, called=called, z=z, mechanism=p.mechanism,
         sensitivity=bounded.sensitivity, randomness=randomness, budget=p.epsilon, gap=gap,
-        secure=config.secure.on,
+        secure=config.secure.on, count_noise=settle_count_noise(config, bounded, cohort, z),
     )  # fmt: skip
 
 
@@ -106,26 +109,20 @@ def _opening(config: Config) -> Opening:
     return Opening(config.secure.floor, config.secure.threshold if real else None)
 
 
-def bit_noise(config: Config, bounded: Bounded, terms: Terms) -> float | None:
-    """Noise of the half counts, in clients of the fleet; None where nothing is counted.
+def announcement(t: Terms, counted: float | None, parameters: int) -> list[str]:
+    """Say what is promised under these terms, and how long the noise of a mean is beside the clip.
 
-    A twentieth of the cohort does for the clip alone. Losses are to be told apart to a fraction of a nat: where it is
-    less, 5z, which takes a hundredth of what the round may cost.
+    Args:
+      counted: noise of counts, in clients; None where nothing is counted.
     """
-    given, usual = config.privacy.count_noise, terms.cohort / 20
-    if not bounded.told:
-        return None
-    return given or (usual if bounded.told == (WITHIN,) else min(usual, 5 * terms.z))
-
-
-def announcement(t: Terms, z: float, parameters: int) -> list[str]:
-    """Say what is promised under these terms, and how long noise of multiplier z is beside the clip."""
+    z = update_noise(t.z, counted)
+    parts = "" if counted is None else f" (of the sum {z:.4g}, of counts {counted:.4g} clients)"
     how = f"rate {t.rate:.4g}" if t.gap is None else f"tree aggregation, {t.gap} rounds apart"
     budget = "no budget" if t.budget is None else f"budget epsilon {t.budget:g}"
     word = "SIMULATED" if t.simulated else "GUARANTEE"
     lines = [
-        f"privacy: {word}, {budget}, delta {t.delta:.2g}, noise {t.z:.4g}, {how}, population {t.population:,}, cohort "
-        f"{t.cohort:,.6g}; noise of a mean {noise_to_clip(z, parameters, t.cohort):.3g} clips"
+        f"privacy: {word}, {budget}, delta {t.delta:.2g}, noise {t.z:.4g}{parts}, {how}, population {t.population:,}, "
+        f"cohort {t.cohort:,.6g}; noise of a mean {noise_to_clip(z, parameters, t.cohort):.3g} clips"
     ]
     if t.simulated:
         lines.append(
@@ -142,11 +139,11 @@ class PrivateRun:
         self._config = config
         self._bounded = bounded
         self._seed = config.train.seed
-        self.ledger: Ledger = open_ledger(out, terms)
-        t = terms
+        self.ledger: Ledger = open_ledger(out, as_begun(config, terms, out))
+        t = self.ledger.terms
         # The noise of the fleet's mean, on the mean of those who are there in fact.
         self._shrink = t.called / t.cohort
-        self._bit_std = bit_noise(config, bounded, t)
+        self._bit_std = count_noise_of(config, bounded, t)
         self._std = update_noise(t.z, self._bit_std)
         self._beside = False  # whether the round that is gathered now opens or stays closed by one client
 
@@ -194,7 +191,7 @@ class PrivateRun:
 
     def announce(self, parameters: int) -> list[str]:
         """Say before the first round what is promised, and how long the noise is beside the clip."""
-        return announcement(self.ledger.terms, self._std, parameters)
+        return announcement(self.ledger.terms, self._bit_std, parameters)
 
     def noising(self, state: State, frozen: frozenset[str] = frozenset()) -> Noising:
         """Return how the round after `state` is bounded, noised and divided."""
@@ -266,7 +263,8 @@ class PrivateRun:
         t = self.ledger.terms
         ratio = noise_to_clip(self._std, parameters, t.cohort)
         found = account(self.ledger)
-        return {**found, "noise_to_clip": ratio, "statement": [*found["statement"], *begun_from(self._config)]}
+        said = [*found["statement"], *begun_from(self._config)]
+        return {**found, "count_noise": self._bit_std, "noise_to_clip": ratio, "statement": said}
 
 
 def members_in_turn(names: Sequence[str], leaf: int, groups: int, seed: int) -> list[int]:
@@ -364,6 +362,4 @@ def make_private(config: Config, method: Method, clients: int, called: float) ->
     if not config.privacy.on:
         return None
     bounded = bound(method, config.privacy)
-    terms = terms_of(config, bounded, clients, called)
-    update_noise(terms.z, bit_noise(config, bounded, terms))  # refuses counts that leave nothing for the update
-    return bounded, terms
+    return bounded, terms_of(config, bounded, clients, called)

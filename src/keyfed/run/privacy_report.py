@@ -13,12 +13,13 @@ def privacy_blocks(account: Mapping[str, Any]) -> list[Block]:
     if account["pld"] is None:
         return [Heading("Privacy"), *(Text(f"NONE. {line}") for line in account["statement"])]
     spent = f"{account['pld']:.4g} by PLD, {account['rdp']:.4g} by RDP"
-    budget = account.get("budget")
+    budget, counted = account.get("budget"), account.get("count_noise")
     facts = [
         ("verdict", str(account["verdict"])),
         ("epsilon", spent + ("" if budget is None else f", of a budget of {budget:g}")),
         ("delta", f"{account['delta']:.3g}"),
         ("noise multiplier z", f"{account['noise']:.4g}"),
+        *([] if counted is None else [("noise of counts, in clients, within z", f"{counted:.4g}")]),
         ("noise of a mean update beside the clip, z·√d/m", show(account.get("noise_to_clip"))),
         ("releases in the ledger", f"{account['releases']:,} ({account['retried']:,} of rounds done again)"),
         ("ledger, last hash", str(account["head"])[:16]),

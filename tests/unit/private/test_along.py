@@ -21,6 +21,7 @@ from keyfed.federated.types import MethodSpec, Part, Report
 from keyfed.private.along import BELOW, LOSS, WITHIN, loss_limit, mean_loss, still_moves
 from keyfed.private.mechanism import FOLLOWED, bound, refuse_absence
 from keyfed.private.noise import clip_factor, norm_of, update_noise
+from keyfed.private.plan import usual_count_noise
 from keyfed.sections import PrivacyConfig
 
 from .neighbours import (
@@ -52,6 +53,18 @@ def test_sum_and_half_counts_together_cost_no_more_than_z(label, quantile):
     # The search does reach what can be: who uploads is below the limit, and counts (1 − β)/β of a half there.
     least = 0.25 if BELOW in made.told and CLAIMING[label]["beta"] == 0.8 else 1.0
     assert worst > 0.99 * math.sqrt(1 - (1 - least**2) * (0.5 / 0.8) ** 2 / len(made.told))
+
+
+@pytest.mark.parametrize("z", [0.4, 1.0, 3.0])
+@pytest.mark.parametrize("label", ["fedavg", "fedatt", "fedmed, both", "admm"])
+def test_sum_and_counts_of_few_clients_cost_no_more_than_z_with_the_usual_noise(label, z):
+    made = bounded(label, 0.5)
+    bits = usual_count_noise(CALLED, z, losses=len(made.told) > 1)
+    assert bits == z  # a twentieth of four would be more than z pays for
+    worst = largest_cost(made, 1_000, z=z, bit_std=bits)
+    assert worst <= 1 + ROUNDING
+    least = 0.25 if BELOW in made.told else 1.0  # of a half, as above
+    assert worst > 0.99 * math.sqrt(1 - (1 - least**2) * 0.5**2 / len(made.told))
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from keyfed.engine.noised_sum import NoisedSum
 from keyfed.errors import PrivacyError
 from keyfed.federated.types import Refusal, Share
 from keyfed.private.noise import clip_factor, clipped, derived, next_clip, norm_of, system, update_noise
+from keyfed.private.plan import usual_count_noise
 
 from .neighbours import CALLED, CLAIMING, CLIP, LIKE, bounded, draws, largest_move, largest_step, mass_draws, noising
 
@@ -288,6 +289,12 @@ def test_what_a_client_books_as_sent_is_within_the_clip():
 )
 def test_golden_noise_of_the_update_beside_the_count(z, bits, expected):
     assert update_noise(z, bits) == pytest.approx(expected, abs=1e-6)
+    assert usual_count_noise(20 * bits, z) == bits  # of cohorts of twenty times that and more, without being told
+
+
+@pytest.mark.parametrize(("cohort", "z", "expected"), [(4, 1, 1.154701), (4, 2.5, 2.886751), (3, 0.2, 0.230940)])
+def test_golden_noise_of_the_update_of_few_clients(cohort, z, expected):
+    assert update_noise(z, usual_count_noise(cohort, z)) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_count_that_takes_all_the_noise_is_refused():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -15,9 +18,15 @@ from keyfed.federated.methods import build_method
 from keyfed.federated.participation import Fate, Work
 from keyfed.federated.types import Share, State
 from keyfed.private.accounting import Release, TreeRelease, epsilon
+from keyfed.private.budget import LEDGER, ORIGIN, _line, _write_head, open_ledger
 from keyfed.private.hinge import Opening, chance
 from keyfed.private.mechanism import CLIP
+from keyfed.private.noise import system
+from keyfed.run.deployed_private import DeployedPrivacy
+from keyfed.run.deployed_terms import Settled, terms_for
+from keyfed.run.markup import Table
 from keyfed.run.privacy import PrivateRun, make_private
+from keyfed.run.privacy_report import privacy_blocks
 
 Z, COHORT, CALLED, S, BITS = 2.0, 400, 8, 3.0, 20.0
 FLEET = [
@@ -120,9 +129,11 @@ def test_the_default_floor_does_not_shrink_top_k(tmp_path):
     torch.testing.assert_close(summed.aggregate(()).mean()["w"], upload)
 
 
-def test_counts_that_take_all_the_noise_are_refused_before_anything_is_written(tmp_path):
-    config = apply_settings(Config(method="admm"), ["privacy.noise=5", f"train.cohort={CALLED}"])
-    with pytest.raises(PrivacyError, match=r"set that above 2\.5"):
+@pytest.mark.parametrize("given", [0.4, 2.5])
+def test_counts_that_take_all_the_noise_are_refused_before_anything_is_written(tmp_path, given):
+    settings = ["privacy.noise=5", f"train.cohort={CALLED}", f"privacy.count_noise={given}"]
+    config = apply_settings(Config(method="admm"), settings)
+    with pytest.raises(PrivacyError, match=rf"privacy\.count_noise {given}; set that above 2\.5"):
         make_private(config, build_method(method_spec(config)), CALLED, CALLED)
 
 
@@ -151,6 +162,120 @@ def test_the_count_of_unclipped_clients_is_noised_round_by_round(tmp_path):
         counts.append(summed.aggregate(()).facts["within"][0] - 0.5)
     assert torch.tensor(counts).std() == pytest.approx(BITS / COHORT, rel=0.25)
     assert stats.kstest([c * COHORT / BITS for c in counts], "norm").pvalue > 1e-3
+
+
+# --- few clients ------------------------------------------------------------------------------------------------------
+
+FEW = ["privacy.population=none", "privacy.cohort=none"]  # the eight that are called, of fifty
+OF_FEW = 2 * Z / math.sqrt(3)  # noise of their sum: the count takes a quarter of what z pays for
+
+
+def older(folder, terms):
+    """Begin a ledger that does not say its count noise, as they once were."""
+    plain = {key: value for key, value in asdict(terms).items() if key != "count_noise"}
+    line, digest = _line({"terms": plain}, ORIGIN)
+    folder.mkdir()
+    (folder / LEDGER).write_bytes(line)
+    _write_head(folder, [digest])
+
+
+def noising_of(run):
+    like = {"w": torch.zeros(3)}
+    return run.gather(state(like), frozenset(), {})[0](like)._noising
+
+
+def test_the_count_of_few_clients_has_noise_z_and_the_sum_hardly_more(tmp_path):
+    run = private_run(tmp_path / "run", "fedavg", *FEW)
+    given = noising_of(run)
+    assert given.bit_std == Z
+    assert given.std == pytest.approx(OF_FEW * S, rel=1e-12)
+    assert run.row().z == run.ledger.terms.z == Z
+
+
+def test_everything_that_speaks_of_the_count_noise_says_the_number(tmp_path):
+    run = private_run(tmp_path / "run", "fedavg", *FEW)
+    run.ledger.book(run.row(), "update", 0)
+    written = json.loads((tmp_path / "run" / LEDGER).read_text().splitlines()[0])
+    account = run.account(1000)
+    assert written["terms"]["count_noise"] == account["count_noise"] == Z
+    assert "noise 2 (of the sum 2.309, of counts 2 clients)" in run.announce(1000)[0]
+    assert any("2.309 clips on the sum, 2 clients on a count" in line for line in account["statement"])
+    rows = {row[0]: row[1] for block in privacy_blocks(account) if isinstance(block, Table) for row in block.rows}
+    assert rows["noise of counts, in clients, within z"] == "2"
+
+
+def test_nothing_is_said_of_counts_where_nothing_is_counted(tmp_path):
+    run = private_run(tmp_path / "run", "fedavg", *FEW, "privacy.quantile=none")
+    run.ledger.book(run.row(), "update", 0)
+    account = run.account(1000)
+    assert account["count_noise"] is None
+    assert "counts" not in run.announce(1000)[0]
+    assert not any("on a count" in line for line in account["statement"])
+
+
+@pytest.mark.parametrize("where", ["simulated", "deployed"])
+def test_sum_and_count_of_few_clients_have_the_promised_noise(tmp_path, where):
+    """A sum of nobody is its noise: simulated from the seed, with real clients from the operating system."""
+    clients, like = 4, {"w": torch.zeros(100_000)}
+    config = apply_settings(Config(), ["privacy.noise=1.7", f"train.cohort={clients}", "privacy.clip=3"])
+    (tmp_path / "run").mkdir()
+    if where == "simulated":
+        bounded, terms = make_private(config, build_method(method_spec(config)), clients, clients)
+        run = PrivateRun(config, bounded, tmp_path / "run", terms)
+        release = lambda round: run.noising(state(like, round)).release  # noqa: E731
+    else:
+        settled = Settled(*terms_for(config, clients), tuple(f"c{k}" for k in range(clients)))
+        run = DeployedPrivacy(config, settled, tmp_path / "run", {})
+        release = lambda round: system  # noqa: E731
+    given = run.noising(state(like))
+    assert (given.bit_std, run.ledger.terms.simulated) == (1.7, where == "simulated")
+    drawn = NoisedSum(like, given).aggregate(()).total["w"].double().numpy()
+    sum_noise = drawn / S
+    assert sum_noise.std() == pytest.approx(1.7 * 2 / math.sqrt(3), rel=0.015)
+    counts = []
+    for round in range(1, 1_001):
+        made = NoisedSum({"w": torch.zeros(1)}, given._replace(release=release(round))).aggregate(())
+        counts.append((made.facts["within"][0] - 0.5) * clients)
+    assert np.std(counts) == pytest.approx(1.7, rel=0.15)
+    # Together they cost what 1.7 on the sum alone does, by the noise that was measured.
+    assert sum_noise.std() ** -2 + (2 * np.std(counts)) ** -2 == pytest.approx(1.7**-2, rel=0.08)
+    for sample, std in ((sum_noise, 1.7 * 2 / math.sqrt(3)), (counts, 1.7)):
+        assert stats.kstest(np.asarray(sample) / std, "norm").pvalue > 1e-7  # the operating system's has no seed
+
+
+@pytest.mark.parametrize(("settings", "kept"), [([], 1.4), (["privacy.count_noise=3"], 3.0)])
+def test_a_run_that_began_when_ledgers_did_not_say_it_keeps_its_count_noise(tmp_path, settings, kept):
+    few = [*FEW, "privacy.population=1000", "privacy.cohort=28"]  # a twentieth, 1.4, is less than z, more than z/2
+    new = private_run(tmp_path / "new", "fedavg", *few, *settings)
+    assert noising_of(new).bit_std * 28 / CALLED == pytest.approx(3.0 if settings else Z)
+    older(tmp_path / "old", new.ledger.terms)
+    before = (tmp_path / "old" / LEDGER).read_bytes()
+    run = private_run(tmp_path / "old", "fedavg", *few, *settings)
+    given = noising_of(run)
+    assert given.bit_std == pytest.approx(kept * CALLED / 28)
+    assert given.std == pytest.approx((Z**-2 - (2 * kept) ** -2) ** -0.5 * S * CALLED / 28)
+    assert (tmp_path / "old" / LEDGER).read_bytes() == before
+    assert run.account(1000)["count_noise"] == pytest.approx(kept)
+
+
+@pytest.mark.parametrize("settings", [[], ["method.beta=0.8"]])
+@pytest.mark.parametrize("cohort", [40, COHORT])
+def test_where_a_twentieth_of_the_cohort_is_z_or_more_nothing_has_changed(tmp_path, settings, cohort):
+    given = ["fedmed", *settings, f"privacy.cohort={cohort}"]
+    new = private_run(tmp_path / "new", *given)
+    older(tmp_path / "old", new.ledger.terms)
+    old = private_run(tmp_path / "old", *given)
+    assert noising_of(new)._replace(release=None) == noising_of(old)._replace(release=None)
+
+
+def test_a_run_that_goes_on_keeps_the_count_noise_of_its_ledger(tmp_path):
+    terms = private_run(tmp_path / "made", "fedavg", *FEW).ledger.terms
+    (tmp_path / "run").mkdir()
+    open_ledger(tmp_path / "run", replace(terms, count_noise=1.9))  # by another rule than today's
+    run = private_run(tmp_path / "run", "fedavg", *FEW)
+    assert noising_of(run).bit_std == 1.9
+    with pytest.raises(PrivacyError, match=r"other terms \(count_noise\)"):
+        private_run(tmp_path / "run", "fedavg", *FEW, "privacy.count_noise=2.1")
 
 
 # --- secure sums that open by one client ------------------------------------------------------------------------------
