@@ -28,6 +28,16 @@ def human_bytes(count: float) -> str:
     raise AssertionError
 
 
+def plural(count: float, what: str) -> str:
+    """Write a number of things; all that are counted here take an s.
+
+    Example:
+      >>> plural(1, "round"), plural(0, "client"), plural(1200, "line")
+      ('1 round', '0 clients', '1,200 lines')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def print_table(
     rows: Sequence[Sequence[str]], title: str | None = None, *, file: Any = None, narrow: bool = False
 ) -> None:
@@ -125,7 +135,9 @@ class Narrator:
         private = record.get("privacy")
         line = f"round {record['round']:>4}  "
         line += f"train {record['loss']:.3f} nats" if not private else _privacy_of(private)
-        if valid:
+        if valid and valid.get("tokens") == 0:
+            line += "  valid perplexity –  top-1 –  top-3 –"
+        elif valid:
             line += (
                 f"  valid perplexity {valid['perplexity']:8.1f}  top-1 {valid['top1']:.1%}  top-3 {valid['top3']:.1%}"
             )

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from keyfed.config import PARTS, Config, UploadConfig, Value, check, config_from, to_document
+from keyfed.config import PARTS, Config, Value, check, config_from, to_document
 from keyfed.documents import differences, dump_toml
 from keyfed.errors import ConfigError, DataError, RunError
-from keyfed.federated.methods import method_options
+from keyfed.federated.tuned import CHARACTERS
 from keyfed.files import write_atomically
 from keyfed.launch import refuse_ranks
+from keyfed.run.console import plural
 from keyfed.run.folder import open_folder, read_metrics, refuse_changes, strict
 from keyfed.run.halving import Outcome, budget, first_rounds, going_on, halve, judge, until_compared, winner
 from keyfed.run.planning import plan
@@ -179,7 +180,7 @@ class _Search:
                 raise  # nothing can be tuned of what cannot be trained
             outcome = Outcome(trial, values, "refused", note=str(e))
         said = outcome.note or f"validation perplexity {outcome.row()['perplexity'] or math.inf:.2f}"
-        self.listen.say(f"trial {trial} ({shown}): {outcome.status} after {outcome.rounds} rounds, {said}")
+        self.listen.say(f"trial {trial} ({shown}): {outcome.status} after {plural(outcome.rounds, 'round')}, {said}")
         self.outcomes[trial] = outcome
         self._write()
         return outcome
@@ -228,11 +229,16 @@ class _Search:
 
 
 def winning_toml(config: Config, values: Mapping[str, Value]) -> str:
-    """Return the method with its winning values and what else differs from its defaults, for `train --config`."""
+    """Return all that `train --config` needs to train the winner: its values, and what else differs from the defaults.
+
+    Baselines and central training are left to their defaults: a search has none, which says nothing about a run.
+    """
     document = to_document(replace(config, options={**config.options, **values}))
-    given = document["method"]
-    defaults = {key: p.default for key, p in method_options(config.method).items()}
-    kept = {key: v for key, v in given.items() if key == "name" or key in values or v != defaults[key]}
-    parts = {kind: document[kind] for kind in PARTS if kind in document}
-    uploads = {"upload": document["upload"]} if config.upload != UploadConfig() else {}
-    return dump_toml({"method": kept, **parts, **uploads})
+    usual = to_document(Config(method=config.method))
+    always = {"name", *values, *CHARACTERS.get(config.method, {})}  # the last have other defaults for characters
+    given, parts = document.pop("method"), {kind: document.pop(kind) for kind in PARTS if kind in document}
+    del document["train"]["baselines"], document["train"]["central"]
+    kept = {"method": {key: v for key, v in given.items() if key in always or v != usual["method"][key]}, **parts}
+    for section, found in document.items():
+        kept[section] = {key: v for key, v in found.items() if v != usual[section][key]}
+    return dump_toml({section: found for section, found in kept.items() if found})

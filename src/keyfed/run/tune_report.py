@@ -9,7 +9,7 @@ from typing import Any
 
 from keyfed.documents import dump_toml
 from keyfed.files import write_atomically
-from keyfed.run.console import human_bytes, render_table
+from keyfed.run.console import human_bytes, plural, render_table
 from keyfed.run.drawing import HIGHEST, Plot, Theme, both_themes, perplexity_axis, single
 from keyfed.run.markup import Block, Code, Heading, Picture, Table, Text, finite, show, to_html, to_markdown
 from keyfed.run.search import Range, Space
@@ -41,14 +41,14 @@ given 100.0: tuning bought 10.0 %.'
     if best["trial"] == 0:
         return (
             f"The configuration as given is the best of {count} of {result['method']}, with a validation perplexity of "
-            f"{show(best['perplexity'])} after {result['rounds']} rounds: tuning bought nothing."
+            f"{show(best['perplexity'])} after {plural(result['rounds'], 'round')}: tuning bought nothing."
         )
     before = finite((given or {}).get("perplexity"))
     bought = f"tuning bought {1 - best['perplexity'] / before:.1%}".replace("%", " %") if before else "it had none"
     return (
         f"The best of {count} configurations of {result['method']}, {_shown(best['values'])}, has a validation "
-        f"perplexity of {show(best['perplexity'])} after {result['rounds']} rounds, the one given {show(before)}: "
-        f"{bought}."
+        f"perplexity of {show(best['perplexity'])} after {plural(result['rounds'], 'round')}, the one given "
+        f"{show(before)}: {bought}."
     )
 
 
@@ -76,9 +76,10 @@ def tune_text(result: Record) -> str:
     """Return what the terminal shows of a finished search."""
     lines = [f"{render_table(trial_table(result))}{result['verdict']}", *result["edges"]]
     if result["toml"]:
-        where = [f"{result['out']}/best.toml", "--data", result["settings"]["data"]["name"], "--model", result["model"]]
-        lines += ["", result["toml"].rstrip(), "", f"train it:  keyfed train --config {shlex.join(where)}"]
-    return "\n".join([*lines, f"report:    {result['out']}/report.html"])
+        best = shlex.quote(f"{result['out']}/best.toml")
+        lines += ["", result["toml"].rstrip(), "", f"train it:  keyfed train --config {best}"]
+    report = shlex.quote(f"{result['out']}/report.html")
+    return "\n".join([*lines, f"report:    {report}"])
 
 
 def write_tune_report(out: Path, result: Record, space: Space) -> list[Path]:
