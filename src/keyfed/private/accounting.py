@@ -190,10 +190,15 @@ def calibrate(
             return dpa.rdp.RdpAccountant()
         return dpa.pld.PLDAccountant(value_discretization_interval=COARSE)
 
-    found = dpa.calibrate_dp_mechanism(
-        accountant, lambda z: dpa.ComposedDpEvent([_event(dpa, r) for r in rows_of(z)[0]]), target, rows_of(1.0)[1],
-        dpa.LowerEndpointAndGuess(LEAST_NOISE, 1.0), tol=1e-4,
-    )  # fmt: skip
+    try:
+        found = dpa.calibrate_dp_mechanism(
+            accountant, lambda z: dpa.ComposedDpEvent([_event(dpa, r) for r in rows_of(z)[0]]), target, rows_of(1.0)[1],
+            dpa.LowerEndpointAndGuess(LEAST_NOISE, 1.0), tol=1e-4,
+        )  # fmt: skip
+    except dpa.mechanism_calibration.NoBracketIntervalFoundError:
+        if _epsilon(*rows_of(LEAST_NOISE), kind, COARSE) > target:
+            raise PrivacyError(f"epsilon is {target:g}, and no noise is found that makes it so small") from None
+        return LEAST_NOISE  # enough by PLD, though not by RDP
     return float(found)
 
 
@@ -268,6 +273,23 @@ def _block(height: int, wait: int, gap: int, most: int) -> tuple[tuple[int, int,
         if not any(c == count and a <= after and w >= worth for c, a, w in kept):
             kept.append((count, after, worth))
     return tuple(kept)
+
+
+def delta_for(population: int, given: float | None = None) -> float:
+    """Return δ as given, or population^-1.1; refuse one that the population does not allow.
+
+    Example:
+      >>> f"{delta_for(1_000_000):.1e}"
+      '2.5e-07'
+    """
+    if given is None and population < 2:
+        raise PrivacyError(
+            f"the population is {population:,}: nobody hides alone, and no delta is below 1/{population:,} by default; "
+            "take at least 2 clients (--population), or set privacy.delta"
+        )
+    delta = population**-1.1 if given is None else given
+    check_delta(delta, population)
+    return delta
 
 
 def check_delta(delta: float, population: int | None = None) -> None:

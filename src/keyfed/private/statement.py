@@ -110,7 +110,7 @@ def statement(ledger: Ledger, eps: float, delta: float | None = None) -> list[st
         lines.append(f"GUARANTEE for the {t.clients:,} clients of this run.")
     lines += [
         f"(ε, δ) = ({eps:.4g}, {promised:g}) by privacy loss distributions, {ledger.epsilon('rdp'):.4g} by Rényi "
-        f"divergences, over {len(ledger.entries):,} releases.",
+        f"divergences, over {len(ledger.entries):,} release{'' if len(ledger.entries) == 1 else 's'}.",
         f"Unit: {UNIT}. Neighbours: {NEIGHBOURS}. {t.sensitivity}",
         *_noise_of_counts(t),
     ]

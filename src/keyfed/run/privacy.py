@@ -13,7 +13,7 @@ from keyfed.engine.noised_sum import NoisedSum
 from keyfed.errors import PrivacyError
 from keyfed.federated.participation import Fate
 from keyfed.federated.types import ClientId, Method, Params, State
-from keyfed.private.accounting import Release, Row, TreeRelease, calibrate, calibrate_tree, check_delta
+from keyfed.private.accounting import Release, Row, TreeRelease, calibrate, calibrate_tree, delta_for
 from keyfed.private.budget import LEDGER, Ledger, Terms, check_against_metrics, open_ledger, read_ledger
 from keyfed.private.hinge import MOST_MEMBERS, Opening, Stayed, beside, chance
 from keyfed.private.mechanism import CLIP, Bounded, bound, refuse_absence, refuse_participation
@@ -65,8 +65,7 @@ def terms_of(
         cohort = population
     else:
         cohort = p.cohort or max(1, population // 200)
-    delta = population**-1.1 if p.delta is None else p.delta
-    check_delta(delta, population)
+    delta = delta_for(population, p.delta)
     gap = None
     if p.mechanism == "tree":
         most = groups if p.population is None else max(1, int(population // cohort))

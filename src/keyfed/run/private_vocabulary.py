@@ -13,10 +13,11 @@ import torch
 from keyfed.config import Config
 from keyfed.errors import ConfigError, PrivacyError, RunError
 from keyfed.files import write_atomically
-from keyfed.private.accounting import Release, calibrate, check_delta
+from keyfed.private.accounting import Release, calibrate, delta_for
 from keyfed.private.budget import Terms, open_ledger
 from keyfed.private.noise import derived
 from keyfed.private.statement import account
+from keyfed.run.console import plural
 from keyfed.text.ballots import Election
 from keyfed.text.clients import ClientText
 from keyfed.text.private_ballots import elect_privately, ngrams, threshold
@@ -36,8 +37,7 @@ class PrivateElection:
         if p.mechanism != "gaussian":
             raise ConfigError("privacy.mechanism=tree is for rounds of training; a vote has one")
         population = p.population or clients
-        self.delta = population**-1.1 if p.delta is None else p.delta
-        check_delta(self.delta, population)
+        self.delta = delta_for(population, p.delta)
         half = self.delta / 2
         z = p.noise if p.noise is not None else calibrate(float(p.epsilon or 0), half, 1.0, releases)
         self._most, self._scale, self._seed, self._releases = (
@@ -56,13 +56,13 @@ class PrivateElection:
         )  # fmt: skip
         self._home = out.parent / f"{out.stem}.privacy"
         if out.exists():
-            raise RunError(f"{out} exists; under a budget a vote is not repeated. Choose another --out or remove it")
+            raise RunError(f"{out} exists; under a budget a vote is not repeated. Choose another --out")
         self._home.mkdir(parents=True, exist_ok=True)
         self._ledger = open_ledger(self._home, terms)
         if self._ledger.entries:  # its file was removed, or never written; the threshold's part of δ is for one vote
             raise PrivacyError(
-                f"{self._home} has {len(self._ledger.entries)} releases already; under a budget a vote is not "
-                "repeated. Choose another --out: its epsilon adds to what was spent"
+                f"{self._home} has {plural(len(self._ledger.entries), 'release')} already; under a budget a vote is "
+                "not repeated. Choose another --out: its epsilon adds to what was spent"
             )
 
     @property
