@@ -7,7 +7,6 @@ imported by the verbs, not here: `keyfed --help` answers at once.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ import typer
 import keyfed
 from keyfed.cli_compare import compare
 from keyfed.cli_federation import client, enroll, server
+from keyfed.cli_help import plainly
 from keyfed.cli_keyboard import export, keyboard
 from keyfed.cli_options import (
     DirOption,
@@ -32,11 +32,13 @@ from keyfed.cli_options import (
 )
 from keyfed.cli_privacy import privacy_app
 from keyfed.cli_study import study
+from keyfed.cli_suggest import suggest
 from keyfed.cli_train import pretrain, train
 from keyfed.cli_tune import tune
 from keyfed.cli_up import up
 from keyfed.cli_vocab import vocab
 from keyfed.errors import ConfigError, KeyfedError, nearest
+from keyfed.files import space_advice
 from keyfed.launch import leads
 
 # What a user can mend: a full or read-only disk, a folder that may not be entered, a name that cannot be one.
@@ -128,50 +130,7 @@ app.command()(up)
 app.command()(server)
 app.command()(enroll)
 app.command()(client)
-
-
-@app.command()
-def suggest(
-    run: RunArgument,
-    text: Annotated[str | None, typer.Argument(help="What has been typed so far; without it, type and see.")] = None,
-    count: Annotated[int, typer.Option("-k", help="How many suggestions.", min=1)] = 3,
-    as_json: JsonOption = False,
-) -> None:
-    """Print the most probable next words after a text; without a text, suggest while you type.
-
-    Tab takes the middle suggestion, Alt+1, 2 or 3 one of the three, a blank the correction (backspace brings back what
-    was typed), Enter ends the line, Ctrl-D leaves. Where the input is no terminal, every line of it is a text.
-    """
-    from keyfed.keyboard.terminal import PlainLine, harmless, run_terminal, suggestions_of
-    from keyfed.run.folder import load_model
-    from keyfed.run.suggest import suggest as suggest_words
-
-    trained = load_model(run)
-
-    def words_after(before: str) -> list[str]:
-        return suggest_words(trained.spec, trained.params, trained.vocab, before, count, lines=trained.reads_lines)
-
-    if text is not None:
-        words = words_after(text)
-        print_json({"text": text, "suggestions": words}) if as_json else typer.echo("\n".join(map(harmless, words)))
-        return
-    if count > 3:
-        raise ConfigError(f"-k {count}: the strip above a keyboard has three words; give a text for more")
-    from keyfed.keyboard.editor import Editor
-    from keyfed.keyboard.session import keyboard_of
-
-    keyboard = None if trained.vocab.kind == "char" else keyboard_of(trained)
-    if sys.stdin.isatty():
-        if as_json:
-            raise ConfigError("--json has nothing to print while you type; give a text or a file of lines")
-        line = PlainLine(words_after) if keyboard is None else Editor(keyboard)
-        run_terminal(line, sys.stdin.fileno(), lambda shown: typer.echo(shown, nl=False))
-        return
-    for raw in sys.stdin.buffer:
-        before = raw.decode("utf-8", "replace").rstrip("\r\n")
-        words = (words_after(before) if keyboard is None else suggestions_of(keyboard.suggest(before)))[:count]
-        one = json.dumps({"text": before, "suggestions": words}) if as_json else "\t".join(map(harmless, words))
-        typer.echo(one)
+app.command()(suggest)
 
 
 @app.command()
@@ -183,6 +142,8 @@ def methods(
     """List the methods, or print one's equation, options and reference."""
     from keyfed.run.catalogue import describe_methods, describe_models, method_page
 
+    if name is not None and models:
+        raise ConfigError(f"got method {name} and --models, which lists the model presets; leave one of the two out")
     if name is not None:
         page = method_page(name)
         print_json(page) if as_json else typer.echo(page["text"])
@@ -254,6 +215,8 @@ def data_list(data_dir: DirOption = None, as_json: JsonOption = False) -> None:
     """List the corpora known by name and whether they are at hand."""
     from keyfed.run.catalogue import describe_corpora
 
+    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
+        raise ConfigError(f"--data-dir is {data_dir}, which is not a folder; expected the one that holds the corpora")
     rows = describe_corpora(Path(data_dir) if data_dir else None)
     if as_json:
         print_json([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
@@ -282,13 +245,16 @@ def data_describe(
 @data_app.command("get")
 def data_get(name: Annotated[str, typer.Argument(help="Corpus name.")], data_dir: DirOption = None) -> None:
     """Fetch a corpus (with its checksum) if it is not at hand, and say where it is."""
-    from keyfed.text.named import NAMED, load_corpus
+    from keyfed.run.console import plural
+    from keyfed.text.named import NAMED, folder_of, load_corpus
 
     if name not in NAMED:
         raise ConfigError(f'corpus "{name}" is not known{nearest(name, NAMED)}. Corpora: {", ".join(NAMED)}.')
-    corpus = load_corpus(name, data_dir=Path(data_dir) if data_dir else None)
+    where = Path(data_dir) if data_dir else None
+    corpus = load_corpus(name, data_dir=where)
     lines = sum(len(a.lines) for a in corpus.authors)
-    typer.echo(f"{name}: at hand, {len(corpus.authors):,} authors, {lines:,} lines ({corpus.about})")
+    size = f"{plural(len(corpus.authors), 'author')}, {plural(lines, 'line')}"
+    typer.echo(f"{name}: in {folder_of(name, where)}, {size} ({corpus.about})")
 
 
 @data_app.command("explore")
@@ -332,7 +298,7 @@ def main() -> None:
     """Entry point: errors of the caller are one line and exit code 2."""
     import click
 
-    command = typer.main.get_command(app)
+    command = plainly(typer.main.get_command(app))
     if not leads():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process
         # Read when torch is imported: that rank 0 went first is no news, and would be a page of C++ frames.
@@ -350,7 +316,7 @@ def main() -> None:
         if e.errno not in MENDABLE:
             raise
         where = f"{e.filename}: " if e.filename else ""
-        code = complain(f"{where}{e.strerror}; what was checkpointed is whole, a run goes on with --resume")
+        code = complain(f"{where}{e.strerror}{space_advice(e)}")
     except (click.Abort, KeyboardInterrupt):
         code = 130
     sys.exit(code or 0)

@@ -108,7 +108,7 @@ def _text(summary: dict[str, Any]) -> str:
     lines = [_narrow(comparison_table(summary)) + summary["verdict"], *notes(summary)]
     for one in summary["fine_tuning"]:  # its sentence names the variant, so that the table need not
         lines += [*savings_lines([one]), _narrow([row[1:] for row in savings_table([one])]).rstrip()]
-    return "\n".join([*lines, f"report: {Path(summary['out']) / 'report.html'}"])
+    return "\n".join([*lines, f"report: {shlex.quote(str(Path(summary['out']) / 'report.html'))}"])
 
 
 def _narrow(rows: list[list[str]]) -> str:

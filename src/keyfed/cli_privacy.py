@@ -16,6 +16,7 @@ privacy_app = typer.Typer(
 
 DeltaOption = Annotated[float, typer.Option(help="δ; below 1/population.")]
 RoundsOption = Annotated[int, typer.Option(help="Releases, one a round.", min=0)]
+SomeRoundsOption = Annotated[int, typer.Option("--rounds", help="Releases, one a round.", min=1)]
 RateOption = Annotated[float, typer.Option(help="Chance q that a client is called in a round; 1: everybody, always.")]
 PopulationOption = Annotated[int | None, typer.Option(help="Clients in all; a δ of 1/population or more is refused.")]
 SeparationOption = Annotated[
@@ -59,7 +60,7 @@ def epsilon_(
 def calibrate_(
     epsilon: Annotated[float, typer.Option(help="The budget ε.")],
     rate: RateOption = 1.0,
-    rounds: RoundsOption = 1,
+    rounds: SomeRoundsOption = 1,
     delta: DeltaOption = 1e-5,
     separation: SeparationOption = None,
     as_json: JsonOption = False,
@@ -68,16 +69,28 @@ def calibrate_(
 
     keyfed privacy calibrate --epsilon 8 --rate 0.001 --rounds 2000 --delta 1e-6
     """
-    from keyfed.private.accounting import calibrate, calibrate_tree
+    from keyfed.private import accounting
 
+    least = None
     if separation is not None:
-        both = dict.fromkeys(("pld", "rdp"), calibrate_tree(epsilon, delta, separation, rounds))
+        z = accounting.calibrate_tree(epsilon, delta, separation, rounds)
+        both = {"pld": z, "rdp": z}
     else:
-        both = {"pld": calibrate(epsilon, delta, rate, rounds), "rdp": calibrate(epsilon, delta, rate, rounds, "rdp")}
+        both = {
+            "pld": accounting.calibrate(epsilon, delta, rate, rounds),
+            "rdp": accounting.calibrate(epsilon, delta, rate, rounds, "rdp"),
+        }
+        if both["pld"] <= accounting.LEAST_NOISE:  # it costs less than was asked for
+            row = accounting.Release(both["pld"], rate, rounds)
+            least = accounting.epsilon([row], delta, grid=accounting.COARSE)
     if as_json:
-        print_json({**both, "epsilon": epsilon, "rate": rate, "rounds": rounds, "delta": delta})
-    else:
-        typer.echo(f"noise {both['pld']:.5g} (PLD), {both['rdp']:.5g} (RDP) for epsilon {epsilon:g} at delta {delta:g}")
+        told = {"epsilon": epsilon, "rate": rate, "rounds": rounds, "delta": delta, "epsilon_of_least_noise": least}
+        print_json({**both, **told})
+        return
+    found = f"{both['pld']:.5g} (PLD), {both['rdp']:.5g} (RDP)"
+    if least is not None:
+        found = f"{both['pld']:.5g}, the least that is searched (epsilon {least:.3g}),"
+    typer.echo(f"noise {found} for epsilon {epsilon:g} at delta {delta:g}")
 
 
 @privacy_app.command("plan")
@@ -88,7 +101,7 @@ def plan_(
     ] = None,
     population: Annotated[int, typer.Option(help="Clients in all.", min=2)] = 1_000_000,
     delta: Annotated[float | None, typer.Option(help="δ.  [default: population^-1.1]")] = None,
-    rounds: RoundsOption = 1000,
+    rounds: SomeRoundsOption = 1000,
     parameters: Annotated[
         int, typer.Option(help="Parameters d of the model; the default is a tied GRU-300 of 10,000 words.", min=1)
     ] = 3_550_000,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,10 +76,10 @@ def _default_out(config: Config, resume: bool, what: str | None = None) -> Path:
 
 def _secure(secure: bool, plain: bool, federation: str | None) -> bool | None:
     """Return what secure.on is set to: in a real federation on, unless plain is said; elsewhere as asked."""
-    if plain and (secure or federation is None):
-        raise ConfigError(
-            "--plain goes with --federation, where secure aggregation is on by default; not with --secure"
-        )
+    if plain and secure:
+        raise ConfigError("--plain is without secure aggregation, and goes not with --secure; leave one of the two out")
+    if plain and federation is None:
+        raise ConfigError("--plain goes with --federation, where secure aggregation is on by default; leave it out")
     return not plain if federation is not None else secure or None
 
 
@@ -232,4 +233,6 @@ def pretrain(
         False, resume, settings, config, dry_run, tensorboard, curves, None, False, as_json,
     )  # fmt: skip
     if leads() and not dry_run and not as_json:
-        typer.echo(f"start:  keyfed train --init {out}, with this model and the corpus of your choice")
+        typer.echo(
+            f"start:  keyfed train --init {shlex.quote(str(out))}, with this model and the corpus of your choice"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -46,7 +47,8 @@ def tune(
     """Search for a method's best numbers on validation text, with a fixed budget.
 
     The configuration as given is trial 0. The other trials train a third of the rounds, the best third of them go on.
-    The test text is not read. The winner is printed, and written to best.toml, for `keyfed train --config`.
+    The test text is not read. The winner is printed, and written with all its settings to best.toml, for
+    `keyfed train --config`.
 
       keyfed tune fedadam --rounds 15 --search server_lr=0.001..0.1:log --search lr=0.001,0.003
     """
@@ -80,7 +82,7 @@ def tune(
             result = run_search(tuning, folder, resume=resume, listener=narrator)
         except KeyboardInterrupt:
             narrator.stop()
-            typer.echo(f"stopped; go on with: keyfed tune --resume --out {folder}", err=True)
+            typer.echo(f"stopped; go on with: keyfed tune --resume --out {shlex.quote(str(folder))}", err=True)
             raise
     print_json(result) if as_json else typer.echo(tune_text(result))
 

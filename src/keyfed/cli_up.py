@@ -73,11 +73,11 @@ def up(
     from keyfed.cli_train import _default_out
     from keyfed.deploy.processes import stop_at_signals, tail
     from keyfed.deploy.up import up as run_up
-    from keyfed.run.console import Narrator
+    from keyfed.run.console import Narrator, plural
     from keyfed.run.results import report_run
 
     if not plain and clients < 3:
-        raise ConfigError(f"{clients} clients cannot hide in each other's sum; take at least 3, or --plain")
+        raise ConfigError(f"{plural(clients, 'client')} cannot hide in each other's sum; take at least 3, or --plain")
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
         "data.vocab_file": vocab_file, "train.cohort": clients, "secure.on": not plain,
@@ -99,6 +99,8 @@ def up(
             narrator.say("without secure aggregation: the server sees every client's update (--secure is the default)")
         try:
             result = run_up(resolved, clients, folder, root, narrator, plain=plain)
+        except ConfigError:  # nothing was started
+            raise
         except Exception:
             narrator.stop()
             for log in sorted((root / "logs").glob("*.log")):
@@ -163,10 +165,10 @@ def train_in_federation(config: Config, address: str, out: Path, listener: Liste
     from keyfed.deploy.submit import Unfinished, build_app, submit
     from keyfed.deploy.superlink import ServerHome, default_home
     from keyfed.deploy.up import run_files
-    from keyfed.run.deployed_terms import refuse_imagined
+    from keyfed.run.deployed import deployable
 
     need_flower()
-    refuse_imagined(config)
+    deployable(config)
     later = go_on(out, address, plain=not config.secure.on)
     if Path(address).is_dir():
         server = ServerHome(Path(address).absolute())

@@ -24,7 +24,9 @@ def vocab(
     data: DataOption = None,
     data_dir: DirOption = None,
     model: ModelOption = None,
-    size: Annotated[int | None, typer.Option(help="Entries, four specials included.  [default: data.vocab]")] = None,
+    size: Annotated[
+        int | None, typer.Option(help="Entries, four specials included.  [default: data.vocab]", min=5)
+    ] = None,
     min_clients: Annotated[int | None, typer.Option(help="Clients a word needs.  [default: 3]")] = None,
     least_uses: Annotated[int, typer.Option(help="Uses from which on a client reports a word.")] = 1,
     most_words: Annotated[int, typer.Option(help="Words a client reports at most, its most frequent ones.")] = 4_000,

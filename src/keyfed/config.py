@@ -299,11 +299,12 @@ def parse_target(text: str | None, where: str) -> tuple[str, float] | None:
     if text is None:
         return None
     key, _, number = text.partition("=")
-    if key.strip() not in ("perplexity", "nats"):
-        raise ConfigError(f'{where} is "{text}"; expected perplexity=NUMBER or nats=NUMBER')
-    value: float = coerce(number.strip(), float, where)
-    if value <= 0:
-        raise ConfigError(f'{where} is "{text}"; expected a number above 0')
+    try:
+        value: float = coerce(number.strip(), float, where)
+    except ConfigError:
+        value = 0.0
+    if key.strip() not in ("perplexity", "nats") or value <= 0:
+        raise ConfigError(f'{where} is "{text}"; expected perplexity=NUMBER or nats=NUMBER, a number above 0')
     return key.strip(), value
 
 

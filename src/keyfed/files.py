@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -26,10 +27,24 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
             make_durable(path.parent)
     except OSError as e:
         temporary.unlink(missing_ok=True)
-        raise RunError(
-            f"{path}: could not be written ({e.strerror or e}); what was there before is whole. "
-            "Free some space; a run goes on with --resume"
-        ) from e
+        of_run = any((folder / "run.toml").exists() for folder in (path.parent, path.parent.parent))
+        advice = space_advice(e, of_run=of_run) or "; choose a place that can be written to"
+        raise RunError(f"{path}: could not be written ({e.strerror or e}){advice}") from e
+
+
+def space_advice(error: OSError, *, of_run: bool = True) -> str:
+    """Return what to do about a full disk, to stand behind a message; nothing for what space does not mend.
+
+    Args:
+      of_run: whether it was, or may have been, a run that was writing.
+
+    Example:
+      >>> space_advice(OSError(errno.ENOSPC, "No space left on device"), of_run=False)
+      '; what was there before is whole. Free some space'
+    """
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    return "; what was there before is whole. Free some space" + ("; a run goes on with --resume" if of_run else "")
 
 
 def make_durable(path: Path) -> None:

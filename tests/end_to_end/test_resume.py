@@ -223,7 +223,7 @@ def test_a_finished_run_returns_its_result(whole, corpus):
 def test_a_changed_configuration_is_refused_with_the_difference(whole, corpus, tmp_path):
     config = tiny(corpus)
     other = replace(config, train=replace(config.train, seed=9), options={**config.options, "lr": 0.5})
-    with pytest.raises(RunError, match=r"method\.lr: 1\.0 → 0\.5; train\.seed: 3 → 9$"):
+    with pytest.raises(RunError, match=r"method\.lr: 1\.0 → 0\.5; train\.seed: 3 → 9; go on as it began"):
         train(other, whole, resume=True)
     with pytest.raises(RunError, match=r"model\.dropout: 0\.2 → 0\.0"):
         train(replace(config, model=replace(config.model, dropout=0.0)), whole, resume=True)

@@ -160,7 +160,7 @@ def test_a_vocabulary_that_leaves_no_room_or_is_of_another_kind_is_refused(keyfe
 def test_bad_options_are_one_line_and_a_file_in_the_way_stays(keyfed, corpus, elected, tmp_path):
     before = elected.read_bytes()
     for wrong, said in (
-        (["--size", 4], "data.vocab is 4"),
+        (["--size", 4], "'--size': 4 is not in the range x>=5"),
         (["--min-clients", 0], "data.min_clients is 0"),
         (["--min-clients", 99], "99 or more of the"),
         (["--least-uses", 0], "least_uses"),

@@ -116,10 +116,12 @@ def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, 
     All processes have ended when this returns or raises.
     """
     need_flower()
-    from keyfed.run.deployed_terms import refuse_imagined, terms_for
+    from keyfed.run.console import plural
+    from keyfed.run.deployed import deployable
+    from keyfed.run.deployed_terms import terms_for
     from keyfed.run.prepare import prepare
 
-    refuse_imagined(config)
+    deployable(config)
     if config.privacy.on:
         terms_for(config, clients)  # what cannot be promised is said before anything starts
     config, files = lay_out(config, clients, root)
@@ -128,7 +130,9 @@ def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, 
     with Processes(root) as processes:
         preparing = aside(lambda: prepare(config).vocab.to_json())  # while the server starts
         address = start_superlink(processes, server, "127.0.0.1", 0)
-        listener.say(f"server on {address}: TLS, node keys; {clients} clients, each a process with its own text")
+        listener.say(
+            f"server on {address}: TLS, node keys; {plural(clients, 'client')}, each a process with its own text"
+        )
         homes = {name: root / "clients" / name for name in files}
         start_clients(processes, server, address, homes, files, plain=plain)
         files_of_run = run_files(

@@ -32,7 +32,7 @@ from keyfed.model.language_model import ModelSpec, parameter_count, shapes
 from keyfed.model.presets import PRESETS
 from keyfed.run.console import human_bytes
 from keyfed.run.evaluate import limit_streams
-from keyfed.run.folder import Trained, load_model, read_result, read_run_toml
+from keyfed.run.folder import Trained, load_model, read_result, read_run_toml, resume_command
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.text.named import NAMED, at_hand, is_path
 
@@ -98,7 +98,7 @@ def model_sum(folder: Path) -> str:
         return bundle.sha256((folder / "model.safetensors").read_bytes())
     except FileNotFoundError:
         raise RunError(
-            f"{folder} has no model.safetensors: not a finished run; go on with `keyfed train --resume --out {folder}`"
+            f"{folder} has no model.safetensors: not a finished run; go on with `{resume_command(folder)}`"
         ) from None
 
 

@@ -63,15 +63,14 @@ def train_deployed(
     """
     listen, patience = listener or Silent(), patience or Patience()
     config = check(config)
+    method = deployable(config)
     secure = SecureSettings(config.secure.threshold, config.secure.floor) if config.secure.on else None
-    method = run_method(config, secure=secure is not None)
-    refuse_simulated(config, method)
     spec = build_network(config, len(vocab), None)
     settled = settle(config, out, roster, raw_vocabulary=raw_vocabulary)
     with open_folder(out, resume):
         fingerprint = hashlib.sha256(vocab.to_json().encode()).hexdigest()  # the only text a server has
         if resume and (out / "run.toml").exists():
-            refuse_changes(out, config, fingerprint)
+            refuse_changes(out, config, fingerprint, may_start=False)
             finished = read_result(out)
             if finished is not None:
                 listen.say(f"{out} is finished; nothing to do")
@@ -98,6 +97,13 @@ def train_deployed(
         write_atomically(out / "result.json", json.dumps(result, indent=1, allow_nan=False).encode())
         course.part()
         return result
+
+
+def deployable(config: Config) -> Method:
+    """Return the method of a run with real clients; what such a run cannot do is refused before anything starts."""
+    method = run_method(config, secure=config.secure.on)
+    refuse_simulated(config, method)
+    return method
 
 
 def refuse_simulated(config: Config, method: Method) -> None:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -141,12 +142,18 @@ def read_run_toml(folder: Path) -> tuple[Config, dict[str, Any]]:
 
 
 def refuse_changes(
-    folder: Path, config: Config, fingerprint: str, outside: Mapping[str, str] | None = None
+    folder: Path,
+    config: Config,
+    fingerprint: str,
+    outside: Mapping[str, str] | None = None,
+    *,
+    may_start: bool = True,
 ) -> dict[str, Any]:
     """Refuse to go on with a run under another configuration or other data; return its `made` section.
 
     Args:
       outside: module and method that were passed, by name; see `keyfed.run.outside.names`.
+      may_start: whether another run could start from this one's weights, which is then said.
     """
     old, made = read_run_toml(folder)
     refuse_others(folder, made, outside or {})
@@ -160,7 +167,10 @@ def refuse_changes(
     if vocabulary is not None and vocabulary != made.get("vocab_sha256"):
         changed.append(f"{config.data.vocab_file}: {str(made.get('vocab_sha256'))[:12]} → {vocabulary[:12]}")
     if changed:
-        raise RunError(f"{folder} was started with another configuration: {'; '.join(changed)}")
+        anew = f"another --out{f' (with --init {shlex.quote(str(folder))} from its weights)' if may_start else ''}"
+        raise RunError(
+            f"{folder} was started with another configuration: {'; '.join(changed)}; go on as it began, or take {anew}"
+        )
     return made
 
 
@@ -230,7 +240,7 @@ def load_model(folder: Path, module: MakeModule | None = None) -> Trained:
     except FileNotFoundError as e:
         raise RunError(
             f"{folder} has no {Path(str(e.filename)).name}: the run is not finished; go on with "
-            f"`keyfed train --resume --out {folder}`"
+            f"`{resume_command(folder)}`"
         ) from None
     except UnicodeDecodeError as e:
         raise RunError(f"{folder / 'vocab.json'} is damaged: {e}") from None
@@ -241,6 +251,16 @@ def load_model(folder: Path, module: MakeModule | None = None) -> Trained:
     spec = build_network(config, len(vocab), module)
     check_params(spec, params, str(folder / "model.safetensors"))
     return Trained(folder, config, str(made.get("method", config.method)), spec, params, vocab)
+
+
+def resume_command(folder: Path) -> str:
+    """Return the command that goes on with a run, as a shell takes it.
+
+    Example:
+      >>> resume_command(Path("my runs/a"))
+      "keyfed train --resume --out 'my runs/a'"
+    """
+    return shlex.join(["keyfed", "train", "--resume", "--out", str(folder)])
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

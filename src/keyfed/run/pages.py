@@ -11,9 +11,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import click
 import typer
 
+from keyfed.cli_help import PlainContext, plainly
 from keyfed.config import SECTIONS, Config
 from keyfed.federated.methods import METHODS, method_options
 from keyfed.federated.parts import KINDS, part_options
@@ -75,7 +75,7 @@ def options_page() -> str:
 
 
 def _help_of(command: Any, path: str) -> list[str]:
-    context = click.Context(command, info_name=path, terminal_width=100, max_content_width=100)
+    context = PlainContext(command, info_name=path, terminal_width=100, max_content_width=100)
     parts = [f"## {path}\n", "```text", command.get_help(context).rstrip(), "```", ""]
     for name, child in getattr(command, "commands", {}).items():
         parts += _help_of(child, f"{path} {name}")
@@ -86,7 +86,7 @@ def cli_page() -> str:
     """The help of every command."""
     from keyfed.cli import app
 
-    return "\n".join([HEAD + "# The command line\n", *_help_of(typer.main.get_command(app), "keyfed")])
+    return "\n".join([HEAD + "# The command line\n", *_help_of(plainly(typer.main.get_command(app)), "keyfed")])
 
 
 PAGES = {"methods.md": methods_page, "options.md": options_page, "cli.md": cli_page}

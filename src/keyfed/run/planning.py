@@ -17,6 +17,7 @@ from keyfed.federated.parts import read_weights
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Method
 from keyfed.run.choose import Choice, choose, confine
+from keyfed.run.console import plural
 from keyfed.run.outside import accept_method
 from keyfed.run.prepare import Prepared, round_tokens, usual_members
 from keyfed.run.secure import hidden, sizes_in
@@ -33,9 +34,11 @@ def members_of(method: Method, prepared: Prepared, config: Config) -> int:
         return clients
     wanted = cohort_size(config.participation, config.train.cohort, clients)
     if wanted > clients:
+        shards = f"data.partition=iid and data.clients={wanted} (shards instead of people)"
+        more = shards if prepared.population.partition == "natural" else "data.clients higher"
         raise DataError(
-            f"{prepared.corpus.name} has {clients} clients with enough text, fewer than the cohort of "
-            f"{wanted}; set train.cohort to at most {clients}, or data.clients higher"
+            f"{prepared.corpus.name} has {plural(clients, 'client')} with enough text, fewer than the cohort of "
+            f"{wanted}; set train.cohort to at most {clients}, or {more}"
         )
     return wanted
 

@@ -16,6 +16,7 @@ from keyfed.engine.trial import MakeModule
 from keyfed.federated.participation import cohort_size
 from keyfed.federated.types import Method
 from keyfed.run.cache import encoded
+from keyfed.run.console import plural
 from keyfed.run.encode import MOST_STREAMS, Streams, window_of
 from keyfed.run.evaluate import limit_streams
 from keyfed.run.frozen import FROZEN
@@ -58,7 +59,7 @@ class Prepared:
         s, v = self.store, self.vocab_summary
         sizes = s.sizes()
         whose = self.population.partition + (f", part {self.population.part}" if self.population.part else "")
-        told = [f"{self.corpus.name}: {len(s)} clients ({whose})", f"vocabulary: {len(self.vocab):,} entries"]
+        told = [f"{self.corpus.name}: {plural(len(s), 'client')} ({whose})", f"vocabulary: {len(self.vocab):,} entries"]
         if not private:
             told = [
                 f"{told[0]}, {int(sizes.sum()):,} training tokens "
@@ -67,10 +68,11 @@ class Prepared:
                 f"{v.dropped_tokens / max(1, v.tokens):.2%} of the training tokens"
                 + (f" ({v.rare_clients_types:,} used by too few clients)" if v.rare_clients_types else ""),
             ]
+        others = f", {plural(len(self.unseen), 'unseen client')} with {_count(self.unseen):,} tokens"
         lines = [
             *told,
             f"held out: validation {_count(self.valid):,} tokens, test {_count(self.test):,} tokens"
-            + (f", {len(self.unseen)} unseen clients with {_count(self.unseen):,} tokens" if self.unseen else ""),
+            + (others if self.unseen else ""),
         ]
         if not self.valid or not self.test:
             lines.append("no held-out text: clients have too few lines to cut; the last round's model will be taken")
@@ -78,7 +80,7 @@ class Prepared:
             lines.append(f"held-out text is that of at most {MOST_STREAMS:,} clients, drawn by the seed")
         if self.excluded and not private:
             lines.append(
-                f"left out: {len(self.excluded)} clients with less text than one window "
+                f"left out: {plural(len(self.excluded), 'client')} with less text than one window "
                 f"of {self.batching.window} tokens"
             )
         if self.corpus.skipped and not private:

@@ -16,7 +16,7 @@ from keyfed.errors import RunError
 from keyfed.files import write_atomically
 from keyfed.private.statement import no_account
 from keyfed.run.drawing import Plot, validation
-from keyfed.run.folder import read_metrics, read_result, read_run_toml
+from keyfed.run.folder import read_metrics, read_result, read_run_toml, resume_command
 from keyfed.run.markup import (
     NONE,
     Block,
@@ -59,9 +59,7 @@ def write_report(folder: Path, suggestions: Sequence[tuple[str, Sequence[str]]] 
     config, made = read_run_toml(folder)
     result = read_result(folder)
     if result is None:
-        raise RunError(
-            f"{folder} has no result.json: the run is not finished; go on with `keyfed train --resume --out {folder}`"
-        )
+        raise RunError(f"{folder} has no result.json: the run is not finished; go on with `{resume_command(folder)}`")
     records = read_metrics(folder)
     try:
         plots: list[Plot] | None = draw_plots(result, records)

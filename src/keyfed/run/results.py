@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,9 +14,9 @@ from keyfed.engine.network import predictor
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import DataError, RunError
 from keyfed.model.conformance import Check, check_model, check_vocabulary
-from keyfed.run.console import human_bytes, render_table
+from keyfed.run.console import human_bytes, plural, render_table
 from keyfed.run.evaluate import evaluate, evaluate_sentences, spread, total
-from keyfed.run.folder import Trained, load_model, read_result
+from keyfed.run.folder import Trained, load_model, read_result, resume_command
 from keyfed.run.personalise import Personal, personalise, resolve
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.run.privacy_report import privacy_lines
@@ -41,7 +42,7 @@ def report_run(folder: Path, module: MakeModule | None = None) -> str:
     """Write report.md, report.html and plots of a finished run; return what the terminal shows."""
     result = read_result(folder)
     if result is None:
-        raise RunError(f"{folder} has no result yet; go on with `keyfed train --resume --out {folder}`")
+        raise RunError(f"{folder} has no result yet; go on with `{resume_command(folder)}`")
     trained = load_model(folder, module)
     examples = [
         (p, suggest(trained.spec, trained.params, trained.vocab, p, lines=trained.reads_lines)) for p in PROMPTS
@@ -54,10 +55,10 @@ def report_run(folder: Path, module: MakeModule | None = None) -> str:
     took = "" if result["seconds"] is None else f" in {result['seconds']:.0f} s"
     lines += [
         "",
-        f"{result['rounds']} rounds{took}{trained_on}; "
+        f"{plural(result['rounds'], 'round')}{took}{trained_on}; "
         f"down {human_bytes(traffic['down'])}, up {human_bytes(traffic['up'])}",
-        f"report: {next((p for p in written if p.suffix == '.html'), folder)}",
-        f'try:    keyfed suggest {folder} "the state of"',
+        f"report: {shlex.quote(str(next((p for p in written if p.suffix == '.html'), folder)))}",
+        f'try:    keyfed suggest {shlex.quote(str(folder))} "the state of"',
     ]
     return "\n".join(lines)
 

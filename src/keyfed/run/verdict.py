@@ -25,6 +25,8 @@ it predicts worse than plain word frequencies.'
     own = finite(value)
     if (result.get("privacy") or {}).get("randomness") == "system":
         return f"{who} was not tested: clients of a private federation score nothing. Test it on public text."
+    if (result.get("test") or {}).get("tokens") == 0:
+        return f"There is no test text, so {who} was not tested: its clients have too few lines to cut."
     if own is None or own <= 0:
         return (
             f"There is no finite test perplexity of {who} (got {show(value)}): the training diverged or was not tested."

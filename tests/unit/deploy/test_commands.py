@@ -109,7 +109,10 @@ def test_an_enrolment_file_that_is_not_there(tmp_path):
         (("train", "--plain", "--secure", "--federation", "127.0.0.1:1"), "not with --secure"),
         (("train", "--federation", "nonsense"), "HOST:PORT"),
         (("train", "--federation", "127.0.0.1:1", "--vocab", "missing.json"), "cannot be read as a vocabulary"),
-        (("up", "--clients", "4", "--dp", "noise=1"), "privacy.quantile=none"),
+        (
+            ("up", "--clients", "4", "--dp", "noise=1", "--set", "privacy.count_noise=0.2"),
+            "privacy.quantile=none",
+        ),
         (("up", "--clients", "1", "--plain", "--dp", "noise=1"), "1 clients are enrolled"),
         (("up", "--dp", "eps=1"), "expected epsilon=NUMBER or noise=NUMBER"),
         (
