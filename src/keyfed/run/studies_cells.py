@@ -205,7 +205,8 @@ def _counted(cell: Cell, bench: Bench) -> dict[str, Any]:
 
 
 MEASURES = ("perplexity", "nats", "top1", "top3", "top1_words", "top3_words", "sentence_perplexity",
-            "sentence_top1", "sentence_top3", "honest_sentence_perplexity", "honest_nats", "oov_rate")  # fmt: skip
+            "sentence_top1", "sentence_top1_words", "sentence_top3_words", "honest_sentence_perplexity",
+            "honest_nats", "oov_rate")  # fmt: skip
 FACTS = ("data", "data_sha256", "method", "model", "clients", "cohort", "parameters", "vocabulary", "rounds",
          "best_round", "tokens_trained", "train_tokens", "precision", "shuffles", "facts")  # fmt: skip
 
