@@ -5,6 +5,7 @@ Both are written from the cells' JSON files and the studies' claims alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def front_text(folder: Path, results: Path) -> str:
         Heading("What holds of the five papers", 1),
         Text("Their tables and figures run again with correct code, ours beside what was printed. Numbers are test "
              "perplexity, nats a character, or the share of next words guessed at first; ± is the standard deviation "
-             "over seeds. C is the share of 100 clients that take part in a round."),
+             "over seeds. C is the share of the clients that take part in a round."),
     ]  # fmt: skip
     tail = f"How far each study has been run, and how a verdict is told: [{STANDING}]({STANDING}).\n"
     listed = "\n".join(lines) or "Nothing has been run yet."
@@ -71,14 +72,25 @@ def numbers(comparisons: Sequence[Comparison], claim: Claim) -> str:
     worst = min(told, key=lambda c: WORST.index(c.verdict))
     measure = claim.measure
     ours = write_row(worst.row, measure)
+    percent = None if worst.change is None else 100 * math.expm1(worst.change)
     if worst.against is not None:
-        other = write_row(worst.against, measure)
-        printed = worst.printed and " and ".join(write_printed(value, measure) for value in worst.printed)
-        return f"{worst.where}: {ours} against {other}" + (f" (printed {printed})." if printed else ".")
+        brackets = [] if percent is None or any(worst.beyond) else [f"{percent:+.1f} %"]
+        if worst.printed:
+            brackets.append("printed " + " and ".join(write_printed(value, measure) for value in worst.printed))
+        after = f" ({'; '.join(brackets)})" if brackets else ""
+        return f"{worst.where}: {ours} against {write_row(worst.against, measure)}{after}."
     if claim.kind == "printed":
         return f"{worst.where}: {ours}, printed {write_printed(worst.other, measure)}."
     seeds = f" ({write_seeds(worst.row, measure)})" if len(worst.row.records) > 1 else ""
-    return f"{ours}{seeds} against {write_printed(worst.other, measure)}."
+    return f"{ours}{seeds}{_chance(percent, worst)}."
+
+
+def _chance(percent: float | None, c: Comparison) -> str:
+    """How far a mean is from its bound, and how far chance reaches."""
+    if percent is None or c.limits is None:
+        return ""
+    reach = 100 * math.expm1(c.limits[1])
+    return f": the mean is {abs(percent):.1f} % {'below' if percent < 0 else 'above'}, chance reaches {reach:.1f} %"
 
 
 def standing_text(folder: Path, results: Path) -> str:

@@ -80,7 +80,7 @@ def _paint(study: Study, plot: Mapping[str, Any], panels: Mapping[str, Sequence[
             draw(axes, theme, study, plot, rows, series)
             axes.set_title(title)
             axes.set_ylabel(NAMES.get(plot["measure"], plot["measure"].replace("_", " ")))
-        figure.suptitle("\n".join(textwrap.wrap(headline(plot, scale), 46 * len(panels))), x=0.02, ha="left", size=12)
+        figure.suptitle("\n".join(textwrap.wrap(headline(plot, scale), 60 * len(panels))), x=0.02, ha="left", size=12)
         handles: dict[str, Any] = {}
         for axes in all_axes:
             found, labels = axes.get_legend_handles_labels()

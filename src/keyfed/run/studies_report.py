@@ -29,7 +29,7 @@ COLUMNS = {
     "accuracy": "accuracy at the start of the last round", "first_accuracy": "accuracy before training",
 }  # fmt: skip
 MOST_LISTED = 30  # open cells that are named
-HEADS = {False: "What the paper says", True: "What we set out to show"}
+HEADS = {False: "What the paper says", True: "Our own goals and checks"}
 
 
 def write_page(study: Study, results: Path) -> list[Path]:
@@ -141,7 +141,7 @@ def claim_blocks(
             comparisons = compare_rows(study, rows, claim)
             blocks.append(Text(_said(study, rows, claim, scale)))
             if scale != "smoke" and (why := causes(claim, study, found, folder)):
-                blocks.append(Text(f"Why: {' '.join(why)}"))
+                blocks.append(Text(" ".join(why)))
             if comparisons:
                 table = [_head(claim), *(_cells(c, claim, scale) for c in comparisons)]
                 blocks += [Text(_spreads(rows, comparisons, claim)), Table(table)]
@@ -167,14 +167,11 @@ def _spreads(rows: Sequence[Row], comparisons: Sequence[Comparison], claim: Clai
 
 def _head(claim: Claim) -> list[str]:
     """The header of a claim's table, by what the rows are compared with."""
-    own = ", ".join(_words(claim.of)) if claim.than else "ours"
-    than = ", ".join(_words(claim.than)) or ("bound" if claim.kind == "below" else "printed")
+    labels = [claim.of.get(axis) for axis in claim.than]
+    own = ", ".join(map(str, labels)) if labels and all(isinstance(label, str) for label in labels) else "ours"
+    than = ", ".join(claim.than.values()) or ("bound" if claim.kind == "below" else "printed")
     limits = "holds between" if claim.kind in ("printed", "close") else "cannot be told between"
     return ["where", own, than, "difference", limits, *(["printed difference"] if claim.than else []), "verdict"]
-
-
-def _words(labels: Mapping[str, Any]) -> list[str]:
-    return [" or ".join(label) if isinstance(label, list | tuple) else str(label) for label in labels.values()]
 
 
 def _cells(c: Comparison, claim: Claim, scale: str) -> list[str]:
@@ -250,7 +247,7 @@ def _open(study: Study, rows: Sequence[Row], scale: str) -> list[Block]:
     blocks += [Text(f"Absent: {where}: {why}.") for where, why in absent]
     if not left:
         return [*blocks, Text(f"Every cell of scale {scale} is finished.")]
-    blocks.append(Text(f"{len(left)} cells of scale {scale} are open: keyfed study {study.name} --scale {scale}"))
+    blocks.append(Text(f"Open cells of scale {scale}: {len(left)}. keyfed study {study.name} --scale {scale}"))
     table = [["cell", "seed"], *([", ".join(c.labels.values()), str(c.seed)] for c in left[:MOST_LISTED])]
     if len(left) > MOST_LISTED:
         table.append([f"and {len(left) - MOST_LISTED} more", NONE])

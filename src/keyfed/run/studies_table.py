@@ -61,7 +61,8 @@ class Row:
     def tokens(self) -> str:
         """Tokens that the clients trained on in all rounds, the mean over seeds; empty where nothing was trained."""
         found = [int(r["tokens_trained"]) for r in self.records if r.get("tokens_trained")]
-        return f"{statistics.fmean(found) / 1e6:,.1f} M" if found else ""
+        mean = statistics.fmean(found) if found else 0.0
+        return "" if not found else f"{mean / 1e6:,.1f} M" if mean >= 1e6 else f"{mean:,.0f}"
 
     @property
     def chosen(self) -> str:

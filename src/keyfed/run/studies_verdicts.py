@@ -160,8 +160,9 @@ def is_absent(rows: Sequence[Row], claim: Claim) -> bool:
 
 def _where(row: Row, claim: Claim) -> str:
     """A row in words, without what the claim itself says."""
-    said = [axis for axis, label in claim.of.items() if isinstance(label, str)]
-    return place(row, [*said, *claim.than]) or place(row)
+    several = [axis for axis, label in claim.of.items() if not isinstance(label, str)]
+    said = [axis for axis in (*claim.of, *claim.than) if axis not in several]
+    return place(row, said) or place(row)
 
 
 def _ordered(study: Study, row: Row, other: Row, claim: Claim, spreads: tuple[Spread, Spread]) -> Comparison:
@@ -178,7 +179,8 @@ def _ordered(study: Study, row: Row, other: Row, claim: Claim, spreads: tuple[Sp
         margin = math.hypot(margin, *(_shuffled(r, mean) for r, mean in ((row, a), (other, b))))
     change, reach = math.log(a / b), math.log(FAR) if margin is None else margin
     verdict, limits = _told(claim, change, reach, (above, other_above))
-    return Comparison(where, row, other, a, b, verdict, change, margin, limits, printed, (above, other_above))
+    known = None if above and other_above else change
+    return Comparison(where, row, other, a, b, verdict, known, margin, limits, printed, (above, other_above))
 
 
 def _told(
@@ -187,12 +189,10 @@ def _told(
     """The verdict on a difference of two rows, and its limits. A lower bound is never told to be lower."""
     if claim.kind == "close":
         tolerance = math.log1p(claim.within)
-        sure = tolerance - reach if tolerance > reach else None
-        limits = None if sure is None else (-sure, sure)
-        if any(beyond):
-            return UNSURE, limits
-        word = FAILS if abs(change) > tolerance + reach else HOLDS if sure and abs(change) <= sure else UNSURE
-        return word, limits
+        sure = max(0.0, tolerance - reach)
+        apart = (change < -tolerance - reach and not beyond[0]) or (change > tolerance + reach and not beyond[1])
+        word = FAILS if apart else HOLDS if abs(change) <= sure and sure and not any(beyond) else UNSURE
+        return word, (-sure, sure) if sure else None
     middle = math.log1p(claim.bound or 0.0) if claim.kind == "costs" else 0.0
     lower, higher = change < middle - reach and not beyond[0], change > middle + reach and not beyond[1]
     wanted, unwanted = (higher, lower) if claim.kind == "higher" else (lower, higher)
