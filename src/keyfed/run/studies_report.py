@@ -20,7 +20,7 @@ from keyfed.run.studies_front import GENERATED, STANDING
 from keyfed.run.studies_plan import Study
 from keyfed.run.studies_plots import describe, draw_plots, drawn
 from keyfed.run.studies_table import Row, main_scale, rows_of, write_printed, write_row, write_seeds, write_value
-from keyfed.run.studies_verdicts import FIXED, Comparison, compare_rows, spreads_of, verdict_on
+from keyfed.run.studies_verdicts import FAR, FIXED, Comparison, compare_rows, spreads_of, verdict_on
 
 COLUMNS = {
     "perplexity": "test perplexity", "top1": "top-1", "top3": "top-3", "top1_words": "top-1 without oov and eos",
@@ -29,6 +29,7 @@ COLUMNS = {
     "accuracy": "accuracy at the start of the last round", "first_accuracy": "accuracy before training",
 }  # fmt: skip
 MOST_LISTED = 30  # open cells that are named
+UNKNOWN = f"unknown, one seed; a ratio of more than {FAR:g} is told and nothing else"
 HEADS = {False: "What the paper says", True: "Our own goals and checks"}
 
 
@@ -162,7 +163,7 @@ def _spreads(rows: Sequence[Row], comparisons: Sequence[Comparison], claim: Clai
         for runner, spread in spreads_of([row for row in rows if row.records], claim.measure).items()
         if spread.sd is not None and runner in runners
     ]
-    return f"Spread over seeds: {'; '.join(told) or 'unknown, one seed'}.{tolerance}"
+    return f"Spread over seeds: {'; '.join(told) or UNKNOWN}.{tolerance}"
 
 
 def _head(claim: Claim) -> list[str]:
@@ -183,7 +184,8 @@ def _cells(c: Comparison, claim: Claim, scale: str) -> list[str]:
     ours, other = (f"> {value}" if beyond else value for value, beyond in zip(values, c.beyond, strict=True))
     limits = NONE if c.limits is None else " to ".join(map(percent, c.limits))
     printed = NONE if c.printed is None else percent(math.log(c.printed[0] / c.printed[1]))
-    return [c.where, ours, other, NONE if c.change is None else percent(c.change), limits,
+    side = "> " if c.beyond[0] else "< " if c.beyond[1] else ""  # of a lower bound
+    return [c.where, ours, other, NONE if c.change is None else f"{side}{percent(c.change)}", limits,
             *([printed] if claim.than else []), NONE if scale == "smoke" else c.verdict]  # fmt: skip
 
 

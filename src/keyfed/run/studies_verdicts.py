@@ -42,8 +42,9 @@ RULE = (
     "A bound holds if our mean is below it by more than m = t(ν) · s / √n, with s of that row's own seeds if it "
     "has several, and the pooled s else.",
     "Where no configuration has two seeds and so there is no s, a ratio of more than 1.5 is told and nothing "
-    "else. A claim holds if it does in every comparison; where comparisons differ they are counted. They are not "
-    "corrected for their number. Nothing is judged at smoke scale: it only shows that a study runs.",
+    "else. A claim holds if it does in every comparison; where comparisons differ they are counted, and where "
+    "they are readings of the same thing one is enough. They are not corrected for their number. Nothing is "
+    "judged at smoke scale: it only shows that a study runs.",
 )
 
 

@@ -223,6 +223,7 @@ def test_a_target_that_was_not_reached_is_more_rounds_than_were_run(fedatt, feda
         assert (found.ours, found.other) == (fedatt or 50, fedavg or 50)
     page = page_text(study, results_of(study, values, "rounds_to_90", rounds=50))
     assert ("\\> 50" in page) == (None in (fedatt, fedavg))
+    assert ("| 8 | \\> 50 | \\< -84.0 % |" in page) == ((fedatt, fedavg) == (8, None))
 
 
 def test_seeds_that_missed_a_target_make_a_mean_that_is_a_lower_bound():
