@@ -61,7 +61,8 @@ def study(
 
 def _list(folder: Path, results: Path, as_json: bool) -> None:
     from keyfed.run.studies import finished
-    from keyfed.run.studies_plan import cells_of, load_study, study_names
+    from keyfed.run.studies_plan import load_study, study_names
+    from keyfed.run.studies_table import counted
 
     rows = [["study", "what", "smoke", "standard", "paper"]]
     for name in study_names(folder):
@@ -69,8 +70,8 @@ def _list(folder: Path, results: Path, as_json: bool) -> None:
         there = finished(results, name)
         counts = []
         for scale in ("smoke", "standard", "paper"):
-            cells = [c for c in cells_of(study, scale) if not c.absent] if scale in study.scales else []
-            counts.append(f"{sum(c.id in there for c in cells)} of {len(cells)}" if cells else "–")
+            done, left = counted(study, scale, there) if scale in study.scales else (0, 0)
+            counts.append(f"{done} of {done + left}" if done + left else "–")
         rows.append([name, study.title, *counts])
     if as_json:
         print_json([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
@@ -82,9 +83,10 @@ def _list(folder: Path, results: Path, as_json: bool) -> None:
 
 def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> None:
     from keyfed.run.studies import finished
+    from keyfed.run.studies_front import write_front
     from keyfed.run.studies_plan import load_study, study_names
-    from keyfed.run.studies_report import verdict_lines, write_front, write_page
-    from keyfed.run.studies_table import main_scale, rows_of
+    from keyfed.run.studies_report import verdict_lines, write_page
+    from keyfed.run.studies_table import counted, main_scale, rows_of
 
     out: dict[str, Any] = {}
     for name in [which] if which is not None else study_names(folder):
@@ -92,11 +94,11 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> No
         there = finished(results, study.name)
         scale = main_scale(study, there)
         rows = rows_of(study, scale, there) if scale else []
-        cells = sum(len(row.cells) for row in rows if not row.absent)
+        done, left = counted(study, scale or "smoke", there)
         out[study.name] = {
             "scale": scale,
-            "finished": sum(len(row.records) for row in rows),
-            "open": cells - sum(len(row.records) for row in rows),
+            "finished": done,
+            "open": left,
             "verdicts": verdict_lines(study, rows, scale) if scale else [],
             "page": str(write_page(study, results)[0]),
         }
@@ -105,7 +107,7 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> No
         print_json(out)
         return
     for name, found in out.items():
-        where = "nothing finished" if found["scale"] is None else f"scale {found['scale']}"
+        where = f"scale {found['scale'] or 'smoke'}"
         typer.echo(f"{name}: {where}, {found['finished']} cells finished, {found['open']} open; {found['page']}")
         for line in found["verdicts"]:
             typer.echo(f"  {line}")
@@ -118,7 +120,8 @@ def _run(
     from keyfed.run.compare_plan import parse_seeds
     from keyfed.run.studies import Lines, finished, run_study
     from keyfed.run.studies_cells import Bench
-    from keyfed.run.studies_report import result_table, verdict_lines, write_front, write_page
+    from keyfed.run.studies_front import write_front
+    from keyfed.run.studies_report import result_table, verdict_lines, write_page
     from keyfed.run.studies_table import rows_of
 
     which = None if seeds is None else parse_seeds(seeds)

@@ -16,8 +16,9 @@ import pytest
 
 from keyfed.run.studies import data_folder, finished, run_study
 from keyfed.run.studies_cells import Bench
+from keyfed.run.studies_front import standing_text
 from keyfed.run.studies_plan import load_study, study_names
-from keyfed.run.studies_report import front_text, page_text, write_page
+from keyfed.run.studies_report import page_text, write_page
 
 STUDIES = Path(__file__).parents[2] / "studies"
 WORDS = """the king and queen of a small green island saw two ships come home with good news for all men""".split()  # noqa: SIM905
@@ -168,8 +169,8 @@ def test_the_module_runs_without_what_a_gpu_machine_lacks(miniature, tmp_path):
     assert "not judged at smoke scale" in text
 
 
-def test_the_front_page_names_every_study(tmp_path):
-    text = front_text(STUDIES, tmp_path)
+def test_the_page_of_where_studies_stand_names_every_one(tmp_path):
+    text = standing_text(STUDIES, tmp_path)
     for name in study_names(STUDIES):
         assert f"| {name} |" in text
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.errors import ConfigError, nearest
+from keyfed.run.studies_claims import CLAIM_KEYS, CLAIMS, Claim, read_claim
 from keyfed.run.studies_curves import BY, PLACES
 
 Labels = Mapping[str, str]
@@ -27,7 +28,6 @@ RUNNERS = ("train", "code-faithful", "n-gram", "toy", "explore")
 HEAD = ("title", "paper", "about", "measures", "notes", "targets", "curves", "plots", "base", "axis", "when", "grid",
         "scale", "published", "claims")  # fmt: skip
 CURVE = {"train_nats": 1, "perplexity": 2, "nats": 2, "top1": 3, "accuracy": 3}  # places in a point of a curve by round
-CLAIMS = ("lower", "higher", "printed", "below")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +83,6 @@ class Scale:
     def seeds_of(self, labels: Labels) -> tuple[int, ...]:
         """Seeds of a configuration: the scale's, or those of the first `fewer` that it matches."""
         return next((seeds for where, seeds in self.fewer if matches(labels, where)), self.seeds)
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a paper says, in a form that can be checked.
-
-    Attributes:
-      front: whether the front page of the results says it.
-      kind: "lower" or "higher": the rows of `of` against the same rows with the labels of `than`; "printed": the rows
-        of `of` against the printed value, within `within`; "below": the rows of `of` against `bound`.
-    """
-
-    says: str
-    kind: str
-    of: Labels
-    than: Labels
-    measure: str
-    within: float
-    bound: float | None
-    front: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +208,8 @@ def study_from(document: Mapping[str, Any], path: Path) -> Study:
     """Check a study's document and return the study; every mistake names the file and what was expected."""
     where = path.name
     _known(document, HEAD, where, "key")
+    for table in document.get("claims", ()):
+        _known(table, CLAIM_KEYS, where, "key of a claim")
     try:
         axes = {
             axis: {label: _flat(table, path) for label, table in values.items()}
@@ -250,7 +232,7 @@ def study_from(document: Mapping[str, Any], path: Path) -> Study:
             grids=grids,
             scales=scales,
             published={m: tuple(_published(t, where)) for m, t in document.get("published", {}).items()},
-            claims=tuple(_claim(table, where) for table in document.get("claims", ())),
+            claims=tuple(read_claim(table, where) for table in document.get("claims", ())),
             curves=bool(document.get("curves", False)),
         )
     except KeyError as e:
@@ -329,16 +311,6 @@ def _scale(name: str, table: Mapping[str, Any], path: Path, axes: Mapping[str, A
         _known(labels, axes[axis], path.name, f"{axis} of scale.{name}.keep")
     fewer = tuple((entry["where"], tuple(entry["seeds"])) for entry in table.get("fewer", ()))
     return Scale(name, tuple(table["seeds"]), table["why"], _flat(table.get("set", {}), path), keep, fewer)
-
-
-def _claim(table: Mapping[str, Any], where: str) -> Claim:
-    _known(table, ("says", "kind", "of", "than", "measure", "within", "bound", "front"), where, "key of a claim")
-    bound = table.get("bound")
-    return Claim(
-        table["says"], table["kind"], table["of"], table.get("than", {}), table.get("measure", "perplexity"),
-        float(table.get("within", 0.05)), None if bound is None else float(bound),
-        bool(table.get("front", False)),
-    )  # fmt: skip
 
 
 def _published(table: Mapping[str, Any], where: str) -> Iterable[tuple[Labels, float]]:

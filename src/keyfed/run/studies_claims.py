@@ -1,0 +1,54 @@
+"""A claim of a study's file: what a paper says, or what we set out to show, in a form that can be checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from keyfed.errors import ConfigError
+
+CLAIMS = ("lower", "higher", "close", "costs", "printed", "below")
+CLAIM_KEYS = ("says", "kind", "of", "than", "measure", "within", "bound", "front", "ours", "some", "name", "cause")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A sentence and how it is checked.
+
+    Attributes:
+      kind: "lower", "higher": the rows of `of` against the same rows with the labels of `than`; "close": they differ
+        by no more than `within`; "costs": they are higher by no more than `bound`, a share of one; "printed": the rows
+        of `of` against the printed value, within `within`; "below": the rows of `of` against `bound`.
+      front: whether the front page of the results says it.
+      ours: whether it is our own goal or explanation, and not the paper's word.
+      some: whether it holds as soon as one comparison does: each is another reading of the same thing.
+      name: by which a `cause` names its verdict; empty for most.
+      cause: sentences that say why, with numbers of cells in braces (see `studies_causes`).
+    """
+
+    says: str
+    kind: str
+    of: Mapping[str, Any]
+    than: Mapping[str, Any]
+    measure: str
+    within: float
+    bound: float | None
+    front: bool
+    ours: bool
+    some: bool
+    name: str
+    cause: tuple[str, ...]
+
+
+def read_claim(table: Mapping[str, Any], where: str) -> Claim:
+    """Read a `[[claims]]` table whose keys are known."""
+    bound = table.get("bound")
+    if bound is None and table["kind"] in ("below", "costs"):
+        raise ConfigError(f'{where}: claim "{table["says"]}" is of kind {table["kind"]} and has no bound; give it one')
+    return Claim(
+        table["says"], table["kind"], table["of"], table.get("than", {}), table.get("measure", "perplexity"),
+        float(table.get("within", 0.05)), None if bound is None else float(bound), bool(table.get("front", False)),
+        bool(table.get("ours", False)), bool(table.get("some", False)), str(table.get("name", "")),
+        tuple(table.get("cause", ())),
+    )  # fmt: skip
