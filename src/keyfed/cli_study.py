@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,10 +46,10 @@ def study(
 
       keyfed study report fedatt-table2
     """
-    from keyfed.run.studies_plan import load_study, study_folder
+    from keyfed.run.studies_plan import load_study, results_folder, study_folder
 
     folder = study_folder()
-    results = results or folder.parent / "docs" / "results"
+    results = results or results_folder(folder)
     if which is not None and name != "report":
         raise ConfigError(f'"{which}" stands behind "{name}"; one study at a time, or `study report {which}`')
     if name == "list":
@@ -64,20 +65,28 @@ def _list(folder: Path, results: Path, as_json: bool) -> None:
     from keyfed.run.studies_plan import cells_of, load_study, study_names
 
     rows = [["study", "what", "smoke", "standard", "paper"]]
+    left_out: dict[str, None] = {}
     for name in study_names(folder):
         study = load_study(name, folder)
-        there = finished(results, name)
+        there = finished(results, name, left_out.setdefault)
         counts = []
         for scale in ("smoke", "standard", "paper"):
             cells = [c for c in cells_of(study, scale) if not c.absent] if scale in study.scales else []
             counts.append(f"{sum(c.id in there for c in cells)} of {len(cells)}" if cells else "–")
         rows.append([name, study.title, *counts])
+    _say(left_out)
     if as_json:
         print_json([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
         return
     from keyfed.run.console import print_table
 
     print_table(rows)
+
+
+def _say(lines: Iterable[str]) -> None:
+    """Write lines that are no result to stderr."""
+    for line in lines:
+        typer.echo(line, err=True)
 
 
 def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> None:
@@ -87,9 +96,10 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> No
     from keyfed.run.studies_table import main_scale, rows_of
 
     out: dict[str, Any] = {}
+    left_out: dict[str, None] = {}
     for name in [which] if which is not None else study_names(folder):
         study = load_study(name, folder)
-        there = finished(results, study.name)
+        there = finished(results, study.name, left_out.setdefault)
         scale = main_scale(study, there)
         rows = rows_of(study, scale, there) if scale else []
         cells = sum(len(row.cells) for row in rows if not row.absent)
@@ -101,6 +111,7 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> No
             "page": str(write_page(study, results)[0]),
         }
     write_front(folder, results)
+    _say(left_out)
     if as_json:
         print_json(out)
         return
