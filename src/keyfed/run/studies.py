@@ -12,7 +12,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,12 +215,12 @@ def _finish(cell: Cell, study: Study, results: Path, bench: Bench, clock: Clock)
 class Lines:
     """Follows on stderr in plain lines: no library is needed for that."""
 
-    def __init__(self, write: Callable[[str], Any] = sys.stderr.write) -> None:
-        self._write, self._rounds = write, 0
+    def __init__(self) -> None:
+        self._rounds = 0
 
     def say(self, line: str) -> None:
         """Write a line."""
-        self._write(f"{time.strftime('%H:%M:%S')} {line}\n")
+        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
 
     def start(self, what: str, rounds: int, done: int) -> None:
         """Write what begins."""

@@ -188,8 +188,8 @@ def _trained(cell: Cell, bench: Bench, listen: Patient, curves: bool) -> dict[st
     result = train(config, folder, resume=True, listener=listen, prepared=prepared, budget=budget)
     _, made = read_run_toml(folder)
     records = read_metrics(folder)
-    if "vectors_sha256" in made:
-        hashes["vectors_sha256"] = made["vectors_sha256"]
+    if config.vectors.file is not None:
+        hashes["vectors_sha256"] = _sha256(Path(config.vectors.file), made["vectors_sha256"])
     training = training_curves(read_curves(folder), passes) if curves else None
     shutil.rmtree(folder)
     return {
@@ -197,6 +197,14 @@ def _trained(cell: Cell, bench: Bench, listen: Patient, curves: bool) -> dict[st
         "precision": config.train.precision,
         "train_tokens": int(prepared.store.sizes().sum()), "training": training,
     }  # fmt: skip
+
+
+def _sha256(path: Path, folder: str) -> str:
+    """Of a file as any tool says it; of a folder the run's own, over the names too."""
+    if path.is_dir():
+        return folder
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _first_run(settings: Settings, seed: int, bench: Bench, listen: Patient) -> Path:
