@@ -27,7 +27,7 @@ from keyfed.run.studies_store import finished as finished
 from keyfed.run.studies_store import is_finished, refuse_file, write_cell
 from keyfed.run.train import Listener, Silent
 
-RESUMED = ("train",)  # runners whose cells go on from a checkpoint
+RESUMED = ("train", "code-faithful")  # runners whose cells go on from a checkpoint
 MOMENT = 1.0  # seconds between two looks at what another process does
 
 
@@ -162,7 +162,7 @@ def run_study(
     todo = [cell for cell in cells if cell.id not in there]
     done: list[str] = []
     closed: set[str] = set()
-    skipped: list[str] = []
+    skipped: list[Cell] = []
     failed: list[tuple[str, str]] = []
     listen.say(f"{study.name} at scale {scale}: {len(cells)} cells, {len(cells) - len(todo)} finished")
     try:
@@ -175,7 +175,7 @@ def run_study(
                 record = _finish(cell, study, results, bench, clock)
             except FolderInUse:
                 listen.say("skipped: another process works on it")
-                skipped.append(cell.title)
+                skipped.append(cell)
                 continue
             except (ConfigError, DataError, DownloadError, RunError) as e:
                 listen.say(f"failed: {e}")
@@ -190,10 +190,12 @@ def run_study(
             listen.say("  ".join(f"{key} {value:.4g}" for key, value in list(shown.items())[:4]))
     except TimeIsUp:
         listen.say(f"{minutes:g} minutes are spent; the same call goes on with what is open")
-    left = [cell.title for cell in todo if cell.id not in closed]
+    closed |= {cell.id for cell in skipped if is_finished(results, cell)}
+    left = tuple(cell.title for cell in todo if cell.id not in closed)
+    taken = tuple(cell.title for cell in skipped if cell.id not in closed)
     return Progress(
-        study.name, scale, tuple(done), len(cells) - len(left) - len(done), tuple(left), tuple(skipped),
-        tuple(failed), time.monotonic() - began,
+        study.name, scale, tuple(done), len(cells) - len(left) - len(done), left, taken, tuple(failed),
+        time.monotonic() - began,
     )  # fmt: skip
 
 

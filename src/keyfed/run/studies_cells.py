@@ -153,7 +153,9 @@ def run_cell(
             if cell.settings.get("study.positional"):
                 found = positional_unigram(config, shuffles, share)
             else:
-                found = train_faithfully(config, shuffles, listen, share)
+                folder = bench.work / cell.study / Path(cell.file).stem
+                found = train_faithfully(config, shuffles, listen, share, folder)
+                shutil.rmtree(folder, ignore_errors=True)
                 found["precision"] = config.train.precision
         case "n-gram":
             found = _counted(cell, bench)

@@ -33,6 +33,7 @@ from keyfed.run.studies_plan import (
     with_settings,
 )
 from keyfed.run.studies_report import front_text, page_text
+from keyfed.run.studies_store import write_cell
 from keyfed.run.studies_table import (
     FAILS,
     HOLDS,
@@ -347,6 +348,24 @@ def test_a_cell_that_another_process_works_on_is_skipped_and_not_failed(tmp_path
     again = run_study(study, "smoke", results=tmp_path, bench=bench, override=more)
     assert (again.before, again.done, again.open) == (3, (taken.title,), ())
     assert list((tmp_path / "work" / "locks").iterdir()) == []
+
+
+def test_a_skipped_cell_that_the_other_process_finishes_in_time_is_not_open(tmp_path, monkeypatch):
+    study, bench = load_study("gboard-toy", STUDIES), Bench(tmp_path / "work", "cpu")
+    more = {"study.samples": 48, "study.rounds": 1}
+    first, second = (with_settings(cell, more) for cell in cells_of(study, "smoke")[:2])
+    monkeypatch.setattr(studies, "cells_of", lambda *_: cells_of(study, "smoke")[:2])
+    with ExitStack() as other:
+        other.enter_context(held(bench.work, first))
+
+        def finish_the_first_too(cell, *rest):
+            write_cell(tmp_path, first, run_cell(first, *rest))
+            other.close()
+            return run_cell(cell, *rest)
+
+        monkeypatch.setattr(studies, "run_cell", finish_the_first_too)
+        done = run_study(study, "smoke", results=tmp_path, bench=bench, override=more)
+    assert (done.done, done.before, done.open, done.skipped) == ((second.title,), 1, (), ())
 
 
 def test_a_cell_that_another_process_finished_meanwhile_is_not_run_again(tmp_path, monkeypatch):
