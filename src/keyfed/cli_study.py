@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +36,8 @@ def study(
 
     A study is a TOML file of studies/: data, models, methods, seeds for each scale, printed values, claims. Every
     configuration with a seed is a cell, its result one small JSON file in RESULTS/data; finished cells are read,
-    interrupted ones go on. Exit code 1 if a cell failed.
+    interrupted ones go on. Several processes may share RESULTS and WORK: each takes cells that no other works on. A
+    cell that was made with other defaults of its method than today's is run again. Exit code 1 if a cell failed.
 
       keyfed study list
 
@@ -45,10 +47,10 @@ def study(
 
       keyfed study report fedatt-table2
     """
-    from keyfed.run.studies_plan import load_study, study_folder
+    from keyfed.run.studies_plan import load_study, results_folder, study_folder
 
     folder = study_folder()
-    results = results or folder.parent / "docs" / "results"
+    results = results or results_folder(folder)
     if which is not None and name != "report":
         raise ConfigError(f'"{which}" stands behind "{name}"; one study at a time, or `study report {which}`')
     if name == "list":
@@ -65,20 +67,28 @@ def _list(folder: Path, results: Path, as_json: bool) -> None:
     from keyfed.run.studies_table import counted
 
     rows = [["study", "what", "smoke", "standard", "paper"]]
+    left_out: dict[str, None] = {}
     for name in study_names(folder):
         study = load_study(name, folder)
-        there = finished(results, name)
+        there = finished(results, name, left_out.setdefault)
         counts = []
         for scale in ("smoke", "standard", "paper"):
             done, left = counted(study, scale, there) if scale in study.scales else (0, 0)
             counts.append(f"{done} of {done + left}" if done + left else "–")
         rows.append([name, study.title, *counts])
+    _say(left_out)
     if as_json:
         print_json([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
         return
     from keyfed.run.console import print_table
 
     print_table(rows)
+
+
+def _say(lines: Iterable[str]) -> None:
+    """Write lines that are no result to stderr."""
+    for line in lines:
+        typer.echo(line, err=True)
 
 
 def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> None:
@@ -89,9 +99,10 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> No
     from keyfed.run.studies_table import counted, main_scale, rows_of
 
     out: dict[str, Any] = {}
+    left_out: dict[str, None] = {}
     for name in [which] if which is not None else study_names(folder):
         study = load_study(name, folder)
-        there = finished(results, study.name)
+        there = finished(results, study.name, left_out.setdefault)
         scale = main_scale(study, there)
         rows = rows_of(study, scale, there) if scale else []
         done, left = counted(study, scale or "smoke", there)
@@ -103,6 +114,7 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> No
             "page": str(write_page(study, results)[0]),
         }
     write_front(folder, results)
+    _say(left_out)
     if as_json:
         print_json(out)
         return

@@ -214,7 +214,9 @@ def facts(study: Study, rows: Sequence[Row]) -> list[tuple[str, str]]:
         counts = Counter(str(value) for value in values if value is not None)
         return ", ".join(f"{value} ({n} cells)" if len(counts) > 1 else value for value, n in sorted(counts.items()))
 
-    hashes = sorted({(r["data"], r["data_sha256"]) for r in records if r.get("data_sha256")})
+    hashes = {(f"SHA-256 of {r['data']}", r["data_sha256"]) for r in records if r.get("data_sha256")}
+    for key, of in (("vectors_sha256", "vectors.file"), ("first_data_sha256", "first.data.name")):
+        hashes |= {(f"SHA-256 of {r['settings'][of]}", r[key]) for r in records if r.get(key)}
     out = [
         ("seeds", ", ".join(map(str, sorted({r["seed"] for r in records})))),
         ("hardware", several([m["hardware"] for m in made])),
@@ -222,18 +224,34 @@ def facts(study: Study, rows: Sequence[Row]) -> list[tuple[str, str]]:
                      f"Python {several([m['python'] for m in made])}"),
         ("precision", several([r.get("precision") for r in records]) or NONE),
         ("validation", several([_validation(r) for r in records]) or NONE),
-        *((f"SHA-256 of {name}", sha) for name, sha in hashes),
+        *sorted(hashes),
         ("tokens trained", f"{sum(r.get('tokens_trained') or 0 for r in records):,}"),
-        ("time of all cells", show_duration(sum(r.get("seconds") or 0.0 for r in records))),
+        ("time, summed over cells that may have run side by side",
+         show_duration(sum(r.get("seconds") or 0.0 for r in records))),
     ]  # fmt: skip
     parameters = sorted({(r["model"], r["parameters"]) for r in records if r.get("parameters")})
     out += [("parameters", "; ".join(f"{model} {count:,}" for model, count in parameters))] if parameters else []
+    out += sorted((f"options of {method}", told) for method, told in _options(records).items())
     shuffled = [(row, record["shuffles"]) for row in rows for record in row.records if record.get("shuffles")]
     for row, s in shuffled:
         spread = "" if s["sd"] is None else f", standard deviation {s['sd']:.2f}"
         where = ", ".join(row.labels.values())
         out.append((f"{where}: {s['count']} shuffles of the test", f"{s['lowest']:.2f} to {s['highest']:.2f}{spread}"))
     return out
+
+
+def _options(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """A method's options that all its cells have in common, defaults too; what differs is in the rows' settings."""
+    shared: dict[str, dict[str, Any]] = {}
+    for record in records:
+        own = record.get("options") or {}
+        before = shared.setdefault(str(record.get("method")), own)
+        shared[str(record.get("method"))] = {k: v for k, v in before.items() if k in own and own[k] == v}
+    return {
+        method: ", ".join(f"{key} {'none' if value is None else value}" for key, value in options.items())
+        for method, options in shared.items()
+        if options
+    }
 
 
 def _validation(record: Mapping[str, Any]) -> str | None:

@@ -74,9 +74,12 @@ def study_of(text: str = DOCUMENT):
     return study_from(tomllib.loads(text), Path("example.toml"))
 
 
+OTHER = {"runner": "train", "settings": {}, "made": dict.fromkeys(("keyfed", "torch", "python", "hardware"), "1")}
+
+
 def results_of(study, values=VALUES, scale="standard"):
     return {
-        cell.id: {"id": cell.id, "seed": cell.seed, "measures": {"perplexity": values[key][cell.seed - 1]},
+        cell.id: {"id": cell.id, "seed": cell.seed, **OTHER, "measures": {"perplexity": values[key][cell.seed - 1]},
                   "curve": [[r, 1.0, values[key][cell.seed - 1] + 50 / r, 0.1] for r in (1, 2, 3)]}
         for cell in cells_of(study, scale)
         if (key := tuple(cell.labels.values())) in values and cell.seed <= len(values[key])
@@ -137,7 +140,15 @@ def test_every_cause_can_be_filled(name):
     for claim in study.claims:
         named = [study, *(every[s] for s in every if any(f"{s}/" in sentence for sentence in claim.cause))]
         found = {
-            cell.id: {"id": cell.id, "seed": cell.seed, "measures": dict.fromkeys(one.measures, 1.5), "curve": []}
+            cell.id: {
+                "id": cell.id,
+                "seed": cell.seed,
+                "runner": "train",
+                "settings": {},
+                "made": MADE,
+                "measures": dict.fromkeys(one.measures, 1.5),
+                "curve": [],
+            }
             for one in named
             for cell in cells_of(one, "paper")
             if not cell.absent

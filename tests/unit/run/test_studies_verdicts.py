@@ -256,7 +256,7 @@ def test_a_cost_is_told_from_its_bound_on():
 
 @pytest.mark.parametrize("kind", ["below", "costs"])
 def test_a_bound_is_asked_for(kind):
-    with pytest.raises(ConfigError, match=f'claim "as said" is of kind {kind} and has no bound'):
+    with pytest.raises(ConfigError, match=f'bound is missing in a claim of kind {kind}: "as said"'):
         study_of(f'kind = "{kind}"')
 
 
