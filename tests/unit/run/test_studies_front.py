@@ -143,9 +143,7 @@ def test_every_cause_can_be_filled(name):
             cell.id: {
                 "id": cell.id,
                 "seed": cell.seed,
-                "runner": "train",
-                "settings": {},
-                "made": MADE,
+                **OTHER,
                 "measures": dict.fromkeys(one.measures, 1.5),
                 "curve": [],
             }
