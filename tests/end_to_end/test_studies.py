@@ -28,11 +28,6 @@ TINY = {"data.max_tokens": 60, "data.vocab": 60, "train.valid_tokens": 200, "tra
 SMALL = {f"{of}{key}": 8 for of in ("", "first.") for key in ("model.embed", "model.hidden")}
 
 
-@pytest.fixture(autouse=True)
-def pictures_are_painted_but_not_rendered():
-    """A study's pictures are rendered: those of a first look are saved in a way that the usual dot does not allow."""
-
-
 def sentence(draw: random.Random) -> str:
     return " ".join(draw.choices(WORDS, k=draw.randint(6, 14)))
 
