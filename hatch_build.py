@@ -38,6 +38,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         # What `keyfed keyboard` trains where there is no run; the runtime is among the artifacts of pyproject.toml.
         build_data["force_include"]["first.toml"] = "keyfed/first.toml"
+        build_data["force_include"]["studies"] = "keyfed/studies"  # where there is no ./studies
         try:
             if wrong is not None:
                 assets.fetch()

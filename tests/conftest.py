@@ -17,6 +17,11 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 torch.set_num_threads = lambda threads: None
 
+# Nor does a test wait for the disk: the suite asks tens of thousands of times, for milliseconds each, and what is lost
+# when the power goes no test can see. That it is asked, when, and what becomes of its failures is looked at in
+# tests/unit/test_files.py, run/test_checkpoint.py and private/test_budget.py; processes that a test starts do wait.
+os.fsync = lambda handle: os.fstat(handle) and None
+
 
 @pytest.fixture(scope="module")
 def workers_are_forked() -> Iterator[None]:

@@ -118,10 +118,10 @@ def plan_(
 
       keyfed privacy plan --population 1000000 --epsilon 8 --run runs/private
     """
-    from keyfed.private.plan import cohort_needed, measured_costs, plan
+    from keyfed.private.plan import cohort_needed, delta_for, measured_costs, plan
 
     budgets, sizes = epsilon or [2.0, 8.0], cohort or [m for m in (100, 1000, 5000, 20_000) if m <= population]
-    delta = population**-1.1 if delta is None else delta
+    delta = delta_for(population, delta)
     given: dict[str, Any] = {"population": population, "delta": delta, "rounds": rounds, "parameters": parameters}
     rows = plan(budgets, sizes, **given)
     needed = {f"{e:g}": cohort_needed(e, 1.0, **given) for e in budgets}

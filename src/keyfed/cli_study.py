@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +36,8 @@ def study(
 
     A study is a TOML file of studies/: data, models, methods, seeds for each scale, printed values, claims. Every
     configuration with a seed is a cell, its result one small JSON file in RESULTS/data; finished cells are read,
-    interrupted ones go on. Exit code 1 if a cell failed.
+    interrupted ones go on. Several processes may share RESULTS and WORK: each takes cells that no other works on. A
+    cell that was made with other defaults of its method than today's is run again. Exit code 1 if a cell failed.
 
       keyfed study list
 
@@ -45,10 +47,10 @@ def study(
 
       keyfed study report fedatt-table2
     """
-    from keyfed.run.studies_plan import load_study, study_folder
+    from keyfed.run.studies_plan import load_study, results_folder, study_folder
 
     folder = study_folder()
-    results = results or folder.parent / "docs" / "results"
+    results = results or results_folder(folder)
     if which is not None and name != "report":
         raise ConfigError(f'"{which}" stands behind "{name}"; one study at a time, or `study report {which}`')
     if name == "list":
@@ -61,17 +63,20 @@ def study(
 
 def _list(folder: Path, results: Path, as_json: bool) -> None:
     from keyfed.run.studies import finished
-    from keyfed.run.studies_plan import cells_of, load_study, study_names
+    from keyfed.run.studies_plan import load_study, study_names
+    from keyfed.run.studies_table import counted
 
     rows = [["study", "what", "smoke", "standard", "paper"]]
+    left_out: dict[str, None] = {}
     for name in study_names(folder):
         study = load_study(name, folder)
-        there = finished(results, name)
+        there = finished(results, name, left_out.setdefault)
         counts = []
         for scale in ("smoke", "standard", "paper"):
-            cells = [c for c in cells_of(study, scale) if not c.absent] if scale in study.scales else []
-            counts.append(f"{sum(c.id in there for c in cells)} of {len(cells)}" if cells else "–")
+            done, left = counted(study, scale, there) if scale in study.scales else (0, 0)
+            counts.append(f"{done} of {done + left}" if done + left else "–")
         rows.append([name, study.title, *counts])
+    _say(left_out)
     if as_json:
         print_json([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
         return
@@ -80,32 +85,41 @@ def _list(folder: Path, results: Path, as_json: bool) -> None:
     print_table(rows)
 
 
+def _say(lines: Iterable[str]) -> None:
+    """Write lines that are no result to stderr."""
+    for line in lines:
+        typer.echo(line, err=True)
+
+
 def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> None:
     from keyfed.run.studies import finished
+    from keyfed.run.studies_front import write_front
     from keyfed.run.studies_plan import load_study, study_names
-    from keyfed.run.studies_report import verdict_lines, write_front, write_page
-    from keyfed.run.studies_table import main_scale, rows_of
+    from keyfed.run.studies_report import verdict_lines, write_page
+    from keyfed.run.studies_table import counted, main_scale, rows_of
 
     out: dict[str, Any] = {}
+    left_out: dict[str, None] = {}
     for name in [which] if which is not None else study_names(folder):
         study = load_study(name, folder)
-        there = finished(results, study.name)
+        there = finished(results, study.name, left_out.setdefault)
         scale = main_scale(study, there)
         rows = rows_of(study, scale, there) if scale else []
-        cells = sum(len(row.cells) for row in rows if not row.absent)
+        done, left = counted(study, scale or "smoke", there)
         out[study.name] = {
             "scale": scale,
-            "finished": sum(len(row.records) for row in rows),
-            "open": cells - sum(len(row.records) for row in rows),
+            "finished": done,
+            "open": left,
             "verdicts": verdict_lines(study, rows, scale) if scale else [],
             "page": str(write_page(study, results)[0]),
         }
     write_front(folder, results)
+    _say(left_out)
     if as_json:
         print_json(out)
         return
     for name, found in out.items():
-        where = "nothing finished" if found["scale"] is None else f"scale {found['scale']}"
+        where = f"scale {found['scale'] or 'smoke'}"
         typer.echo(f"{name}: {where}, {found['finished']} cells finished, {found['open']} open; {found['page']}")
         for line in found["verdicts"]:
             typer.echo(f"  {line}")
@@ -118,7 +132,8 @@ def _run(
     from keyfed.run.compare_plan import parse_seeds
     from keyfed.run.studies import Lines, finished, run_study
     from keyfed.run.studies_cells import Bench
-    from keyfed.run.studies_report import result_table, verdict_lines, write_front, write_page
+    from keyfed.run.studies_front import write_front
+    from keyfed.run.studies_report import result_table, verdict_lines, write_page
     from keyfed.run.studies_table import rows_of
 
     which = None if seeds is None else parse_seeds(seeds)

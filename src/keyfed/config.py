@@ -6,16 +6,13 @@ decided by the data), written `none` on the command line and in TOML.
 
 from __future__ import annotations
 
-import functools
-import math
 import tomllib
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from keyfed.coercion import coerce, hints_of
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated.participation import Participation
 from keyfed.federated.spec import MethodSpec, Part
@@ -32,7 +29,7 @@ from keyfed.sections import (
 
 __all__ = [
     "Config", "DataConfig", "ModelConfig", "Participation", "PrivacyConfig", "SecureConfig", "TrainConfig",
-    "UploadConfig", "VectorsConfig",
+    "UploadConfig", "VectorsConfig", "coerce",
 ]  # fmt: skip
 
 Value = str | int | float | bool | None
@@ -80,52 +77,6 @@ def method_spec(config: Config) -> MethodSpec:
     )
 
 
-def coerce(value: Any, annotation: Any, where: str) -> Any:
-    """Turn a value from TOML or the command line into the annotated type, or say what was expected.
-
-    Example:
-      >>> coerce("none", int | None, "data.clients") is None
-      True
-      >>> coerce("1e-3", float, "method.lr")
-      0.001
-    """
-    options = typing.get_args(annotation)
-    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
-        none = value is None or (isinstance(value, str) and value.lower() == "none")
-        if none and type(None) in options:
-            return None
-        annotation = next(t for t in options if t is not type(None))
-        options = typing.get_args(annotation)
-    try:
-        if typing.get_origin(annotation) is Literal:
-            if value in options:
-                return value
-            raise ConfigError(f'{where} is "{value}"; expected one of {", ".join(map(str, options))}')
-        if annotation is bool:
-            known = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-            if isinstance(value, bool):
-                return value
-            return known[str(value).lower()]
-        if annotation is int:
-            if isinstance(value, bool) or float(value) != int(float(value)):
-                raise ValueError
-            return int(float(value)) if not str(value).lstrip("-").isdigit() else int(value)
-        if annotation is float:
-            number = float(value)
-            if isinstance(value, bool) or not math.isfinite(number):
-                raise ValueError
-            return number
-        return str(value)
-    except (ValueError, KeyError, TypeError, OverflowError):
-        name = getattr(annotation, "__name__", str(annotation))
-        raise ConfigError(f'{where} is "{value}"; expected {name}') from None
-
-
-@functools.cache  # evaluated anew for every key otherwise: most of the time of reading a configuration
-def _hints(section: Any) -> dict[str, Any]:
-    return typing.get_type_hints(section)
-
-
 def set_value(config: Config, key: str, value: Any) -> Config:
     """Return the configuration with one key replaced: `section.key`, or a bare option of the method."""
     from keyfed.federated.methods import METHODS, method_options
@@ -140,7 +91,7 @@ def set_value(config: Config, key: str, value: Any) -> Config:
             raise ConfigError(
                 f'method.{name} is not an option of "{config.method}"{hint}. Options: {", ".join(options)}.'
             )
-        hint_of = _hints(METHODS[config.method])[name]
+        hint_of = hints_of(METHODS[config.method])[name]
         return replace(config, options={**config.options, name: coerce(value, hint_of, f"method.{name}")})
     if section in PARTS:
         changed: Any = _set_part(getattr(config, section), section, name, value)
@@ -148,7 +99,7 @@ def set_value(config: Config, key: str, value: Any) -> Config:
     if section not in SECTIONS:
         known = [*SECTIONS, "method", *PARTS]
         raise ConfigError(f'"{section}" is not a section{nearest(section, known)}. Sections: {", ".join(known)}.')
-    hints = _hints(SECTIONS[section])
+    hints = hints_of(SECTIONS[section])
     if name not in hints:
         raise ConfigError(f"{section}.{name} is not an option{nearest(name, hints)}. Options: {', '.join(hints)}.")
     changed = replace(getattr(config, section), **{name: coerce(value, hints[name], f"{section}.{name}")})
@@ -172,7 +123,7 @@ def _set_part(part: Part | None, kind: str, name: str, value: Any) -> Part | Non
             f'{kind}.{name} is not an option of "{part.name}"{nearest(name, options)}. '
             f"Options: {', '.join(options) or 'none'}."
         )
-    hint = _hints(KINDS[kind][part.name])[name]
+    hint = hints_of(KINDS[kind][part.name])[name]
     return Part(part.name, {**part.options, name: coerce(value, hint, f"{kind}.{name}")})
 
 

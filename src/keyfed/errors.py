@@ -5,6 +5,7 @@
     ├── DataError               a corpus that is missing, empty, damaged or too small
     ├── ShapeMismatch           tensors that do not fit the model
     ├── RunError                a run folder: exists, locked, changed configuration, no valid checkpoint
+    │   └── FolderInUse         another process works in it
     ├── PrivacyError            a privacy budget, guarantee or ledger that cannot be given or trusted
     ├── RankError               a process of a run on several that failed, is missing or fell silent
     ├── DeployError             a certificate, key, process or message of a real federation that is not as it must be
@@ -44,6 +45,10 @@ class ShapeMismatch(KeyfedError):
 
 class RunError(KeyfedError):
     """A run folder that cannot be used as asked."""
+
+
+class FolderInUse(RunError):
+    """A run folder in which another process works."""
 
 
 class PrivacyError(KeyfedError):

@@ -18,7 +18,7 @@ from keyfed.engine.turn import keeps_state
 from keyfed.errors import ConfigError
 from keyfed.federated import mediate, server
 from keyfed.federated.methods import METHODS, build_method, method_options
-from keyfed.federated.round import initial_state, run_round
+from keyfed.federated.round import RoundSummary, initial_state, run_round
 from keyfed.federated.types import Aggregate, Mediator, Method, MethodSpec, Part, Report, State
 from keyfed.text.batches import Batching
 
@@ -78,18 +78,44 @@ def build(name: str, options) -> Method:
     return build_method(MethodSpec(name, numbers, **{k: v for k, v in options.items() if k in SPECIFIED}))
 
 
+Rounds = tuple[list[State], list[RoundSummary]]  # the states before, between and after some rounds
+FOUR, TRAINED = [14, 6, 8, 10], 3  # tokens of four clients, and rounds of theirs that several tests look at
+_kept: dict[tuple[str, str, str], Rounds] = {}
+
+
+def run_once(what: str, name: str, options, run) -> Rounds:
+    """Run once for every method what several tests compare with."""
+    key = what, name, repr(options)
+    if key not in _kept:
+        _kept[key] = run(build(name, options))
+    return _kept[key]
+
+
+def trained(name: str, options) -> Rounds:
+    """The four clients, one at a time and in their own order."""
+    problem = problem_of(FOUR)
+    return run_once("four", name, options, lambda method: each_round(method, problem, problem.store.names, TRAINED))
+
+
+def each_round(method: Method, problem: Problem, cohort, n: int) -> Rounds:
+    states, summaries = [initial_state(method, theta_of())], []
+    with Simulation(problem) as federation:
+        for _ in range(n):
+            state, summary = run_round(method, states[-1], cohort, federation)
+            states.append(state)
+            summaries.append(summary)
+    return states, summaries
+
+
 def test_every_federated_method_has_a_row():
     assert {name for name, _ in ROWS} == set(METHODS) - {"central"}
 
 
 @every_method
 def test_it_trains_and_leaves_its_arguments_alone(name, options):
-    theta = theta_of()
-    before = {n: p.clone() for n, p in theta.items()}
-    method = build(name, options)
-    problem = problem_of([14, 6, 8, 10])
-    state, summaries = rounds(problem, method, theta, 3)
-    assert_equal(theta, before, 0)
+    method, theta = build(name, options), theta_of()
+    (begun, *_, state), summaries = trained(name, options)
+    assert_equal(begun.params, theta, 0)
     assert_moved(theta, state.params)
     assert all(bool(torch.isfinite(p).all()) for p in [*state.params.values(), *state.server.values()])
     assert all(p.shape == theta[n].shape and p.dtype == theta[n].dtype for n, p in state.params.items())
@@ -151,25 +177,22 @@ def test_identical_clients_give_any_one_of_them(name, options):
 
 @every_method
 def test_the_order_of_the_cohort_changes_nothing(name, options):
-    method, problem, theta = build(name, options), problem_of([14, 6, 8, 10]), theta_of()
-    orders = [["c0", "c1", "c2", "c3"], ["c3", "c1", "c0", "c2"]]
-    ends = []
-    for order in orders:
-        state = initial_state(method, theta)
-        with Simulation(problem) as federation:
-            for _ in range(2):
-                state, _ = run_round(method, state, order, federation)
-        ends.append(state)
-    assert_equal(ends[0].params, ends[1].params, 1e-12)
-    assert_equal(ends[0].server, ends[1].server, 1e-12)
+    want = trained(name, options)[0][2]
+    (*_, got), _ = each_round(build(name, options), problem_of(FOUR), ["c3", "c1", "c0", "c2"], 2)
+    assert_equal(got.params, want.params, 1e-12)
+    assert_equal(got.server, want.server, 1e-12)
 
 
 @every_method
 @pytest.mark.parametrize("block", [1, 3])
 def test_streamed_shares_equal_shares_in_two_phases(name, options, block):
-    method, problem, theta = build(name, options), problem_of([14, 6, 8, 10]), theta_of()
+    method, problem, theta = build(name, options), problem_of(FOUR), theta_of()
     later = replace(method, mediator=mediate.in_two_phases(method.mediator))
-    one, first = rounds(problem, method, theta, 2, block=block)
+    if block == 1:
+        states, summaries = trained(name, options)
+        one, first = states[2], summaries[:2]
+    else:
+        one, first = rounds(problem, method, theta, 2, block=block)
     two, second = rounds(problem, later, theta, 2, block=block)
     assert_equal(one.params, two.params, 1e-12)
     assert [s.loss for s in first] == [s.loss for s in second]
@@ -178,13 +201,10 @@ def test_streamed_shares_equal_shares_in_two_phases(name, options, block):
 @every_method
 @pytest.mark.parametrize("how", ["loss", "nan", "inf"])
 def test_rubbish_is_refused_as_if_its_client_had_not_come(name, options, how, monkeypatch):
-    method, problem, theta = build(name, options), problem_of([14, 6, 8]), theta_of()
-    state = initial_state(method, theta)
-    with Simulation(problem) as federation:
-        want, _ = run_round(method, state, ["c0", "c2"], federation)
+    problem = problem_of([14, 6, 8])
+    (_, want), _ = run_once("two", name, options, lambda method: each_round(method, problem, ["c0", "c2"], 1))
     spoil(monkeypatch, 1, how)
-    with Simulation(problem) as federation:
-        got, summary = run_round(method, state, ["c0", "c1", "c2"], federation)
+    (_, got), (summary,) = each_round(build(name, options), problem, ["c0", "c1", "c2"], 1)
     assert_equal(got.params, want.params, 1e-12)
     assert [r.client for r in summary.refused] == ["c1"]
     assert summary.reported == 3

@@ -34,13 +34,18 @@ def sentence(draw: random.Random) -> str:
     return " ".join(draw.choice(part) for part in (SUBJECTS, VERBS, OBJECTS, ENDS))
 
 
-def write_corpus(folder: Path) -> Path:
-    """Write eight text files, one client each, in a small regular language."""
+def write_corpus(folder: Path, lines: int = 15, more: int = 3) -> Path:
+    """Write eight text files, one client each, in a small regular language.
+
+    Args:
+      lines: those of the first client; every other has `more` than the one before. The usual ones make two or three
+        steps an epoch, too few where a fraction of a client's work is looked at, or how well a model learns.
+    """
     folder.mkdir()
     for k in range(8):
         draw = random.Random(k)
-        lines = [sentence(draw) for _ in range(30 + 5 * k)]
-        (folder / f"writer{k}.txt").write_text("\n".join(lines) + "\n", "utf-8")
+        text = [sentence(draw) for _ in range(lines + more * k)]
+        (folder / f"writer{k}.txt").write_text("\n".join(text) + "\n", "utf-8")
     return folder
 
 
@@ -128,12 +133,14 @@ def train_quietly(corpus, tmp_path):
 def train_tiny(keyfed, corpus, tmp_path):
     """Train a tiny run and return (folder, result)."""
 
-    def call(*extra: str, method: str = "fedavg", rounds: int = 3, name: str = "run") -> tuple[Path, dict]:
+    def call(
+        *extra: str, method: str = "fedavg", rounds: int = 3, name: str = "run", data: Path = corpus
+    ) -> tuple[Path, dict]:
         out = tmp_path / name
         own = [s for s in TINY if method != "fedsgd" or not s.startswith("optimiser")]
         settings = [item for s in [*own, *extra] for item in ("--set", s)]
         code, stdout, stderr = keyfed(
-            "train", method, "--data", corpus, "--rounds", rounds, "--out", out, "--json", *settings
+            "train", method, "--data", data, "--rounds", rounds, "--out", out, "--json", *settings
         )
         assert code == 0, stderr
         return out, json.loads(stdout)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from keyfed.run.evaluate import evaluate_sentences
 from keyfed.run.folder import load_model, read_metrics
 from keyfed.run.prepare import prepare
-from tests.end_to_end.conftest import TINY, sentence
+from tests.end_to_end.conftest import TINY, sentence, write_corpus
 
 
 def test_train_prints_one_json_object_and_writes_the_run(train_tiny):
@@ -30,8 +30,9 @@ def test_train_prints_one_json_object_and_writes_the_run(train_tiny):
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_trained_model_beats_the_unigram_on_a_regular_language(train_tiny):
-    _, result = train_tiny("train.cohort=6", "epochs=2", rounds=15)
+def test_a_trained_model_beats_the_unigram_on_a_regular_language(train_tiny, tmp_path):
+    plenty = write_corpus(tmp_path / "plenty", lines=30, more=5)
+    _, result = train_tiny("train.cohort=6", "epochs=2", rounds=15, data=plenty)
     assert result["test"]["perplexity"] < 0.6 * result["baselines"]["unigram"]["test"]["perplexity"]
 
 

@@ -64,7 +64,7 @@ def test_a_method_of_your_own_takes_at_most_twenty_lines(name):
 
 def test_the_page_runs(corpus, tmp_path, monkeypatch, capsys):
     for k, path in enumerate(sorted(corpus.iterdir())):  # the conformance suite wants more held-out text
-        more = [sentence(random.Random(f"{k}/{n}")) for n in range(60)]
+        more = [sentence(random.Random(f"{k}/{n}")) for n in range(80)]
         path.write_text(path.read_text("utf-8") + "\n".join(more) + "\n", "utf-8")
     corpus.rename(tmp_path / "letters")
     for name, code in BLOCKS.items():

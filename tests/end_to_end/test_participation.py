@@ -39,6 +39,12 @@ def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
 
 
+@pytest.fixture(scope="module")
+def long_corpus(tmp_path_factory):
+    """Clients of five steps an epoch and more, so that a part of their work is a part."""
+    return write_corpus(tmp_path_factory.mktemp("data") / "long", lines=30, more=5)
+
+
 def remembering(corpus, **train_options):
     config = dual(tiny(corpus, rounds=4, cohort=6, **train_options), rho=0.01)
     return replace(config, participation=Participation(drop_after=0.3), upload=UploadConfig(quantise="int8"))
@@ -94,8 +100,8 @@ def test_ctrl_c_while_a_round_is_judged_leaves_clients_and_server_together(corpu
     assert without_times(read_metrics(tmp_path / "whole")) == without_times(read_metrics(tmp_path / "again"))
 
 
-def test_a_client_weighs_what_it_has_wherever_it_stops(corpus, tmp_path):
-    plain = with_method(tiny(corpus, rounds=1, cohort=7), "fedatt", epochs=2)
+def test_a_client_weighs_what_it_has_wherever_it_stops(long_corpus, tmp_path):
+    plain = with_method(tiny(long_corpus, rounds=1, cohort=7), "fedatt", epochs=2)
     weighed = replace(plain, mediator=Part("tokens"), participation=Participation(least_work=0.1))
     prepared = prepare(check(weighed))
     method, _ = planning.plan(check(weighed), prepared)
@@ -199,8 +205,8 @@ def test_over_selection_takes_the_first_and_a_fraction_sets_the_cohort(corpus, t
         assert set(r["lost"].values()) == {"not needed"}
 
 
-def test_partial_work_is_used(corpus, tmp_path):
-    plain = tiny(corpus, rounds=2, cohort=7)
+def test_partial_work_is_used(long_corpus, tmp_path):
+    plain = tiny(long_corpus, rounds=2, cohort=7)
     everything = train(plain, tmp_path / "all")["tokens_trained"]
     half = replace(plain, participation=Participation(least_work=0.25))
     assert 0.4 < train(half, tmp_path / "half")["tokens_trained"] / everything < 0.85
@@ -214,8 +220,8 @@ def test_partial_work_is_used(corpus, tmp_path):
     assert {why for r in read_metrics(tmp_path / "slow") for why in r["lost"].values()} == {"late"}
 
 
-def test_each_client_may_do_its_own_number_of_epochs_at_its_own_pace(corpus, tmp_path):
-    config = with_method(tiny(corpus, rounds=2, cohort=7), "fedavg", epochs=3)
+def test_each_client_may_do_its_own_number_of_epochs_at_its_own_pace(long_corpus, tmp_path):
+    config = with_method(tiny(long_corpus, rounds=2, cohort=7), "fedavg", epochs=3)
     same = train(config, tmp_path / "same")
     p = Participation(least_epochs=1, pace_spread=0.3)
     unequal = train(replace(config, participation=p), tmp_path / "unequal")

@@ -12,7 +12,7 @@ import pytest
 
 from keyfed.config import Config, apply_settings
 from keyfed.errors import ConfigError, PrivacyError
-from keyfed.private.accounting import Release, epsilon
+from keyfed.private.accounting import COARSE, Release, epsilon
 from keyfed.private.budget import HEAD, LEDGER, read_ledger
 from keyfed.private.hinge import Opening, chance
 from keyfed.run.folder import load_model, read_metrics, read_result
@@ -43,14 +43,14 @@ def test_a_private_run_on_the_built_in_corpus_keeps_its_budget_and_says_what_it_
     small = ["--set", "data.max_tokens=200", "--set", "train.test_tokens=500", "--set", "train.cohort=5"]
     settings = [x for s in TINY[:3] + TINY[4:] for x in ("--set", s)] + small
     code, out, err = keyfed(
-        "train", "fedavg", "--dp", "epsilon=8", "--population", 1_000_000, "--rounds", 4, "--out", run, *settings
+        "train", "fedavg", "--dp", "epsilon=2", "--population", 1_000_000, "--rounds", 4, "--out", run, *settings
     )
     assert code == 0, err
     printed = [line for line in err.splitlines() if line.startswith("round") and "epsilon" in line]
     spent = [float(line.split("epsilon")[1].split()[0]) for line in printed]
     assert len(spent) == 4
     assert spent == sorted(spent)
-    assert spent[-1] <= 8
+    assert 1.8 < spent[-1] <= 2
     assert all("SIMULATED" in line for line in printed)
     assert "privacy cost: test perplexity" in out
     report = (run / "report.md").read_text("utf-8")
@@ -62,7 +62,7 @@ def test_a_private_run_on_the_built_in_corpus_keeps_its_budget_and_says_what_it_
     account = json.loads(out)
     assert account["verdict"] == "SIMULATED"
     assert account["pld"] == pytest.approx(spent[-1], abs=2e-3)
-    assert account["pld"] <= 8
+    assert account["pld"] <= 2
     code, out, err = keyfed("privacy", "plan", "--run", run, "--epsilon", 1, "--cohort", 1000, "--rounds", 10, "--json")
     assert code == 0, err
     (measured,) = json.loads(out)["measured"]
@@ -185,7 +185,7 @@ def test_a_budget_ends_the_run_in_time(corpus, tmp_path):
         def say(self, line):
             said.append(line)
 
-    limit = epsilon([Release(1.0, 0.005, 2)], 1e6**-1.1, population=10**6) + 1e-9
+    limit = epsilon([Release(1.0, 0.005, 2)], 1e6**-1.1, population=10**6, grid=COARSE) + 1e-9
     config = configured(corpus, "fedavg", 5, f"privacy.epsilon={limit}", "train.eval_every=5")
     result = train(config, tmp_path / "run", listener=Hearing())
     assert result["rounds"] == 2
@@ -410,11 +410,12 @@ def test_the_numbers_of_the_command_line(keyfed):
 
 
 def test_the_plan_never_invents_a_perplexity(keyfed, corpus, tmp_path):
-    code, out, _ = keyfed("privacy", "plan", "--epsilon", 1, "--cohort", 1000, "--population", 100_000, "--rounds", 10)
+    asked = ["privacy", "plan", "--epsilon", 1, "--cohort", 1000, "--population", 100_000, "--rounds", 10]
+    code, out, _ = keyfed(*asked)
     assert code == 0
     assert "perplexity: not estimated" in out
     train(configured(corpus, "fedavg", 1), tmp_path / "run")
-    code, _, err = keyfed("privacy", "plan", "--run", tmp_path / "run", "--epsilon", 8, "--cohort", 10, "--rounds", 1)
+    code, _, err = keyfed(*asked, "--run", tmp_path / "run")
     assert code == 2
     assert "measured no cost" in err
 
@@ -594,12 +595,12 @@ def test_a_secure_run_books_rounds_that_open_by_one_client_without_amplification
     rows = [entry.row for entry in read_ledger(tmp_path / "run").entries]
     assert {row.q for row in rows} == {5 / 7, 1.0}
     assert all(row.hinge == (chance(7, 5 / 7, Opening(3)) if row.q < 1 else 0.0) for row in rows)
-    assert result["privacy"]["pld"] > epsilon([Release(1.0, 5 / 7, 9)], 1e-3)
+    assert result["privacy"]["pld"] > epsilon([Release(1.0, 5 / 7, 9)], 1e-3, grid=COARSE)
     first = next(k for k, row in enumerate(rows) if row.q == 1)
     assert first > 0
     # Were the floor far, a budget with room for the round as it was expected, and not as it is, ends the run before it.
     monkeypatch.setattr("keyfed.run.privacy.chance", lambda *given: 0.0)
-    budget = epsilon([Release(1.0, 5 / 7, first + 1)], 1e-3) + 1e-6
+    budget = epsilon([Release(1.0, 5 / 7, first + 1)], 1e-3, grid=COARSE) + 1e-6
     config = apply_settings(config, [f"privacy.epsilon={budget}"])
     short = train(config, tmp_path / "short")
     assert short["rounds"] == short["privacy"]["releases"] == first

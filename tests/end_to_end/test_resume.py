@@ -296,7 +296,7 @@ def test_a_second_process_is_kept_out(corpus, tmp_path, others):
             train(tiny(corpus), out, resume=True)
         assert others.start(tiny(corpus), out, tmp_path) != os.getpid()
         told = others.said.readline()
-        assert told.startswith("RunError ")
+        assert told.startswith("FolderInUse ")
         assert "in use by another process" in told
         assert others.end() == 1
     with open_folder(out, resume=True):  # the lock ends with its holder

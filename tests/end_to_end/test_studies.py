@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import json
 import random
 import subprocess
@@ -14,20 +15,17 @@ from xml.sax.saxutils import quoteattr
 
 import pytest
 
+from keyfed.run.folder import read_run_toml
 from keyfed.run.studies import data_folder, finished, run_study
-from keyfed.run.studies_cells import Bench
-from keyfed.run.studies_plan import load_study, study_names
-from keyfed.run.studies_report import front_text, page_text, write_page
+from keyfed.run.studies_cells import Bench, options_of
+from keyfed.run.studies_front import standing_text
+from keyfed.run.studies_plan import cells_of, load_study, study_names, with_settings
+from keyfed.run.studies_report import page_text, write_page
 
 STUDIES = Path(__file__).parents[2] / "studies"
 WORDS = """the king and queen of a small green island saw two ships come home with good news for all men""".split()  # noqa: SIM905
 TINY = {"data.max_tokens": 60, "data.vocab": 60, "train.valid_tokens": 200, "train.test_tokens": 200}
 SMALL = {f"{of}{key}": 8 for of in ("", "first.") for key in ("model.embed", "model.hidden")}
-
-
-@pytest.fixture(autouse=True)
-def pictures_are_painted_but_not_rendered():
-    """A study's pictures are rendered: those of a first look are saved in a way that the usual dot does not allow."""
 
 
 def sentence(draw: random.Random) -> str:
@@ -83,21 +81,35 @@ def test_a_study_runs_at_smoke_scale_and_writes_its_page(name, miniature, tmp_pa
         override |= {"data.clients": 20, "participation.fraction": 0.2}
     override = {key: value for key, value in override.items() if key != "data.vocab" or "next" not in name}
     override |= {"study.samples": 96, "study.rounds": 2} if name == "gboard-toy" else {}
-    for attempt in range(2):
-        done = run_study(
-            study, "smoke", results=tmp_path / "results", bench=Bench(tmp_path / "work", "cpu", str(miniature)),
-            override=override, most=3 - 3 * attempt,
-        )  # fmt: skip
-        assert done.failed == ()
-        assert len(done.done) + done.before >= 1
-    assert done.done == ()
-    assert done.before == len(finished(tmp_path / "results", name))
-    for record in finished(tmp_path / "results", name).values():
+    results, bench = tmp_path / "results", Bench(tmp_path / "work", "cpu", str(miniature))
+    first = run_study(study, "smoke", results=results, bench=bench, override=override, most=1)
+    rest = run_study(study, "smoke", results=results, bench=bench, override=override)
+    assert (first.failed, rest.failed, rest.skipped, rest.open) == ((), (), (), ())
+    assert (len(first.done), rest.before) == (1, 1)
+    every = [with_settings(cell, override) for cell in cells_of(study, "smoke") if not cell.absent]
+    assert set(finished(results, name)) == {cell.id for cell in every}
+    for record in finished(results, name).values():
         assert record["measures"]
+        assert record.get("options", {}) == options_of(record["runner"], record["settings"])
         assert str(tmp_path) not in json.dumps(record)
         assert str(miniature) not in json.dumps(record)
     assert not list((tmp_path / "work").glob(f"{name}/*"))  # a cell's run folder goes once its result is written
-    assert write_page(study, tmp_path / "results")[0].read_text("utf-8").startswith("<!-- Generated")
+    assert write_page(study, results)[0].read_text("utf-8").startswith("<!-- Generated")
+
+
+def test_a_cell_keeps_the_hashes_of_all_that_it_starts_from(miniature, tmp_path):
+    study = load_study("pretraining-fig3", STUDIES)
+    results, bench = tmp_path / "results", Bench(tmp_path / "work", "cpu", str(miniature))
+    run_study(study, "smoke", results=results, bench=bench, override=TINY | SMALL)
+    found = list(finished(results, study.name).values())
+    vectors = hashlib.sha256((miniature / "glove-6b-100d" / "glove.6B.100d.txt.gz").read_bytes()).hexdigest()
+    begun = {read_run_toml(folder)[1]["data_sha256"] for folder in (tmp_path / "work" / "first").iterdir()}
+    for record in found:
+        first = any(key.startswith("first.") for key in record["settings"])
+        assert record.get("vectors_sha256") == (vectors if "vectors.file" in record["settings"] else None)
+        assert {record["first_data_sha256"]} == begun if first else "first_data_sha256" not in record
+    assert any("vectors_sha256" in record for record in found)
+    assert any("first_data_sha256" in record for record in found)
 
 
 def test_a_cell_of_next_character_keeps_its_curves_and_the_page_shows_them(miniature, tmp_path):
@@ -168,8 +180,8 @@ def test_the_module_runs_without_what_a_gpu_machine_lacks(miniature, tmp_path):
     assert "not judged at smoke scale" in text
 
 
-def test_the_front_page_names_every_study(tmp_path):
-    text = front_text(STUDIES, tmp_path)
+def test_the_page_of_where_studies_stand_names_every_one(tmp_path):
+    text = standing_text(STUDIES, tmp_path)
     for name in study_names(STUDIES):
         assert f"| {name} |" in text
 
@@ -200,8 +212,13 @@ def test_the_command_runs_a_study_lists_and_reports(keyfed, tmp_path, monkeypatc
         (("study", "gbord"), "did you mean gboard?"),
         (("study", "gboard", "--scale", "smoky"), "did you mean smoke?"),
         (("study", "gboard", "ptb-50"), "one study at a time"),
+        (("study", "gboard", "--minutes", "nan"), "--minutes is nan; expected a number of minutes"),
+        (("study", "gboard", "--results", "README.md"), "README.md is a file; expected a folder"),
+        (("study", "list", "--results", "README.md"), "README.md is a file; expected a folder"),
+        (("study", "report", "gboard", "--results", "README.md"), "README.md is a file; expected a folder"),
+        (("study", "gboard", "--work", "README.md"), "README.md is a file; expected a folder"),
     ],
-    ids=["name", "scale", "two"],
+    ids=["name", "scale", "two", "minutes", "results", "list", "report", "work"],
 )
 def test_a_mistake_is_one_line(arguments, said, keyfed, monkeypatch):
     monkeypatch.chdir(STUDIES.parent)
@@ -209,3 +226,23 @@ def test_a_mistake_is_one_line(arguments, said, keyfed, monkeypatch):
     assert code == 2
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_bad_study_is_one_line_and_a_bad_cell_is_left_out_with_one(keyfed, tmp_path, monkeypatch):
+    toy = (STUDIES / "gboard-toy.toml").read_text("utf-8")
+    (tmp_path / "studies").mkdir()
+    study = tmp_path / "studies" / "toy.toml"
+    study.write_text(toy.replace("measures = [", "measures = 3 # ["), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    for arguments in (("toy",), ("list",), ("report",)):
+        code, _, err = keyfed("study", *arguments)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "toy.toml: measures is 3; expected a list" in err
+    study.write_text(toy.replace("study.samples = 600", "study.samples = 48"), "utf-8")
+    bad = data_folder(tmp_path / "docs" / "results", "other") / "bad.json"
+    bad.parent.mkdir(parents=True)
+    bad.write_text('{"id": "1", "runner": "toy", "seed": "x"}')
+    for arguments in (("toy", "--minutes", "0"), ("report", "toy"), ("report",), ("list",)):
+        code, _, err = keyfed("study", *arguments)
+        assert code == 0
+        assert err.count("bad.json is left out: it is damaged (seed is 'x'); its cell is open") == 1

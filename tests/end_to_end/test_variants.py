@@ -260,7 +260,7 @@ def test_a_vocabulary_is_elected_and_a_run_started_from_python(made, tmp_path):
 def test_a_given_vocabulary_is_not_called_built_on_the_test_text(keyfed, made, tmp_path):
     corpus = write_corpus(tmp_path / "corpus")
     for path in corpus.iterdir():
-        path.write_text(6 * path.read_text("utf-8") + "plugh\n")  # the last line is held out
+        path.write_text(12 * path.read_text("utf-8") + "plugh\n")  # the last line is held out
     config = library.configure(data=str(corpus), data_unseen=0.0)
     library.vocab(config, tmp_path / "vocab.json")
     document = json.loads((tmp_path / "vocab.json").read_text("utf-8"))

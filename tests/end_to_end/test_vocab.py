@@ -19,7 +19,13 @@ from keyfed.run.prepare import prepare
 from keyfed.run.train import train
 from keyfed.text.vocab import SPECIALS, Vocab, words_of
 
-from .conftest import TINY
+from .conftest import TINY, write_corpus
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """The small corpus, long enough that everybody has words for a whole ballot."""
+    return write_corpus(tmp_path / "corpus", lines=30, more=5)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from keyfed.engine.messages import unpack
 from keyfed.engine.transport import Lost, deliver
 from keyfed.errors import PrivacyError, RunError
-from keyfed.private.accounting import Release, epsilon
+from keyfed.private.accounting import COARSE, Release, epsilon
 from keyfed.private.budget import Ledger, read_ledger
 from keyfed.run import deployed_private
 
@@ -53,8 +53,8 @@ def test_a_row_at_rate_one_that_exceeds_the_budget_ends_the_run_unreleased(tmp_p
         return Lost("unreachable") if late and client < "client-2" else deliver(client, post, handler)
 
     drawn = recorded(monkeypatch)
-    fits = epsilon([Release(1.0, 0.8, 2, 2e-10)], 1e-3)
-    exceeds = epsilon([Release(1.0, 0.8), Release(1.0, 1.0)], 1e-3)
+    fits = epsilon([Release(1.0, 0.8, 2, 2e-10)], 1e-3, grid=COARSE)
+    exceeds = epsilon([Release(1.0, 0.8), Release(1.0, 1.0)], 1e-3, grid=COARSE)
     assert fits * 1.01 < exceeds
     config = private_config(tmp_path, clients=20, cohort=16, rounds=3, secure=True)
     config = replace(config, privacy=replace(config.privacy, epsilon=(fits + exceeds) / 2, delta=1e-3))

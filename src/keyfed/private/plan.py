@@ -33,6 +33,23 @@ class Choice(NamedTuple):
     ratio: float
 
 
+def delta_for(population: int, given: float | None = None) -> float:
+    """Return δ as given, or population^-1.1; refuse one that the population does not allow.
+
+    Example:
+      >>> f"{delta_for(1_000_000):.1e}"
+      '2.5e-07'
+    """
+    if given is None and population < 2:
+        raise PrivacyError(
+            f"the population is {population:,}: nobody hides alone, and no delta is below 1/{population:,} by default; "
+            "take at least 2 clients (--population), or set privacy.delta"
+        )
+    delta = population**-1.1 if given is None else given
+    check_delta(delta, population)
+    return delta
+
+
 def noise_to_clip(z: float, parameters: int, cohort: float) -> float:
     """Return z·√d/m.
 

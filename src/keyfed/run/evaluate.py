@@ -171,8 +171,7 @@ def evaluate_sentences(spec: Network, params: Params, streams: Mapping[str, Ids]
 def by_line(score: Score) -> dict[str, float]:
     """Return the figures of `evaluate_sentences` that stand beside those of whole streams."""
     found = score.summary()
-    names = {"perplexity": "sentence_perplexity", "top1_words": "sentence_top1", "top3_words": "sentence_top3"}
-    return {ours: found[name] for name, ours in names.items()}
+    return {f"sentence_{name}": found[name] for name in ("perplexity", "top1", "top1_words", "top3_words")}
 
 
 def total(scores: Mapping[str, Score]) -> Score:

@@ -25,7 +25,7 @@ from keyfed.config import Config, config_from, to_document
 from keyfed.documents import differences, dump_toml
 from keyfed.engine.network import Network, check_params
 from keyfed.engine.trial import MakeModule
-from keyfed.errors import RunError
+from keyfed.errors import FolderInUse, RunError
 from keyfed.files import write_atomically
 from keyfed.model.language_model import Params
 from keyfed.run.choose import Choice
@@ -77,7 +77,7 @@ def open_folder(folder: Path, resume: bool) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise RunError(f"{folder} is in use by another process; wait for it or choose another --out") from None
+            raise FolderInUse(f"{folder} is in use by another process; wait for it or choose another --out") from None
         try:
             yield folder
         except BaseException:

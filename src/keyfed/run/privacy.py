@@ -13,12 +13,12 @@ from keyfed.engine.noised_sum import NoisedSum
 from keyfed.errors import PrivacyError
 from keyfed.federated.participation import Fate
 from keyfed.federated.types import ClientId, Method, Params, State
-from keyfed.private.accounting import Release, Row, TreeRelease, calibrate, calibrate_tree, delta_for
+from keyfed.private.accounting import Release, Row, TreeRelease, calibrate, calibrate_tree
 from keyfed.private.budget import LEDGER, Ledger, Terms, check_against_metrics, open_ledger, read_ledger
 from keyfed.private.hinge import MOST_MEMBERS, Opening, Stayed, beside, chance
 from keyfed.private.mechanism import CLIP, Bounded, bound, refuse_absence, refuse_participation
 from keyfed.private.noise import Draw, Noising, derived, update_noise
-from keyfed.private.plan import noise_to_clip
+from keyfed.private.plan import delta_for, noise_to_clip
 from keyfed.private.statement import account, no_account
 from keyfed.private.tree import derived_tree, group_of
 from keyfed.run.count_noise import as_begun, count_noise_of, settle_count_noise

@@ -13,9 +13,10 @@ import torch
 from keyfed.config import Config
 from keyfed.errors import ConfigError, PrivacyError, RunError
 from keyfed.files import write_atomically
-from keyfed.private.accounting import Release, calibrate, delta_for
+from keyfed.private.accounting import Release, calibrate
 from keyfed.private.budget import Terms, open_ledger
 from keyfed.private.noise import derived
+from keyfed.private.plan import delta_for
 from keyfed.private.statement import account
 from keyfed.run.console import plural
 from keyfed.text.ballots import Election

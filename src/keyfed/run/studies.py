@@ -7,20 +7,28 @@ torch, numpy and safetensors only and writes one JSON file a cell; `keyfed study
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
-import re
+import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keyfed.errors import ConfigError, DataError, DownloadError, KeyfedError, RunError
-from keyfed.files import write_atomically
+from keyfed.errors import ConfigError, DataError, DownloadError, FolderInUse, KeyfedError, RunError
 from keyfed.run.studies_cells import Bench, run_cell
 from keyfed.run.studies_plan import SCALES, Cell, Settings, Study, cells_of, load_study, study_folder, with_settings
+from keyfed.run.studies_store import compact as compact
+from keyfed.run.studies_store import data_folder as data_folder
+from keyfed.run.studies_store import finished as finished
+from keyfed.run.studies_store import is_finished, refuse_file, write_cell
 from keyfed.run.train import Listener, Silent
+
+RESUMED = ("train", "code-faithful")  # runners whose cells go on from a checkpoint
+MOMENT = 1.0  # seconds between two looks at what another process does
 
 
 class TimeIsUp(KeyboardInterrupt):
@@ -28,14 +36,17 @@ class TimeIsUp(KeyboardInterrupt):
 
 
 class Clock:
-    """Passes a run's progress on and ends it when the time is up; says little: one line a cell and every tenth round.
+    """Passes a run's progress on and ends it when the time is up.
+
+    After the last round nothing is stopped: what is left, the test, takes less than the rounds that would be lost
+    where there is no checkpoint.
 
     Args:
       until: `time.monotonic()` at which to end; None for never.
     """
 
     def __init__(self, listener: Listener, until: float | None) -> None:
-        self._listener, self._until = listener, until
+        self._listener, self._until, self._rounds, self._why = listener, until, 0, ""
 
     def say(self, line: str) -> None:
         """Pass a line on."""
@@ -43,17 +54,27 @@ class Clock:
 
     def start(self, what: str, rounds: int, done: int) -> None:
         """Pass a beginning on."""
+        self._rounds = rounds
         self._listener.start(what, rounds, done)
 
     def round(self, record: dict[str, Any]) -> None:
-        """Pass a round on, unless it was the last there was time for."""
+        """Pass a round on; raise if another one is to come and the time is up."""
         self._listener.round(record)
-        self.check()
+        if record["round"] < self._rounds:
+            self.check()
 
     def check(self) -> None:
         """Raise if the time is up."""
         if self._until is not None and time.monotonic() >= self._until:
             raise TimeIsUp
+
+    def wait(self, why: str) -> None:
+        """Say why, unless that was said last, and let a moment pass; raise if the time is up."""
+        self.check()
+        if why != self._why:
+            self._why = why
+            self.say(why)
+        time.sleep(MOMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +82,8 @@ class Progress:
     """What a call of `run_study` did.
 
     Attributes:
-      done: cells finished now; `before`: finished earlier; `open`: still to do; `failed`: title and reason.
+      done: cells finished now; `before`: finished earlier, or by another process meanwhile; `open`: still to do, of
+        which another process works on those that were `skipped`; `failed`: title and reason.
     """
 
     study: str
@@ -69,6 +91,7 @@ class Progress:
     done: tuple[str, ...]
     before: int
     open: tuple[str, ...]
+    skipped: tuple[str, ...]
     failed: tuple[tuple[str, str], ...]
     seconds: float
 
@@ -76,29 +99,33 @@ class Progress:
         """As JSON has it."""
         return {
             "study": self.study, "scale": self.scale, "done": list(self.done), "before": self.before,
-            "open": list(self.open), "failed": dict(self.failed), "seconds": self.seconds,
+            "open": list(self.open), "skipped": list(self.skipped), "failed": dict(self.failed),
+            "seconds": self.seconds,
         }  # fmt: skip
 
 
-def data_folder(results: Path, study: str) -> Path:
-    """Where a study's cells lie."""
-    return results / "data" / study
+@contextmanager
+def held(work: Path, cell: Cell) -> Iterator[None]:
+    """Keep other processes of this work folder from a cell.
 
+    The lock's file goes where the cell ends well: whoever opened it before then finds the result. Else it stays.
 
-def finished(results: Path, study: str) -> dict[str, dict[str, Any]]:
-    """Return the results of a study by cell id, in the order of their file names; then those of other studies.
-
-    An id says what is computed: a cell that another study has finished need not be run again.
+    Raises:
+      FolderInUse: another process works on it.
     """
-    own = data_folder(results, study)
-    found: dict[str, dict[str, Any]] = {}
-    for path in [*sorted(own.glob("*.json")), *sorted(data_folder(results, "").glob("*/*.json"))]:
+    path = work / "locks" / f"{cell.id}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("w")
+    except OSError as e:
+        raise RunError(f"--work {work}: {e.strerror or e}; choose a folder that can be written") from None
+    with lock:
         try:
-            record = json.loads(path.read_text("utf-8"))
-            found.setdefault(str(record["id"]), dict(record))
-        except (ValueError, KeyError, TypeError) as e:
-            raise RunError(f"{path} is damaged ({e}); delete it, and the cell is run again") from None
-    return found
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FolderInUse(f"another process works on {cell.title}") from None
+        yield
+        path.unlink(missing_ok=True)
 
 
 def run_study(
@@ -122,16 +149,20 @@ def run_study(
       override: settings for every cell, which makes them other cells; for tests.
       most: cells to finish at most.
     """
+    if minutes is not None and not (math.isfinite(minutes) and minutes >= 0):
+        raise ConfigError(f"--minutes is {minutes:g}; expected a number of minutes, 0 or more")
+    refuse_file(bench.work, "--work")
     listen = listener or Silent()
     began = time.monotonic()
     clock = Clock(listen, None if minutes is None else began + 60 * minutes)
     cells = [cell for cell in cells_of(study, scale, seeds) if not cell.absent]
     if override:
         cells = [with_settings(cell, override) for cell in cells]
-    there = finished(results, study.name)
+    there = finished(results, study.name, listen.say)
     todo = [cell for cell in cells if cell.id not in there]
-    folder = data_folder(results, study.name)
-    done: list[Cell] = []
+    done: list[str] = []
+    closed: set[str] = set()
+    skipped: list[Cell] = []
     failed: list[tuple[str, str]] = []
     listen.say(f"{study.name} at scale {scale}: {len(cells)} cells, {len(cells) - len(todo)} finished")
     try:
@@ -141,42 +172,57 @@ def run_study(
             clock.check()
             listen.say(f"cell {number} of {len(todo)}: {cell.title}")
             try:
-                record = run_cell(cell, bench, study.targets, clock, study.curves)
+                record = _finish(cell, study, results, bench, clock)
+            except FolderInUse:
+                listen.say("skipped: another process works on it")
+                skipped.append(cell)
+                continue
             except (ConfigError, DataError, DownloadError, RunError) as e:
                 listen.say(f"failed: {e}")
                 failed.append((cell.title, str(e)))
                 continue
-            folder.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False)
-            write_atomically(folder / cell.file, (compact(text) + "\n").encode())
-            done.append(cell)
+            closed.add(cell.id)
+            if record is None:
+                listen.say("finished by another process")
+                continue
+            done.append(cell.title)
             shown = {key: value for key, value in record["measures"].items() if isinstance(value, float)}
             listen.say("  ".join(f"{key} {value:.4g}" for key, value in list(shown.items())[:4]))
     except TimeIsUp:
         listen.say(f"{minutes:g} minutes are spent; the same call goes on with what is open")
-    finally:
-        ids = {cell.id for cell in done}
-        left = [cell.title for cell in todo if cell.id not in ids]
+    closed |= {cell.id for cell in skipped if is_finished(results, cell)}
+    left = tuple(cell.title for cell in todo if cell.id not in closed)
+    taken = tuple(cell.title for cell in skipped if cell.id not in closed)
     return Progress(
-        study.name, scale, tuple(c.title for c in done), len(cells) - len(todo), tuple(left), tuple(failed),
+        study.name, scale, tuple(done), len(cells) - len(left) - len(done), left, taken, tuple(failed),
         time.monotonic() - began,
     )  # fmt: skip
 
 
-def compact(text: str) -> str:
-    """Put lists of numbers on one line: a point of a curve is one thing."""
-    return re.sub(r"\[\s*([^\[\]{}\"]*?)\s*\]", lambda m: "[" + " ".join(m[1].split()) + "]", text)
+def _finish(cell: Cell, study: Study, results: Path, bench: Bench, clock: Clock) -> dict[str, Any] | None:
+    """Run a cell and write its result; None if another process has done so since the open cells were listed."""
+    with held(bench.work, cell):
+        if is_finished(results, cell):
+            return None
+        try:
+            record = run_cell(cell, bench, study.targets, clock, study.curves)
+        except TimeIsUp:
+            if cell.runner not in RESUMED:
+                clock.say(f"{cell.title} has no checkpoint and will start anew; give more minutes than it takes")
+            raise
+        write_cell(results, cell, record)
+        return record
 
 
 class Lines:
     """Follows on stderr in plain lines: no library is needed for that."""
 
-    def __init__(self, write: Callable[[str], Any] = sys.stderr.write) -> None:
-        self._write, self._rounds = write, 0
+    def __init__(self) -> None:
+        self._rounds = 0
 
     def say(self, line: str) -> None:
         """Write a line."""
-        self._write(f"{time.strftime('%H:%M:%S')} {line}\n")
+        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
 
     def start(self, what: str, rounds: int, done: int) -> None:
         """Write what begins."""

@@ -12,16 +12,18 @@ the notebook, the model is that of the last round.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from keyfed.config import Config, method_spec
+from keyfed.config import Config, method_spec, to_document
 from keyfed.engine.network import gradient, init_params, parameter_count
 from keyfed.engine.problem import Problem, TextObjective, make_store, stack_steps
 from keyfed.engine.simulate import Simulation
@@ -30,9 +32,11 @@ from keyfed.federated.participation import Work
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Params
+from keyfed.run.checkpoint import Best
 from keyfed.run.choose import choose
 from keyfed.run.evaluate import evaluate_together, limit_streams
 from keyfed.run.prepare import Prepared
+from keyfed.run.studies_resume import Kept, find_kept, keep
 from keyfed.run.train import Listener
 from keyfed.text.batches import Batching, Step, stream_steps
 
@@ -97,21 +101,23 @@ def shuffled(stream: Ids, seed: int, name: str) -> Ids:
     return np.random.default_rng(derive_seed(seed, "shuffled characters", name)).permutation(stream)
 
 
-def train_across(config: Config, prepared: Prepared, shuffle: bool, listen: Listener) -> dict[str, Any]:
+def train_across(
+    config: Config, prepared: Prepared, shuffle: bool, listen: Listener, folder: Path | None = None
+) -> dict[str, Any]:
     """Train and score as the notebook does; return what a cell's result holds.
 
     Args:
       config: model, method, train.rounds, seed, device and precision are read; everybody takes part in every round.
       shuffle: whether the characters of every text are shuffled, which the report's "non-IID" clients are.
+      folder: where it is kept when it is stopped, and found again; None for nowhere.
     """
-    seed, store, held_out = config.train.seed, prepared.store, dict(prepared.test)
+    seed, store = config.train.seed, prepared.store
+    valid, test = limit_streams(prepared.valid, config.train.valid_tokens), dict(prepared.test)
     if shuffle:
         texts = [shuffled(store.stream(k), seed, name) for k, name in enumerate(store.names)]
         store = make_store(texts, list(store.names))
-        held_out = {name: shuffled(stream, seed, name) for name, stream in held_out.items()}
-    valid = limit_streams(prepared.valid, config.train.valid_tokens)
-    if shuffle:
         valid = {name: shuffled(stream, seed, f"valid {name}") for name, stream in valid.items()}
+        test = {name: shuffled(stream, seed, name) for name, stream in test.items()}
     method = build_method(method_spec(config))
     rows, window = method.batch_size, prepared.batching.window
     choice = choose(replace(config.train, workers=1), prepared.spec, 1, len(store), window * rows)
@@ -119,31 +125,45 @@ def train_across(config: Config, prepared: Prepared, shuffle: bool, listen: List
         prepared.spec, store, prepared.batching, seed, choice.device, precision=config.train.precision
     )
     listen.say(f"code-faithful, across the batch{', characters shuffled' if shuffle else ''}; {choice.reason}")
-    listen.start(f"{method.name}, code-faithful, on {prepared.corpus.name}", config.train.rounds, 0)
+    data_sha256 = prepared.corpus.fingerprint()
+    about = {
+        "data_sha256": data_sha256, "shuffle": shuffle, "torch": torch.__version__, "device": choice.device,
+        "block": choice.block, "config": to_document(replace(config, data=replace(config.data, dir=None))),
+    }  # fmt: skip
     params = {name: p.to(choice.device) for name, p in init_params(prepared.spec, seed).items()}
-    state, tokens, curve = initial_state(method, params), 0, list[dict[str, Any]]()
-    began = time.monotonic()
-    with Simulation(problem, block=choice.block) as federation:
-        while state.round < config.train.rounds:
-            started = time.monotonic()
-            state, summary = run_round(method, state, list(store.names), federation)
-            nats, top1 = across_score(problem, state.params, valid, rows)
-            tokens += summary.worked
-            record = {
-                "round": state.round, "loss": summary.loss, "cohort": len(store), "worked": summary.worked,
-                "valid": {"nats": nats, "perplexity": float(np.exp(nats)), "top1": top1},
-                "contributors": list(summary.contributors), "refused": {r.client: r.reason for r in summary.refused},
-                "seconds": time.monotonic() - started,
-            }  # fmt: skip
-            curve.append(record)
-            listen.round(record)
-    nats, top1 = across_score(problem, state.params, held_out, rows)
+    kept = None if folder is None else find_kept(folder, about, params, listen.say)
+    kept = kept or Kept(initial_state(method, params), Best(0, math.inf, params))
+    listen.start(f"{method.name}, code-faithful, on {prepared.corpus.name}", config.train.rounds, kept.state.round)
+    began = time.monotonic() - kept.seconds
+    try:
+        with Simulation(problem, block=choice.block) as federation:
+            while kept.state.round < config.train.rounds:
+                started = time.monotonic()
+                state, summary = run_round(method, kept.state, list(store.names), federation)
+                nats, top1 = across_score(problem, state.params, valid, rows)
+                record = {
+                    "round": state.round, "loss": summary.loss, "cohort": len(store), "worked": summary.worked,
+                    "valid": {"nats": nats, "perplexity": math.exp(nats), "top1": top1},
+                    "contributors": list(summary.contributors),
+                    "refused": {r.client: r.reason for r in summary.refused},
+                    "seconds": time.monotonic() - started,
+                }  # fmt: skip
+                last = Best(state.round, nats, state.params)
+                kept = Kept(state, last, (*kept.records, record), time.monotonic() - began)
+                listen.round(record)
+    except KeyboardInterrupt:
+        if folder is not None and kept.records:
+            keep(folder, about, kept)
+        raise
+    state = kept.state
+    nats, top1 = across_score(problem, state.params, test, rows)
     honest = evaluate_together(prepared.spec, state.params, prepared.test, choice.device)
     return {
-        "records": curve,
-        "test": {"nats": nats, "perplexity": float(np.exp(nats)), "top1": top1, "honest_nats": honest.mean_nats},
-        "best_round": state.round, "rounds": state.round, "tokens_trained": tokens, "clients": len(store),
-        "cohort": len(store), "parameters": parameter_count(prepared.spec), "vocabulary": len(prepared.vocab),
+        "records": list(kept.records),
+        "test": {"nats": nats, "perplexity": math.exp(nats), "top1": top1, "honest_nats": honest.mean_nats},
+        "best_round": state.round, "rounds": state.round, "clients": len(store), "cohort": len(store),
+        "tokens_trained": sum(record["worked"] for record in kept.records),
+        "parameters": parameter_count(prepared.spec), "vocabulary": len(prepared.vocab),
         "train_tokens": int(store.sizes().sum()), "seconds": time.monotonic() - began, "data": prepared.corpus.name,
-        "data_sha256": prepared.corpus.fingerprint(), "method": method.name, "model": prepared.spec.name,
+        "data_sha256": data_sha256, "method": method.name, "model": prepared.spec.name,
     }  # fmt: skip

@@ -6,6 +6,7 @@ the machine is in it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import platform
@@ -13,13 +14,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 import keyfed
-from keyfed.config import Config, check, set_value
-from keyfed.errors import DataError
+from keyfed.config import PARTS, Config, check, set_value, to_document
+from keyfed.errors import DataError, FolderInUse
 from keyfed.federated.methods import method_options
 from keyfed.run.baselines import score_baselines
 from keyfed.run.curves import read_curves
@@ -34,6 +35,15 @@ from keyfed.text.vocab import Vocab
 
 POINTS = 25  # of a curve that are kept
 OWN = ("study.", "first.")  # settings that are not the run's
+WITH_METHOD = ("train", "code-faithful")  # runners that train with a method
+
+
+class Patient(Listener, Protocol):
+    """A listener that can wait: the clock of a study."""
+
+    def wait(self, why: str) -> None:
+        """Say why, unless that was said already, and let a moment pass; raise if the time is up."""
+        ...
 
 
 @dataclass(slots=True)
@@ -88,6 +98,31 @@ def config_of(settings: Settings, seed: int, bench: Bench) -> Config:
     return check(_with_vectors(config, bench))
 
 
+def options_of(runner: str, settings: Settings) -> dict[str, Any]:
+    """Every option that a cell's method has, defaults too: they are no settings, and change what is computed.
+
+    Those of an exchanged part are `mediator.…` and `server.…`, those of the run that this one starts from `first.…`;
+    nothing for a runner without a method.
+    """
+    if runner not in WITH_METHOD or settings.get("study.positional"):
+        return {}
+    first = {k.removeprefix("first."): v for k, v in settings.items() if k.startswith("first.")}
+    of_first = {f"first.{key}": value for key, value in _resolved(first).items()} if first else {}
+    return {**_resolved(settings), **of_first}
+
+
+def _resolved(settings: Settings) -> dict[str, Any]:
+    kept = {key: value for key, value in settings.items() if key.split(".")[0] in ("method", "model", *PARTS)}
+    return dict(_resolve(json.dumps(kept, sort_keys=True)))
+
+
+@functools.cache  # the same few for hundreds of cells
+def _resolve(settings: str) -> Mapping[str, Any]:
+    document = to_document(config_of(json.loads(settings), 1, Bench(Path(), "cpu")))
+    own = {key: value for key, value in document["method"].items() if key != "name"}
+    return own | {f"{kind}.{key}": v for kind in PARTS for key, v in document.get(kind, {}).items()}
+
+
 def _with_vectors(config: Config, bench: Bench) -> Config:
     """Look for a file of word vectors in the data folder, where the study names it relative to that."""
     import os
@@ -102,7 +137,7 @@ def _with_vectors(config: Config, bench: Bench) -> Config:
 
 
 def run_cell(
-    cell: Cell, bench: Bench, targets: Sequence[float], listen: Listener, curves: bool = False
+    cell: Cell, bench: Bench, targets: Sequence[float], listen: Patient, curves: bool = False
 ) -> dict[str, Any]:
     """Run a cell and return its result; with `curves` one that trains keeps those of its local batches and epochs.
 
@@ -117,13 +152,17 @@ def run_cell(
             config = config_of(cell.settings, cell.seed, bench)
             share = float(cell.settings.get("study.share", 1.0))
             shuffles = int(cell.settings.get("study.shuffles", 10))
-            if cell.settings.get("study.across"):
-                found = train_across(config, bench.prepared(config), bool(cell.settings.get("study.shuffled")), listen)
-            elif cell.settings.get("study.positional"):
+            folder = bench.work / cell.study / Path(cell.file).stem
+            if cell.settings.get("study.positional"):
                 found = positional_unigram(config, shuffles, share)
-            else:
-                found = train_faithfully(config, shuffles, listen, share)
+            elif cell.settings.get("study.across"):
+                mixed = bool(cell.settings.get("study.shuffled"))
+                found = train_across(config, bench.prepared(config), mixed, listen, folder)
                 found["precision"] = config.train.precision
+            else:
+                found = train_faithfully(config, shuffles, listen, share, folder)
+                found["precision"] = config.train.precision
+            shutil.rmtree(folder, ignore_errors=True)
         case "n-gram":
             found = _counted(cell, bench)
         case "toy":
@@ -137,17 +176,19 @@ def run_cell(
     return dict(strict(_result(cell, bench, found, targets)))
 
 
-def _trained(cell: Cell, bench: Bench, listen: Listener, curves: bool) -> dict[str, Any]:
+def _trained(cell: Cell, bench: Bench, listen: Patient, curves: bool) -> dict[str, Any]:
     """An ordinary run in a folder that goes again once its result is known."""
     config = config_of(cell.settings, cell.seed, bench)
     if curves:
         config = replace(config, train=replace(config.train, curves=True))
     first = {k.removeprefix("first."): v for k, v in cell.settings.items() if k.startswith("first.")}
+    hashes: dict[str, Any] = {}
     before = _first_run(first, cell.seed, bench, listen) if first else None
     prepared = bench.prepared(config)
     if before is not None:
+        hashes["first_data_sha256"] = read_run_toml(before)[1]["data_sha256"]
         if cell.settings.get("study.rows") == "by number":
-            before = _renamed(before, prepared.vocab, bench.work / cell.study / f"{Path(cell.file).stem}-first")
+            before = _renamed(before, prepared.vocab, bench.work / "first" / f"{before.name}-{cell.id}")
         config = replace(config, train=replace(config.train, init=str(before)))
     budget, passes = None, 1
     if "study.central_epochs" in cell.settings:  # central training reads what a cohort reads in so many epochs
@@ -157,22 +198,38 @@ def _trained(cell: Cell, bench: Bench, listen: Listener, curves: bool) -> dict[s
     result = train(config, folder, resume=True, listener=listen, prepared=prepared, budget=budget)
     _, made = read_run_toml(folder)
     records = read_metrics(folder)
+    if config.vectors.file is not None:
+        hashes["vectors_sha256"] = _sha256(Path(config.vectors.file), made["vectors_sha256"])
     training = training_curves(read_curves(folder), passes) if curves else None
     shutil.rmtree(folder)
     return {
-        **result, "records": records, "data_sha256": made["data_sha256"], "precision": config.train.precision,
+        **result, **hashes, "records": records, "data_sha256": made["data_sha256"],
+        "precision": config.train.precision,
         "train_tokens": int(prepared.store.sizes().sum()), "training": training,
     }  # fmt: skip
 
 
-def _first_run(settings: Settings, seed: int, bench: Bench, listen: Listener) -> Path:
-    """Train the run that others start from, once for all of them; it stays."""
+def _sha256(path: Path, folder: str) -> str:
+    """Of a file as any tool says it; of a folder the run's own, over the names too."""
+    if path.is_dir():
+        return folder
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _first_run(settings: Settings, seed: int, bench: Bench, listen: Patient) -> Path:
+    """Train the run that others start from, once for all of them; it stays. If another process does, wait for it."""
     name = hashlib.sha256(json.dumps([dict(settings), seed], sort_keys=True).encode()).hexdigest()[:12]
     folder = bench.work / "first" / name
     config = config_of(settings, seed, bench)
     listen.say("first, the run that this one starts from")
-    train(config, folder, resume=True, listener=listen, prepared=prepare(config))
-    return folder
+    prepared = prepare(config)
+    while True:
+        try:
+            train(config, folder, resume=True, listener=listen, prepared=prepared)
+            return folder
+        except FolderInUse:
+            listen.wait("another process trains it; waiting")
 
 
 def _renamed(run: Path, words: Vocab, folder: Path) -> Path:
@@ -205,9 +262,11 @@ def _counted(cell: Cell, bench: Bench) -> dict[str, Any]:
 
 
 MEASURES = ("perplexity", "nats", "top1", "top3", "top1_words", "top3_words", "sentence_perplexity",
-            "sentence_top1", "sentence_top3", "honest_sentence_perplexity", "honest_nats", "oov_rate")  # fmt: skip
-FACTS = ("data", "data_sha256", "method", "model", "clients", "cohort", "parameters", "vocabulary", "rounds",
-         "best_round", "tokens_trained", "train_tokens", "precision", "shuffles", "facts")  # fmt: skip
+            "sentence_top1", "sentence_top1_words", "sentence_top3_words", "honest_sentence_perplexity",
+            "honest_nats", "oov_rate")  # fmt: skip
+FACTS = ("data", "data_sha256", "vectors_sha256", "first_data_sha256", "method", "model", "clients", "cohort",
+         "parameters", "vocabulary", "rounds", "best_round", "tokens_trained", "train_tokens", "precision", "shuffles",
+         "facts")  # fmt: skip
 
 
 def _result(cell: Cell, bench: Bench, found: Mapping[str, Any], targets: Sequence[float]) -> dict[str, Any]:
@@ -221,6 +280,7 @@ def _result(cell: Cell, bench: Bench, found: Mapping[str, Any], targets: Sequenc
     if records and "loss" in records[-1]:
         measures["train_nats"] = records[-1]["loss"]
     measures |= found.get("measures", {})
+    options = options_of(cell.runner, cell.settings)
     return {
         "study": cell.study,
         "id": cell.id,
@@ -229,6 +289,7 @@ def _result(cell: Cell, bench: Bench, found: Mapping[str, Any], targets: Sequenc
         "labels": dict(cell.labels),
         "seed": cell.seed,
         "settings": dict(cell.settings),
+        **({"options": options} if options else {}),
         "measures": measures,
         **{key: found[key] for key in FACTS if key in found},
         "curve": thin([point(r) for r in records]),

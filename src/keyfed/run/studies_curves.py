@@ -64,13 +64,13 @@ def _mean(rows: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     return sum(row[0] * row[2] for row in rows) / tokens, sum(row[1] * row[2] for row in rows) / tokens, tokens
 
 
-def mean_curve(records: Sequence[Mapping[str, Any]], by: str, measure: str) -> dict[float, float]:
-    """The mean over seeds of a curve of training, point by point; cells that were run without curves have none."""
+def seed_curves(records: Sequence[Mapping[str, Any]], by: str, measure: str) -> dict[float, list[float]]:
+    """Every seed's value of a curve of training, point by point; cells that were run without curves have none."""
     curves = [record["training"][by] for record in records if record.get("training")]
     place = PLACES[measure]
     together = zip(*curves, strict=False)  # a seed may have a batch more than another
     return {
-        statistics.fmean(p[0] for p in points): statistics.fmean(p[place] for p in points)
+        statistics.fmean(p[0] for p in points): [p[place] for p in points]
         for points in together
         if all(p[place] is not None for p in points)
     }

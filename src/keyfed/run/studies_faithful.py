@@ -29,9 +29,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from keyfed.config import Config, check, method_spec
+from keyfed.config import Config, check, method_spec, to_document
 from keyfed.engine.problem import Problem, TextObjective, make_store
 from keyfed.engine.simulate import Simulation
+from keyfed.engine.turn import keeps_state
 from keyfed.federated.methods import build_method
 from keyfed.federated.participation import Work
 from keyfed.federated.round import initial_state, run_round
@@ -39,8 +40,10 @@ from keyfed.federated.sampling import derive_seed, sample_cohort
 from keyfed.federated.types import Params
 from keyfed.model.language_model import ModelSpec, parameter_count, shapes
 from keyfed.model.presets import build_spec
+from keyfed.run.checkpoint import Best
 from keyfed.run.choose import choose
 from keyfed.run.evaluate import Score, evaluate_together
+from keyfed.run.studies_resume import Kept, find_kept, keep
 from keyfed.run.train import Listener
 from keyfed.text.batches import Batching, Step
 from keyfed.text.named import load_corpus
@@ -203,13 +206,18 @@ def deal(sentences: Sequence[Ids], clients: int, seed: int) -> list[Ids]:
     return [np.concatenate([sentences[i] for i in order[k * each : (k + 1) * each]]) for k in range(clients)]
 
 
-def train_faithfully(config: Config, shuffles: int, listen: Listener, share: float = 1.0) -> dict[str, Any]:
+def train_faithfully(
+    config: Config, shuffles: int, listen: Listener, share: float = 1.0, folder: Path | None = None
+) -> dict[str, Any]:
     """Train and evaluate as the public code does; return what a cell's result holds.
+
+    Seeds are derived from the round, so a run that goes on from what was kept is the uninterrupted one.
 
     Args:
       config: data.name, model, method, participation.fraction, train.rounds, seed, device and precision are read.
       shuffles: shuffles of the test sentences that are evaluated; their standard deviation is the figure's own spread.
       share: part of each file's sentences that is read, for a quick look.
+      folder: where it is kept when it is stopped, and found again; None for nowhere.
     """
     config = check(config)
     found = read_sentences(config.data.name, None if config.data.dir is None else Path(config.data.dir))
@@ -227,38 +235,53 @@ def train_faithfully(config: Config, shuffles: int, listen: Listener, share: flo
         precision=config.train.precision,
     )  # fmt: skip
     listen.say(f"code-faithful {config.data.name}: {len(train):,} sentences, {found.words:,} words; {choice.reason}")
-    listen.start(f"{method.name}, code-faithful, on {config.data.name}", config.train.rounds, 0)
-    state = initial_state(method, {n: p.to(choice.device) for n, p in initial_params(spec, seed).items()})
-    best, best_nats, best_round, tokens = state.params, math.inf, 0, 0
-    curve: list[dict[str, Any]] = []
-    began = time.monotonic()
-    with Simulation(problem, block=choice.block) as federation:
-        while state.round < config.train.rounds:
-            started = time.monotonic()
-            called = range(clients) if members == clients else sample_cohort(clients, members, seed, state.round)
-            state, summary = run_round(method, state, [store.names[k] for k in called], federation)
-            score = broken_score(spec, state.params, valid, derive_seed(seed, "valid", state.round), choice.device)
-            if score.mean_nats < best_nats:
-                best, best_nats, best_round = state.params, score.mean_nats, state.round
-            tokens += summary.worked
-            record = {
-                "round": state.round, "loss": summary.loss, "valid": score.summary(), "cohort": members,
-                "contributors": list(summary.contributors), "refused": {r.client: r.reason for r in summary.refused},
-                "worked": summary.worked, "seconds": time.monotonic() - started,
-            }  # fmt: skip
-            curve.append(record)
-            listen.round(record)
-    scores = [broken_score(spec, best, test, derive_seed(seed, "test", k), choice.device) for k in range(shuffles)]
+    document = to_document(replace(config, data=replace(config.data, dir=None)))
+    about = {
+        "data_sha256": found.sha256, "share": share, "torch": torch.__version__, "device": choice.device,
+        "block": choice.block, "config": document,
+    }  # fmt: skip
+    folder = None if keeps_state(method) else folder
+    params = {n: p.to(choice.device) for n, p in initial_params(spec, seed).items()}
+    kept = None if folder is None else find_kept(folder, about, params, listen.say)
+    kept = kept or Kept(initial_state(method, params), Best(0, math.inf, params))
+    listen.start(f"{method.name}, code-faithful, on {config.data.name}", config.train.rounds, kept.state.round)
+    began = time.monotonic() - kept.seconds
+    try:
+        with Simulation(problem, block=choice.block) as federation:
+            while kept.state.round < config.train.rounds:
+                started, number = time.monotonic(), kept.state.round
+                called = range(clients) if members == clients else sample_cohort(clients, members, seed, number)
+                state, summary = run_round(method, kept.state, [store.names[k] for k in called], federation)
+                score = broken_score(spec, state.params, valid, derive_seed(seed, "valid", state.round), choice.device)
+                better = score.mean_nats < kept.best.nats
+                best = Best(state.round, score.mean_nats, state.params) if better else kept.best
+                record = {
+                    "round": state.round, "loss": summary.loss, "valid": score.summary(), "cohort": members,
+                    "contributors": list(summary.contributors),
+                    "refused": {r.client: r.reason for r in summary.refused},
+                    "worked": summary.worked, "seconds": time.monotonic() - started,
+                }  # fmt: skip
+                kept = Kept(state, best, (*kept.records, record), time.monotonic() - began)
+                listen.round(record)
+    except KeyboardInterrupt:
+        if folder is not None and kept.records:
+            keep(folder, about, kept)
+        raise
+    best = kept.best
+    scores = [
+        broken_score(spec, best.params, test, derive_seed(seed, "test", k), choice.device) for k in range(shuffles)
+    ]
     values = [score.perplexity for score in scores]
     return {
-        "records": curve,
+        "records": list(kept.records),
         "test": {
             **sum(scores, Score()).summary(),
             "perplexity": statistics.fmean(values),
-            "honest_sentence_perplexity": honest_score(spec, best, test, choice.device).perplexity,
+            "honest_sentence_perplexity": honest_score(spec, best.params, test, choice.device).perplexity,
         },
         "shuffles": _spread(values),
-        "best_round": best_round, "rounds": state.round, "tokens_trained": tokens, "clients": clients,
+        "best_round": best.round, "rounds": kept.state.round, "clients": clients,
+        "tokens_trained": sum(record["worked"] for record in kept.records),
         "cohort": members, "parameters": parameter_count(spec), "vocabulary": found.words,
         "seconds": time.monotonic() - began, "data": config.data.name, "data_sha256": found.sha256,
         "method": method.name, "model": spec.name,

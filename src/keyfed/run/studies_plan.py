@@ -18,16 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.errors import ConfigError, nearest
-from keyfed.run.studies_curves import BY, PLACES
+from keyfed.run.studies_check import CURVE as CURVE
+from keyfed.run.studies_check import check_document, check_runner, check_settings, published_labels
+from keyfed.run.studies_claims import Claim, read_claim
 
 Labels = Mapping[str, str]
 Settings = Mapping[str, Any]
 SCALES = ("smoke", "standard", "paper")
 RUNNERS = ("train", "code-faithful", "n-gram", "toy", "explore")
-HEAD = ("title", "paper", "about", "measures", "notes", "targets", "curves", "plots", "base", "axis", "when", "grid",
-        "scale", "published", "claims")  # fmt: skip
-CURVE = {"train_nats": 1, "perplexity": 2, "nats": 2, "top1": 3, "accuracy": 3}  # places in a point of a curve by round
-CLAIMS = ("lower", "higher", "printed", "below")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +81,6 @@ class Scale:
     def seeds_of(self, labels: Labels) -> tuple[int, ...]:
         """Seeds of a configuration: the scale's, or those of the first `fewer` that it matches."""
         return next((seeds for where, seeds in self.fewer if matches(labels, where)), self.seeds)
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a paper says, in a form that can be checked.
-
-    Attributes:
-      front: whether the front page of the results says it.
-      kind: "lower" or "higher": the rows of `of` against the same rows with the labels of `than`; "printed": the rows
-        of `of` against the printed value, within `within`; "below": the rows of `of` against `bound`.
-    """
-
-    says: str
-    kind: str
-    of: Labels
-    than: Labels
-    measure: str
-    within: float
-    bound: float | None
-    front: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +177,16 @@ def with_settings(cell: Cell, more: Settings) -> Cell:
 
 
 def study_folder() -> Path:
-    """Where the studies lie: ./studies, else those of the source tree."""
-    here = Path("studies")
-    return here if here.is_dir() else Path(__file__).resolve().parents[3] / "studies"
+    """Where the studies lie: ./studies, else those of the source tree, else those that an installed package brings."""
+    package = Path(__file__).resolve().parents[1]
+    places = (Path("studies"), package.parents[1] / "studies", package / "studies")
+    return next((place for place in places if place.is_dir()), places[-1])
+
+
+def results_folder(studies: Path) -> Path:
+    """Where pages and data lie by default: docs/results beside the studies; here for those of an installed package."""
+    installed = studies.resolve() == Path(__file__).resolve().parents[1] / "studies"
+    return Path("docs/results") if installed else studies.parent / "docs" / "results"
 
 
 def study_names(folder: Path) -> list[str]:
@@ -227,81 +212,37 @@ def load_study(name: str, folder: Path) -> Study:
 def study_from(document: Mapping[str, Any], path: Path) -> Study:
     """Check a study's document and return the study; every mistake names the file and what was expected."""
     where = path.name
-    _known(document, HEAD, where, "key")
-    try:
-        axes = {
+    check_document(document, where, SCALES, RUNNERS)
+    study = Study(
+        name=path.stem,
+        title=document["title"],
+        paper=document["paper"],
+        about=document["about"],
+        measures=tuple(document["measures"]),
+        notes=tuple(document.get("notes", ())),
+        targets=tuple(map(float, document.get("targets", ()))),
+        plots=tuple(document.get("plots", ())),
+        base=_flat(document.get("base", {}), path),
+        axes={
             axis: {label: _flat(table, path) for label, table in values.items()}
             for axis, values in document["axis"].items()
-        }
-        grids = tuple(document["grid"])
-        scales = {name: _scale(name, table, path, axes) for name, table in document["scale"].items()}
-        study = Study(
-            name=path.stem,
-            title=document["title"],
-            paper=document["paper"],
-            about=document["about"],
-            measures=tuple(document["measures"]),
-            notes=tuple(document.get("notes", ())),
-            targets=tuple(map(float, document.get("targets", ()))),
-            plots=tuple(document.get("plots", ())),
-            base=_flat(document.get("base", {}), path),
-            axes=axes,
-            when=tuple((entry["where"], _flat(entry["set"], path)) for entry in document.get("when", ())),
-            grids=grids,
-            scales=scales,
-            published={m: tuple(_published(t, where)) for m, t in document.get("published", {}).items()},
-            claims=tuple(_claim(table, where) for table in document.get("claims", ())),
-            curves=bool(document.get("curves", False)),
-        )
-    except KeyError as e:
-        raise ConfigError(f"{where}: {e.args[0]} is missing; a study needs title, paper, about, axis, grid, scale")  # noqa: B904
-    _known(scales, SCALES, where, "scale")
-    _check(study, where)
-    return study
-
-
-def _check(study: Study, where: str) -> None:
-    from keyfed.federated.methods import METHODS, method_options
-
-    for grid in study.grids:
-        _known(grid, (*study.axes, "runner", "scales"), where, "axis of a grid")
-        _known([grid.get("runner", "train")], RUNNERS, where, "runner")
-        for axis in study.axes:
-            _known(grid.get(axis, ()), study.axes[axis], where, f"{axis} of a grid")
-    for claim in study.claims:
-        _known([claim.kind], CLAIMS, where, "kind of a claim")
-        for labels in (claim.of, claim.than):
-            _known(labels, study.axes, where, "axis of a claim")
-            for axis, label in labels.items():
-                _known([label] if isinstance(label, str) else label, study.axes[axis], where, f"{axis} of a claim")
-    for entries in study.published.values():
-        for labels, _ in entries:
-            for axis, label in labels.items():
-                _known([label], study.axes[axis], where, f"{axis} of a published value")
-    for plot in study.plots:
-        _known(plot, ("name", "kind", "measure", "x", "series", "panel", "where", "title"), where, "key of a plot")
-        _known([plot["kind"]], ("bars", "lines", "curves"), where, "kind of a plot")
-        _known([*plot.get("series", ()), *plot.get("panel", ())], study.axes, where, "axis of a plot")
-        if plot["kind"] == "curves":
-            by = plot.get("x", "round")
-            _known([by], ("round", *BY), where, "x of a plot of curves")
-            _known([plot["measure"]], PLACES if by in BY else CURVE, where, f"measure of a plot by {by}")
-        else:
-            _known(plot.get("x", ()), study.axes, where, "axis of a plot")
-    options = {option for method in METHODS for option in method_options(method)} | {"name"}
+        },
+        when=tuple((entry["where"], _flat(entry["set"], path)) for entry in document.get("when", ())),
+        grids=tuple(document["grid"]),
+        scales={name: _scale(name, table, path) for name, table in document["scale"].items()},
+        published={m: tuple(_published(table)) for m, table in document.get("published", {}).items()},
+        claims=tuple(map(read_claim, document.get("claims", ()))),
+        curves=document.get("curves", False),
+    )
     tables = [study.base, *(s for values in study.axes.values() for s in values.values())]
     tables += [more for _, more in study.when] + [scale.settings for scale in study.scales.values()]
     for table in tables:
-        _known([key.removeprefix("method.") for key in table if key.startswith("method.")], options, where, "option")
-
-
-def _known(given: Iterable[str], known: Iterable[str], where: str, what: str) -> None:
-    known = list(known)
-    for key in given:
-        if key not in known:
-            raise ConfigError(
-                f'{where}: {what} "{key}" is not known{nearest(str(key), known)}; one of {", ".join(known)}'
-            )
+        check_settings(table, where)
+    for scale in study.scales:
+        for cell in cells_of(study, scale):
+            if not cell.absent:
+                check_runner(cell.runner, cell.settings, cell.labels, where)
+    return study
 
 
 def _flat(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -310,10 +251,13 @@ def _flat(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
     for key, value in table.items():
         if key == "run_file":
             try:
-                document = tomllib.loads((path.parent / value).read_text("utf-8"))
+                document = tomllib.loads((path.parent / str(value)).read_text("utf-8"))
             except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
                 raise ConfigError(f"{path.name}: run_file {value}: {e}") from None
-            out |= {f"{section}.{name}": v for section, values in document.items() for name, v in values.items()}
+            for section, values in document.items():
+                if not isinstance(values, Mapping):
+                    raise ConfigError(f"{path.name}: run_file {value}: {section} is {values!r}; expected a section")
+                out |= {f"{section}.{name}": v for name, v in values.items()}
         elif isinstance(value, Mapping):
             out |= {f"{key}.{name}": v for name, v in _flat(value, path).items()}
         else:
@@ -321,33 +265,14 @@ def _flat(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return out
 
 
-def _scale(name: str, table: Mapping[str, Any], path: Path, axes: Mapping[str, Any]) -> Scale:
-    _known(table, ("seeds", "why", "set", "keep", "fewer"), path.name, f"key of scale.{name}")
+def _scale(name: str, table: Mapping[str, Any], path: Path) -> Scale:
     keep = {axis: tuple(labels) for axis, labels in table.get("keep", {}).items()}
-    _known(keep, axes, path.name, f"axis of scale.{name}.keep")
-    for axis, labels in keep.items():
-        _known(labels, axes[axis], path.name, f"{axis} of scale.{name}.keep")
     fewer = tuple((entry["where"], tuple(entry["seeds"])) for entry in table.get("fewer", ()))
     return Scale(name, tuple(table["seeds"]), table["why"], _flat(table.get("set", {}), path), keep, fewer)
 
 
-def _claim(table: Mapping[str, Any], where: str) -> Claim:
-    _known(table, ("says", "kind", "of", "than", "measure", "within", "bound", "front"), where, "key of a claim")
-    bound = table.get("bound")
-    return Claim(
-        table["says"], table["kind"], table["of"], table.get("than", {}), table.get("measure", "perplexity"),
-        float(table.get("within", 0.05)), None if bound is None else float(bound),
-        bool(table.get("front", False)),
-    )  # fmt: skip
-
-
-def _published(table: Mapping[str, Any], where: str) -> Iterable[tuple[Labels, float]]:
+def _published(table: Mapping[str, Any]) -> Iterable[tuple[Labels, float]]:
     """Read `axes = ["data", "C"]` and `"PTB | 0.1" = 138.13`."""
-    axes = table["axes"]
     for key, value in table.items():
-        if key == "axes":
-            continue
-        labels = [part.strip() for part in key.split("|")] if key else []  # no label: printed for every row
-        if len(labels) != len(axes):
-            raise ConfigError(f'{where}: published "{key}" has {len(labels)} labels; expected {" | ".join(axes)}')
-        yield dict(zip(axes, labels, strict=True)), float(value)
+        if key != "axes":
+            yield dict(zip(table["axes"], published_labels(key), strict=True)), float(value)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keyfed.run.drawing import LIGHT, Paint, Theme, png
-from keyfed.run.studies_curves import BY, mean_curve
+from keyfed.run.studies_curves import BY, seed_curves
 from keyfed.run.studies_plan import CURVE, Study, matches
 from keyfed.run.studies_table import Row, write_value
 
@@ -16,15 +17,18 @@ NAMES = {"perplexity": "perplexity", "top1": "top-1 accuracy", "nats": "nats per
          "train_top1": "training top-1 accuracy"}  # fmt: skip
 WORDS = {"round": "round", "batch": "local batch", "epoch": "local epoch"}
 STYLES = ("-", "--", ":", "-.")
+MARKERS = "os^DvPX"
+MARKS = 8  # of a line by which it is told from one that lies under it
+SMOKE = "smoke: shows only that it runs"
 
 
-def draw_plots(study: Study, rows: Sequence[Row]) -> dict[str, bytes]:
+def draw_plots(study: Study, rows: Sequence[Row], scale: str) -> dict[str, bytes]:
     """Draw a study's plots from its rows; one without a point is left out. Raises ImportError without matplotlib."""
     out = {}
     for plot in drawn(study, rows):
         panels = _panels(rows, plot)
         size = (max(5.8, 4.6 * len(panels)), 4.8)
-        out[str(plot["name"])] = png(_paint(study, plot, panels), LIGHT, size)
+        out[str(plot["name"])] = png(_paint(study, plot, panels, scale), LIGHT, size)
     return out
 
 
@@ -33,12 +37,17 @@ def drawn(study: Study, rows: Sequence[Row]) -> list[Mapping[str, Any]]:
     return [plot for plot in study.plots if _panels(rows, plot)]
 
 
-def describe(study: Study, plot: Mapping[str, Any], rows: Sequence[Row]) -> str:
+def headline(plot: Mapping[str, Any], scale: str) -> str:
+    """A plot's title, with a warning at smoke scale."""
+    return f"{plot['title']} ({SMOKE})" if scale == "smoke" else str(plot["title"])
+
+
+def describe(study: Study, plot: Mapping[str, Any], rows: Sequence[Row], scale: str) -> str:
     """What a plot shows, for those who cannot see it."""
     shown = [row for panel in _panels(rows, plot).values() for row in panel]
     printed = any(study.printed(row.labels, str(plot["measure"])) is not None for row in shown)
     marks = "; crosses are the printed values" if plot["kind"] != "curves" and printed else ""
-    return f"{plot['title']}{marks}"
+    return f"{headline(plot, scale)}{marks}"
 
 
 def _panels(rows: Sequence[Row], plot: Mapping[str, Any]) -> dict[str, list[Row]]:
@@ -51,7 +60,7 @@ def _panels(rows: Sequence[Row], plot: Mapping[str, Any]) -> dict[str, list[Row]
 
 def _has_points(row: Row, plot: Mapping[str, Any]) -> bool:
     if plot["kind"] == "curves":
-        return bool(_curve(row, plot))
+        return bool(curves_of(row, plot))
     return row.mean(plot["measure"]) is not None
 
 
@@ -60,7 +69,7 @@ def _name(row: Row, axes: Sequence[str]) -> str:
     return ", ".join(f"{a} = {v}" if v.replace(".", "").isdigit() else v for a, v in parts if v is not None)
 
 
-def _paint(study: Study, plot: Mapping[str, Any], panels: Mapping[str, Sequence[Row]]) -> Paint:
+def _paint(study: Study, plot: Mapping[str, Any], panels: Mapping[str, Sequence[Row]], scale: str) -> Paint:
     draw = {"bars": _bars, "lines": _lines, "curves": _curves}[plot["kind"]]
     every = [row for rows in panels.values() for row in rows]
     series = list(dict.fromkeys(_name(row, plot.get("series", ())) for row in every))
@@ -69,8 +78,9 @@ def _paint(study: Study, plot: Mapping[str, Any], panels: Mapping[str, Sequence[
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, (title, rows) in zip(all_axes, panels.items(), strict=True):
             draw(axes, theme, study, plot, rows, series)
-            axes.set_title(title or plot["title"])
+            axes.set_title(title)
             axes.set_ylabel(NAMES.get(plot["measure"], plot["measure"].replace("_", " ")))
+        figure.suptitle("\n".join(textwrap.wrap(headline(plot, scale), 60 * len(panels))), x=0.02, ha="left", size=12)
         handles: dict[str, Any] = {}
         for axes in all_axes:
             found, labels = axes.get_legend_handles_labels()
@@ -122,8 +132,11 @@ def _lines(
         x = [at for at, _ in points]
         means = [row.mean(plot["measure"]) for _, row in points]
         spreads = [statistics.stdev(v) if len(v := row.values(plot["measure"])) > 1 else 0.0 for _, row in points]
-        colour, style = theme.colours[number % len(theme.colours)], STYLES[number // len(theme.colours) % len(STYLES)]
-        axes.errorbar(x, means, spreads, fmt=f"o{style}", capsize=2, color=colour, label=name or "ours", markersize=4)
+        colour, style = theme.colours[number % len(theme.colours)], STYLES[number % len(STYLES)]
+        axes.errorbar(
+            x, means, spreads, fmt=f"{MARKERS[number % len(MARKERS)]}{style}", capsize=2, color=colour,
+            label=name or "ours", markersize=4,
+        )  # fmt: skip
         printed = [(at, study.printed(row.labels, plot["measure"])) for at, row in points]
         marks = [(at, value) for at, value in printed if value is not None]
         if marks:
@@ -145,25 +158,30 @@ def _curves(
     values: list[float] = []
     for number, name in enumerate(series):
         for row in (row for row in rows if _name(row, plot.get("series", ())) == name):
-            points = _curve(row, plot)
-            x, y = list(points), list(points.values())
+            points = curves_of(row, plot)
+            x, seeds = list(points), list(points.values())
+            y = [statistics.fmean(found) for found in seeds]
             colour = theme.colours[number % len(theme.colours)]
-            style = STYLES[number // len(theme.colours) % len(STYLES)]
-            axes.plot(x, y, style, color=colour, label=name or "ours", linewidth=1.5)
+            every = max(1, len(x) // MARKS)
+            axes.plot(
+                x, y, STYLES[number % len(STYLES)], color=colour, label=name or "ours", linewidth=1.5, markersize=4,
+                marker=MARKERS[number % len(MARKERS)], markevery=(number % every, every),
+            )  # fmt: skip
+            if len(row.records) > 1:  # from the lowest seed to the highest
+                axes.fill_between(x, [min(v) for v in seeds], [max(v) for v in seeds], color=colour, alpha=0.2, lw=0)
             values += y
     axes.set_xlabel(WORDS[plot.get("x", "round")])
-    axes.xaxis.get_major_locator().set_params(integer=True)  # half an epoch is none
+    axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)  # half an epoch is none; numbers stay apart
     if values and min(values) > 0 and max(values) / min(values) > 8:
         axes.set_yscale("log")
 
 
-def _curve(row: Row, plot: Mapping[str, Any]) -> Mapping[float, float]:
-    """The mean over seeds of a curve: of training by batch or epoch, else by round, at rounds that all seeds have."""
+def curves_of(row: Row, plot: Mapping[str, Any]) -> dict[float, list[float]]:
+    """Every seed's value of a curve, of training by batch or epoch, else by round, where all seeds have one."""
     measure, by = plot["measure"], plot.get("x", "round")
     if by in BY:
-        return mean_curve(row.records, by, measure)
+        return seed_curves(row.records, by, measure)
     index = CURVE[measure]
     curves = [{p[0]: p[index] for p in r["curve"] if p[index] is not None and p[index] > 0} for r in row.records]
     rounds = sorted(set.intersection(*(set(c) for c in curves))) if curves else []
-    found = {at: statistics.fmean(c[at] for c in curves) for at in rounds}
-    return {at: math.log(y) for at, y in found.items()} if measure == "nats" else found
+    return {at: [math.log(c[at]) if measure == "nats" else c[at] for c in curves] for at in rounds}

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tarfile
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,6 +119,7 @@ def project(tmp_path) -> Path:
     (keyboard / "web").mkdir(parents=True)
     for name in ("pyproject.toml", "hatch_build.py", "first.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
+    shutil.copytree(ROOT / "studies", folder / "studies")
     (folder / "src" / "keyfed" / "__init__.py").write_text('__version__ = "0.0.1"\n')
     shutil.copy(assets.__file__, keyboard / "assets.py")
     for name in assets.LOCKED:
@@ -125,8 +127,8 @@ def project(tmp_path) -> Path:
     return folder
 
 
-def build(project: Path) -> subprocess.CompletedProcess:
-    code = "import hatchling.build as b; print(b.build_wheel('dist'))"
+def build(project: Path, what: str = "wheel") -> subprocess.CompletedProcess:
+    code = f"import hatchling.build as b; print(b.build_{what}('dist'))"
     return subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=False)
 
 
@@ -139,8 +141,21 @@ def test_a_wheel_holds_the_runtime(project, tmp_path, monkeypatch):
     names = ZipFile(wheel).namelist()
     vendor = [f"keyfed/keyboard/web/vendor/{name}" for name in (*assets.FILES, "LICENSE.txt", "MANIFEST.json")]
     assert {*vendor, "keyfed/first.toml", "keyfed/keyboard/web/package-lock.json"} <= set(names)
+    studies = [path.relative_to(ROOT) for path in (ROOT / "studies").rglob("*.toml")]
+    assert {f"keyfed/{path.as_posix()}" for path in studies} <= set(names)
     ZipFile(wheel).extractall(tmp_path / "installed")
     assert assets.problem(tmp_path / "installed" / "keyfed" / "keyboard" / "web") is None
+
+
+def test_a_source_archive_holds_all_that_a_wheel_of_it_needs(project):
+    pytest.importorskip("hatchling")
+    done = build(project, "sdist")
+    assert done.returncode == 0, done.stderr
+    (archive,) = (project / "dist").glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
+    studies = {path.relative_to(ROOT).as_posix() for path in (ROOT / "studies").rglob("*.toml")}
+    assert {*studies, "first.toml", "hatch_build.py", "pyproject.toml"} <= names
 
 
 def test_no_wheel_without_npm(project, tmp_path, monkeypatch):

@@ -72,6 +72,22 @@ def test_a_mixed_ledger():
     assert epsilon(mixed, 1e-5) == pytest.approx(1.615079, rel=1e-3)
 
 
+def test_distributions_that_are_kept_compose_as_an_accountants_own():
+    """ε round after round, with whatever was released before: to the last bit that of `dp-accounting` alone."""
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    tree = dp_accounting.GaussianDpEvent(5.0 / math.sqrt(forest_sensitivity(4, 2)))
+    for count in (1, 2, 3, 40):
+        sampled = dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(1.2))
+        whole = PLDAccountant(value_discretization_interval=COARSE)
+        whole.compose(sampled, count)
+        whole.compose(dp_accounting.GaussianDpEvent(3.0), count)
+        whole.compose(tree)
+        rows = [Release(1.2, 0.05, count), Release(3.0, 1.0, count), TreeRelease(5.0, 2, 4)]
+        assert epsilon(rows, 1e-5, grid=COARSE) == whole.get_epsilon(1e-5)
+
+
 @pytest.mark.parametrize(
     ("target", "delta", "q", "rounds", "pld", "rdp"),
     [

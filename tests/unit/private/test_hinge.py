@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from keyfed.config import Config
 from keyfed.errors import PrivacyError
-from keyfed.private.accounting import Release, at_rate_one, calibrate, epsilon, most_met
+from keyfed.private.accounting import COARSE, Release, at_rate_one, calibrate, epsilon, most_met
 from keyfed.private.hinge import MOST_MEMBERS, Opening, chance
 from keyfed.run.deployed_terms import hinge_of
 from keyfed.sections import PrivacyConfig, SecureConfig
@@ -59,16 +59,19 @@ def test_epsilon_covers_a_sum_that_opens_by_one_client(clients, called, floor, d
 
 
 def test_rounds_at_the_hinge_are_counted_however_the_ledger_is_split():
-    whole = epsilon([Release(1.0, 0.1, 50, 1e-3)], 1e-5)
-    assert epsilon([Release(1.0, 0.1, 20, 1e-3), Release(1.0, 0.1, 30, 1e-3)], 1e-5) == pytest.approx(whole, rel=1e-9)
-    assert epsilon([Release(1.0, 0.1, 50)], 1e-5) < whole < epsilon([Release(1.0, 1.0, 50)], 1e-5)
+    def found(*rows):
+        return epsilon(rows, 1e-5, grid=COARSE)
+
+    whole = found(Release(1.0, 0.1, 50, 1e-3))
+    assert found(Release(1.0, 0.1, 20, 1e-3), Release(1.0, 0.1, 30, 1e-3)) == pytest.approx(whole, rel=1e-9)
+    assert found(Release(1.0, 0.1, 50)) < whole < found(Release(1.0, 1.0, 50))
     assert at_rate_one([Release(1.0, 0.1, 2, 0.5)], 1e-5) == ((Release(1.0, 1.0, 2),), 1e-5)
 
 
 def test_noise_is_calibrated_for_them():
     z = calibrate(4.0, 1e-5, 0.1, 50, hinge=1e-4)
     assert z > calibrate(4.0, 1e-5, 0.1, 50)
-    assert epsilon([Release(z, 0.1, 50, 1e-4)], 1e-5) == pytest.approx(4.0, rel=2e-3)
+    assert epsilon([Release(z, 0.1, 50, 1e-4)], 1e-5, grid=COARSE) == pytest.approx(4.0, rel=2e-3)
 
 
 def test_cohorts_that_no_secure_sum_holds_are_refused():

@@ -353,6 +353,9 @@ def test_a_count_model_reads_every_line_on_its_own(order):
     assert evaluate_ngram_sentences(model.nats, model.top, {}) == Score()
 
 
-def test_figures_by_line_count_words_alone():
+def test_figures_by_line():
     found = by_line(Score(tokens=10, nats=10.0, top1=6, top3=8, words=4, words_top1=1, words_top3=2, unknown=1))
-    assert found == {"sentence_perplexity": pytest.approx(np.e), "sentence_top1": 0.25, "sentence_top3": 0.5}
+    assert found == {
+        "sentence_perplexity": pytest.approx(np.e), "sentence_top1": 0.6, "sentence_top1_words": 0.25,
+        "sentence_top3_words": 0.5,
+    }  # fmt: skip

@@ -130,9 +130,20 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-def test_whole_report(tmp_path: Path) -> None:
-    folder = a_folder(tmp_path / "run", a_result(), [a_record(1, 150.0), a_record(2, 110.0)])
-    written = write_report(folder, [("i am", ["the", "not", "going"]), ("so", ["far"])])
+SUGGESTIONS = [("i am", ["the", "not", "going"]), ("so", ["far"])]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    """A run of two rounds and what its report wrote; drawing it takes a second."""
+    folder = a_folder(
+        tmp_path_factory.mktemp("whole") / "run", a_result(), [a_record(1, 150.0), a_record(2, 110.0)]
+    )  # fmt: skip
+    return folder, write_report(folder, SUGGESTIONS)
+
+
+def test_whole_report(whole: tuple[Path, list[Path]]) -> None:
+    folder, written = whole
     names = [p.relative_to(folder).as_posix() for p in written]
     assert names == [
         "report.md",
@@ -162,10 +173,8 @@ def test_whole_report(tmp_path: Path) -> None:
         assert expected in text
 
 
-def test_page_needs_nothing_from_outside(tmp_path: Path) -> None:
-    folder = a_folder(tmp_path / "run", a_result(), [a_record(1, 150.0), a_record(2, 110.0)])
-    write_report(folder)
-    source = (folder / "report.html").read_text("utf-8")
+def test_page_needs_nothing_from_outside(whole: tuple[Path, list[Path]]) -> None:
+    source = (whole[0] / "report.html").read_text("utf-8")
     page = Page(source)
     assert not {"script", "link", "iframe", "object", "base"} & {tag for tag, _ in page.tags}
     assert "http://" not in source
@@ -182,10 +191,12 @@ def test_page_needs_nothing_from_outside(tmp_path: Path) -> None:
     assert 'name="viewport"' in source
 
 
-def test_writing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
-    folder = a_folder(tmp_path / "run", a_result(), [a_record(1, 150.0), a_record(2, 110.0)])
-    first = [p.read_bytes() for p in write_report(folder)]
-    assert [p.read_bytes() for p in write_report(folder)] == first
+def test_writing_twice_gives_the_same_bytes(whole: tuple[Path, list[Path]]) -> None:
+    folder, written = whole
+    first = [p.read_bytes() for p in written]
+    for path in written:
+        path.unlink()
+    assert [p.read_bytes() for p in write_report(folder, SUGGESTIONS)] == first
 
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_across_the_batch_a_network_knows_one_character_and_in_order_it_knows_mo
     broken = train_across(config, ready, False, Silent())
     # Two characters back tell all but a flip in ten; one alone tells next to nothing.
     assert honest < 0.55
-    assert 0.62 < broken["test"]["nats"] < 0.72
+    assert 0.62 < broken["test"]["nats"] < 0.85
     assert broken["test"]["honest_nats"] > 0.6
     assert broken["rounds"] == broken["best_round"] == 10
     assert broken["tokens_trained"] == 10 * sum(ready.store.tokens(k) - 1 for k in range(2))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from keyfed.errors import ConfigError
-from keyfed.run.studies_curves import POINTS, mean_curve, stretches, training_curves
+from keyfed.run.studies_curves import POINTS, seed_curves, stretches, training_curves
 from keyfed.run.studies_plan import cells_of, load_study, study_from
 from keyfed.run.studies_plots import draw_plots, drawn
 from keyfed.run.studies_report import page_text
@@ -67,10 +67,12 @@ def test_stretches_are_few_begin_with_the_first_and_keep_the_mean(count):
         assert np.average([p[key + 1] for p in points], weights=tokens) == pytest.approx(every, rel=1e-4)
 
 
-def test_seeds_are_averaged_point_by_point_and_cells_without_curves_left_out():
-    one, two = ({"training": {"batch": [[1, 4.0, 0.1], [end, 2.0, 0.3]]}} for end in (10, 12))
-    assert mean_curve([one, {"curve": []}, two], "batch", "train_top1") == {1: 0.1, 11: 0.3}
-    assert mean_curve([{"curve": []}], "batch", "train_nats") == {}
+def test_seeds_stand_side_by_side_point_by_point_and_cells_without_curves_are_left_out():
+    one, two = (
+        {"training": {"batch": [[1, 4.0, 0.1], [end, 2.0, accuracy]]}} for end, accuracy in ((10, 0.3), (12, 0.4))
+    )
+    assert seed_curves([one, {"curve": []}, two], "batch", "train_top1") == {1: [0.1, 0.1], 11: [0.3, 0.4]}
+    assert seed_curves([{"curve": []}], "batch", "train_nats") == {}
 
 
 def result(cell, training) -> dict:
@@ -97,7 +99,7 @@ def test_the_page_shows_curves_where_cells_have_them_and_stands_without():
     rows = rows_of(study, "standard", new)
     plots = ["batch-loss", "batch-accuracy", "epoch-loss", "epoch-accuracy"]
     assert [plot["name"] for plot in drawn(study, rows)][:4] == plots
-    assert set(plots) <= set(draw_plots(replace(study, plots=study.plots[:4]), rows))
+    assert set(plots) <= set(draw_plots(replace(study, plots=study.plots[:4]), rows, "standard"))
     for name in plots:
         assert f"img/next-character-{name}.png" in page_text(study, new)
         assert f"img/next-character-{name}.png" not in page_text(study, old)

@@ -1,0 +1,58 @@
+"""The claims of the studies' files are what the papers say, in words that are true of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from keyfed.run.studies import finished
+from keyfed.run.studies_plan import cells_of, load_study, study_names
+from keyfed.run.studies_report import page_text
+from keyfed.run.studies_table import rows_of
+from keyfed.run.studies_verdicts import verdict_on
+
+ROOT = Path(__file__).parents[3]
+STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"
+
+
+def claims_of(name):
+    return load_study(name, STUDIES).claims
+
+
+def test_next_characters_claims_are_the_reports():
+    """§6.2 and §7: FedAvg does better than FedProx, all are close, central training is best."""
+    study = load_study("next-character", STUDIES)
+    values = {"central": 1.0, "FedAvg": 1.1, "FedProx, mu 0.5": 1.13, "FedProx, mu 0.0001": 1.13, "ADMM": 1.14,
+              "FedADMM": 1.12, "LIADMM": 1.3}  # fmt: skip
+    skew = {"LIADMM": 1.2}
+    found = {
+        cell.id: {"id": cell.id, "seed": cell.seed, "curve": [], "measures": dict.fromkeys(("nats", "train_nats"), (
+            skew.get(cell.labels["method"], values[cell.labels["method"]] + 0.02)
+            if cell.labels["split"] == "quantity skew" else values[cell.labels["method"]]) + cell.seed * 1e-4)}
+        for cell in cells_of(study, "standard") if cell.labels["split"] != "roles" and cell.labels["method"] in values
+    }  # fmt: skip
+    rows = rows_of(study, "standard", found)
+    told = {c.says: verdict_on(study, rows, c, "standard") for c in study.claims if not c.ours and c.kind != "printed"}
+    assert len(told) >= 6
+    assert {says: word for says, word in told.items() if not word.startswith("holds")} == {}
+
+
+def test_pretrainings_and_fedmeds_claims_are_the_papers():
+    small, large = claims_of("pretraining-table2")
+    assert (small.kind, small.of["network"]) == ("close", "small")  # "little to no improvement"
+    assert (large.kind, large.of["network"]) == ("higher", "large")
+    bounds = {c.of["data"]: c.bound for c in claims_of("fedmed-fig5") if c.kind == "costs"}
+    assert bounds == {"PTB": 0.0193, "WikiText-2": 0.0053, "Yelp (stand-in)": 0.0054}
+    assert {c.kind for c in claims_of("fedatt-fig3") if "E" not in c.of or "B" not in c.of} == {"close"}
+    order = {(c.of["model"], c.than["model"]) for c in claims_of("gboard")}
+    assert ("server-trained CIFG", "5-gram") in order
+
+
+@pytest.mark.parametrize("name", study_names(STUDIES))
+def test_no_page_calls_the_codes_step_size_printed_or_shows_escaped_code(name):
+    study = load_study(name, STUDIES)
+    words = " ".join([study.about, *study.notes, *(claim.says for claim in study.claims)])
+    assert "printed step size" not in words
+    assert "printed SGD" not in words
+    assert "\\`" not in page_text(study, finished(RESULTS, name))

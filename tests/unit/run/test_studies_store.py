@@ -1,0 +1,144 @@
+"""Results of cells on disk: what counts, what is left out and said, and that options are those of the run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from keyfed.config import to_document
+from keyfed.errors import ConfigError
+from keyfed.federated import tuned
+from keyfed.run import studies_cells
+from keyfed.run.studies_cells import Bench, config_of, options_of
+from keyfed.run.studies_plan import cells_of, load_study, study_names
+from keyfed.run.studies_report import write_page
+from keyfed.run.studies_store import finished, is_finished, refuse_file, write_cell
+
+ROOT = Path(__file__).parents[3]
+STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"
+LIADMM = {"method.name": "liadmm", "model.name": "char-lstm"}
+
+
+def cell_and_record():
+    cell = next(c for c in cells_of(load_study("next-character", STUDIES), "smoke") if c.labels["method"] == "LIADMM")
+    made = {"keyfed": "1", "torch": "2", "python": "3", "hardware": "CPU"}
+    return cell, {
+        "id": cell.id, "study": cell.study, "runner": cell.runner, "seed": 1, "settings": dict(cell.settings),
+        "options": options_of(cell.runner, cell.settings), "measures": {"nats": 2.0}, "curve": [], "made": made,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def fresh_options():
+    """Resolved options are kept; a test that changes a default starts and leaves without them."""
+    studies_cells._resolve.cache_clear()
+    yield
+    studies_cells._resolve.cache_clear()
+
+
+@pytest.mark.parametrize("name", study_names(STUDIES))
+def test_options_are_those_of_the_run(name, tmp_path):
+    vectors = tmp_path / "glove-6b-100d" / "glove.6B.100d.txt.gz"
+    vectors.parent.mkdir()
+    vectors.touch()
+    for cell in {tuple(c.labels.values()): c for c in cells_of(load_study(name, STUDIES), "smoke")}.values():
+        found = options_of(cell.runner, cell.settings)
+        if cell.absent or cell.runner not in ("train", "code-faithful") or "study.positional" in cell.settings:
+            continue
+        document = to_document(config_of(cell.settings, cell.seed, Bench(tmp_path, "cpu", str(tmp_path))))
+        name_of_method = document["method"].pop("name")
+        assert name_of_method == cell.settings["method.name"]
+        assert document["method"].items() <= found.items()
+        rest = found.keys() - document["method"].keys()
+        parts = {key.split(".")[0] for key in cell.settings} & {"first", "mediator", "server"}
+        assert {key.split(".")[0] for key in rest} == parts
+
+
+def test_options_have_the_defaults_and_only_runners_with_a_method_have_any():
+    assert options_of("train", LIADMM) == options_of("train", LIADMM | {"method.rho": 0.001})
+    assert options_of("train", LIADMM)["rho"] == 0.001  # the tuned default of a character model
+    assert options_of("n-gram", {"data.name": "ptb"}) == options_of("toy", {"study.sent_back": True}) == {}
+    began = options_of("train", LIADMM | {"first.method.name": "central"})
+    assert began["first.lr"] == options_of("train", {"method.name": "central"})["lr"]
+
+
+def test_a_cell_made_with_another_default_is_open_and_said(tmp_path, monkeypatch, fresh_options):
+    cell, record = cell_and_record()
+    path = write_cell(tmp_path, cell, record)
+    lines = []
+    assert list(finished(tmp_path, cell.study, lines.append)) == [cell.id]
+    assert (lines, is_finished(tmp_path, cell)) == ([], True)
+    monkeypatch.setitem(tuned.CHARACTERS, "liadmm", {"rho": 0.5, "r": 0.15})
+    studies_cells._resolve.cache_clear()
+    assert finished(tmp_path, cell.study, lines.append) == {}
+    assert not is_finished(tmp_path, cell)
+    assert lines == [f"{path} is left out: it was made with other defaults (rho 0.001 → 0.5); its cell is open"]
+
+
+def test_a_cell_from_before_options_were_kept_counts(tmp_path):
+    cell, record = cell_and_record()
+    del record["options"]
+    write_cell(tmp_path, cell, record)
+    assert list(finished(tmp_path, "another")) == [cell.id]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": None}, "seed is None"),
+        ({"seed": "x"}, "seed is 'x'"),
+        ({"seed": True}, "seed is True"),
+        ({"measures": [1]}, "measures is [1]"),
+        ({"made": {}}, "made.keyfed is missing"),
+        ({"options": 3}, "options is 3"),
+        ({"settings": {"method.name": "gone"}}, "its settings are none any more"),
+        (("seed",), "seed is missing"),
+        (("measures",), "measures is missing"),
+        (("id",), "id is missing"),
+        ("{", "it is damaged"),
+        ("[]", "it is no object"),
+    ],
+    ids=["none", "text", "true", "list", "made", "options", "method", "seed", "measures", "id", "cut", "array"],
+)
+def test_a_damaged_cell_is_left_out_and_the_others_stay(change, said, tmp_path):
+    cell, record = cell_and_record()
+    write_cell(tmp_path, cell, record)
+    (tmp_path / "data" / "x").mkdir()
+    bad = tmp_path / "data" / "x" / "bad.json"
+    match change:
+        case str():
+            bad.write_text(change)
+        case dict():
+            bad.write_text(json.dumps({**record, "id": "0", **change}))
+        case _:
+            bad.write_text(json.dumps({key: value for key, value in record.items() if key not in change}))
+    lines = []
+    assert list(finished(tmp_path, cell.study, lines.append)) == [cell.id]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{bad} is left out: ")
+    assert said in lines[0]
+    assert "\n" not in lines[0]
+    write_page(load_study("next-character", STUDIES), tmp_path)
+    assert bad.exists()  # nothing is lost
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "deep"):
+        with pytest.raises(ConfigError, match=r"--results .*file is a file; expected a folder"):
+            refuse_file(folder, "--results")
+    refuse_file(tmp_path / "not" / "there", "--results")
+    with pytest.raises(ConfigError, match="is a file"):
+        finished(tmp_path / "file", "x")
+
+
+def test_every_cell_of_the_repository_counts_and_says_its_options():
+    lines = []
+    found = finished(RESULTS, "ptb-50", lines.append)
+    assert lines == []
+    paths = list((RESULTS / "data").glob("*/*.json"))
+    assert {json.loads(path.read_text("utf-8"))["id"] for path in paths} == set(found)
+    for record in found.values():
+        assert record.get("options", {}) == options_of(record["runner"], record["settings"]), record["id"]
