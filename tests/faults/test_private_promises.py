@@ -14,7 +14,7 @@ from keyfed.engine.network import init_params
 from keyfed.engine.private_part import Promise
 from keyfed.engine.transport import Lost, deliver
 from keyfed.private.budget import read_ledger
-from keyfed.run import privacy as run_privacy
+from keyfed.run import privacy_terms as run_privacy
 from keyfed.run.outside import build_network
 
 from .deployed import session

@@ -29,7 +29,8 @@ from keyfed.run.course import OWN_TEXT
 from keyfed.run.folder import Trained, load_model, read_metrics, read_result, strict
 from keyfed.run.planning import members_of, plan, plan_of_round
 from keyfed.run.prepare import Prepared, client_tokens, make_problem, prepare
-from keyfed.run.privacy import make_private, members_in_turn
+from keyfed.run.privacy import members_in_turn
+from keyfed.run.privacy_terms import make_private
 from keyfed.run.start import find_source, initial_params, make_ready
 from keyfed.run.traffic import sizes_of
 from keyfed.run.train import Listener, Silent, train

@@ -20,7 +20,7 @@ from keyfed.private.hinge import Opening, chance
 from keyfed.private.mechanism import Bounded
 from keyfed.run.count_noise import as_begun
 from keyfed.run.on_device import run_bounded
-from keyfed.run.privacy import terms_of
+from keyfed.run.privacy_terms import terms_of
 
 ENROLLED = "enrolled.json"
 MOST_AT_HINGE = 0.05  # chance of a round that opens by one client, above which a run is refused

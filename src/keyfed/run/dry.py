@@ -16,7 +16,7 @@ from keyfed.run.frozen import frozen_line, refuse_frozen
 from keyfed.run.planning import cautions, members_of, participations, plan, plan_of_round
 from keyfed.run.prepare import client_tokens, prepare, round_tokens
 from keyfed.run.preview import preview_start
-from keyfed.run.privacy import announcement, make_private
+from keyfed.run.privacy_terms import announcement, make_private
 from keyfed.run.secure import secure_line, sizes_in
 from keyfed.run.traffic import model_bytes
 

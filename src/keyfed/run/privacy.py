@@ -1,134 +1,34 @@
-"""The privacy of a run: its terms, its ledger beside its metrics, every round's noise, and what it says of itself."""
+"""The privacy of a run: its ledger beside its metrics, the noise of every round, and what it says of itself."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from keyfed.config import Config
 from keyfed.engine.gather import HiddenRound
 from keyfed.engine.noised_sum import NoisedSum
 from keyfed.errors import PrivacyError
 from keyfed.federated.participation import Fate
-from keyfed.federated.types import ClientId, Method, Params, State
-from keyfed.private.accounting import Release, Row, TreeRelease, calibrate, calibrate_tree
+from keyfed.federated.types import ClientId, Params, State
+from keyfed.private.accounting import Release, Row, TreeRelease
 from keyfed.private.budget import LEDGER, Ledger, Terms, check_against_metrics, open_ledger, read_ledger
-from keyfed.private.hinge import MOST_MEMBERS, Opening, Stayed, beside, chance
-from keyfed.private.mechanism import CLIP, Bounded, bound, refuse_absence, refuse_participation
+from keyfed.private.hinge import Stayed, beside
+from keyfed.private.mechanism import CLIP, Bounded
 from keyfed.private.noise import Draw, Noising, derived, update_noise
-from keyfed.private.plan import delta_for, noise_to_clip
+from keyfed.private.plan import noise_to_clip
 from keyfed.private.statement import account, no_account
 from keyfed.private.tree import derived_tree, group_of
-from keyfed.run.count_noise import as_begun, count_noise_of, settle_count_noise
+from keyfed.run.count_noise import as_begun, count_noise_of
 from keyfed.run.folder import read_metrics, read_run_toml
+from keyfed.run.privacy_terms import announcement, hinge_in, opening_of
 from keyfed.run.secure import settings_of
 from keyfed.run.start import Source
 from keyfed.run.traffic import Sizes
 from keyfed.sections import DataConfig
 from keyfed.text.clients import parse_part
-
-Randomness = Literal["system", "derived"]
-
-
-def terms_of(
-    config: Config,
-    bounded: Bounded,
-    clients: int,
-    called: float,
-    randomness: Randomness = "derived",
-    hinge: float | None = None,
-) -> Terms:
-    """Return what a run's ε is about; the noise is calibrated here where a budget is given.
-
-    Args:
-      called: clients of a round, in expectation.
-      randomness: where noise and cohorts come from; derived from the seed in every simulation.
-      hinge: chance of a round in which sampling hides nobody, see `accounting.Release`; None for that of a simulation.
-
-    Raises:
-      PrivacyError: what cannot be had, a count noise that leaves nothing for the update among it.
-    """
-    p = config.privacy
-    everybody = bounded.method.cohort == "all" or called == clients
-    refuse_participation(config.participation, p.mechanism, everybody)
-    refuse_absence(bounded, called, clients)
-    population = p.population or clients
-    groups = max(1, int(clients // called))
-    cohort: float
-    if p.mechanism == "tree":
-        called = clients / groups  # those whose turn it is, see `members_in_turn`
-    if p.population is None:
-        cohort = called
-    elif everybody:
-        cohort = population
-    else:
-        cohort = p.cohort or max(1, population // 200)
-    delta = delta_for(population, p.delta)
-    gap = None
-    if p.mechanism == "tree":
-        most = groups if p.population is None else max(1, int(population // cohort))
-        gap = p.separation or most
-        if gap > most:
-            raise PrivacyError(
-                f"privacy.separation is {gap} rounds, but with {cohort:,.6g} of {population:,} clients in every round "
-                f"a client has to come again after {most}; set it lower, or the cohort"
-            )
-    z = p.noise
-    hinge = hinge_in(config, population, cohort) if hinge is None else hinge
-    if z is None:
-        assert p.epsilon is not None
-        rounds = max(1, config.train.rounds)
-        z = (
-            calibrate_tree(p.epsilon, delta, gap, rounds)
-            if gap is not None
-            else calibrate(p.epsilon, delta, min(1.0, cohort / population), rounds, hinge=hinge)
-        )
-    return Terms(
-        delta=delta, population=population, clients=clients, cohort=cohort, called=called, z=z, mechanism=p.mechanism,
-        sensitivity=bounded.sensitivity, randomness=randomness, budget=p.epsilon, gap=gap,
-        secure=config.secure.on, count_noise=settle_count_noise(config, bounded, cohort, z),
-    )  # fmt: skip
-
-
-def hinge_in(config: Config, population: int, cohort: float) -> float:
-    """Return the chance that one client decides whether a secure sum of the fleet opens (`private.hinge`).
-
-    0 where nothing is masked or nobody is drawn. An imagined fleet has the run's floor, and two thirds must stay;
-    cohorts beyond what one sum holds are taken to be summed in parts.
-    """
-    if not config.secure.on or config.privacy.mechanism == "tree" or cohort >= population or cohort > MOST_MEMBERS:
-        return 0.0
-    return chance(population, cohort / population, _opening(config))
-
-
-def _opening(config: Config) -> Opening:
-    real = config.privacy.population is None  # a number that must stay is one of the clients there are
-    return Opening(config.secure.floor, config.secure.threshold if real else None)
-
-
-def announcement(t: Terms, counted: float | None, parameters: int) -> list[str]:
-    """Say what is promised under these terms, and how long the noise of a mean is beside the clip.
-
-    Args:
-      counted: noise of counts, in clients; None where nothing is counted.
-    """
-    z = update_noise(t.z, counted)
-    parts = "" if counted is None else f" (of the sum {z:.4g}, of counts {counted:.4g} clients)"
-    how = f"rate {t.rate:.4g}" if t.gap is None else f"tree aggregation, {t.gap} rounds apart"
-    budget = "no budget" if t.budget is None else f"budget epsilon {t.budget:g}"
-    word = "SIMULATED" if t.simulated else "GUARANTEE"
-    lines = [
-        f"privacy: {word}, {budget}, delta {t.delta:.2g}, noise {t.z:.4g}{parts}, {how}, population {t.population:,}, "
-        f"cohort {t.cohort:,.6g}; noise of a mean {noise_to_clip(z, parameters, t.cohort):.3g} clips"
-    ]
-    if t.simulated:
-        lines.append(
-            f"a SIMULATED guarantee for population {t.population:,}, cohort {t.cohort:,.6g}; not a guarantee of this "
-            "run"
-        )
-    return lines
 
 
 class PrivateRun:
@@ -239,7 +139,7 @@ class PrivateRun:
             return False
         uploads = sum(fate.lost is None for fate in fates.values())
         shared = sum(fate.reports for fate in fates.values())
-        return beside(Stayed(len(fates), shared, uploads, uploads), _opening(self._config))
+        return beside(Stayed(len(fates), shared, uploads, uploads), opening_of(self._config))
 
     def _release(self, round: int) -> Draw:
         """Write the release down, then draw its noise."""
@@ -350,15 +250,3 @@ def _disjoint(one: DataConfig, two: DataConfig) -> bool:
         return False
     (a, of), (b, of_too) = parse_part(one.clients_part), parse_part(two.clients_part)
     return a != b and of == of_too
-
-
-def make_private(config: Config, method: Method, clients: int, called: float) -> tuple[Bounded, Terms] | None:
-    """Return a method's private form and the terms of its ledger; None where nobody asked for one.
-
-    Raises:
-      PrivacyError: what cannot be had; nothing is written before.
-    """
-    if not config.privacy.on:
-        return None
-    bounded = bound(method, config.privacy)
-    return bounded, terms_of(config, bounded, clients, called)

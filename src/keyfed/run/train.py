@@ -45,7 +45,8 @@ from keyfed.run.frozen import FROZEN, frozen_line, refuse_frozen
 from keyfed.run.outside import names
 from keyfed.run.planning import cautions, members_of, plan, plan_of_round
 from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, prepare
-from keyfed.run.privacy import PrivateRun, make_private, public_record, public_result, refuse_start
+from keyfed.run.privacy import PrivateRun, public_record, public_result, refuse_start
+from keyfed.run.privacy_terms import make_private
 from keyfed.run.ranks import among, federate, follow, lead, together
 from keyfed.run.record import judge_attention, reached, record_of
 from keyfed.run.secure import secure_record, sizes_in

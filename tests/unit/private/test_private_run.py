@@ -25,8 +25,9 @@ from keyfed.private.noise import system
 from keyfed.run.deployed_private import DeployedPrivacy
 from keyfed.run.deployed_terms import Settled, terms_for
 from keyfed.run.markup import Table
-from keyfed.run.privacy import PrivateRun, make_private
+from keyfed.run.privacy import PrivateRun
 from keyfed.run.privacy_report import privacy_blocks
+from keyfed.run.privacy_terms import make_private
 
 Z, COHORT, CALLED, S, BITS = 2.0, 400, 8, 3.0, 20.0
 FLEET = [
