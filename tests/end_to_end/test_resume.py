@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import keyfed.run.train as run_train
 from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig, to_document
 from keyfed.documents import dump_toml
 from keyfed.errors import RunError
@@ -184,6 +185,33 @@ def test_ctrl_c_between_two_checkpoints_loses_no_round(corpus, tmp_path):
     assert sorted(checkpoints(out)) == ["round-000003"]
     train(config, out, resume=True)
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert without_times(read_metrics(out)) == without_times(read_metrics(tmp_path / "whole"))
+    assert result_of(out) == result_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("written", ["nothing", "half", "all"])
+def test_ctrl_c_while_a_rounds_line_is_written_loses_no_round(corpus, tmp_path, monkeypatch, written):
+    config = tiny(corpus, checkpoint_every=100, eval_every=2)
+    train(config, tmp_path / "whole")
+    append, out = run_train.append_line, tmp_path / "run"
+    pressed = []
+
+    def interrupted(path, record):
+        if record["round"] != 3 or pressed:
+            return append(path, record)
+        pressed.append(True)
+        before = path.read_bytes()
+        append(path, record)
+        line = path.read_bytes()[len(before) :]
+        path.write_bytes(before + {"nothing": b"", "half": line[: len(line) // 2], "all": line}[written])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_train, "append_line", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, out)
+    assert sorted(checkpoints(out)) == ["round-000003"]
+    assert [r["round"] for r in read_metrics(out)] == [1, 2, 3]
+    train(config, out, resume=True)
     assert without_times(read_metrics(out)) == without_times(read_metrics(tmp_path / "whole"))
     assert result_of(out) == result_of(tmp_path / "whole")
 

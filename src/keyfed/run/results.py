@@ -15,7 +15,7 @@ from keyfed.engine.trial import MakeModule
 from keyfed.errors import DataError, RunError
 from keyfed.model.conformance import Check, check_model, check_vocabulary
 from keyfed.run.console import human_bytes, plural, render_table
-from keyfed.run.evaluate import evaluate, evaluate_sentences, spread, total
+from keyfed.run.evaluate import by_line, evaluate, evaluate_sentences, spread, total
 from keyfed.run.folder import Trained, load_model, read_result, resume_command
 from keyfed.run.personalise import Personal, personalise, resolve
 from keyfed.run.prepare import Prepared, prepare
@@ -95,7 +95,7 @@ def evaluate_run(folder: Path, module: MakeModule | None = None, personal: Perso
         "method": trained.method,
         "model": trained.spec.name,
         "data": prepared.corpus.name,
-        "test": {**total(tested).summary(), "sentence_perplexity": sentences.perplexity},
+        "test": {**total(tested).summary(), **by_line(sentences)},
         "unseen": total(unseen).summary() if unseen else None,
         "spread": None if private else spread(tested),
         "unseen_spread": None if private else spread(unseen),

@@ -22,7 +22,7 @@ from keyfed.engine.trial import MakeModule
 from keyfed.engine.turn import keeps_state
 from keyfed.errors import ConfigError
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.types import Method, Params
+from keyfed.federated.types import Method, Params, State
 from keyfed.files import write_atomically
 from keyfed.launch import place
 from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, named_states, save_checkpoint
@@ -228,12 +228,8 @@ def _rounds(
     else:
         # Layers in the model's own order: sums over layers must round alike before and after a resume.
         params = _moved({name: saved.state.params[name] for name in shapes(prepared.spec)}, home)
-        state, best, length, before = (
-            replace(saved.state, params=params, server=_moved(saved.state.server, home)),
-            saved.best,
-            saved.metrics_length,
-            saved.seconds,
-        )
+        state = replace(saved.state, params=params, server=_moved(saved.state.server, home))
+        best, length, before = saved.best, saved.metrics_length, saved.seconds
         listen.say(f"resuming after round {state.round} of {config.train.rounds}")
     if metrics.exists():
         os.truncate(metrics, length)  # lines written after the last checkpoint will be written again
@@ -258,6 +254,7 @@ def _rounds(
     written = state.round
     threads = torch.get_num_threads()
     said: set[str] = set()
+    ended: tuple[State, dict[str, Any]] | None = None  # the last round that was trained, and its line
 
     def save(seconds: float) -> None:
         counted = states.versions() if states is not None else {}
@@ -319,12 +316,17 @@ def _rounds(
                 if config.train.curves:
                     append_curves(out, after.round, federation.curves)
                 record["elapsed"] = time.monotonic() - started
+                ended = after, record
                 state, length = after, append_line(metrics, record)
                 if last or done or state.round % config.train.checkpoint_every == 0:
                     save(record["elapsed"])
                     written = state.round
                 listen.round(record)
         except KeyboardInterrupt:
+            if ended is not None and ended[0].round > state.round:  # stopped while its line was written: it is done
+                if metrics.exists():
+                    os.truncate(metrics, length)
+                state, length = ended[0], append_line(metrics, ended[1])
             # Clients that were acknowledged in a round which is not in `state` yet would be ahead of the server: then
             # the last checkpoint, whose files are all there, is what to go on from.
             ahead = states is not None and any(r >= state.round for r in states.rounds.values())
