@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from keyfed.text.named import load_corpus
 
 ENTROPIES = ("unigram_entropy", "bigram_entropy", "unigram_accuracy", "bigram_accuracy")
 BLANKS: dict[str, Callable[[Iterable[str]], Iterable[str]]] = {
+    "runs as one": lambda lines: (re.sub(" +", " ", line) for line in lines),
     "stripped": lambda lines: (line.strip() for line in lines),
     "no blank lines": lambda lines: (line.strip() for line in lines if line.strip()),
     "collapsed": lambda lines: (" ".join(line.split()) for line in lines if line.strip()),
