@@ -70,7 +70,7 @@ def _list(folder: Path, results: Path, as_json: bool) -> None:
     left_out: dict[str, None] = {}
     for name in study_names(folder):
         study = load_study(name, folder)
-        there = finished(results, name, left_out.setdefault)
+        there = finished(results, study, left_out.setdefault)
         counts = []
         for scale in ("smoke", "standard", "paper"):
             done, left = counted(study, scale, there) if scale in study.scales else (0, 0)
@@ -96,13 +96,15 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> No
     from keyfed.run.studies_front import write_front
     from keyfed.run.studies_plan import load_study, study_names
     from keyfed.run.studies_report import verdict_lines, write_page
+    from keyfed.run.studies_store import make_folder
     from keyfed.run.studies_table import counted, main_scale, rows_of
 
     out: dict[str, Any] = {}
     left_out: dict[str, None] = {}
-    for name in [which] if which is not None else study_names(folder):
-        study = load_study(name, folder)
-        there = finished(results, study.name, left_out.setdefault)
+    studies = [load_study(name, folder) for name in ([which] if which is not None else study_names(folder))]
+    make_folder(results, results)
+    for study in studies:
+        there = finished(results, study, left_out.setdefault)
         scale = main_scale(study, there)
         rows = rows_of(study, scale, there) if scale else []
         done, left = counted(study, scale or "smoke", there)
@@ -144,7 +146,7 @@ def _run(
     page = write_page(study, results)[0]
     if (folder / f"{study.name}.toml").exists():
         write_front(folder, results)
-    rows = rows_of(study, scale, finished(results, study.name))
+    rows = rows_of(study, scale, finished(results, study))
     verdicts = verdict_lines(study, rows, scale)
     if as_json:
         print_json({**progress.as_dict(), "verdicts": verdicts, "page": str(page)})

@@ -87,8 +87,8 @@ def test_a_study_runs_at_smoke_scale_and_writes_its_page(name, miniature, tmp_pa
     assert (first.failed, rest.failed, rest.skipped, rest.open) == ((), (), (), ())
     assert (len(first.done), rest.before) == (1, 1)
     every = [with_settings(cell, override) for cell in cells_of(study, "smoke") if not cell.absent]
-    assert set(finished(results, name)) == {cell.id for cell in every}
-    for record in finished(results, name).values():
+    assert set(finished(results, study)) == {cell.id for cell in every}
+    for record in finished(results, study).values():
         assert record["measures"]
         assert record.get("options", {}) == options_of(record["runner"], record["settings"])
         assert str(tmp_path) not in json.dumps(record)
@@ -101,7 +101,7 @@ def test_a_cell_keeps_the_hashes_of_all_that_it_starts_from(miniature, tmp_path)
     study = load_study("pretraining-fig3", STUDIES)
     results, bench = tmp_path / "results", Bench(tmp_path / "work", "cpu", str(miniature))
     run_study(study, "smoke", results=results, bench=bench, override=TINY | SMALL)
-    found = list(finished(results, study.name).values())
+    found = list(finished(results, study).values())
     vectors = hashlib.sha256((miniature / "glove-6b-100d" / "glove.6B.100d.txt.gz").read_bytes()).hexdigest()
     begun = {read_run_toml(folder)[1]["data_sha256"] for folder in (tmp_path / "work" / "first").iterdir()}
     for record in found:
@@ -121,7 +121,7 @@ def test_a_cell_of_next_character_keeps_its_curves_and_the_page_shows_them(minia
     results, bench = tmp_path / "results", Bench(tmp_path / "work", "cpu", str(miniature))
     done = run_study(study, "smoke", results=results, bench=bench, most=2)
     assert (len(done.done), done.failed) == (2, ())
-    by_method = {record["labels"]["method"]: record for record in finished(results, study.name).values()}
+    by_method = {record["labels"]["method"]: record for record in finished(results, study).values()}
     central, fedavg = by_method["central"], by_method["FedAvg"]
     for record in (central, fedavg):
         assert "train.curves" not in record["settings"]
@@ -175,7 +175,8 @@ def test_the_module_runs_without_what_a_gpu_machine_lacks(miniature, tmp_path):
     assert [name.rsplit("-", 2)[0] for name in files] == ["ptb-0.1-fedatt-code-faithful", "ptb-0.1-fedatt-raised-lr"]
     record = json.loads((data_folder(tmp_path / "r", "small") / files[0]).read_text("utf-8"))
     assert record["shuffles"]["lowest"] <= record["measures"]["perplexity"] <= record["shuffles"]["highest"]
-    text = page_text(load_study(str(tmp_path / "small.toml"), STUDIES), finished(tmp_path / "r", "small"))
+    small = load_study(str(tmp_path / "small.toml"), STUDIES)
+    text = page_text(small, finished(tmp_path / "r", small))
     assert "20 shuffles of the test" in text
     assert "not judged at smoke scale" in text
 
@@ -216,9 +217,11 @@ def test_the_command_runs_a_study_lists_and_reports(keyfed, tmp_path, monkeypatc
         (("study", "gboard", "--results", "README.md"), "README.md is a file; expected a folder"),
         (("study", "list", "--results", "README.md"), "README.md is a file; expected a folder"),
         (("study", "report", "gboard", "--results", "README.md"), "README.md is a file; expected a folder"),
+        (("study", "gboard", "--results", "/proc/x"), "--results /proc/x: "),
+        (("study", "report", "gboard", "--results", "/proc/x"), "--results /proc/x: "),
         (("study", "gboard", "--work", "README.md"), "README.md is a file; expected a folder"),
     ],
-    ids=["name", "scale", "two", "minutes", "results", "list", "report", "work"],
+    ids=["name", "scale", "two", "minutes", "results", "list", "report", "unwritable", "unwritable-report", "work"],
 )
 def test_a_mistake_is_one_line(arguments, said, keyfed, monkeypatch):
     monkeypatch.chdir(STUDIES.parent)

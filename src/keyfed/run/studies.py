@@ -24,7 +24,7 @@ from keyfed.run.studies_plan import SCALES, Cell, Settings, Study, cells_of, loa
 from keyfed.run.studies_store import compact as compact
 from keyfed.run.studies_store import data_folder as data_folder
 from keyfed.run.studies_store import finished as finished
-from keyfed.run.studies_store import is_finished, refuse_file, write_cell
+from keyfed.run.studies_store import is_finished, make_folder, refuse_file, write_cell
 from keyfed.run.train import Listener, Silent
 
 RESUMED = ("train", "code-faithful")  # runners whose cells go on from a checkpoint
@@ -158,7 +158,8 @@ def run_study(
     cells = [cell for cell in cells_of(study, scale, seeds) if not cell.absent]
     if override:
         cells = [with_settings(cell, override) for cell in cells]
-    there = finished(results, study.name, listen.say)
+    make_folder(results, data_folder(results, study.name))
+    there = finished(results, study, listen.say)
     todo = [cell for cell in cells if cell.id not in there]
     done: list[str] = []
     closed: set[str] = set()
@@ -190,7 +191,7 @@ def run_study(
             listen.say("  ".join(f"{key} {value:.4g}" for key, value in list(shown.items())[:4]))
     except TimeIsUp:
         listen.say(f"{minutes:g} minutes are spent; the same call goes on with what is open")
-    closed |= {cell.id for cell in skipped if is_finished(results, cell)}
+    closed |= {cell.id for cell in skipped if is_finished(results, cell, study.targets)}
     left = tuple(cell.title for cell in todo if cell.id not in closed)
     taken = tuple(cell.title for cell in skipped if cell.id not in closed)
     return Progress(
@@ -202,7 +203,7 @@ def run_study(
 def _finish(cell: Cell, study: Study, results: Path, bench: Bench, clock: Clock) -> dict[str, Any] | None:
     """Run a cell and write its result; None if another process has done so since the open cells were listed."""
     with held(bench.work, cell):
-        if is_finished(results, cell):
+        if is_finished(results, cell, study.targets):
             return None
         try:
             record = run_cell(cell, bench, study.targets, clock, study.curves)

@@ -24,7 +24,7 @@ from keyfed.errors import DataError, FolderInUse
 from keyfed.federated.methods import method_options
 from keyfed.run.baselines import score_baselines
 from keyfed.run.curves import read_curves
-from keyfed.run.folder import read_metrics, read_run_toml, strict
+from keyfed.run.folder import open_folder, read_metrics, read_result, read_run_toml, refuse_changes, strict
 from keyfed.run.prepare import Prepared, prepare, round_tokens, usual_members
 from keyfed.run.studies_across import train_across
 from keyfed.run.studies_curves import training_curves
@@ -184,11 +184,12 @@ def _trained(cell: Cell, bench: Bench, listen: Patient, curves: bool) -> dict[st
     first = {k.removeprefix("first."): v for k, v in cell.settings.items() if k.startswith("first.")}
     hashes: dict[str, Any] = {}
     before = _first_run(first, cell.seed, bench, listen) if first else None
+    renamed = None
     prepared = bench.prepared(config)
     if before is not None:
         hashes["first_data_sha256"] = read_run_toml(before)[1]["data_sha256"]
         if cell.settings.get("study.rows") == "by number":
-            before = _renamed(before, prepared.vocab, bench.work / "first" / f"{before.name}-{cell.id}")
+            before = renamed = _renamed(before, prepared.vocab, bench.work / "first" / f"{before.name}-{cell.id}")
         config = replace(config, train=replace(config.train, init=str(before)))
     budget, passes = None, 1
     if "study.central_epochs" in cell.settings:  # central training reads what a cohort reads in so many epochs
@@ -202,6 +203,8 @@ def _trained(cell: Cell, bench: Bench, listen: Patient, curves: bool) -> dict[st
         hashes["vectors_sha256"] = _sha256(Path(config.vectors.file), made["vectors_sha256"])
     training = training_curves(read_curves(folder), passes) if curves else None
     shutil.rmtree(folder)
+    if renamed is not None:
+        shutil.rmtree(renamed)  # this cell's own copy; the run itself stays for others
     return {
         **result, **hashes, "records": records, "data_sha256": made["data_sha256"],
         "precision": config.train.precision,
@@ -222,14 +225,31 @@ def _first_run(settings: Settings, seed: int, bench: Bench, listen: Patient) -> 
     name = hashlib.sha256(json.dumps([dict(settings), seed], sort_keys=True).encode()).hexdigest()[:12]
     folder = bench.work / "first" / name
     config = config_of(settings, seed, bench)
-    listen.say("first, the run that this one starts from")
-    prepared = prepare(config)
+    prepared = None
     while True:
         try:
+            if _is_trained(folder, config):
+                return folder
+            if prepared is None:
+                listen.say("first, the run that this one starts from")
+                prepared = prepare(config)
             train(config, folder, resume=True, listener=listen, prepared=prepared)
             return folder
         except FolderInUse:
             listen.wait("another process trains it; waiting")
+
+
+def _is_trained(folder: Path, config: Config) -> bool:
+    """Tell whether a run is finished, without its corpus; refuse one of another configuration.
+
+    Raises:
+      FolderInUse: another process works on it.
+    """
+    if not (folder / "result.json").exists():
+        return False
+    with open_folder(folder, resume=True):
+        refuse_changes(folder, config, str(read_run_toml(folder)[1].get("data_sha256", "")))
+        return read_result(folder) is not None
 
 
 def _renamed(run: Path, words: Vocab, folder: Path) -> Path:
@@ -264,6 +284,7 @@ def _counted(cell: Cell, bench: Bench) -> dict[str, Any]:
 MEASURES = ("perplexity", "nats", "top1", "top3", "top1_words", "top3_words", "sentence_perplexity",
             "sentence_top1", "sentence_top1_words", "sentence_top3_words", "honest_sentence_perplexity",
             "honest_nats", "oov_rate")  # fmt: skip
+OF_RUN = ("unseen_perplexity", "train_nats")  # measures beside those of the test
 FACTS = ("data", "data_sha256", "vectors_sha256", "first_data_sha256", "method", "model", "clients", "cohort",
          "parameters", "vocabulary", "rounds", "best_round", "tokens_trained", "train_tokens", "precision", "shuffles",
          "facts")  # fmt: skip
@@ -276,7 +297,7 @@ def _result(cell: Cell, bench: Bench, found: Mapping[str, Any], targets: Sequenc
     if found.get("unseen"):
         measures["unseen_perplexity"] = found["unseen"]["perplexity"]
     for target in targets if records else ():
-        measures[f"rounds_to_{target:g}"] = rounds_to(records, target)
+        measures[target_measure(target)] = rounds_to(records, target)
     if records and "loss" in records[-1]:
         measures["train_nats"] = records[-1]["loss"]
     measures |= found.get("measures", {})
@@ -318,6 +339,11 @@ def thin(points: Sequence[list[Any]], most: int = POINTS) -> list[list[Any]]:
         return list(points)
     chosen = sorted({round(k * (len(points) - 1) / (most - 1)) for k in range(most)})
     return [points[k] for k in chosen]
+
+
+def target_measure(target: float) -> str:
+    """What the rounds to a validation perplexity are called."""
+    return f"rounds_to_{target:g}"
 
 
 def rounds_to(records: Sequence[Mapping[str, Any]], target: float) -> int | None:

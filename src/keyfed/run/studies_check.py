@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -62,6 +63,7 @@ def check_document(document: Table, where: str, scales: Sequence[str], runners: 
         _published(expect(table, dict, where, f"published.{measure}"), axes, where, f"published.{measure}")
     for claim in _list(document.get("claims", []), dict, where, "claims"):
         _claim(claim, axes, where)
+        _claimed_measure(claim.get("measure", "perplexity"), document, where)
     for plot in _list(document.get("plots", []), dict, where, "plots"):
         _plot(plot, axes, where)
 
@@ -75,8 +77,8 @@ def check_settings(settings: Table, where: str) -> None:
     for key, kind in OWN.items():
         if key in settings:
             value = expect(settings[key], kind, where, key)
-            if kind in (int, float) and value <= 0:
-                raise ConfigError(f"{where}: {key} is {value}; expected a number above 0")
+            if kind in (int, float):
+                _above(value, 0, where, key)
     known([settings.get("study.rows", "by number")], ["by number"], where, "study.rows")
     if "study.blanks" in settings:
         from keyfed.run.studies_explore import BLANKS
@@ -102,11 +104,17 @@ def known(given: Iterable[Any], names: Iterable[str], where: str, what: str) -> 
 
 
 def expect(value: Any, kind: type, where: str, what: str) -> Any:
-    """Return a value of the kind that is expected; a whole number is a number, true and false are none."""
+    """Return a value of the kind that is expected; a whole number is a number, true, false, inf and nan are none."""
     kinds = (int, float) if kind is float else (kind,)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and kind is not bool):
+    fits = isinstance(value, kinds) and (not isinstance(value, bool) or kind is bool)
+    if not fits or (kind is float and not abs(value) <= sys.float_info.max):
         raise ConfigError(f"{where}: {what} is {value!r}; expected {WORDS[kind]}")
     return value
+
+
+def _above(value: float, least: float, where: str, what: str) -> None:
+    if value <= least:
+        raise ConfigError(f"{where}: {what} is {value}; expected a number above {least}")
 
 
 def _list(value: Any, kind: type, where: str, what: str) -> list[Any]:
@@ -162,7 +170,7 @@ def _published(table: Table, axes: Table, where: str, what: str) -> None:
     known(own, axes, where, f"axis of {what}")
     for key, value in table.items():
         if key != "axes":
-            expect(value, float, where, f'"{key}" of {what}')
+            _above(expect(value, float, where, f'"{key}" of {what}'), 0, where, f'"{key}" of {what}')
             labels = published_labels(key)
             if len(labels) != len(own):
                 raise ConfigError(f'{where}: published "{key}" has {len(labels)} labels; expected {" | ".join(own)}')
@@ -184,6 +192,8 @@ CLAIM: dict[str, type] = {
     "ours": bool, "some": bool, "name": str, "cause": list,
 }  # fmt: skip
 
+AGAINST = ("lower", "higher", "close", "costs")  # kinds that compare rows with rows
+
 
 def _claim(table: Table, axes: Table, where: str) -> None:
     _keys(table, ("says", "kind", "of"), tuple(CLAIM), where, "a claim")
@@ -191,12 +201,33 @@ def _claim(table: Table, axes: Table, where: str) -> None:
     for key, value in table.items():
         expect(value, CLAIM[key], where, f"{key} of a claim")
     _list(table.get("cause", []), str, where, "cause of a claim")
+    if not table["says"].strip():
+        raise ConfigError(f"{where}: says of a claim is empty; expected a sentence")
     for key in ("of", "than"):
         _labels(_table(table, key, where), axes, where, "a claim")
-    if table["kind"] in BOUNDED and "bound" not in table:
-        raise ConfigError(
-            f'{where}: bound is missing in a claim of kind {table["kind"]}: "{table["says"]}"; give it one'
-        )
+    for axis, label in _table(table, "than", where).items():
+        expect(label, str, where, f"{axis} of than of a claim")  # one row is compared with one
+    kind, told = table["kind"], f'a claim of kind {table["kind"]}: "{table["says"]}"'
+    if kind in AGAINST and not table.get("than"):
+        raise ConfigError(f"{where}: than is missing in {told}; give it the labels to compare with")
+    if kind in BOUNDED:
+        if "bound" not in table:
+            raise ConfigError(f"{where}: bound is missing in {told}; give it one")
+        _above(table["bound"], -1 if kind == "costs" else 0, where, f"bound of {told}")
+    if table.get("within", 0) < 0:
+        raise ConfigError(f"{where}: within is {table['within']} in {told}; expected 0 or more, a share of one")
+
+
+def _claimed_measure(measure: str, document: Table, where: str) -> None:
+    """Refuse a claim about what no cell of the study measures: it would stay open for ever."""
+    from keyfed.run.studies_cells import MEASURES, OF_RUN, target_measure
+
+    of_study = (
+        *document["measures"],
+        *document.get("published", {}),
+        *map(target_measure, document.get("targets", ())),
+    )
+    known([measure], dict.fromkeys((*of_study, *MEASURES, *OF_RUN)), where, "measure of a claim")
 
 
 def _plot(table: Table, axes: Table, where: str) -> None:

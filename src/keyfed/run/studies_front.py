@@ -36,7 +36,7 @@ def front_text(folder: Path, results: Path) -> str:
     lines = []
     for name in study_names(folder):
         study = load_study(name, folder)
-        found = finished(results, name)
+        found = finished(results, study)
         lines += [front_line(study, found, claim, folder) for claim in study.claims if claim.front]
     head: list[Block] = [
         Heading("What holds of the five papers", 1),
@@ -98,7 +98,7 @@ def standing_text(folder: Path, results: Path) -> str:
     stands, pages = [["study", "paper", "scale", "finished", "open"]], []
     for name in study_names(folder):
         study = load_study(name, folder)
-        found = finished(results, name)
+        found = finished(results, study)
         scale = main_scale(study, found)
         done, left = counted(study, scale or "smoke", found)
         stands.append([name, study.paper, scale or NONE, str(done), str(left)])

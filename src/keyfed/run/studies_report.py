@@ -37,7 +37,7 @@ HEADS = {False: "What the paper says", True: "Our own goals and checks"}
 
 def write_page(study: Study, results: Path) -> list[Path]:
     """Write a study's page and its plots; without matplotlib the plots that are there stay."""
-    found = finished(results, study.name)
+    found = finished(results, study)
     results.mkdir(parents=True, exist_ok=True)
     page = results / f"{study.name}.md"
     write_atomically(page, page_text(study, found).encode())

@@ -313,7 +313,7 @@ def test_no_minutes_leave_every_cell_open_and_results_merge(tmp_path):
     rest = run_study(study, "smoke", results=tmp_path, bench=bench, override=more)
     assert (len(first.done), len(first.open)) == (1, 3)
     assert (rest.before, len(rest.done), rest.open) == (1, 3, ())
-    assert len(finished(tmp_path, "gboard-toy")) == 4
+    assert len(finished(tmp_path, study)) == 4
 
 
 @pytest.mark.parametrize("minutes", [math.nan, math.inf, -1.0], ids=["nan", "inf", "negative"])
@@ -536,10 +536,10 @@ def test_the_toys_clients_differ_unless_the_mean_is_sent_back():
 
 @pytest.mark.parametrize("name", study_names(STUDIES))
 def test_a_results_page_matches_its_data(name):
-    found = finished(RESULTS, name)
+    study = load_study(name, STUDIES)
     page = RESULTS / f"{name}.md"
     assert page.exists(), f"write it with `keyfed study report {name}`"
-    assert page.read_text("utf-8") == page_text(load_study(name, STUDIES), found)
+    assert page.read_text("utf-8") == page_text(study, finished(RESULTS, study))
 
 
 def test_the_front_page_matches_its_data():
@@ -548,7 +548,7 @@ def test_the_front_page_matches_its_data():
 
 def test_a_page_changes_with_its_data():
     study = load_study("fedatt-table2", STUDIES)
-    found = {key: json.loads(json.dumps(record)) for key, record in finished(RESULTS, "fedatt-table2").items()}
+    found = {key: json.loads(json.dumps(record)) for key, record in finished(RESULTS, study).items()}
     before = page_text(study, found)
     scale = main_scale(study, found)
     shown = next(row for row in rows_of(study, scale, found) if row.records)

@@ -85,6 +85,33 @@ MISTAKES = {
     "when-set": ("set = { method.lr = 2.0 }", "", "set is missing in a [[when]]"),
     "claim-of": ('of = { method = "FedAtt" }', "of = 1", "of of a claim is 1; expected a table"),
     "claim-bound": ('kind = "lower"', 'kind = "below"', "bound is missing in a claim of kind below"),
+    "claim-says": ('says = "FedAtt is better"', 'says = " "', "says of a claim is empty; expected a sentence"),
+    "claim-than-list": (
+        'than = { method = "FedAvg" }', 'than = { method = ["FedAvg"] }',
+        "method of than of a claim is ['FedAvg']; expected text",
+    ),
+    "claim-no-than": ('than = { method = "FedAvg" }', "", 'than is missing in a claim of kind lower: "FedAtt is'),
+    "claim-empty-than": ('than = { method = "FedAvg" }', "than = {}", "than is missing in a claim of kind lower"),
+    "claim-below-nothing": (
+        'kind = "lower"', 'kind = "below"\nbound = 0',
+        'bound of a claim of kind below: "FedAtt is better" is 0; expected a number above 0',
+    ),
+    "claim-costs-all": (
+        'kind = "lower"', 'kind = "costs"\nbound = -1.0',
+        'bound of a claim of kind costs: "FedAtt is better" is -1.0; expected a number above -1',
+    ),
+    "claim-bound-nan": ('kind = "lower"', 'kind = "below"\nbound = nan', "bound of a claim is nan; expected a number"),
+    "claim-within": (
+        'kind = "lower"', 'kind = "close"\nwithin = -0.1',
+        'within is -0.1 in a claim of kind close: "FedAtt is better"; expected 0 or more',
+    ),
+    "claim-measure": (
+        'kind = "lower"', 'kind = "lower"\nmeasure = "perplexty"',
+        'measure of a claim "perplexty" is not known (did you mean perplexity?); one of perplexity, rounds_to_120, ',
+    ),
+    "claim-target": ('kind = "lower"', 'kind = "lower"\nmeasure = "rounds_to_90"', '"rounds_to_90" is not known'),
+    "published-zero": ("= 100.0", "= 0", '"0.1 | FedAvg" of published.perplexity is 0; expected a number above 0'),
+    "published-infinite": ("= 100.0", "= inf", '"0.1 | FedAvg" of published.perplexity is inf; expected a number'),
     "runner-setting": ('data.name = "ptb"', 'study.shuffles = "x"', "study.shuffles is 'x'; expected a whole number"),
     "runner-range": ('data.name = "ptb"', "study.share = -1", "study.share is -1; expected a number above 0"),
     "runner-blanks": ('data.name = "ptb"', 'study.blanks = "striped"', "(did you mean stripped?)"),
@@ -102,6 +129,14 @@ def test_a_mistake_is_one_line_that_says_what_was_expected(which):
     assert str(error.value).startswith("example.toml: ")
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    ["measure = 'rounds_to_120'", "measure = 'top1'", "measure = 'train_nats'", "measure = 'nats'", "within = 0"],
+)
+def test_a_claim_may_be_about_what_a_run_measures(claim):
+    study_from(tomllib.loads(DOCUMENT.replace('kind = "lower"', f'kind = "lower"\n{claim}')), Path("example.toml"))
 
 
 def test_a_run_file_without_sections_is_named(tmp_path):

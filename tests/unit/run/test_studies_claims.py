@@ -55,4 +55,4 @@ def test_no_page_calls_the_codes_step_size_printed_or_shows_escaped_code(name):
     words = " ".join([study.about, *study.notes, *(claim.says for claim in study.claims)])
     assert "printed step size" not in words
     assert "printed SGD" not in words
-    assert "\\`" not in page_text(study, finished(RESULTS, name))
+    assert "\\`" not in page_text(study, finished(RESULTS, study))

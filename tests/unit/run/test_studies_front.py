@@ -12,6 +12,7 @@ import pytest
 from keyfed.cli_study import _list, _report
 from keyfed.errors import ConfigError
 from keyfed.run.drawing import LIGHT
+from keyfed.run.markup import NONE
 from keyfed.run.studies_causes import causes, fill
 from keyfed.run.studies_front import STANDING, front_line, front_text, standing_text, write_front
 from keyfed.run.studies_plan import cells_of, load_study, study_from, study_names
@@ -74,12 +75,13 @@ def study_of(text: str = DOCUMENT):
     return study_from(tomllib.loads(text), Path("example.toml"))
 
 
-OTHER = {"runner": "train", "settings": {}, "made": dict.fromkeys(("keyfed", "torch", "python", "hardware"), "1")}
+OTHER = {"runner": "train", "made": dict.fromkeys(("keyfed", "torch", "python", "hardware"), "1")}
 
 
 def results_of(study, values=VALUES, scale="standard"):
     return {
-        cell.id: {"id": cell.id, "seed": cell.seed, **OTHER, "measures": {"perplexity": values[key][cell.seed - 1]},
+        cell.id: {"id": cell.id, "seed": cell.seed, "settings": dict(cell.settings), **OTHER,
+                  "measures": {"perplexity": values[key][cell.seed - 1]},
                   "curve": [[r, 1.0, values[key][cell.seed - 1] + 50 / r, 0.1] for r in (1, 2, 3)]}
         for cell in cells_of(study, scale)
         if (key := tuple(cell.labels.values())) in values and cell.seed <= len(values[key])
@@ -218,7 +220,7 @@ def test_the_list_and_the_page_count_alike(capsys):
     for line in standing_text(STUDIES, RESULTS).splitlines():
         name, _, scale, done, left = ([cell.strip() for cell in line.split("|")[1:6]] + [""] * 5)[:5]
         if name in listed:
-            assert listed.pop(name)[scale] == f"{done} of {int(done) + int(left)}"
+            assert listed.pop(name)[scale if scale != NONE else "smoke"] == f"{done} of {int(done) + int(left)}"
     assert not listed
 
 

@@ -180,7 +180,8 @@ def test_what_is_open_lets_nothing_hold_for_good():
 
 
 def test_a_claim_about_absent_rows_says_so():
-    study = study_of('kind = "higher"\n[[claims]]\nsays = "x"\nkind = "lower"\nof = { method = "Lost" }\nthan = {}')
+    lost = '[[claims]]\nsays = "x"\nkind = "lower"\nof = { method = "Lost" }\nthan = { method = "FedAvg" }'
+    study = study_of(f'kind = "higher"\n{lost}')
     rows = rows_of(study, "standard", {})
     assert verdict_on(study, rows, study.claims[1], "standard") == ABSENT
     assert verdict_on(study, rows, study.claims[0], "standard") == OPEN
