@@ -264,7 +264,8 @@ def test_a_label_looks_alike_in_every_plot_and_like_no_other(name):
     study = load_study(name, STUDIES)
     for plot in study.plots:
         drawn_as = looks(study, plot.get("series", ()))
-        assert len({(look.colour(LIGHT), look.marker, look.style) for look in drawn_as.values()}) == len(drawn_as)
+        for other in ("marker", "style"):  # lines of one colour differ in both
+            assert len({(look.colour(LIGHT), getattr(look, other)) for look in drawn_as.values()}) == len(drawn_as)
         assert len({(look.colour(LIGHT), look.hatch(LIGHT)) for look in drawn_as.values()}) == len(drawn_as)
     if name == "next-character":
         assert len(looks(study, ["method"])) == 9
