@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from keyfed.run.drawing import LIGHT, Paint, Theme, png
@@ -17,7 +19,8 @@ NAMES = {"perplexity": "perplexity", "top1": "top-1 accuracy", "nats": "nats per
          "train_top1": "training top-1 accuracy"}  # fmt: skip
 WORDS = {"round": "round", "batch": "local batch", "epoch": "local epoch"}
 STYLES = ("-", "--", ":", "-.")
-MARKERS = "os^DvPX"
+MARKERS = "os^DvPX*h"  # nine, beside seven colours and four styles: all three come together again after 252 labels
+HATCHES = ("", "//", "..", "xx")  # of bars, a further one each time the colours begin again
 MARKS = 8  # of a line by which it is told from one that lies under it
 SMOKE = "smoke: shows only that it runs"
 
@@ -47,7 +50,69 @@ def describe(study: Study, plot: Mapping[str, Any], rows: Sequence[Row], scale: 
     shown = [row for panel in _panels(rows, plot).values() for row in panel]
     printed = any(study.printed(row.labels, str(plot["measure"])) is not None for row in shown)
     marks = "; crosses are the printed values" if plot["kind"] != "curves" and printed else ""
-    return f"{headline(plot, scale)}{marks}"
+    ends = error_words(shown, plot)
+    return f"{headline(plot, scale)}{marks}{f'; error bars are {ends}' if ends else ''}"
+
+
+def error_bar(row: Row, plot: Mapping[str, Any]) -> float | None:
+    """Half of a row's error bar: of one evaluation where that depends on a shuffle, else the spread over seeds."""
+    measure = plot["measure"]
+    one = row.evaluation() if measure == "perplexity" else None
+    if one is not None:
+        return one[0]
+    values = row.values(measure)
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def error_words(rows: Sequence[Row], plot: Mapping[str, Any]) -> str:
+    """What the error bars of a plot are; empty where it has none."""
+    if plot["kind"] == "curves" or all(error_bar(row, plot) is None for row in rows):
+        return ""
+    shuffles = plot["measure"] == "perplexity" and any(row.evaluation() for row in rows)
+    return f"the standard deviation over seeds{', of one evaluation for code-faithful rows' if shuffles else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a series is drawn, the same in every plot of a study.
+
+    Attributes:
+      number: place of its labels among those that the study's plots have, in the order of the study's axes.
+    """
+
+    number: int
+
+    def colour(self, theme: Theme) -> str:
+        """Its colour on a page."""
+        return theme.colours[self.number % len(theme.colours)]
+
+    def hatch(self, theme: Theme) -> str:
+        """What tells its bar from another one of that colour."""
+        return HATCHES[self.number // len(theme.colours) % len(HATCHES)]
+
+    @property
+    def marker(self) -> str:
+        """The mark of its points."""
+        return MARKERS[self.number % len(MARKERS)]
+
+    @property
+    def style(self) -> str:
+        """The style of its line."""
+        return STYLES[self.number % len(STYLES)]
+
+
+def looks(study: Study, series: Sequence[str]) -> dict[str, Look]:
+    """How every series over these axes is drawn, by its name; the same in all plots that have such series."""
+    places = {axis: {label: k for k, label in enumerate(study.axes[axis])} for axis in series}
+    wheres = [plot.get("where", {}) for plot in study.plots if list(plot.get("series", ())) == list(series)]
+    found = set()
+    for where, grid in itertools.product(wheres, study.grids):
+        wanted = {axis: label for axis, label in where.items() if axis in series}
+        for labels in itertools.product(*(grid.get(axis, (None,)) for axis in series)):
+            if matches(dict(zip(series, labels, strict=True)), wanted):
+                found.add(labels)
+    ordered = sorted(found, key=lambda labels: [places[a].get(v, -1) for a, v in zip(series, labels, strict=True)])
+    return {_joined(zip(series, labels, strict=True)): Look(number) for number, labels in enumerate(ordered)}
 
 
 def _panels(rows: Sequence[Row], plot: Mapping[str, Any]) -> dict[str, list[Row]]:
@@ -65,7 +130,10 @@ def _has_points(row: Row, plot: Mapping[str, Any]) -> bool:
 
 
 def _name(row: Row, axes: Sequence[str]) -> str:
-    parts = [(axis, row.labels.get(axis)) for axis in axes]
+    return _joined((axis, row.labels.get(axis)) for axis in axes)
+
+
+def _joined(parts: Iterable[tuple[str, str | None]]) -> str:
     return ", ".join(f"{a} = {v}" if v.replace(".", "").isdigit() else v for a, v in parts if v is not None)
 
 
@@ -85,7 +153,11 @@ def _paint(study: Study, plot: Mapping[str, Any], panels: Mapping[str, Sequence[
         for axes in all_axes:
             found, labels = axes.get_legend_handles_labels()
             handles |= dict(zip(labels, found, strict=True))
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+        ends = error_words(every, plot)
+        figure.legend(
+            handles.values(), handles.keys(), loc="outside lower center", ncols=3, title_fontsize=8.5,
+            title=f"Error bars: {ends}" if ends else None,
+        )  # fmt: skip
 
     return paint
 
@@ -94,15 +166,14 @@ def _bars(
     axes: Any, theme: Theme, study: Study, plot: Mapping[str, Any], rows: Sequence[Row], series: Sequence[str]
 ) -> None:
     places = list(dict.fromkeys(_name(row, plot["x"]) for row in rows))
-    width = 0.8 / len(series)
+    width, drawn_as = 0.8 / len(series), looks(study, plot.get("series", ()))
     for row in rows:
         number = series.index(_name(row, plot.get("series", ())))
         at = places.index(_name(row, plot["x"])) + (number - (len(series) - 1) / 2) * width
-        values, mean = row.values(plot["measure"]), row.mean(plot["measure"])
-        error = statistics.stdev(values) if len(values) > 1 else None
+        mean, look = row.mean(plot["measure"]), drawn_as[series[number]]
         axes.bar(
-            at, mean, width * 0.92, yerr=error, capsize=2, label=series[number] or "ours",
-            color=theme.colours[number % len(theme.colours)], ecolor=theme.ink,
+            at, mean, width * 0.92, yerr=error_bar(row, plot), capsize=2, label=series[number] or "ours",
+            color=look.colour(theme), hatch=look.hatch(theme), ecolor=theme.ink,
         )  # fmt: skip
         printed = study.printed(row.labels, plot["measure"])
         near = printed is not None and mean is not None and 0.8 * mean < printed < 1.3 * mean  # a cross is there
@@ -123,24 +194,24 @@ def _bars(
 def _lines(
     axes: Any, theme: Theme, study: Study, plot: Mapping[str, Any], rows: Sequence[Row], series: Sequence[str]
 ) -> None:
-    axis = plot["x"][0]
-    for number, name in enumerate(series):
+    axis, drawn_as = plot["x"][0], looks(study, plot.get("series", ()))
+    for name in series:
         own = [row for row in rows if _name(row, plot.get("series", ())) == name and axis in row.labels]
         points = sorted((float(row.labels[axis]), row) for row in own if _number(row.labels[axis]))
         if not points:
             continue
         x = [at for at, _ in points]
         means = [row.mean(plot["measure"]) for _, row in points]
-        spreads = [statistics.stdev(v) if len(v := row.values(plot["measure"])) > 1 else 0.0 for _, row in points]
-        colour, style = theme.colours[number % len(theme.colours)], STYLES[number % len(STYLES)]
+        spreads = [error_bar(row, plot) or 0.0 for _, row in points]
+        look = drawn_as[name]
         axes.errorbar(
-            x, means, spreads, fmt=f"{MARKERS[number % len(MARKERS)]}{style}", capsize=2, color=colour,
+            x, means, spreads, fmt=f"{look.marker}{look.style}", capsize=2, color=look.colour(theme),
             label=name or "ours", markersize=4,
         )  # fmt: skip
         printed = [(at, study.printed(row.labels, plot["measure"])) for at, row in points]
         marks = [(at, value) for at, value in printed if value is not None]
         if marks:
-            axes.plot(*zip(*marks, strict=True), "x", color=colour, label=f"{name}, printed".lstrip(", "))
+            axes.plot(*zip(*marks, strict=True), "x", color=look.colour(theme), label=f"{name}, printed".lstrip(", "))
     axes.set_xlabel(axis)
 
 
@@ -154,18 +225,19 @@ def _number(label: str) -> bool:
 def _curves(
     axes: Any, theme: Theme, study: Study, plot: Mapping[str, Any], rows: Sequence[Row], series: Sequence[str]
 ) -> None:
-    del study  # curves of the papers are pictures: there is nothing printed to draw
     values: list[float] = []
-    for number, name in enumerate(series):
+    drawn_as = looks(study, plot.get("series", ()))
+    for name in series:
+        look = drawn_as[name]
         for row in (row for row in rows if _name(row, plot.get("series", ())) == name):
             points = curves_of(row, plot)
             x, seeds = list(points), list(points.values())
             y = [statistics.fmean(found) for found in seeds]
-            colour = theme.colours[number % len(theme.colours)]
+            colour = look.colour(theme)
             every = max(1, len(x) // MARKS)
             axes.plot(
-                x, y, STYLES[number % len(STYLES)], color=colour, label=name or "ours", linewidth=1.5, markersize=4,
-                marker=MARKERS[number % len(MARKERS)], markevery=(number % every, every),
+                x, y, look.style, color=colour, label=name or "ours", linewidth=1.5, markersize=4, marker=look.marker,
+                markevery=(look.number % every, every),
             )  # fmt: skip
             if len(row.records) > 1:  # from the lowest seed to the highest
                 axes.fill_between(x, [min(v) for v in seeds], [max(v) for v in seeds], color=colour, alpha=0.2, lw=0)

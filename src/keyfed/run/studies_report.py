@@ -19,8 +19,9 @@ from keyfed.run.studies_claims import Claim
 from keyfed.run.studies_front import GENERATED, STANDING
 from keyfed.run.studies_plan import Study
 from keyfed.run.studies_plots import describe, draw_plots, drawn
+from keyfed.run.studies_spread import FIXED, spreads_of
 from keyfed.run.studies_table import Row, main_scale, rows_of, write_printed, write_row, write_seeds, write_value
-from keyfed.run.studies_verdicts import FAR, FIXED, Comparison, compare_rows, spreads_of, verdict_on
+from keyfed.run.studies_verdicts import FAR, Comparison, compare_rows, verdict_on
 
 COLUMNS = {
     "perplexity": "test perplexity", "top1": "top-1", "top3": "top-3", "top1_words": "top-1 without oov and eos",
@@ -32,6 +33,9 @@ COLUMNS = {
 }  # fmt: skip
 MOST_LISTED = 30  # open cells that are named
 UNKNOWN = f"unknown, one seed; a ratio of more than {FAR:g} is told and nothing else"
+CLOSE = ("printed", "close")  # kinds of claims that have a tolerance
+MORE_SEEDS = "Rows with more seeds have them from other runs of the same cells."
+LEFT_OUT = "Rows that are the same as above are left out."
 HEADS = {False: "What the paper says", True: "Our own goals and checks"}
 
 
@@ -69,7 +73,7 @@ def page_text(study: Study, found: Results, folder: Path | None = None) -> str:
     rows = rows_of(study, scale, found)
     blocks += [Text(line, "verdict") for line in verdict_lines(study, rows, scale)]
     blocks += [
-        Text(f"Scale {scale}: {study.scales[scale].why}."),
+        Text(f"Scale {scale}: {study.scales[scale].why}.{_more_seeds(study, rows, scale)}"),
         Table(result_table(study, rows)),
         *pictures(study, rows, scale),
         *claim_blocks(study, rows, scale, found, folder),
@@ -80,17 +84,24 @@ def page_text(study: Study, found: Results, folder: Path | None = None) -> str:
         facts_table(facts(study, rows)),
     ]
     blocks += _open(study, rows, scale)
+    shown = {record["id"] for row in rows for record in row.records}
     for other in study.scales:
-        left = rows_of(study, other, found)
-        if other != scale and any(row.records for row in left):
-            kept = [row for row in left if row.records]
-            if {r["id"] for row in kept for r in row.records} - {r["id"] for row in rows for r in row.records}:
-                blocks += [
-                    Heading(f"At scale {other}"),
-                    Text(f"{study.scales[other].why}."),
-                    Table(result_table(study, kept)),
-                ]
+        there = [row for row in rows_of(study, other, found) if row.records]
+        own = [row for row in there if {record["id"] for record in row.records} - shown]
+        if other != scale and own:
+            left_out = f" {LEFT_OUT}" if len(own) < len(there) else ""
+            blocks += [
+                Heading(f"At scale {other}"),
+                Text(f"{study.scales[other].why}.{left_out}{_more_seeds(study, own, other)}"),
+                Table(result_table(study, own)),
+            ]
     return GENERATED + to_markdown(blocks)
+
+
+def _more_seeds(study: Study, rows: Sequence[Row], scale: str) -> str:
+    """Where seeds come from that a scale does not ask for; empty where there are none."""
+    asked = study.scales[scale].seeds_of
+    return f" {MORE_SEEDS}" if any(row.seeds - set(asked(row.labels)) for row in rows) else ""
 
 
 def verdict_lines(study: Study, rows: Sequence[Row], scale: str) -> list[str]:
@@ -154,7 +165,9 @@ def claim_blocks(
 def _spreads(rows: Sequence[Row], comparisons: Sequence[Comparison], claim: Claim) -> str:
     """The spread over seeds that the limits come from, and the tolerance."""
     runners = {row.runner for c in comparisons for row in (c.row, c.against) if row is not None}
-    tolerance = f" Tolerance {100 * claim.within:g} %." if claim.kind in ("printed", "close") else ""
+    tolerance = f" Tolerance {100 * claim.within:g} %." if claim.kind in CLOSE else ""
+    if claim.kind == "printed" and claim.measure == "perplexity" and any(c.row.evaluation() for c in comparisons):
+        tolerance = f"{tolerance.removesuffix('.')} and two standard deviations of one evaluation."
     if runners <= set(FIXED):
         return f"Nothing here is random.{tolerance}"
     if claim.kind == "below" and any(len(c.row.records) > 1 for c in comparisons):
@@ -173,8 +186,8 @@ def _head(claim: Claim) -> list[str]:
     labels = [claim.of.get(axis) for axis in claim.than]
     own = ", ".join(map(str, labels)) if labels and all(isinstance(label, str) for label in labels) else "ours"
     than = ", ".join(claim.than.values()) or ("bound" if claim.kind == "below" else "printed")
-    limits = "holds between" if claim.kind in ("printed", "close") else "cannot be told between"
-    return ["where", own, than, "difference", limits, *(["printed difference"] if claim.than else []), "verdict"]
+    limits = ["holds between", "does not hold beyond"] if claim.kind in CLOSE else ["cannot be told between"]
+    return ["where", own, than, "difference", *limits, *(["printed difference"] if claim.than else []), "verdict"]
 
 
 def _cells(c: Comparison, claim: Claim, scale: str) -> list[str]:
@@ -184,10 +197,11 @@ def _cells(c: Comparison, claim: Claim, scale: str) -> list[str]:
     write = write_value if claim.than else write_printed
     values = (write_value(c.ours, claim.measure), write(c.other, claim.measure))
     ours, other = (f"> {value}" if beyond else value for value, beyond in zip(values, c.beyond, strict=True))
-    limits = NONE if c.limits is None else " to ".join(map(percent, c.limits))
+    wanted = (c.limits, c.outer) if claim.kind in CLOSE else (c.limits,)
+    limits = [NONE if pair is None else " to ".join(map(percent, pair)) for pair in wanted]
     printed = NONE if c.printed is None else percent(math.log(c.printed[0] / c.printed[1]))
     side = "> " if c.beyond[0] else "< " if c.beyond[1] else ""  # of a lower bound
-    return [c.where, ours, other, NONE if c.change is None else f"{side}{percent(c.change)}", limits,
+    return [c.where, ours, other, NONE if c.change is None else f"{side}{percent(c.change)}", *limits,
             *([printed] if claim.than else []), NONE if scale == "smoke" else c.verdict]  # fmt: skip
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from keyfed.run.markup import NONE, finite, show
@@ -36,16 +36,36 @@ class Row:
         return [value for value in found if value is not None]
 
     def mean(self, measure: str) -> float | None:
-        """Mean over the finished seeds; None if there is none, or one of them has no finite value."""
+        """Mean over the finished seeds (`known`); None if there is none, or one of them has no finite value."""
         values = self.values(measure)
-        return statistics.fmean(values) if values and len(values) == len(self.records) else None
+        return statistics.fmean(values) if values and len(values) == len(self.known(measure).records) else None
+
+    def known(self, measure: str) -> Row:
+        """The row of those seeds that a measure was taken of; one without a value has it too: it diverged or missed.
+
+        A cell that another study has run has no rounds to targets which that study does not have.
+        """
+        return replace(self, records=tuple(record for record in self.records if measure in record["measures"]))
+
+    def of_seeds(self, seeds: Container[int]) -> Row:
+        """The row of some of its seeds."""
+        return replace(self, records=tuple(record for record in self.records if record["seed"] in seeds))
+
+    @property
+    def seeds(self) -> set[int]:
+        """Seeds that are finished."""
+        return {int(record["seed"]) for record in self.records}
 
     def at_least(self, measure: str) -> tuple[float | None, bool]:
-        """The mean, and whether it is only a lower bound: rounds to a target that was not reached are more than all."""
-        if not measure.startswith("rounds_to") or not self.records:
+        """The mean, and whether it is only a lower bound: rounds to a target that was not reached are more than all.
+
+        Of seeds that the measure was taken of (`known`).
+        """
+        records = self.known(measure).records
+        if not measure.startswith("rounds_to") or not records:
             return self.mean(measure), False
-        found = [finite(record["measures"].get(measure)) for record in self.records]
-        limits = [finite(record.get("rounds")) for record in self.records]
+        found = [finite(record["measures"][measure]) for record in records]
+        limits = [finite(record.get("rounds")) for record in records]
         known = [limit if value is None else value for value, limit in zip(found, limits, strict=True)]
         values = [value for value in known if value is not None]
         return (statistics.fmean(values) if len(values) == len(known) else None), None in found
@@ -69,6 +89,21 @@ class Row:
         """The rounds whose models were chosen on validation: `8`, or `8–12`; empty where there is none."""
         found = sorted(int(r["best_round"]) for r in self.records if r.get("best_round"))
         return "" if not found else "–".join(map(str, dict.fromkeys((found[0], found[-1]))))
+
+    @property
+    def eval_every(self) -> int:
+        """Rounds between two validations, the most of all seeds."""
+        return max((int(r.get("settings", {}).get("train.eval_every", 1)) for r in self.records), default=1)
+
+    @property
+    def shuffle_keys(self) -> set[tuple[Any, ...]]:
+        """What the shuffles of the test hang on, seed by seed; empty where a seed has none."""
+        keys = {
+            (r["seed"], r.get("data_sha256"), r.get("settings", {}).get("study.share"), r["shuffles"]["count"])
+            for r in self.records
+            if r.get("shuffles")
+        }
+        return keys if len(keys) == len(self.records) else set()
 
     def evaluation(self) -> tuple[float, int] | None:
         """Standard deviation of one evaluation and its degrees of freedom, where it depends on a shuffle."""
@@ -143,11 +178,11 @@ def write_value(value: float | None, measure: str) -> str:
 
 
 def write_printed(value: float | None, measure: str) -> str:
-    """Write a printed figure with the decimals it was printed with.
+    """Write a printed figure with all its digits, up to six, or four of a percentage; zeros at the end are lost.
 
     Example:
-      >>> write_printed(115.43, "perplexity"), write_printed(0.1640, "top1")
-      ('115.43', '16.4 %')
+      >>> write_printed(115.43, "perplexity"), write_printed(123.00, "perplexity"), write_printed(0.1640, "top1")
+      ('115.43', '123', '16.4 %')
     """
     if value is None:
         return NONE
@@ -165,7 +200,8 @@ def write_row(row: Row, measure: str) -> str:
         return "absent"
     if not row.records:
         return OPEN
-    if not any(measure in record["measures"] for record in row.records):
+    row = row.known(measure)
+    if not row.records:
         return NONE
     mean, values = row.mean(measure), row.values(measure)
     one = row.evaluation() if measure == "perplexity" and mean is not None else None

@@ -34,6 +34,7 @@ from keyfed.run.studies_plan import (
     with_settings,
 )
 from keyfed.run.studies_report import page_text
+from keyfed.run.studies_spread import Spread, joint_margin, pooled_spread
 from keyfed.run.studies_store import write_cell
 from keyfed.run.studies_table import OPEN, main_scale, rows_of, write_row
 from keyfed.run.studies_toy import run_toy
@@ -42,11 +43,8 @@ from keyfed.run.studies_verdicts import (
     HOLDS,
     NOT_JUDGED,
     UNSURE,
-    Spread,
     compare_rows,
-    joint_margin,
     judge,
-    pooled_spread,
 )
 from keyfed.run.train import Silent
 from keyfed.text.vocab import PAD
@@ -214,10 +212,9 @@ def test_the_margin_is_students_quantile_times_the_pooled_spread():
     rows = rows_of(study_of(), "standard", results_of(study_of(), "standard", values))
     spread = pooled_spread(rows, "perplexity")
     assert spread.sd == pytest.approx(0.2 / math.sqrt(2))
-    assert spread.margin(2) == pytest.approx(12.706 * 0.1)
-    assert joint_margin((spread, 2), (spread, 2)) == pytest.approx(12.706 * 0.2 / math.sqrt(2))
-    wide = Spread(0.3, 5)
-    assert joint_margin((spread, 2), (wide, 1)) == pytest.approx(12.706 * math.hypot(0.1, 0.3))
+    assert spread.margin(2) == pytest.approx(12.706 * 0.1, rel=1e-4)
+    both = joint_margin((spread, 2), (spread, 2), one_pool=True)
+    assert both == pytest.approx(12.706 * 0.2 / math.sqrt(2), rel=1e-4)
     assert joint_margin((spread, 2), (Spread(None, 0), 1)) is None
 
 
@@ -228,18 +225,29 @@ def test_a_bound_holds_by_more_than_the_spread():
     assert verdicts(study_of(), values | {("0.1", "FedAvg", 2): 40.01, ("0.5", "FedAvg", 1): 51.0}, claim=2)[1] == FAILS
 
 
-def test_shuffled_evaluations_widen_what_counts():
+def test_shuffled_evaluations_widen_what_counts_unless_they_are_the_same():
+    study = study_of()
     values = {("0.1", "FedAvg", s): 100 + 0.01 * s for s in (1, 2)}
     values |= {("0.1", "FedAtt", s): 98 + 0.01 * s for s in (1, 2)}
-    found = results_of(study_of(), "standard", values)
-    told = compare_rows(study_of(), rows_of(study_of(), "standard", found), study_of().claims[0])[0]
+    found = results_of(study, "standard", values)
+
+    def first():
+        return compare_rows(study, rows_of(study, "standard", found), study.claims[0])[0]
+
+    told = first()
     assert told.verdict == HOLDS
-    for record in found.values():
+    for number, record in enumerate(found.values()):
         record["shuffles"] = {"count": 20, "sd": 5.0, "lowest": 90.0, "highest": 110.0}
-    shuffled = compare_rows(study_of(), rows_of(study_of(), "standard", found), study_of().claims[0])[0]
-    assert shuffled.verdict == UNSURE
-    one = 1.96 * 5.0 / math.sqrt(40)
-    assert shuffled.margin == pytest.approx(math.hypot(told.margin, one / 98.015, one / 100.015), rel=1e-6)
+        record["data_sha256"] = str(number)  # of other sentences: other shuffles
+    apart = first()
+    assert apart.verdict == UNSURE
+    one = 2.02439 * 5.0 / math.sqrt(40)
+    assert apart.margin == pytest.approx(math.hypot(told.margin, one / 98.015, one / 100.015), rel=1e-4)
+    for record in found.values():
+        record["data_sha256"] = "the same"
+    assert (first().verdict, first().margin) == (HOLDS, told.margin)  # what a shuffle adds, it adds to both
+    next(iter(found.values()))["shuffles"]["count"] = 10
+    assert first().verdict == UNSURE
 
 
 def test_what_is_far_worse_than_guessing_has_diverged_and_is_not_pooled():
@@ -258,27 +266,37 @@ def test_what_is_far_worse_than_guessing_has_diverged_and_is_not_pooled():
     assert pooled_spread(rows.values(), "perplexity") == pooled_spread([rows["0.1", "FedAvg"]], "perplexity")
 
 
-def test_a_printed_figure_holds_within_the_tolerance():
-    assert verdicts(study_of(), {("0.1", "FedAvg", 1): 104.0}, claim=1)[0] == HOLDS
-    assert verdicts(study_of(), {("0.1", "FedAvg", 1): 120.0}, claim=1)[0] == UNSURE  # one seed, not far
-    assert verdicts(study_of(), {("0.1", "FedAvg", 1): 300.0}, claim=1)[0] == FAILS
-    assert verdicts(study_of(), {("0.1", "FedAvg", 1): None}, claim=1)[0] == FAILS  # diverged
+def test_a_printed_figure_holds_if_it_and_chance_are_within_the_tolerance():
+    for seeds, verdict in (((104.0, 104.1), HOLDS), ((104.0, 110.0), UNSURE), ((108.0, 108.1), FAILS)):
+        values = {("0.1", "FedAvg", seed): value for seed, value in enumerate(seeds, 1)}
+        assert verdicts(study_of(), values, claim=1)[0] == verdict
+    for value, verdict in ((104.0, UNSURE), (120.0, UNSURE), (157.0, UNSURE), (158.0, FAILS), (None, FAILS)):
+        assert verdicts(study_of(), {("0.1", "FedAvg", 1): value}, claim=1)[0] == verdict  # one seed: 1.5 · 1.05
     assert verdicts(study_of(), {("0.1", "FedAvg", 1): 49.0, ("0.5", "FedAvg", 1): 80.0}, claim=2) == [UNSURE, FAILS]
 
 
 def test_a_printed_figure_is_one_evaluation_where_that_depends_on_a_shuffle():
     study = study_of()
-    found = results_of(study, "standard", {("0.1", "FedAvg", 1): 120.0})
-    (record,) = found.values()
-    assert compare_rows(study, rows_of(study, "standard", found), study.claims[1])[0].verdict == UNSURE
-    record["shuffles"] = {"count": 20, "sd": 12.0, "lowest": 100.0, "highest": 150.0}
+    found = results_of(study, "standard", {("0.1", "FedAvg", 1): 110.0, ("0.1", "FedAvg", 2): 110.1})
+
+    def first():
+        return compare_rows(study, rows_of(study, "standard", found), study.claims[1])[0]
+
+    plain = first()
+    assert plain.verdict == FAILS
+    for record in found.values():
+        record["shuffles"] = {"count": 20, "sd": 11.0, "lowest": 90.0, "highest": 140.0}
     row = next(row for row in rows_of(study, "standard", found) if row.records)
-    assert write_row(row, "perplexity") == "120.0; one evaluation ± 12.0"
-    near = compare_rows(study, rows_of(study, "standard", found), study.claims[1])[0]
+    assert write_row(row, "perplexity") == "110.0 ± 0.1; one evaluation ± 11.0"
+    near, error = first(), 2.024 * 11.0 / 110.05 / math.sqrt(40)
     assert near.verdict == HOLDS
-    assert near.margin == pytest.approx(2.093 * 0.1)
-    record["shuffles"]["sd"] = 0.1
-    assert compare_rows(study, rows_of(study, "standard", found), study.claims[1])[0].verdict == FAILS
+    assert near.margin == pytest.approx(math.hypot(plain.margin, error), rel=1e-3)
+    tolerance = math.log(1.05) + 2 * 11.0 / 110.05
+    assert near.limits == pytest.approx((near.margin - tolerance, tolerance - near.margin))
+    assert near.outer == pytest.approx((-near.margin - tolerance, tolerance + near.margin))
+    del found[list(found)[1]]
+    next(iter(found.values()))["shuffles"]["sd"] = 40.0  # a tolerance beyond 1.5
+    assert (first().verdict, first().limits) == (UNSURE, None)  # one seed has no spread, whatever its shuffles
 
 
 def test_claims_are_summed_up_and_a_smoke_scale_judges_nothing():

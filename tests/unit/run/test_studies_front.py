@@ -16,7 +16,7 @@ from keyfed.run.markup import NONE
 from keyfed.run.studies_causes import causes, fill
 from keyfed.run.studies_front import STANDING, front_line, front_text, standing_text, write_front
 from keyfed.run.studies_plan import cells_of, load_study, study_from, study_names
-from keyfed.run.studies_plots import SMOKE, _paint, _panels, curves_of, describe
+from keyfed.run.studies_plots import SMOKE, _paint, _panels, curves_of, describe, error_bar, looks
 from keyfed.run.studies_table import rows_of
 
 ROOT = Path(__file__).parents[3]
@@ -259,6 +259,51 @@ def test_curves_show_every_seed_and_lines_are_told_apart():
     assert len({(line.get_linestyle(), line.get_marker()) for line in axes.lines}) == 2
     (alone,) = painted(study, results_of(study, {key: values[:1] for key, values in VALUES.items()}), "standard").axes
     assert len(alone.collections) == 0
+
+
+@pytest.mark.parametrize("name", study_names(STUDIES))
+def test_a_label_looks_alike_in_every_plot_and_like_no_other(name):
+    study = load_study(name, STUDIES)
+    for plot in study.plots:
+        drawn_as = looks(study, plot.get("series", ()))
+        for other in ("marker", "style"):  # lines of one colour differ in both
+            assert len({(look.colour(LIGHT), getattr(look, other)) for look in drawn_as.values()}) == len(drawn_as)
+        assert len({(look.colour(LIGHT), look.hatch(LIGHT)) for look in drawn_as.values()}) == len(drawn_as)
+    if name == "next-character":
+        assert len(looks(study, ["method"])) == 9
+
+
+def test_a_label_keeps_its_look_where_others_are_missing():
+    study = study_of()
+    (both,) = painted(study, results_of(study), "standard").axes
+    (alone,) = painted(study, results_of(study, {("PTB", "FedAtt"): VALUES["PTB", "FedAtt"]}), "standard").axes
+
+    def look(line):
+        return line.get_color(), line.get_marker(), line.get_linestyle()
+
+    assert {line.get_label(): look(line) for line in both.lines}["FedAtt"] == look(alone.lines[0])
+
+
+def test_error_bars_are_of_one_evaluation_where_that_depends_on_a_shuffle():
+    plot = 'kind = "bars"\nx = ["method"]\nmeasure = "perplexity"'
+    study = study_of(DOCUMENT.replace('kind = "curves"\nmeasure = "perplexity"', plot))
+    found = results_of(study)
+    rows = rows_of(study, "standard", found)
+    row = next(row for row in rows if row.records)
+    assert error_bar(row, study.plots[0]) == pytest.approx(2**0.5)
+    assert describe(study, study.plots[0], rows, "standard").endswith(
+        "error bars are the standard deviation over seeds"
+    )
+    for record in found.values():
+        record["shuffles"] = {"count": 20, "sd": 7.0, "lowest": 90.0, "highest": 120.0}
+    rows = rows_of(study, "standard", found)
+    assert error_bar(next(row for row in rows if row.records), study.plots[0]) == 7.0
+    words = "the standard deviation over seeds, of one evaluation for code-faithful rows"
+    assert describe(study, study.plots[0], rows, "standard").endswith(f"error bars are {words}")
+    (legend,) = painted(study, found, "standard").legends
+    assert legend.get_title().get_text() == f"Error bars: {words}"
+    lone = results_of(study, {key: values[:1] for key, values in VALUES.items()})
+    assert "error bars" not in describe(study, study.plots[0], rows_of(study, "standard", lone), "standard")
 
 
 def test_numbers_under_a_curve_stay_apart():

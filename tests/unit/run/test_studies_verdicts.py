@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from keyfed.errors import ConfigError
+from keyfed.run.studies_front import numbers
 from keyfed.run.studies_plan import cells_of, load_study, study_from
-from keyfed.run.studies_report import page_text, result_table
+from keyfed.run.studies_report import LEFT_OUT, MORE_SEEDS, page_text, result_table
+from keyfed.run.studies_spread import Spread, joint_margin, pooled_spread, quantile, spreads_of
 from keyfed.run.studies_table import OPEN, counted, rows_of, write_printed, write_row
 from keyfed.run.studies_verdicts import (
     ABSENT,
@@ -19,10 +21,7 @@ from keyfed.run.studies_verdicts import (
     RULE,
     UNSURE,
     compare_rows,
-    joint_margin,
     judge,
-    pooled_spread,
-    spreads_of,
     verdict_on,
 )
 
@@ -157,23 +156,23 @@ def test_counts_come_first_where_comparisons_differ():
     near = pair([80.0, 81.0], [100.0, 101.0])
     other = pair([120.0, 121.0], [100.0, 101.0], "0.5")
     third = pair([100.0, 101.0], [100.0, 101.0], "0.9")
-    assert judge(compared(study_of(), near | other), "standard") == "1 of 3 holds; C = 0.5 does not; 1 open"
-    assert judge(compared(study_of(), near | third), "standard") == "1 of 3 holds; 1 cannot be told; 1 open"
+    assert judge(compared(study_of(), near | other), "standard") == "1 of 2 holds, 1 open; C = 0.5 does not"
+    assert judge(compared(study_of(), near | third), "standard") == "1 of 2 holds, 1 open; 1 cannot be told"
     assert (
         judge(compared(study_of(), other | third), "standard")
-        == "none of 3 holds; C = 0.5 does not; 1 cannot be told; 1 open"
+        == "none of 2 holds, 1 open; C = 0.5 does not; 1 cannot be told"
     )
     everywhere = near | {("0.5", m): near["0.1", m] for m in ("FedAtt", "FedAvg")}
-    assert judge(compared(study_of(), everywhere | other), "standard").startswith("1 of 3 holds")
+    assert judge(compared(study_of(), everywhere | other), "standard").startswith("1 of 2 holds, 1 open")
     assert judge(compared(study_of(), everywhere | third), "standard") == "2 of 3 hold; 1 cannot be told"
 
 
 def test_what_is_open_lets_nothing_hold_for_good():
     near = pair([80.0, 81.0], [100.0, 101.0])
-    assert judge(compared(study_of(), near), "standard") == "holds so far (1 of 3, 2 open)"
+    assert judge(compared(study_of(), near), "standard") == "holds so far (1 of 1, 2 open)"
     assert judge(compared(study_of(), near)[:1], "standard") == HOLDS
     worse = pair([120.0, 121.0], [100.0, 101.0])
-    assert judge(compared(study_of(), worse), "standard") == "does not hold (none of 3, 2 open)"
+    assert judge(compared(study_of(), worse), "standard") == "does not hold (none of 1, 2 open)"
     every = {(C, m): near["0.1", m] for C in ("0.1", "0.5", "0.9") for m in ("FedAtt", "FedAvg")}
     assert judge(compared(study_of(), every), "standard") == "holds (all 3)"
     assert judge(compared(study_of(), {}), "standard") == OPEN
@@ -195,7 +194,7 @@ def test_a_bound_is_judged_by_the_rows_own_seeds():
     assert mine.verdict == UNSURE
     own = pooled_spread([mine.row], "perplexity")
     assert own.freedom == 2
-    assert mine.margin == pytest.approx(4.303 * own.sd / math.sqrt(3))
+    assert mine.margin == pytest.approx(4.3027 * own.sd / math.sqrt(3), rel=1e-4)
     (one, *_) = compared(study, tight | {("0.1", "FedAtt"): [114.6]})
     assert one.verdict == HOLDS  # one seed has no spread of its own: that of the study
     (lone, *_) = compared(study, {("0.1", "FedAtt"): [114.6]})
@@ -263,12 +262,16 @@ def test_a_bound_is_asked_for(kind):
 
 def test_pages_show_the_limits_that_were_applied():
     study = study_of('kind = "printed"', 'of = { method = "FedAvg" }\n')
-    found = results_of(study, {("0.1", "FedAvg"): [95.4]})
+    found = results_of(study, {("0.1", "FedAvg"): [95.4, 95.4]})
     (first, *_) = compare_rows(study, rows_of(study, "standard", found), study.claims[0])
     assert first.verdict == HOLDS  # 1/1.05 is 95.24
     page = page_text(study, found)
     assert "Tolerance 5 %." in page
-    assert "| -4.6 % | -4.8 % to +5.0 % | holds |" in page
+    assert "| holds between | does not hold beyond |" in page
+    assert "| -4.6 % | -4.8 % to +5.0 % | -4.8 % to +5.0 % | holds |" in page
+    for record in found.values():
+        record["shuffles"] = {"count": 20, "sd": 1.0, "lowest": 90.0, "highest": 99.0}
+    assert "Tolerance 5 % and two standard deviations of one evaluation." in page_text(study, found)
     lower = study_of()
     both = page_text(lower, results_of(lower, pair([80.0, 90.0], [100.0, 100.0])))
     limits = compared(lower, pair([80.0, 90.0], [100.0, 100.0]))[0].limits
@@ -298,6 +301,98 @@ def test_tables_have_the_tokens_that_clients_trained_on():
     table = result_table(study, rows_of(study, "standard", found))
     assert dict(zip(table[0], table[1], strict=True))["local tokens"] == "27.9 M"
     assert "local tokens" not in result_table(study, rows_of(study, "standard", {}))[0]
+
+
+@pytest.mark.parametrize(
+    ("freedom", "known"),
+    [(1, 12.706), (2, 4.303), (2.006, 4.290), (3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042), (38, 2.024),
+     (1000, 1.962), (1e5, 1.960), (1e9, 1.960)],
+)  # fmt: skip
+def test_students_quantile_is_that_of_the_tables(freedom, known):
+    assert quantile(freedom) == pytest.approx(known, abs=6e-4)
+
+
+def test_a_side_that_hardly_varies_takes_no_degrees_of_freedom():
+    tight, wide = Spread(0.0012, 1), Spread(0.0293, 2)
+    assert joint_margin((tight, 2), (wide, 2)) == pytest.approx(4.303 * 0.0293 / math.sqrt(2), rel=0.01)
+    alike = Spread(0.02, 3)
+    apart = joint_margin((alike, 2), (Spread(0.02, 3), 2))
+    assert apart == pytest.approx(2.447 * 0.02, rel=1e-3)  # two pools of three degrees each: six
+    assert joint_margin((alike, 2), (alike, 2), one_pool=True) == pytest.approx(3.182 * 0.02, rel=1e-3)
+
+
+def test_more_noise_never_makes_a_printed_figure_hold():
+    study = study_of('kind = "printed"', 'of = { method = "FedAvg" }\n')
+    for seeds, verdict in (
+        ([100.0, 112.0, 124.0], UNSURE),
+        ([112.0, 112.2, 111.8], FAILS),
+        ([101.0, 101.2, 100.8], HOLDS),
+        ([91.0, 101.0, 111.0], UNSURE),
+    ):
+        assert compared(study, {("0.1", "FedAvg"): seeds})[0].verdict == verdict
+
+
+def test_rounds_that_nobody_counted_are_unknown_and_not_more_than_were_run():
+    """A cell that a study without targets has run says nothing of them."""
+    study = study_of('kind = "lower"\nmeasure = "rounds_to_90"')
+    found = results_of(study, pair([10, 12], [30, 40]), "rounds_to_90", rounds=50)
+    for cell, record in found.items():
+        if record["seed"] == 2:
+            found[cell] = record | {"measures": {"perplexity": 80.0}}
+    (first, *_) = compare_rows(study, rows_of(study, "standard", found), study.claims[0])
+    assert (first.ours, first.other, first.beyond) == (10, 30, (False, False))
+    row = next(row for row in rows_of(study, "standard", found) if row.records)
+    assert write_row(row, "rounds_to_90") == "30"  # and not "not reached by 1 of 2 seeds"
+    for cell, record in found.items():
+        found[cell] = record | {"measures": {"perplexity": 80.0}}
+    (first, *_) = compare_rows(study, rows_of(study, "standard", found), study.claims[0])
+    assert (first.ours, first.other, first.verdict) == (None, None, OPEN)
+    assert "\\> 50" not in page_text(study, found)
+
+
+def test_two_rows_are_compared_on_the_seeds_that_both_have():
+    study = study_of()
+    found = compared(study, pair([100.0, 101.0, 130.0], [99.0, 100.0]))[0]
+    assert (found.ours, found.other) == (100.5, 99.5)
+    assert [len(row.records) for row in (found.row, found.against)] == [2, 2]
+    assert "100.5 ± 0.7 against 99.50 ± 0.71" in numbers([found], study.claims[0])
+    lone = compared(study, pair([100.0, 101.0, 130.0], [99.0]))[0]
+    assert lone.ours == pytest.approx(331 / 3)  # one seed in common is too few to be a mean
+
+
+def test_seeds_that_agree_at_validations_may_differ_between_them():
+    study = study_of('kind = "lower"\nmeasure = "rounds_to_90"')
+    for every, verdict in ((1, HOLDS), (20, UNSURE)):
+        settings = {"train.eval_every": every}
+        found = compared(study, pair([40, 40], [60, 60]), "rounds_to_90", rounds=100, settings=settings)[0]
+        step = every / math.sqrt(12)
+        assert found.verdict == verdict
+        assert found.margin == pytest.approx(4.3027 * math.hypot(step / 40, step / 60) / math.sqrt(2), rel=1e-4)
+    plain = compared(study_of(), pair([40.0, 40.0], [60.0, 60.0]))[0]
+    assert plain.margin == 0  # a perplexity is not told in steps
+
+
+def test_further_scales_show_only_what_is_not_above_and_seeds_from_elsewhere_are_named():
+    few = DOCUMENT.replace("seeds = [1, 2, 3]", "seeds = [1]", 1).replace(
+        'why = "some"', 'why = "some"\nkeep = { C = ["0.1"] }'
+    )
+    study = study_of(text=few)
+    cells = {(*cell.labels.values(), cell.seed): cell for cell in cells_of(study, "paper")}
+
+    def page(*keys):
+        found = results_of(study, pair([80.0], [100.0]))
+        for key in keys:
+            cell = cells[key]
+            found[cell.id] = next(iter(found.values())) | {"id": cell.id, "seed": cell.seed}
+        return page_text(study, found)
+
+    assert MORE_SEEDS not in page()
+    assert "At scale paper" not in page(("0.1", "FedAvg", 2))
+    assert f"Scale standard: some. {MORE_SEEDS}" in page(("0.1", "FedAvg", 2))
+    after = page(("0.5", "FedAvg", 1)).partition("## At scale paper")[2]
+    assert "| 0.5 | FedAvg |" in after
+    assert "| 0.1 |" not in after
+    assert LEFT_OUT in after
 
 
 def test_printed_figures_keep_their_decimals():
