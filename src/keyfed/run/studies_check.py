@@ -15,7 +15,8 @@ HEAD = ("title", "paper", "about", "measures", "notes", "targets", "curves", "pl
         "scale", "published", "claims")  # fmt: skip
 NEEDED = ("title", "paper", "about", "measures", "axis", "grid", "scale")
 CURVE = {"train_nats": 1, "perplexity": 2, "nats": 2, "top1": 3, "accuracy": 3}  # places in a point of a curve by round
-PLOTS = ("bars", "lines", "curves")
+PLOTS = ("bars", "lines", "curves", "terms")
+TERMS = ("unigrams", "bigrams")  # what a plot of terms counts
 OWN: dict[str, type] = {  # settings that a runner reads itself; others are the run's and checked with it
     "study.sent_back": bool, "study.positional": bool, "study.share": float, "study.shuffles": int, "study.order": int,
     "study.central_epochs": int, "study.samples": int, "study.rounds": int, "study.top": int, "study.blanks": str,
@@ -238,7 +239,9 @@ def _plot(table: Table, axes: Table, where: str) -> None:
     for key in ("series", "panel"):
         known(_list(table.get(key, []), str, where, f"{key} of a plot"), axes, where, "axis of a plot")
     _labels(_table(table, "where", where), axes, where, "a plot")
-    if table["kind"] == "curves":
+    if table["kind"] == "terms":
+        known([table["measure"]], TERMS, where, "measure of a plot of terms")
+    elif table["kind"] == "curves":
         by = table.get("x", "round")
         known([by], ("round", *BY), where, "x of a plot of curves")
         known([table["measure"]], PLACES if by in BY else CURVE, where, f"measure of a plot by {by}")

@@ -66,7 +66,7 @@ def error_bar(row: Row, plot: Mapping[str, Any]) -> float | None:
 
 def error_words(rows: Sequence[Row], plot: Mapping[str, Any]) -> str:
     """What the error bars of a plot are; empty where it has none."""
-    if plot["kind"] == "curves" or all(error_bar(row, plot) is None for row in rows):
+    if plot["kind"] in ("curves", "terms") or all(error_bar(row, plot) is None for row in rows):
         return ""
     shuffles = plot["measure"] == "perplexity" and any(row.evaluation() for row in rows)
     return f"the standard deviation over seeds{', of one evaluation for code-faithful rows' if shuffles else ''}"
@@ -126,6 +126,8 @@ def _panels(rows: Sequence[Row], plot: Mapping[str, Any]) -> dict[str, list[Row]
 def _has_points(row: Row, plot: Mapping[str, Any]) -> bool:
     if plot["kind"] == "curves":
         return bool(curves_of(row, plot))
+    if plot["kind"] == "terms":
+        return bool(terms_of(row, plot))
     return row.mean(plot["measure"]) is not None
 
 
@@ -138,7 +140,7 @@ def _joined(parts: Iterable[tuple[str, str | None]]) -> str:
 
 
 def _paint(study: Study, plot: Mapping[str, Any], panels: Mapping[str, Sequence[Row]], scale: str) -> Paint:
-    draw = {"bars": _bars, "lines": _lines, "curves": _curves}[plot["kind"]]
+    draw = {"bars": _bars, "lines": _lines, "curves": _curves, "terms": _terms}[plot["kind"]]
     every = [row for rows in panels.values() for row in rows]
     series = list(dict.fromkeys(_name(row, plot.get("series", ())) for row in every))
 
@@ -147,7 +149,8 @@ def _paint(study: Study, plot: Mapping[str, Any], panels: Mapping[str, Sequence[
         for axes, (title, rows) in zip(all_axes, panels.items(), strict=True):
             draw(axes, theme, study, plot, rows, series)
             axes.set_title(title)
-            axes.set_ylabel(NAMES.get(plot["measure"], plot["measure"].replace("_", " ")))
+            if plot["kind"] != "terms":
+                axes.set_ylabel(NAMES.get(plot["measure"], plot["measure"].replace("_", " ")))
         figure.suptitle("\n".join(textwrap.wrap(headline(plot, scale), 60 * len(panels))), x=0.02, ha="left", size=12)
         handles: dict[str, Any] = {}
         for axes in all_axes:
@@ -189,6 +192,25 @@ def _bars(
         axes.set_yscale("log")
     turned = {"rotation": 30, "ha": "right"} if len(places) > 3 else {}
     axes.set_xticks(range(len(places)), places, fontsize=8.5, **turned)
+
+
+def terms_of(row: Row, plot: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Words or pairs of words with their counts, most frequent first, where a first look at a text has them."""
+    found: Mapping[str, Any] = next((record["facts"] for record in row.records if record.get("facts")), {})
+    return [(str(term), int(count)) for term, count in found.get(plot["measure"], ())]
+
+
+def _terms(
+    axes: Any, theme: Theme, study: Study, plot: Mapping[str, Any], rows: Sequence[Row], series: Sequence[str]
+) -> None:
+    terms = terms_of(rows[0], plot)
+    bars = axes.barh(range(len(terms)), [count for _, count in terms], color=theme.colours[0], height=0.72)
+    axes.bar_label(bars, fmt="{:,.0f}", padding=4, fontsize=8)
+    axes.set_yticks(range(len(terms)), [term for term, _ in terms], fontsize=8, parse_math=False)
+    axes.invert_yaxis()
+    axes.margins(x=0.15, y=0.01)
+    axes.grid(visible=False)
+    axes.set_xticks([])
 
 
 def _lines(
