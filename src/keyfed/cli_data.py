@@ -72,6 +72,10 @@ def data_explore(
     from keyfed.text.explore import explore
     from keyfed.text.named import load_corpus
 
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"--out {out}: {e.strerror}; choose a folder that can be written to") from None
     corpus = load_corpus(name, data_dir=Path(data_dir) if data_dir else None)
     result = explore(corpus, top=top, out=out / corpus.name)
     if as_json:

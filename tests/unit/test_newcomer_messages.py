@@ -308,3 +308,12 @@ def test_a_default_delta_needs_two_clients():
         delta_for(1)
     assert delta_for(1, 0.5) == 0.5
     assert delta_for(1000) == pytest.approx(1000**-1.1)
+
+
+def test_plots_where_nothing_can_be_written_are_refused_before_a_corpus_is_read(keyfed, tmp_path):
+    (tmp_path / "file").write_text("", "utf-8")
+    code, out, err = keyfed("data", "explore", "nowhere", "--out", tmp_path / "file" / "plots")
+    assert (code, out) == (2, "")
+    assert (
+        err == f"error: --out {tmp_path / 'file' / 'plots'}: Not a directory; choose a folder that can be written to\n"
+    )
