@@ -314,6 +314,5 @@ def test_plots_where_nothing_can_be_written_are_refused_before_a_corpus_is_read(
     (tmp_path / "file").write_text("", "utf-8")
     code, out, err = keyfed("data", "explore", "nowhere", "--out", tmp_path / "file" / "plots")
     assert (code, out) == (2, "")
-    assert (
-        err == f"error: --out {tmp_path / 'file' / 'plots'}: Not a directory; choose a folder that can be written to\n"
-    )
+    assert err.startswith(f"error: --out {tmp_path / 'file' / 'plots'}: Not a directory; choose a folder")
+    assert err.count("\n") == 1
