@@ -133,7 +133,7 @@ def _run(
 ) -> None:  # fmt: skip
     from keyfed.run.compare_plan import parse_seeds
     from keyfed.run.studies import Lines, finished, run_study
-    from keyfed.run.studies_cells import Bench
+    from keyfed.run.studies_bench import Bench
     from keyfed.run.studies_front import write_front
     from keyfed.run.studies_report import result_table, verdict_lines, write_page
     from keyfed.run.studies_table import rows_of

@@ -17,7 +17,7 @@ import pytest
 
 from keyfed.run.folder import read_run_toml
 from keyfed.run.studies import data_folder, finished, run_study
-from keyfed.run.studies_cells import Bench, options_of
+from keyfed.run.studies_bench import Bench, options_of
 from keyfed.run.studies_front import standing_text
 from keyfed.run.studies_plan import cells_of, load_study, study_names, with_settings
 from keyfed.run.studies_report import page_text, write_page

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.errors import ConfigError, DataError, DownloadError, FolderInUse, KeyfedError, RunError
-from keyfed.run.studies_cells import Bench, run_cell
+from keyfed.run.studies_bench import Bench
+from keyfed.run.studies_cells import run_cell
 from keyfed.run.studies_plan import SCALES, Cell, Settings, Study, cells_of, load_study, study_folder, with_settings
 from keyfed.run.studies_store import compact as compact
 from keyfed.run.studies_store import data_folder as data_folder

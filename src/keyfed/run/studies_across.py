@@ -36,7 +36,7 @@ from keyfed.run.checkpoint import Best
 from keyfed.run.choose import choose
 from keyfed.run.evaluate import evaluate_together, limit_streams
 from keyfed.run.prepare import Prepared
-from keyfed.run.studies_resume import Kept, find_kept, keep
+from keyfed.run.studies_resume import Kept, find_kept, go_on
 from keyfed.run.train import Listener
 from keyfed.text.batches import Batching, Step, stream_steps
 
@@ -135,26 +135,22 @@ def train_across(
     kept = kept or Kept(initial_state(method, params), Best(0, math.inf, params))
     listen.start(f"{method.name}, code-faithful, on {prepared.corpus.name}", config.train.rounds, kept.state.round)
     began = time.monotonic() - kept.seconds
-    try:
-        with Simulation(problem, block=choice.block) as federation:
-            while kept.state.round < config.train.rounds:
-                started = time.monotonic()
-                state, summary = run_round(method, kept.state, list(store.names), federation)
-                nats, top1 = across_score(problem, state.params, valid, rows)
-                record = {
-                    "round": state.round, "loss": summary.loss, "cohort": len(store), "worked": summary.worked,
-                    "valid": {"nats": nats, "perplexity": math.exp(nats), "top1": top1},
-                    "contributors": list(summary.contributors),
-                    "refused": {r.client: r.reason for r in summary.refused},
-                    "seconds": time.monotonic() - started,
-                }  # fmt: skip
-                last = Best(state.round, nats, state.params)
-                kept = Kept(state, last, (*kept.records, record), time.monotonic() - began)
-                listen.round(record)
-    except KeyboardInterrupt:
-        if folder is not None and kept.records:
-            keep(folder, about, kept)
-        raise
+    with Simulation(problem, block=choice.block) as federation:
+
+        def turn(kept: Kept) -> Kept:
+            started = time.monotonic()
+            state, summary = run_round(method, kept.state, list(store.names), federation)
+            nats, top1 = across_score(problem, state.params, valid, rows)
+            record = {
+                "round": state.round, "loss": summary.loss, "cohort": len(store), "worked": summary.worked,
+                "valid": {"nats": nats, "perplexity": math.exp(nats), "top1": top1},
+                "contributors": list(summary.contributors), "refused": {r.client: r.reason for r in summary.refused},
+                "seconds": time.monotonic() - started,
+            }  # fmt: skip
+            last = Best(state.round, nats, state.params)
+            return Kept(state, last, (*kept.records, record), time.monotonic() - began)
+
+        kept = go_on(kept, config.train.rounds, turn, listen, folder, about)
     state = kept.state
     nats, top1 = across_score(problem, state.params, test, rows)
     honest = evaluate_together(prepared.spec, state.params, prepared.test, choice.device)

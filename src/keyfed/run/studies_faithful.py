@@ -43,7 +43,7 @@ from keyfed.model.presets import build_spec
 from keyfed.run.checkpoint import Best
 from keyfed.run.choose import choose
 from keyfed.run.evaluate import Score, evaluate_together
-from keyfed.run.studies_resume import Kept, find_kept, keep
+from keyfed.run.studies_resume import Kept, find_kept, go_on
 from keyfed.run.train import Listener
 from keyfed.text.batches import Batching, Step
 from keyfed.text.named import load_corpus
@@ -246,27 +246,23 @@ def train_faithfully(
     kept = kept or Kept(initial_state(method, params), Best(0, math.inf, params))
     listen.start(f"{method.name}, code-faithful, on {config.data.name}", config.train.rounds, kept.state.round)
     began = time.monotonic() - kept.seconds
-    try:
-        with Simulation(problem, block=choice.block) as federation:
-            while kept.state.round < config.train.rounds:
-                started, number = time.monotonic(), kept.state.round
-                called = range(clients) if members == clients else sample_cohort(clients, members, seed, number)
-                state, summary = run_round(method, kept.state, [store.names[k] for k in called], federation)
-                score = broken_score(spec, state.params, valid, derive_seed(seed, "valid", state.round), choice.device)
-                better = score.mean_nats < kept.best.nats
-                best = Best(state.round, score.mean_nats, state.params) if better else kept.best
-                record = {
-                    "round": state.round, "loss": summary.loss, "valid": score.summary(), "cohort": members,
-                    "contributors": list(summary.contributors),
-                    "refused": {r.client: r.reason for r in summary.refused},
-                    "worked": summary.worked, "seconds": time.monotonic() - started,
-                }  # fmt: skip
-                kept = Kept(state, best, (*kept.records, record), time.monotonic() - began)
-                listen.round(record)
-    except KeyboardInterrupt:
-        if folder is not None and kept.records:
-            keep(folder, about, kept)
-        raise
+    with Simulation(problem, block=choice.block) as federation:
+
+        def turn(kept: Kept) -> Kept:
+            started, number = time.monotonic(), kept.state.round
+            called = range(clients) if members == clients else sample_cohort(clients, members, seed, number)
+            state, summary = run_round(method, kept.state, [store.names[k] for k in called], federation)
+            score = broken_score(spec, state.params, valid, derive_seed(seed, "valid", state.round), choice.device)
+            better = score.mean_nats < kept.best.nats
+            best = Best(state.round, score.mean_nats, state.params) if better else kept.best
+            record = {
+                "round": state.round, "loss": summary.loss, "valid": score.summary(), "cohort": members,
+                "contributors": list(summary.contributors), "refused": {r.client: r.reason for r in summary.refused},
+                "worked": summary.worked, "seconds": time.monotonic() - started,
+            }  # fmt: skip
+            return Kept(state, best, (*kept.records, record), time.monotonic() - began)
+
+        kept = go_on(kept, config.train.rounds, turn, listen, folder, about)
     best = kept.best
     scores = [
         broken_score(spec, best.params, test, derive_seed(seed, "test", k), choice.device) for k in range(shuffles)

@@ -13,6 +13,7 @@ from keyfed.errors import RunError
 from keyfed.federated.types import Params, State
 from keyfed.files import write_atomically
 from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, save_checkpoint
+from keyfed.run.train import Listener
 
 Record = dict[str, Any]
 
@@ -64,6 +65,26 @@ def find_kept(folder: Path, about: Mapping[str, Any], params: Params, say: Calla
     say(f"what was begun of this cell cannot be gone on with ({why}); it starts anew")
     shutil.rmtree(folder)
     return None
+
+
+def go_on(
+    kept: Kept,
+    rounds: int,
+    turn: Callable[[Kept], Kept],
+    listen: Listener,
+    folder: Path | None,
+    about: Mapping[str, Any],
+) -> Kept:
+    """Take turns up to so many rounds, telling each; a cell that is stopped is kept in its folder, if it has one."""
+    try:
+        while kept.state.round < rounds:
+            kept = turn(kept)
+            listen.round(kept.records[-1])
+    except KeyboardInterrupt:
+        if folder is not None and kept.records:
+            keep(folder, about, kept)
+        raise
+    return kept
 
 
 def _like(params: Params, saved: Params) -> Params:

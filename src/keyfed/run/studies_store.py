@@ -13,7 +13,8 @@ from typing import Any
 
 from keyfed.errors import ConfigError, RunError
 from keyfed.files import write_atomically
-from keyfed.run.studies_cells import options_of, target_measure
+from keyfed.run.studies_bench import options_of
+from keyfed.run.studies_cells import target_measure
 from keyfed.run.studies_curves import BY
 from keyfed.run.studies_plan import Cell, Study
 

@@ -21,7 +21,8 @@ from keyfed.run import studies, studies_cells, studies_plan
 from keyfed.run import studies_faithful as faithful
 from keyfed.run.folder import open_folder
 from keyfed.run.studies import Clock, TimeIsUp, compact, finished, held, run_study
-from keyfed.run.studies_cells import Bench, config_of, rounds_to, run_cell, thin
+from keyfed.run.studies_bench import Bench, config_of
+from keyfed.run.studies_cells import rounds_to, run_cell, thin
 from keyfed.run.studies_front import front_text
 from keyfed.run.studies_plan import (
     SCALES,

@@ -83,6 +83,26 @@ def test_across_the_batch_a_network_knows_one_character_and_in_order_it_knows_mo
     assert broken["tokens_trained"] == 10 * sum(ready.store.tokens(k) - 1 for k in range(2))
 
 
+class Stopping(Silent):
+    """Presses Ctrl-C when a round has ended."""
+
+    def round(self, record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+
+def test_a_stopped_cell_goes_on_as_if_it_had_not_been(prepared, tmp_path):
+    config, ready = prepared
+    config = apply_settings(config, ["train.rounds=3"])
+    whole = train_across(config, ready, True, Silent())
+    with pytest.raises(KeyboardInterrupt):
+        train_across(config, ready, True, Stopping(), tmp_path / "cell")
+    resumed = train_across(config, ready, True, Silent(), tmp_path / "cell")
+    assert [r["round"] for r in resumed["records"]] == [1, 2, 3]
+    assert resumed["test"] == whole["test"]
+    assert [r["loss"] for r in resumed["records"]] == [r["loss"] for r in whole["records"]]
+
+
 def test_the_text_of_a_client_is_limited_before_it_is_turned(prepared):
     config, ready = prepared
     few = replace(ready, batching=replace(ready.batching, max_tokens=300))

@@ -11,7 +11,8 @@ from keyfed.errors import RunError
 from keyfed.run import studies_cells
 from keyfed.run.folder import read_run_toml
 from keyfed.run.studies import run_study
-from keyfed.run.studies_cells import Bench, run_cell
+from keyfed.run.studies_bench import Bench
+from keyfed.run.studies_cells import run_cell
 from keyfed.run.studies_plan import Cell, load_study
 from keyfed.run.studies_store import finished
 from keyfed.run.train import Silent

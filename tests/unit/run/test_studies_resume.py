@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from keyfed.run.studies import run_study
-from keyfed.run.studies_cells import Bench, config_of
+from keyfed.run.studies_bench import Bench, config_of
 from keyfed.run.studies_faithful import train_faithfully
 from keyfed.run.studies_plan import cells_of, load_study, with_settings
 from keyfed.run.train import Silent

@@ -11,8 +11,8 @@ import pytest
 from keyfed.config import to_document
 from keyfed.errors import ConfigError, RunError
 from keyfed.federated import tuned
-from keyfed.run import studies_cells
-from keyfed.run.studies_cells import Bench, config_of, options_of
+from keyfed.run import studies_bench
+from keyfed.run.studies_bench import Bench, config_of, options_of
 from keyfed.run.studies_plan import cells_of, load_study, study_names
 from keyfed.run.studies_report import write_page
 from keyfed.run.studies_store import finished, is_finished, make_folder, read_cell, refuse_file, write_cell
@@ -35,9 +35,9 @@ def cell_and_record():
 @pytest.fixture
 def fresh_options():
     """Resolved options are kept; a test that changes a default starts and leaves without them."""
-    studies_cells._resolve.cache_clear()
+    studies_bench._resolve.cache_clear()
     yield
-    studies_cells._resolve.cache_clear()
+    studies_bench._resolve.cache_clear()
 
 
 @pytest.mark.parametrize("name", study_names(STUDIES))
@@ -73,7 +73,7 @@ def test_a_cell_made_with_another_default_is_open_and_said(tmp_path, monkeypatch
     assert list(finished(tmp_path, STUDY, lines.append)) == [cell.id]
     assert (lines, is_finished(tmp_path, cell, ())) == ([], True)
     monkeypatch.setitem(tuned.CHARACTERS, "liadmm", {"rho": 0.5, "r": 0.15})
-    studies_cells._resolve.cache_clear()
+    studies_bench._resolve.cache_clear()
     assert finished(tmp_path, STUDY, lines.append) == {}
     assert not is_finished(tmp_path, cell, ())
     assert lines == [f"{path} is left out: it was made with other defaults (rho 0.001 → 0.5); its cell is open"]
