@@ -100,21 +100,6 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def keyfed(monkeypatch, capfd):
-    """Run a command in this process; return (exit code, stdout, stderr)."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["keyfed", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capfd.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return call
-
-
-@pytest.fixture
 def train_quietly(corpus, tmp_path):
     """Train a tiny run from Python, without baselines and report; return its folder."""
 

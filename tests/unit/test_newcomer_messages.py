@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import shlex
-import sys
 import tomllib
 from typing import Any
 
@@ -28,20 +27,10 @@ from keyfed.text.named import load_corpus
 SMALL = ("model.embed=6", "model.hidden=6", "data.window=4", "train.workers=1", "train.baselines=false")
 
 
-@pytest.fixture
-def keyfed(monkeypatch, capfd, tmp_path):
-    """Run a command in this process, in an empty folder; return (exit code, stdout, stderr)."""
+@pytest.fixture(autouse=True)
+def empty_folder(monkeypatch, tmp_path):
+    """Commands run in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["keyfed", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capfd.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return call
 
 
 def write_clients(folder, clients: int, lines: int) -> None:

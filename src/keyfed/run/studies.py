@@ -192,6 +192,9 @@ def run_study(
             listen.say("  ".join(f"{key} {value:.4g}" for key, value in list(shown.items())[:4]))
     except TimeIsUp:
         listen.say(f"{minutes:g} minutes are spent; the same call goes on with what is open")
+    except KeyboardInterrupt:
+        listen.say(f"stopped after {len(done)} of {len(todo)} open cells; the same call goes on")
+        raise
     closed |= {cell.id for cell in skipped if is_finished(results, cell, study.targets)}
     left = tuple(cell.title for cell in todo if cell.id not in closed)
     taken = tuple(cell.title for cell in skipped if cell.id not in closed)

@@ -458,6 +458,17 @@ def test_a_cell_without_a_checkpoint_that_is_stopped_says_that_it_starts_anew(tm
     assert heard.lines[-1] == "5 minutes are spent; the same call goes on with what is open"
 
 
+def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
+    def pressed(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(studies, "run_cell", pressed)
+    study, heard = load_study("gboard-toy", STUDIES), Heard()
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, "smoke", results=tmp_path, bench=Bench(tmp_path / "work", "cpu"), listener=heard)
+    assert heard.lines[-1] == "stopped after 0 of 4 open cells; the same call goes on"
+
+
 def test_studies_lie_here_or_in_the_source_tree_or_in_the_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert study_folder() == STUDIES

@@ -84,10 +84,16 @@ def test_across_the_batch_a_network_knows_one_character_and_in_order_it_knows_mo
 
 
 class Stopping(Silent):
-    """Presses Ctrl-C when a round has ended."""
+    """Presses Ctrl-C when a round has ended, and remembers where runs began."""
+
+    def __init__(self, after):
+        self.after, self.begun = after, []
+
+    def start(self, what, rounds, done):
+        self.begun.append(done)
 
     def round(self, record):
-        if record["round"] == 2:
+        if record["round"] == self.after:
             raise KeyboardInterrupt
 
 
@@ -96,8 +102,10 @@ def test_a_stopped_cell_goes_on_as_if_it_had_not_been(prepared, tmp_path):
     config = apply_settings(config, ["train.rounds=3"])
     whole = train_across(config, ready, True, Silent())
     with pytest.raises(KeyboardInterrupt):
-        train_across(config, ready, True, Stopping(), tmp_path / "cell")
-    resumed = train_across(config, ready, True, Silent(), tmp_path / "cell")
+        train_across(config, ready, True, Stopping(2), tmp_path / "cell")
+    listener = Stopping(None)
+    resumed = train_across(config, ready, True, listener, tmp_path / "cell")
+    assert listener.begun == [2]
     assert [r["round"] for r in resumed["records"]] == [1, 2, 3]
     assert resumed["test"] == whole["test"]
     assert [r["loss"] for r in resumed["records"]] == [r["loss"] for r in whole["records"]]
