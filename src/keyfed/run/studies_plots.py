@@ -16,7 +16,7 @@ from keyfed.run.studies_plan import CURVE, Study, matches
 from keyfed.run.studies_table import Row, write_value
 
 NAMES = {"perplexity": "perplexity", "top1": "top-1 accuracy", "nats": "nats per token", "train_nats": "training nats",
-         "train_top1": "training top-1 accuracy"}  # fmt: skip
+         "train_top1": "training top-1 accuracy", "sentence_top1_words": "top-1 of words, line by line"}  # fmt: skip
 WORDS = {"round": "round", "batch": "local batch", "epoch": "local epoch"}
 STYLES = ("-", "--", ":", "-.")
 MARKERS = "os^DvPX*h"  # nine, beside seven colours and four styles: all three come together again after 252 labels
@@ -180,7 +180,8 @@ def _bars(
         )  # fmt: skip
         printed = study.printed(row.labels, plot["measure"])
         near = printed is not None and mean is not None and 0.8 * mean < printed < 1.3 * mean  # a cross is there
-        height = max(mean or 0.0, printed or 0.0) if near else mean
+        top = (mean or 0.0) + (error_bar(row, plot) or 0.0)  # the number stands above what is drawn
+        height = max(top, printed or 0.0) if near else top
         axes.annotate(
             write_value(mean, plot["measure"]), (at, height), (0, 5 if near else 1), textcoords="offset points",
             ha="center", va="bottom", fontsize=7,
