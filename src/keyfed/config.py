@@ -211,6 +211,9 @@ def check(config: Config) -> Config:
     problems += config.participation.problems() + config.privacy.problems()
     if config.privacy.on and t.central:
         problems.append("train.central reads as many tokens as the clients did, which --dp does not tell; leave it out")
+    if config.secure.clear and (config.secure.on or config.privacy.on):
+        other = "secure.on (--secure)" if config.secure.on else "--dp"
+        problems.append(f"secure.clear is a plain run's, for comparison; leave it or {other} out")
     if t.curves and (config.privacy.on or config.secure.on):
         hiding = "--dp noises" if config.privacy.on else "--secure hides in sums"
         problems.append(f"train.curves (--curves) tells the clients' losses, which {hiding}; leave one of the two out")
@@ -272,7 +275,7 @@ def _unread(config: Config, *, characters: bool) -> list[str]:
         alone.append("[vectors] has options, but no file; set vectors.file too")
     if given.reduce == "pca" and given.remove != VectorsConfig().remove:
         alone.append(f"vectors.remove is {given.remove}, which pp-pca-pp reads; set vectors.reduce=pp-pca-pp")
-    if not config.secure.on and config.secure != SecureConfig():
+    if not config.secure.on and not config.secure.clear and config.secure != SecureConfig():
         alone.append("[secure] has options, but secure aggregation is off; set secure.on=true (--secure) too")
     if config.method not in METHODS:
         return alone

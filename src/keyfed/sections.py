@@ -131,6 +131,10 @@ class SecureConfig:
         metadata={"help": "clients that must stay until a sum is opened; none: more than two thirds of those called"},
     )
     floor: int = field(default=3, metadata={"help": "cohort below which a client takes no part"})
+    clear: bool = field(
+        default=False,
+        metadata={"help": "weigh as a secure run does, without masks: the plain run that one is compared with"},
+    )
 
 
 @dataclass(frozen=True, slots=True)

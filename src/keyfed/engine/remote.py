@@ -227,12 +227,12 @@ class RemoteFederation:
             if not public["calibrated"]:
                 found = self._summed(now, "calibration", public)
                 public = learn_from_calibration(
-                    now.method, public, found.total, now.params, found.members, len(found.survivors)
+                    now.method, public, found.total, now.params, found.members, found.ratio, len(found.survivors)
                 )
             found = self._summed(now, "upload", public)
             aggregate = aggregate_of(
-                found.total, now.params, now.method, public, found.members, found.survivors, self.calls.refusals(),
-                self.calls.run.bound,
+                found.total, now.params, now.method, public, found.members, found.survivors, found.ratio,
+                self.calls.refusals(), self.calls.run.bound,
             )  # fmt: skip
         except SecureSumError as e:  # it stayed closed, or cannot be right: somebody lied about what it sent
             self.failed = str(e)

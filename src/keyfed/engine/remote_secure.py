@@ -28,11 +28,13 @@ class Summed(NamedTuple):
 
     Attributes:
       members: clients whose keys were in its terms; what a vector's fixed point was made for.
+      ratio: r of its terms.
       survivors: those whose vectors are in it.
     """
 
     total: Vector
     members: int
+    ratio: int
     survivors: tuple[ClientId, ...]
 
 
@@ -116,7 +118,7 @@ def secure_sum(
     total = collector.total()
     for client in survivors:
         calls.lost.pop(client, None)  # its vector is in the sum, whether or not it helped to open it
-    return Summed(total, len(keys), survivors)
+    return Summed(total, len(keys), terms.ratio, survivors)
 
 
 def _accused(calls: Calls, members: int) -> list[ClientId]:

@@ -302,16 +302,18 @@ class ClientSession:
     def _vector(self, work: Work) -> Vector:
         learner = self._learner(work.run)
         if work.asked is not None:
-            return self._private.vector(learner, work.theta, work.asked, work.done, work.members)
+            return self._private.vector(learner, work.theta, work.asked, work.done)
         if work.purpose == "evaluation":
             return evaluation_vector_of(work.evaluated or Evaluated(), work.members)
         assert work.done is not None, "a client that trained"
+        assert work.member is not None, "a client in a secure sum"
         if work.purpose == "calibration":
             return calibration_vector_of(self.name, work.done, work.theta, learner.method, work.members)
         try:
             return vector_of(
-                self.name, work.done, work.theta, learner.method, work.public or {}, work.members, work.evaluated
-            )
+                self.name, work.done, work.theta, learner.method, work.public or {}, work.members,
+                work.member.terms.ratio, work.evaluated,
+            )  # fmt: skip
         except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, ValueError) as e:
             raise Rejected("malformed", f"public numbers that make no sense ({type(e).__name__})") from None
 

@@ -44,11 +44,11 @@ class PrivateSide:
         self.takes_part(run, learner.promise, asked)
         return pack(named | {"part": part_head(part)}, part.layers)
 
-    def vector(self, learner: Learner, theta: Params, asked: Asked, done: Finished | None, members: int) -> Vector:
+    def vector(self, learner: Learner, theta: Params, asked: Asked, done: Finished | None) -> Vector:
         """Return the clipped part of a masked sum; zeros where nothing was trained."""
         assert learner.promise is not None, "a private run"
         share = None if done is None else self._share(learner, done, theta)
-        return learner.promise.vector(theta if done is None else done.upload, share, asked.clip, members)
+        return learner.promise.vector(theta if done is None else done.upload, share, asked.clip)
 
     def _share(self, learner: Learner, done: Finished, theta: Params) -> Share:
         own = learner.method.mediator.share

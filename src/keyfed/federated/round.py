@@ -34,6 +34,7 @@ class RoundSummary:
       abandoned: too few uploads arrived: nothing was learnt, nobody was acknowledged.
       hidden: the numbers above come from sums: of those whose upload arrived, not of all who trained.
       saturated: clients cut off by a public cap, in the layer where there are most; hidden rounds only.
+      clamped: clients whose weight was held at either end of its public range, in any layer; hidden rounds only.
     """
 
     round: int
@@ -48,6 +49,7 @@ class RoundSummary:
     abandoned: bool = False
     hidden: bool = False
     saturated: int = 0
+    clamped: int = 0
 
 
 def initial_state(method: Method, params: Params) -> State:
@@ -120,6 +122,7 @@ def _summarise_sums(round: int, aggregate: Aggregate, abandoned: bool) -> RoundS
         abandoned=abandoned,
         hidden=True,
         saturated=saturated_clients(aggregate.facts),
+        clamped=round(aggregate.facts.get("clamped", (0.0,))[0]),
     )
 
 

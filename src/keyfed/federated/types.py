@@ -213,17 +213,18 @@ class PrivateRule(NamedTuple):
 
     Every number that a client tells lies within [0, 1] (a share's scale and mass too): it fits a sum of fixed point.
     Histograms are one-hot at a client. Whoever sums adds "loss" and "count" to what `learn` is given: the sum of the
-    contributors' losses, and their number.
+    contributors' losses, and their number; and "ratio", r, also to what `start` is given. A scale below 1/r is raised
+    to 1/r before it enters a secure sum (`private_shares.held`), and a scale of 0 is refused there.
 
     Attributes:
       init: public numbers before the first round.
-      share: (report, layers, public) → the client's share; all zeros: it takes no part, and nobody sees that.
+      share: (report, layers, public) → the client's share.
       facts: (report, layers, public) → what the client tells along; names and lengths do not depend on the client.
       first: (report, layers) → what it tells before the first sum, for `start`.
       start: (public, sums of `first`) → public numbers for the first round.
       learn: (public, sums of `facts`, contributors) → public numbers for the next round.
-      least: (layers, public) → scale below which no client can lie, layer by layer: a sum of k clients with less than
-        k times it is a lie; None where there is no such number.
+      least: (layers, public) → the least scale of any client, layer by layer, of a rule whose scales are known
+        beforehand: a sum that does not allow it is refused. None: 1/r, by raising what is less.
     """
 
     init: Callable[[], Public]

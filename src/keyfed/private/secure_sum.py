@@ -24,6 +24,6 @@ References:
 from keyfed.private.collector import Collector
 from keyfed.private.member import Member
 from keyfed.private.terms import Floors, Terms
-from keyfed.private.threshold import usual_threshold
+from keyfed.private.threshold import most_ratio, usual_threshold
 
-__all__ = ["Collector", "Floors", "Member", "Terms", "usual_threshold"]
+__all__ = ["Collector", "Floors", "Member", "Terms", "most_ratio", "usual_threshold"]

@@ -27,6 +27,7 @@ from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, save_checkp
 from keyfed.run.evaluate import Score
 from keyfed.run.folder import append_line, read_metrics, save_model, strict
 from keyfed.run.record import reached, record_of
+from keyfed.run.secure import clamped_result
 from keyfed.run.traffic import sizes_of
 from keyfed.run.train import Listener
 from keyfed.text.vocab import Vocab
@@ -268,6 +269,7 @@ class Course:
             "rounds": len(records),
             "seed": self.config.train.seed,
             "secure": self.secure is not None,
+            "clamped": clamped_result(records),
             "best_round": self.best.round,
             "test": tested.summary(),
             "unseen": None,

@@ -33,6 +33,7 @@ from keyfed.run.deployed_terms import keep_enrolled, refuse_imagined, settle
 from keyfed.run.folder import made_by, open_folder, read_result, refuse_changes, strict, write_run_toml
 from keyfed.run.on_device import method_digest, run_method, told
 from keyfed.run.outside import build_network
+from keyfed.run.secure import refuse_unmasked
 from keyfed.run.train import Listener, Silent
 from keyfed.text.vocab import Vocab
 
@@ -103,6 +104,8 @@ def deployable(config: Config) -> Method:
     """Return the method of a run with real clients; what such a run cannot do is refused before anything starts."""
     method = run_method(config, secure=config.secure.on)
     refuse_simulated(config, method)
+    if config.secure.on and config.participation.fraction is None:  # else clients refuse it once their number is known
+        refuse_unmasked(config, method, config.train.cohort)
     return method
 
 
@@ -125,6 +128,8 @@ def refuse_simulated(config: Config, method: Method) -> None:
             f"train.cohort is {config.train.cohort}, and clients hide among {config.secure.floor} or more "
             "(secure.floor): each would refuse; set train.cohort higher"
         )
+    if config.secure.clear:
+        raise ConfigError("secure.clear weighs as secure sums do, in simulations only; set secure.on, or leave it out")
     if method.codec is not None:
         raise ConfigError("upload.keep and upload.quantise work in simulation only; leave them out of a federation")
     refuse_imagined(config)

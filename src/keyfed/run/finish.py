@@ -20,7 +20,7 @@ from keyfed.run.folder import read_metrics, save_model
 from keyfed.run.planning import members_of
 from keyfed.run.prepare import Prepared
 from keyfed.run.record import reached
-from keyfed.run.secure import secure_result, sizes_in
+from keyfed.run.secure import clamped_result, secure_result, sizes_in
 
 if TYPE_CHECKING:
     from keyfed.run.train import Listener
@@ -75,6 +75,7 @@ def finish(
         "traffic": {k: sum(r["traffic"][k] for r in records) for k in ("down", "up", "control")},
         "bytes_per_client": asdict(sizes_in(config, method, params, members)),
         "secure": secure_result(records),
+        "clamped": clamped_result(records),
         "reached": reached(records, parse_target(config.train.until, "train.until")),
         "modelled_seconds": sum(r.get("modelled_seconds", 0.0) for r in records),
         "refused": None if config.privacy.on else sum(len(r["refused"]) for r in records),

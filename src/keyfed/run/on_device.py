@@ -28,7 +28,7 @@ from keyfed.federated.methods import build_method
 from keyfed.federated.private_shares import privately
 from keyfed.federated.public_check import refuse_isolating
 from keyfed.federated.types import Method, Params
-from keyfed.private.mechanism import Bounded, bound
+from keyfed.private.mechanism import Bounded, bound, refuse_sized_duals
 from keyfed.run.encode import window_of
 from keyfed.run.evaluate import evaluate_sentences, evaluate_together, limit_streams
 from keyfed.run.outside import build_network
@@ -67,6 +67,7 @@ def run_method(config: Config, *, secure: bool) -> Method:
     method = build_method(method_spec(config))
     if secure:
         refuse_isolating(method)
+        refuse_sized_duals(method, config.privacy)
     if config.privacy.on:
         return run_bounded(config).method
     return privately(method) if secure else method
@@ -114,7 +115,8 @@ class OwnText:
         batching = Batching(data.batches, 1, window, data.max_sentences, data.max_tokens)
         self.method = method
         self.digest = method_digest(method)
-        self.bound = config.upload.bound
+        # In a private run who is refused sends zeros: a bound would let the server choose who is left in the sum.
+        self.bound = None if config.privacy.on else config.upload.bound
         self.promise = promise_of(config)
         self._spec = spec
         self._problem = Problem(spec, make_store([stream], [name]), batching, config.train.seed) if enough else None
@@ -173,7 +175,11 @@ def own_text(name: str, data: Path) -> Callable[[Mapping[str, Any]], Learner]:
     def make(about: Mapping[str, Any]) -> Learner:
         vocab = _vocab_of(about)
         config = own_config(about, data)
-        return OwnText(config, run_method(config, secure=about.get("secure") is True), name, vocab)
+        try:
+            method = run_method(config, secure=about.get("secure") is True)
+        except KeyfedError as e:
+            raise Rejected("refused by client", str(e)) from None
+        return OwnText(config, method, name, vocab)
 
     return make
 

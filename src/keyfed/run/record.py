@@ -38,6 +38,8 @@ def record_of(
         "effective_clients": sum(effective.values()) / max(1, len(effective)),
         "traffic": round_traffic(sizes, called, summary),
     }
+    if summary.hidden:
+        record["clamped"] = summary.clamped
     if plan is not None:
         record["modelled_seconds"] = plan.seconds
     if method.distance is not None:
