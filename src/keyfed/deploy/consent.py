@@ -29,6 +29,8 @@ What leaves this computer, to {server}:
 
 What you should know:
   - a sum over few people says something about each of them. Clients refuse to take part with fewer than three.
+  - in a secure sum nobody is more than half of what is opened, and of many people nobody is more than a small part.
+    This client sees to it, whatever the server asks for, and refuses what does not allow it.
   - a model can learn rare phrases by heart. Secure aggregation does not prevent that; do not train on passwords.
   - the server decides what is trained; the program that runs here is the one installed here, never one it sends.
   - a run can promise differential privacy. Then this client shortens its changes to a public length before they leave,

@@ -13,8 +13,8 @@ from typing import Any
 from keyfed.engine.gather import Gathering, HiddenRound, kept
 from keyfed.engine.secure_round import counts_of, report_of, weighed
 from keyfed.engine.turn import Finished
+from keyfed.federated.public_facts import USUAL_RATIO
 from keyfed.federated.types import Aggregate, ClientId, Facts, Refusal
-from keyfed.private.threshold import most_ratio, usual_threshold
 
 
 class HiddenSum:
@@ -24,16 +24,16 @@ class HiddenSum:
     histograms.
 
     Args:
-      threshold: that of the secure sum whose weights these are; None for the usual one.
+      ratio: r of the secure sum whose weights these are; by default the largest that any has.
     """
 
     costs: Mapping[str, Any] | None = None
 
-    def __init__(self, hidden: HiddenRound, inner: Gathering, threshold: int | None = None) -> None:
+    def __init__(self, hidden: HiddenRound, inner: Gathering, ratio: float = USUAL_RATIO) -> None:
         rule = hidden.method.mediator.private
         assert rule is not None, "a hidden method has a private rule"
         self._rule, self._hidden, self._inner = rule, hidden, inner
-        self._ratio = most_ratio(usual_threshold(len(hidden.called)) if threshold is None else threshold)
+        self._ratio = ratio
         self._layers, self._public = list(hidden.theta), hidden.public
         self._facts: Facts = {}
         self._waiting: dict[ClientId, Finished] = {}
@@ -56,11 +56,11 @@ class HiddenSum:
             sums: Facts = {}
             for client, done in self._waiting.items():
                 _add_up(sums, self._rule.first(report_of(client, done), self._layers))
-            self._public = self._rule.start(self._public, sums | {"ratio": [float(self._ratio)]})
+            self._public = self._rule.start(self._public, sums | {"ratio": [self._ratio]})
             for client, done in self._waiting.items():
                 self.add(client, done)
         summed = self._inner.aggregate(refused)
-        facts = self._facts | {"ratio": [float(self._ratio)]}
+        facts = self._facts | {"ratio": [self._ratio]}
         return replace(summed, weights=None, facts=facts, public=self._public)
 
 

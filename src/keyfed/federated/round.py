@@ -122,7 +122,7 @@ def _summarise_sums(round: int, aggregate: Aggregate, abandoned: bool) -> RoundS
         abandoned=abandoned,
         hidden=True,
         saturated=saturated_clients(aggregate.facts),
-        clamped=round(aggregate.facts.get("clamped", (0.0,))[0]),
+        clamped=int(aggregate.facts.get("clamped", (0.0,))[0] + 0.5),
     )
 
 

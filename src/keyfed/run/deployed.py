@@ -33,7 +33,7 @@ from keyfed.run.deployed_terms import keep_enrolled, refuse_imagined, settle
 from keyfed.run.folder import made_by, open_folder, read_result, refuse_changes, strict, write_run_toml
 from keyfed.run.on_device import method_digest, run_method, told
 from keyfed.run.outside import build_network
-from keyfed.run.secure import refuse_unmasked
+from keyfed.run.secure import alike_line, refuse_unmasked
 from keyfed.run.train import Listener, Silent
 from keyfed.text.vocab import Vocab
 
@@ -91,6 +91,9 @@ def train_deployed(
         )
         listen.say(f"model {spec.name}: {parameter_count(spec):,} parameters; {HERE.reason}")
         listen.say("secure sums: the server sees no upload" if secure else "PLAIN: the server sees every upload")
+        alike = alike_line(config, method)
+        if alike is not None:
+            listen.say(alike)
         given = (config, out, spec, method, transport, roster, run, listen, patience)
         course = Course(*given) if settled is None else PrivateCourse(*given, settled=settled)
         result = course.train(vocab)

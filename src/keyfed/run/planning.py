@@ -20,7 +20,7 @@ from keyfed.run.choose import Choice, choose, confine
 from keyfed.run.console import plural
 from keyfed.run.outside import accept_method
 from keyfed.run.prepare import Prepared, round_tokens, usual_members
-from keyfed.run.secure import hidden, sizes_in
+from keyfed.run.secure import alike_line, hidden, sizes_in
 
 FEW_PARTICIPATIONS = 3  # a client, below which duals have hardly begun to work
 
@@ -133,13 +133,16 @@ def participations(config: Config, members: int, clients: int) -> float:
 
 def cautions(config: Config, method: Method, members: int, clients: int) -> list[str]:
     """Lines about what will work, but not as one may expect."""
+    alike = alike_line(config, method)
+    said = [] if alike is None else [alike]
     expected = participations(config, members, clients)
     if method.solver.start is None or expected >= FEW_PARTICIPATIONS or not config.train.rounds:
-        return []
+        return said
     return [
+        *said,
         f"{method.name}: a client takes part about {expected:.1f} times in this run. Its dual is set in its first "
         f"round and corrected from the second on, so with fewer than {FEW_PARTICIPATIONS} participations θ will lie "
-        "near twice FedProx's steps and may overshoot; take more rounds or a larger train.cohort"
+        "near twice FedProx's steps and may overshoot; take more rounds or a larger train.cohort",
     ]
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from keyfed.config import Config
-from keyfed.engine.gather import MakeHidden
+from keyfed.engine.gather import HiddenRound, MakeHidden
 from keyfed.engine.hidden_sum import HiddenSum
 from keyfed.engine.noised_sum import words_of
 from keyfed.engine.secure_layout import MOST_MEMBERS
@@ -96,7 +96,12 @@ def sums_of(config: Config) -> MakeHidden | None:
         return sums
     if not config.secure.clear:
         return None
-    return lambda hidden: HiddenSum(hidden, RunningSum(hidden.theta), _threshold_of(config, len(hidden.called)))
+
+    def clear(hidden: HiddenRound) -> HiddenSum:
+        ratio = float(most_ratio(_threshold_of(config, len(hidden.called))))
+        return HiddenSum(hidden, RunningSum(hidden.theta), ratio)
+
+    return clear
 
 
 def sizes_in(config: Config, method: Method, params: Params, members: int, frozen: Collection[str] = ()) -> Sizes:
@@ -112,6 +117,18 @@ def sizes_in(config: Config, method: Method, params: Params, members: int, froze
         words = words_of({name: p for name, p in params.items() if name not in frozen})
     wire = _wire(words, members)
     return Sizes(model_bytes(params), wire["masked"], wire["keys"] + wire["shares"] + wire["unmask"])
+
+
+def alike_line(config: Config, method: Method) -> str | None:
+    """Say that a dual method weighs all clients alike in secure sums, where its plain form goes by tokens."""
+    spec = method.spec
+    by_tokens = spec is not None and method.solver.start is not None and spec.options.get("weights") == "tokens"
+    if not (config.secure.on or config.secure.clear) or not by_tokens or config.privacy.on:
+        return None
+    return (
+        f"{method.name}: in secure sums all clients weigh alike, so that no joining client's tokens can be read; "
+        "method.weights=tokens is for plain runs"
+    )
 
 
 def secure_record(record: Mapping[str, Any], costs: Mapping[str, Any], saturated: int) -> dict[str, Any]:

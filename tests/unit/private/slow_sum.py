@@ -138,8 +138,9 @@ class SlowSum:
         base = (9).to_bytes(32, "little")
         self.public = {n: (x25519(mask, base), x25519(channel, base)) for n, (_, mask, channel) in private.items()}
         members = [p for n in self.names for p in (n.encode(), private[n][0].to_bytes(8, "big"), *self.public[n])]
-        numbers = [number.to_bytes(8, "big") for number in (threshold, length, len(self.names))]
-        self.digest = sha(b"keyfed secure sum 1", context, *numbers, *members)
+        ratio = min(16, threshold - 1)
+        numbers = [number.to_bytes(8, "big") for number in (threshold, ratio, length, len(self.names))]
+        self.digest = sha(b"keyfed secure sum 2", context, *numbers, *members)
         self.seed, self.shares, self.packages = {}, {}, {}
         for name in self.names:
             random = entropy(name)
