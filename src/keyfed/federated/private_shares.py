@@ -36,7 +36,14 @@ from keyfed.federated.public_facts import (
     sums_of,
     under,
 )
-from keyfed.federated.public_ranges import MAGNITUDES, first_ranges, magnitude_bucket, next_ranges
+from keyfed.federated.public_ranges import (
+    MAGNITUDES,
+    ROOM_OF_DUALS,
+    ROOM_OF_RANGE,
+    first_ranges,
+    magnitude_bucket,
+    next_ranges,
+)
 from keyfed.federated.types import (
     Facts,
     LayerNumbers,
@@ -241,16 +248,20 @@ def privately(method: Method) -> Method:
     def weigh(memory: Memory, reports: object, layers: Sequence[str]) -> NoReturn:
         raise AssertionError("clients of a hidden method weigh themselves; there are no reports")
 
-    private = _with_ranges(rule)
+    private = _with_ranges(rule, ROOM_OF_RANGE if method.solver.start is None else ROOM_OF_DUALS)
     return replace(method, mediator=Mediator(private.init, weigh, None, private), hidden=True)
 
 
-def _with_ranges(rule: PrivateRule) -> PrivateRule:
-    """Join a rule with the ranges of the layers; its facts are told under "rule/"."""
+def _with_ranges(rule: PrivateRule, room: int) -> PrivateRule:
+    """Join a rule with the ranges of the layers; its facts are told under "rule/".
+
+    Args:
+      room: bits between the largest number seen and the first range.
+    """
 
     def start(public: Public, sums: Sums) -> Public:
         own = rule.start(public["rule"], sums_of("rule", sums))
-        ranges = first_ranges({name: highest(seen) for name, seen in under("magnitude/", sums).items()})
+        ranges = first_ranges({name: highest(seen) for name, seen in under("magnitude/", sums).items()}, room)
         return {"calibrated": True, "rule": own, "ranges": ranges, "first": dict(ranges), "outside": 0}
 
     def learn(public: Public, sums: Sums, contributors: int) -> Public:

@@ -122,9 +122,10 @@ def sizes_in(config: Config, method: Method, params: Params, members: int, froze
 def alike_line(config: Config, method: Method) -> str | None:
     """Say that a dual method weighs all clients alike in secure sums, where its plain form goes by tokens."""
     spec = method.spec
-    by_tokens = spec is not None and method.solver.start is not None and spec.options.get("weights") == "tokens"
-    if not (config.secure.on or config.secure.clear) or not by_tokens or config.privacy.on:
+    if spec is None or config.privacy.on or not (config.secure.on or config.secure.clear):
         return None
+    if spec.options.get("weights") != "tokens" or spec.options.get("server_step") == "published":
+        return None  # only dual methods have the option
     return (
         f"{method.name}: in secure sums all clients weigh alike, so that no joining client's tokens can be read; "
         "method.weights=tokens is for plain runs"
