@@ -379,6 +379,23 @@ def test_a_client_that_lies_about_its_shares_stops_the_round_and_not_the_model(m
     assert all(torch.equal(p, states[0].params[layer]) for layer, p in states[1].params.items())
 
 
+@pytest.mark.parametrize(("times", "opens"), [(1.0, True), (0.5, False)])
+def test_a_sum_by_tokens_has_at_least_the_least_scale_of_every_client(monkeypatch, times, opens):
+    def change(client, done, write, theta, method, public, members, ratio):
+        vector = write(done)
+        uploads = sum(p.numel() for p in theta.values())
+        one = 1 << 31 - (members - 1).bit_length() - 1
+        for layer in range(len(theta)):
+            for part in (0, 1, 2):
+                vector[uploads + 4 * layer + part] = int(times * one / ratio)
+        return vector
+
+    altered(monkeypatch, change)
+    _, (summary,), (cost,) = several(method_of("fedavg"), 1)
+    assert summary.abandoned != opens
+    assert opens or re.search("the weight of layer .* is below that of its clients", cost["failed"])
+
+
 @pytest.mark.parametrize(
     ("what", "message"), [("count", "counts other than"), ("magnitude", "the histogram magnitude")]
 )

@@ -242,6 +242,30 @@ def test_the_mutant_without_the_clamp_is_caught(monkeypatch):
         no_client_is_most_of_a_sum(100, honest=False)()
 
 
+def test_a_rule_from_outside_is_clamped_and_a_scale_of_nothing_refused():
+    """One client of a rule's own choice, all others next to nothing: the rule does not get what it asks for."""
+    method = build_method(MethodSpec("fedavg"))
+    rule = method.mediator.private
+    assert rule is not None
+
+    def chosen(little: float) -> Method:
+        def share(report: Report, layers: Sequence[str], public: dict[str, Any]) -> Share:
+            numbers = dict.fromkeys(layers, 1.0 if report.client == "c3" else little)
+            return Share(numbers, numbers)
+
+        private = rule._replace(share=share)
+        return privately(replace(method, spec=None, mediator=method.mediator._replace(private=private)))
+
+    public = {
+        "calibrated": True, "rule": {"most": 16.0}, "ranges": dict.fromkeys(LAYERS, 2),
+        "first": dict.fromkeys(LAYERS, 2), "outside": 0,
+    }  # fmt: skip
+    told = [Report(f"c{k}", 8 + k, 1.0, 8) for k in range(10)]
+    found = shares_of_scale(chosen(1e-9), public, told, 10, 7)
+    assert found[3][0] == pytest.approx(6 / (10 + 5), rel=1e-6)
+    assert shares_of_scale(chosen(0.0), public, told, 10, 7) == [], "nine clients take no part, and nothing opens"
+
+
 def test_the_bound_is_met_with_equality_by_the_worst_case():
     """With 16 times the tokens of the 33 others a client is just what the rule allows, and no more."""
     method = privately(build_method(MethodSpec("fedavg")))
@@ -401,11 +425,16 @@ def test_the_server_refuses_fixed_weights_that_single_out_a_client(tmp_path):
         attack(tmp_path, 6, mediator=ZEROS)
 
 
-def test_clients_refuse_fixed_weights_that_single_out_one_of_them(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "asked",
+    [{"mediator": ZEROS}, {"method": "fedmed", "options": {"beta": 0.5}}, {"mediator": Part("tokens", {"beta": 0.2})}],
+    ids=["fixed", "top-K", "top-K of a mediator"],
+)
+def test_clients_refuse_what_singles_out_one_of_them(tmp_path, monkeypatch, asked):
     hostile(monkeypatch)
     seen = Seen(monkeypatch)
     with pytest.raises(RunError, match="only 0 of at least 3 clients"):
-        attack(tmp_path, 6, mediator=ZEROS)
+        attack(tmp_path, 6, **asked)
     assert not seen.uploads, "nobody trained, nobody sent anything"
 
 
