@@ -53,10 +53,10 @@ def refuse_unequal(method: Method, ratio: float) -> None:
         return
     least = min(rule.least(["layer"], rule.init()).values())
     if least < 1 / ratio - 1e-9:
-        times = f"{1 / least:.4g} times the least" if least > 0 else "beside a weight of 0"
+        found = f"the largest is {1 / least:.4g} times the least" if least > 0 else "a weight of 0 is among them"
         raise ConfigError(
-            f"fixed weights ({method.name}): the largest is {times}, and a secure sum allows {ratio:g} times, so that "
-            "no client's upload can be singled out; bring mediator.weights closer together (a client without one "
+            f"fixed weights ({method.name}): {found}, and a secure sum allows {ratio:g} times at most, so that no "
+            "client's upload can be singled out; bring mediator.weights closer together (a client without one "
             "weighs 1), take more clients a round (up to 16 times), or set secure.on=false"
         )
 
