@@ -113,7 +113,5 @@ def test_fixed_weights_are_refused_beyond_the_ratio_of_a_sum():
         refuse_isolating(privately(replace(fedavg(), mediator=mediate.fixed(weights))), ratio)
     odd = [({"a": 16.1}, 16, "16.1 times"), ({"a": 0.5, "b": 2.0}, 3, "4 times"), ({"a": 0.0}, 16, "a weight of 0")]
     for weights, ratio, message in odd:
-        with pytest.raises(
-            ConfigError, match=rf"fixed weights \(fedavg\): the largest is .*{message}.* allows {ratio}"
-        ):
+        with pytest.raises(ConfigError, match=rf"fixed weights \(fedavg\): .*{message}.* allows {ratio}"):
             refuse_isolating(replace(fedavg(), mediator=mediate.fixed(weights)), ratio)
