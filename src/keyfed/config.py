@@ -211,9 +211,8 @@ def check(config: Config) -> Config:
     problems += config.participation.problems() + config.privacy.problems()
     if config.privacy.on and t.central:
         problems.append("train.central reads as many tokens as the clients did, which --dp does not tell; leave it out")
-    if config.secure.clear and (config.secure.on or config.privacy.on):
-        other = "secure.on (--secure)" if config.secure.on else "--dp"
-        problems.append(f"secure.clear is a plain run's, for comparison; leave it or {other} out")
+    if config.secure.clear and config.secure.on:
+        problems.append("secure.clear is a plain run's, for comparison; leave it or secure.on (--secure) out")
     if t.curves and (config.privacy.on or config.secure.on):
         hiding = "--dp noises" if config.privacy.on else "--secure hides in sums"
         problems.append(f"train.curves (--curves) tells the clients' losses, which {hiding}; leave one of the two out")

@@ -566,16 +566,19 @@ def says(number, text):
     [
         ("fedatt", ["method.bound=3", "train.cohort=5", "privacy.clip=3"]),
         ("fedmed", ["method.beta=0.8", "train.cohort=5", "privacy.clip=3"]),
-        ("admm", ["method.lr=0.003", "train.cohort=7", "privacy.clip=3"]),
+        ("admm", ["train.rounds=2", "method.optimiser=sgd", "method.lr=0.1", "train.cohort=7", "privacy.clip=3"]),
     ],
 )
 def test_secure_and_private_together(corpus, tmp_path, method, settings):
-    """Masked and plain sums differ by the fixed point's rounding alone; nothing else travels or is told."""
+    """Masked sums and those of the same weights differ by the fixed point's rounding alone; nothing else is told.
+
+    One round, or two by sgd: the second one trains from models that differ by the rounding, and Adam makes more of it.
+    """
     pytest.importorskip("cryptography")
-    config = configured(corpus, method, 2, *settings)
-    train(config, tmp_path / "plain")
+    config = configured(corpus, method, 1, *settings)
+    train(apply_settings(config, ["secure.clear=true"]), tmp_path / "plain")
     secure = train(apply_settings(config, ["secure.on=true"]), tmp_path / "secure")
-    assert secure["privacy"]["releases"] == 2
+    assert secure["privacy"]["releases"] == (2 if method == "admm" else 1)
     one, two = (load_model(tmp_path / name).params for name in ("plain", "secure"))
     assert any((one[name] != two[name]).any() for name in one)
     for name in one:

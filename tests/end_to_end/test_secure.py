@@ -147,10 +147,6 @@ REFUSED = {
     "threshold, high": ({"secure": SecureConfig(True, 4)}, r"secure\.threshold is 4 in a round of 3 .* 2 to 3"),
     "floor of one": ({"secure": SecureConfig(True, floor=1)}, r"secure\.floor is 1; at least 2"),
     "clear and secure": ({"secure": SecureConfig(True, clear=True)}, r"secure\.clear is a plain run's"),
-    "clear and private": (
-        {"secure": SecureConfig(clear=True), "privacy": PrivacyConfig(noise=1.0)},
-        r"leave it or --dp out",
-    ),
     "private, threshold": (
         {"secure": SecureConfig(True, 2), "privacy": PrivacyConfig(noise=1.0)},
         r"secure\.threshold is 2 with --dp, and clients take part from 3 on",

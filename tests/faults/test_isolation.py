@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from keyfed.config import Config
-from keyfed.engine import masked_noised_sum, private_part, secure_round, session, session_secure
+from keyfed.engine import masked_noised_sum, noised_sum, private_part, secure_round, session, session_secure
 from keyfed.engine.gather import HiddenRound
 from keyfed.engine.masked_noised_sum import MaskedNoisedSum, fixed_point
 from keyfed.engine.private_part import Promise
@@ -328,7 +328,7 @@ def test_the_mutant_without_the_clamp_in_private_sums_is_caught(monkeypatch):
         return column[0] / sum(column)
 
     assert largest() == pytest.approx(1 / 2, rel=1e-3)
-    for module in (private_part, masked_noised_sum):
+    for module in (private_part, noised_sum):
         monkeypatch.setattr(module, "held", lambda share, ratio, silent=False: share)
     assert largest() > 0.99
 

@@ -32,7 +32,6 @@ from keyfed.engine.secure_layout import Vector
 from keyfed.engine.secure_round import context_of
 from keyfed.engine.secure_simulation import Costs, MaskedSum, SecureSettings
 from keyfed.errors import SecureSumError
-from keyfed.federated.private_shares import held
 from keyfed.federated.types import Aggregate, ClientId, Params, Refusal, Share
 from keyfed.private.hinge import MOST_MEMBERS
 from keyfed.private.noise import Noising
@@ -59,15 +58,15 @@ class FixedPointSum(NoisedSum):
     """
 
     def __init__(self, like: Params, noising: Noising) -> None:
-        super().__init__(like, noising)
+        super().__init__(like, noising, PRIVATE_RATIO)
         self._step, self._told_step = fixed_point(noising.clip), fixed_point(1.0)
         self._words = words_of({name: like[name] for name in self._total})
         self._silent: set[ClientId] = set()
         self.written: Vector = np.zeros(0, np.uint32)
 
     def add(self, client: ClientId, upload: Params, share: Share) -> None:
-        """Hold one client's weights within the ratio, clip and round its part, and send it."""
-        parts, masses, told = self._part(upload, held(share, PRIVATE_RATIO, silent=True))
+        """Clip and round one client's part, and send it."""
+        parts, masses, told = self._part(upload, share)
         numbers = torch.cat([part.flatten().cpu() for part in parts.values()]).numpy()
         weights = np.array([masses.get(name, 0.0) for name in self._total])
         halves = np.zeros(MOST_TOLD)

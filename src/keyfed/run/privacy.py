@@ -20,6 +20,7 @@ from keyfed.private.mechanism import CLIP, Bounded
 from keyfed.private.noise import Draw, Noising, derived, update_noise
 from keyfed.private.plan import noise_to_clip
 from keyfed.private.statement import account, no_account
+from keyfed.private.threshold import PRIVATE_RATIO
 from keyfed.private.tree import derived_tree, group_of
 from keyfed.run.count_noise import as_begun, count_noise_of
 from keyfed.run.folder import read_metrics, read_run_toml
@@ -116,7 +117,8 @@ class PrivateRun:
         clip = noising.clip
         self._beside = self._opens_by_one(fates)
         if not self._config.secure.on:
-            return lambda like: NoisedSum(like, noising), clip
+            ratio = PRIVATE_RATIO if self._config.secure.clear else None
+            return lambda like: NoisedSum(like, noising, ratio), clip
         from keyfed.engine.masked_noised_sum import MaskedNoisedSum
 
         training = tuple(client for client, fate in fates.items() if fate.reports)
