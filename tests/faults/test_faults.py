@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from keyfed.engine.messages import Rejected, pack, read_tensors, shapes_of, unpack
+from keyfed.engine.messages import MAGIC, Rejected, pack, read_tensors, shapes_of, unpack
 from keyfed.engine.roster import Roster
 from keyfed.engine.transport import Answer, Handler, InProcess, Lost, Post, deliver
 from keyfed.errors import ConfigError, RunError
@@ -66,7 +66,7 @@ def on_report(**changes: object) -> Callable[[bytes], bytes]:
     def edit(answer: bytes) -> bytes:
         head, tensors = unpack(answer)
         text = json.dumps(head | {"report": head["report"] | changes}).encode()  # NaN is written, which `pack` refuses
-        return b"KFM1" + struct.pack("<I", len(text)) + text + tensors
+        return MAGIC + struct.pack("<I", len(text)) + text + tensors
 
     return edit
 
@@ -128,7 +128,7 @@ PLAIN = {
     "random bytes": (lambda a: os.urandom(len(a)), "malformed"),
     "cut in half": (lambda a: a[: len(a) // 2], "malformed"),
     "a gigantic head": (lambda a: a[:4] + struct.pack("<I", 2**32 - 1) + a[8:], "malformed"),
-    "nested a thousand deep": (lambda a: b"KFM1" + struct.pack("<I", 2000) + b"[" * 1000 + b"]" * 1000, "malformed"),
+    "nested a thousand deep": (lambda a: MAGIC + struct.pack("<I", 2000) + b"[" * 1000 + b"]" * 1000, "malformed"),
     "much too long": (lambda a: a + bytes(80 << 20), "too large"),
     "no answer": (lambda a: Lost("no answer"), "no answer"),
     "the client raises": (lambda a: Lost("client error", "ValueError"), "client error"),
@@ -631,7 +631,7 @@ def test_numbers_and_counts_that_nobody_asked_for_do_not_count(tmp_path, record_
             if "report" not in head:
                 return answer
             text = json.dumps(head | {"report": head["report"] | {"loss": 10**400}}).encode()
-            return b"KFM1" + struct.pack("<I", len(text)) + text + tensors
+            return MAGIC + struct.pack("<I", len(text)) + text + tensors
         return answer
 
     out = run(tmp_path, "faulty", boast, clients=FEW)

@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from keyfed.engine.answers import hello_text
-from keyfed.engine.messages import Kind, Received, Rejected, digest_of, pack, unpack, whole_number
+from keyfed.engine.messages import (
+    Kind,
+    Received,
+    Rejected,
+    check_protocol,
+    control_head,
+    digest_of,
+    pack,
+    unpack,
+    whole_number,
+)
 from keyfed.engine.roster import Roster
 from keyfed.engine.secure_simulation import SecureSettings
 from keyfed.engine.transport import Lost, Post, Transport
@@ -21,11 +32,8 @@ from keyfed.errors import SecureSumError
 from keyfed.federated.types import ClientId, Params, Reason, Refusal
 from keyfed.private.keys import SignedKeys, is_signature, verify
 
-MOST_CONTROL = 4 << 20  # bytes of an answer without tensors, and of any answer's head
-HELLO_SECONDS, SILENCE_SECONDS = (
-    60.0,
-    300.0,
-)  # a hello is quick work; who leaves one unanswered is left alone for a while
+HELLO_SECONDS, SILENCE_SECONDS = 60.0, 300.0  # who leaves a hello unanswered is not called for a while
+MOST_UNDELIVERED = 2  # answers that a client announced and did not send, after which it is called no more in this run
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,7 @@ class Calls:
         self._transport = transport
         self._shut_out: set[ClientId] = set()  # cannot go on in this run
         self._silent: dict[ClientId, float] = {}  # left a hello unanswered: not asked again before this moment
+        self._undelivered: Counter[ClientId] = Counter()  # answers that were announced and not sent
         self._owners: dict[bytes, ClientId] = {}  # who posted a public key first; nobody else may
 
     def start_round(self) -> None:
@@ -100,13 +109,14 @@ class Calls:
             head = {**self.run.about, "run": self.run.name, "nonce": nonce, "secure": self.run.secure is not None}
 
             def welcome(client: ClientId, answer: bytes) -> None:
-                told = unpack(answer, MOST_CONTROL).head
+                told = unpack(answer, control_head()).head
                 self.keys[client] = self._proved(client, told, nonce)
                 if told.get("step") is not None:
                     self.steps[client] = whole_number(told, "step")
 
             self.gather("hello", dict.fromkeys(new, pack(head)), welcome, min(HELLO_SECONDS, self.run.seconds))
-            silent = [client for client in new if self.lost.get(client) == "no answer"]
+            # Whoever is in `keys` has just answered, whatever it was lost for in the round before.
+            silent = [c for c in new if c not in self.keys and self.lost.get(c) in ("no answer", "not delivered")]
             self._silent |= dict.fromkeys(silent, time.monotonic() + SILENCE_SECONDS)
         return sorted(self.keys)
 
@@ -149,18 +159,21 @@ class Calls:
         bodies: Mapping[ClientId, bytes],
         take: Callable[[ClientId, bytes], None],
         seconds: float | None = None,
+        most: int | None = None,
     ) -> None:
         """Send everybody its message, wait, and take the answers in the order asked; who is lost is noted.
 
         Args:
           take: uses an answer, or raises `Rejected`.
           seconds: how long to wait; None for the run's patience.
+          most: bytes that an answer may have; None for a short one.
         """
         if not bodies:
             return
         self.moved["down"] += sum(map(len, bodies.values()))
+        most = control_head() if most is None else most
         answers = self._transport.exchange(
-            {c: Post(kind, body) for c, body in bodies.items()}, seconds or self.run.seconds
+            {c: Post(kind, body, most) for c, body in bodies.items()}, seconds or self.run.seconds
         )
         for client in bodies:
             answer = answers.get(client, Lost("no answer"))
@@ -169,6 +182,7 @@ class Calls:
                 continue
             self.moved["up"] += len(answer)
             try:
+                check_protocol(answer, "server")
                 take(client, answer)
             except Rejected as e:
                 self._lose(client, e.reason, e.detail)
@@ -182,10 +196,14 @@ class Calls:
 
     def _lose(self, client: ClientId, reason: Reason, detail: str) -> None:
         self.lost[client] = reason
-        self.details[client] = "".join(c if c.isprintable() else " " for c in detail)[:300]  # it may be a client's text
+        self.details[client] = "".join(c if c.isprintable() else " " for c in detail[:300])  # it may be a client's text
         self.keys.pop(client, None)  # it says hello again before it is called again
         if reason == "state lost" and client in self.counted:
             self._shut_out.add(client)  # it would count twice in a running mean if it began anew
+        if reason == "not delivered":
+            self._undelivered[client] += 1
+            if self._undelivered[client] >= MOST_UNDELIVERED:
+                self._shut_out.add(client)  # everybody else waits for the deadline each time
 
     def refusals(self) -> list[Refusal]:
         """Return who was lost, as an aggregate wants it."""
@@ -195,9 +213,14 @@ class Calls:
         """Return what every message of a round says."""
         return {"run": self.run.name, "round": round, "attempt": self.run.attempt}
 
-    def current(self, round: int, answer: bytes, most: int) -> Received:
-        """Read an answer that must be for this round of this run."""
-        received = unpack(answer, most, MOST_CONTROL)
+    def current(self, round: int, answer: bytes, most: int | None = None, entries: int = 0) -> Received:
+        """Read an answer that must be for this round of this run.
+
+        Args:
+          most: bytes that it may have; None for what its head may have.
+          entries: members or layers that its head lists.
+        """
+        received = unpack(answer, 8 + control_head(entries) if most is None else most, control_head(entries))
         got = {key: received.head.get(key) for key in ("run", "round", "attempt")}
         if got != self.named(round):
             raise Rejected("wrong round", f"an answer for {str(got)[:100]}; this is round {round}")

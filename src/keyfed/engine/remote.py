@@ -3,7 +3,9 @@
 A plain round is one message (model down; report and upload up), two where the mediator must see all reports first. A
 secure round is three: keys and model → shares; shares → masked vectors; survivors → shares that open the sum. The first
 secure round calibrates before: three more. Clients post their next one-time keys with each answer, and hear with the
-next model whether their last upload counted. A round ends by its deadline, whoever is lost.
+next model whether their last upload counted. The answers to a message are waited for until its deadline, and what has
+arrived by then is fetched within five seconds more (`flower_server`): a client that is silent, sends a part of its
+answer, or sends it piece by piece costs itself the round and nobody else anything.
 
 A private round moves clipped parts and nothing else, in one message or in the three of a secure sum; it is released
 whoever came (`remote_private`).
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 
 from keyfed.engine.answers import finished_of, report_head
-from keyfed.engine.calls import MOST_CONTROL, Calls, with_model
+from keyfed.engine.calls import Calls, with_model
 from keyfed.engine.messages import Rejected, most_bytes, pack, read_tensors, shapes_of
 from keyfed.engine.noised_sum import NoisedSum
 from keyfed.engine.private_part import Asked
@@ -107,7 +109,7 @@ class RemoteFederation:
         def take(client: ClientId, answer: bytes) -> None:
             self._take_trained(now, client, answer, counts)
 
-        self.calls.gather("train", with_model(heads, params), take)
+        self.calls.gather("train", with_model(heads, params), take, most=most_bytes(shapes_of(params)))
         if counts:
             self.evaluated = _added(counts), len(counts)
         return now.reports
@@ -125,7 +127,10 @@ class RemoteFederation:
         if shares is not None:
             wanted = [client for client in now.reports if client in shares]
             body = pack(self.calls.named(now.number))
-            self.calls.gather("upload", dict.fromkeys(wanted, body), lambda c, a: self._take_upload(now, c, a))
+            most = most_bytes(shapes_of(now.params))
+            self.calls.gather(
+                "upload", dict.fromkeys(wanted, body), lambda c, a: self._take_upload(now, c, a), most=most
+            )
         running = RunningSum(now.params)
         for client in [c for c in now.cohort if c in now.uploads]:
             share = (
@@ -160,7 +165,7 @@ class RemoteFederation:
         counts: list[Evaluated] = []
 
         def take(client: ClientId, answer: bytes) -> None:
-            counts.append(_evaluated(self.calls.current(round, answer, MOST_CONTROL).head.get("evaluated")))
+            counts.append(_evaluated(self.calls.current(round, answer).head.get("evaluated")))
 
         self.calls.gather("train", with_model(heads, params), take)
         return _added(counts)
@@ -174,7 +179,7 @@ class RemoteFederation:
 
     def _take_trained(self, now: _Round, client: ClientId, answer: bytes, counts: list[Evaluated]) -> None:
         expected, sent = shapes_of(now.params), now.method.mediator.share is not None
-        received = self.calls.current(now.number, answer, most_bytes(expected) + MOST_CONTROL)
+        received = self.calls.current(now.number, answer, most_bytes(expected), len(expected))
         upload = read_tensors(received.tensors, expected) if sent else {}
         done = finished_of(received.head.get("report"), now.params, upload)
         if done.joining and client in self.calls.counted:
@@ -198,7 +203,7 @@ class RemoteFederation:
 
     def _take_upload(self, now: _Round, client: ClientId, answer: bytes) -> None:
         expected = shapes_of(now.params)
-        received = self.calls.current(now.number, answer, most_bytes(expected) + MOST_CONTROL)
+        received = self.calls.current(now.number, answer, most_bytes(expected), len(expected))
         upload = read_tensors(received.tensors, expected)
         self._admit(client, now, finished_of(report_head(now.reports[client]), now.params, upload))
         now.uploads[client] = upload

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from keyfed.engine.calls import MOST_CONTROL, Calls, with_model
+from keyfed.engine.calls import Calls, with_model
 from keyfed.engine.masked_noised_sum import FixedPointSum
 from keyfed.engine.messages import Rejected, most_bytes, read_tensors, shapes_of
 from keyfed.engine.noised_sum import NoisedSum, words_of
@@ -42,14 +42,15 @@ def plain_sum(calls: Calls, heads: Heads, params: Params, round: int, noising: N
     told = {"public": asked.public, "send": True}  # not how many were drawn: amplification rests on nobody knowing
 
     def take(client: ClientId, answer: bytes) -> None:
-        received = calls.current(round, answer, most_bytes(expected) + MOST_CONTROL)
+        received = calls.current(round, answer, most_bytes(expected), len(expected))
         layers = read_tensors(received.tensors, expected)
         share = share_of(received.head.get("part"), params, ratio=noising.floor is not None)
         if not all(bool(torch.isfinite(layer).all()) for layer in layers.values()):
             raise Rejected("non-finite upload", f"the part of {client}")
         summed.add(client, layers, share)
 
-    calls.gather("train", with_model({c: head | told for c, head in heads.items()}, params), take)
+    bodies = with_model({c: head | told for c, head in heads.items()}, params)
+    calls.gather("train", bodies, take, most=most_bytes(expected))
     return summed
 
 

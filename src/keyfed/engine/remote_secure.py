@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from keyfed.engine.answers import sum_context
-from keyfed.engine.calls import MOST_CONTROL, Calls, with_model
+from keyfed.engine.calls import Calls, with_model
 from keyfed.engine.device_store import about_digest
-from keyfed.engine.messages import Rejected, most_bytes, pack, read_tensors
+from keyfed.engine.messages import Rejected, control_head, most_bytes, pack, read_tensors
 from keyfed.engine.secure_layout import Vector
 from keyfed.engine.secure_round import Purpose, context_of, length
 from keyfed.errors import SecureSumError
@@ -80,7 +80,7 @@ def secure_sum(
     }
 
     def take_shares(client: ClientId, answer: bytes) -> None:
-        head = calls.current(round, answer, MOST_CONTROL).head
+        head = calls.current(round, answer, entries=len(keys)).head
         next_keys = calls.signed_keys(client, head.get("keys"))
         try:
             parcels = {str(to): bytes.fromhex(package) for to, package in head["parcels"].items()}
@@ -90,29 +90,31 @@ def secure_sum(
         calls.keys[client] = next_keys
 
     def take_masked(client: ClientId, answer: bytes) -> None:
-        expected = {"masked": ((terms.sent_length,), torch.int32)}
         received = calls.current(round, answer, most_bytes(expected))
         vector = read_tensors(received.tensors, expected)["masked"].numpy().view(np.uint32)
         _or_rejected(lambda: collector.take_masked(client, vector))
 
     def take_unmask(client: ClientId, answer: bytes) -> None:
-        shares = calls.current(round, answer, MOST_CONTROL).head.get("shares")
+        shares = calls.current(round, answer, entries=len(keys)).head.get("shares")
         if not isinstance(shares, str):
             raise Rejected("malformed", "no shares")
         _or_rejected(lambda: collector.take_unmask(client, bytes.fromhex(shares)))
 
-    calls.gather("train", with_model({c: head | told for c, head in heads.items()}, params), take_shares)
+    expected = {"masked": ((terms.sent_length,), torch.int32)}
+    short = 8 + control_head(len(keys))
+    calls.gather("train", with_model({c: head | told for c, head in heads.items()}, params), take_shares, most=short)
     alive, parcels = collector.forward()
     named = calls.named(round)
     posts = {
         client: pack(named | {"alive": list(alive), "parcels": {s: p.hex() for s, p in parcels[client].items()}})
         for client in alive
     }
-    calls.gather("upload", posts, take_masked)
+    calls.gather("upload", posts, take_masked, most=most_bytes(expected))
     for culprit in _accused(calls, len(keys)):
         calls.shut_out(culprit, "its shares do not open")
     survivors = collector.survivors
-    calls.gather("unmask", dict.fromkeys(survivors, pack(named | {"survivors": list(survivors)})), take_unmask)
+    opening = pack(named | {"survivors": list(survivors)})
+    calls.gather("unmask", dict.fromkeys(survivors, opening), take_unmask, most=short)
     total = collector.total()
     for client in survivors:
         calls.lost.pop(client, None)  # its vector is in the sum, whether or not it helped to open it

@@ -31,8 +31,12 @@ from keyfed.engine.client_state import read_state, write_state
 from keyfed.engine.device_store import DeviceStore, about_digest
 from keyfed.engine.learner import Learner
 from keyfed.engine.messages import (
+    BEGIN_HEAD,
+    MEMBER_HEAD,
     Received,
     Rejected,
+    check_protocol,
+    control_head,
     digest_of,
     most_bytes,
     pack,
@@ -62,6 +66,7 @@ from keyfed.private.hinge import MOST_MEMBERS
 from keyfed.private.secure_sum import Floors
 
 PURPOSES: tuple[Purpose, ...] = ("upload", "calibration", "evaluation")
+COHORT_HEAD = control_head() + MEMBER_HEAD * MOST_MEMBERS  # bytes of a head that lists a cohort's keys or shares
 
 
 def _nothing(theta: Params) -> Finished:
@@ -109,16 +114,17 @@ class ClientSession:
           Rejected: the message must not be answered; the reason is typed.
           KeyfedError: something this client's owner can mend.
         """
+        check_protocol(body, "client")
         if kind == "who":
             return pack({"name": self.name})
         if kind == "hello":
-            return self._hello(unpack(body).head)
+            return self._hello(unpack(body, 8 + BEGIN_HEAD).head)
         if kind == "bye":
-            return self._bye(text(unpack(body).head, "run"))
+            return self._bye(text(unpack(body, 8 + control_head()).head, "run"))
         if kind == "train":
             return self._train(body)
         if kind in ("upload", "unmask"):
-            head = unpack(body, 64 << 20).head
+            head = unpack(body, 8 + COHORT_HEAD, COHORT_HEAD).head
             work = self._work_of(head)
             return self._upload(work, head) if kind == "upload" else self._unmask(work, head)
         raise Rejected("malformed", f'a message of kind "{kind[:20]}"')
@@ -158,14 +164,17 @@ class ClientSession:
 
     def _train(self, body: bytes) -> bytes:
         self._drop()
-        head = unpack(body).head
+        received = unpack(body, head=COHORT_HEAD)
+        head = received.head
         why = self._ready()
         if why is not None:
             raise Rejected("not now", why)
         run = text(head, "run")
         begun = self.store.begun(run)
         learner = self._learner(run)
-        received = unpack(body, most_bytes(learner.shapes) + (MOST_MEMBERS << 10))
+        most = most_bytes(learner.shapes, COHORT_HEAD)
+        if len(body) > most:
+            raise Rejected("too large", f"a model in {len(body):,} bytes; expected at most {most:,}")
         theta = read_tensors(received.tensors, learner.shapes)
         work = self._accept(run, received, theta, learner.promise, secure=begun.get("secure") is True)
         self._private.wait_turn(run, learner.promise, work.asked)

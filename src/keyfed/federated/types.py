@@ -160,10 +160,11 @@ Reason = Literal[
     # who sends it
     "not enrolled",
     # no answer came
-    "no answer", "unreachable", "client error",
+    "no answer", "not delivered", "unreachable", "client error",
     # the client does not want to, or cannot
     "not now", "not secure", "refused by client", "identity changed", "stale", "other model", "other method",
     "non-finite model", "unknown run", "restarted", "state lost", "summed before", "too soon",
+    "other protocol",
 ]  # fmt: skip
 
 

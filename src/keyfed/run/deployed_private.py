@@ -44,8 +44,8 @@ TREE = "privacy/tree/"  # of what a checkpoint keeps of the noise tree
 PLACE = f"{TREE}place"  # number of the tree, and its leaves so far
 # Why a client takes no part that has nothing to do with its text: the operator may hear of these.
 OF_PROTOCOL: frozenset[Reason] = frozenset(
-    {"not enrolled", "no answer", "unreachable", "not now", "not secure", "identity changed", "stale", "other method",
-     "unknown run", "restarted", "summed before", "too soon"}
+    {"not enrolled", "no answer", "not delivered", "unreachable", "not now", "not secure", "identity changed", "stale",
+     "other method", "other protocol", "unknown run", "restarted", "summed before", "too soon"}
 )  # fmt: skip
 ODD: frozenset[Reason] = frozenset(
     {"malformed", "refused by client", "other model", "non-finite model", "wrong round", "client error", "too large"}
