@@ -114,6 +114,9 @@ class GridMailbox:
 class Coming:
     """A reply on its way.
 
+    Attributes:
+      misses: how often in a row its next object was not there.
+
     Args:
       most: bytes that its body may have.
 
@@ -125,7 +128,7 @@ class Coming:
         self.announced, self._most = announced, most
         self._missing = list(dict.fromkeys(reversed(announced.objects)))  # taken from the end: children come first
         self._contents: dict[str, bytes] = {}
-        self._chunks = self._frame = 0
+        self._chunks = self._frame = self.misses = 0
         allowed = FRAME_OBJECTS + -(-most // CHUNK)
         if len(announced.objects) > allowed:
             raise TooLarge(f"a reply in {len(announced.objects):,} objects; expected at most {allowed:,}")
@@ -143,9 +146,13 @@ class Coming:
           TooLarge: the reply has more bytes than it may have.
           LookupError: the object will never be there.
         """
-        content = fetch(self._missing[-1]) if self._missing else None
-        if content is None:
+        if not self._missing:
             return False
+        content = fetch(self._missing[-1])
+        if content is None:
+            self.misses += 1
+            return False
+        self.misses = 0
         if content.startswith(b"ArrayChunk "):
             self._chunks += len(content)
         else:

@@ -1,8 +1,8 @@
 """Flower's side of the server: a `Transport` over its grid.
 
 Messages are pushed and replies pulled at our own pace (Flower's `send_and_receive` looks every 3 s). Replies come in
-objects (`flower_guard`), which are fetched in turns, one of each reply at a time, and never waited for: a reply that is
-slow, or announced and never sent, delays no other. At the deadline there is one last look; an exchange ends at most
+objects (`flower_guard`), which are fetched when they are there and never waited for: a reply that is slow, or announced
+and never sent, delays no other. At the deadline there is one last look; an exchange ends at most
 `LAST_SECONDS` after it. A reply counts by the message it answers, not by who it says it is from: an error for a lost
 node comes from the SuperLink itself. Everything a reply holds is checked before it is handed on; whatever is wrong with
 it, the client is `Lost` with a reason.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
@@ -161,33 +160,36 @@ class FlowerTransport:
         answers: dict[ClientId, Answer],
         until: float,
     ) -> None:
-        """Fetch what is there, one object of each reply in turn, so that no reply waits for another."""
-        turns = deque(coming)
-        while turns and self._clock() < until:
-            sent = turns.popleft()
-            try:
-                came = coming[sent].step(self._mailbox.fetch)
-                answer: Answer | None = None
-            except TooLarge as e:
-                came, answer = False, Lost("too large", str(e))
-            except LookupError:
-                came, answer = False, self._missed(coming[sent], None)
+        """Fetch what is there, reply by reply; those whose objects were missing before come last."""
+        for sent in sorted(coming, key=lambda sent: coming[sent].misses):
+            answer = self._fetched(coming[sent], until)
             if answer is None and coming[sent].whole:
                 name = waiting[sent]
                 answer = self._check(coming[sent], posts[name].kind, self._nodes[name])
             if answer is not None:
                 answers[waiting.pop(sent)] = answer
                 self._drop(coming.pop(sent).announced.name)
-            elif came:
-                turns.append(sent)
 
-    def _missed(self, coming: Coming | None, seconds: float | None) -> Lost:
+    def _fetched(self, coming: Coming, until: float) -> Lost | None:
+        """Fetch the objects of a reply that are there; return why it is lost, or None."""
+        try:
+            while self._clock() < until and coming.step(self._mailbox.fetch):
+                pass
+        except TooLarge as e:
+            return Lost("too large", str(e))
+        except LookupError:
+            return Lost("not delivered", "an object that it announced is gone from the SuperLink")
+        return None
+
+    def _missed(self, coming: Coming | None, seconds: float) -> Lost:
         """Return why there is no answer: none was announced, or one that did not come whole."""
-        within = "in time" if seconds is None else f"within {seconds:.0f} s"
+        within = f"within {seconds:.0f} s"
         if coming is None:
             return Lost("no answer", within)
         self._drop(coming.announced.name)
         came, count = coming.count
+        if coming.misses == 0:  # its objects may be there: it is the server that did not come to fetch them
+            return Lost("no answer", f"{came} of {count} objects were fetched {within}")
         return Lost("not delivered", f"announced {count} objects, {came} came {within}")
 
     def _drop(self, name: str) -> None:

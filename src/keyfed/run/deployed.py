@@ -12,11 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from keyfed.config import Config, check, to_document
 from keyfed.engine.calls import RemoteRun
+from keyfed.engine.messages import BEGIN_HEAD, CONTROL_HEAD
 from keyfed.engine.network import parameter_count
 from keyfed.engine.roster import Roster
 from keyfed.engine.secure_simulation import SecureSettings
@@ -85,6 +87,7 @@ def train_deployed(
             "vocab": vocab.to_json(),
             "method": method_digest(method),
         }
+        refuse_long(about)
         run = RemoteRun(
             _run_name(out), about, _next_attempt(out), patience.answer, secure, config.upload.bound, config.train.seed
         )
@@ -97,6 +100,16 @@ def train_deployed(
         write_atomically(out / "result.json", json.dumps(result, indent=1, allow_nan=False).encode())
         course.part()
         return result
+
+
+def refuse_long(about: Mapping[str, Any]) -> None:
+    """Refuse a run whose beginning no client would read."""
+    size = len(json.dumps(about))
+    if size > BEGIN_HEAD - CONTROL_HEAD:
+        raise ConfigError(
+            f"configuration and vocabulary take {size:,} bytes, and clients read {BEGIN_HEAD - CONTROL_HEAD:,}; "
+            "choose a smaller vocabulary (data.vocab)"
+        )
 
 
 def deployable(config: Config) -> Method:

@@ -17,7 +17,7 @@ import torch
 
 from keyfed.config import Config, DataConfig, check, config_from, method_spec
 from keyfed.engine.learner import Learner
-from keyfed.engine.messages import Rejected, Shapes, text_digest
+from keyfed.engine.messages import Rejected, Shapes, check_structure, text_digest
 from keyfed.engine.network import init_params
 from keyfed.engine.private_part import Promise
 from keyfed.engine.problem import Problem, make_store
@@ -38,6 +38,7 @@ from keyfed.text.corpus import Author
 from keyfed.text.named import load_corpus
 from keyfed.text.vocab import Vocab
 
+MOST_WORDS = 1 << 20  # of a vocabulary that a client reads
 TOLD: dict[str, tuple[str, ...] | None] = {  # what clients hear of a configuration: sections, and which of their keys
     "data": ("batches", "window", "max_sentences", "max_tokens"),
     "model": None,
@@ -200,6 +201,7 @@ def _vocab_of(about: Mapping[str, Any]) -> Vocab:
     given = about.get("vocab")
     if not isinstance(given, str):
         raise Rejected("malformed", "a run without a vocabulary")
+    check_structure(given.encode("utf-8", "surrogatepass"), deepest=2, values=MOST_WORDS)
     try:
         return Vocab.from_json(given)
     except KeyfedError as e:
