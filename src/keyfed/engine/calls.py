@@ -15,12 +15,16 @@ from typing import Any
 
 from keyfed.engine.answers import hello_text
 from keyfed.engine.messages import (
+    NOT_OURS,
+    PROTOCOL,
+    TOO_OLD,
     Kind,
     Received,
     Rejected,
     check_protocol,
     control_head,
     digest_of,
+    mismatch,
     pack,
     unpack,
     whole_number,
@@ -33,6 +37,7 @@ from keyfed.federated.types import ClientId, Params, Reason, Refusal
 from keyfed.private.keys import SignedKeys, is_signature, verify
 
 HELLO_SECONDS, SILENCE_SECONDS = 60.0, 300.0  # who leaves a hello unanswered is not called for a while
+NOTICE_SECONDS = 10.0  # for telling clients of protocol 1 that they are too old
 MOST_UNDELIVERED = 2  # answers that a client announced and did not send, after which it is called no more in this run
 
 
@@ -116,9 +121,19 @@ class Calls:
 
             self.gather("hello", dict.fromkeys(new, pack(head)), welcome, min(HELLO_SECONDS, self.run.seconds))
             # Whoever is in `keys` has just answered, whatever it was lost for in the round before.
-            silent = [c for c in new if c not in self.keys and self.lost.get(c) in ("no answer", "not delivered")]
+            silent = [
+                c
+                for c in new
+                if c not in self.keys and self.lost.get(c) in ("no answer", "not delivered", "other protocol")
+            ]
             self._silent |= dict.fromkeys(silent, time.monotonic() + SILENCE_SECONDS)
+            self._notify([c for c in new if self.details.get(c) == mismatch(1, PROTOCOL)])
         return sorted(self.keys)
+
+    def _notify(self, old: Sequence[ClientId]) -> None:
+        """Let clients of protocol 1 know that they are too old; they read nothing but the kind of a message."""
+        if old:
+            self._transport.exchange(dict.fromkeys(old, Post(TOO_OLD, b"")), NOTICE_SECONDS)
 
     def _proved(self, client: ClientId, head: Mapping[str, Any], nonce: str) -> SignedKeys:
         """Return a client's first one-time keys, if it proves with its lasting key who it is."""
@@ -178,6 +193,8 @@ class Calls:
         for client in bodies:
             answer = answers.get(client, Lost("no answer"))
             if isinstance(answer, Lost):
+                legacy = answer.reason == "malformed" and answer.detail == NOT_OURS
+                answer = Lost("other protocol", mismatch(1, PROTOCOL)) if legacy else answer
                 self._lose(client, answer.reason, answer.detail)
                 continue
             self.moved["up"] += len(answer)

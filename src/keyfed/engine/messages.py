@@ -41,7 +41,9 @@ _TYPES = {
 
 _NO_MARKS = bytes(sorted(set(range(256)) - set(b'"[]{},')))
 
-Kind = Literal["who", "hello", "train", "upload", "unmask", "bye"]
+Kind = Literal["who", "hello", "train", "upload", "unmask", "bye", "update keyfed: server protocol 2"]
+TOO_OLD: Kind = "update keyfed: server protocol 2"  # a client of protocol 1 refuses it, and writes its name into its log
+NOT_OURS = "not a message of this protocol"  # all that a client of protocol 1 says to any other
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
@@ -88,10 +90,13 @@ def check_protocol(message: bytes, here: Literal["client", "server"]) -> None:
     if message[:3] != MARK or not theirs.isdigit() or theirs == MAGIC[3:]:
         return
     client, server = (PROTOCOL, int(theirs)) if here == "client" else (int(theirs), PROTOCOL)
+    raise Rejected("other protocol", mismatch(client, server))
+
+
+def mismatch(client: int, server: int) -> str:
+    """Say that client and server speak different versions of the protocol, and which of them to update."""
     older = "this client" if client < server else "the server"
-    raise Rejected(
-        "other protocol", f"this client speaks protocol {client}, the server {server}: update keyfed on {older}"
-    )
+    return f"this client speaks protocol {client}, the server {server}: update keyfed on {older}"
 
 
 def unpack(message: bytes, most: int | None = None, head: int = BEGIN_HEAD) -> Received:
@@ -105,7 +110,7 @@ def unpack(message: bytes, most: int | None = None, head: int = BEGIN_HEAD) -> R
         raise Rejected("too large", f"{len(message):,} bytes; expected at most {most:,}")
     check_protocol(message, "server")
     if len(message) < 8 or message[:4] != MAGIC:
-        raise Rejected("malformed", "not a message of this protocol")
+        raise Rejected("malformed", NOT_OURS)
     (length,) = struct.unpack("<I", message[4:8])
     if length > min(head, len(message) - 8):
         raise Rejected(
