@@ -329,7 +329,9 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # a collection then walks through what the parser made, not through all that was imported
     sizes = [args.least << 10 << k for k in range((args.most // args.least).bit_length())]
-    print(f"| parser | shapes | ms at {args.most} kB | time by a doubling (shape) | memory, times the input | by a doubling |")
+    print(
+        f"| parser | shapes | ms at {args.most} kB | time by a doubling (shape) | memory, times the input | by a doubling |"
+    )
     print("|---|--:|--:|--:|--:|--:|")
     wrong = 0
     for line, fine in rows(sizes, args.repeats, args.only):

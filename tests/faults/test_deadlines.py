@@ -6,6 +6,7 @@ it takes time. The mutant waits for one reply after the other, as Flower's own `
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,6 @@ from flwr.app import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.engine.calls import MOST_UNDELIVERED, Calls, RemoteRun
 from keyfed.engine.flower_client import pack
 from keyfed.engine.flower_guard import CHUNK, FRAME_BYTES, Announced
 from keyfed.engine.flower_server import FlowerTransport
@@ -23,7 +23,7 @@ from keyfed.engine.messages import Rejected, control_head
 from keyfed.engine.messages import pack as pack_message
 from keyfed.engine.transport import Answer, Handler, Lost, Post, deliver
 
-from .deployed import federation, write_texts
+from .deployed import calls_of
 
 NEVER = float("inf")
 LATE = 5.0  # seconds after a deadline by which everything has ended
@@ -147,6 +147,13 @@ def test_what_arrives_at_the_deadline_counts():
     assert answers["carl"] == Lost("not delivered", "announced 6 objects, 0 came within 10 s")
 
 
+def test_what_was_announced_during_the_look_that_crossed_the_deadline_counts():
+    link = SuperLink({"anna": (9.3, lambda place: 9.3), "bert": at(10.6)}, cost=0.15)
+    answers = exchange(link, 10.0)  # anna's objects are fetched from 9.8 to 10.8; bert is seen by the last look only
+    assert answers == {"anna": b"ok", "bert": b"ok"}
+    assert 10.0 < link.now <= 10.0 + LATE
+
+
 def test_fifty_mute_clients_of_a_hundred():
     link = SuperLink({f"c{k:03d}": MUTE if k % 2 else at(1.0 + k / 10) for k in range(100)})
     answers = exchange(link, 60.0)
@@ -192,7 +199,8 @@ behaviours = st.lists(st.tuples(delays, st.lists(delays, min_size=6, max_size=6)
 @given(behaviours)
 def test_whatever_clients_do_the_exchange_ends_and_who_delivered_counts(drawn):
     replies: dict[str, tuple[float, When]] = {
-        f"c{k}": (announced, lambda place, moments=moments: moments[place]) for k, (announced, moments) in enumerate(drawn)
+        f"c{k}": (announced, lambda place, moments=moments: moments[place])
+        for k, (announced, moments) in enumerate(drawn)
     }
     link = SuperLink(replies, cost=0.001)
     answers = exchange(link, 20.0)
@@ -225,14 +233,17 @@ def test_a_reply_in_too_many_objects_is_not_fetched():
 
 
 def test_a_large_reply_is_fetched_no_further_than_its_cap():
-    body = bytes(range(256)) * (13 * CHUNK // 256)
+    body = random.Random(1).randbytes(6 * CHUNK)
     link = SuperLink({"aaron": at(1.0)}, body=body)
     assert exchange(link, 10.0, most=len(body)) == {"aaron": body}
     few = SuperLink({"aaron": at(1.0)}, body=bytes(k for k in range(200)) * 1000)
     assert exchange(few, 10.0)["aaron"].reason == "too large"  # one chunk of 200 kB where 64 kB are expected
+    two = SuperLink({"aaron": at(1.0)}, body=body[: 2 * CHUNK - 1])  # few enough objects, and too large ones
+    assert exchange(two, 10.0)["aaron"].reason == "too large"
+    assert two.fetched <= CHUNK + FRAME_BYTES
     many = SuperLink({"aaron": at(1.0)}, body=body)
-    assert exchange(many, 10.0, most=8 * CHUNK)["aaron"].reason == "too large"
-    assert many.fetched <= 9 * CHUNK + FRAME_BYTES
+    assert exchange(many, 10.0, most=CHUNK)["aaron"].reason == "too large"
+    assert many.fetched == 0
 
 
 def test_a_long_head_of_an_array_is_not_parsed():
@@ -256,25 +267,12 @@ def test_a_long_head_of_an_array_is_not_parsed():
 # who is called again
 
 
-def calls_of(tmp_path, fault=None):
-    transport, roster = federation(tmp_path, write_texts(tmp_path / "t", 3), fault=fault)
-    from keyfed.run.deployed import method_digest, run_method, told, to_document
-
-    from .deployed import small_config, vocabulary
-
-    vocab, path = vocabulary(tmp_path)
-    config = small_config(tmp_path / "t", path)
-    method = run_method(config, secure=False)
-    about = {"config": told(to_document(config)), "vocab": vocab.to_json(), "method": method_digest(method)}
-    return Calls(transport, roster, RemoteRun("r", about, 1, 5.0))
-
-
 def test_who_announces_and_does_not_send_is_shut_out_after_two(tmp_path):
     def mute(client: str, post: Post, handler: Handler) -> Answer:
         return Lost("not delivered") if client == "client-1" and post.kind == "bye" else deliver(client, post, handler)
 
     calls = calls_of(tmp_path, mute)
-    for _ in range(MOST_UNDELIVERED):
+    for _ in range(2):
         assert calls.greet() == ["client-0", "client-1", "client-2"]
         calls.gather("bye", {"client-1": pack_message({"run": "other"})}, lambda client, answer: None)
         assert calls.lost == {"client-1": "not delivered"}

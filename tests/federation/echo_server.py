@@ -25,7 +25,9 @@ def main(grid, context):
     """Play the steps."""
     home = ServerHome(Path(os.environ["KEYFED_SERVER_HOME"]))
     told = json.loads((Path(__file__).parent / "steps.json").read_text())
-    transport = FlowerTransport(GridMailbox(grid), lambda key: names_by_key(home).get(key_sum(key)), str(context.run_id))
+    transport = FlowerTransport(
+        GridMailbox(grid), lambda key: names_by_key(home).get(key_sum(key)), str(context.run_id)
+    )
     wait_for(transport.clients, told["clients"], 60.0, lambda line: None)
     found = []
     for step in told["steps"]:

@@ -1,4 +1,4 @@
-"""One hostile client of four, live: what it announces and does not send, or sends to cost time, is its own loss only."""
+"""One hostile client of four, live: what it announces and does not send, or sends to cost time, is its own loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's program of the tests of deadlines: trains as the real one does, with less patience, and times everything."""
+"""The server's program of the tests of deadlines: trains as the real one does, with less patience, and keeps times."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ from keyfed.engine.messages import (
     Kind,
     Received,
     Rejected,
-    check_protocol,
     control_head,
     digest_of,
     mismatch,
@@ -127,7 +126,7 @@ class Calls:
                 if c not in self.keys and self.lost.get(c) in ("no answer", "not delivered", "other protocol")
             ]
             self._silent |= dict.fromkeys(silent, time.monotonic() + SILENCE_SECONDS)
-            self._notify([c for c in new if self.details.get(c) == mismatch(1, PROTOCOL)])
+            self._notify([c for c in silent if self.details.get(c) == mismatch(1, PROTOCOL)])
         return sorted(self.keys)
 
     def _notify(self, old: Sequence[ClientId]) -> None:
@@ -199,7 +198,6 @@ class Calls:
                 continue
             self.moved["up"] += len(answer)
             try:
-                check_protocol(answer, "server")
                 take(client, answer)
             except Rejected as e:
                 self._lose(client, e.reason, e.detail)

@@ -42,7 +42,9 @@ _TYPES = {
 _NO_MARKS = bytes(sorted(set(range(256)) - set(b'"[]{},')))
 
 Kind = Literal["who", "hello", "train", "upload", "unmask", "bye", "update keyfed: server protocol 2"]
-TOO_OLD: Kind = "update keyfed: server protocol 2"  # a client of protocol 1 refuses it, and writes its name into its log
+TOO_OLD: Kind = (
+    "update keyfed: server protocol 2"  # a client of protocol 1 refuses it, and writes its name into its log
+)
 NOT_OURS = "not a message of this protocol"  # all that a client of protocol 1 says to any other
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -128,7 +130,11 @@ def read_json(data: bytes) -> dict[str, Any]:
     check_structure(data)
     try:
         head = json.loads(
-            data.decode(), parse_constant=_refuse_constant, parse_int=_whole, parse_float=_real, object_pairs_hook=_object
+            data.decode(),
+            parse_constant=_refuse_constant,
+            parse_int=_whole,
+            parse_float=_real,
+            object_pairs_hook=_object,
         )
     except (ValueError, RecursionError):
         raise Rejected("malformed", "a head that is no JSON") from None
