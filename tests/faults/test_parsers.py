@@ -7,12 +7,14 @@ the same parsers on the same shapes.
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
 import importlib.util
 import json
 import struct
 import sys
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -92,17 +94,15 @@ class Counted(bytes):
 def looked_at(check, data: bytes) -> int:
     counted = Counted(data)
     counted.looked = [0]
-    try:
+    with contextlib.suppress(Rejected):
         check(counted)
-    except Rejected:
-        pass
     return counted.looked[0]
 
 
 def by_doubling(check, shape, sizes) -> list[float]:
     counts = [looked_at(check, shape(size)) for size in sizes]
     assert min(counts) >= sizes[0] // 4, "a check that looks at bytes without being counted"
-    return [b / a for a, b in zip(counts, counts[1:], strict=False)]
+    return [b / a for a, b in pairwise(counts)]
 
 
 def strings_first(data) -> int:

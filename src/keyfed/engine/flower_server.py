@@ -162,7 +162,7 @@ class FlowerTransport:
     ) -> None:
         """Fetch what is there, reply by reply; those whose objects were missing before come last."""
         for sent in sorted(coming, key=lambda sent: coming[sent].misses):
-            answer = self._fetched(coming[sent], until)
+            answer: Answer | None = self._fetched(coming[sent], until)
             if answer is None and coming[sent].whole:
                 name = waiting[sent]
                 answer = self._check(coming[sent], posts[name].kind, self._nodes[name])

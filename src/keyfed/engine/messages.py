@@ -3,9 +3,9 @@
     b"KFM" | version of the protocol (1 digit) | length of the head (4 bytes, little-endian) | head | safetensors
 
 Everything that comes from outside is hostile until checked. Lengths, depth and the number of values are capped before
-anything is parsed, by what the kind of message needs; every check is one pass over the bytes. The tensors' names, shapes
-and types are compared with what is expected before they are read, and nothing is ever unpickled. What is wrong is a
-`Rejected` with a typed reason; its client is then a drop-out.
+anything is parsed, by what the kind of message needs; every check is one pass over the bytes. The tensors' names,
+shapes and types are compared with what is expected before they are read, and nothing is ever unpickled. What is wrong
+is a `Rejected` with a typed reason; its client is then a drop-out.
 """
 
 from __future__ import annotations
