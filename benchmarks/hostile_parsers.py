@@ -44,7 +44,7 @@ from keyfed.run.on_device import _vocab_of, own_config
 
 Shape = Callable[[int], bytes]
 Parser = Callable[[bytes], object]
-RATIO = 2.5
+RATIO, AGAIN = 2.5, 12
 LEAST_SECONDS, LEAST_BYTES = 1e-3, 256 << 10  # below which a ratio says nothing
 LAYERS = {f"layer{k}.weight": ((2, 2), torch.float32) for k in range(2500)}  # a header of 512 kB can be meant
 LEGACY = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
@@ -285,14 +285,15 @@ def peak_of(parser: Parser, data: bytes) -> int:
 
 
 def measure(parser: Parser, shape: Shape, sizes: list[int], repeats: int) -> Measured:
-    """Time a parser on a shape; where a doubling looks too dear it is timed again, since the machine may be busy."""
+    """Time a parser on a shape; a doubling that looks too dear is timed again, since the machine may be busy."""
     inputs = [shape(size) for size in sizes]
     peak = [peak_of(parser, data) for data in inputs]
     seconds = [seconds_of(parser, data, repeats) for data in inputs]
-    for _ in range(4):
-        if _ratio(seconds, LEAST_SECONDS) <= RATIO:
-            break
-        seconds = [min(old, seconds_of(parser, data, repeats)) for old, data in zip(seconds, inputs, strict=True)]
+    for k in range(1, len(inputs)):
+        for _ in range(AGAIN):
+            if seconds[k] <= RATIO * max(seconds[k - 1], LEAST_SECONDS):
+                break
+            seconds[k] = min(seconds[k], seconds_of(parser, inputs[k], repeats))
     return Measured(seconds, peak)
 
 

@@ -171,6 +171,13 @@ def test_a_slow_superlink_and_everything_at_the_last_moment():
     assert {answer.reason for answer in answers.values() if answer != b"ok"} == {"no answer"}
 
 
+def test_mute_clients_are_asked_for_last():
+    mute = {f"a{k:02d}": MUTE for k in range(30)}
+    link = SuperLink({**mute, "zoe": at(59.9)}, cost=0.15)
+    assert exchange(link, 60.0)["zoe"] == b"ok"  # 30 looks for what is not there would take all of the last 4 s
+    assert link.now <= 60.0 + LATE
+
+
 def sequential(self, waiting, coming, posts, answers, until):
     """The mutant: wait for each reply in turn, as long as Flower does."""
     for sent in list(coming):
