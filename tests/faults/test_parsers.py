@@ -42,8 +42,9 @@ from keyfed.engine.messages import (
 )
 from keyfed.engine.session import COHORT_HEAD, ClientSession
 from keyfed.engine.transport import Answer, Handler, InProcess, Lost, Post, deliver
+from keyfed.errors import ConfigError
 from keyfed.private.hinge import MOST_MEMBERS
-from keyfed.run.deployed import train_deployed
+from keyfed.run.deployed import refuse_long, train_deployed
 from keyfed.run.folder import read_metrics
 
 from .deployed import QUICK, calls_of, federation, session, small_config, vocabulary, write_texts
@@ -264,6 +265,20 @@ def test_a_model_fits_into_its_cap_and_a_longer_one_does_not():
     header = struct.pack("<Q", tensor_head(shapes_of(params)) + 1)
     with pytest.raises(Rejected, match="header of"):
         messages.read_tensors(header + bytes(1 << 20), shapes_of(params))
+
+
+def test_a_vocabulary_is_checked_before_it_is_parsed():
+    from keyfed.run.on_device import _vocab_of
+
+    deep = '{"words":' + "[" * 100_000 + "]" * 100_000 + "}"
+    with pytest.raises(Rejected, match="deeper than 2"):
+        _vocab_of({"vocab": deep})
+
+
+def test_a_run_that_no_client_would_read_is_refused_at_the_server():
+    refuse_long({"vocab": "x" * 1000})
+    with pytest.raises(ConfigError, match="smaller vocabulary"):
+        refuse_long({"vocab": "x" * BEGIN_HEAD})
 
 
 def run(tmp_path, name, fault, clients=3):
