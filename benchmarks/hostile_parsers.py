@@ -285,15 +285,12 @@ def peak_of(parser: Parser, data: bytes) -> int:
 
 
 def measure(parser: Parser, shape: Shape, sizes: list[int], repeats: int) -> Measured:
-    """Time a parser on a shape; a doubling that looks too dear is timed again, since the machine may be busy."""
+    """Time a parser on a shape; where a doubling looks too dear, all lengths are timed again."""
     inputs = [shape(size) for size in sizes]
     peak = [peak_of(parser, data) for data in inputs]
     seconds = [seconds_of(parser, data, repeats) for data in inputs]
-    for k in range(1, len(inputs)):
-        for _ in range(AGAIN):
-            if seconds[k] <= RATIO * max(seconds[k - 1], LEAST_SECONDS):
-                break
-            seconds[k] = min(seconds[k], seconds_of(parser, inputs[k], repeats))
+    if _ratio(seconds, LEAST_SECONDS) > RATIO:  # all lengths alike, and a fixed number of times
+        seconds = [min(old, seconds_of(parser, data, AGAIN)) for old, data in zip(seconds, inputs, strict=True)]
     return Measured(seconds, peak)
 
 
