@@ -161,6 +161,31 @@ def names_by_key(home: ServerHome) -> dict[str, str]:
     return {entry["node_key"]: name for name, entry in read_roster(home).items() if not entry.get("revoked")}
 
 
+class KnownKeys:
+    """The names of enrolled clients by the sum of their node keys; the roster is parsed again only when it changes."""
+
+    def __init__(self, home: ServerHome) -> None:
+        self._home = home
+        self._state: tuple[int, ...] | None = ()
+        self._names: Mapping[str, str] = {}
+
+    def __call__(self) -> Mapping[str, str]:
+        """Return the names.
+
+        Raises:
+          DeployError: the roster cannot be read.
+        """
+        try:
+            found = self._home.roster.stat()
+            state: tuple[int, ...] | None = (found.st_mtime_ns, found.st_size, found.st_ino)
+        except FileNotFoundError:
+            state = None
+        if state != self._state:  # looked at first: what changes in between is read again
+            self._names = names_by_key(self._home)
+            self._state = state
+        return self._names
+
+
 def read_roster(home: ServerHome) -> dict[str, dict[str, Any]]:
     """Read who is enrolled."""
     try:

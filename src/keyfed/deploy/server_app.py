@@ -17,7 +17,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from keyfed.deploy.enrolment import key_sum, names_by_key
+from keyfed.deploy.enrolment import KnownKeys, key_sum
 from keyfed.deploy.processes import die_with
 from keyfed.deploy.submit import event_line
 from keyfed.deploy.superlink import HOME_VARIABLE, ServerHome
@@ -80,8 +80,9 @@ def train_submitted(folder: Path, grid: Grid, run: str, listener: Printer) -> An
     home = ServerHome(Path(os.environ[HOME_VARIABLE]))
     told = json.loads((folder / RUN).read_text("utf-8"))
     vocab = Vocab.from_json((folder / VOCAB).read_text("utf-8"))
-    transport = FlowerTransport(grid, lambda key: names_by_key(home).get(key_sum(key)), run)
-    wanted = min(int(told["clients"]), len(names_by_key(home)))
+    known = KnownKeys(home)
+    transport = FlowerTransport(grid, lambda key: known().get(key_sum(key)), run)
+    wanted = min(int(told["clients"]), len(known()))
     wait_for(transport.clients, wanted, float(told["wait"]), listener.say)
     config = config_from(told["config"], RUN)
     return train_deployed(
