@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -261,21 +260,22 @@ def _status(place: ClientHome) -> dict[str, Any]:
     from keyfed.deploy.client_home import kept_files
     from keyfed.deploy.conditions import describe
     from keyfed.deploy.processes import PIDS, running
+    from keyfed.files import BROKEN, read_json
 
     told = place.settings()
     try:
-        pids = dict(json.loads((place.path / PIDS).read_text("utf-8"))["pids"])
-    except (OSError, ValueError, KeyError):
+        pids = {str(what): int(pid) for what, pid in read_json(place.path / PIDS)["pids"].items()}
+    except (OSError, *BROKEN):
         pids = {}
     try:
-        agreed = json.loads((place.path / "consent.json").read_text("utf-8"))["date"]
-    except (OSError, ValueError, KeyError):
+        agreed = str(read_json(place.path / "consent.json")["date"])
+    except (OSError, *BROKEN):
         agreed = "not yet"
     return {
         "name": told.name,
         "server": told.server,
         "home": str(place.path),
-        "running": ", ".join(f"{what} (pid {pid})" for what, pid in pids.items() if running(int(pid))) or "no",
+        "running": ", ".join(f"{what} (pid {pid})" for what, pid in pids.items() if running(pid)) or "no",
         "paused": "yes" if place.paused() else "no",
         "agreed": agreed,
         "trains when": ", ".join(told.when) or "always",

@@ -143,7 +143,7 @@ def read_config(path: Path, method: str | None = None) -> Config:
         document = tomllib.loads(path.read_text("utf-8"))
     except OSError as e:
         raise ConfigError(f"{path}: {e.strerror or e}; expected a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
         raise ConfigError(f"{path}: not valid TOML: {e}") from None
     return config_from(document, str(path), method)
 

@@ -6,6 +6,7 @@ that no parser follows. Checkpoints and ledgers get their sums made to fit, so t
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -30,14 +31,14 @@ from keyfed.deploy.superlink import ServerHome
 from keyfed.engine.client_state import read_state, write_state
 from keyfed.engine.device_store import DeviceStore
 from keyfed.engine.roster import Enrolled, Roster
-from keyfed.errors import KeyfedError, RunError
+from keyfed.errors import KeyfedError
 from keyfed.federated.types import State
 from keyfed.private.accounting import Release
 from keyfed.private.budget import ORIGIN, Terms, _line, check_against_metrics, open_ledger, read_ledger
 from keyfed.run.cache import open_cache
 from keyfed.run.checkpoint import Best, Checkpoint, _seal, load_checkpoint, named_states, save_checkpoint
-from keyfed.run.events import scalars
-from keyfed.run.folder import load_model, read_metrics, read_result, read_run_toml
+from keyfed.run.events import read_log, scalars
+from keyfed.run.folder import read_metrics, read_result, read_run_toml
 from keyfed.run.studies_resume import find_kept
 from keyfed.text.corpus import read_corpus
 from keyfed.text.given import read_vocab
@@ -200,10 +201,8 @@ def use_device(folder):
         lambda: store.refuse_early("run", 9, 1),
         lambda: read_state(store.state("run", 2)),
     ):
-        try:
+        with contextlib.suppress(KeyfedError):
             use()
-        except KeyfedError:
-            pass
 
 
 def shard(folder):
@@ -246,10 +245,8 @@ def read_homes(folder):
         lambda: consent.need_consent(client),
     ]
     for use in tried:
-        try:
+        with contextlib.suppress(KeyfedError):
             use()
-        except KeyfedError:
-            pass
 
 
 METRICS = {
@@ -277,13 +274,11 @@ class Silent:
 def read_events(folder):
     for use in (
         lambda: follow(iter((folder / "output.events").read_text("utf-8", "replace").split("\n")), Silent()),
-        lambda: [scalars(record, {"down": 1.0, "up": 1.0}) for record in read_metrics(folder)],
+        lambda: [scalars(record, {"down": 1.0, "up": 1.0}) for record in read_log(folder)],
         lambda: read_result(folder),
     ):
-        try:
+        with contextlib.suppress(KeyfedError):
             use()
-        except KeyfedError:
-            pass
 
 
 def events_changed(data, rng):
@@ -323,11 +318,10 @@ def tokenizers(folder):
 
 def read_tokenizers(folder):
     for name in ("bert", "gpt", "json", "bpe"):
-        for use in (lambda: read_tokenizer(folder / name).encode("thes"), lambda: load_vectors(folder / name, WORDS)):
-            try:
-                use()
-            except KeyfedError:
-                pass
+        with contextlib.suppress(KeyfedError):
+            read_tokenizer(folder / name).encode("thes")
+        with contextlib.suppress(KeyfedError):
+            load_vectors(folder / name, WORDS)
 
 
 def vectors(folder):
@@ -345,10 +339,8 @@ def vectors(folder):
 
 def read_vectors(folder):
     for path in sorted(folder.iterdir()):
-        try:
+        with contextlib.suppress(KeyfedError):
             load_vectors(path, WORDS)
-        except KeyfedError:
-            pass
 
 
 TERMS = Terms(1e-6, 1000, 100, 10.0, 10.0, 1.0, "gaussian", "1", "derived", 3.0)
@@ -379,12 +371,11 @@ def use_ledger(folder):
     for use in (
         lambda: check_against_metrics(read_ledger(folder), read_metrics(folder)),
         lambda: (read_ledger(folder).verdict(), read_ledger(folder).attempts(1)),
+        lambda: read_ledger(folder).epsilon("rdp"),
         lambda: open_ledger(folder, TERMS),
     ):
-        try:
+        with contextlib.suppress(KeyfedError):
             use()
-        except KeyfedError:
-            pass
 
 
 CONFIG = """
@@ -425,10 +416,8 @@ def toml_changed(data, rng):
 
 def read_configuration(folder):
     for use in (lambda: check(read_config(folder / "run.toml")), lambda: read_run_toml(folder)):
-        try:
+        with contextlib.suppress(KeyfedError):
             use()
-        except KeyfedError:
-            pass
 
 
 def corpora(folder):
@@ -448,10 +437,8 @@ def corpora(folder):
 
 def read_corpora(folder):
     for path in [*sorted(folder.iterdir()), folder]:
-        try:
+        with contextlib.suppress(KeyfedError):
             read_corpus(path).fingerprint()
-        except KeyfedError:
-            pass
 
 
 def kept(folder):
@@ -459,7 +446,9 @@ def kept(folder):
     (folder / "cell" / "kept.json").write_text(json.dumps({"about": {"x": 1}, "records": [{"round": 1}, {"round": 2}]}))
     cache = folder / "cache"
     cache.mkdir()
-    (cache / "manifest.json").write_text(json.dumps({"files": {}, "published": [True, True], "skipped": [], "corpus": {}}))
+    (cache / "manifest.json").write_text(
+        json.dumps({"files": {}, "published": [True, True], "skipped": [], "corpus": {}})
+    )
 
 
 def read_kept(folder):

@@ -129,7 +129,7 @@ def test_without_proof_not_a_byte_is_read(change):
         "twice": signed() + signed()[:1], "old": signed(NOW - datetime.timedelta(seconds=305)),
         "early": signed(NOW + datetime.timedelta(seconds=5)), "naive": signed(NOW.replace(tzinfo=None)),
     }[change]  # fmt: skip
-    one = Request(mega(900), headers + [(b"transfer-encoding", b"chunked")])
+    one = Request(mega(900), [*headers, (b"transfer-encoding", b"chunked")])
     assert one.through(PROOF)[0] == 401
     assert (one.calls, one.read, one.reached, one.proven) == (0, 0, [], [])
     assert (b"connection", b"close") in one.sent[0]["headers"]
@@ -303,7 +303,7 @@ def test_a_head_that_does_not_end_ends_the_connection_however_it_drips():
         for _ in range(9):
             doors[1].data_received(b"x")
             await after(1.0)
-        assert not (mute.ended or dripping.ended)
+        assert [mute.ended, dripping.ended] == [False, False]
         await after(1.01)
         assert mute.ended
         assert dripping.ended
@@ -442,7 +442,9 @@ def test_addresses_of_one_ipv6_network_count_together():
     play(main())
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.sampled_from(["open", "prove", "lose"])), max_size=80))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.sampled_from(["open", "prove", "lose"])), max_size=80)
+)
 @settings(max_examples=200, deadline=None)
 def test_counts_are_those_of_the_connections_that_are_open(steps):
     limits = Limits(total=9, address=4, strangers=6, strangers_address=2)

@@ -58,9 +58,7 @@ def post(federation, headers, parts):
 
 def signed(key, when):
     """Flower's three headers, rightly made with a key."""
-    public = key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return {
         "flwr-public-key": base64.b64encode(public).decode(),
         "flwr-timestamp": when,

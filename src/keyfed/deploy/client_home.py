@@ -31,7 +31,7 @@ from keyfed.deploy.certificates import check_certificate, write_new, write_priva
 from keyfed.deploy.conditions import CONDITIONS
 from keyfed.deploy.processes import locked, private_folder
 from keyfed.errors import ConfigError, DeployError, nearest
-from keyfed.files import write_atomically
+from keyfed.files import BROKEN, read_json, write_atomically
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
@@ -96,11 +96,15 @@ class ClientHome:
     def settings(self) -> Settings:
         """Read what the client was told."""
         try:
-            found = json.loads((self.path / "client.json").read_text("utf-8"))
-            return Settings(**{**found, "when": tuple(found["when"])})
+            found = read_json(self.path / "client.json")
+            settings = Settings(**{**found, "when": tuple(found["when"])})
+            texts = (settings.name, settings.server, settings.data, *settings.when)
+            if not all(isinstance(text, str) for text in texts) or not isinstance(settings.keep_days, int | None):
+                raise ValueError("a value of another type than was written")
+            return settings
         except FileNotFoundError:
             raise DeployError(f"{self.path} is not the home of a client; start one: keyfed client --help") from None
-        except (OSError, ValueError, TypeError, KeyError) as e:
+        except (OSError, *BROKEN) as e:
             raise DeployError(f"{self.path / 'client.json'} cannot be read: {e}") from None
 
     def write(self, settings: Settings) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from keyfed.deploy.client_home import ClientHome, Settings
 from keyfed.errors import DeployError
-from keyfed.files import write_atomically
+from keyfed.files import BROKEN, read_json, write_atomically
 
 FILE = "consent.json"
 
@@ -55,9 +55,9 @@ def words_for(home: Path, told: Settings) -> str:
 def given(home: Path, text: str | None = None) -> bool:
     """Whether consent is recorded in a home, to these words where they are given."""
     try:
-        found = json.loads((home / FILE).read_text("utf-8"))
+        found = read_json(home / FILE)
         return bool(found["agreed"]) and (text is None or found["sha256"] == _sum(text))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *BROKEN):
         return False
 
 

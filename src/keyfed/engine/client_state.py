@@ -20,6 +20,10 @@ from keyfed.federated.types import ClientId, Params
 from keyfed.files import make_durable, write_atomically
 
 
+class StateDamaged(RunError):
+    """A client's state that is there and cannot be read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Version:
     """A state file that counts: the round it was made in, and its SHA-256."""
@@ -42,9 +46,19 @@ def write_state(path: Path, state: Params) -> None:
 def read_state(path: Path, device: str = "cpu") -> Params:
     """Read one client's state."""
     try:
-        return {name: t.to(torch.device(device)) for name, t in load(path.read_bytes()).items()}
+        return {name: t.to(torch.device(device)) for name, t in parse_tensors(path.read_bytes()).items()}
     except OSError as e:
         raise RunError(f"{path}: {e.strerror or e}; a client's state is missing, go on with --resume") from e
+    except ValueError as e:
+        raise StateDamaged(f"{path}: {e}; a client's state is damaged, go on with --resume") from None
+
+
+def parse_tensors(data: bytes) -> Params:
+    """Read tensors of our own; ValueError where they are damaged."""
+    try:
+        return load(data)
+    except Exception as e:  # safetensors has an error class of its own, and raises others too
+        raise ValueError(f"damaged tensors: {str(e)[:200]}") from None
 
 
 class ClientStates:

@@ -21,17 +21,18 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from keyfed.engine.messages import Rejected, read_json, text_digest
 from keyfed.errors import RunError
-from keyfed.files import write_atomically
+from keyfed.files import BROKEN, parse_json, write_atomically
 from keyfed.private.keys import Identity, OneTime, SignedKeys, make_keys
 
 OVER = "over"
 MOST_UNUSED = 8  # one-time keys kept; the server asks for one at a time
+T = TypeVar("T")
 _STATE = re.compile(r"round-(\d{6,})\.safetensors")
 
 
@@ -61,7 +62,7 @@ class DeviceStore:
     def new_keys(self, client: str) -> SignedKeys:
         """Make one-time keys, keep the private halves, return what is posted; no serial is ever given twice."""
         counter = self.home / "serial"
-        serial = int(counter.read_text()) if counter.exists() else 0
+        serial = _own(counter, int, 0)
         write_atomically(counter, str(serial + 1).encode())
         private, signed = make_keys(self.identity(), client, serial)
         _write_secret(self._key(serial), private.to_bytes())
@@ -85,7 +86,7 @@ class DeviceStore:
     def pin(self, identities: Mapping[str, bytes]) -> None:
         """Remember other clients' identities as first seen; refuse one that has changed."""
         path = self.home / "pins.json"
-        known = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        known = _own(path, _texts, {})
         for name, key in identities.items():
             if known.get(name, key.hex()) != key.hex():
                 raise Rejected("identity changed", f'the identity of "{name[:64]}" is not the one seen before')
@@ -139,11 +140,12 @@ class DeviceStore:
 
     def seen(self, run: str) -> tuple[int, int, str]:
         """Return (attempt, round, model) of the last training in a run; (0, -1, "") before the first."""
-        path = self.run(run) / "seen.json"
-        if not path.exists():
-            return 0, -1, ""
-        attempt, round, model = json.loads(path.read_text("utf-8"))
-        return int(attempt), int(round), str(model)
+
+        def parse(found: Any) -> tuple[int, int, str]:
+            attempt, round, model = found
+            return int(attempt), int(round), str(model)
+
+        return _own(self.run(run) / "seen.json", parse, (0, -1, ""))
 
     def see(self, run: str, attempt: int, round: int, model: str) -> None:
         """Remember the last training, so that an old message is known as such after a restart, too."""
@@ -155,7 +157,7 @@ class DeviceStore:
         Two sums over cohorts that differ by one client would show that client's vector by their difference.
         """
         path = self.run(run) / "summed.json"
-        before = json.loads(path.read_text("utf-8")) if path.exists() else []
+        before: list[Any] = _own(path, _triples, [])
         now = [round, purpose, part]
         if now in before:
             raise Rejected("summed before", f"this client has sent its part of round {round} already")
@@ -163,11 +165,12 @@ class DeviceStore:
 
     def last_part(self, run: str) -> LastPart | None:
         """Return when this client's last part of a private run left it; None before the first."""
-        path = self.run(run) / "step.json"
-        if not path.exists():
-            return None
-        step, clip = json.loads(path.read_text("utf-8"))
-        return LastPart(int(step), float(clip))
+
+        def parse(found: Any) -> LastPart:
+            step, clip = found
+            return LastPart(int(step), float(clip))
+
+        return _own(self.run(run) / "step.json", parse, None)
 
     def refuse_early(self, run: str, step: int, separation: int) -> None:
         """Refuse a call that comes less than `separation` steps after this client's last part, whoever asks."""
@@ -192,6 +195,32 @@ class DeviceStore:
 def about_digest(head: Mapping[str, Any]) -> str:
     """SHA-256 of what a run is about: what every client must have been told alike."""
     return text_digest({key: head.get(key) for key in ("config", "vocab", "method", "secure")})
+
+
+def _own(path: Path, parse: Callable[[Any], T], missing: T) -> T:
+    """Read a JSON file of the client's; what it cannot remember any more, it cannot go on from.
+
+    Raises:
+      Rejected: the file is damaged. It is not passed over: it says what this client must not do again.
+    """
+    try:
+        return parse(parse_json(path.read_bytes()))
+    except FileNotFoundError:
+        return missing
+    except (OSError, *BROKEN) as e:
+        raise Rejected("state lost", f"{path.name} in this client's home is damaged ({type(e).__name__})") from None
+
+
+def _texts(found: Any) -> dict[str, str]:
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found.values()):
+        raise ValueError("expected texts by name")
+    return found
+
+
+def _triples(found: Any) -> list[Any]:
+    if not isinstance(found, list) or not all(isinstance(one, list) and len(one) == 3 for one in found):
+        raise ValueError("expected a list of lists of three")
+    return found
 
 
 def _write_secret(path: Path, data: bytes) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from keyfed.errors import ConfigError, RunError
 from keyfed.federated.types import ClientId
-from keyfed.files import write_atomically
+from keyfed.files import BROKEN, read_json, write_atomically
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -90,9 +90,11 @@ class Roster:
 
 def _read(path: Path) -> dict[ClientId, Enrolled]:
     try:
-        data = json.loads(path.read_text("utf-8"))
-        return {str(name): Enrolled(**entry) for name, entry in data.items()}
+        found = {str(name): Enrolled(**entry) for name, entry in read_json(path).items()}
+        if not all(isinstance(e.identity, str) and isinstance(e.node_key, str) for e in found.values()):
+            raise ValueError("a key that is not a text")
+        return found
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as e:
+    except (OSError, *BROKEN) as e:
         raise RunError(f"{path}: cannot be read as a roster ({e}); restore it from a backup") from None

@@ -24,10 +24,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 
 from keyfed.engine.answers import hello_text, report_head
-from keyfed.engine.client_state import read_state, write_state
+from keyfed.engine.client_state import StateDamaged, read_state, write_state
 from keyfed.engine.device_store import DeviceStore, about_digest
 from keyfed.engine.learner import Learner
 from keyfed.engine.messages import (
@@ -239,7 +238,7 @@ class ClientSession:
             turn = turn._replace(state=state, propose=self.store.state_file(work.run, work.round), clip=clip)
         try:
             done = learner.solve(work.theta, work.round, turn)
-        except SafetensorError:
+        except StateDamaged:
             raise Rejected("state lost", "the state of this client is damaged") from None
         except Exception:
             if work.asked is None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from keyfed.errors import PrivacyError
-from keyfed.files import make_durable, write_atomically
+from keyfed.files import BROKEN, make_durable, parse_json, read_json, write_atomically
 from keyfed.private.accounting import COARSE, FINE, Accountant, Release, Row, TreeRelease, check_delta, epsilon
 
 LEDGER, HEAD = "ledger.jsonl", "ledger.head.json"
@@ -194,10 +194,13 @@ def read_ledger(folder: Path) -> Ledger:
 def check_against_metrics(ledger: Ledger, records: Iterable[Mapping[str, Any]]) -> None:
     """Refuse a ledger that is older than the metrics beside it: every round names the head it was booked under."""
     for record in records:
-        told = (record.get("privacy") or {}).get("ledger")
-        if told is None:
-            raise PrivacyError(f"round {record.get('round')} of metrics.jsonl names no row of the ledger; {REFUSED}")
-        rows, head = told["rows"], told["head"]
+        try:
+            told = record["privacy"]["ledger"]
+            rows, head = int(told["rows"]), str(told["head"])
+        except BROKEN:
+            raise PrivacyError(
+                f"round {record.get('round')} of metrics.jsonl names no row of the ledger; {REFUSED}"
+            ) from None
         if not 1 <= rows <= len(ledger.hashes) or ledger.hashes[rows - 1] != head:
             raise PrivacyError(
                 f"round {record.get('round')} was released under row {rows} of the ledger, which is missing or not the "
@@ -256,9 +259,9 @@ def _write_head(folder: Path, hashes: list[str]) -> None:
 
 def _head(folder: Path) -> dict[str, Any]:
     try:
-        head = json.loads((folder / HEAD).read_text("utf-8"))
+        head = read_json(folder / HEAD)
         return {"rows": int(head["rows"]), "hash": str(head["hash"])}
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except (OSError, *BROKEN) as e:
         raise PrivacyError(f"{folder / HEAD} cannot be read ({e}); {REFUSED}") from None
 
 
@@ -279,21 +282,21 @@ def _read(folder: Path) -> tuple[Ledger | None, int | None]:
     terms: Terms | None = None
     for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
         try:
-            plain = json.loads(line)
+            plain = parse_json(line)
             digest, before = plain.pop("hash"), plain.pop("before")
             fits = before == (hashes[-1] if hashes else ORIGIN) and _line(plain, before)[1] == digest
             if fits and number == 1:
                 terms = Terms(**plain["terms"])
             elif fits:
                 entries.append(_entry(plain))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except BROKEN:
             fits = False
         if not fits:
             raise PrivacyError(f"{path}, line {number}, is not what was written there; {REFUSED}")
         hashes.append(digest)
     if (folder / HEAD).exists():
         head = _head(folder)
-        if head["rows"] > len(hashes) or hashes[head["rows"] - 1] != head["hash"]:
+        if not 1 <= head["rows"] <= len(hashes) or hashes[head["rows"] - 1] != head["hash"]:
             raise PrivacyError(
                 f"{path} has {len(hashes)} whole rows, and {HEAD} knows of {head['rows']} that end otherwise; {REFUSED}"
             )

@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load, save
+from safetensors.torch import save
 
-from keyfed.engine.client_state import Version, check_versions
+from keyfed.engine.client_state import Version, check_versions, parse_tensors
 from keyfed.errors import RunError
 from keyfed.federated.types import ClientId, Params, State
-from keyfed.files import write_atomically
+from keyfed.files import BROKEN, read_json, write_atomically
 
 KEEP = 3
 _NAME = re.compile(r"round-(\d{6,})\.json")
@@ -93,8 +93,8 @@ def named_states(folder: Path) -> list[Mapping[ClientId, Version]]:
     """Return the clients' states that the checkpoints in a folder name; damaged checkpoints name none."""
     out: list[Mapping[ClientId, Version]] = []
     for number in rounds_in(folder):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            manifest = json.loads((folder / f"round-{number:06d}.json").read_text("utf-8"))
+        with contextlib.suppress(OSError, *BROKEN):
+            manifest = read_json(folder / f"round-{number:06d}.json")
             out.append({client: Version(**version) for client, version in manifest["clients"].items()})
     return out
 
@@ -117,7 +117,7 @@ def load_checkpoint(
             if clients is not None:
                 check_versions(clients, found.clients)
             return found
-        except (OSError, ValueError, KeyError, TypeError, RunError) as e:
+        except (OSError, *BROKEN, RunError) as e:
             warn(f"checkpoint of round {number} is damaged ({e}); falling back to the one before")
     if rounds:
         raise RunError(f"{folder}: none of the {len(rounds)} checkpoints is whole; start again with another --out")
@@ -125,24 +125,26 @@ def load_checkpoint(
 
 
 def read_checkpoint(folder: Path, number: int) -> Checkpoint:
-    """Return the checkpoint after a round; OSError, RunError or ValueError where it is not whole."""
-    manifest: dict[str, Any] = json.loads((folder / f"round-{number:06d}.json").read_text("utf-8"))
+    """Return the checkpoint after a round; OSError, RunError or one of `BROKEN` where it is not whole."""
+    manifest: dict[str, Any] = read_json(folder / f"round-{number:06d}.json")
     data = (folder / f"round-{number:06d}.safetensors").read_bytes()
     if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
         raise RunError("checksum does not match")
     if manifest["seal"] != _seal(manifest):
         raise RunError("the manifest was changed")
-    tensors = load(data)
+    tensors = parse_tensors(data)
 
     def part(prefix: str) -> Params:
         return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
-    best = manifest["best"]
+    best, pending = manifest["best"], manifest.get("pending")
+    if manifest["round"] != number or not isinstance(pending, dict | None):
+        raise RunError("the manifest is not that of this round")
     return Checkpoint(
-        state=State(part("params/"), manifest["mediator"], part("server/"), int(manifest["round"])),
-        best=None if best is None else Best(best["round"], best["nats"], part("best/")),
+        state=State(part("params/"), manifest["mediator"], part("server/"), number),
+        best=None if best is None else Best(int(best["round"]), float(best["nats"]), part("best/")),
         metrics_length=int(manifest["metrics_length"]),
         seconds=float(manifest["seconds"]),
         clients={client: Version(**version) for client, version in manifest.get("clients", {}).items()},
-        pending=manifest.get("pending"),
+        pending=pending,
     )

@@ -26,7 +26,7 @@ from keyfed.documents import differences, dump_toml
 from keyfed.engine.network import Network, check_params
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import FolderInUse, RunError
-from keyfed.files import write_atomically
+from keyfed.files import parse_json, read_json, write_atomically
 from keyfed.model.language_model import Params
 from keyfed.run.choose import Choice
 from keyfed.run.outside import build_network, refuse_others
@@ -133,7 +133,7 @@ def read_run_toml(folder: Path) -> tuple[Config, dict[str, Any]]:
         document = tomllib.loads((folder / "run.toml").read_text("utf-8"))
     except FileNotFoundError:
         raise RunError(f"{folder} is not a run folder (it has no run.toml); `keyfed train` makes one") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as e:
         raise RunError(f"{folder / 'run.toml'} cannot be read: {e}") from None
     made = document.get("made")
     if not isinstance(made, dict):
@@ -266,7 +266,7 @@ def resume_command(folder: Path) -> str:
 def read_result(folder: Path) -> dict[str, Any] | None:
     """Return a finished run's result.json, or None."""
     try:
-        return dict(json.loads((folder / "result.json").read_text("utf-8")))
+        return dict(read_json(folder / "result.json"))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as e:
@@ -295,6 +295,10 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl."""
     path = folder / "metrics.jsonl"
     try:
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-    except ValueError as e:
+        found = [parse_json(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    except (OSError, ValueError) as e:
         raise RunError(f"{path} is damaged: {e}") from None
+    for number, line in enumerate(found, 1):
+        if not isinstance(line, dict) or not isinstance(line.get("round"), int):
+            raise RunError(f"{path} is damaged: line {number} is not that of a round")
+    return found

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyfed.errors import ConfigError, DataError, nearest
+from keyfed.files import parse_json
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -163,7 +164,7 @@ class Vocab:
           DataError: The text is not such an object, or its words are damaged.
         """
         try:
-            found = json.loads(text)
+            found = parse_json(text)
         except ValueError as error:
             raise DataError(f"vocabulary: not JSON ({error}); is vocab.json cut short?") from None
         if not isinstance(found, dict):
