@@ -507,6 +507,12 @@ def untyped(target, folder, payloads, seed):
     return found, examples
 
 
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    """No waiting for the disk."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_damaged_files_give_typed_errors(name, tmp_path):
     found, examples = untyped(TARGETS[name], tmp_path / "x", QUICK, seed=18)

@@ -300,10 +300,17 @@ def kept_files(data: Path, days: int | None, now: float | None = None) -> list[P
     return [p for p in _files(data) if p not in old_ones]
 
 
+def strays(folder: Path) -> list[Path]:
+    """Return the links in a folder of text that lead out of it: what they lead to is not the client's text."""
+    home = folder.resolve()
+    return [p for p in folder.rglob("*") if p.is_symlink() and home not in p.resolve().parents]
+
+
 def _files(folder: Path) -> Sequence[Path]:
-    """Files as training reads them: links too, nothing hidden, nothing in a hidden folder."""
+    """Files to train on: no link that leads out of the folder, nothing hidden, nothing in a hidden folder."""
+    elsewhere = set(strays(folder))
 
     def hidden(path: Path) -> bool:
         return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
-    return sorted(p for p in folder.rglob("*") if not hidden(p) and p.is_file())
+    return sorted(p for p in folder.rglob("*") if not hidden(p) and p.is_file() and p not in elsewhere)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keyfed.deploy.client_home import ClientHome, kept_files
+from keyfed.deploy.client_home import ClientHome, kept_files, strays
 from keyfed.engine.learner import Learner
 from keyfed.engine.session import ClientSession
 from keyfed.run.on_device import own_text
@@ -27,10 +27,10 @@ def make_session(home: ClientHome) -> ClientSession:
 
 
 def text_to_read(home: ClientHome) -> Path:
-    """Return the file or folder to train on: the owner's, or links to those of its files that are not too old."""
+    """Return the file or folder to train on: the owner's, or links to those of its files that may be trained on."""
     data, days = home.data(), home.settings().keep_days
     files = kept_files(data, days)
-    if days is None or files == [data]:
+    if files == [data] or (days is None and not strays(data)):
         return data
     links = home.path / KEPT
     with contextlib.suppress(FileNotFoundError):

@@ -59,7 +59,8 @@ def free_name(base: Path) -> Path:
 def open_folder(folder: Path, resume: bool) -> Iterator[Path]:
     """Create (or with `resume` reopen) a run folder and keep other processes out while it is in use.
 
-    A new folder in which nothing was written, because the run was refused, goes again.
+    A new folder is its owner's alone: a model knows something of the text it learnt. One in which nothing was written,
+    because the run was refused, goes again.
     """
     fresh = not folder.exists()
     if (folder / "run.toml").exists() and not resume:
@@ -69,7 +70,7 @@ def open_folder(folder: Path, resume: bool) -> Iterator[Path]:
     if folder.is_dir() and not resume and any(p.name != LOCK for p in folder.iterdir()):
         raise RunError(f"{folder} exists and is not empty; choose another --out")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = (folder / LOCK).open("w")
     except OSError as e:
         raise RunError(f"{folder}: {e.strerror or e}; choose another --out") from e

@@ -18,12 +18,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TextIO, cast
+from typing import Any, BinaryIO, NamedTuple, TextIO
+
+from keyfed.errors import DataError
 
 AUTHOR_COLUMNS = ("author", "user", "user_id", "speaker", "name", "nick", "client", "owner")
 TEXT_COLUMNS = ("text", "body", "content", "message", "review", "comment", "utterance")
 TIME_COLUMNS = ("timestamp", "created_utc", "date", "time")
 UNREADABLE = (OSError, EOFError, zlib.error)  # a damaged .gz raises any of the three
+
+MOST_RATIO = 100  # unpacked to packed; text has 3 to 10, the tables of programs up to 40, a bomb 1,000
+LEAST_UNPACKED = 1 << 24  # bytes that any file may unpack to
 
 _DECODE = json.JSONDecoder().raw_decode  # half the time of json.loads, but stops at the first blank
 _Columns = tuple[str, str, str | None]  # author, text, time
@@ -65,9 +70,45 @@ def suffix_of(path: Path) -> str:
 
 def open_text(path: Path, newline: str | None = None) -> TextIO:
     """Open a text file, packed or not. Bytes that are not UTF-8 become lone surrogates."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    file = opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline)
-    return cast(TextIO, file)
+    file = open_bytes(path)
+    return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+
+
+def open_bytes(path: Path) -> io.BufferedReader:
+    """Open a file, packed with gzip or not; what unpacks to far more than text does is a `Bomb` after that much."""
+    if path.suffix != ".gz":
+        return path.open("rb")
+    most = max(LEAST_UNPACKED, MOST_RATIO * path.stat().st_size)
+    return io.BufferedReader(_Unpacked(gzip.open(path), most), io.DEFAULT_BUFFER_SIZE * 8)
+
+
+class Bomb(DataError):
+    """A packed file that unpacks to far more than text does."""
+
+
+class _Unpacked(io.RawIOBase):
+    """An unpacked file that ends in an error beyond `most` bytes."""
+
+    def __init__(self, file: gzip.GzipFile, most: int) -> None:
+        self._file, self._left, self._most = file, most, most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(min(len(buffer), self._left + 1))
+        if len(data) > self._left:
+            raise Bomb(
+                f"{self._file.name}: it unpacks to more than {self._most:,} bytes, {MOST_RATIO} times its size, which "
+                "text does not; unpack it yourself if you trust it"
+            )
+        buffer[: len(data)] = data
+        self._left -= len(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def read_records(
