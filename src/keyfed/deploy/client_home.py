@@ -303,7 +303,8 @@ def kept_files(data: Path, days: int | None, now: float | None = None) -> list[P
 def strays(folder: Path) -> list[Path]:
     """Return the links in a folder of text that lead out of it: what they lead to is not the client's text."""
     home = folder.resolve()
-    return [p for p in folder.rglob("*") if p.is_symlink() and home not in p.resolve().parents]
+    # `realpath`, since `resolve` raises on a loop of links.
+    return [p for p in folder.rglob("*") if p.is_symlink() and home not in Path(os.path.realpath(p)).parents]
 
 
 def _files(folder: Path) -> Sequence[Path]:
