@@ -1,7 +1,7 @@
 """What pip has installed, against the SHA-256 sums in hashes.txt.
 
-    python check_hashes.py REPORT           check the report that `pip install --report REPORT` wrote (`make setup` does)
-    python check_hashes.py --write INDEX    write hashes.txt anew from constraints.txt and a package index's /simple pages
+    python check_hashes.py REPORT          check the report that `pip install --report REPORT` wrote; `make setup` does
+    python check_hashes.py --write INDEX   write hashes.txt from constraints.txt and the /simple pages of an index
 
 pip's own `--require-hashes` takes neither an editable install nor a build of torch from elsewhere (its CPU builds have
 other sums than those on the index). So pip installs by constraints.txt and says what it fetched, and this compares.
@@ -96,7 +96,10 @@ def main() -> None:
     if unknown:
         print(f"not in hashes.txt, and not checked: {', '.join(sorted(unknown))}")
     if wrong:
-        raise SystemExit("; ".join(wrong) + "; look at where pip gets its files from")
+        raise SystemExit(
+            "; ".join(wrong) + "; look at where pip gets its files from. An index that builds files itself has other "
+            "sums: `make setup HASHES=no` leaves this check out"
+        )
 
 
 if __name__ == "__main__":
