@@ -64,10 +64,11 @@ def sums_of(page: str, name: str, version: str) -> list[str]:
     """Return the sums of a version's files on a /simple page, those for older Pythons left out."""
     found = []
     for target, file in re.findall(r'<a[^>]*href="([^"]*)"[^>]*>([^<]*)</a>', page):
-        stem = name_of(re.sub(r"\.(tar\.gz|zip|whl)$", "", html.unescape(file).strip()))
-        whole = f"{name}-{name_of(version)}"
+        file = html.unescape(file).strip()
+        wheel = file.split("-")[:2] if file.endswith(".whl") else None
+        its = wheel or re.sub(r"\.(tar\.gz|zip)$", "", file).rsplit("-", 1)
         digest = re.search(r"#sha256=([0-9a-f]{64})", target)
-        if digest and (stem == whole or stem.startswith(f"{whole}-")) and not OLD.search(file):
+        if digest and [name_of(its[0]), *its[1:]] == [name, version] and not OLD.search(file):
             found.append(digest[1])
     return sorted(set(found))
 
