@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 # Builds for a CPU and for each CUDA have sums of their own, and come from other places than the index.
 NOT_CHECKED = {"torch"}
-OLD = re.compile(r"-(cp2\d*|cp3[0-9]|cp310|pp\d+|py2|graalpy\w*)-")  # Keyfed needs Python 3.11
+OLD = re.compile(r"-(cp2\d*|cp3[0-9]|cp310|pp\d+|py2|graalpy\w*)-(?!abi3-)")  # Keyfed needs Python 3.11
 
 
 def name_of(name: str) -> str:

@@ -55,7 +55,7 @@ def test_a_page_of_an_index_gives_the_sums_of_one_version():
     page = "".join(
         f'<a href="../{file}#sha256={digit * 64}" data-x="1">{file}</a>\n'
         for digit, file in zip(
-            "123456",
+            "1234567",
             (
                 "a_b-1.0-py3-none-any.whl",
                 "a-b-1.0.tar.gz",
@@ -63,11 +63,12 @@ def test_a_page_of_an_index_gives_the_sums_of_one_version():
                 "a_b-1.0-cp310-cp310-linux_x86_64.whl",
                 "a_b-1.0-cp313-cp313-linux_x86_64.whl",
                 "a_b_c-1.0.tar.gz",
+                "a_b-1.0-cp310-abi3-linux_x86_64.whl",
             ),
             strict=True,
         )
     )
-    assert check_hashes.sums_of(page, "a-b", "1.0") == ["1" * 64, "2" * 64, "5" * 64]
+    assert check_hashes.sums_of(page, "a-b", "1.0") == ["1" * 64, "2" * 64, "5" * 64, "7" * 64]
 
 
 def test_the_command_fails_in_one_line(tmp_path):

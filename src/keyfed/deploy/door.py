@@ -258,7 +258,8 @@ def serve(connections: Connections) -> Callable[..., None]:
 
         def door(**its: Any) -> Door:
             loop = asyncio.get_running_loop()
-            return Door(AutoHTTPProtocol(**{**its, "_loop": loop}), connections, tls, loop)
+            http: Any = AutoHTTPProtocol(**{**its, "_loop": loop})
+            return Door(http, connections, tls, loop)
 
         # No access log: Flower leaves routine successes out of it, so that it is a file for strangers to fill.
         fixed: dict[str, Any] = {"http": door, "ws": "none", "proxy_headers": False, "access_log": False}

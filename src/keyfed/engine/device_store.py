@@ -86,7 +86,7 @@ class DeviceStore:
     def pin(self, identities: Mapping[str, bytes]) -> None:
         """Remember other clients' identities as first seen; refuse one that has changed."""
         path = self.home / "pins.json"
-        known = _own(path, _texts, {})
+        known: dict[str, str] = _own(path, _texts, {})
         for name, key in identities.items():
             if known.get(name, key.hex()) != key.hex():
                 raise Rejected("identity changed", f'the identity of "{name[:64]}" is not the one seen before')
