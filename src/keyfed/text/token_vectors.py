@@ -9,6 +9,7 @@ folder/
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 
 from keyfed.errors import DataError
-from keyfed.files import BROKEN, read_json
 from keyfed.text.pieces import Encode, byte_pair_encoder, word_piece_encoder
 from keyfed.text.vector_arrays import Tensor, tensors_of
 from keyfed.text.vector_rows import Gathering, Matrix, Progress, listed, shown
@@ -92,24 +92,31 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """
     try:
         if (folder / "tokenizer.json").is_file():
-            return _from_tokenizer_json(read_json(folder / "tokenizer.json"))
+            return _from_tokenizer_json(_read_json(folder / "tokenizer.json"))
         if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-            vocab = read_json(folder / "vocab.json")
+            vocab = _read_json(folder / "vocab.json")
             lines = (folder / "merges.txt").read_text("utf-8").split("\n")
             return _byte_pairs(vocab, [line for line in lines if line.strip() and not line.startswith("#version")])
         if (folder / "vocab.txt").is_file():
             pieces = (folder / "vocab.txt").read_text("utf-8").removesuffix("\n").split("\n")
             return _word_pieces({piece.rstrip("\r"): k for k, piece in enumerate(pieces)}, _bert_settings(folder))
-    except BROKEN as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise DataError(f"{folder}: damaged tokenizer files ({error}); fetch them again") from error
     except OSError as error:
         raise DataError(f"{folder}: tokenizer cannot be read ({error.strerror or error})") from error
     raise DataError(f"{folder}: no tokenizer beside the model; expected {_FILES}")
 
 
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested without end") from None
+
+
 def _bert_settings(folder: Path) -> dict[str, Any]:
     file = folder / "tokenizer_config.json"
-    config = read_json(file) if file.is_file() else {}
+    config = _read_json(file) if file.is_file() else {}
     # BERT's own defaults where the file says nothing.
     return {"lowercase": config.get("do_lower_case", True), "strip_accents": config.get("strip_accents")}
 

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyfed.errors import ConfigError, DataError, nearest
-from keyfed.files import parse_json
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -164,7 +163,9 @@ class Vocab:
           DataError: The text is not such an object, or its words are damaged.
         """
         try:
-            found = parse_json(text)
+            found = json.loads(text)
+        except RecursionError:
+            raise DataError("vocabulary: nested deeper than any vocabulary; is it a vocab.json?") from None
         except ValueError as error:
             raise DataError(f"vocabulary: not JSON ({error}); is vocab.json cut short?") from None
         if not isinstance(found, dict):
