@@ -347,7 +347,8 @@ def test_the_mutant_without_a_timer_keeps_half_sent_requests_for_ever(monkeypatc
 def test_a_long_head_and_a_request_beyond_all_bodies_end_the_connection():
     async def main():
         head, body = wires(2)
-        doors = arrive(Connections(Limits()), head, body)
+        limits = Limits(request_bytes=5_000_000)
+        doors = arrive(Connections(limits), head, body)
         for _ in range(16):
             doors[0].data_received(bytes(1024))
             assert not head.ended
@@ -358,7 +359,7 @@ def test_a_long_head_and_a_request_beyond_all_bodies_end_the_connection():
         while not body.ended:
             doors[1].data_received(bytes(1_000_000))
             sent += 1_000_000
-        assert sent == Limits().request_bytes + 1_000_000
+        assert sent == limits.request_bytes + 1_000_000
 
     play(main())
 
