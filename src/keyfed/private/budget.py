@@ -25,7 +25,8 @@ from keyfed.private.accounting import COARSE, FINE, Accountant, Release, Row, Tr
 
 LEDGER, HEAD = "ledger.jsonl", "ledger.head.json"
 ORIGIN = "0" * 64  # the hash before the first line
-Verdict = Literal["GUARANTEE", "SIMULATED", "NONE"]
+Verdict = Literal["GUARANTEE", "BOUND ONLY", "SIMULATED", "NONE"]
+MOST_DELTA = 1e-3  # above it (ε, δ) is a bound, and not what a person may rely on: δ is the chance that ε fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +131,24 @@ class Ledger:
         """Whether these releases still fit into the budget."""
         return self.terms.budget is None or self.spent(more) <= self.terms.budget
 
-    def verdict(self) -> Verdict:
-        """GUARANTEE, SIMULATED, or NONE where nothing is promised."""
-        if any(row.z == 0 for row in self.rows()) or self.terms.z == 0:
+    def verdict(self, delta: float | None = None) -> Verdict:
+        """Return what the ledger is worth, see `verdict_of`; NONE where a release had no noise."""
+        if any(row.z == 0 for row in self.rows()):
             return "NONE"
-        return "SIMULATED" if self.terms.simulated else "GUARANTEE"
+        return verdict_of(self.terms, delta)
+
+
+def verdict_of(terms: Terms, delta: float | None = None) -> Verdict:
+    """Return GUARANTEE, BOUND ONLY where δ is above `MOST_DELTA`, SIMULATED, or NONE where nothing is promised.
+
+    Args:
+      delta: δ of all that is promised, where the terms have a part of it only; None for theirs.
+    """
+    if terms.z == 0:
+        return "NONE"
+    if terms.simulated:
+        return "SIMULATED"
+    return "GUARANTEE" if (terms.delta if delta is None else delta) <= MOST_DELTA else "BOUND ONLY"
 
 
 def open_ledger(folder: Path, terms: Terms) -> Ledger:

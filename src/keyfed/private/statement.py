@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from keyfed.private.accounting import COARSE, FINE, Release, Row, at_rate_one, epsilon, merge
-from keyfed.private.budget import Ledger, Terms
+from keyfed.private.budget import MOST_DELTA, Ledger, Terms
 from keyfed.private.noise import update_noise
 
 UNIT = "one client with everything it holds"
@@ -58,7 +58,7 @@ def account(ledger: Ledger, *, fine: bool = False, delta: float | None = None) -
     eps = ledger.epsilon(grid=FINE) if fine else ledger.spent()
     terms = ledger.terms
     return {
-        "verdict": ledger.verdict(),
+        "verdict": ledger.verdict(delta),
         "pld": _number(eps),
         "rdp": _number(ledger.epsilon("rdp")),
         "delta": terms.delta if delta is None else delta,
@@ -96,7 +96,7 @@ def statement(ledger: Ledger, eps: float, delta: float | None = None) -> list[st
     """
     t = ledger.terms
     promised = t.delta if delta is None else delta
-    verdict = ledger.verdict()
+    verdict = ledger.verdict(delta)
     lines = []
     if verdict == "NONE":
         return ["NONE: releases without noise are in the ledger, so ε is ∞."]
@@ -105,6 +105,11 @@ def statement(ledger: Ledger, eps: float, delta: float | None = None) -> list[st
             f"SIMULATED guarantee for a population of {t.population:,} clients and a cohort of {t.cohort:,.9g}; not a "
             f"guarantee of this run, which has {t.clients:,} clients and calls {t.called:,.6g} a round"
             + (", and whose noise derives from its seed." if t.randomness == "derived" else ".")
+        )
+    elif verdict == "BOUND ONLY":
+        lines.append(
+            f"BOUND ONLY for the {t.clients:,} clients of this run, no meaningful guarantee: δ = {promised:.2g} is "
+            f"above {MOST_DELTA:g}."
         )
     else:
         lines.append(f"GUARANTEE for the {t.clients:,} clients of this run.")

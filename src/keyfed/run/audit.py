@@ -85,7 +85,7 @@ def audit_run(run: Path, *, quick: bool = True, listener: Listener | None = None
       quick: one canary a cell and 2^11 candidates instead of three and 2^14.
 
     Returns:
-      verdict: "GUARANTEE", "SIMULATED" or "NONE"; contradicted: whether a claim does not hold, and the reasons in
+      verdict: "GUARANTEE", "BOUND ONLY", "SIMULATED" or "NONE"; contradicted: whether a claim does not hold, and the reasons in
       `contradictions`; findings of the configuration; canaries, one_shot, membership, leaks.
 
     Raises:
@@ -262,7 +262,7 @@ def contradictions(
             f"replay: round {replayed['round']}, done again by the ledger's noise, ends {replayed['difference']:.3g} "
             "times what that noise does away from where the run's own checkpoint is"
         )
-    if claim.verdict != "GUARANTEE":
+    if claim.verdict not in ("GUARANTEE", "BOUND ONLY"):
         return against
     for row in canaries["planted"]:
         chance = chance_under(row["exposure"], row["users"], claim.epsilon, claim.delta)

@@ -122,7 +122,7 @@ def personalise(personal: Personal, trained: Trained, prepared: Prepared) -> dic
 
     Returns:
       Scores of the same tokens before and after (tokens of all clients added up), the share of clients that gain, the
-      worst decile, and each client's nats per token.
+      worst decile, and each client's nats per token. Of a private run only totals, and no plot: a point is a client.
     """
     spec, config = trained.spec, trained.config
     method = _solver_of(personal, trained)
@@ -151,7 +151,9 @@ def personalise(personal: Personal, trained: Trained, prepared: Prepared) -> dic
         },
         "plot": None,
     }
-    drawn = draw_gains(before, after)
+    if config.privacy.on:  # as in the run's result: totals, and no figure of a single client
+        block |= {"by_client": None, "worst_decile": {"before": None, "after": None}}
+    drawn = None if config.privacy.on else draw_gains(before, after)
     if drawn is not None:
         path = trained.folder / "plots" / f"{drawn.name}.png"
         path.parent.mkdir(exist_ok=True)

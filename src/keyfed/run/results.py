@@ -149,8 +149,10 @@ def _given_vocabulary(trained: Trained, train: set[str], test: set[str]) -> Chec
     detail = f"{Path(trained.config.data.vocab_file).name} was given, not counted here; "
     detail += f"{len(only):,} of {len(words):,} words occur in the test text and not in training"
     if only:
+        some = f" ({', '.join(only[:5])}{', …' if len(only) > 5 else ''})"
+        detail += "" if trained.config.privacy.on else some  # words of few clients' held-out text
         detail += (
-            f" ({', '.join(only[:5])}{', …' if len(only) > 5 else ''}): no leak if it comes from elsewhere, one if "
+            ": no leak if it comes from elsewhere, one if "
         )
         detail += "it was elected on this corpus with another seed or cut"
     return Check("vocabulary as given", True, detail)
