@@ -32,6 +32,17 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         raise RunError(f"{path}: could not be written ({e.strerror or e}){advice}") from e
 
 
+def written_name(name: str) -> str:
+    """Return the name of the file that a temporary one was to become; any other name as it is.
+
+    Example:
+      >>> written_name(".result.json.tmp"), written_name("result.json")
+      ('result.json', 'result.json')
+    """
+    temporary = len(name) > 5 and name.startswith(".") and name.endswith(".tmp")
+    return name[1:-4] if temporary else name
+
+
 def space_advice(error: OSError, *, of_run: bool = True) -> str:
     """Return what to do about a full disk, to stand behind a message; nothing for what space does not mend.
 

@@ -39,7 +39,11 @@ from keyfed.text.named import NAMED, at_hand, is_path
 
 GOAL = 0.97  # of the three words shown, as many are the same in eight bits
 NGRAM_TOKENS = 10_000_000  # training text that the n-grams are counted on
-LEFT_OUT = ("n-grams", "written forms", "a check on held-out text")  # of a private run: each would need noise of its own
+LEFT_OUT = (
+    "n-grams",
+    "written forms",
+    "a check on held-out text",
+)  # of a private run: each would need noise of its own
 
 
 @dataclass(frozen=True, slots=True)

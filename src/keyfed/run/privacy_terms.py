@@ -105,8 +105,8 @@ def announcement(t: Terms, counted: float | None, parameters: int) -> list[str]:
     how = f"rate {t.rate:.4g}" if t.gap is None else f"tree aggregation, {t.gap} rounds apart"
     budget = "no budget" if t.budget is None else f"budget epsilon {t.budget:g}"
     lines = [
-        f"privacy: {verdict_of(t)}, {budget}, delta {t.delta:.2g}, noise {t.z:.4g}{parts}, {how}, population {t.population:,}, "
-        f"cohort {t.cohort:,.6g}; noise of a mean {noise_to_clip(z, parameters, t.cohort):.3g} clips"
+        f"privacy: {verdict_of(t)}, {budget}, delta {t.delta:.2g}, noise {t.z:.4g}{parts}, {how}, population "
+        f"{t.population:,}, cohort {t.cohort:,.6g}; noise of a mean {noise_to_clip(z, parameters, t.cohort):.3g} clips"
     ]
     if t.simulated:
         lines.append(

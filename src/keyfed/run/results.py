@@ -151,8 +151,5 @@ def _given_vocabulary(trained: Trained, train: set[str], test: set[str]) -> Chec
     if only:
         some = f" ({', '.join(only[:5])}{', …' if len(only) > 5 else ''})"
         detail += "" if trained.config.privacy.on else some  # words of few clients' held-out text
-        detail += (
-            ": no leak if it comes from elsewhere, one if "
-        )
-        detail += "it was elected on this corpus with another seed or cut"
+        detail += ": no leak if it comes from elsewhere, one if it was elected on this corpus with another seed or cut"
     return Check("vocabulary as given", True, detail)

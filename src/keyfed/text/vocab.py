@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import Literal, TypeAlias
+from math import inf
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +82,42 @@ def _pattern() -> re.Pattern[str]:
     )
 
 
+class Vote(NamedTuple):
+    """What a vote with noisy counts cost the clients that voted: `privacy` of a vocabulary's file.
+
+    Attributes:
+      id: random name, by which a register of votes knows it.
+      verdict: GUARANTEE, BOUND ONLY or SIMULATED, as of a run's ledger (`keyfed.private.budget`).
+      epsilon, delta: of this vote, threshold included.
+      votes: votes of the same clients so far that are known, this one among them; `all_epsilon` and `all_delta` are the
+        sums over them.
+    """
+
+    id: str
+    verdict: str
+    epsilon: float
+    delta: float
+    votes: int
+    all_epsilon: float
+    all_delta: float
+
+    @classmethod
+    def read(cls, found: object) -> Vote:
+        """Read the entry `privacy` of a vocabulary's file; DataError where it is none."""
+        if isinstance(found, dict) and set(found) == set(cls._fields):
+            numbers = [found[key] for key in cls._fields if key not in ("id", "verdict")]
+            named = isinstance(found["id"], str) and len(found["id"]) <= 64 and found["verdict"] in VERDICTS
+            if named and all(type(n) in (int, float) and 0 <= n < inf for n in numbers):
+                return cls(**{**found, "votes": int(found["votes"])})
+        raise DataError(
+            f"vocabulary: 'privacy' should hold {', '.join(cls._fields)} of a vote; make the file again "
+            "(`keyfed vocab --dp`)"
+        )
+
+
+VERDICTS = ("GUARANTEE", "BOUND ONLY", "SIMULATED")  # of a vote; one without noise is refused
+
+
 @dataclass(frozen=True, slots=True)
 class Vocab:
     """A list of words or characters; the place in the list is the number.
@@ -90,6 +127,7 @@ class Vocab:
       words: All entries, the four specials first.
       lower: Whether text is written in lower case before it is looked up.
       tokenised: Whether text is cut at white space only (`words_of`).
+      privacy: What the vote that made it cost, None for a vocabulary that was not elected with noise.
 
     Example:
       >>> vocab = Vocab("word", (*SPECIALS, "the", "cat"), lower=True, tokenised=True)
@@ -103,6 +141,7 @@ class Vocab:
     words: tuple[str, ...]
     lower: bool
     tokenised: bool
+    privacy: Vote | None = field(default=None, compare=False)
     _index: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -153,7 +192,10 @@ class Vocab:
 
     def to_json(self) -> str:
         """Return the vocabulary as one JSON object (`vocab.json` of a run)."""
-        return json.dumps({"kind": self.kind, "lower": self.lower, "tokenised": self.tokenised, "words": self.words})
+        vote = {} if self.privacy is None else {"privacy": self.privacy._asdict()}
+        return json.dumps(
+            {"kind": self.kind, "lower": self.lower, "tokenised": self.tokenised, **vote, "words": self.words}
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Vocab:
@@ -175,7 +217,10 @@ class Vocab:
                 raise DataError(f"vocabulary: {key!r} should be of type {kind.__name__}, got {got}")
         if not all(isinstance(word, str) for word in found["words"]):
             raise DataError("vocabulary: 'words' holds something that is not a string")
-        return cls(found["kind"], tuple(found["words"]), lower=found["lower"], tokenised=found["tokenised"])
+        vote = Vote.read(found["privacy"]) if "privacy" in found else None
+        return cls(
+            found["kind"], tuple(found["words"]), lower=found["lower"], tokenised=found["tokenised"], privacy=vote
+        )
 
 
 def _problem_of(kind: str, words: tuple[str, ...]) -> str | None:
