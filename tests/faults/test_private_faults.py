@@ -66,7 +66,7 @@ def test_killed_between_the_ledger_and_the_checkpoint(tmp_path, monkeypatch, sec
     assert len(drawn) == len(cohorts) == 4
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(drawn, 2))
     assert (result["rounds"], result["privacy"]["releases"], result["privacy"]["retried"]) == (3, 4, 1)
-    assert result["privacy"]["verdict"] == "GUARANTEE"
+    assert result["privacy"]["verdict"] == "BOUND ONLY"
 
 
 def test_killed_after_the_row_and_before_the_noise(tmp_path, monkeypatch):

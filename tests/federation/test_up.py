@@ -90,7 +90,7 @@ def test_fedatt_over_flower_equals_the_simulation(tmp_path, how):
 
 
 @pytest.mark.parametrize("how", ["--plain", "--secure"])
-def test_dp_over_flower_ends_with_a_guarantee(tmp_path, how):
+def test_dp_over_flower_ends_with_a_bound(tmp_path, how):
     write_texts(tmp_path / "text")
     home, out = tmp_path / "home", tmp_path / "private"
     result = json.loads(
@@ -99,15 +99,15 @@ def test_dp_over_flower_ends_with_a_guarantee(tmp_path, how):
     )  # fmt: skip
     assert processes_of(home) == []
     private = result["privacy"]
-    assert (private["verdict"], private["releases"], private["population"]) == ("GUARANTEE", 2, 4)
+    assert (private["verdict"], private["releases"], private["population"]) == ("BOUND ONLY", 2, 4)
     assert private["randomness"] == "system"
     assert private["count_noise"] == 0.8  # of the clip that moves: four clients are few
-    assert [line["privacy"]["verdict"] for line in read_metrics(out)] == ["GUARANTEE"] * 2
+    assert [line["privacy"]["verdict"] for line in read_metrics(out)] == ["BOUND ONLY"] * 2
     assert "client-" not in (out / "metrics.jsonl").read_text() + (out / "result.json").read_text()
     assert any("no ε covers it" in line for line in private["statement"])  # the vocabulary is of the clients' own text
     assert result["cost"]["seconds_per_round"] is None
-    assert run(["privacy", "ledger", out], tmp_path).startswith("GUARANTEE: epsilon ")
-    assert run(["privacy", "audit", out], tmp_path).startswith("GUARANTEE; see ")
+    assert run(["privacy", "ledger", out], tmp_path).startswith("BOUND ONLY: epsilon ")
+    assert run(["privacy", "audit", out], tmp_path).startswith("BOUND ONLY; see ")
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["home", "temporary"])
