@@ -17,6 +17,7 @@ from keyfed.private.budget import HEAD, LEDGER, read_ledger
 from keyfed.private.hinge import Opening, chance
 from keyfed.run.folder import load_model, read_metrics, read_result
 from keyfed.run.prepare import prepare
+from keyfed.run.privacy import account_of_run
 from keyfed.run.start import token_counts
 from keyfed.run.train import Silent, train
 from keyfed.sections import PrivacyConfig
@@ -418,6 +419,47 @@ def test_the_plan_never_invents_a_perplexity(keyfed, corpus, tmp_path):
     code, _, err = keyfed(*asked, "--run", tmp_path / "run")
     assert code == 2
     assert "measured no cost" in err
+
+
+def test_a_run_adds_what_the_vote_on_its_vocabulary_cost(keyfed, corpus, tmp_path):
+    """Noise of the operating system: two votes differ, the file says what it cost, and every statement adds it."""
+    out = [tmp_path / name / "vocab.json" for name in ("one", "two", "seeded", "again")]
+    more = [f"{word}-{k}" for k in range(20) for word in ("pear", "plum", "fig")]
+    for path in sorted(corpus.iterdir()):
+        path.write_text(f"{' '.join(more)}\n" * 2 + path.read_text())
+    given = ["vocab", "--data", corpus, "--dp", "noise=0.05", "--most-words", 100, "--set", "data.unseen=0", "--json"]
+    reports = []
+    for path, seeded in zip(out, ([], [], ["--seeded"], ["--seeded"]), strict=True):
+        code, stdout, err = keyfed(*given, "--out", path, *seeded)
+        assert code == 0, err
+        reports.append(json.loads(stdout))
+    votes = [Vocab.from_json(path.read_text("utf-8")).privacy for path in out]
+    # Everybody says most words, so noisy votes decide the order; two drawn orders of 60 words are never the same.
+    words = [Vocab.from_json(path.read_text("utf-8")).words for path in out]
+    assert words[0] != words[1]
+    assert words[2] == words[3]
+    assert [v.verdict for v in votes] == ["BOUND ONLY"] * 2 + ["SIMULATED"] * 2
+    assert [v.votes for v in votes] == [1, 2, 3, 4]
+    assert votes[1].all_epsilon == pytest.approx(votes[0].epsilon + votes[1].epsilon)
+    assert votes[1].all_delta == pytest.approx(2 * 8**-1.1)
+    assert any("With 1 earlier vote of these clients" in line for line in reports[1]["privacy"]["statement"])
+    assert not any("validation" in line for line in reports[0]["privacy"]["statement"])  # a vote has none
+    for name, path, said in (("a", out[1], "BOUND ONLY, (ε, δ) = ("), ("b", out[2], "no ε covers it in fact")):
+        train(configured(corpus, "fedavg", 1, f"data.vocab_file={path}", "data.unseen=0"), tmp_path / name)
+        result = json.loads((tmp_path / name / "result.json").read_text("utf-8"))
+        for lines in (result["privacy"]["statement"], account_of_run(tmp_path / name)["statement"]):
+            line = next(line for line in lines if line.startswith("The vocabulary was elected by"))
+            assert said in line
+        assert Vocab.from_json((tmp_path / name / "vocab.json").read_text("utf-8")).privacy is not None
+    both = result["privacy"]["pld"] + votes[1].all_epsilon
+    first = json.loads((tmp_path / "a" / "result.json").read_text("utf-8"))["privacy"]["statement"]
+    assert any(f"has ({both:.4g}, " in line for line in first)
+    train(configured(corpus, "fedavg", 1, "data.unseen=0"), tmp_path / "raw")
+    raw = json.loads((tmp_path / "raw" / "result.json").read_text("utf-8"))["privacy"]["statement"]
+    assert any(line.startswith("The vocabulary was made from these clients' text without noise") for line in raw)
+    code, _, err = keyfed("vocab", "--data", corpus, "--seeded", "--out", tmp_path / "plain.json")
+    assert code == 2
+    assert "--seeded is for the noise of a vote under a budget" in err
 
 
 def test_a_vocabulary_with_a_guarantee(keyfed, corpus, tmp_path):
