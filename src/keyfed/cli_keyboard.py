@@ -82,7 +82,9 @@ def _exported(run: Path) -> Path:
             raw = bundle.read_from_text(target) if config.privacy.on else []
             if manifest["run"]["model_sha256"] == model_sum(run) and not raw:
                 return target
-            why = f"the export holds {', '.join(raw)}, and {run} is private" if raw else f"{run} has been trained since"
+            why = f"{run} has been trained since it was exported"
+            if raw:
+                why = f"{run} is private, and its export holds {', '.join(raw)}"
             typer.echo(f"{why}; exporting it again", err=True)
         except RunError as e:
             typer.echo(f"{e}: doing so", err=True)

@@ -319,6 +319,7 @@ def test_a_dry_run_says_what_would_be_promised(keyfed, corpus, tmp_path):
     assert code == 0, err
     assert "privacy: SIMULATED, no budget" in out
     assert "rate 0.005, population 10,000, cohort 50" in out
+    assert "training tokens" not in out
 
 
 def test_fedatts_own_noise_is_said_to_promise_nothing(keyfed, corpus, tmp_path):

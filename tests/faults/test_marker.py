@@ -20,7 +20,7 @@ pytest.importorskip("onnxruntime")
 
 import keyfed.keyboard.export as exporting
 from keyfed import cli_keyboard
-from keyfed.keyboard import bundle
+from keyfed.keyboard import bundle, table
 from keyfed.keyboard.export import LEFT_OUT, export_run
 from keyfed.keyboard.ngram_file import fit_small, to_bytes
 from keyfed.keyboard.session import keyboard_of
@@ -93,7 +93,10 @@ def every_command(run, keyfed):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_phrase_of_two_clients_is_in_no_file_of_a_private_run_and_the_table_knows_every_file(tmp_path, keyfed, kind):
+def test_a_phrase_of_two_clients_is_in_no_file_of_a_private_run_and_the_table_knows_every_file(
+    tmp_path, keyfed, kind, monkeypatch
+):
+    monkeypatch.setattr(table, "LEAST_WORDS", 1)  # so that figures by client would be printed
     run, vocab = run_of(tmp_path, kind)
     said = every_command(run, keyfed)
     assert len(list(said.iterdir())) == 11
@@ -109,6 +112,11 @@ def test_a_phrase_of_two_clients_is_in_no_file_of_a_private_run_and_the_table_kn
     assert [path for path, cover in covers.items() if cover == "never"] == []
     assert covers["small/weights.safetensors"] == "ledger"
     assert "plots/personalised.png" not in covers
+    evaluated = [
+        json.JSONDecoder().raw_decode((said / f"{k:02d}-evaluate.txt").read_text("utf-8"))[0] for k in (4, 5, 6)
+    ]
+    assert (evaluated[0]["spread"], evaluated[1]["personalised"]["by_client"]) == (None, None)
+    assert {row["seen"]["by_client"] for row in evaluated[2]["rows"]} == {None}
 
 
 def old_export(monkeypatch):
@@ -136,7 +144,7 @@ def test_the_export_without_the_guard_is_found_by_search_and_audit_and_made_agai
         assert what in against
     assert "export the run again" in against
     assert cli_keyboard._exported(run) == run / "keyboard"  # before it is served
-    assert "is private; exporting it again" in capsys.readouterr().err
+    assert "is private, and its export holds ngram.safetensors" in capsys.readouterr().err
     assert marked(run, vocab) == []
     audited = audit_run(run)
     assert (audited["verdict"], audited["contradicted"]) == ("BOUND ONLY", False)
