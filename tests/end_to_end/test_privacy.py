@@ -370,7 +370,7 @@ def test_the_statement_says_what_it_does_not_say(corpus, tmp_path):
         "noiseless twin",
         "folder clients/",
         "training starts from",
-        "then its own ε adds",
+        "then its own ε and δ add",
     ):
         assert words in text
 

@@ -164,7 +164,7 @@ class PrivateRun:
         t = self.ledger.terms
         ratio = noise_to_clip(self._std, parameters, t.cohort)
         found = account(self.ledger)
-        said = [*found["statement"], *begun_from(self._config), *vocabulary_lines(self._config, self._out, found)]
+        said = [*found["statement"], *vocabulary_lines(self._config, self._out, found), *begun_from(self._config)]
         return {**found, "count_noise": self._bit_std, "noise_to_clip": ratio, "statement": said}
 
 
@@ -215,7 +215,7 @@ def account_of_run(run: Path) -> dict[str, Any]:
     ledger = read_ledger(run)
     check_against_metrics(ledger, read_metrics(run))
     found = account(ledger, fine=True)
-    return {**found, "statement": [*found["statement"], *begun_from(config), *vocabulary_lines(config, run, found)]}
+    return {**found, "statement": [*found["statement"], *vocabulary_lines(config, run, found), *begun_from(config)]}
 
 
 def vocabulary_lines(config: Config, run: Path, account: Mapping[str, Any]) -> list[str]:
