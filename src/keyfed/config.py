@@ -208,6 +208,8 @@ def check(config: Config) -> Config:
     problems += _unread(config, characters=m.name in PRESETS and PRESETS[m.name].characters)
     if config.upload.bound is not None and not config.upload.bound > 0:
         problems.append(f"upload.bound is {config.upload.bound}; expected > 0")
+    if t.rollback is not None and not t.rollback > 1:
+        problems.append(f"train.rollback is {t.rollback}; expected a factor above 1, or none")
     problems += config.participation.problems() + config.privacy.problems()
     if config.privacy.on and t.central:
         problems.append("train.central reads as many tokens as the clients did, which --dp does not tell; leave it out")

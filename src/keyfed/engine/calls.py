@@ -57,6 +57,7 @@ class Calls:
     Attributes:
       keys: of clients that have said hello, the one-time keys to use next.
       counted: for every client whose upload is in the model, the round of the last one; part of a checkpoint.
+      good: the same of the last good model, which the run may go back to: clients keep those states, too.
       lost: clients of the round in progress that were lost, and why; `details` for a person.
       moved: bytes down and up so far.
       steps: of a private run, the step in which each client last took part, as it said in its hello.
@@ -68,6 +69,7 @@ class Calls:
         self.roster, self.run = roster, run
         self.keys: dict[ClientId, SignedKeys] = {}
         self.counted: dict[ClientId, int] = dict(counted or {})
+        self.good: dict[ClientId, int] = {}
         self.lost: dict[ClientId, Reason] = {}
         self.details: dict[ClientId, str] = {}
         self.moved = {"down": 0, "up": 0}

@@ -118,16 +118,20 @@ class DeviceStore:
         """Folder of a run; its name comes from outside and is hashed."""
         return self.home / "runs" / hashlib.blake2b(run.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
 
-    def state(self, run: str, counted: int | None) -> Path | None:
+    def state(self, run: str, counted: int | None, good: int | None = None) -> Path | None:
         """Return the state of the round that the server last counted, and delete all others; None where none did.
+
+        Args:
+          good: the round whose state counted in the server's last good model, which it may go back to: it is kept.
 
         Raises:
           Rejected: that state is not here. A client that began anew would count twice in a running mean.
         """
         folder = self.run(run)
         kept = None if counted is None else self.state_file(run, counted)
+        also = None if good is None else self.state_file(run, good)
         for path in folder.glob("round-*.safetensors"):
-            if path != kept and _STATE.fullmatch(path.name):
+            if path not in (kept, also) and _STATE.fullmatch(path.name):
                 path.unlink()
         if kept is not None and not kept.exists():
             raise Rejected("state lost", f"the state of round {counted} is gone; this client cannot go on in this run")

@@ -11,6 +11,7 @@ whoever came (`remote_private`).
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +61,7 @@ class RemoteFederation:
     Attributes:
       asks_evaluation: whether the clients of the next round also evaluate the model they are given.
       evaluated: what the last round's clients counted on held-out text, and how many they were; None where not asked.
+      typical: nats per token of the median of those clients; None where only their sum is seen.
       failed: why the last secure sum failed closed; None if it did not.
       beside: whether one client more or less would have decided about the last private one (`private.hinge`).
     """
@@ -70,6 +72,7 @@ class RemoteFederation:
         self.calls = calls
         self.asks_evaluation = False
         self.evaluated: tuple[Evaluated, int] | None = None
+        self.typical: float | None = None
         self.failed: str | None = None
         self.beside = False
         self._round: _Round | None = None
@@ -93,7 +96,7 @@ class RemoteFederation:
     ) -> Mapping[ClientId, Report]:
         """Call the cohort. Where clients weigh themselves, their uploads come along."""
         self.calls.start_round()
-        self.evaluated, self.failed, self.beside = None, None, False
+        self.evaluated, self.typical, self.failed, self.beside = None, None, None, False
         self._round = now = _Round(params, tuple(cohort), method, round, public)
         if self._private is not None:
             self._noised = self._noised_sum(now, *self._private)
@@ -109,7 +112,7 @@ class RemoteFederation:
 
         self.calls.gather("train", with_model(heads, params), take)
         if counts:
-            self.evaluated = _added(counts), len(counts)
+            self.evaluated, self.typical = (_added(counts), len(counts)), _typical(counts)
         return now.reports
 
     def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:
@@ -148,6 +151,7 @@ class RemoteFederation:
     def evaluate(self, params: Params, part: str, cohort: Sequence[ClientId], method: Method, round: int) -> Evaluated:
         """Let clients count nats and hits of a model on held-out text; by a secure sum only the total is seen."""
         self.calls.start_round()
+        self.typical = None
         now = _Round(params, tuple(cohort), method, round)
         if self.calls.run.secure is not None:
             try:
@@ -163,6 +167,7 @@ class RemoteFederation:
             counts.append(_evaluated(self.calls.current(round, answer, MOST_CONTROL).head.get("evaluated")))
 
         self.calls.gather("train", with_model(heads, params), take)
+        self.typical = _typical(counts)
         return _added(counts)
 
     def part(self) -> None:
@@ -250,7 +255,8 @@ class RemoteFederation:
     def _head(self, now: _Round, client: ClientId, purpose: Purpose, part: str | None = None) -> dict[str, Any]:
         evaluate = part or self._validates(purpose)
         counted = self.calls.counted.get(client)
-        return self.calls.named(now.number) | {"purpose": purpose, "counted": counted, "evaluate": evaluate}
+        head = {"purpose": purpose, "counted": counted, "good": self.calls.good.get(client), "evaluate": evaluate}
+        return self.calls.named(now.number) | head
 
     def _validates(self, purpose: Purpose) -> str | None:
         """Which held-out text the clients of a round evaluate their model on, beside training from it."""
@@ -259,6 +265,12 @@ class RemoteFederation:
 
 def _added(counts: Sequence[Evaluated]) -> Evaluated:
     return Evaluated(*(sum(column) for column in zip(*counts, strict=True))) if counts else Evaluated()
+
+
+def _typical(counts: Sequence[Evaluated]) -> float | None:
+    """Return the median client's nats per token: a claim of one client moves it to a neighbour's at most."""
+    means = [c.nats / c.tokens for c in counts if c.tokens > 0]
+    return statistics.median(means) if means else None
 
 
 def _evaluated(numbers: Any) -> Evaluated:

@@ -172,8 +172,8 @@ class ClientSession:
         if work.part is not None:
             work.evaluated = learner.evaluate(theta, work.part)
         if work.purpose != "evaluation":
-            counted = None if head.get("counted") is None else whole_number(head, "counted")
-            found = self._solve(learner, work, digest_of(theta), counted)
+            counted, good = (None if head.get(key) is None else whole_number(head, key) for key in ("counted", "good"))
+            found = self._solve(learner, work, digest_of(theta), counted, good)
             if isinstance(found, Finished):
                 work.done = found
             elif work.asked is None or not work.secure:
@@ -226,7 +226,9 @@ class ClientSession:
         given = public if isinstance(public, dict) else None
         return Work(run, round, attempt, purpose, theta, given, members, None, None, part, secure, asked)
 
-    def _solve(self, learner: Learner, work: Work, model: str, counted: int | None) -> Finished | Refusal:
+    def _solve(
+        self, learner: Learner, work: Work, model: str, counted: int | None, good: int | None
+    ) -> Finished | Refusal:
         """Train, or take what was trained for the same model and round just before (the calibration's)."""
         key = (work.run, work.round, model, counted, work.asked)
         if self._solved is not None and self._solved[0] == key:
@@ -234,7 +236,7 @@ class ClientSession:
         self._solved = None
         turn = Turn(0)
         if keeps_state(learner.method):
-            state = self.store.state(work.run, counted)
+            state = self.store.state(work.run, counted, good)
             clip = None if work.asked is None else work.asked.clip  # it books what it sent, which is clipped
             turn = turn._replace(state=state, propose=self.store.state_file(work.run, work.round), clip=clip)
         try:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from keyfed.federated.private_shares import saturated_clients
+from keyfed.federated.soundness import finite
 from keyfed.federated.types import (
     Aggregate,
     ClientId,
@@ -34,6 +35,7 @@ class RoundSummary:
       abandoned: too few uploads arrived: nothing was learnt, nobody was acknowledged.
       hidden: the numbers above come from sums: of those whose upload arrived, not of all who trained.
       saturated: clients cut off by a public cap, in the layer where there are most; hidden rounds only.
+      unsound: why the server's step was not taken, which is then an abandoned round; None where it was.
     """
 
     round: int
@@ -48,6 +50,10 @@ class RoundSummary:
     abandoned: bool = False
     hidden: bool = False
     saturated: int = 0
+    unsound: str | None = None
+
+
+NOT_FINITE = "the step of the server gives numbers that are not finite"
 
 
 def initial_state(method: Method, params: Params) -> State:
@@ -77,8 +83,16 @@ def run_round(
         federation.acknowledge(())
         return replace(state, round=state.round + 1), summary
     params, server = method.server.step(state.params, aggregate, state.server)
+    if not finite(params, server):
+        return _not_taken(state, federation, summary, NOT_FINITE)
     federation.acknowledge(aggregate.contributors)
     return State(params, memory, server, state.round + 1), summary
+
+
+def _not_taken(state: State, federation: Federation, summary: RoundSummary, why: str) -> tuple[State, RoundSummary]:
+    """Leave everything as it was: the round is used, and no client was in it."""
+    federation.acknowledge(())
+    return replace(state, round=state.round + 1), replace(summary, abandoned=True, unsound=why)
 
 
 def _hidden_round(
@@ -96,14 +110,16 @@ def _hidden_round(
     arrived = len(aggregate.contributors)
     abandoned = arrived < max(1, minimum)
     used = state.mediator if aggregate.public is None else aggregate.public
-    state = replace(state, mediator=rule.learn(used, aggregate.facts, 0 if abandoned else arrived))
     summary = _summarise_sums(state.round, aggregate, abandoned)
     if abandoned:
         federation.acknowledge(())
-        return replace(state, round=state.round + 1), summary
+        return replace(state, mediator=rule.learn(used, aggregate.facts, 0), round=state.round + 1), summary
     params, server = method.server.step(state.params, aggregate, state.server)
+    if not finite(params, server):  # a sum that is not believed teaches nothing either, but for who was out of range
+        outside = {name: numbers for name, numbers in aggregate.facts.items() if name == "out of range"}
+        return _not_taken(replace(state, mediator=rule.learn(used, outside, 0)), federation, summary, NOT_FINITE)
     federation.acknowledge(aggregate.contributors)
-    return State(params, state.mediator, server, state.round + 1), summary
+    return State(params, rule.learn(used, aggregate.facts, arrived), server, state.round + 1), summary
 
 
 def _summarise_sums(round: int, aggregate: Aggregate, abandoned: bool) -> RoundSummary:

@@ -21,6 +21,7 @@ from safetensors.torch import load, save
 
 from keyfed.engine.client_state import Version, check_versions
 from keyfed.errors import RunError
+from keyfed.federated.soundness import Good, same
 from keyfed.federated.types import ClientId, Params, State
 from keyfed.files import write_atomically
 
@@ -47,6 +48,8 @@ class Checkpoint:
     seconds: float
     clients: Mapping[ClientId, Version] = field(default_factory=dict)  # the states of clients that count
     pending: Mapping[str, Any] | None = None  # a round's line that waits for its validation
+    good: Good | None = None  # the last good model; None in a run that never goes back
+    good_clients: Mapping[ClientId, Version] = field(default_factory=dict)  # the states of clients that counted then
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -58,6 +61,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     if best is not None:
         # A tensor may not occur twice in a file; the best model is often the current one.
         tensors |= {f"best/{n}": t.clone() for n, t in best.params.items()}
+    good, kept = _good_tensors(checkpoint)
+    tensors |= kept
     data = save({name: t.contiguous() for name, t in tensors.items()})
     name = f"round-{state.round:06d}"
     manifest: dict[str, Any] = {
@@ -69,6 +74,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "best": None if best is None else {"round": best.round, "nats": best.nats},
         "clients": {client: asdict(version) for client, version in checkpoint.clients.items()},
         "pending": None if checkpoint.pending is None else dict(checkpoint.pending),
+        "good": good,
     }
     manifest["seal"] = _seal(manifest)
     write_atomically(folder / f"{name}.safetensors", data)
@@ -76,6 +82,27 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     for old in sorted(rounds_in(folder))[:-KEEP]:
         (folder / f"round-{old:06d}.json").unlink(missing_ok=True)
         (folder / f"round-{old:06d}.safetensors").unlink(missing_ok=True)
+
+
+def _good_tensors(checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, Params]:
+    """Return what the manifest says of the last good model, and those of its tensors that are in no other part."""
+    good, state, best = checkpoint.good, checkpoint.state, checkpoint.best
+    if good is None:
+        return None, {}
+    tensors: Params = {}
+    models = {"params/": state.params} | ({} if best is None else {"best/": best.params})
+    params = next((where for where, model in models.items() if same(model, good.state.params)), "good/params/")
+    if params == "good/params/":
+        tensors |= {f"{params}{n}": t.clone() for n, t in good.state.params.items()}
+    server = "server/" if same(state.server, good.state.server) else "good/server/"
+    if server == "good/server/":
+        tensors |= {f"{server}{n}": t.clone() for n, t in good.state.server.items()}
+    told = {
+        "round": good.state.round, "nats": good.nats, "returns": good.returns, "mediator": good.state.mediator,
+        "params": params, "server": server, "joined": dict(good.clients),
+        "clients": {client: asdict(version) for client, version in checkpoint.good_clients.items()},
+    }  # fmt: skip
+    return told, tensors
 
 
 def _seal(manifest: dict[str, Any]) -> str:
@@ -96,6 +123,8 @@ def named_states(folder: Path) -> list[Mapping[ClientId, Version]]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             manifest = json.loads((folder / f"round-{number:06d}.json").read_text("utf-8"))
             out.append({client: Version(**version) for client, version in manifest["clients"].items()})
+            good = manifest.get("good") or {}
+            out.append({client: Version(**version) for client, version in good.get("clients", {}).items()})
     return out
 
 
@@ -116,6 +145,7 @@ def load_checkpoint(
                 raise RunError(f"metrics.jsonl has {logged} bytes, {found.metrics_length} belong to it")
             if clients is not None:
                 check_versions(clients, found.clients)
+                check_versions(clients, found.good_clients)
             return found
         except (OSError, ValueError, KeyError, TypeError, RunError) as e:
             warn(f"checkpoint of round {number} is damaged ({e}); falling back to the one before")
@@ -137,12 +167,22 @@ def read_checkpoint(folder: Path, number: int) -> Checkpoint:
     def part(prefix: str) -> Params:
         return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
-    best = manifest["best"]
+    best, good = manifest["best"], manifest.get("good")  # older checkpoints know of no good model
+    parts = {prefix: part(prefix) for prefix in ("params/", "server/", "best/", "good/params/", "good/server/")}
     return Checkpoint(
-        state=State(part("params/"), manifest["mediator"], part("server/"), int(manifest["round"])),
-        best=None if best is None else Best(best["round"], best["nats"], part("best/")),
+        state=State(parts["params/"], manifest["mediator"], parts["server/"], int(manifest["round"])),
+        best=None if best is None else Best(best["round"], best["nats"], parts["best/"]),
         metrics_length=int(manifest["metrics_length"]),
         seconds=float(manifest["seconds"]),
         clients={client: Version(**version) for client, version in manifest.get("clients", {}).items()},
         pending=manifest.get("pending"),
+        good=None if good is None else _good_of(good, parts),
+        good_clients={} if good is None else {c: Version(**version) for c, version in good["clients"].items()},
     )
+
+
+def _good_of(told: Mapping[str, Any], parts: Mapping[str, Params]) -> Good:
+    """Read the last good model; tensors that it shares with another part of the checkpoint are that part's."""
+    state = State(parts[told["params"]], told["mediator"], parts[told["server"]], int(told["round"]))
+    joined = {str(client): int(round) for client, round in told["joined"].items()}
+    return Good(state, float(told["nats"]), joined, int(told["returns"]))

@@ -90,7 +90,7 @@ def train_deployed(
         )
         listen.say(f"model {spec.name}: {parameter_count(spec):,} parameters; {HERE.reason}")
         listen.say("secure sums: the server sees no upload" if secure else "PLAIN: the server sees every upload")
-        given = (config, out, spec, method, transport, roster, run, listen, patience)
+        given = (config, out, spec, method, transport, roster, run, listen, patience, len(vocab))
         course = Course(*given) if settled is None else PrivateCourse(*given, settled=settled)
         result = course.train(vocab)
         result = dict(strict(result))

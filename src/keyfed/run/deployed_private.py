@@ -203,7 +203,7 @@ class PrivateCourse(Course):
 
     def _may_go_on(self) -> bool:
         if not self._spent and self.guard.allows():
-            return True
+            return True  # its clients score nothing: a private run never goes back
         self.listen.say(f"the privacy budget is spent after round {self.state.round}: another would exceed it")
         return False
 

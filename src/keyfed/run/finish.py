@@ -19,7 +19,7 @@ from keyfed.run.evaluate import by_line, evaluate, evaluate_sentences, spread, t
 from keyfed.run.folder import read_metrics, save_model
 from keyfed.run.planning import members_of
 from keyfed.run.prepare import Prepared
-from keyfed.run.record import reached
+from keyfed.run.record import reached, soundness_counts
 from keyfed.run.secure import secure_result, sizes_in
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def finish(
         "refused": None if config.privacy.on else sum(len(r["refused"]) for r in records),
         "lost": dict(Counter(reason for r in records for reason in (r["lost"] or {}).values())),
         "abandoned": sum(r["abandoned"] for r in records),
+        **soundness_counts(records),
         "compression_error": _mean([r["compression_error"] for r in records if "compression_error" in r]),
         "tokens_trained": sum(r["worked"] or 0 for r in records) or None,
         "oov_rate": prepared.oov,

@@ -26,6 +26,7 @@ from keyfed.documents import differences, dump_toml
 from keyfed.engine.network import Network, check_params
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import FolderInUse, RunError
+from keyfed.federated.soundness import finite
 from keyfed.files import write_atomically
 from keyfed.model.language_model import Params
 from keyfed.run.choose import Choice
@@ -219,7 +220,13 @@ class Trained:
 
 
 def save_model(folder: Path, params: Params, vocab: Vocab) -> None:
-    """Write model.safetensors and vocab.json."""
+    """Write model.safetensors and vocab.json.
+
+    Raises:
+      RunError: a number of the model is not finite; nothing was written.
+    """
+    if not finite(params):
+        raise RunError(f"{folder}: the model has numbers that are not finite and is not written; lower the step size")
     write_atomically(folder / "model.safetensors", save({n: t.contiguous() for n, t in params.items()}))
     write_atomically(folder / "vocab.json", vocab.to_json().encode())
 

@@ -243,6 +243,10 @@ def _participation(result: Record) -> list[tuple[str, str]]:
         facts.append(("clients called in vain", "; ".join(f"{why}: {n:,}" for why, n in sorted(lost.items()))))
     if result.get("abandoned"):
         facts.append(("rounds abandoned, too few uploads", show_count(result["abandoned"])))
+    if result.get("rolled_back"):
+        facts.append(("roll-backs to the last good model, validation exploded", show_count(result["rolled_back"])))
+    if result.get("unsound"):
+        facts.append(("server steps not taken, not sound", show_count(result["unsound"])))
     error = finite(result.get("compression_error"))
     if error is not None:
         size = result.get("bytes_per_client") or {}
