@@ -208,6 +208,10 @@ def check(config: Config) -> Config:
     problems += _unread(config, characters=m.name in PRESETS and PRESETS[m.name].characters)
     if config.upload.bound is not None and not config.upload.bound > 0:
         problems.append(f"upload.bound is {config.upload.bound}; expected > 0")
+    for key in ("limit", "token_limit"):
+        got = getattr(config.upload, key)
+        if got is not None and got != 0 and not got >= 1:
+            problems.append(f"upload.{key} is {got}; expected a multiple of the median of at least 1, or 0 for none")
     if t.rollback is not None and not t.rollback > 1:
         problems.append(f"train.rollback is {t.rollback}; expected a factor above 1, or none")
     problems += config.participation.problems() + config.privacy.problems()

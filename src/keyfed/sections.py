@@ -140,6 +140,9 @@ class SecureConfig:
     floor: int = field(default=3, metadata={"help": "cohort below which a client takes no part"})
 
 
+LIMIT, SUM_LIMIT, TOKEN_LIMIT = 1.5, 3.0, 2.0  # of a federation whose configuration sets none
+
+
 @dataclass(frozen=True, slots=True)
 class UploadConfig:
     """How uploads are compressed, and which are refused."""
@@ -153,6 +156,21 @@ class UploadConfig:
     )
     bound: float | None = field(
         default=None, metadata={"help": "largest norm of an upload; a larger one is refused. none: no bound"}
+    )
+    limit: float | None = field(
+        default=None,
+        metadata={
+            "help": "largest norm of an upload, as a multiple of the run's median one; a longer one is shortened. With "
+            "secure sums it is that of the mean upload, and a longer one is not taken. none: in a federation "
+            f"{LIMIT:g}, with secure sums {SUM_LIMIT:g}, in a simulation no limit; 0: no limit"
+        },
+    )
+    token_limit: float | None = field(
+        default=None,
+        metadata={
+            "help": "most tokens that a client counts for, as a multiple of the run's median (plain sums). "
+            f"none: {TOKEN_LIMIT:g} in a federation, no limit in a simulation; 0: no limit"
+        },
     )
 
 

@@ -29,9 +29,11 @@ from keyfed.run.checkpoint import _seal, load_checkpoint
 from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import load_model, read_metrics, save_model
 from keyfed.run.train import Silent, train
+from keyfed.sections import UploadConfig
 
 from .deployed import QUICK, federation, last_model, small_config, vocabulary, write_texts
 
+UNLIMITED = UploadConfig(limit=0.0, token_limit=0.0)  # so that one upload destroys a model
 BAD = 2  # the number of the round (from 0) whose step destroys the model
 
 
@@ -279,7 +281,7 @@ def claiming(nats: float, tokens: int):
 
 def deployed(tmp_path: Path, name: str, fault=None, method: str = "fedavg", rounds: int = 6, **options):
     config = configured(tmp_path, method, rounds=rounds)
-    config = replace(config, train=replace(config.train, **options))
+    config = replace(config, train=replace(config.train, **options), upload=UNLIMITED)
     vocab, _ = vocabulary(tmp_path)
     texts = sorted((tmp_path / "texts").glob("*.txt"))
     transport, roster = federation(tmp_path / name / "clients", texts, fault=fault)

@@ -18,6 +18,7 @@ from keyfed.deploy.processes import Processes, descendants, running, wait_until
 from keyfed.deploy.superlink import ServerHome, start_superlink
 from keyfed.deploy.up import start_clients
 from keyfed.run.folder import read_metrics
+from keyfed.sections import LIMIT, SUM_LIMIT, TOKEN_LIMIT
 
 pytestmark = pytest.mark.federation
 
@@ -81,7 +82,9 @@ def test_fedatt_over_flower_equals_the_simulation(tmp_path, how):
     assert result["secure"] is (how == "--secure")
     assert result["cost"]["seconds_per_round"] > 0
     assert result["cost"]["bytes_per_client_and_round"]["up"] > 0
-    simulated = [] if how == "--plain" else ["--secure"]
+    simulated = ["--secure", "--set", f"upload.limit={SUM_LIMIT}"]
+    if how == "--plain":  # limits that a federation has by default, and a simulation has not
+        simulated = ["--set", f"upload.limit={LIMIT}", "--set", f"upload.token_limit={TOKEN_LIMIT}"]
     run(["train", "fedatt", "--data", home / "text", *SMALL, "--set", "data.unseen=0", "--out", tmp_path / "simulated",
          *simulated], tmp_path)  # fmt: skip
     real, same = (tmp_path / name / "model.safetensors" for name in ("real", "simulated"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,11 +36,11 @@ from keyfed.engine.secure_round import (
     nothing_summed,
     report_of,
 )
-from keyfed.engine.simulate import RunningSum, refusal
+from keyfed.engine.simulate import RunningSum, capped, limited, refusal
 from keyfed.engine.turn import Finished, keeps_state
 from keyfed.errors import SecureSumError
 from keyfed.federated.sampling import derive_seed
-from keyfed.federated.types import Aggregate, ClientId, Method, Params, Public, Report, Share
+from keyfed.federated.types import Aggregate, Caps, ClientId, Method, Params, Public, Refusal, Report, Share
 from keyfed.private.noise import Noising
 
 
@@ -53,6 +53,8 @@ class _Round:
     public: Public | None = None
     uploads: dict[ClientId, Params] = field(default_factory=dict)
     reports: dict[ClientId, Report] = field(default_factory=dict)
+    norms: dict[ClientId, float] = field(default_factory=dict)
+    shortened: list[ClientId] = field(default_factory=list)
 
 
 class RemoteFederation:
@@ -75,6 +77,7 @@ class RemoteFederation:
         self.typical: float | None = None
         self.failed: str | None = None
         self.beside = False
+        self._caps: Caps | None = None  # of the uploads of a round; None in a run without limits
         self._round: _Round | None = None
         self._private: tuple[Noising, Asked] | None = None
         self._noised: NoisedSum | None = None
@@ -82,6 +85,10 @@ class RemoteFederation:
     def noise_by(self, noising: Noising, asked: Asked) -> None:
         """Say how the next round is clipped and noised, and what its clients are told of it."""
         self._private = noising, asked
+
+    def limit(self, caps: Caps) -> None:
+        """Say what uploads of the next round may be at most."""
+        self._caps = caps
 
     def expect(self, fates: object) -> None:
         """Real clients' fates are not known beforehand."""
@@ -140,7 +147,8 @@ class RemoteFederation:
         if noise is not None and noise.at == "server":
             seed = derive_seed(self.calls.run.seed, now.number, "server noise")
             running.shift(noise.draw(now.params, torch.Generator().manual_seed(seed)))
-        return running.aggregate(self.calls.refusals())
+        summed = running.aggregate(self.calls.refusals())
+        return replace(summed, norms=tuple(now.norms.values()), shortened=tuple(now.shortened))
 
     def acknowledge(self, contributors: Sequence[ClientId]) -> None:
         """Remember whose upload is in the model; they hear of it with the next model."""
@@ -181,14 +189,14 @@ class RemoteFederation:
         expected, sent = shapes_of(now.params), now.method.mediator.share is not None
         received = self.calls.current(now.number, answer, most_bytes(expected) + MOST_CONTROL)
         upload = read_tensors(received.tensors, expected) if sent else {}
-        done = finished_of(received.head.get("report"), now.params, upload)
+        done = capped(finished_of(received.head.get("report"), now.params, upload), self._caps)
         if done.joining and client in self.calls.counted:
             raise Rejected("malformed", "it joins a second time")
         if sent:
             # What an upload weighs by its size is measured here, not believed.
             stacked = {name: u[None] for name, u in upload.items()}
             done = done._replace(distance=measure(now.method, now.params, stacked, 1)[0])
-            self._admit(client, now, done)
+            done = self._admit(client, now, done)
         elif done.tokens <= 0:
             raise Rejected("no text", "it predicted nothing")
         elif now.method.distance is not None and set(done.distance) != set(now.params):
@@ -197,7 +205,7 @@ class RemoteFederation:
         # Nothing is kept before everything has been looked at.
         now.reports[client] = report_of(client, done)
         if sent:
-            now.uploads[client] = upload
+            now.uploads[client] = done.upload
         if counted is not None:
             counts.append(counted)
 
@@ -205,13 +213,22 @@ class RemoteFederation:
         expected = shapes_of(now.params)
         received = self.calls.current(now.number, answer, most_bytes(expected) + MOST_CONTROL)
         upload = read_tensors(received.tensors, expected)
-        self._admit(client, now, finished_of(report_head(now.reports[client]), now.params, upload))
-        now.uploads[client] = upload
+        done = self._admit(client, now, finished_of(report_head(now.reports[client]), now.params, upload))
+        now.uploads[client] = done.upload
 
-    def _admit(self, client: ClientId, now: _Round, done: Finished) -> None:
+    def _admit(self, client: ClientId, now: _Round, done: Finished) -> Finished:
+        """Return an upload within the limits of the run; refuse one that must not enter the sum."""
         odd = refusal(client, done, now.params, self.calls.run.bound)
         if odd is not None:
             raise Rejected(odd.reason, f"the upload of {client}")
+        if self._caps is None:
+            return done
+        found = limited(client, done, now.params, now.method, self._caps)
+        if isinstance(found, Refusal):
+            raise Rejected(found.reason, f"the upload of {client} is longer than this run allows (upload.limit)")
+        now.norms[client] = found.norm
+        now.shortened += [client] * found.shortened
+        return found.done
 
     # a private round
 

@@ -1,4 +1,14 @@
-r"""When a model is good: finite numbers, and a validation that has not exploded.
+r"""What one client may do to a model, and when a model is good.
+
+An upload may be at most a multiple κ of what the run has seen, the median of the medians of the last `WINDOW` rounds; a
+longer one is shortened to that. A client counts at most a multiple of the median of tokens. One liar among ten moves a
+median to a neighbour's number at most. The first round has no such numbers.
+
+.. math::  ‖Δ_k‖ ≤ κ · \operatorname{med}_t \operatorname{med}_j ‖Δ_j^t‖, \qquad
+           n_k ≤ κ_n · \operatorname{med}_t \operatorname{med}_j n_j^t
+
+Where only sums are seen, a sum whose mean upload is longer than κ times the median one of the rounds before is not
+taken; with clients that keep state it is how far θ moves, since their sum is of increments.
 
 A server step whose θ or server state is not finite is never taken. A model whose validation perplexity is at least
 `factor` times the least one of the run, or no number, is bad: the run goes back to the last good model.
@@ -13,14 +23,16 @@ that keep any. The round counter does not go back: the next cohort is drawn as u
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 
-from keyfed.federated.types import ClientId, Params, State
+from keyfed.federated.types import Caps, ClientId, Params, Seen, State
 
+WINDOW = 8  # rounds that limits look back on
 MOST_RETURNS = 5  # to the same model, one after the other; then the run ends with it
 
 
@@ -44,6 +56,47 @@ class Good:
     def exhausted(self) -> bool:
         """Whether the run has come back to this model so often that another try is pointless."""
         return self.returns >= MOST_RETURNS
+
+
+class Limits(NamedTuple):
+    """Multiples of medians that an upload may be at most; None for no limit.
+
+    Attributes:
+      norm: κ, of its norm.
+      tokens: of the tokens it counts for.
+      most: tokens that no client of the run can have (`data.max_tokens`), from the first round on.
+    """
+
+    norm: float | None = None
+    tokens: float | None = None
+    most: int | None = None
+
+
+def caps_of(limits: Limits, seen: Seen) -> Caps:
+    """Return what uploads of the next round may be at most.
+
+    Example:
+      >>> caps_of(Limits(3.0, 4.0), Seen((1.0, 2.0, 9.0), (100.0, 50.0)))
+      Caps(norm=6.0, tokens=300)
+      >>> caps_of(Limits(3.0, 4.0, most=200), Seen())
+      Caps(norm=None, tokens=200)
+    """
+    norm = limits.norm * statistics.median(seen.norms) if limits.norm and seen.norms else None
+    tokens = [] if limits.most is None else [limits.most]
+    if limits.tokens and seen.tokens:
+        tokens.append(math.ceil(limits.tokens * statistics.median(seen.tokens)))
+    return Caps(norm, min(tokens, default=None))
+
+
+def seen_with(seen: Seen, norms: Sequence[float], tokens: Sequence[float]) -> Seen:
+    """Return what was seen, with the medians of another round."""
+    more = [(statistics.median(numbers),) if numbers else () for numbers in (norms, tokens)]
+    return Seen((*seen.norms, *more[0])[-WINDOW:], (*seen.tokens, *more[1])[-WINDOW:])
+
+
+def norm_of(change: Params) -> float:
+    """Return the Euclidean norm over all layers."""
+    return math.sqrt(sum(float(t.double().square().sum()) for t in change.values()))
 
 
 class Judged(NamedTuple):

@@ -184,6 +184,8 @@ class Aggregate:
       weights: each contributor's share of the sum per layer, scale / Σ scale; None where nobody may know.
       facts: sums of what clients told along with their uploads, where no report leaves them; else empty.
       public: the public numbers that this sum was formed with, where clients weigh themselves by such; else None.
+      norms: of the uploads, as they came, where they are limited; else empty.
+      shortened: clients whose upload was longer than its cap.
     """
 
     total: Params
@@ -195,6 +197,8 @@ class Aggregate:
     weights: Mapping[ClientId, LayerNumbers] | None = None
     facts: Sums = field(default_factory=dict)
     public: Public | None = None
+    norms: tuple[float, ...] = ()
+    shortened: tuple[ClientId, ...] = ()
 
     def mean(self) -> Params:
         """Return total / mass, layer by layer; a layer of mass 0 takes no step."""
@@ -324,6 +328,31 @@ class Method:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """What the last rounds were like, for limits on what one client may do (`soundness.caps_of`).
+
+    Attributes:
+      norms: of each round the median norm of its uploads; of a hidden round how far θ moved.
+      tokens: of each round the median of the clients' tokens; none of hidden rounds.
+    """
+
+    norms: tuple[float, ...] = ()
+    tokens: tuple[float, ...] = ()
+
+
+class Caps(NamedTuple):
+    """What one upload of a round may be at most; None for no cap.
+
+    Attributes:
+      norm: its norm, beyond which it is shortened (or refused, where its client keeps state).
+      tokens: the tokens it counts for.
+    """
+
+    norm: float | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """Everything that survives a round. A checkpoint is this value and nothing else."""
 
@@ -331,10 +360,15 @@ class State:
     mediator: Memory
     server: Params
     round: int
+    seen: Seen = Seen()
 
 
 class Federation(Protocol):
     """A transport: a simulation in this process, or real clients. Methods do not know which."""
+
+    def limit(self, caps: Caps) -> None:
+        """Say what uploads of the next round may be at most; only runs with limits do."""
+        ...
 
     def train(
         self, params: Params, cohort: Sequence[ClientId], method: Method, round: int, public: Public | None = None

@@ -22,7 +22,7 @@ from safetensors.torch import load, save
 from keyfed.engine.client_state import Version, check_versions
 from keyfed.errors import RunError
 from keyfed.federated.soundness import Good, same
-from keyfed.federated.types import ClientId, Params, State
+from keyfed.federated.types import ClientId, Params, Seen, State
 from keyfed.files import write_atomically
 
 KEEP = 3
@@ -71,6 +71,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "metrics_length": checkpoint.metrics_length,
         "seconds": checkpoint.seconds,
         "mediator": state.mediator,
+        "seen": asdict(state.seen),
         "best": None if best is None else {"round": best.round, "nats": best.nats},
         "clients": {client: asdict(version) for client, version in checkpoint.clients.items()},
         "pending": None if checkpoint.pending is None else dict(checkpoint.pending),
@@ -99,6 +100,7 @@ def _good_tensors(checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, Params
         tensors |= {f"{server}{n}": t.clone() for n, t in good.state.server.items()}
     told = {
         "round": good.state.round, "nats": good.nats, "returns": good.returns, "mediator": good.state.mediator,
+        "seen": asdict(good.state.seen),
         "params": params, "server": server, "joined": dict(good.clients),
         "clients": {client: asdict(version) for client, version in checkpoint.good_clients.items()},
     }  # fmt: skip
@@ -170,7 +172,9 @@ def read_checkpoint(folder: Path, number: int) -> Checkpoint:
     best, good = manifest["best"], manifest.get("good")  # older checkpoints know of no good model
     parts = {prefix: part(prefix) for prefix in ("params/", "server/", "best/", "good/params/", "good/server/")}
     return Checkpoint(
-        state=State(parts["params/"], manifest["mediator"], parts["server/"], int(manifest["round"])),
+        state=State(
+            parts["params/"], manifest["mediator"], parts["server/"], int(manifest["round"]), _seen_of(manifest)
+        ),
         best=None if best is None else Best(best["round"], best["nats"], parts["best/"]),
         metrics_length=int(manifest["metrics_length"]),
         seconds=float(manifest["seconds"]),
@@ -183,6 +187,13 @@ def read_checkpoint(folder: Path, number: int) -> Checkpoint:
 
 def _good_of(told: Mapping[str, Any], parts: Mapping[str, Params]) -> Good:
     """Read the last good model; tensors that it shares with another part of the checkpoint are that part's."""
-    state = State(parts[told["params"]], told["mediator"], parts[told["server"]], int(told["round"]))
+    params, server = parts[told["params"]], parts[told["server"]]
+    state = State(params, told["mediator"], server, int(told["round"]), _seen_of(told))
     joined = {str(client): int(round) for client, round in told["joined"].items()}
     return Good(state, float(told["nats"]), joined, int(told["returns"]))
+
+
+def _seen_of(told: Mapping[str, Any]) -> Seen:
+    """Read what the last rounds were like; older checkpoints do not say."""
+    seen = told.get("seen") or {}
+    return Seen(*(tuple(map(float, seen.get(key, ()))) for key in ("norms", "tokens")))

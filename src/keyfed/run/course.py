@@ -27,6 +27,7 @@ from keyfed.federated.types import ClientId, Method, Params, State
 from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, save_checkpoint
 from keyfed.run.evaluate import Score
 from keyfed.run.folder import append_line, read_metrics, save_model, strict
+from keyfed.run.planning import limits_of
 from keyfed.run.record import judged_line, reached, record_of, soundness_counts, stopped_line
 from keyfed.run.traffic import sizes_of
 from keyfed.run.train import Listener
@@ -68,6 +69,7 @@ class Course:
     ) -> None:
         self.config, self.out, self.spec, self.method = config, out, spec, method
         self.listen, self.patience, self.secure = listen, patience, run.secure
+        self.limits = limits_of(config)
         self.metrics = out / "metrics.jsonl"
         logged = self.metrics.stat().st_size if self.metrics.exists() else 0
         saved = load_checkpoint(out / "checkpoint", logged, listen.say)
@@ -164,7 +166,7 @@ class Course:
         present = self._quorum()
         cohort = self._draw(present)
         moved, counted = dict(self.calls.moved), dict(self.calls.counted)
-        after, summary = run_round(method, state, cohort, federation, self._prepared())
+        after, summary = run_round(method, state, cohort, federation, self._prepared(), self.limits)
         counts, clients = federation.evaluated or (None, 0)
         back = False
         if counts is not None and clients:
@@ -187,6 +189,8 @@ class Course:
         }
         if federation.failed is not None:
             record["secure_failed"] = federation.failed
+        for client in summary.shortened:
+            self.listen.say(f"round {record['round']}: the upload of {client} is shortened (upload.limit)")
         if back:
             record["rolled_back"] = self.good.state.round
         record |= {"seconds": time.monotonic() - began, "elapsed": time.monotonic() - self.started}

@@ -30,9 +30,10 @@ from keyfed.run.course import Course
 from keyfed.run.course import Patience as Patience
 from keyfed.run.deployed_private import PrivateCourse
 from keyfed.run.deployed_terms import keep_enrolled, refuse_imagined, settle
-from keyfed.run.folder import made_by, open_folder, read_result, refuse_changes, strict, write_run_toml
+from keyfed.run.folder import made_by, open_folder, read_result, read_run_toml, refuse_changes, strict, write_run_toml
 from keyfed.run.on_device import method_digest, run_method, told
 from keyfed.run.outside import build_network
+from keyfed.run.planning import with_limits
 from keyfed.run.train import Listener, Silent
 from keyfed.text.vocab import Vocab
 
@@ -62,7 +63,8 @@ def train_deployed(
       KeyfedError: anything the caller can mend; nothing that was checkpointed is lost.
     """
     listen, patience = listener or Silent(), patience or Patience()
-    config = check(config)
+    begun = read_run_toml(out)[0] if resume and (out / "run.toml").exists() else None
+    config = with_limits(check(config), begun)
     method = deployable(config)
     secure = SecureSettings(config.secure.threshold, config.secure.floor) if config.secure.on else None
     spec = build_network(config, len(vocab), None)

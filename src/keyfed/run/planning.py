@@ -15,12 +15,14 @@ from keyfed.federated.methods import build_method
 from keyfed.federated.participation import Plan, cohort_size, draw, moving_seconds, plan_round
 from keyfed.federated.parts import read_weights
 from keyfed.federated.sampling import derive_seed
+from keyfed.federated.soundness import Limits
 from keyfed.federated.types import Method
 from keyfed.run.choose import Choice, choose, confine
 from keyfed.run.console import plural
 from keyfed.run.outside import accept_method
 from keyfed.run.prepare import Prepared, round_tokens, usual_members
 from keyfed.run.secure import hidden, sizes_in
+from keyfed.sections import LIMIT, SUM_LIMIT, TOKEN_LIMIT
 
 FEW_PARTICIPATIONS = 3  # a client, below which duals have hardly begun to work
 
@@ -141,6 +143,33 @@ def cautions(config: Config, method: Method, members: int, clients: int) -> list
         f"round and corrected from the second on, so with fewer than {FEW_PARTICIPATIONS} participations θ will lie "
         "near twice FedProx's steps and may overshoot; take more rounds or a larger train.cohort"
     ]
+
+
+def with_limits(config: Config, begun: Config | None = None) -> Config:
+    """Return the configuration of a federation with the limits on uploads that it gets by default.
+
+    They are written into the run's folder: a simulation with the same numbers limits alike. A private run has its clip,
+    and in secure sums clients clamp their own tokens.
+
+    Args:
+      begun: what the run began with, if it goes on; one that began without limits has none.
+    """
+    if config.privacy.on:
+        return config
+    norm, tokens = (SUM_LIMIT, 0.0) if config.secure.on else (LIMIT, TOKEN_LIMIT)
+    usual = {"limit": norm, "token_limit": tokens}
+    if begun is not None:
+        usual = {key: getattr(begun.upload, key) for key in usual}
+    unset = {key: value for key, value in usual.items() if getattr(config.upload, key) is None}
+    return replace(config, upload=replace(config.upload, **unset))
+
+
+def limits_of(config: Config) -> Limits | None:
+    """Return what one client of a run may do at most; None for a run without limits."""
+    norm, tokens = config.upload.limit or None, config.upload.token_limit or None
+    if config.privacy.on or (norm is None and tokens is None):
+        return None
+    return Limits(norm, tokens, config.data.max_tokens)
 
 
 def plan_of_round(

@@ -40,6 +40,8 @@ def record_of(
         "effective_clients": sum(effective.values()) / max(1, len(effective)),
         "traffic": round_traffic(sizes, called, summary),
     }
+    if summary.shortened:
+        record["shortened"] = list(summary.shortened)
     if plan is not None:
         record["modelled_seconds"] = plan.seconds
     if method.distance is not None:
@@ -88,10 +90,11 @@ def stopped_line(good: Good) -> str:
 
 
 def soundness_counts(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Count the roll-backs of a run, and the server steps that were not taken."""
+    """Count the roll-backs of a run, the server steps that were not taken, and uploads that were shortened."""
     return {
         "rolled_back": sum("rolled_back" in r for r in records),
         "unsound": sum("unsound" in r for r in records),
+        "shortened": sum(len(r.get("shortened", ())) for r in records),
     }
 
 

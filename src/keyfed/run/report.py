@@ -245,6 +245,8 @@ def _participation(result: Record) -> list[tuple[str, str]]:
         facts.append(("rounds abandoned, too few uploads", show_count(result["abandoned"])))
     if result.get("rolled_back"):
         facts.append(("roll-backs to the last good model, validation exploded", show_count(result["rolled_back"])))
+    if result.get("shortened"):
+        facts.append(("uploads shortened to the limit", show_count(result["shortened"])))
     if result.get("unsound"):
         facts.append(("server steps not taken, not sound", show_count(result["unsound"])))
     error = finite(result.get("compression_error"))

@@ -44,7 +44,7 @@ from keyfed.run.folder import (
 )
 from keyfed.run.frozen import FROZEN, frozen_line, refuse_frozen
 from keyfed.run.outside import names
-from keyfed.run.planning import cautions, members_of, plan, plan_of_round
+from keyfed.run.planning import cautions, limits_of, members_of, plan, plan_of_round
 from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, prepare
 from keyfed.run.privacy import PrivateRun, public_record, public_result, refuse_start
 from keyfed.run.privacy_terms import make_private
@@ -255,6 +255,7 @@ def _rounds(
         minimum = 0  # an empty cohort is released too: its noise is what hides that it was empty
     done = reached(read_metrics(out), target) is not None
     factor = None if guard is not None else config.train.rollback  # a private run's validation is not noised
+    limits = None if method.cohort == "pooled" else limits_of(config)
     spent = guard is not None and not guard.allows()
     started = time.monotonic() - before
     written = state.round
@@ -302,7 +303,7 @@ def _rounds(
                         break
                 began = time.monotonic()
                 torch.set_num_threads(choice.threads)
-                after, summary = run_round(method, state, cohort, federation, minimum)
+                after, summary = run_round(method, state, cohort, federation, minimum, limits)
                 torch.set_num_threads(usable_cores())
                 judged = judge_attention(summary) if method.distance is not None and guard is None else None
                 if judged is not None and judged[0] not in said:
