@@ -246,6 +246,8 @@ def test_a_long_upload_of_a_client_that_keeps_state_is_refused_not_shortened(len
     assert isinstance(found, Refusal) == refused
     if not isinstance(found, Refusal):
         assert found == (done, pytest.approx(length), False)
+    claiming = limited("liar", done._replace(weight=2.0**40), THETA, method, Caps(100.0, tokens=50))
+    assert claiming == Refusal("liar", "does not fit")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedatt", "fedmed", "fedadam", "fedadmm"])

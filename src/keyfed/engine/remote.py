@@ -147,8 +147,8 @@ class RemoteFederation:
         if noise is not None and noise.at == "server":
             seed = derive_seed(self.calls.run.seed, now.number, "server noise")
             running.shift(noise.draw(now.params, torch.Generator().manual_seed(seed)))
-        summed = running.aggregate(self.calls.refusals())
-        return replace(summed, norms=tuple(now.norms.values()), shortened=tuple(now.shortened))
+        aggregate = running.aggregate(self.calls.refusals())
+        return replace(aggregate, norms=tuple(now.norms.values()), shortened=tuple(now.shortened))
 
     def acknowledge(self, contributors: Sequence[ClientId]) -> None:
         """Remember whose upload is in the model; they hear of it with the next model."""

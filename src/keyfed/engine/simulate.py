@@ -153,9 +153,12 @@ class Limited(NamedTuple):
 def limited(client: ClientId, done: Finished, theta: Params, method: Method, caps: Caps) -> Limited | Refusal:
     """Shorten an upload that is longer than its cap.
 
-    A client that keeps state would not know what became of its upload: it is refused beyond `STATEFUL` times the cap.
+    A client that keeps state would not know what became of its upload: it is refused beyond `STATEFUL` times the cap,
+    and so is one whose weight in a running mean is beyond that of the tokens.
     """
     norm, stateful = change_norm(done, theta), keeps_state(method)
+    if stateful and caps.tokens is not None and done.weight > STATEFUL * caps.tokens:
+        return Refusal(client, "does not fit")
     if caps.norm is None or norm <= caps.norm * (STATEFUL if stateful else 1.0):
         return Limited(done, norm, shortened=False)
     if stateful:

@@ -156,12 +156,12 @@ def with_limits(config: Config, begun: Config | None = None) -> Config:
     """
     if config.privacy.on:
         return config
+    given = config.upload
     norm, tokens = (SUM_LIMIT, 0.0) if config.secure.on else (LIMIT, TOKEN_LIMIT)
-    usual = {"limit": norm, "token_limit": tokens}
-    if begun is not None:
-        usual = {key: getattr(begun.upload, key) for key in usual}
-    unset = {key: value for key, value in usual.items() if getattr(config.upload, key) is None}
-    return replace(config, upload=replace(config.upload, **unset))
+    usual = replace(given, limit=norm, token_limit=tokens) if begun is None else begun.upload
+    limit = usual.limit if given.limit is None else given.limit
+    token_limit = usual.token_limit if given.token_limit is None else given.token_limit
+    return replace(config, upload=replace(given, limit=limit, token_limit=token_limit))
 
 
 def limits_of(config: Config) -> Limits | None:
