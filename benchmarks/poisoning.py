@@ -1,9 +1,9 @@
 """One lying client of ten: what it does to a model, with the limits and roll-backs that a federation has by default.
 
-    python benchmarks/poisoning.py [--seeds 1 2 3 4 5] [--rounds 10] [--out benchmarks/poisoning.json] [--table]
+    python benchmarks/poisoning.py [--seeds 1 2 3 4 5] [--rounds 8] [--out benchmarks/poisoning.json] [--table]
 
 Ten clients have the text of ten presidents and are called through the messages of a real federation, in this process:
-the model and settings of `keyfed up`, whose validation and test are read in part. From round 3 on the client in the
+the model and settings of `keyfed up`, with half its tokens, and validation and test read in part. From round 3 on the client in the
 middle of the list lies about its upload or its tokens:
 
     x -1000, x -20    it sends its own update times this number
@@ -200,7 +200,7 @@ def main() -> None:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--sums", nargs="+", choices=("plain", "secure"), default=["plain", "secure"])
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/poisoning.json"))
