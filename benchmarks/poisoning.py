@@ -3,8 +3,8 @@
     python benchmarks/poisoning.py [--seeds 1 2 3 4 5] [--rounds 8] [--out benchmarks/poisoning.json] [--table]
 
 Ten clients have the text of ten presidents and are called through the messages of a real federation, in this process:
-the model and settings of `keyfed up`, with half its tokens, and validation and test read in part. From round 3 on the client in the
-middle of the list lies about its upload or its tokens:
+the model and settings of `keyfed up`, with half its tokens, and validation and test read in part. From round 3 on the
+client in the middle of the list lies about its upload or its tokens:
 
     x -1000, x -20    it sends its own update times this number
     at the bound      its update, negated and as long as the limit lets it be (by what it has seen of the model's steps)
