@@ -9,7 +9,7 @@ from hashlib import sha256
 from keyfed.errors import ConfigError, Refused, SecureSumError
 from keyfed.private.keys import SERIAL_BYTES, OneTime, SignedKeys, framed, verify
 
-PROTOCOL = b"keyfed secure sum 1"
+PROTOCOL = b"keyfed secure sum 2"
 CHECK_WORDS = 4  # words behind the values; every client puts a one into each, so 128 bits say whether the masks cancel
 
 
