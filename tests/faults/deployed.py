@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from keyfed.config import Config, DataConfig, ModelConfig, Participation, TrainConfig
+from keyfed.engine.answers import SIGNED, signed_answer
 from keyfed.engine.roster import Enrolled, Roster
 from keyfed.engine.session import ClientSession
-from keyfed.engine.transport import Fault, InProcess
+from keyfed.engine.transport import Answer, Fault, Handler, InProcess, Post
 from keyfed.federated.types import Params
+from keyfed.private.keys import SIGNATURE_BYTES
 from keyfed.private.secure_sum import Floors
 from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.deployed import Patience
@@ -83,6 +86,15 @@ def session(home: Path, text: Path, *, plain: bool = True, floor: int = 3) -> Cl
     """A client's session; one made again has lost what was in memory, and no file."""
     own = home / text.stem
     return ClientSession(own, text.stem, own_text(text.stem, text), plain=plain, floors=Floors(floor))
+
+
+def resigned(client: str, post: Post, handler: Handler, answer: bytes, change: Callable[[bytes], Answer]) -> Answer:
+    """Return a changed answer with the client's own signature: what an enrolled client that lies can send."""
+    assert isinstance(handler, ClientSession)
+    changed = change(answer[:-SIGNATURE_BYTES] if post.kind in SIGNED else answer)
+    if not isinstance(changed, bytes) or post.kind not in SIGNED:
+        return changed
+    return signed_answer(handler.store.identity(), client, post.kind, changed)
 
 
 def last_model(run: Path) -> Params:

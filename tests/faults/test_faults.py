@@ -21,7 +21,7 @@ from keyfed.errors import ConfigError, RunError
 from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import read_metrics
 
-from .deployed import QUICK, federation, last_model, session, small_config, vocabulary, write_texts
+from .deployed import QUICK, federation, last_model, resigned, session, small_config, vocabulary, write_texts
 
 VICTIM, ROUND, CLIENTS, FEW = "client-2", 1, 5, 3
 
@@ -41,7 +41,7 @@ class Injected:
         if head.get("purpose") == "calibration":
             return answer
         self.times += 1
-        return self.change(answer)
+        return resigned(client, post, handler, answer, self.change)
 
 
 def on_tensors(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[bytes], bytes]:
@@ -591,7 +591,8 @@ def test_who_spoils_every_share_is_shut_out(tmp_path, record_property):
     def spoil(client: str, post: Post, handler: Handler) -> Answer:
         answer = deliver(client, post, handler)
         bad = client == VICTIM and post.kind == "train" and isinstance(answer, bytes)
-        return spoilt_shares(answer) if bad and unpack(post.body).head["round"] >= ROUND else answer
+        bad = bad and unpack(post.body).head["round"] >= ROUND
+        return resigned(client, post, handler, answer, spoilt_shares) if bad else answer
 
     lines = read_metrics(run(tmp_path, "faulty", spoil, secure=True))
     assert [r["abandoned"] for r in lines] == [False, True, False]
@@ -606,10 +607,11 @@ def test_somebody_elses_key_is_not_accepted(tmp_path, record_property):
     def copycat(client: str, post: Post, handler: Handler) -> Answer:
         answer = deliver(client, post, handler)
         if post.kind == "train" and isinstance(answer, bytes):
-            head, tensors = unpack(answer)
+            head = unpack(answer).head
             kept.setdefault(client, head["keys"])
             if client == "client-4":
-                return pack(head | {"keys": head["keys"] | {"mask": head["keys"]["channel"]}}) + tensors
+                twice = on_head(keys=head["keys"] | {"mask": head["keys"]["channel"]})
+                return resigned(client, post, handler, answer, twice)
         return answer
 
     lines = read_metrics(run(tmp_path, "faulty", copycat, secure=True))
@@ -623,15 +625,12 @@ def test_numbers_and_counts_that_nobody_asked_for_do_not_count(tmp_path, record_
     def boast(client: str, post: Post, handler: Handler) -> Answer:
         answer = deliver(client, post, handler)
         if client == VICTIM and post.kind == "train" and isinstance(answer, bytes):
-            head, tensors = unpack(answer)
+            head = unpack(answer).head
             if head["round"] == 0:
-                return pack(head | {"evaluated": [2**39, 0.0, 0, 0, 0, 0, 0, 0]}) + tensors
+                return resigned(client, post, handler, answer, on_head(evaluated=[2**39, 0.0, 0, 0, 0, 0, 0, 0]))
             if head["round"] == 1:
-                return pack(head | {"evaluated": [1]}) + tensors
-            if "report" not in head:
-                return answer
-            text = json.dumps(head | {"report": head["report"] | {"loss": 10**400}}).encode()
-            return b"KFM1" + struct.pack("<I", len(text)) + text + tensors
+                return resigned(client, post, handler, answer, on_head(evaluated=[1]))
+            return resigned(client, post, handler, answer, on_report(loss=10**400)) if "report" in head else answer
         return answer
 
     out = run(tmp_path, "faulty", boast, clients=FEW)

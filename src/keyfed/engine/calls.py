@@ -12,14 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keyfed.engine.answers import hello_text
+from keyfed.engine.answers import SIGNED, check_answer, hello_text
 from keyfed.engine.messages import Kind, Received, Rejected, digest_of, pack, unpack, whole_number
 from keyfed.engine.roster import Roster
 from keyfed.engine.secure_simulation import SecureSettings
 from keyfed.engine.transport import Lost, Post, Transport
 from keyfed.errors import SecureSumError
 from keyfed.federated.types import ClientId, Params, Reason, Refusal
+from keyfed.private.accusation import is_usable
 from keyfed.private.keys import SignedKeys, is_signature, verify
+from keyfed.private.suspects import Suspects
 
 MOST_CONTROL = 4 << 20  # bytes of an answer without tensors, and of any answer's head
 HELLO_SECONDS, SILENCE_SECONDS = (
@@ -60,10 +62,16 @@ class Calls:
       lost: clients of the round in progress that were lost, and why; `details` for a person.
       moved: bytes down and up so far.
       steps: of a private run, the step in which each client last took part, as it said in its hello.
+      suspects: who lied, proved or found by splitting cohorts; part of a checkpoint.
     """
 
     def __init__(
-        self, transport: Transport, roster: Roster, run: RemoteRun, counted: Mapping[ClientId, int] | None = None
+        self,
+        transport: Transport,
+        roster: Roster,
+        run: RemoteRun,
+        counted: Mapping[ClientId, int] | None = None,
+        suspects: Suspects | None = None,
     ) -> None:
         self.roster, self.run = roster, run
         self.keys: dict[ClientId, SignedKeys] = {}
@@ -72,6 +80,7 @@ class Calls:
         self.details: dict[ClientId, str] = {}
         self.moved = {"down": 0, "up": 0}
         self.steps: dict[ClientId, int] = {}
+        self.suspects = Suspects() if suspects is None else suspects
         self._transport = transport
         self._shut_out: set[ClientId] = set()  # cannot go on in this run
         self._silent: dict[ClientId, float] = {}  # left a hello unanswered: not asked again before this moment
@@ -90,10 +99,11 @@ class Calls:
     def greet(self) -> Sequence[ClientId]:
         """Say hello to whoever is reachable, enrolled and new; return all who can be called, in order."""
         reachable = self.reachable()
-        for gone in set(self.keys) - set(reachable):
+        liars = set(self.suspects.shut_out())
+        for gone in set(self.keys) - (set(reachable) - liars):
             del self.keys[gone]
         now = time.monotonic()
-        shut = self._shut_out | {client for client, until in self._silent.items() if until > now}
+        shut = self._shut_out | liars | {client for client, until in self._silent.items() if until > now}
         new = [client for client in reachable if client not in self.keys and client not in shut]
         if new:
             nonce = os.urandom(16).hex()
@@ -134,6 +144,8 @@ class Calls:
             self._owners.setdefault(k, client) != client for k in (keys.mask, keys.channel)
         ):
             raise Rejected("malformed", f"{client} sent a public key twice, or another client's")
+        if not (is_usable(keys.mask) and is_usable(keys.channel)):
+            raise Rejected("malformed", f"{client} sent a public key that no private key has")
         return keys
 
     def identity(self, client: ClientId) -> bytes:
@@ -169,18 +181,19 @@ class Calls:
                 continue
             self.moved["up"] += len(answer)
             try:
-                take(client, answer)
+                take(client, check_answer(self.identity(client), client, kind, answer) if kind in SIGNED else answer)
             except Rejected as e:
                 self._lose(client, e.reason, e.detail)
             except Exception as e:  # whatever an answer does to us, it is its client's loss and nobody else's
                 self._lose(client, "malformed", type(e).__name__)
 
-    def shut_out(self, client: ClientId, why: str) -> None:
-        """Call a client no more in this run."""
-        self._lose(client, "malformed", why)
-        self._shut_out.add(client)
+    def shut_out(self, client: ClientId, how: str) -> None:
+        """Call a client no more in this run, of which a lie is proved."""
+        self._lose(client, "lied", how)
 
     def _lose(self, client: ClientId, reason: Reason, detail: str) -> None:
+        if reason == "lied":
+            self.suspects.prove(client, detail)
         self.lost[client] = reason
         self.details[client] = "".join(c if c.isprintable() else " " for c in detail)[:300]  # it may be a client's text
         self.keys.pop(client, None)  # it says hello again before it is called again

@@ -5,15 +5,18 @@ secure round is three: keys and model → shares; shares → masked vectors; sur
 secure round calibrates before: three more. Clients post their next one-time keys with each answer, and hear with the
 next model whether their last upload counted. A round ends by its deadline, whoever is lost.
 
+A client that spoils secure sums is looked for by splitting the cohort (`private.suspects`): the groups of a round form
+a sum each, one after the other, and what opens is added up. A group that was spoilt costs the round its clients only.
+
 A private round moves clipped parts and nothing else, in one message or in the three of a secure sum; it is released
 whoever came (`remote_private`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,14 +36,27 @@ from keyfed.engine.secure_round import (
     evaluation_of,
     learn_from_calibration,
     nothing_summed,
+    out_of_range,
     report_of,
 )
 from keyfed.engine.simulate import RunningSum, refusal
 from keyfed.engine.turn import Finished, keeps_state
-from keyfed.errors import SecureSumError
+from keyfed.errors import Lied, SecureSumError
 from keyfed.federated.sampling import derive_seed
-from keyfed.federated.types import Aggregate, ClientId, Method, Params, Public, Report, Share
+from keyfed.federated.types import (
+    Aggregate,
+    ClientId,
+    LayerNumbers,
+    Method,
+    Params,
+    Public,
+    Refusal,
+    Report,
+    Share,
+)
 from keyfed.private.noise import Noising
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -150,12 +166,7 @@ class RemoteFederation:
         self.calls.start_round()
         now = _Round(params, tuple(cohort), method, round)
         if self.calls.run.secure is not None:
-            try:
-                found = self._summed(now, "evaluation", {}, part)
-                return evaluation_of(found.total, found.members, len(found.survivors))[0]
-            except SecureSumError as e:
-                self.failed = str(e)
-                return Evaluated()
+            return _added(self._over_groups(now, lambda group: self._evaluated(group, part)))
         heads = {c: self._head(now, c, "evaluation", part) for c in cohort}
         counts: list[Evaluated] = []
 
@@ -221,31 +232,74 @@ class RemoteFederation:
     # a secure round
 
     def _hidden(self, now: _Round) -> Aggregate:
-        public = now.public
-        assert public is not None, "a hidden method has public numbers"
-        try:
-            if not public["calibrated"]:
-                found = self._summed(now, "calibration", public)
-                public = learn_from_calibration(
-                    now.method, public, found.total, now.params, found.members, len(found.survivors)
-                )
-            found = self._summed(now, "upload", public)
-            aggregate = aggregate_of(
-                found.total, now.params, now.method, public, found.members, found.survivors, self.calls.refusals(),
-                self.calls.run.bound,
-            )  # fmt: skip
-        except SecureSumError as e:  # it stayed closed, or cannot be right: somebody lied about what it sent
-            self.failed = str(e)
-            return nothing_summed(now.params, public, self.calls.refusals())
-        if self.asks_evaluation:
+        assert now.public is not None, "a hidden method has public numbers"
+        aggregates = self._over_groups(now, self._uploads)
+        aggregate = _together(now, aggregates, self.calls.refusals())
+        if aggregates and self.asks_evaluation:
             self.evaluated = evaluated_in(aggregate.facts)
         return aggregate
 
-    def _summed(self, now: _Round, purpose: Purpose, public: Public, part: str | None = None) -> Summed:
-        """Form one secure sum over those of the round who have keys."""
+    def _over_groups(self, now: _Round, work: Callable[[_Round], _T]) -> list[_T]:
+        """Do what needs secure sums in every group of the cohort; return what came of those whose sums opened."""
+        settings, run = self.calls.run.secure, self.calls.run
+        assert settings is not None, "settings of secure sums"
+        found = []
+        draw = f"{run.name}/{run.attempt}/{now.number}"
+        for cohort in self.calls.suspects.groups(now.cohort, settings.least_group, draw):
+            group = replace(now, cohort=tuple(cohort))
+            try:
+                found.append(work(group))
+            except SecureSumError as e:  # it stayed closed, or cannot be right: a client lied about what it sent
+                self.failed = str(e)
+            now.public = group.public
+        return found
+
+    def _uploads(self, group: _Round) -> Aggregate:
+        """Return the sum of a group's uploads; the first group that can calibrates for all."""
+        assert group.public is not None
+        if not group.public["calibrated"]:
+            public = group.public
+            group.public = self._summed(
+                group, "calibration", public, None,
+                lambda found: learn_from_calibration(
+                    group.method, public, found.total, group.params, found.members, len(found.survivors)
+                ),
+            )  # fmt: skip
+        public = group.public
+        return self._summed(
+            group, "upload", public, None,
+            lambda found: aggregate_of(
+                found.total, group.params, group.method, public, found.members, found.survivors, (),
+                self.calls.run.bound,
+            ),
+        )  # fmt: skip
+
+    def _evaluated(self, group: _Round, part: str) -> Evaluated:
+        return self._summed(
+            group, "evaluation", {}, part,
+            lambda found: evaluation_of(found.total, found.members, len(found.survivors))[0],
+        )  # fmt: skip
+
+    def _summed(
+        self, group: _Round, purpose: Purpose, public: Public, part: str | None, read: Callable[[Summed], _T]
+    ) -> _T:
+        """Form one secure sum over those of a group who have keys, and read it.
+
+        Raises:
+          Lied: no honest clients can have this sum; those whose vectors are in it are suspects now.
+          SecureSumError: it stayed closed.
+        """
         part = part or self._validates(purpose)
-        heads = {c: self._head(now, c, purpose, part) for c in now.cohort if c in self.calls.keys}
-        return secure_sum(self.calls, heads, now.params, now.method, public, now.number, purpose, part)
+        heads = {c: self._head(group, c, purpose, part) for c in group.cohort if c in self.calls.keys}
+        among: tuple[ClientId, ...] = ()
+        try:
+            found = secure_sum(self.calls, heads, group.params, group.method, public, group.number, purpose, part)
+            among = found.survivors
+            return read(found)
+        except Lied as e:
+            if not e.by:
+                self.calls.suspects.spoil(e.among or among)
+            raise
 
     def _head(self, now: _Round, client: ClientId, purpose: Purpose, part: str | None = None) -> dict[str, Any]:
         evaluate = part or self._validates(purpose)
@@ -255,6 +309,38 @@ class RemoteFederation:
     def _validates(self, purpose: Purpose) -> str | None:
         """Which held-out text the clients of a round evaluate their model on, beside training from it."""
         return "valid" if self.asks_evaluation and purpose == "upload" else None
+
+
+def _together(now: _Round, groups: Sequence[Aggregate], refused: Sequence[Refusal]) -> Aggregate:
+    """Add up the sums of a round's groups; nothing where none opened."""
+    assert now.public is not None
+    if not groups:
+        return nothing_summed(now.params, now.public, refused)
+    first, *rest = groups
+    for other in rest:
+        first = replace(
+            first,
+            total={name: t + other.total[name] for name, t in first.total.items()},
+            mass=_sums(first.mass, other.mass),
+            weight=_sums(first.weight, other.weight),
+            squares=_sums(first.squares, other.squares),
+            contributors=(*first.contributors, *other.contributors),
+            facts={
+                name: [a + b for a, b in zip(numbers, other.facts[name], strict=True)]
+                for name, numbers in first.facts.items()
+            },
+        )
+    return replace(
+        first,
+        contributors=tuple(sorted(first.contributors)),
+        refused=tuple(refused),
+        facts={**first.facts, **out_of_range(refused)},
+        public=now.public,
+    )
+
+
+def _sums(one: LayerNumbers, other: LayerNumbers) -> LayerNumbers:
+    return {name: number + other[name] for name, number in one.items()}
 
 
 def _added(counts: Sequence[Evaluated]) -> Evaluated:

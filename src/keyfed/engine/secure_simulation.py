@@ -54,6 +54,11 @@ class SecureSettings:
         """Return how many of the members must stay."""
         return usual_threshold(members) if self.threshold is None else self.threshold
 
+    @property
+    def least_group(self) -> int:
+        """Return the fewest clients that a sum can be formed over."""
+        return max(self.floor, self.threshold or 0)
+
     def sums(self, hidden: HiddenRound) -> SecureSum:
         """Return a round's secure sums, for `Simulation(hide=…)`."""
         return SecureSum(hidden, self)

@@ -9,7 +9,7 @@
 
 A secure round is train, upload, unmask; its `purpose` is to calibrate, to upload or to evaluate. A session lives as
 long as its process. A session that was restarted has lost what it had trained in that round, and says so; everything
-that must survive lies in the `DeviceStore`.
+that must survive lies in the `DeviceStore`. Answers to train, upload and unmask carry the client's signature.
 
 Under a private run a client sends its clipped part and nothing else (`session_private`, `private_part`); with its hello
 it says in which step it last took part.
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from keyfed.engine.answers import hello_text, report_head
+from keyfed.engine.answers import hello_text, report_head, signed_answer
 from keyfed.engine.client_state import read_state, write_state
 from keyfed.engine.device_store import DeviceStore, about_digest
 from keyfed.engine.learner import Learner
@@ -51,7 +51,7 @@ from keyfed.engine.secure_round import (
     vector_of,
 )
 from keyfed.engine.session_private import PrivateSide
-from keyfed.engine.session_secure import Work, join_sum
+from keyfed.engine.session_secure import Work, join_sum, parted_packages, signed_packages
 from keyfed.engine.simulate import refusal
 from keyfed.engine.turn import Finished, Turn, keeps_state
 from keyfed.errors import Refused, SecureSumError, SecureSumOverflow
@@ -116,12 +116,14 @@ class ClientSession:
         if kind == "bye":
             return self._bye(text(unpack(body).head, "run"))
         if kind == "train":
-            return self._train(body)
-        if kind in ("upload", "unmask"):
+            answer = self._train(body)
+        elif kind in ("upload", "unmask"):
             head = unpack(body, 64 << 20).head
             work = self._work_of(head)
-            return self._upload(work, head) if kind == "upload" else self._unmask(work, head)
-        raise Rejected("malformed", f'a message of kind "{kind[:20]}"')
+            answer = self._upload(work, head) if kind == "upload" else self._unmask(work, head)
+        else:
+            raise Rejected("malformed", f'a message of kind "{kind[:20]}"')
+        return signed_answer(self.store.identity(), self.name, kind, answer)
 
     # hello
 
@@ -182,7 +184,7 @@ class ClientSession:
         answer: dict[str, Any] = {"run": run, "round": work.round, "attempt": work.attempt}
         if work.secure:
             work.member = join_sum(self.name, self.store, self._floors, learner, work, head, about_digest(begun))
-            parcels = {to: package.hex() for to, package in work.member.shares().items()}
+            parcels = {to: package.hex() for to, package in signed_packages(work.member, self.store.identity()).items()}
             self._work = work  # only now: a client that refused the terms has nothing to be asked for
             return pack(answer | {"parcels": parcels, "keys": self.store.new_keys(self.name).to_json()})
         self._work = work
@@ -283,16 +285,18 @@ class ClientSession:
             raise Rejected("stale", "this client has uploaded already")
         try:
             vector = self._vector(work)
-            received = {str(sender): bytes.fromhex(package) for sender, package in parcels.items()}
+            received, signatures = parted_packages(parcels)
             self._private.takes_part(work.run, self._learner(work.run).promise, work.asked)
             self.store.refuse_second(work.run, work.round, work.purpose, work.part)
-            masked = work.member.masked(vector, [str(name) for name in alive], received)
+            masked = work.member.masked(vector, [str(name) for name in alive], received, signatures)
         except SecureSumOverflow as e:
             self._drop()
             raise Rejected(e.reason, e.public_text) from None  # by how much, and where, is this client's own affair
         except Refused as e:
             self._drop()
-            raise Rejected("refused by client", f"accuses {e.accused}: {e}" if e.accused else str(e)) from None
+            if e.accused is None:
+                raise Rejected("refused by client", str(e)) from None
+            return pack(answer | {"accuses": e.accused, "evidence": None if e.evidence is None else e.evidence.hex()})
         except (SecureSumError, ValueError, TypeError) as e:
             self._drop()
             raise Rejected("refused by client", str(e)) from None

@@ -17,8 +17,9 @@ from keyfed.engine.turn import Finished
 from keyfed.errors import Refused, SecureSumError
 from keyfed.federated.types import Params
 from keyfed.private.hinge import MOST_MEMBERS
-from keyfed.private.keys import SignedKeys
+from keyfed.private.keys import SIGNATURE_BYTES, Identity, SignedKeys
 from keyfed.private.secure_sum import Floors, Member, Terms
+from keyfed.private.wire import package_text
 
 
 @dataclass(slots=True)
@@ -39,6 +40,23 @@ class Work:
     asked: Asked | None = None  # of a private round
     member: Member | None = None
     sent: bool = False
+
+
+def signed_packages(member: Member, identity: Identity) -> dict[str, bytes]:
+    """Return a member's packages, each with its signature behind it: only what it signed can be held against it."""
+    digest, me = member.terms.digest(), member.me
+    return {
+        to: package + identity.sign(package_text(digest, me, to, package)) for to, package in member.shares().items()
+    }
+
+
+def parted_packages(parcels: Mapping[str, str]) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Return packages and signatures by client, from what `signed_packages` gave in hexadecimal."""
+    both = {str(name): bytes.fromhex(parcel) for name, parcel in parcels.items()}
+    return (
+        {name: parcel[:-SIGNATURE_BYTES] for name, parcel in both.items()},
+        {name: parcel[-SIGNATURE_BYTES:] for name, parcel in both.items()},
+    )
 
 
 def join_sum(

@@ -158,7 +158,9 @@ Reason = Literal[
     "malformed", "too large", "wrong round", "no text", "out of range",
     "does not fit",
     # who sends it
-    "not enrolled",
+    "not enrolled", "not signed",
+    # it sent what no honest client sends, and is shut out of the run
+    "lied",
     # no answer came
     "no answer", "unreachable", "client error",
     # the client does not want to, or cannot

@@ -131,24 +131,27 @@ class Collector:
             raise Lied(f"{client} answered another share of {wrong[0]} than it was sent and took", by=[client])
         self._answers[client] = answered
 
+    def package(self, sender: str, addressee: str) -> bytes | None:
+        """Return a package that was sent on; None if there is no such package."""
+        alive = self._alive or ()
+        return self._packages[sender].get(addressee) if sender in alive and addressee in alive else None
+
     def judge(self, accuser: str, accused: str, shown: bytes) -> tuple[str, str]:
         """Return who lied, and how, where one client accuses another of a package that does not open.
 
         Args:
           shown: the pair's key and its proof, see `private.accusation`.
-
-        Raises:
-          SecureSumError: there is no such package to judge.
         """
-        if accuser not in (self._alive or ()) or accused not in (self._alive or ()) or accuser == accused:
-            raise SecureSumError(f"{accuser} accuses {accused[:80]} of a package that it was not sent")
+        package = self.package(accused, accuser)
+        if package is None:
+            return accuser, f"it accuses {accused[:80]}, of which it was sent nothing"
         bound = framed(self._digest, accuser.encode(), accused.encode())
         try:
             agreed = shown_key(self._keys[accuser].channel, self._keys[accused].channel, bound, shown)
         except SecureSumError as error:
             return accuser, f"it accuses {accused} with {error}"
         try:
-            unseal(agreed, self._digest, accused, accuser, self._packages[accused][accuser])
+            unseal(agreed, self._digest, accused, accuser, package)
         except SecureSumError as error:
             return accused, str(error)
         return accuser, f"it accuses {accused} of shares that are in order"

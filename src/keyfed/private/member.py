@@ -42,9 +42,9 @@ class Member:
 
     Refuses (`Refused`, one line) whatever could show its values: terms below its floors, keys that are not signed by
     the identities it knows, a package that does not open (it names the sender and, if the sender signed that package,
-    gives the evidence of `private.accusation`; it sends no vector then), lists that do not fit, every second call. A call at
-    the wrong time is refused and changes nothing, so a duplicated message does no harm; a call with wrong content ends
-    the sum for this client. Secrets are forgotten as soon as they are not needed: seed and keys after the upload, held
+    gives the evidence of `private.accusation`; it sends no vector then), lists that do not fit, every second call. A
+    call at the wrong time is refused and changes nothing, so a duplicated message does no harm; a call with wrong
+    content ends the sum for this client. Secrets are forgotten as soon as they are not needed: seed and keys after the upload, held
     shares after `unmask`, everything on failure. Python cannot promise that their memory is overwritten.
     """
 
@@ -171,9 +171,7 @@ class Member:
             return unseal(secrets.agreed[sender], self._digest, sender, self.me, package)
         except SecureSumError as error:
             shown = None
-            if is_signature(
-                signature, package_text(self._digest, sender, self.me, package), self._identities[sender]
-            ):
+            if is_signature(signature, package_text(self._digest, sender, self.me, package), self._identities[sender]):
                 bound = framed(self._digest, self.me.encode(), sender.encode())
                 shown = evidence(secrets.channel, self._keys[sender].channel, bound, self._random)
             raise Refused(f"{self.me} refuses to upload: {error}", sender, shown) from error

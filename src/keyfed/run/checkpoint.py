@@ -47,6 +47,7 @@ class Checkpoint:
     seconds: float
     clients: Mapping[ClientId, Version] = field(default_factory=dict)  # the states of clients that count
     pending: Mapping[str, Any] | None = None  # a round's line that waits for its validation
+    suspects: Mapping[str, Any] = field(default_factory=dict)  # `private.suspects`, as JSON
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -70,6 +71,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "clients": {client: asdict(version) for client, version in checkpoint.clients.items()},
         "pending": None if checkpoint.pending is None else dict(checkpoint.pending),
     }
+    if checkpoint.suspects:
+        manifest["suspects"] = dict(checkpoint.suspects)
     manifest["seal"] = _seal(manifest)
     write_atomically(folder / f"{name}.safetensors", data)
     write_atomically(folder / f"{name}.json", json.dumps(manifest, indent=1).encode())
@@ -145,4 +148,5 @@ def read_checkpoint(folder: Path, number: int) -> Checkpoint:
         seconds=float(manifest["seconds"]),
         clients={client: Version(**version) for client, version in manifest.get("clients", {}).items()},
         pending=manifest.get("pending"),
+        suspects=dict(manifest.get("suspects", {})),
     )

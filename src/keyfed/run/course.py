@@ -23,6 +23,7 @@ from keyfed.errors import RunError
 from keyfed.federated.participation import cohort_size, draw
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import ClientId, Method, Params, State
+from keyfed.private.suspects import Suspects
 from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, save_checkpoint
 from keyfed.run.evaluate import Score
 from keyfed.run.folder import append_line, read_metrics, save_model, strict
@@ -83,7 +84,9 @@ class Course:
         if self.metrics.exists():
             os.truncate(self.metrics, self.length)
         counted = {client: version.round for client, version in (saved.clients if saved else {}).items()}
-        self.calls = Calls(transport, roster, run, counted)
+        suspects = Suspects.from_json(saved.suspects if saved is not None else {})
+        self.calls = Calls(transport, roster, run, counted, suspects)
+        self._shut_out, self._said_few = suspects.shut_out(), False
         self.federation = RemoteFederation(self.calls)
         self.started = time.monotonic() - before
         self.pending: dict[str, Any] | None = dict(saved.pending) if saved is not None and saved.pending else None
@@ -165,6 +168,9 @@ class Course:
         }
         if federation.failed is not None:
             record["secure_failed"] = federation.failed
+        self._tell_liars()
+        if self._shut_out:
+            record["shut_out"] = dict(self._shut_out)
         record |= {"seconds": time.monotonic() - began, "elapsed": time.monotonic() - self.started}
         record = self._line(record, state)
         self._tell_lost()
@@ -173,7 +179,8 @@ class Course:
         versions = {client: Version(round, "") for client, round in self.calls.counted.items()}
         seconds = time.monotonic() - self.started
         whole = replace(after, server={**after.server, **self._kept()})
-        saved = Checkpoint(whole, self.best, self.length, seconds, versions, self.pending)
+        suspects = self.calls.suspects.to_json()
+        saved = Checkpoint(whole, self.best, self.length, seconds, versions, self.pending, suspects)
         save_checkpoint(self.out / "checkpoint", saved)
         self.listen.round(record)
 
@@ -193,6 +200,24 @@ class Course:
             detail = self.calls.details.get(client, "")
             self.listen.say(
                 f"round {self.state.round + 1}: {client} is left out: {reason}" + (f" ({detail})" * bool(detail))
+            )
+
+    def _tell_liars(self) -> None:
+        """Say who is shut out since the round before, and who is let in again."""
+        before, now = self._shut_out, self.calls.suspects.shut_out()
+        number = self.state.round + 1
+        for client in sorted(set(now) - set(before)):
+            self.listen.say(f"round {number}: {client} is shut out of this run: lied ({now[client]})")
+        for client in sorted(set(before) - set(now)):
+            self.listen.say(f"round {number}: {client} is let in again: other clients explain the spoilt sums")
+        self._shut_out = now
+        few = self.secure is not None and len(self.calls.keys) < 2 * self.secure.least_group
+        if few and self.secure is not None and self.calls.suspects.sums_wanted() > 1 and not self._said_few:
+            self._said_few = True
+            self.listen.say(
+                f"WARNING: a client spoils the secure sums. To find it a cohort is split into two groups of at least "
+                f"{self.secure.least_group}; {len(self.calls.keys)} clients are too few: enrol more, or look for it "
+                "yourself among the clients of the spoilt rounds"
             )
 
     def _quorum(self) -> Sequence[ClientId]:
@@ -221,7 +246,8 @@ class Course:
         p = self.config.participation
         if self.method.cohort == "all":
             return list(present)
-        floor = 1 if self.secure is None else self.secure.floor
+        groups = self.calls.suspects.sums_wanted()  # where a liar is to be found, enough are called for so many
+        floor = 1 if self.secure is None else max(self.secure.floor, (groups > 1) * groups * self.secure.least_group)
         wanted = min(max(floor, cohort_size(p, self.config.train.cohort, len(present))), len(present))
         drawn = draw(p, len(present), wanted, lambda k: k, self.config.train.seed, self.state.round)
         return [present[k] for k in drawn]

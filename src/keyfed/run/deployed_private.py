@@ -48,7 +48,16 @@ OF_PROTOCOL: frozenset[Reason] = frozenset(
      "unknown run", "restarted", "summed before", "too soon"}
 )  # fmt: skip
 ODD: frozenset[Reason] = frozenset(
-    {"malformed", "refused by client", "other model", "non-finite model", "wrong round", "client error", "too large"}
+    {
+        "malformed",
+        "refused by client",
+        "other model",
+        "non-finite model",
+        "wrong round",
+        "client error",
+        "too large",
+        "not signed",
+    }
 )
 REFUSING = (
     "WARNING: some clients refused what they were asked, or answered what makes no sense; they add zeros. Their logs "
