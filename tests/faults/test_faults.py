@@ -18,6 +18,7 @@ from keyfed.engine.messages import Rejected, pack, read_tensors, shapes_of, unpa
 from keyfed.engine.roster import Roster
 from keyfed.engine.transport import Answer, Handler, InProcess, Lost, Post, deliver
 from keyfed.errors import ConfigError, RunError
+from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import read_metrics
 
@@ -217,17 +218,21 @@ def tampered_share(answer: bytes) -> bytes:
     head, tensors = unpack(answer)
     to = sorted(head["parcels"])[0]
     package = bytearray.fromhex(head["parcels"][to])
-    package[-1] ^= 1
+    package[150] ^= 1
     return pack(head | {"parcels": head["parcels"] | {to: package.hex()}}) + tensors
 
 
-def test_a_tampered_share_makes_its_receiver_refuse(tmp_path, record_property):
+def test_a_tampered_share_closes_the_sum_and_its_sender_is_shut_out(tmp_path, record_property):
     out = run(tmp_path, "faulty", Injected(tampered_share), secure=True)
     lines = read_metrics(out)
-    assert set(lines[1]["refused"].values()) == {"refused by client"}
-    assert len(lines[1]["contributors"]) == CLIENTS - 1
+    assert [r["abandoned"] for r in lines] == [False, True, False]
+    assert lines[1]["refused"] == {"client-0": "refused by client", VICTIM: "lied"}
+    assert list(lines[1]["shut_out"]) == [VICTIM]
+    assert lines[2]["contributors"] == [f"client-{k}" for k in (0, 1, 3, 4)]
     record_property("fault", "secure: tampered share")
-    record_property("outcome", "its receiver refuses and is a drop-out; exact sum of the others")
+    record_property(
+        "outcome", "its receiver accuses, the server sees for itself; one round closed, the sender shut out"
+    )
 
 
 def test_another_model_for_one_client_gives_no_sum_at_all(tmp_path, record_property):
@@ -563,9 +568,14 @@ def test_clients_that_were_told_different_things_share_no_mask(tmp_path, record_
             return deliver(client, Post("hello", pack(head | {"config": config}) + tensors), handler)
         return deliver(client, post, handler)
 
-    with pytest.raises(RunError, match="no round"):
+    # The packages of the others are not signed for what this server holds to be the terms: it shuts them out.
+    with pytest.raises(RunError, match="only 1 of at least 3 clients"):
         run(tmp_path, "faulty", other_text, secure=True)
-    assert all(r["abandoned"] for r in read_metrics(tmp_path / "faulty" / "run"))
+    saved = load_checkpoint(tmp_path / "faulty" / "run" / "checkpoint", 1 << 40, print)
+    assert saved is not None
+    assert saved.pending is not None
+    assert saved.pending["abandoned"]
+    assert saved.pending["contributors"] == []
     record_property("fault", "server: another configuration for all but one client")
     record_property("outcome", "masks are bound to the configuration: nothing opens")
 

@@ -123,7 +123,7 @@ def secure_sum(
     if liars:
         for liar, how in liars.items():
             calls.shut_out(liar, how)
-        raise Lied(f"{', '.join(liars)} lied about shares; a key was shown, and the sum is not opened", by=liars)
+        raise Lied(f"{', '.join(liars)} lied about shares; the sum is not opened", by=liars)
     survivors = collector.survivors
     calls.gather("unmask", dict.fromkeys(survivors, pack(named | {"survivors": list(survivors)})), take_unmask)
     try:

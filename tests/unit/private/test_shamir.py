@@ -75,8 +75,14 @@ def test_extreme_secrets_survive(secret):
 
 @pytest.mark.parametrize(
     ("share", "is_one"),
-    [(bytes(33), True), ((shamir.PRIME - 1).to_bytes(33, "big"), True), (shamir.PRIME.to_bytes(33, "big"), False)]
-    + [(bytes(32), False), (b"\xff" * 33, False), (b"", False)],
+    [
+        (bytes(33), True),
+        ((shamir.PRIME - 1).to_bytes(33, "big"), True),
+        (shamir.PRIME.to_bytes(33, "big"), False),
+        (bytes(32), False),
+        (b"\xff" * 33, False),
+        (b"", False),
+    ],
 )
 def test_a_share_is_an_element_of_the_field(share, is_one):
     assert shamir.is_share(share) is is_one
