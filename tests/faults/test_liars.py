@@ -1,4 +1,4 @@
-"""One liar of ten clients: it is proved or found, shut out, and costs a few rounds; no honest client is ever shut out."""
+"""One liar of ten clients: it is proved or found, and shut out; it costs a round or two, and no honest client."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def test_no_honest_client_is_shut_out_whatever_one_liar_does_often(strategy):
 def search(
     names: list[str], liars: set[str], spoils: Callable[[set[str]], bool], least: int, rounds: int
 ) -> tuple[Suspects, int, set[str]]:
-    """Play rounds; a group with a liar is spoilt where `spoils` says. Return suspects, rounds lost, who was shut out."""
+    """Play rounds; a group with a liar is spoilt where `spoils` says. Return suspects, rounds lost, all shut out."""
     suspects, lost, out = Suspects(), 0, set()
     for round in range(rounds):
         shut = set(suspects.shut_out())

@@ -74,7 +74,7 @@ def shown_key(accuser: bytes, accused: bytes, bound: bytes, shown: bytes) -> byt
         raise SecureSumError("evidence that is not a point of the curve with its proof")
     challenge, answer = (int.from_bytes(shown[at : at + 32], "little") for at in (32, 64))
     base, point = _times(8, _BASE), _times(8, other)
-    if not all(_same(_times(ORDER, p), ZERO) for p in (own, agreed)) or _same(point, ZERO):
+    if not (_in_group(own) and _in_group(agreed)) or _same(point, ZERO):
         raise SecureSumError("evidence with a point outside the group of the base point")
     first = _plus(_times(answer, base), _times(ORDER - challenge % ORDER, own))
     second = _plus(_times(answer, point), _times(ORDER - challenge % ORDER, agreed))
@@ -111,6 +111,11 @@ def _times(scalar: int, point: Point) -> Point:
 
 def _same(p: Point, q: Point) -> bool:
     return (p[0] * q[2] - q[0] * p[2]) % FIELD == 0 and (p[1] * q[2] - q[1] * p[2]) % FIELD == 0
+
+
+def _in_group(point: Point) -> bool:
+    """Say whether a point is a multiple of the base point; else a proof may hold for K plus a point of low order."""
+    return _same(_times(ORDER, point), ZERO)
 
 
 def _of_height(y: int, odd: int) -> Point | None:

@@ -44,8 +44,8 @@ class Member:
     the identities it knows, a package that does not open (it names the sender and, if the sender signed that package,
     gives the evidence of `private.accusation`; it sends no vector then), lists that do not fit, every second call. A
     call at the wrong time is refused and changes nothing, so a duplicated message does no harm; a call with wrong
-    content ends the sum for this client. Secrets are forgotten as soon as they are not needed: seed and keys after the upload, held
-    shares after `unmask`, everything on failure. Python cannot promise that their memory is overwritten.
+    content ends the sum for this client. Secrets are forgotten as soon as they are not needed: seed and keys after the
+    upload, held shares after `unmask`, everything on failure. Python cannot promise that their memory is overwritten.
     """
 
     def __init__(
