@@ -36,6 +36,7 @@ from keyfed.run.train import Silent
 from keyfed.text.vocab import Vocab
 
 from .deployed import QUICK, federation, resigned, small_config, vocabulary, write_texts
+from .private import deploy, enrol, private_config
 
 CLIENTS, LIAR = 10, "client-3"
 Lie = Callable[[str, Post, Handler], Answer]
@@ -288,6 +289,28 @@ def test_a_run_that_is_resumed_remembers_its_suspects(tmp_path):
     lines = read_metrics(tmp_path / "run")
     check(lines, 2)
     assert list(lines[-1]["shut_out"]) == [LIAR]
+
+
+def test_a_private_run_shuts_out_a_liar_that_is_proved_and_splits_no_cohort(tmp_path):
+    def fault(client: str, post: Post, handler: Handler) -> Answer:
+        lies = {LIAR: another_secret, "client-1": out_of_range}  # the second one is folded back into the sum's ball
+        return lies.get(client, deliver)(client, post, handler)
+
+    said: list[str] = []
+
+    class Listens(Silent):
+        def say(self, line: str) -> None:
+            said.append(line)
+
+    config = private_config(tmp_path, clients=6, secure=True, rounds=3)
+    transport, roster = enrol(tmp_path, 6, fault=fault)
+    deploy(tmp_path, config, transport, roster, listener=Listens())
+    saved = load_checkpoint(tmp_path / "deployed" / "checkpoint", 1 << 40, print)
+    assert saved is not None
+    assert list(saved.suspects["proved"]) == [LIAR]
+    assert saved.suspects["spoilt"] == []
+    assert sum(f"{LIAR} is shut out of this run: lied" in line for line in said) == 1
+    assert all("shut_out" not in line for line in read_metrics(tmp_path / "deployed"))
 
 
 STRATEGIES = st.lists(st.sampled_from([None, "gone", *sorted(LIES)]), min_size=4, max_size=4)

@@ -19,12 +19,13 @@ from keyfed.engine.transport import Lost, deliver
 from keyfed.errors import RunError
 from keyfed.federated.types import Share
 from keyfed.private.budget import read_ledger
+from keyfed.private.keys import SIGNATURE_BYTES
 from keyfed.private.noise import Noising, norm_of
 from keyfed.run import course, deployed_private
 from keyfed.run.folder import read_metrics
 from keyfed.run.outside import build_network
 
-from .deployed import last_model
+from .deployed import last_model, resigned
 from .private import (
     VICTIM,
     Killed,
@@ -88,7 +89,7 @@ def test_what_leaves_a_client_is_its_clipped_part_and_nothing_else(tmp_path, met
     def fault(client, post, handler):
         answer = deliver(client, post, handler)
         if post.kind == "train":
-            sent.append(unpack(answer))
+            sent.append(unpack(answer[:-SIGNATURE_BYTES]))
         return answer
 
     clip = 0.02
@@ -113,7 +114,8 @@ def one_round(tmp_path, name, change, method="fedavg", **more):
 
     def fault(client, post, handler):
         answer = deliver(client, post, handler)
-        return change(answer) if client == VICTIM and post.kind == "train" else answer
+        lies = client == VICTIM and post.kind == "train"
+        return resigned(client, post, handler, answer, change) if lies else answer
 
     config = private_config(tmp_path, method, rounds=1, privacy={"clip": 0.5}, **more)
     deploy(tmp_path, config, *enrol(tmp_path, name=f"{name}-clients", fault=fault), name)
