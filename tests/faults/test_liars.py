@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +37,7 @@ from keyfed.run.folder import read_metrics
 from keyfed.run.train import Silent
 from keyfed.text.vocab import Vocab
 
-from .deployed import QUICK, federation, resigned, small_config, vocabulary, write_texts
+from .deployed import QUICK, federation, last_model, resigned, small_config, vocabulary, write_texts
 from .private import deploy, enrol, private_config
 
 CLIENTS, LIAR = 10, "client-3"
@@ -289,6 +291,28 @@ def test_a_run_that_is_resumed_remembers_its_suspects(tmp_path):
     lines = read_metrics(tmp_path / "run")
     check(lines, 2)
     assert list(lines[-1]["shut_out"]) == [LIAR]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedadmm"])
+def test_a_round_of_groups_is_the_round_of_the_whole_cohort(tmp_path, method, monkeypatch):
+    """Two sums of half the clients each, added up, make the model of one sum, but for the rounding of fixed point."""
+
+    def halves(self: Suspects, cohort: Sequence[str], least: int, draw: str) -> list[list[str]]:
+        first = draw.endswith("/0")  # calibrated by everybody
+        return [list(cohort)] if first else [list(cohort[::2]), list(cohort[1::2])]
+
+    models = []
+    for name in ("whole", "split"):
+        config, vocab, transport, roster = prepared(tmp_path / name, deliver, 3, 6)
+        if name == "split":
+            monkeypatch.setattr(Suspects, "groups", halves)
+        train_deployed(
+            replace(config, method=method), vocab, tmp_path / name / "run", transport, roster, patience=QUICK
+        )
+        assert [len(line["contributors"]) for line in read_metrics(tmp_path / name / "run")] == [6] * 3
+        models.append(last_model(tmp_path / name / "run"))
+    for layer, whole in models[0].items():
+        torch.testing.assert_close(models[1][layer], whole, rtol=0, atol=1e-5)
 
 
 def test_a_private_run_shuts_out_a_liar_that_is_proved_and_splits_no_cohort(tmp_path):

@@ -192,10 +192,10 @@ class Calls:
         self._lose(client, "lied", how)
 
     def _lose(self, client: ClientId, reason: Reason, detail: str) -> None:
+        detail = "".join(c if c.isprintable() else " " for c in detail)[:300]  # it may be a client's text
         if reason == "lied":
             self.suspects.prove(client, detail)
-        self.lost[client] = reason
-        self.details[client] = "".join(c if c.isprintable() else " " for c in detail)[:300]  # it may be a client's text
+        self.lost[client], self.details[client] = reason, detail
         self.keys.pop(client, None)  # it says hello again before it is called again
         if reason == "state lost" and client in self.counted:
             self._shut_out.add(client)  # it would count twice in a running mean if it began anew

@@ -15,10 +15,10 @@ does not open is accused with evidence (`accusation`). One that lies about its v
 for over several sums (`suspects`).
 
 What it does not do: the sum itself is shown; a client that lies about its values so that the sum can still be right is
-not found; a server that invents clients sees what they do not hide; nothing is claimed to run in constant time. There is no consistency round: clients
-do not compare the lists they are told. A server that tells all the same lists needs t - 1 colluding clients to open one
-client's vector. One that tells them different lists cannot open it alone (`least_alive`), but with fewer colluding
-clients than that: counting shares, at the usual threshold, 8 of 50.
+not found; a server that invents clients sees what they do not hide; nothing is claimed to run in constant time. There
+is no consistency round: clients do not compare the lists they are told. A server that tells all the same lists needs
+t - 1 colluding clients to open one client's vector. One that tells them different lists cannot open it alone
+(`least_alive`), but with fewer colluding clients than that: counting shares, at the usual threshold, 8 of 50.
 
 References:
   Bonawitz et al., *Practical Secure Aggregation for Privacy-Preserving Machine Learning*, CCS 2017; complete graph,

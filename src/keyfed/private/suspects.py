@@ -15,8 +15,8 @@ again as soon as it is not in every explanation.
 After two spoilt sums that nothing else explains, every round's cohort is split into one group more than the liars that
 explain them, suspects spread evenly, by a hash of round and name. Each group forms its own sum, so a client's upload of
 a round is in one sum at most, and at least one group is without a liar and commits. No group is smaller than what
-clients hide among; a cohort of fewer than two such groups is not split. Groups of one model are disjoint, so that
-differences of their sums hide as much as the sums do.
+clients hide among; a cohort of fewer than two such groups is not split. The groups of a round are disjoint and, as one
+commits, the next split is of another model: no difference of sums over one model is a sum over fewer clients.
 """
 
 from __future__ import annotations
