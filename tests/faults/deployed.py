@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from keyfed.config import Config, DataConfig, ModelConfig, Participation, TrainConfig
-from keyfed.engine.answers import SIGNED, signed_answer
+from keyfed.engine.calls import SIGNED
 from keyfed.engine.roster import Enrolled, Roster
 from keyfed.engine.session import ClientSession
 from keyfed.engine.transport import Answer, Fault, Handler, InProcess, Post
 from keyfed.federated.types import Params
-from keyfed.private.keys import SIGNATURE_BYTES
+from keyfed.private.keys import SIGNATURE_BYTES, signed_answer
 from keyfed.private.secure_sum import Floors
 from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.deployed import Patience

@@ -1,4 +1,4 @@
-"""What both sides of a session write and read alike: proofs, signatures, what masks are bound to, reports."""
+"""What both sides of a session write and read alike: proofs, what masks are bound to, reports."""
 
 from __future__ import annotations
 
@@ -7,37 +7,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from keyfed.engine.messages import Kind, Rejected, number, whole_number
+from keyfed.engine.messages import Rejected, number, whole_number
 from keyfed.engine.turn import Finished
 from keyfed.federated.types import Params, Report
-from keyfed.private.keys import SIGNATURE_BYTES, Identity, framed, is_signature
-
-SIGNED: tuple[Kind, ...] = ("train", "upload", "unmask")  # a hello has its own proof
 
 
 def hello_text(name: str, run: str, nonce: str) -> bytes:
     """Return what a client signs to prove who it is; the nonce is the server's, so that no old proof will do."""
     return json.dumps(["keyfed hello", name, run, nonce]).encode()
-
-
-def signed_answer(identity: Identity, name: str, kind: str, answer: bytes) -> bytes:
-    """Return an answer with its client's signature behind it.
-
-    The signature binds name, kind of message and all bytes of the answer; run, round and attempt are in its head.
-    """
-    return answer + identity.sign(_answer_text(name, kind, answer))
-
-
-def check_answer(identity: bytes, name: str, kind: str, message: bytes) -> bytes:
-    """Return an answer without its signature; raise `Rejected` where it is not that client's, or for another kind."""
-    answer, signature = message[:-SIGNATURE_BYTES], message[-SIGNATURE_BYTES:]
-    if not is_signature(signature, _answer_text(name, kind, answer), identity):
-        raise Rejected("not signed", f"an answer to {kind} without the signature of {name}; update the client")
-    return answer
-
-
-def _answer_text(name: str, kind: str, answer: bytes) -> bytes:
-    return framed(b"keyfed answer 1", name.encode(), kind.encode(), hashlib.sha256(answer).digest())
 
 
 def sum_context(run: str, attempt: int, about: str, part: str | None, round_context: bytes) -> bytes:

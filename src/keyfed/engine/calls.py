@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keyfed.engine.answers import SIGNED, check_answer, hello_text
+from keyfed.engine.answers import hello_text
 from keyfed.engine.messages import Kind, Received, Rejected, digest_of, pack, unpack, whole_number
 from keyfed.engine.roster import Roster
 from keyfed.engine.secure_simulation import SecureSettings
@@ -20,7 +20,7 @@ from keyfed.engine.transport import Lost, Post, Transport
 from keyfed.errors import SecureSumError
 from keyfed.federated.types import ClientId, Params, Reason, Refusal
 from keyfed.private.accusation import is_usable
-from keyfed.private.keys import SignedKeys, is_signature, verify
+from keyfed.private.keys import SignedKeys, check_answer, is_signature, verify
 from keyfed.private.suspects import Suspects
 
 MOST_CONTROL = 4 << 20  # bytes of an answer without tensors, and of any answer's head
@@ -28,6 +28,8 @@ HELLO_SECONDS, SILENCE_SECONDS = (
     60.0,
     300.0,
 )  # a hello is quick work; who leaves one unanswered is left alone for a while
+
+SIGNED: tuple[Kind, ...] = ("train", "upload", "unmask")  # answers that carry a signature; a hello has its own proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +183,18 @@ class Calls:
                 continue
             self.moved["up"] += len(answer)
             try:
-                take(client, check_answer(self.identity(client), client, kind, answer) if kind in SIGNED else answer)
+                take(client, self._signed(client, kind, answer) if kind in SIGNED else answer)
             except Rejected as e:
                 self._lose(client, e.reason, e.detail)
             except Exception as e:  # whatever an answer does to us, it is its client's loss and nobody else's
                 self._lose(client, "malformed", type(e).__name__)
+
+    def _signed(self, client: ClientId, kind: Kind, answer: bytes) -> bytes:
+        """Return an answer without its signature, which must be this client's."""
+        try:
+            return check_answer(self.identity(client), client, kind, answer)
+        except SecureSumError as e:
+            raise Rejected("not signed", str(e)) from None
 
     def shut_out(self, client: ClientId, how: str) -> None:
         """Call a client no more in this run, of which a lie is proved."""

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from keyfed.engine.answers import hello_text, report_head, signed_answer
+from keyfed.engine.answers import hello_text, report_head
 from keyfed.engine.client_state import read_state, write_state
 from keyfed.engine.device_store import DeviceStore, about_digest
 from keyfed.engine.learner import Learner
@@ -59,6 +59,7 @@ from keyfed.federated.public_check import check_public
 from keyfed.federated.types import Params, Refusal
 from keyfed.files import make_durable
 from keyfed.private.hinge import MOST_MEMBERS
+from keyfed.private.keys import signed_answer
 from keyfed.private.secure_sum import Floors
 
 PURPOSES: tuple[Purpose, ...] = ("upload", "calibration", "evaluation")
