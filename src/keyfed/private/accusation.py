@@ -8,7 +8,7 @@ non-interactive by a hash):
           R_1 = r·8B,\; R_2 = r·8A_j,\; c = H(\dots, R_1, R_2),\; z = r + c m \bmod ℓ, \quad a_i = 8m
 
 The server computes R₁ = z·8B − cA_i and R₂ = z·8A_j − cK, compares the hash, and opens the package itself. If it opens
-to shares that fit their hashes, the accuser lied; otherwise the sender did. Nobody else can be blamed.
+to shares that fit their hashes, the accuser lied; otherwise the sender did. No third client can be blamed.
 
 What the server learns. K opens two packages: that of j to i, and that of i to j. A client accuses only if the package
 carries the signature of j (`Member.masked`), so an honest j is never accused by an honest i, and a server cannot make

@@ -1,8 +1,8 @@
 r"""Who spoils secure sums: liars that are proved, and liars that are found by splitting the cohort.
 
-Some lies are proved by what was sent (`Lied.by`). A vector that spoils its sum is not: nobody may look at it. What is
-known is a set of clients, those whose vectors were in the spoilt sum, and that one of them at least lied. Let F be all
-such sets. The *explanations* of F are the smallest sets of clients that meet every set in F,
+Some lies are proved by what was sent (`Lied.by`). A vector that spoils its sum is not: the server cannot look at it.
+What is known is a set of clients, those whose vectors were in the spoilt sum, and that one of them at least lied. Let F
+be all such sets. The *explanations* of F are the smallest sets of clients that meet every set in F,
 
 .. math:: E = \arg\min_{H} \{|H| : H ∩ F_i ≠ ∅ \;\; ∀ i\}
 
@@ -67,7 +67,7 @@ class Suspects:
         return {**{name: f"in every sum that was spoilt ({len(self.spoilt)})" for name in sorted(found)}, **self.proved}
 
     def groups(self, cohort: Sequence[Client], least: int, draw: str) -> list[list[Client]]:
-        """Split a round's cohort where there is somebody to find; else return it whole.
+        """Split a round's cohort where there is a liar to find; else return it whole.
 
         Args:
           least: clients in the smallest group.
@@ -78,8 +78,8 @@ class Suspects:
             return [list(cohort)]
         suspects = frozenset.union(*explanations(self.unexplained()))
         ordered = sorted(cohort, key=lambda name: (name not in suspects, sha256(f"{draw}/{name}".encode()).digest()))
-        dealt = [set(ordered[at::count]) for at in range(count)]
-        return [[name for name in cohort if name in group] for group in dealt]
+        parted = [set(ordered[at::count]) for at in range(count)]
+        return [[name for name in cohort if name in group] for group in parted]
 
     def sums_wanted(self) -> int:
         """Return how many disjoint groups of a cohort are wanted: one more than there are liars, or one."""
@@ -88,7 +88,7 @@ class Suspects:
         return 1 if len(spoilt) < BEFORE_SPLIT or len(every) < 2 else 1 + len(every[0])
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; empty where nobody is suspected."""
+        """Return a JSON object; empty where no client is suspected."""
         if not self.proved and not self.spoilt:
             return {}
         return {"proved": dict(self.proved), "spoilt": [sorted(group) for group in self.spoilt]}
