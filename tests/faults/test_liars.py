@@ -411,6 +411,29 @@ def test_two_liars_that_spoil_all_they_can_are_both_found(clients):
     assert Suspects.from_json({}).to_json() == {}
 
 
+@pytest.mark.parametrize("clients", [10, 30])
+def test_two_liars_can_blame_one_honest_client_at_a_time_and_no_more(clients):
+    """They spoil the sums of one honest client until it is shut out, then those of the next one; see docs/secure.md."""
+    names = [f"c{k:02d}" for k in range(clients)]
+    for second in range(1, 6):
+        liars = {names[0], names[second]}
+        honest = [name for name in names if name not in liars]
+        suspects, lost, most = Suspects(), 0, 0
+        for round in range(60):
+            shut = set(suspects.shut_out())
+            most = max(most, len(shut - liars))
+            cohort = [name for name in names if name not in shut]
+            victim = next(name for name in honest if name in cohort)
+            groups = suspects.groups(cohort, 3, f"{second}/{round}")
+            spoilt = [group for group in groups if victim in group and liars & set(group)]
+            lost += len(spoilt) == len(groups)
+            for group in spoilt:
+                suspects.spoil(group)
+        assert most == 1
+        assert not set(suspects.shut_out()) - liars
+        assert lost <= 3
+
+
 # Signed answers.
 
 
