@@ -108,6 +108,22 @@ class DoesNotFit(SecureSumOverflow):
     public_text = "this client does not fit the public numbers of the run; nothing was sent"
 
 
+def described(error: BaseException) -> str:
+    """Return an error for a log: ours with its message, others with type and place, as their words may quote text.
+
+    Example:
+      >>> described(KeyfedError("no text")), described(KeyError("a word that somebody typed"))
+      ('KeyfedError: no text', 'KeyError')
+    """
+    if isinstance(error, KeyfedError):
+        return f"{type(error).__name__}: {error}"
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = "" if place is None else f" in {place.tb_frame.f_code.co_name}, line {place.tb_lineno}"
+    return f"{type(error).__name__}{where}"
+
+
 def nearest(got: str, known: Iterable[str]) -> str:
     """Return `" (did you mean X?)"` for the closest known name, or an empty string.
 

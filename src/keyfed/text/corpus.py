@@ -25,7 +25,7 @@ from pathlib import Path
 
 from keyfed.errors import DataError
 from keyfed.text.leaf import lines_of, users_of
-from keyfed.text.records import UNREADABLE, Record, Refused, by_time, read_records, suffix_of
+from keyfed.text.records import UNREADABLE, Record, Refused, by_time, read_records, suffix_of, why_unreadable
 
 TEXT_SUFFIXES = ("", ".txt", ".md")
 TABLE_SUFFIXES = (".jsonl", ".csv", ".tsv")
@@ -226,7 +226,7 @@ def _lines_of(path: Path) -> list[str]:
         data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
     except UNREADABLE as error:
-        raise _Unusable(f"unreadable ({error})") from None
+        raise _Unusable(f"unreadable ({why_unreadable(error)})") from None
     if b"\0" in data:
         raise _Unusable("binary (it has a NUL byte)")
     try:

@@ -171,7 +171,7 @@ class Vocab:
         expected = {"kind": str, "lower": bool, "tokenised": bool, "words": list}
         for key, kind in expected.items():
             if not isinstance(found.get(key), kind):
-                got = repr(found[key])[:40] if key in found else "nothing"
+                got = type(found[key]).__name__ if key in found else "nothing"
                 raise DataError(f"vocabulary: {key!r} should be of type {kind.__name__}, got {got}")
         if not all(isinstance(word, str) for word in found["words"]):
             raise DataError("vocabulary: 'words' holds something that is not a string")
@@ -180,16 +180,20 @@ class Vocab:
 
 def _problem_of(kind: str, words: tuple[str, ...]) -> str | None:
     if kind not in KINDS:
-        return f"kind {kind!r} is neither {KINDS[0]!r} nor {KINDS[1]!r}"
+        return f"its kind is neither {KINDS[0]!r} nor {KINDS[1]!r}"
     if words[: len(SPECIALS)] != SPECIALS:
-        return f"the first {len(SPECIALS)} entries should be {' '.join(SPECIALS)}, got {words[:4]}"
+        return f"the first {len(SPECIALS)} entries should be {' '.join(SPECIALS)}, and are others"
     if len(set(words)) != len(words):
-        return f"{Counter(words).most_common(1)[0][0]!r} is listed twice"
-    for word in words[len(SPECIALS) :]:
+        twice = Counter(words).most_common(1)[0][0]
+        first, again = [place for place, word in enumerate(words) if word == twice][:2]
+        return f"a word is listed twice, as entries {first} and {again}"
+    for place, word in enumerate(words):
+        if place < len(SPECIALS):
+            continue
         if kind == "char" and (len(word) != 1 or word == "\n"):
-            return f"{word!r} is not a single character other than the line end"
+            return f"entry {place} is not a single character other than the line end"
         if kind == "word" and word.split() != [word]:
-            return f"{word!r} is empty or holds white space"
+            return f"entry {place} is empty or holds white space"
     return None
 
 
