@@ -130,7 +130,9 @@ class SecureConfig:
         default=None,
         metadata={"help": "clients that must stay until a sum is opened; none: more than two thirds of those called"},
     )
-    floor: int = field(default=3, metadata={"help": "cohort below which a client takes no part"})
+    floor: int = field(
+        default=3, metadata={"help": "clients of a sum below which no client takes part; one may ask for more"}
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,7 +247,7 @@ def test_too_few_left_for_the_floor_of_clients_is_a_closed_failure_too():
     few = dict.fromkeys(range(3), "dropped before report")
     _, (summary,), (cost,) = masked(method_of("fedavg"), theta, settings=SecureSettings(8, floor=10), lost=few)
     assert summary.abandoned
-    assert "refuses 9 alive" in cost["failed"]
+    assert "9 of 12 clients sent their shares; 10 are needed" in cost["failed"]
 
 
 def altered(monkeypatch, change) -> None:

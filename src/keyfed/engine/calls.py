@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from keyfed.engine.secure_simulation import SecureSettings
 from keyfed.engine.transport import Lost, Post, Transport
 from keyfed.errors import SecureSumError
 from keyfed.federated.types import ClientId, Params, Reason, Refusal
+from keyfed.private.hinge import MOST_MEMBERS
 from keyfed.private.keys import SignedKeys, is_signature, verify
 
 MOST_CONTROL = 4 << 20  # bytes of an answer without tensors, and of any answer's head
@@ -60,6 +61,7 @@ class Calls:
       lost: clients of the round in progress that were lost, and why; `details` for a person.
       moved: bytes down and up so far.
       steps: of a private run, the step in which each client last took part, as it said in its hello.
+      hide_among: the fewest clients of a secure sum that each client takes part in, as it signed in its hello.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Calls:
         self.details: dict[ClientId, str] = {}
         self.moved = {"down": 0, "up": 0}
         self.steps: dict[ClientId, int] = {}
+        self.hide_among: dict[ClientId, int] = {}
         self._transport = transport
         self._shut_out: set[ClientId] = set()  # cannot go on in this run
         self._silent: dict[ClientId, float] = {}  # left a hello unanswered: not asked again before this moment
@@ -98,6 +101,7 @@ class Calls:
         if new:
             nonce = os.urandom(16).hex()
             head = {**self.run.about, "run": self.run.name, "nonce": nonce, "secure": self.run.secure is not None}
+            head |= {"roster": self.roster.marks()}
 
             def welcome(client: ClientId, answer: bytes) -> None:
                 told = unpack(answer, MOST_CONTROL).head
@@ -111,15 +115,30 @@ class Calls:
         return sorted(self.keys)
 
     def _proved(self, client: ClientId, head: Mapping[str, Any], nonce: str) -> SignedKeys:
-        """Return a client's first one-time keys, if it proves with its lasting key who it is."""
-        identity = self.identity(client)
+        """Return a client's first one-time keys, if it proves with its lasting key who it is and what it wants."""
+        identity, least = self.identity(client), whole_number(head, "hide_among", 2, MOST_MEMBERS)
         try:
             proof, keys = bytes.fromhex(head["proof"]), self.signed_keys(client, head["keys"])
         except (KeyError, TypeError, ValueError) as e:
             raise Rejected("malformed", f"a hello without proof or keys ({e})") from None
-        if not is_signature(proof, hello_text(client, self.run.name, nonce), identity):
+        if not is_signature(proof, hello_text(client, self.run.name, nonce, least), identity):
             raise Rejected("not enrolled", f"{client} does not prove that it is {client}")
+        self.hide_among[client] = least
         return keys
+
+    def able_to_hide(self, clients: Iterable[ClientId]) -> list[ClientId]:
+        """Return the most of these clients who, among each other, are as many as each of them wants to hide among.
+
+        Those who want to hide among the most are left out first.
+        """
+        left = sorted(clients, key=lambda client: self.hide_among.get(client, 0))
+        while left and self.hide_among.get(left[-1], 0) > len(left):
+            left.pop()
+        return sorted(left)
+
+    def leave_out(self, client: ClientId, reason: Reason, detail: str) -> None:
+        """Note that a client is not called now, through no fault of its own; its one-time keys stay unused."""
+        self.lost[client], self.details[client] = reason, detail
 
     def signed_keys(self, client: ClientId, data: object) -> SignedKeys:
         """Read one-time keys that must be signed by this client."""

@@ -95,6 +95,10 @@ Precision = Literal["fp32", "bf16"]
 TrackKey = tuple[Descent, int, bool, frozenset[str]]  # a step depends on: its rule, rows, duals or none, frozen layers
 
 
+def _unwatched() -> None:
+    """Let training go on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What it takes to train any client of a run.
@@ -107,6 +111,7 @@ class Problem:
       precision: of the products on a GPU; bf16 keeps float32 weights beside its copies.
       frozen: layers that clients do not train in the first `frozen_rounds` rounds.
       curves: count every step's first guesses, for `Solution.curve`.
+      watch: called before every step that is taken on a CPU; what it raises ends the training.
       buffers, tracks: what lives from step to step and from round to round, see `step.gradient` and `captured`.
     """
 
@@ -120,6 +125,7 @@ class Problem:
     frozen: frozenset[str] = frozenset()
     frozen_rounds: int = 0
     curves: bool = False
+    watch: Callable[[], None] = field(default=_unwatched, repr=False, compare=False)
     buffers: Buffers = field(default_factory=dict, init=False, repr=False, compare=False)
     tracks: dict[TrackKey, Track] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -235,6 +241,7 @@ class TextObjective:
             batch, fresh = stack_steps(present, rows, self._problem.device)
             # Each client counts its own steps: what it drops must not depend on who else is in the block.
             self._taken = self._taken + torch.tensor([s is not None for s in present])
+            self._problem.watch()
             yield partial(self._gradient, batch, fresh, self._taken)
 
     def walk(self, way: Way, descent: Descent) -> None:

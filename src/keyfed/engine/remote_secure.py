@@ -61,13 +61,19 @@ def secure_sum(
     """
     run = calls.run
     assert run.secure is not None, "settings of secure sums"
+    fitting = set(calls.able_to_hide(heads))
+    for client in [client for client in heads if client not in fitting]:
+        least = calls.hide_among[client]
+        calls.leave_out(client, "hides among more", f"it takes part among {least} or more, not among {len(heads)}")
+    heads = {client: head for client, head in heads.items() if client in fitting}
     if not heads:
-        raise SecureSumError("nobody is left to sum over")
+        raise SecureSumError("no client is left to sum over")
     keys = tuple(calls.keys.pop(client) for client in heads)  # used now, whatever comes of it
     about = about_digest({**run.about, "secure": True})
     context = sum_context(run.name, run.attempt, about, part, context_of(params, method, public, round, purpose))
     words = length(method, params, purpose) if words is None else words
-    terms = Terms(context, keys, run.secure.threshold_of(len(keys)), words)
+    hide_among = max(calls.hide_among.get(client, 0) for client in heads)
+    terms = Terms(context, keys, run.secure.threshold_of(len(keys), hide_among), words)
     collector = Collector(terms)
     watch(collector)
     told = {

@@ -44,15 +44,20 @@ class SecureSettings:
 
     Attributes:
       threshold: clients that must stay to the end of a sum; None for more than two thirds of those called.
-      floor: cohort below which a client takes no part.
+      floor: clients below which a client takes no part; as many must stay, whatever the threshold says.
     """
 
     threshold: int | None = None
     floor: int = 3
 
-    def threshold_of(self, members: int) -> int:
-        """Return how many of the members must stay."""
-        return usual_threshold(members) if self.threshold is None else self.threshold
+    def threshold_of(self, members: int, hide_among: int = 0) -> int:
+        """Return how many of the members must stay.
+
+        Args:
+          hide_among: the most clients that one of the members wants to hide among.
+        """
+        usual = usual_threshold(members) if self.threshold is None else self.threshold
+        return max(usual, min(members, max(self.floor, hide_among)))
 
     def sums(self, hidden: HiddenRound) -> SecureSum:
         """Return a round's secure sums, for `Simulation(hide=…)`."""

@@ -30,6 +30,7 @@ from keyfed.engine.answers import hello_text, report_head
 from keyfed.engine.client_state import read_state, write_state
 from keyfed.engine.device_store import DeviceStore, about_digest
 from keyfed.engine.learner import Learner
+from keyfed.engine.limits import MOST_BEGIN, Limits
 from keyfed.engine.messages import (
     Received,
     Rejected,
@@ -54,11 +55,12 @@ from keyfed.engine.session_private import PrivateSide
 from keyfed.engine.session_secure import Work, join_sum
 from keyfed.engine.simulate import refusal
 from keyfed.engine.turn import Finished, Turn, keeps_state
-from keyfed.errors import Refused, SecureSumError, SecureSumOverflow
+from keyfed.errors import Refused, SecureSumError, SecureSumOverflow, described
 from keyfed.federated.public_check import check_public
 from keyfed.federated.types import Params, Refusal
 from keyfed.files import make_durable
 from keyfed.private.hinge import MOST_MEMBERS
+from keyfed.private.own_ledger import OwnLedger
 from keyfed.private.secure_sum import Floors
 
 PURPOSES: tuple[Purpose, ...] = ("upload", "calibration", "evaluation")
@@ -76,8 +78,9 @@ class ClientSession:
       home: the client's folder.
       name: the name it was enrolled under.
       learner: makes the client's text ready for a run, from what the server said in its hello.
-      floors: the fewest clients it hides among.
+      floors: the fewest clients it hides among; a run may promise more (`secure.floor`), never less.
       plain: whether it takes part in runs that show its upload to the server.
+      limits: what it gives a run at most: size, work, runs, privacy.
       ready: says why the client does not want to work now (on battery, in use, paused); None: it does.
     """
 
@@ -89,11 +92,13 @@ class ClientSession:
         *,
         floors: Floors | None = None,
         plain: bool = False,
+        limits: Limits | None = None,
         ready: Callable[[], str | None] | None = None,
     ) -> None:
         self.name = name
         self.store = DeviceStore(home)
-        self._private = PrivateSide(name, self.store)
+        self._limits = limits or Limits()
+        self._private = PrivateSide(name, self.store, OwnLedger(home, self._limits.epsilon))
         self._make = learner
         self._floors = floors or Floors()
         self._plain = plain
@@ -112,6 +117,10 @@ class ClientSession:
         if kind == "who":
             return pack({"name": self.name})
         if kind == "hello":
+            if len(body) > MOST_BEGIN:
+                raise Rejected(
+                    "over limit", f"a hello of {len(body):,} bytes; this client reads {MOST_BEGIN:,} at most"
+                )
             return self._hello(unpack(body).head)
         if kind == "bye":
             return self._bye(text(unpack(body).head, "run"))
@@ -129,17 +138,25 @@ class ClientSession:
         run = text(head, "run")
         if head.get("secure") is not True and not self._plain:
             raise Rejected("not secure", "this client takes part in secure sums only; start it with --allow-plain")
-        self.store.begin(run, head)
+        if head.get("secure") is True:
+            self.store.meet(head.get("roster"), self._limits.roster)
+        about = {key: value for key, value in head.items() if key != "roster"}
+        self.store.begin(run, about, self._limits.runs)
         self._learners.pop(run, None)
         learner = self._learner(run)
+        self._private.affords(run, learner.promise)
         if learner.digest != text(head, "method"):
             raise Rejected(
                 "other method", "this package builds another method from the run's specification; update the client"
             )
-        proof = self.store.identity().sign(hello_text(self.name, run, text(head, "nonce")))
-        answer = {"proof": proof.hex(), "keys": self.store.new_keys(self.name).to_json()}
+        hide_among = self._hides_among(learner)
+        proof = self.store.identity().sign(hello_text(self.name, run, text(head, "nonce"), hide_among))
+        answer = {"proof": proof.hex(), "keys": self.store.new_keys(self.name).to_json(), "hide_among": hide_among}
         last = self.store.last_part(run)
         return pack(answer if last is None else answer | {"step": last.step})
+
+    def _hides_among(self, learner: Learner) -> int:
+        return max(self._floors.cohort, learner.floor)
 
     def _bye(self, run: str) -> bytes:
         self._drop()
@@ -169,6 +186,8 @@ class ClientSession:
         theta = read_tensors(received.tensors, learner.shapes)
         work = self._accept(run, received, theta, learner.promise, secure=begun.get("secure") is True)
         self._private.wait_turn(run, learner.promise, work.asked)
+        if work.asked is None:
+            self._private.shown(run)
         if work.part is not None:
             work.evaluated = learner.evaluate(theta, work.part)
         if work.purpose != "evaluation":
@@ -181,7 +200,8 @@ class ClientSession:
             # In a masked private sum it sends zeros: were it lost, its text would decide about everybody's sum.
         answer: dict[str, Any] = {"run": run, "round": work.round, "attempt": work.attempt}
         if work.secure:
-            work.member = join_sum(self.name, self.store, self._floors, learner, work, head, about_digest(begun))
+            floors = Floors(self._hides_among(learner))
+            work.member = join_sum(self.name, self.store, floors, learner, work, head, about_digest(begun))
             parcels = {to: package.hex() for to, package in work.member.shares().items()}
             self._work = work  # only now: a client that refused the terms has nothing to be asked for
             return pack(answer | {"parcels": parcels, "keys": self.store.new_keys(self.name).to_json()})
@@ -241,10 +261,11 @@ class ClientSession:
             done = learner.solve(work.theta, work.round, turn)
         except SafetensorError:
             raise Rejected("state lost", "the state of this client is damaged") from None
-        except Exception:
+        except Exception as e:
             if work.asked is None:
                 raise
-            logging.getLogger(__name__).exception("round %d: training failed; nothing is added", work.round + 1)
+            line = "round %d: training failed (%s); nothing is added"
+            logging.getLogger(__name__).error(line, work.round + 1, described(e))
             done = _nothing(work.theta)
         odd = refusal(self.name, done, work.theta, learner.bound)
         if odd is not None and turn.propose is not None:  # as if it had trained nothing

@@ -59,6 +59,7 @@ def join_sum(
         round_context = context_of(work.theta, learner.method, work.public or {}, work.round, work.purpose)
         context = sum_context(work.run, work.attempt, about, work.part, round_context)
         terms = Terms(context, cohort, whole_number(head, "threshold", 1, MOST_MEMBERS), size)
+        store.refuse_strangers({client: keys[client] for client in terms.names}, name)
         member = Member(name, store.take_keys(own.serial), terms, keys, floors)
         store.pin({client: keys[client] for client in terms.names})  # whose signatures are in order
         return member

@@ -164,6 +164,8 @@ Reason = Literal[
     # the client does not want to, or cannot
     "not now", "not secure", "refused by client", "identity changed", "stale", "other model", "other method",
     "non-finite model", "unknown run", "restarted", "state lost", "summed before", "too soon",
+    # a limit that the client's owner has set
+    "over limit", "over budget", "hides among more", "strangers",
 ]  # fmt: skip
 
 

@@ -69,9 +69,11 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """A client's own limits, whatever the server asks: the fewest clients it hides among.
+    """A client's own limits, whatever the server asks: the fewest clients it hides among, itself included.
 
-    With two, either learns the other's values from the sum; three is the least that hides anything.
+    Any `threshold` members can open a sum of their own vectors alone. So a client hides among N only where the
+    threshold is N or more (`check_terms`). With two, either learns the other's values from the sum; three is the least
+    that hides anything.
     """
 
     cohort: int = 3
@@ -88,6 +90,11 @@ def check_terms(me: str, keys: OneTime, terms: Terms, identities: Mapping[str, b
         raise Refused(f"{me} refuses a cohort of {members}: it takes part among {floors.cohort} or more")
     if 2 * terms.threshold <= members:
         raise Refused(f"{me} refuses the threshold {terms.threshold} of {members}: it has to be more than half")
+    if terms.threshold < floors.cohort:
+        raise Refused(
+            f"{me} refuses the threshold {terms.threshold}: so many could open a sum, and it takes part among "
+            f"{floors.cohort} or more"
+        )
     own = terms.keys_of().get(me)
     if own is None or (own.serial, own.mask, own.channel) != (keys.serial, keys.mask_public, keys.channel_public):
         what = "are missing" if own is None else "were altered"

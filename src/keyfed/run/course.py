@@ -204,11 +204,13 @@ class Course:
         told = False
         while True:
             present = self.calls.greet()
-            if len(present) >= needed:
+            alone = set(present) - set(self.calls.able_to_hide(present) if self.secure is not None else present)
+            if len(present) - len(alone) >= needed:
                 return present
             if not told:
                 told = True
-                why = "; ".join(f"{c}: {reason}" for c, reason in self.calls.lost.items())
+                lost = {c: f"hides among {self.calls.hide_among[c]} or more" for c in sorted(alone)} | self.calls.lost
+                why = "; ".join(f"{c}: {reason}" for c, reason in lost.items())
                 self.listen.say(f"{len(present)} clients are there, {needed} are needed; waiting {why}".rstrip())
             if time.monotonic() > until:
                 raise RunError(

@@ -18,7 +18,7 @@ from typing import Any
 from keyfed.config import Config, check, to_document
 from keyfed.engine.calls import RemoteRun
 from keyfed.engine.network import parameter_count
-from keyfed.engine.roster import Roster
+from keyfed.engine.roster import Roster, roster_hash
 from keyfed.engine.secure_simulation import SecureSettings
 from keyfed.engine.transport import Transport
 from keyfed.errors import ConfigError
@@ -90,6 +90,8 @@ def train_deployed(
         )
         listen.say(f"model {spec.name}: {parameter_count(spec):,} parameters; {HERE.reason}")
         listen.say("secure sums: the server sees no upload" if secure else "PLAIN: the server sees every upload")
+        marks = roster.marks()
+        listen.say(f"roster {roster_hash(marks)} ({len(marks)} clients); clients see it with `keyfed client --status`")
         given = (config, out, spec, method, transport, roster, run, listen, patience)
         course = Course(*given) if settled is None else PrivateCourse(*given, settled=settled)
         result = course.train(vocab)

@@ -45,7 +45,8 @@ PLACE = f"{TREE}place"  # number of the tree, and its leaves so far
 # Why a client takes no part that has nothing to do with its text: the operator may hear of these.
 OF_PROTOCOL: frozenset[Reason] = frozenset(
     {"not enrolled", "no answer", "unreachable", "not now", "not secure", "identity changed", "stale", "other method",
-     "unknown run", "restarted", "summed before", "too soon"}
+     "unknown run", "restarted", "summed before", "too soon", "over limit", "over budget", "hides among more",
+     "strangers"}
 )  # fmt: skip
 ODD: frozenset[Reason] = frozenset(
     {"malformed", "refused by client", "other model", "non-finite model", "wrong round", "client error", "too large"}
@@ -224,7 +225,18 @@ class PrivateCourse(Course):
             if why in OF_PROTOCOL | ODD:
                 self._say_once(f"{client} is left out: {why}")
         self.guard.hear(self.calls.steps, self.state.round)
-        return present
+        return present if self.secure is None else [client for client in present if self._hides(client)]
+
+    def _hides(self, client: ClientId) -> bool:
+        """Whether every sum of this run that opens has as many clients as this one wants to hide among.
+
+        Who is drawn must not decide who takes part, so a private run goes by `secure.floor` alone.
+        """
+        assert self.secure is not None
+        least = self.calls.hide_among[client]
+        if least > self.secure.floor:
+            self._say_once(f"{client} is left out: hides among more ({least}; secure.floor is {self.secure.floor})")
+        return least <= self.secure.floor
 
     def _draw(self, present: Sequence[ClientId]) -> list[ClientId]:
         return self.guard.cohort(set(present))
