@@ -36,8 +36,12 @@ class DataConfig:
             "data.lower and data.min_clients are then not read. none: built from the training text"
         },
     )
-    batches: Literal["stream", "sentences"] = field(
-        default="stream", metadata={"help": "contiguous text with carried state, or one line at a time"}
+    batches: Literal["stream", "sentences", "packed"] = field(
+        default="stream",
+        metadata={
+            "help": "stream: contiguous text with carried state; sentences: single lines of similar length, padded; "
+            "packed: whole lines one after the other, the state reset at each"
+        },
     )
     window: int | None = field(default=None, metadata={"help": "tokens of a training window; none: the model's own"})
     max_sentences: int | None = field(default=None, metadata={"help": "lines per client and round; none: all"})

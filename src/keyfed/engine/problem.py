@@ -27,7 +27,7 @@ from keyfed.federated.participation import Work
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Gradient, LayerNumbers, Method, Objective, Params, Solution
 from keyfed.model.language_model import Batch, ModelSpec, stack
-from keyfed.text.batches import Batching, Step, epoch_steps, limit_text, sweep_steps
+from keyfed.text.batches import Batching, Step, epoch_steps, limit_text, line_starts, sweep_steps
 from keyfed.text.shards import BOUNDS, TOKENS, PackedNames
 
 
@@ -211,7 +211,7 @@ class TextObjective:
         passes = work.epochs or self._epochs
         most = max(1, math.ceil(work.share * passes * len(steps) - 1e-9))
         left = max(0, most - epoch * len(steps)) if epoch < passes else 0
-        if self._batching.kind == "stream" or left >= len(steps):
+        if self._batching.kind != "sentences" or left >= len(steps):
             return steps[:left]
         # All clients of a round visit lengths in the same order: who stops early must not skip the same ones as others.
         drawn = np.random.default_rng(self._seed(client, "share", epoch)).permutation(len(steps))[:left]
@@ -233,6 +233,8 @@ class TextObjective:
         for number in range(count):
             present = [steps[number] if number < len(steps) else None for steps in own]
             batch, fresh = stack_steps(present, rows, self._problem.device)
+            if self._batching.kind == "packed":
+                batch = batch._replace(starts=line_starts(batch.inputs))
             # Each client counts its own steps: what it drops must not depend on who else is in the block.
             self._taken = self._taken + torch.tensor([s is not None for s in present])
             yield partial(self._gradient, batch, fresh, self._taken)
@@ -252,7 +254,8 @@ class TextObjective:
             track = None
             problem.tracks.clear()  # another method, or a larger cohort than before: the places are given back first
             bf16 = problem.precision == "bf16"
-            track = lay_track(spec, way, descent, rows, self.clients, bf16, self._frozen, problem.curves)
+            packed = self._batching.kind == "packed"
+            track = lay_track(spec, way, descent, rows, self.clients, bf16, self._frozen, problem.curves, packed)
             problem.tracks[key] = track
         steps = self.epoch(0)
         ranking = sorted(range(self.clients), key=lambda k: -len(steps[k]))

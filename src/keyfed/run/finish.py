@@ -15,7 +15,7 @@ from keyfed.federated.types import Method, Params
 from keyfed.run.baselines import score_baselines
 from keyfed.run.checkpoint import Best
 from keyfed.run.choose import Choice
-from keyfed.run.evaluate import by_line, evaluate, evaluate_sentences, spread, total
+from keyfed.run.evaluate import by_line, evaluate_sentences, judge, spread, total
 from keyfed.run.folder import read_metrics, save_model
 from keyfed.run.planning import members_of
 from keyfed.run.prepare import Prepared
@@ -43,8 +43,9 @@ def finish(
     params: Params = {name: best.params[name] for name in shapes(prepared.spec)}
     save_model(out, params, prepared.vocab)
     began = time.monotonic()
-    tested = evaluate(prepared.spec, params, prepared.test, choice.device)
-    unseen = evaluate(prepared.spec, params, prepared.unseen, choice.device)
+    test = judge(prepared.batching.kind)
+    tested = test(prepared.spec, params, prepared.test, choice.device)
+    unseen = test(prepared.spec, params, prepared.unseen, choice.device)
     sentences = evaluate_sentences(prepared.spec, params, prepared.test, choice.device)
     evaluated = time.monotonic() - began
     began = time.monotonic()

@@ -30,6 +30,7 @@ from keyfed.files import write_atomically
 from keyfed.model.language_model import Params
 from keyfed.run.choose import Choice
 from keyfed.run.outside import build_network, refuse_others
+from keyfed.text.batches import reads_lines
 from keyfed.text.given import vocab_sha256
 from keyfed.text.vocab import Vocab
 
@@ -215,7 +216,7 @@ class Trained:
     @property
     def reads_lines(self) -> bool:
         """Whether the model learnt from single lines, each from a zero state behind <bos>, not from a stream."""
-        return self.config.data.batches == "sentences"
+        return reads_lines(self.config.data.batches)
 
 
 def save_model(folder: Path, params: Params, vocab: Vocab) -> None:

@@ -30,7 +30,7 @@ from keyfed.federated.public_check import refuse_isolating
 from keyfed.federated.types import Method, Params
 from keyfed.private.mechanism import Bounded, bound
 from keyfed.run.encode import window_of
-from keyfed.run.evaluate import evaluate_sentences, evaluate_together, limit_streams
+from keyfed.run.evaluate import limit_streams, validator
 from keyfed.run.outside import build_network
 from keyfed.text.batches import Batching
 from keyfed.text.clients import ClientText, partition
@@ -121,7 +121,7 @@ class OwnText:
         held_out = {"valid": vocab.encode(person.valid), "test": vocab.encode(person.test)}
         self._held_out = {part: {name: ids} if len(ids) > 1 else {} for part, ids in held_out.items()}
         self._limits = {"valid": config.train.valid_tokens, "test": config.train.test_tokens}
-        self._score = evaluate_sentences if data.batches == "sentences" else evaluate_together
+        self._score = validator(data.batches)
         like = init_params(spec, 0)
         self.shapes: Shapes = {layer: (tuple(p.shape), p.dtype) for layer, p in like.items()}
 
@@ -139,7 +139,7 @@ class OwnText:
     def evaluate(self, theta: Params, part: str) -> Evaluated:
         """Count nats and hits on this client's held-out text."""
         streams = limit_streams(self._held_out[part], self._limits[part])
-        return Evaluated(*asdict(self._score(self._spec, theta, streams)).values())
+        return Evaluated(*asdict(self._score(self._spec, theta, streams, "cpu")).values())
 
 
 def _person(config: Config, name: str, vocab: Vocab) -> tuple[ClientText, Vocab]:

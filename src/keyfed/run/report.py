@@ -281,7 +281,9 @@ def _data(result: Record, config: Config) -> list[tuple[str, str]]:
     facts += [(f"unknown tokens, {part}", show_percent(rate, 2)) for part, rate in oov.items()]
     if unseen:
         facts.append(("unknown tokens, unseen clients", show_percent(unseen.get("oov_rate"), 2)))
-    if finite(test.get("sentence_perplexity")) is not None:
+    if config.data.batches == "packed":
+        facts.append(("test text is read", "line by line, the state reset at every line"))
+    elif finite(test.get("sentence_perplexity")) is not None:
         facts.append(
             ("test perplexity line by line", f"{show(test['sentence_perplexity'])} (state reset at every line)")
         )

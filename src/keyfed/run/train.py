@@ -28,7 +28,7 @@ from keyfed.launch import place
 from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, named_states, save_checkpoint
 from keyfed.run.choose import Choice, usable_cores
 from keyfed.run.curves import LINE, append_curves, cut_curves
-from keyfed.run.evaluate import evaluate_sentences, evaluate_together, limit_streams
+from keyfed.run.evaluate import limit_streams, validator
 from keyfed.run.finish import finish
 from keyfed.run.folder import (
     append_line,
@@ -240,8 +240,7 @@ def _rounds(
     every, fewer = (sizes_in(config, method, state.params, members, frozen) for frozen in ((), FROZEN))
     tokens = client_tokens(prepared)
     valid = limit_streams(prepared.valid, config.train.valid_tokens)
-    # A model that learns from single lines is chosen on single lines: it has never seen a state that is carried on.
-    validate = evaluate_sentences if config.data.batches == "sentences" else evaluate_together
+    validate = validator(config.data.batches)
     problem = make_problem(prepared, config, method, choice.device, budget)
     target = parse_target(config.train.until, "train.until")
     minimum = 1 if method.cohort == "pooled" else config.participation.minimum

@@ -47,7 +47,7 @@ METHODS = [
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("spec", METHODS, ids=lambda s: f"{s.name}-{s.options.get('optimiser', '')}")
-@pytest.mark.parametrize(("kind", "dropout"), [("stream", 0.0), ("sentences", 0.3)])
+@pytest.mark.parametrize(("kind", "dropout"), [("stream", 0.0), ("sentences", 0.3), ("packed", 0.3)])
 def test_a_block_on_a_track_is_the_block_step_by_step(monkeypatch, device, spec, kind, dropout):
     method, plain = build_method(spec), a_problem("cpu", kind, dropout)
     theta = init_params(plain.spec, 1)
