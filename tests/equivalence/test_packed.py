@@ -222,11 +222,12 @@ def test_a_module_with_dropout_draws_by_client_round_and_step():
     problem = with_module(problem_of(GRU, PACKED), lambda v: Copy(GRU, dropout=0.4))
     theta = init_params(GRU, seed=3)
     method = method_of(Local(lr=0.5, rows=3))
-    both = solve_block(problem, theta, [0, 2], method, 1).upload  # one by one inside: lines begin at other places
-    for k, client in enumerate((0, 2)):
-        alone = solve_block(problem, theta, [client], method, 1).upload
-        assert largest_difference({name: u[k : k + 1] for name, u in both.items()}, alone) == 0
-    assert largest_difference(both, solve_block(problem, theta, [0, 2], method, 2).upload) > 0
+    first = solve_block(problem, theta, [0], method, 1).upload
+    torch.rand(7)
+    assert largest_difference(first, solve_block(problem, theta, [0], method, 1).upload) == 0
+    assert largest_difference(first, solve_block(problem, theta, [0], method, 2).upload) > 0
+    with pytest.raises(ConfigError, match=r"set train\.block=1"):  # what it draws hangs on how far rows are padded
+        solve_block(problem, theta, [0, 2], method, 1)
 
 
 # Runs

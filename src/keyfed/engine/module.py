@@ -142,6 +142,10 @@ class ModuleNetwork:
           count: count the tokens that were the first guess; without it there are no hits.
         """
         if len(batch.inputs) > 1:
+            if self._habits.random:
+                raise ConfigError(
+                    f'module "{self.name}" draws random numbers (dropout) and is not stacked; set train.block=1'
+                )
             if batch.starts is None:
                 return self._stacked(params, batch, state, count)
             return self._one_by_one(params, batch, state, seeds, taken, count)
@@ -163,10 +167,11 @@ class ModuleNetwork:
         self, params: Params, batch: Batch, state: NestedState | None, seeds: Tensor, taken: Tensor, count: bool
     ) -> tuple[Tensor, Tensor, Tensor | None, NestedState]:
         """`step` of each client in turn: lines begin at other places in each, so that `vmap` cannot stack them."""
+        assert batch.starts is not None
         found = []
         for k in range(len(batch.inputs)):
             own = {name: p[k : k + 1] for name, p in params.items()}
-            text = Batch(*(None if part is None else part[k : k + 1] for part in batch))
+            text = Batch(*(part[k : k + 1] for part in batch[:3]), batch.starts[k : k + 1])
             before = None if state is None else tree_map(lambda s, k=k: s[k : k + 1], state)
             found.append(self.step(own, text, before, seeds[k : k + 1], taken[k : k + 1], count))
         loss, counts, hits, after = zip(*found, strict=True)
@@ -176,10 +181,6 @@ class ModuleNetwork:
     def _stacked(
         self, params: Params, batch: Batch, state: NestedState | None, count: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None, NestedState]:
-        if self._habits.random:
-            raise ConfigError(
-                f'module "{self.name}" draws random numbers (dropout) and is not stacked; set train.block=1'
-            )
         scale, counts = _scale(batch, params)
         over = (0, 0, 0, 0, None if state is None else 0)
         run = vmap(partial(self._mean_nats, count=count), in_dims=over, randomness="error")

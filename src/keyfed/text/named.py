@@ -36,6 +36,7 @@ class Named:
       read: Reads the folder.
       partition: How it is cut into clients unless asked otherwise: "iid" or "natural".
       clients: Number of IID shards unless asked otherwise.
+      messages: Whether its lines are messages, each written on its own; else running text cut into lines.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Named:
     read: Callable[[Path], Corpus]
     partition: str
     clients: int | None = None
+    messages: bool = False
 
 
 _KNOWN = (
@@ -159,6 +161,7 @@ _KNOWN = (
         "as split, day, minute, nick, text (CC BY 4.0)",
         published.read_irc,
         "natural",
+        messages=True,
     ),
     Named(
         "reddit",
@@ -174,6 +177,7 @@ _KNOWN = (
         "r/Cornell, a ConvoKit sample (Reddit's terms; research use)",
         published.read_reddit,
         "natural",
+        messages=True,
     ),
     Named(
         "yelp",
