@@ -72,6 +72,18 @@ def test_a_block_on_a_track_is_the_block_step_by_step(monkeypatch, device, spec,
     assert all(torch.equal(again.upload[name], u) for name, u in got.upload.items()), "the same round, other bits"
 
 
+@pytest.mark.parametrize("kind", ["sentences", "packed"])
+def test_lines_in_another_order_each_epoch_are_staged_anew(monkeypatch, kind):
+    method = build_method(MethodSpec("fedavg", {"optimiser": "sgd", "lr": 0.5, "epochs": 3}))
+    plain, problem = a_problem("cpu", kind, 0.0), a_problem("cpu", kind, 0.0)
+    theta = init_params(plain.spec, 1)
+    want = solve_block(plain, theta, [2, 4], method, 3)
+    replayed(monkeypatch, problem)
+    got = solve_block(problem, theta, [2, 4], method, 3)
+    for name, u in want.upload.items():
+        torch.testing.assert_close(got.upload[name], u, rtol=2e-4, atol=2e-6)
+
+
 def test_staged_steps_hold_every_token_once_and_shrink_with_those_at_work():
     clients = [stream_steps(t, 4, 7) for t in sorted(texts(), key=len, reverse=True)]
     staged = stage(clients, Batching("stream", 4, 7), capacity=5, device="cpu")
