@@ -21,19 +21,24 @@ from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig, to_docum
 from keyfed.engine import step
 from keyfed.engine.kernels import KERNELS, LAYERS
 from keyfed.engine.module import ModuleNetwork, line_pieces
+from keyfed.engine.network import predictor
 from keyfed.engine.problem import Problem, make_store, solve_block, stack_steps
 from keyfed.engine.turn import Turn
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
 from keyfed.federated.types import MethodSpec
+from keyfed.keyboard.export import export_run
 from keyfed.model import language_model as lm
 from keyfed.model.cells import CELLS
+from keyfed.model.conformance import check_model
 from keyfed.model.language_model import init_params
-from keyfed.run.evaluate import evaluate_lines, evaluate_sentences, judge, total, validator
-from keyfed.run.folder import load_model, read_metrics
+from keyfed.run.evaluate import evaluate_lines, evaluate_sentences, judge, limit_streams, total, validator
+from keyfed.run.folder import load_model, read_metrics, read_result
 from keyfed.run.on_device import own_text
+from keyfed.run.personalise import Personal
 from keyfed.run.prepare import make_problem, prepare
-from keyfed.run.results import evaluate_run
+from keyfed.run.results import evaluate_run, personalise_run
+from keyfed.run.suggest import suggest
 from keyfed.run.train import Silent, train
 from keyfed.text.batches import Batching, line_starts, lines_of, packed_steps
 from keyfed.text.vocab import BOS, EOS
@@ -242,7 +247,7 @@ def corpus(tmp_path_factory):
     words = [f"{a}{b}" for a in "bdfgk" for b in ("a", "e", "i", "o", "u", "an")]
     for k in range(5):
         lines = []
-        for _ in range(30 + 5 * k):
+        for _ in range(50 + 5 * k):
             start = rng.randrange(len(words))
             count = rng.choice((1, 3, 5, 8, 14))
             lines.append(" ".join(words[(start + i * (1 + k % 3)) % len(words)] for i in range(count)))
@@ -267,34 +272,59 @@ class Interrupting(Silent):
             raise KeyboardInterrupt
 
 
-def test_a_run_is_resumed_bit_for_bit_and_judged_line_by_line(corpus, tmp_path):
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    """A run that nothing interrupted, with its central one."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    train(tiny(corpus, central=True, ngram_order=3), out)
+    return out
+
+
+def test_a_run_is_resumed_bit_for_bit_whatever_the_block(corpus, whole, tmp_path):
     config = tiny(corpus, central=True, ngram_order=3)
-    result = train(config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "broken", listener=Interrupting())
     train(config, tmp_path / "broken", resume=True)
     for file in ("model.safetensors", "central/model.safetensors"):
-        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "broken" / file).read_bytes()
+        assert (whole / file).read_bytes() == (tmp_path / "broken" / file).read_bytes()
     stacked = train(replace(config, train=replace(config.train, block=3, central=False)), tmp_path / "stacked")
-    assert stacked["test"]["nats"] == pytest.approx(result["test"]["nats"], rel=1e-4)
+    assert stacked["test"]["nats"] == pytest.approx(read_result(whole)["test"]["nats"], rel=1e-4)
 
-    prepared, trained = prepare(config), load_model(tmp_path / "whole")
+
+def test_a_run_is_judged_line_by_line(corpus, whole):
+    prepared, trained, result = prepare(tiny(corpus)), load_model(whole), read_result(whole)
     assert trained.reads_lines
     by_line = evaluate_sentences(trained.spec, trained.params, prepared.test)
     tokens = sum(map(len, prepared.test.values()))  # the first token of a line is predicted, too
-    for scores in (result, evaluate_run(tmp_path / "whole"), *result["baselines"].values()):
+    for scores in (result, evaluate_run(whole), *result["baselines"].values()):
         test = scores["test"]
         assert test["tokens"] == tokens
         assert test["perplexity"] == pytest.approx(test["sentence_perplexity"], rel=1e-9)
         assert scores["unseen"]["tokens"] == sum(map(len, prepared.unseen.values()))
     assert result["test"]["perplexity"] == pytest.approx(by_line.perplexity, rel=1e-6)
     assert set(result["baselines"]) == {"unigram", "kneser_ney", "central"}
-    best = min(r["nats"] for r in valids(tmp_path / "whole"))
-    assert best < 3.5, "nothing was learnt"
+    valid = limit_streams(prepared.valid, 300)
+    chosen = evaluate_sentences(trained.spec, trained.params, valid).mean_nats
+    assert chosen == pytest.approx(min(r["valid"]["nats"] for r in read_metrics(whole)), rel=1e-5)
+    assert any("packed lines" in line for line in prepared.describe())
 
 
-def valids(out):
-    return [record["valid"] for record in read_metrics(out) if record.get("valid")]
+def test_personal_copies_conformance_and_keyboard_take_packed_models(corpus, whole):
+    found = personalise_run(whole, Personal(lr=0.1))
+    prepared, trained = prepare(tiny(corpus)), load_model(whole)
+    own = {name: s for name, s in prepared.test.items() if name in prepared.store.names}
+    assert found["before"]["tokens"] == sum(map(len, own.values()))
+    before = evaluate_sentences(trained.spec, trained.params, own)
+    assert found["before"]["perplexity"] == pytest.approx(before.perplexity, rel=1e-6)
+    text = np.concatenate([prepared.store.stream(k) for k in range(len(prepared.store))])
+    checks = check_model(predictor(trained.spec, trained.params), text, vocab_size=len(trained.vocab), pad=0, seed=0)
+    # The rule by which this text goes on needs one word of context only, which that check cannot tell from none.
+    assert {check.name for check in checks if not check.passed} <= {"context is used"}
+    one, two = (suggest(trained.spec, trained.params, trained.vocab, text, lines=True) for text in ("ba", "di do\nba"))
+    assert one == two, "what stands on the line before is read"
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    assert export_run(whole).manifest["reading"] == "lines"
 
 
 def test_a_client_of_a_federation_trains_and_scores_as_in_the_simulation(corpus):

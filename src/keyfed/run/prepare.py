@@ -76,6 +76,8 @@ class Prepared:
             f"held out: validation {_count(self.valid):,} tokens, test {_count(self.test):,} tokens"
             + (others if self.unseen else ""),
         ]
+        if self.batching.kind == "packed":
+            lines.append("packed lines: every line is read from its own start, in training, validation and test")
         if not self.valid or not self.test:
             lines.append("no held-out text: clients have too few lines to cut; the last round's model will be taken")
         if max(len(self.valid), len(self.test), len(self.unseen)) == MOST_STREAMS:
