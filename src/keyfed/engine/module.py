@@ -170,10 +170,11 @@ class ModuleNetwork:
         assert batch.starts is not None
         found = []
         for k in range(len(batch.inputs)):
-            own = {name: p[k : k + 1] for name, p in params.items()}
-            text = Batch(*(part[k : k + 1] for part in batch[:3]), batch.starts[k : k + 1])
-            before = None if state is None else tree_map(lambda s, k=k: s[k : k + 1], state)
-            found.append(self.step(own, text, before, seeds[k : k + 1], taken[k : k + 1], count))
+            one = slice(k, k + 1)
+            own = {name: p[one] for name, p in params.items()}
+            text = Batch(batch.inputs[one], batch.targets[one], batch.mask[one], batch.starts[one])
+            before = None if state is None else tree_map(lambda s, one=one: s[one], state)
+            found.append(self.step(own, text, before, seeds[one], taken[one], count))
         loss, counts, hits, after = zip(*found, strict=True)
         joined = tree_map(lambda *parts: torch.cat(parts), *after)
         return torch.cat(loss), torch.cat(counts), torch.cat(hits) if count else None, joined
