@@ -214,6 +214,16 @@ def by_line(score: Score) -> dict[str, float]:
     return {f"sentence_{name}": found[name] for name in ("perplexity", "top1", "top1_words", "top3_words")}
 
 
+def headline(
+    spec: Network, params: Params, streams: Mapping[str, Ids], kind: Kind, device: str = "cpu"
+) -> tuple[dict[str, Score], dict[str, Any]]:
+    """Return every stream's score by the model's `judge`, and the figures of a test: the total, and line by line."""
+    scores = judge(kind)(spec, params, streams, device)
+    every = total(scores)
+    lines = every if kind == "packed" else evaluate_sentences(spec, params, streams, device)
+    return scores, {**every.summary(), **by_line(lines)}
+
+
 def total(scores: Mapping[str, Score]) -> Score:
     """Add the scores of all streams."""
     columns = zip(*map(attrgetter(*(f.name for f in fields(Score))), scores.values()), strict=True)

@@ -15,7 +15,7 @@ from keyfed.federated.types import Method, Params
 from keyfed.run.baselines import score_baselines
 from keyfed.run.checkpoint import Best
 from keyfed.run.choose import Choice
-from keyfed.run.evaluate import by_line, evaluate_sentences, judge, spread, total
+from keyfed.run.evaluate import headline, judge, spread, total
 from keyfed.run.folder import read_metrics, save_model
 from keyfed.run.planning import members_of
 from keyfed.run.prepare import Prepared
@@ -43,10 +43,9 @@ def finish(
     params: Params = {name: best.params[name] for name in shapes(prepared.spec)}
     save_model(out, params, prepared.vocab)
     began = time.monotonic()
-    test = judge(prepared.batching.kind)
-    tested = test(prepared.spec, params, prepared.test, choice.device)
-    unseen = test(prepared.spec, params, prepared.unseen, choice.device)
-    sentences = evaluate_sentences(prepared.spec, params, prepared.test, choice.device)
+    kind = prepared.batching.kind
+    tested, test = headline(prepared.spec, params, prepared.test, kind, choice.device)
+    unseen = judge(kind)(prepared.spec, params, prepared.unseen, choice.device)
     evaluated = time.monotonic() - began
     began = time.monotonic()
     baselines = score_baselines(prepared, config.train.ngram_order) if config.train.baselines else {}
@@ -64,7 +63,7 @@ def finish(
         "seed": config.train.seed,
         "start": dict(start),
         "best_round": best.round,
-        "test": {**total(tested).summary(), **by_line(sentences)},
+        "test": test,
         "unseen": total(unseen).summary() if unseen else None,
         "spread": spread(tested),
         "unseen_spread": spread(unseen),
