@@ -15,7 +15,7 @@ from typing import Any
 from keyfed.coercion import coerce, hints_of
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated.participation import Participation
-from keyfed.federated.spec import MethodSpec, Part
+from keyfed.federated.spec import MethodSpec, Part, Schedule
 from keyfed.federated.tuned import tuned_options
 from keyfed.sections import (
     DataConfig,
@@ -72,9 +72,13 @@ PARTS = ("mediator", "server")
 
 def method_spec(config: Config) -> MethodSpec:
     """Return the method as data: name, numbers, exchanged parts, compression."""
+    t = config.train
+    plain = t.schedule == "constant" and not t.warmup
+    schedule = None if plain else Schedule(t.schedule, t.rounds, t.warmup, t.final)
     return MethodSpec(
-        config.method, config.options, config.mediator, config.server, config.upload.keep, config.upload.quantise
-    )
+        config.method, config.options, config.mediator, config.server, config.upload.keep, config.upload.quantise,
+        schedule, t.average,
+    )  # fmt: skip
 
 
 def set_value(config: Config, key: str, value: Any) -> Config:
@@ -205,6 +209,14 @@ def check(config: Config) -> Config:
         problems.append(f"method.momentum is {momentum}; expected 0 ≤ momentum < 1")
     if isinstance(decay, int | float) and not 0 < decay <= 1:
         problems.append(f"method.decay is {decay}; expected 0 < decay ≤ 1")
+    if not 0 <= t.warmup < 1:
+        problems.append(f"train.warmup is {t.warmup}; expected 0 ≤ share of the rounds < 1")
+    if not 0 <= t.final <= 1:
+        problems.append(f"train.final is {t.final}; expected 0 ≤ share of the step size ≤ 1")
+    elif t.final and t.schedule == "constant":
+        problems.append(f"train.final is {t.final}, and train.schedule=constant does not fall; set linear or cosine")
+    if t.average is not None and not 0 <= t.average < 1:
+        problems.append(f"train.average is {t.average}; expected 0 ≤ weight of the past < 1")
     problems += _unread(config, characters=m.name in PRESETS and PRESETS[m.name].characters)
     if config.upload.bound is not None and not config.upload.bound > 0:
         problems.append(f"upload.bound is {config.upload.bound}; expected > 0")

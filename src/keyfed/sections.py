@@ -65,6 +65,22 @@ class TrainConfig:
     rounds: int = field(default=20, metadata={"help": "federated rounds"})
     cohort: int = field(default=10, metadata={"help": "clients drawn each round"})
     seed: int = field(default=1, metadata={"help": "everything random derives from it"})
+    schedule: Literal["constant", "linear", "cosine"] = field(
+        default="constant", metadata={"help": "how the local step size falls over the whole run, from lr to lr · final"}
+    )
+    warmup: float = field(
+        default=0.0, metadata={"help": "share of the rounds in which the local step size rises to lr"}
+    )
+    final: float = field(
+        default=0.0, metadata={"help": "share of the local step size that is left at the end of a schedule"}
+    )
+    average: float | None = field(
+        default=None,
+        metadata={
+            "help": "weight of the past in the average of the model over rounds, which is validated, tested and "
+            "exported; 0.98 averages about 50 rounds. none: the last round's model"
+        },
+    )
     eval_every: int = field(default=1, metadata={"help": "rounds between validations"})
     valid_tokens: int | None = field(
         default=20_000, metadata={"help": "validation tokens read each time, evenly from the streams; none: all"}

@@ -283,11 +283,22 @@ class Codec(NamedTuple):
     feedback: bool
 
 
+def trained(params: Params, state: Params) -> Params:
+    """Return θ itself: the model that most server rules serve."""
+    del state
+    return params
+
+
 class ServerRule(NamedTuple):
-    """How the server moves: state = init(θ), (θ', state') = step(θ, aggregate, state)."""
+    """How the server moves: state = init(θ), (θ', state') = step(θ, aggregate, state).
+
+    Attributes:
+      served: (θ, state) → the model that is validated, tested and exported; training goes on from θ whatever it is.
+    """
 
     init: Callable[[Params], Params]
     step: Callable[[Params, Aggregate, Params], tuple[Params, Params]]
+    served: Callable[[Params, Params], Params] = trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +342,10 @@ class State:
     mediator: Memory
     server: Params
     round: int
+
+    def served(self, method: Method) -> Params:
+        """Return the model that is validated, tested and exported: θ, or the server rule's average of it."""
+        return method.server.served(self.params, self.server)
 
 
 class Federation(Protocol):

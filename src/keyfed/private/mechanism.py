@@ -23,7 +23,7 @@ from keyfed.errors import PrivacyError
 from keyfed.federated.mediate import separable
 from keyfed.federated.participation import Participation
 from keyfed.federated.parts import part_options, read_weights
-from keyfed.federated.server import sgd
+from keyfed.federated.server import averaged, sgd
 from keyfed.federated.types import Aggregate, Mediator, Method, MethodSpec, Params, Report, ServerRule, Share
 from keyfed.private.along import BELOW, LOSS, WITHIN, Followed, loss_limit, mean_loss, still_moves
 from keyfed.private.noise import next_clip
@@ -75,7 +75,8 @@ def bound(method: Method, p: PrivacyConfig) -> Bounded:
     share, ratio, words = _weighing(method, kind, options, p)
     everybody = kind == "standing"
     if everybody:
-        method = replace(method, server=sgd(1.0))
+        rule = sgd(1.0)
+        method = replace(method, server=rule if spec.average is None else averaged(rule, spec.average))
     followed = _followed(beta, threshold)
     told = (() if p.quantile is None else (WITHIN,)) + tuple(followed)
     if followed:
@@ -264,7 +265,7 @@ def _learning(method: Method, p: PrivacyConfig, followed: Mapping[str, Followed]
             learnt[FOLLOWED + name] = before.new_tensor(rule.learn(before.tolist(), aggregate.facts[name][0]))
         return after, {**kept, CLIP: clip, **learnt}
 
-    return replace(method, server=ServerRule(init, step))
+    return replace(method, server=ServerRule(init, step, inner.served))
 
 
 def refuse_absence(bounded: Bounded, called: float, clients: int) -> None:

@@ -267,9 +267,9 @@ class PrivateCourse(Course):
     def _chosen(self) -> Params:
         """Return the last model: to choose a better one would take scores of clients."""
         self._flush()
-        self.best = Best(self.state.round, math.nan, self.state.params)
+        self.best = Best(self.state.round, math.nan, self.state.served(self.method))
         self._forget_noise()
-        return {name: self.state.params[name] for name in shapes(self.spec)}
+        return {name: self.best.params[name] for name in shapes(self.spec)}
 
     def _forget_noise(self) -> None:
         """Take the noise tree out of the checkpoints: no round follows that needs it."""

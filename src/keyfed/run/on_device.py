@@ -41,7 +41,7 @@ from keyfed.text.vocab import Vocab
 TOLD: dict[str, tuple[str, ...] | None] = {  # what clients hear of a configuration: sections, and which of their keys
     "data": ("batches", "window", "max_sentences", "max_tokens"),
     "model": None,
-    "train": ("rounds", "seed", "valid_tokens", "test_tokens"),
+    "train": ("rounds", "schedule", "warmup", "final", "average", "seed", "valid_tokens", "test_tokens"),
     "upload": None,
     "privacy": (
         "epsilon", "noise", "delta", "mechanism", "clip", "quantile", "clip_rate", "count_noise", "separation",

@@ -308,10 +308,10 @@ def _rounds(
                 record["seconds"] = time.monotonic() - began
                 last = after.round == config.train.rounds or spent
                 if last or after.round % config.train.eval_every == 0:
-                    score = validate(prepared.spec, after.params, valid, choice.device)
+                    score = validate(prepared.spec, after.served(method), valid, choice.device)
                     record["valid"] = score.summary()
                     if best is None or score.mean_nats < best.nats or not math.isfinite(best.nats):
-                        best = Best(after.round, score.mean_nats, after.params)
+                        best = Best(after.round, score.mean_nats, after.served(method))
                     done = reached([record], target) is not None
                 if config.train.curves:
                     append_curves(out, after.round, federation.curves)
@@ -340,7 +340,7 @@ def _rounds(
     if spent and state.round < config.train.rounds:
         listen.say(f"the privacy budget is spent after round {state.round}: another would exceed it")
     if best is None:
-        best = Best(state.round, math.nan, state.params)
+        best = Best(state.round, math.nan, state.served(method))
     return best, time.monotonic() - started
 
 
