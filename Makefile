@@ -10,18 +10,25 @@ RUN    ?= runs/first
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(VENV)/base: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+# Versions by constraints.txt, also of what builds the package; sums of what was fetched by hashes.txt. What has another
+# sum is removed with all the rest: the next `make` would take it as installed. HASHES=no leaves the check out, for an
+# index that builds its own files.
+define INSTALL
+	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	    $(BIN)/pip install --quiet --disable-pip-version-check --report $(VENV)/installed.json -e $(1)
+	$(if $(filter no,$(HASHES)),,$(BIN)/python check_hashes.py $(VENV)/installed.json || { rm -rf $(VENV); exit 1; })
 	touch $@
+endef
+
+$(VENV)/base: pyproject.toml constraints.txt hashes.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(call INSTALL,.)
 
 $(VENV)/dev: $(VENV)/base
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	$(call INSTALL,'.[dev]')
 
 $(VENV)/keyboard: $(VENV)/base
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[keyboard]'
-	touch $@
+	$(call INSTALL,'.[keyboard]')
 
 setup: $(VENV)/base ## make .venv with what `make run` needs
 setup-dev: $(VENV)/dev ## … and with what the tests need

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -24,6 +25,12 @@ torch.set_num_threads = lambda threads: None
 # when the power goes no test can see. That it is asked, when, and what becomes of its failures is looked at in
 # tests/unit/test_files.py, run/test_checkpoint.py and private/test_budget.py; processes that a test starts do wait.
 os.fsync = lambda handle: os.fstat(handle) and None
+
+
+@pytest.fixture(autouse=True)
+def votes_are_registered_apart(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The register of private votes is one of each test, never that of the person who runs them."""
+    monkeypatch.setenv("KEYFED_VOTES", str(tmp_path_factory.getbasetemp() / "votes" / uuid.uuid4().hex))
 
 
 @pytest.fixture(scope="module")

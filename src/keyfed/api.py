@@ -107,6 +107,7 @@ def vocab(
     least_uses: int = 1,
     most_words: int | None = 4_000,
     allow_single: bool = False,
+    seeded: bool = False,
 ) -> dict[str, Any]:
     """Let the clients of a corpus elect a vocabulary, write it to `out` and return a report; see `keyfed vocab`.
 
@@ -116,9 +117,10 @@ def vocab(
       least_uses: uses from which on a client reports a word.
       most_words: words a client reports at most, its most frequent ones.
       allow_single: take `data_min_clients=1`: a single person's words reach everybody.
+      seeded: with `privacy_epsilon`, derive the noise from the seed: the vote repeats, and is SIMULATED.
     """
     return vocabularies.elect_vocabulary(
-        config, Path(out), least_uses=least_uses, most_words=most_words, allow_single=allow_single
+        config, Path(out), least_uses=least_uses, most_words=most_words, allow_single=allow_single, seeded=seeded
     )
 
 

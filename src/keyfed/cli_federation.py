@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from keyfed.cli_options import JsonOption, print_json
 from keyfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from keyfed.deploy.client_home import ClientHome
+    from keyfed.deploy.client_home import ClientHome, Settings
     from keyfed.deploy.supernode import Client
 
 ServerHomeOption = Annotated[
@@ -137,9 +136,12 @@ def enroll(
         rows = [["name", "enrolled", "identity", "state"]]
         for who, entry in sorted(read_roster(place).items()):
             rows.append([who, entry["enrolled"], entry["identity"][:16], "revoked" if entry["revoked"] else "enrolled"])
+        from keyfed.engine.roster import mark_of, roster_hash
         from keyfed.run.console import print_table
 
         print_table(rows)
+        taken_in = [mark_of(who, e["identity"]) for who, e in read_roster(place).items() if not e["revoked"]]
+        typer.echo(f"roster {roster_hash(taken_in)} ({len(taken_in)} clients); clients see it with --status")
     else:
         typer.echo("; ".join(f"{what}: {who}" for what, who in said.items()))
 
@@ -170,6 +172,27 @@ def client(
     allow_plain: Annotated[
         bool | None,
         typer.Option("--allow-plain/--secure-only", help="Also take part in runs without secure aggregation."),
+    ] = None,
+    me: Annotated[
+        str | None,
+        typer.Option(help="Your name among several authors of the text, as the file spells it; '' for none."),
+    ] = None,
+    hide_among: Annotated[
+        int | None, typer.Option(help="Fewest clients of a secure sum that you take part in, you included.  [3]", min=3)
+    ] = None,
+    epsilon_budget: Annotated[
+        float | None,
+        typer.Option(help="Own privacy budget over all runs; no run without --dp is taken part in. 0: none.", min=0.0),
+    ] = None,
+    most_parameters: Annotated[
+        int | None, typer.Option(help="Largest model that is trained here.  [50,000,000]", min=1)
+    ] = None,
+    most_epochs: Annotated[int | None, typer.Option(help="Most passes over the text in a round.  [50]", min=1)] = None,
+    most_minutes: Annotated[
+        float | None, typer.Option(help="Most minutes of training in a round.  [10]", min=0.01)
+    ] = None,
+    trust_roster: Annotated[
+        str | None, typer.Option(metavar="HASH", help="Accept the roster of this hash, though most of it is new.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="You agree to what is explained on the first start.")] = False,
     pause: Annotated[bool, typer.Option("--pause", help="Take no part until --resume.")] = False,
@@ -208,7 +231,13 @@ def client(
         _leave(place, yes)
     else:
         options = {"server": server, "ca": ca, "data": data, "when": when, "keep_days": keep_days, "plain": allow_plain}
-        _take_part(place, name, options, yes)
+        options |= {"hide_among": hide_among, "me": me}
+        caps = {
+            "parameters": most_parameters, "epochs": most_epochs, "minutes": most_minutes, "epsilon": epsilon_budget,
+            "roster": trust_roster,
+        }  # fmt: skip
+        given = {key: value for key, value in caps.items() if value is not None}
+        _take_part(place, name, options | {"limits": given or None}, yes)
 
 
 def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes: bool) -> None:
@@ -220,12 +249,21 @@ def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes
     from keyfed.deploy.flower import need_flower
     from keyfed.deploy.processes import Processes, stop_at_signals
     from keyfed.deploy.supernode import Client
+    from keyfed.private.accounting import rho_to_eps
+    from keyfed.private.own_ledger import DELTA
 
     need_flower()
     if not place.exists() and name is None:
         name = f"client-{secrets.token_hex(4)}"
     read = sys.stdin.readline if sys.stdin.isatty() else None
-    agree = consent.asking(place.path, yes=yes, read=read, say=lambda line: typer.echo(line, err=True))
+    ask = consent.asking(place.path, yes=yes, read=read, say=lambda line: typer.echo(line, err=True))
+
+    def agree(told: Settings) -> None:
+        if told.limits.epsilon is not None:
+            rho_to_eps(1.0, DELTA)  # said now if the package that counts is missing
+        _look(place, told)
+        ask(told)
+
     place = open_home(place.path, name=name, agree=agree, **options)
     try:
         with place.alone(), stop_at_signals(), Processes(place.path) as processes:
@@ -243,10 +281,26 @@ def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes
         if all(value is None for value in options.values()):
             raise
         typer.echo(
-            "the settings are changed; a client runs there already and none was started. --when, --keep-days and "
+            "the settings are changed; a client runs there already and none was started. --when, --keep-days, --me and "
             "--data hold for it from the next run, the others from its next start",
             err=True,
         )
+
+
+def _look(place: ClientHome, told: Settings) -> None:
+    """Read the text before the client says that it takes part; say how much there is, and quote nothing.
+
+    Raises:
+      DataError: it cannot be read, is too short, or several people wrote it.
+    """
+    from keyfed.deploy.client_home import kept_files
+    from keyfed.text.own import look_at
+
+    if not told.data and not (place.text.is_dir() and kept_files(place.text, None)):
+        typer.echo(f"no text yet in {place.text}: a keyboard may leave some there, or name yours with --data", err=True)
+        return
+    path = Path(told.data) if told.data else place.text
+    typer.echo(f"{path}: {look_at(path, told.me or None)}", err=True)
 
 
 def _tell(place: ClientHome, one: Client) -> None:
@@ -261,29 +315,64 @@ def _status(place: ClientHome) -> dict[str, Any]:
     from keyfed.deploy.client_home import kept_files
     from keyfed.deploy.conditions import describe
     from keyfed.deploy.processes import PIDS, running
+    from keyfed.files import BROKEN, read_json
 
     told = place.settings()
     try:
-        pids = dict(json.loads((place.path / PIDS).read_text("utf-8"))["pids"])
-    except (OSError, ValueError, KeyError):
+        pids = {str(what): int(pid) for what, pid in read_json(place.path / PIDS)["pids"].items()}
+    except (OSError, *BROKEN):
         pids = {}
     try:
-        agreed = json.loads((place.path / "consent.json").read_text("utf-8"))["date"]
-    except (OSError, ValueError, KeyError):
+        agreed = str(read_json(place.path / "consent.json")["date"])
+    except (OSError, *BROKEN):
         agreed = "not yet"
     return {
         "name": told.name,
         "server": told.server,
         "home": str(place.path),
-        "running": ", ".join(f"{what} (pid {pid})" for what, pid in pids.items() if running(int(pid))) or "no",
+        "running": ", ".join(f"{what} (pid {pid})" for what, pid in pids.items() if running(pid)) or "no",
         "paused": "yes" if place.paused() else "no",
         "agreed": agreed,
         "trains when": ", ".join(told.when) or "always",
         **dict(describe()),
         "text": f"{place.data()}, {len(kept_files(place.data(), told.keep_days))} files",
+        "text in the last run": _read(place.path / "found.txt") or "no run yet",
         "text is kept": f"{told.keep_days} days" if told.keep_days else "without limit",
         "runs without secure aggregation": "takes part" if told.plain else "refused",
+        "hides among": f"{told.hide_among} clients or more",
+        "most of a run": f"{told.limits.parameters:,} parameters, {told.limits.epochs} epochs and "
+        f"{told.limits.minutes:g} minutes a round",
+        "roster": _roster(place.path),
+        "last refusal": _read(place.path / "refused.txt") or "none",
+        "privacy spent": _spent(place),
     }
+
+
+def _roster(home: Path) -> str:
+    from keyfed.files import parse_json
+
+    try:
+        found = parse_json(_read(home / "roster.json") or "{}")
+        return f"{found['hash']} ({found['clients']} clients)"
+    except (ValueError, KeyError, TypeError):
+        return "none was published yet"
+
+
+def _spent(place: ClientHome) -> str:
+    from keyfed.errors import KeyfedError
+    from keyfed.private.own_ledger import OwnLedger
+
+    try:
+        return OwnLedger(place.path, place.settings().limits.epsilon).said()
+    except KeyfedError as e:
+        return f"not known: {e}"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _leave(place: ClientHome, yes: bool) -> None:

@@ -19,7 +19,8 @@ def export(
     """Write a run's model for the keyboard page: ONNX graph, weights, vocabulary, test vectors, manifest.
 
     The graph is compared with the trained network on held-out text and refused if it differs. A new round changes the
-    weights file only.
+    weights file only. The export of a run with --dp is compared on random tokens. It has no n-grams and no written
+    forms: these are counted on clients' text without noise.
 
       keyfed export runs/first --int8
     """
@@ -72,15 +73,19 @@ def _exported(run: Path) -> Path:
     if bundle.is_bundle(run):
         bundle.check_bundle(run)
         return run
-    read_run_toml(run)  # what is no run is said as such
+    config, _ = read_run_toml(run)  # what is no run is said as such
     target, int8 = run / "keyboard", False
     if bundle.is_bundle(target):
         try:
             manifest = bundle.check_bundle(target)
             int8 = manifest["precision"] == "int8"
-            if manifest["run"]["model_sha256"] == model_sum(run):
+            raw = bundle.read_from_text(target) if config.privacy.on else []
+            if manifest["run"]["model_sha256"] == model_sum(run) and not raw:
                 return target
-            typer.echo(f"{run} has been trained since it was exported; exporting it again", err=True)
+            why = f"{run} has been trained since it was exported"
+            if raw:
+                why = f"{run} is private, and its export holds {', '.join(raw)}"
+            typer.echo(f"{why}; exporting it again", err=True)
         except RunError as e:
             typer.echo(f"{e}: doing so", err=True)
     else:

@@ -39,6 +39,10 @@ def vocab(
     population: Annotated[
         int | None, typer.Option(help="With --dp: clients of an imagined fleet, for a SIMULATED guarantee.")
     ] = None,
+    seeded: Annotated[
+        bool,
+        typer.Option("--seeded", help="With --dp: noise derived from train.seed, so that the vote repeats: SIMULATED."),
+    ] = False,
     phrases: Annotated[
         Path | None, typer.Option(help="With --dp: also count pairs of words under the same budget, into this file.")
     ] = None,
@@ -63,8 +67,9 @@ def vocab(
 
       keyfed train fedavg --vocab vocab.json
 
-    With --dp the counts are noised, and a word needs as many clients as the noise asks for; what was spent is in a
-    ledger beside the file:
+    With --dp the counts are noised, and a word needs as many clients as the noise asks for. The noise comes from the
+    operating system. What was spent is in the file, in a ledger next to it, and in a register of all votes on this text
+    (KEYFED_VOTES, else ~/.keyfed/votes), for the epsilon and the delta of several votes add:
 
       keyfed vocab --dp epsilon=2 --most-words 500 --population 1000000
 
@@ -86,6 +91,6 @@ def vocab(
         typer.echo("warning: a word of a single client enters, and everybody who gets the model can read it", err=True)
     report = elect_vocabulary(
         resolved, out, least_uses=least_uses, most_words=most_words, allow_single=allow_single, phrases=phrases,
-        beyond=beyond, entries=size if beyond is not None else None,
+        beyond=beyond, entries=size if beyond is not None else None, seeded=seeded,
     )  # fmt: skip
     print_json(report) if as_json else typer.echo(vocabulary_text(report))

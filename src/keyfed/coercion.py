@@ -6,9 +6,12 @@ import functools
 import math
 import types
 import typing
+from pathlib import PurePath
 from typing import Any, Literal
 
 from keyfed.errors import ConfigError
+
+LONGEST_SHOWN = 200  # characters of a value that stands in an error
 
 
 def coerce(value: Any, annotation: Any, where: str) -> Any:
@@ -31,7 +34,7 @@ def coerce(value: Any, annotation: Any, where: str) -> Any:
         if typing.get_origin(annotation) is Literal:
             if value in options:
                 return value
-            raise ConfigError(f'{where} is "{value}"; expected one of {", ".join(map(str, options))}')
+            raise ConfigError(f"{where} is {_shown(value)}; expected one of {', '.join(map(str, options))}")
         if annotation is bool:
             known = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
             if isinstance(value, bool):
@@ -46,10 +49,20 @@ def coerce(value: Any, annotation: Any, where: str) -> Any:
             if isinstance(value, bool) or not math.isfinite(number):
                 raise ValueError
             return number
+        if not isinstance(value, str | int | float | PurePath):
+            raise ValueError
         return str(value)
     except (ValueError, KeyError, TypeError, OverflowError):
         name = getattr(annotation, "__name__", str(annotation))
-        raise ConfigError(f'{where} is "{value}"; expected {name}') from None
+        raise ConfigError(f"{where} is {_shown(value)}; expected {name}") from None
+
+
+def _shown(value: Any) -> str:
+    """A value in an error: as it is if it is short and plain, else its kind. It may be somebody's text."""
+    if isinstance(value, str | int | float | PurePath):
+        text = str(value)
+        return f'"{text}"' if len(text) <= LONGEST_SHOWN and "\n" not in text else f"a text of {len(text):,} characters"
+    return f"a {type(value).__name__}"
 
 
 @functools.cache  # evaluated anew for every key otherwise: most of the time of reading a configuration

@@ -15,7 +15,7 @@ from typing import Any
 from keyfed.coercion import coerce, hints_of
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated.participation import Participation
-from keyfed.federated.spec import MethodSpec, Part
+from keyfed.federated.spec import MethodSpec, Part, Schedule
 from keyfed.federated.tuned import tuned_options
 from keyfed.sections import (
     DataConfig,
@@ -72,9 +72,13 @@ PARTS = ("mediator", "server")
 
 def method_spec(config: Config) -> MethodSpec:
     """Return the method as data: name, numbers, exchanged parts, compression."""
+    t = config.train
+    plain = t.schedule == "constant" and not t.warmup
+    schedule = None if plain else Schedule(t.schedule, t.rounds, t.warmup, t.final)
     return MethodSpec(
-        config.method, config.options, config.mediator, config.server, config.upload.keep, config.upload.quantise
-    )
+        config.method, config.options, config.mediator, config.server, config.upload.keep, config.upload.quantise,
+        schedule, t.average,
+    )  # fmt: skip
 
 
 def set_value(config: Config, key: str, value: Any) -> Config:
@@ -143,7 +147,7 @@ def read_config(path: Path, method: str | None = None) -> Config:
         document = tomllib.loads(path.read_text("utf-8"))
     except OSError as e:
         raise ConfigError(f"{path}: {e.strerror or e}; expected a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
         raise ConfigError(f"{path}: not valid TOML: {e}") from None
     return config_from(document, str(path), method)
 
@@ -205,12 +209,28 @@ def check(config: Config) -> Config:
         problems.append(f"method.momentum is {momentum}; expected 0 ≤ momentum < 1")
     if isinstance(decay, int | float) and not 0 < decay <= 1:
         problems.append(f"method.decay is {decay}; expected 0 < decay ≤ 1")
+    if not 0 <= t.warmup < 1:
+        problems.append(f"train.warmup is {t.warmup}; expected 0 ≤ share of the rounds < 1")
+    if not 0 <= t.final <= 1:
+        problems.append(f"train.final is {t.final}; expected 0 ≤ share of the step size ≤ 1")
+    elif t.final and t.schedule == "constant":
+        problems.append(f"train.final is {t.final}, and train.schedule=constant does not fall; set linear or cosine")
+    if t.average is not None and not 0 <= t.average < 1:
+        problems.append(f"train.average is {t.average}; expected 0 ≤ weight of the past < 1")
     problems += _unread(config, characters=m.name in PRESETS and PRESETS[m.name].characters)
     if config.upload.bound is not None and not config.upload.bound > 0:
         problems.append(f"upload.bound is {config.upload.bound}; expected > 0")
+    for key in ("limit", "token_limit"):
+        got = getattr(config.upload, key)
+        if got is not None and got != 0 and not got >= 1:
+            problems.append(f"upload.{key} is {got}; expected a multiple of the median of at least 1, or 0 for none")
+    if t.rollback is not None and not t.rollback > 1:
+        problems.append(f"train.rollback is {t.rollback}; expected a factor above 1, or none")
     problems += config.participation.problems() + config.privacy.problems()
     if config.privacy.on and t.central:
         problems.append("train.central reads as many tokens as the clients did, which --dp does not tell; leave it out")
+    if config.secure.clear and config.secure.on:
+        problems.append("secure.clear is a plain run's, for comparison; leave it or secure.on (--secure) out")
     if t.curves and (config.privacy.on or config.secure.on):
         hiding = "--dp noises" if config.privacy.on else "--secure hides in sums"
         problems.append(f"train.curves (--curves) tells the clients' losses, which {hiding}; leave one of the two out")
@@ -272,7 +292,7 @@ def _unread(config: Config, *, characters: bool) -> list[str]:
         alone.append("[vectors] has options, but no file; set vectors.file too")
     if given.reduce == "pca" and given.remove != VectorsConfig().remove:
         alone.append(f"vectors.remove is {given.remove}, which pp-pca-pp reads; set vectors.reduce=pp-pca-pp")
-    if not config.secure.on and config.secure != SecureConfig():
+    if not config.secure.on and not config.secure.clear and config.secure != SecureConfig():
         alone.append("[secure] has options, but secure aggregation is off; set secure.on=true (--secure) too")
     if config.method not in METHODS:
         return alone
@@ -291,7 +311,7 @@ def _unread(config: Config, *, characters: bool) -> list[str]:
 def to_document(config: Config) -> dict[str, dict[str, Value]]:
     """Return the configuration as nested plain values, method options resolved to all their values."""
     from keyfed.federated.methods import build_method
-    from keyfed.federated.parts import part_options
+    from keyfed.federated.parts import resolved_part
 
     spec = build_method(MethodSpec(config.method, config.options)).spec
     assert spec is not None
@@ -301,8 +321,7 @@ def to_document(config: Config) -> dict[str, dict[str, Value]]:
     }
     document["method"] = {"name": config.method, **spec.options}
     for kind in PARTS:
-        part: Part | None = getattr(config, kind)
+        part = resolved_part(kind, getattr(config, kind))
         if part is not None:
-            defaults = {key: p.default for key, p in part_options(kind, part.name).items()}
-            document[kind] = {"name": part.name, **defaults, **part.options}
+            document[kind] = {"name": part.name, **part.options}
     return document

@@ -13,6 +13,7 @@
     └── SecureSumError          a secure sum that cannot go on: a message that does not fit, a share that is wrong
         ├── BelowThreshold      too few clients are left: the sum stays hidden
         ├── Refused             a client that does not do what the server asks, to protect its own values
+        ├── Lied                a client sent what no honest client sends: nothing is learnt from the sum
         └── SecureSumOverflow   a value outside the public range of the secure sum; nothing was sent
             └── DoesNotFit      a share, count or fact that no range of a layer could hold
 
@@ -80,11 +81,26 @@ class Refused(SecureSumError):
 
     Attributes:
       accused: the client whose doing it is; None where that is the server's.
+      evidence: what lets the server check the accusation (`private.accusation`); None where the accused did not sign
+        what it is accused of.
     """
 
-    def __init__(self, message: str, accused: str | None = None) -> None:
+    def __init__(self, message: str, accused: str | None = None, evidence: bytes | None = None) -> None:
         super().__init__(message)
-        self.accused = accused
+        self.accused, self.evidence = accused, evidence
+
+
+class Lied(SecureSumError):
+    """A client sent what no honest client sends; nothing is learnt from the sum.
+
+    Attributes:
+      by: clients of whom this is proved; empty where it is one of `among`, and nothing shows which.
+      among: clients whose vectors are in the sum; empty where that is not known at this place.
+    """
+
+    def __init__(self, message: str, by: Iterable[str] = (), among: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.by, self.among = tuple(by), tuple(among)
 
 
 class SecureSumOverflow(SecureSumError):
@@ -106,6 +122,22 @@ class DoesNotFit(SecureSumOverflow):
 
     reason = "does not fit"
     public_text = "this client does not fit the public numbers of the run; nothing was sent"
+
+
+def described(error: BaseException) -> str:
+    """Return an error for a log: ours with its message, others with type and place, as their words may quote text.
+
+    Example:
+      >>> described(KeyfedError("no text")), described(KeyError("a word that somebody typed"))
+      ('KeyfedError: no text', 'KeyError')
+    """
+    if isinstance(error, KeyfedError):
+        return f"{type(error).__name__}: {error}"
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = "" if place is None else f" in {place.tb_frame.f_code.co_name}, line {place.tb_lineno}"
+    return f"{type(error).__name__}{where}"
 
 
 def nearest(got: str, known: Iterable[str]) -> str:

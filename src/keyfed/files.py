@@ -1,12 +1,53 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there; and reading those that may be damaged all the same."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from keyfed.errors import RunError
+
+MOST_JSON = 1 << 28  # bytes of a JSON file of our own
+DEEPEST = 64  # nesting of one
+BROKEN = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError)
+"""What reading values out of a damaged document may raise; for a typed error around just that."""
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of our own; OSError where it cannot be read, ValueError where it is damaged."""
+    size = path.stat().st_size
+    if size > MOST_JSON:
+        raise ValueError(f"{size:,} bytes; at most {MOST_JSON:,} are read")
+    return parse_json(path.read_bytes())
+
+
+def parse_json(data: bytes | str) -> Any:
+    """Parse JSON of our own; ValueError where it is none, or nested deeper than anything that we write.
+
+    Example:
+      >>> parse_json("[1, 2]")
+      [1, 2]
+      >>> parse_json("[" * 10**6)
+      Traceback (most recent call last):
+      ValueError: nested deeper than 64
+    """
+    deep = ValueError(f"nested deeper than {DEEPEST}")
+    try:
+        found = json.loads(data if isinstance(data, str) else data.decode("utf-8"))
+    except RecursionError:
+        raise deep from None
+    level = [found]
+    for _ in range(DEEPEST):
+        level = [
+            inner for outer in level if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]  # fmt: skip
+        if not level:
+            return found
+    raise deep
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
@@ -30,6 +71,17 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         of_run = any((folder / "run.toml").exists() for folder in (path.parent, path.parent.parent))
         advice = space_advice(e, of_run=of_run) or "; choose a place that can be written to"
         raise RunError(f"{path}: could not be written ({e.strerror or e}){advice}") from e
+
+
+def written_name(name: str) -> str:
+    """Return the name of the file that a temporary one was to become; any other name as it is.
+
+    Example:
+      >>> written_name(".result.json.tmp"), written_name("result.json")
+      ('result.json', 'result.json')
+    """
+    temporary = len(name) > 5 and name.startswith(".") and name.endswith(".tmp")
+    return name[1:-4] if temporary else name
 
 
 def space_advice(error: OSError, *, of_run: bool = True) -> str:

@@ -36,8 +36,12 @@ class DataConfig:
             "data.lower and data.min_clients are then not read. none: built from the training text"
         },
     )
-    batches: Literal["stream", "sentences"] = field(
-        default="stream", metadata={"help": "contiguous text with carried state, or one line at a time"}
+    batches: Literal["stream", "sentences", "packed"] = field(
+        default="stream",
+        metadata={
+            "help": "stream: contiguous text with carried state; sentences: single lines of similar length, padded; "
+            "packed: whole lines one after the other, the state reset at each"
+        },
     )
     window: int | None = field(default=None, metadata={"help": "tokens of a training window; none: the model's own"})
     max_sentences: int | None = field(default=None, metadata={"help": "lines per client and round; none: all"})
@@ -65,6 +69,22 @@ class TrainConfig:
     rounds: int = field(default=20, metadata={"help": "federated rounds"})
     cohort: int = field(default=10, metadata={"help": "clients drawn each round"})
     seed: int = field(default=1, metadata={"help": "everything random derives from it"})
+    schedule: Literal["constant", "linear", "cosine"] = field(
+        default="constant", metadata={"help": "how the local step size falls over the whole run, from lr to lr · final"}
+    )
+    warmup: float = field(
+        default=0.0, metadata={"help": "share of the rounds in which the local step size rises to lr"}
+    )
+    final: float = field(
+        default=0.0, metadata={"help": "share of the local step size that is left at the end of a schedule"}
+    )
+    average: float | None = field(
+        default=None,
+        metadata={
+            "help": "weight of the past in the average of the model over rounds, which is validated, tested and "
+            "exported; 0.98 averages about 50 rounds. none: the last round's model"
+        },
+    )
     eval_every: int = field(default=1, metadata={"help": "rounds between validations"})
     valid_tokens: int | None = field(
         default=20_000, metadata={"help": "validation tokens read each time, evenly from the streams; none: all"}
@@ -100,6 +120,13 @@ class TrainConfig:
     curves: bool = field(
         default=False, metadata={"help": "write loss and accuracy of every local batch and epoch to curves.jsonl"}
     )
+    rollback: float | None = field(
+        default=3.0,
+        metadata={
+            "help": "go back to the last good model when validation perplexity is this many times the least so far; "
+            "none: never. A private run never does: validation is not noised"
+        },
+    )
     ngram_order: int = field(default=5, metadata={"help": "order of the Kneser–Ney baseline"})
 
 
@@ -130,7 +157,16 @@ class SecureConfig:
         default=None,
         metadata={"help": "clients that must stay until a sum is opened; none: more than two thirds of those called"},
     )
-    floor: int = field(default=3, metadata={"help": "cohort below which a client takes no part"})
+    floor: int = field(
+        default=3, metadata={"help": "clients of a sum below which no client takes part; one may ask for more"}
+    )
+    clear: bool = field(
+        default=False,
+        metadata={"help": "weigh as a secure run does, without masks: the plain run that one is compared with"},
+    )
+
+
+LIMIT, SUM_LIMIT, TOKEN_LIMIT = 1.5, 3.0, 2.0  # of a federation whose configuration sets none
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +182,21 @@ class UploadConfig:
     )
     bound: float | None = field(
         default=None, metadata={"help": "largest norm of an upload; a larger one is refused. none: no bound"}
+    )
+    limit: float | None = field(
+        default=None,
+        metadata={
+            "help": "largest norm of an upload, as a multiple of the run's median one; a longer one is shortened. With "
+            "secure sums it is that of the mean upload, and a longer one is not taken. none: in a federation "
+            f"{LIMIT:g}, with secure sums {SUM_LIMIT:g}, in a simulation no limit; 0: no limit"
+        },
+    )
+    token_limit: float | None = field(
+        default=None,
+        metadata={
+            "help": "most tokens that a client counts for, as a multiple of the run's median (plain sums). "
+            f"none: {TOKEN_LIMIT:g} in a federation, no limit in a simulation; 0: no limit"
+        },
     )
 
 

@@ -20,7 +20,9 @@ DECODER = (
     "tables", "layout", "trie", "typed", "gesture", "context", "casing", "personal", "lexicon", "mixture", "predict",
     "session", "editor", "terminal",
 )  # fmt: skip
-CRYPTOGRAPHY = ("ring", "shamir", "keys", "secure_sum", "member", "collector", "terms", "wire")  # of keyfed.private
+CRYPTOGRAPHY = (
+    "ring", "shamir", "keys", "secure_sum", "member", "collector", "terms", "wire", "accusation", "suspects"
+)  # fmt: skip # of keyfed.private
 SECURE = (
     "secure_layout", "secure_round", "secure_simulation", "session", "device_store", "calls", "remote", "remote_secure",
     "masked_noised_sum", "noised_sum", "turn", "private_part", "remote_private", "session_private", "session_secure",

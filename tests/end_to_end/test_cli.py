@@ -176,20 +176,33 @@ def test_help_does_not_import_torch():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_sentences_and_characters_train_too(train_tiny):
-    folder, words = train_tiny("data.batches=sentences", "train.valid_tokens=none", rounds=2, name="sentences")
+@pytest.mark.parametrize("batches", ["sentences", "packed"])
+def test_single_lines_are_trained_on_and_chosen_by(train_tiny, batches):
+    folder, words = train_tiny(f"data.batches={batches}", "train.valid_tokens=none", rounds=2, name=batches)
     trained = load_model(folder)
     lines = evaluate_sentences(trained.spec, trained.params, prepare(trained.config).valid)
     best = min(record["valid"]["nats"] for record in read_metrics(folder))
     assert lines.mean_nats == pytest.approx(best, rel=1e-5), "chosen on what it learns from: single lines"
-    _, characters = train_tiny("model.name=char-lstm", "data.window=20", rounds=2, name="characters")
     assert words["test"]["perplexity"] > 1
+
+
+@pytest.mark.parametrize("batches", ["stream", "packed"])
+def test_characters_train_too(train_tiny, batches):
+    _, characters = train_tiny(
+        "model.name=char-lstm", "data.window=20", f"data.batches={batches}", rounds=2, name=f"characters-{batches}"
+    )
     assert characters["vocabulary"] < 60
+    assert 1 < characters["test"]["perplexity"] < 60
 
 
 @pytest.mark.parametrize(
     ("method", "extra"),
-    [("fedsgd", ()), ("fedavg", ("data.batches=sentences", "data.window=4")), ("fedavg", ("epochs=2",))],
+    [
+        ("fedsgd", ()),
+        ("fedavg", ("data.batches=sentences", "data.window=4")),
+        ("fedavg", ("data.batches=packed",)),
+        ("fedavg", ("epochs=2",)),
+    ],
 )
 def test_central_training_has_the_budget_of_the_federation(train_tiny, method, extra):
     out, _ = train_tiny("train.central=true", "train.cohort=7", *extra, method=method, rounds=2)

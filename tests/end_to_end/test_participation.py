@@ -13,8 +13,8 @@ from keyfed.engine.network import init_params
 from keyfed.engine.simulate import Simulation
 from keyfed.errors import ConfigError
 from keyfed.federated.types import Part
+from keyfed.run import evaluate as evaluation
 from keyfed.run import planning
-from keyfed.run import train as training
 from keyfed.run.folder import read_metrics
 from keyfed.run.prepare import client_tokens, make_problem, prepare
 from keyfed.run.train import train
@@ -83,7 +83,7 @@ def test_ctrl_c_while_a_round_is_judged_leaves_clients_and_server_together(corpu
     config = tiny(corpus, rounds=5, checkpoint_every=4, cohort=5)
     config = dual(config) if stateful == "duals" else replace(config, upload=UploadConfig(keep=0.1))
     whole = train(config, tmp_path / "whole")
-    judged = training.evaluate_together
+    judged = evaluation.evaluate_together
     calls = []
 
     def interrupted(*arguments):
@@ -92,7 +92,7 @@ def test_ctrl_c_while_a_round_is_judged_leaves_clients_and_server_together(corpu
             raise KeyboardInterrupt
         return judged(*arguments)
 
-    monkeypatch.setattr(training, "evaluate_together", interrupted)
+    monkeypatch.setattr(evaluation, "evaluate_together", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "again")
     again = train(config, tmp_path / "again", resume=True)

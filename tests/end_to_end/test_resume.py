@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import keyfed.run.train as run_train
 from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig, to_document
 from keyfed.documents import dump_toml
 from keyfed.errors import RunError
+from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.folder import load_model, open_folder, read_metrics
 from keyfed.run.train import Silent, train
 
@@ -174,6 +176,23 @@ def test_ctrl_c_and_resume_change_nothing(whole, corpus, tmp_path, after):
     train(tiny(corpus), out, resume=True, listener=listener)
     assert f"resuming after round {after} of {ROUNDS}" in listener.said
     assert_same_run(whole, out)
+
+
+def test_the_average_and_the_schedule_go_on_where_they_were(whole, corpus, tmp_path):
+    over = {"average": 0.8, "schedule": "cosine", "warmup": 0.2, "final": 0.1}
+    train(tiny(corpus, **over), tmp_path / "through")
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(corpus, **over), tmp_path / "cut", listener=Interrupting(3))
+    train(tiny(corpus, **over), tmp_path / "cut", resume=True)
+    assert_same_run(tmp_path / "through", tmp_path / "cut")
+    tested = load_model(tmp_path / "through").params
+    last = load_checkpoint(tmp_path / "through" / "checkpoint", 1 << 30, print)
+    assert last is not None
+    for name, p in tested.items():  # the last round is the best here, and its average is what is exported
+        assert torch.equal(p, last.state.server[f"average/{name}"])
+        assert not torch.equal(p, last.state.params[name])
+    assert result_of(tmp_path / "through")["best_round"] == ROUNDS
+    assert result_of(tmp_path / "through")["test"] != result_of(whole)["test"]
 
 
 def test_ctrl_c_between_two_checkpoints_loses_no_round(corpus, tmp_path):

@@ -170,13 +170,14 @@ def test_many_held_out_streams_are_drawn_by_client(table, monkeypatch):
 @pytest.mark.parametrize(
     "limits", [{}, {"max_tokens": 20}, {"max_sentences": 7}, {"max_sentences": 7, "max_tokens": 9}]
 )
-@pytest.mark.parametrize("batches", ["stream", "sentences"])
+@pytest.mark.parametrize("batches", ["stream", "sentences", "packed"])
 def test_tokens_of_all_clients_are_counted_as_those_of_each(table, batches, limits):
     prepared = prepare(settings(table, batches=batches, **limits))
     expected = []
     for k in range(len(prepared.store)):
         lines = lines_of(prepared.store.stream(k))
-        tokens = float(sum(min(len(line), 8) for line in lines)) if batches == "sentences" else sum(map(len, lines)) - 1
+        tokens = float(sum(min(len(line), 8) if batches == "sentences" else len(line) for line in lines))
+        tokens -= batches == "stream"
         tokens *= min(1.0, limits.get("max_sentences", len(lines)) / len(lines))
         expected.append(min(tokens, limits.get("max_tokens", tokens)))
     assert client_tokens(prepared).tolist() == expected

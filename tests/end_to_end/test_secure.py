@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from keyfed.config import Participation, SecureConfig, UploadConfig, check
-from keyfed.errors import ConfigError
+from keyfed.config import Participation, PrivacyConfig, SecureConfig, TrainConfig, UploadConfig, check
+from keyfed.errors import ConfigError, PrivacyError
 from keyfed.federated.methods import fedavg
 from keyfed.federated.types import Mediator, Part
 from keyfed.run import planning, ranks
 from keyfed.run.folder import load_model, read_metrics
 from keyfed.run.prepare import prepare
+from keyfed.run.secure import secure_facts
 from keyfed.run.train import train
 
 from .conftest import TINY
@@ -73,6 +74,32 @@ def test_train_secure_learns_the_same_and_logs_sums_only(keyfed, corpus, tmp_pat
     assert "secure aggregation" not in (tmp_path / "plain" / "report.md").read_text("utf-8")
 
 
+def test_a_run_in_the_clear_clamps_as_a_secure_one_and_says_how_many(corpus, tmp_path):
+    config = with_method(tiny(corpus, rounds=2, cohort=5), "fedatt", temperature=0.001)
+    masked = train(secured(config), tmp_path / "masked")
+    clear = train(replace(config, secure=SecureConfig(clear=True)), tmp_path / "clear")
+    plain = train(config, tmp_path / "plain")
+    one, two, other = (load_model(tmp_path / name).params for name in ("masked", "clear", "plain"))
+    assert distance(one, two) < 1e-6
+    assert distance(one, other) > 1e-4, "attention without the clamp is another method"
+    assert masked["clamped"] == clear["clamped"]
+    assert masked["clamped"]["of"] == 10
+    assert 0 < masked["clamped"]["clients"] == sum(r["clamped"] for r in read_metrics(tmp_path / "masked")) <= 10
+    assert plain["clamped"] is None
+    assert not clear["secure"]
+    for result, said in ((masked, True), (clear, True), (plain, False)):
+        assert ("clamped weights, clients of all rounds" in dict(secure_facts(result))) == said
+
+
+def test_dual_methods_say_that_they_weigh_alike_in_secure_runs(corpus):
+    config = dual(tiny(corpus), "fedadmm", rho=0.01, lr=0.5)
+    for changed, said in ((secured(config), True), (config, False)):
+        made = check(changed)
+        method, _ = planning.plan(made, prepare(made))
+        lines = planning.cautions(made, method, 3, 5)
+        assert any("in secure sums all clients weigh alike" in line for line in lines) == said
+
+
 @pytest.mark.parametrize("method", ["fedmed", "fedadmm"])
 def test_a_secure_run_goes_on_where_it_was(corpus, tmp_path, method):
     base = tiny(corpus, rounds=4, cohort=5)
@@ -119,6 +146,21 @@ REFUSED = {
     "floor": ({"secure": SecureConfig(True, floor=4)}, r"secure\.floor is 4, and a round has 3 clients"),
     "threshold, high": ({"secure": SecureConfig(True, 4)}, r"secure\.threshold is 4 in a round of 3 .* 2 to 3"),
     "floor of one": ({"secure": SecureConfig(True, floor=1)}, r"secure\.floor is 1; at least 2"),
+    "clear and secure": ({"secure": SecureConfig(True, clear=True)}, r"secure\.clear is a plain run's"),
+    "private, threshold": (
+        {"secure": SecureConfig(True, 2), "privacy": PrivacyConfig(noise=1.0)},
+        r"secure\.threshold is 2 with --dp, and clients take part from 3 on",
+    ),
+    "private, duals": (
+        {
+            "method": "fedadmm",
+            "options": {},
+            "secure": SecureConfig(True),
+            "privacy": PrivacyConfig(noise=1.0, weight_cap=50.0),
+            "train": TrainConfig(rounds=9, cohort=3),
+        },
+        r"privacy\.weight_cap is 50, and in secure sums the clients of fedadmm weigh alike",
+    ),
     "off": ({"secure": SecureConfig(threshold=3)}, r"\[secure\] has options, but secure aggregation is off"),
 }
 
@@ -127,8 +169,24 @@ REFUSED = {
 def test_what_cannot_be_masked_is_refused_by_name(corpus, case):
     changes, message = REFUSED[case]
     config = replace(secured(tiny(corpus)), **changes)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, PrivacyError), match=message):
         planning.plan(check(config), prepare(config))
+
+
+def test_fixed_weights_are_refused_where_the_threshold_does_not_allow_them(corpus):
+    config = secured(tiny(corpus, cohort=5))
+    prepared = prepare(config)
+    one, other = prepared.store.names[:2]
+    for weights, message in (
+        (f"{one}=3", None), (f"{one}=0", "a weight of 0"), (f"{one}=2, {other}=0.5", "4 times the least"),
+    ):  # fmt: skip
+        made = check(replace(config, mediator=Part("fixed", {"weights": weights})))
+        if message is None:
+            planning.plan(made, prepared)  # five clients, threshold 4, so up to three times
+            continue
+        with pytest.raises(ConfigError, match=rf"fixed weights \(fedavg\): .*{message}.* allows 3 times"):
+            planning.plan(made, prepared)
+        planning.plan(replace(made, secure=SecureConfig()), prepared)
 
 
 def test_several_ranks_and_a_method_without_a_private_rule_are_refused(corpus):

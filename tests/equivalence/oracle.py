@@ -7,16 +7,19 @@ says which units are dropped. Parameters go in and come out under the package's 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from keyfed.engine.problem import Problem
 from keyfed.federated.sampling import derive_seed
 from keyfed.model.dropout import Dropout, keep_mask
 from keyfed.model.language_model import ModelSpec
 from keyfed.text.batches import Step, epoch_steps, limit_text
+from keyfed.text.vocab import BOS
 
 Params = dict[str, Tensor]
 
@@ -103,17 +106,38 @@ class Oracle(nn.Module):
         keep = keep_mask(Dropout(rate, torch.tensor([seed]), step), site, shape, x.device)
         return x * keep[0].transpose(0, 1).to(x.dtype) / (1 - rate)
 
-    def forward(self, tokens: Tensor, state: list | None, seed: int = 0, step: int = 0) -> tuple[Tensor, list]:
-        """[rows, time] tokens → [rows, time, vocabulary] logits and every layer's state."""
+    def forward(
+        self, tokens: Tensor, state: list | None, seed: int = 0, step: int = 0, packed: bool = False
+    ) -> tuple[Tensor, list]:
+        """[rows, time] tokens → [rows, time, vocabulary] logits and every layer's state.
+
+        With `packed` every line is a call of its own, from a zero state.
+        """
         x = self.drop(self.embedding(tokens), 0, seed, step)
         after = []
         for number, layer in enumerate(self.layers):
-            x, s = layer(x, None if state is None else state[number])
+            before = None if state is None else state[number]
+            x, s = line_by_line(layer, x, before, tokens == BOS) if packed else layer(x, before)
             after.append(s)
             x = self.drop(x, number + 1, seed, step)
         if self.dense is not None:
             x = self.dense(x)
         return self.output(x), after
+
+
+def line_by_line(layer: nn.Module, x: Tensor, state, starts: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
+    """Call a recurrent layer row by row and line by line; only what a window begins with goes on from the state."""
+    outputs, ends = [], []
+    for row in range(len(x)):
+        own = state if state is None else tree_map(lambda s, row=row: s[:, row : row + 1].contiguous(), state)
+        cuts = [0, *[t for t in torch.nonzero(starts[row])[:, 0].tolist() if t], x.shape[1]]
+        pieces = []
+        for begin, end in pairwise(cuts):
+            out, own = layer(x[row : row + 1, begin:end], None if starts[row, begin] else own)
+            pieces.append(out)
+        outputs.append(torch.cat(pieces, 1))
+        ends.append(own)
+    return torch.cat(outputs), tree_map(lambda *parts: torch.cat(parts, 1), *ends)
 
 
 @dataclass(frozen=True)
@@ -148,7 +172,9 @@ def detach(state: list) -> list:
     return [tuple(s.detach() for s in part) if isinstance(part, tuple) else part.detach() for part in state]
 
 
-def train_client(spec: ModelSpec, theta: Params, epochs: list[list[Step]], local: Local, seed: int = 0) -> Trained:
+def train_client(
+    spec: ModelSpec, theta: Params, epochs: list[list[Step]], local: Local, seed: int = 0, packed: bool = False
+) -> Trained:
     """Train one client from θ on its steps, one after the other."""
     model = Oracle(spec, theta).train()
     named = model.named()
@@ -169,7 +195,7 @@ def train_client(spec: ModelSpec, theta: Params, epochs: list[list[Step]], local
                 state = None
             real = torch.from_numpy(step.mask.copy()) > 0
             targets = torch.from_numpy(step.targets.copy())
-            logits, state = model(torch.from_numpy(step.inputs.copy()), state, seed, taken)
+            logits, state = model(torch.from_numpy(step.inputs.copy()), state, seed, taken, packed)
             loss = F.cross_entropy(logits[real], targets[real], reduction="mean")
             optimiser.zero_grad()
             loss.backward()
@@ -210,4 +236,4 @@ def solve_one(problem: Problem, theta: Params, client: int, local: Local, round:
     """The reference for `solve_block`, one client."""
     seed = derive_seed(problem.seed, round, problem.store.names[client], "dropout")
     epochs = client_epochs(problem, client, local.rows, local.epochs, round)
-    return train_client(problem.spec, theta, epochs, local, seed)
+    return train_client(problem.spec, theta, epochs, local, seed, problem.batching.kind == "packed")

@@ -23,7 +23,7 @@ from keyfed.run.evaluate import evaluate, evaluate_sentences
 from keyfed.run.train import Silent
 
 from .oracle import Local
-from .test_stacking import GRU, LSTM, SENTENCES, SIZES, STREAM, VOCAB, method_of, problem_of, stream
+from .test_stacking import GRU, LSTM, PACKED, SENTENCES, SIZES, STREAM, VOCAB, method_of, problem_of, stream
 
 HOW = Local(lr=0.5, momentum=0.5, clip=0.25, epochs=2)
 
@@ -98,7 +98,7 @@ def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-@pytest.mark.parametrize("batching", [STREAM, SENTENCES], ids=["stream", "sentences"])
+@pytest.mark.parametrize("batching", [STREAM, SENTENCES, PACKED], ids=["stream", "sentences", "packed"])
 @pytest.mark.parametrize("spec", [GRU, replace(GRU, tied=False), LSTM], ids=["gru tied", "gru", "lstm 2"])
 def test_a_module_trains_as_our_model_does(spec, batching, dtype, close):
     ours = problem_of(spec, batching)
@@ -112,7 +112,7 @@ def test_a_module_trains_as_our_model_does(spec, batching, dtype, close):
         assert largest_difference(a.upload, b.upload) <= close
 
 
-@pytest.mark.parametrize("batching", [STREAM, SENTENCES], ids=["stream", "sentences"])
+@pytest.mark.parametrize("batching", [STREAM, SENTENCES, PACKED], ids=["stream", "sentences", "packed"])
 def test_stacked_clients_equal_clients_one_by_one(batching):
     problem = with_module(problem_of(GRU, batching), lambda vocab: Cells(GRU))
     assert problem.spec.unstackable("cpu") is None

@@ -58,6 +58,7 @@ CIFG = ModelSpec("cifg", "cifg", VOCAB, embed=5, hidden=8, projection=5, tied=Tr
 NWP = ModelSpec("nwp", "lstm", VOCAB, embed=5, hidden=7, dense=4, biases=1)
 STREAM = Batching("stream", 1, 10)
 SENTENCES = Batching("sentences", 1, 10)
+PACKED = Batching("packed", 1, 5)  # lines longer than a window go on in the next
 CLIPPED = Local(lr=0.5, clip=0.25)
 
 CASES = {
@@ -90,6 +91,20 @@ CASES = {
     "nwp, dropout, adam, 2 epochs, sentences": Case(
         replace(NWP, dropout=0.3), Local("adam", lr=1e-3, epochs=2, rows=3), SENTENCES
     ),
+    "gru tied, packed": Case(GRU, replace(CLIPPED, epochs=2), PACKED),
+    "gru untied, one bias, 2 layers, packed": Case(
+        replace(GRU, tied=False, biases=1, layers=2), replace(CLIPPED, momentum=0.8, rows=3), PACKED
+    ),
+    "lstm, dropout, 2 epochs, packed": Case(replace(LSTM, dropout=0.3), replace(CLIPPED, epochs=2), PACKED),
+    "cifg, everything, packed": Case(
+        replace(CIFG, dropout=0.3),
+        replace(CLIPPED, momentum=0.9, epochs=2, rows=3),
+        replace(PACKED, max_sentences=6, max_tokens=40),
+    ),
+    "cifg untied, 2 layers, two biases, packed": Case(
+        replace(CIFG, layers=2, tied=False, biases=2), Local("adam", lr=1e-3, clip=0.25, rows=4), PACKED
+    ),
+    "nwp, packed": Case(NWP, replace(CLIPPED, rows=4), PACKED),
 }
 
 

@@ -49,30 +49,40 @@ def a_layer(cell, biases, projection, m, batch, time, inputs, hidden):
     return draw(8, m, time, batch, inputs), w, state
 
 
-def both_ways(layer, x, w, state):
-    out, last, saved = layer.forward(x, w, tuple(s.clone() for s in state))
+def some_starts(m: int, time: int, batch: int) -> torch.Tensor:
+    """Zeros where lines begin, [m, time, batch, 1]: in the first, in the last and in other places of a window."""
+    keep = (torch.rand(m, time, batch, 1, generator=torch.Generator().manual_seed(11)) > 0.3).float()
+    keep[0, 0, 0], keep[0, -1, 1], keep[-1, :, -1] = 0, 0, 1
+    return keep.to(DEVICE)
+
+
+def both_ways(layer, x, w, state, keep=None):
+    out, last, saved = layer.forward(x, w, tuple(s.clone() for s in state), keep)
     d_x, d_w = layer.backward(saved, draw(9, *out.shape), True)
     return [out.float(), *last, d_x, *[t for t in d_w if t is not None]]
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["stream", "packed"])
 @pytest.mark.parametrize(("cell", "biases", "projection"), CASES)
-def test_persistent_recurrences_equal_the_plain_ones(cell, biases, projection):
+def test_persistent_recurrences_equal_the_plain_ones(cell, biases, projection, packed):
     x, w, state = a_layer(cell, biases, projection, m=3, batch=5, time=4, inputs=7, hidden=20)
-    for got, want in zip(
-        both_ways(TRITON.layers[cell], x, w, state), both_ways(LAYERS[cell], x, w, state), strict=True
-    ):
+    keep = some_starts(3, 4, 5) if packed else None
+    fast, slow = (both_ways(kernels[cell], x, w, state, keep) for kernels in (TRITON.layers, LAYERS))
+    for got, want in zip(fast, slow, strict=True):
         torch.testing.assert_close(got, want, **CLOSE)
 
 
 @pytest.mark.skipif(not GPU, reason="Triton's interpreter does not multiply bf16")
+@pytest.mark.parametrize("packed", [False, True], ids=["stream", "packed"])
 @pytest.mark.parametrize("hidden", [20, 304])
 @pytest.mark.parametrize(("cell", "biases", "projection"), [*CASES, ("cifg", 1, 96)])
-def test_persistent_recurrences_in_bf16_are_near(cell, biases, projection, hidden):
+def test_persistent_recurrences_in_bf16_are_near(cell, biases, projection, hidden, packed):
     x, w, state = a_layer(cell, biases, projection, m=12, batch=10, time=35, inputs=6, hidden=hidden)
     w = w._replace(hh=w.hh / w.hh.shape[-1] ** 0.5, hr=None if w.hr is None else w.hr / hidden**0.5)  # no chaos
     half = CellWeights(*(t if t is None or t.dim() < 3 else t.bfloat16() for t in w))
-    near = both_ways(TRITON.layers[cell], x.bfloat16(), half, state)
-    for got, want in zip(near, both_ways(LAYERS[cell], x, w, state), strict=True):
+    keep = some_starts(12, 35, 10) if packed else None
+    near = both_ways(TRITON.layers[cell], x.bfloat16(), half, state, keep)
+    for got, want in zip(near, both_ways(LAYERS[cell], x, w, state, keep), strict=True):
         assert float((got - want).norm() / want.norm()) < 2e-2
 
 
@@ -143,9 +153,9 @@ def test_moves_equal_the_definition_and_leave_idle_clients_alone(number, dual, c
         assert int(copies[name].count_nonzero()) == int(copy[[0, 2]].count_nonzero())  # nothing but them was written
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("tied", "packed"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(("cell", "dense"), [("gru", None), ("lstm", 12), ("cifg", None)])
-def test_a_whole_step_equals_the_plain_one(cell, dense, tied):
+def test_a_whole_step_equals_the_plain_one(cell, dense, tied, packed):
     embed = dense or 20
     spec = ModelSpec("s", cell, vocab=50, embed=embed, hidden=20, layers=2, dense=dense, tied=tied, dropout=0.0)
     params = {name: w.to(DEVICE) for name, w in lm.stack(lm.init_params(spec, 1), 3).items()}
@@ -153,7 +163,8 @@ def test_a_whole_step_equals_the_plain_one(cell, dense, tied):
     mask = torch.ones(3, 4, 3, device=DEVICE)
     mask[0, :, 2:] = 0
     mask[2] = 0
-    batch = Batch(tokens[0] * mask.long(), tokens[1] * mask.long(), mask)
+    starts = some_starts(3, 3, 4)[..., 0].transpose(1, 2) == 0 if packed else None
+    batch = Batch(tokens[0] * mask.long(), tokens[1] * mask.long(), mask, starts)
     state = lm.initial_state(spec, params, 4)
     fast, _ = gradient(spec, params, batch, lm.initial_state(spec, params, 4), None, {}, TRITON)
     slow, _ = gradient(spec, params, batch, state, None, {}, PLAIN)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from keyfed.config import Config, DataConfig, ModelConfig, Participation, TrainConfig
+from keyfed.config import Config, DataConfig, ModelConfig, Participation, TrainConfig, to_document
+from keyfed.engine.calls import SIGNED, Calls, RemoteRun
 from keyfed.engine.roster import Enrolled, Roster
 from keyfed.engine.session import ClientSession
-from keyfed.engine.transport import Fault, InProcess
+from keyfed.engine.transport import Answer, Fault, Handler, InProcess, Post
 from keyfed.federated.types import Params
+from keyfed.private.keys import SIGNATURE_BYTES, signed_answer
 from keyfed.private.secure_sum import Floors
 from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.deployed import Patience
-from keyfed.run.on_device import own_text
+from keyfed.run.on_device import method_digest, own_text, run_method, told
 from keyfed.sections import SecureConfig
 from keyfed.text.vocab import Vocab, build_vocab
 
@@ -83,6 +86,25 @@ def session(home: Path, text: Path, *, plain: bool = True, floor: int = 3) -> Cl
     """A client's session; one made again has lost what was in memory, and no file."""
     own = home / text.stem
     return ClientSession(own, text.stem, own_text(text.stem, text), plain=plain, floors=Floors(floor))
+
+
+def resigned(client: str, post: Post, handler: Handler, answer: bytes, change: Callable[[bytes], Answer]) -> Answer:
+    """Return a changed answer with the client's own signature: what an enrolled client that lies can send."""
+    assert isinstance(handler, ClientSession)
+    changed = change(answer[:-SIGNATURE_BYTES] if post.kind in SIGNED else answer)
+    if not isinstance(changed, bytes) or post.kind not in SIGNED:
+        return changed
+    return signed_answer(handler.store.identity(), client, post.kind, changed)
+
+
+def calls_of(tmp_path: Path, fault: Fault | None = None, clients: int = 3) -> Calls:
+    """Calls to the clients of a plain run that has not begun."""
+    transport, roster = federation(tmp_path, write_texts(tmp_path / "t", clients), fault=fault)
+    vocab, path = vocabulary(tmp_path)
+    config = small_config(tmp_path / "t", path)
+    method = run_method(config, secure=False)
+    about = {"config": told(to_document(config)), "vocab": vocab.to_json(), "method": method_digest(method)}
+    return Calls(transport, roster, RemoteRun("r", about, 1, 5.0))
 
 
 def last_model(run: Path) -> Params:

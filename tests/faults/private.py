@@ -16,6 +16,7 @@ from keyfed.engine.messages import unpack
 from keyfed.engine.roster import Roster
 from keyfed.engine.transport import InProcess
 from keyfed.federated.types import Params
+from keyfed.private.keys import SIGNATURE_BYTES
 from keyfed.private.noise import Draw
 from keyfed.run import deployed_private, privacy
 from keyfed.run.checkpoint import read_checkpoint
@@ -139,7 +140,7 @@ def counting(transport, kind="train"):
 
     def watch(client, post, handler):
         answer = inner(client, post, handler)
-        if post.kind == kind and isinstance(answer, bytes) and unpack(answer).tensors:
+        if post.kind == kind and isinstance(answer, bytes) and unpack(answer[:-SIGNATURE_BYTES]).tensors:
             sent[client] += 1
         return answer
 

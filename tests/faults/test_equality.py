@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from keyfed.run.deployed import train_deployed
+from keyfed.run.planning import with_limits
 from keyfed.run.train import train
 
 from .deployed import QUICK, federation, last_model, small_config, vocabulary, write_texts
@@ -16,7 +17,7 @@ from .deployed import QUICK, federation, last_model, small_config, vocabulary, w
 def test_a_federation_equals_the_simulation_bit_for_bit(tmp_path, method, secure):
     texts = write_texts(tmp_path / "texts", 5)
     vocab, path = vocabulary(tmp_path)
-    config = small_config(tmp_path / "texts", path, method, secure=secure)
+    config = with_limits(small_config(tmp_path / "texts", path, method, secure=secure))  # as its run.toml will say
     train(config, tmp_path / "simulated")
     transport, roster = federation(tmp_path / "clients", texts)
     result = train_deployed(config, vocab, tmp_path / "deployed", transport, roster, patience=QUICK)

@@ -69,7 +69,7 @@ def test_without_noise_it_equals_the_private_simulation(tmp_path, monkeypatch, n
     clips = [[r["privacy"]["clip"] for r in read_metrics(tmp_path / run)] for run in ("simulated", "deployed")]
     assert clips[0] == clips[1]
     assert len(set(clips[0])) == (len(clips[0]) if "moving clip" in name else 1)
-    assert result["privacy"]["verdict"] == "GUARANTEE"
+    assert result["privacy"]["verdict"] == "BOUND ONLY"  # of five clients: δ is large
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
@@ -158,7 +158,7 @@ def test_an_empty_cohort_costs_its_row_and_says_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
 def test_everything_says_guarantee_and_nothing_is_said_of_clients(tmp_path, secure):
-    config = private_config(tmp_path, "fedatt", bound=5.0, secure=secure, privacy={"noise": 0.7})
+    config = private_config(tmp_path, "fedatt", bound=5.0, secure=secure, privacy={"noise": 0.7, "delta": 1e-3})
     result = deploy(tmp_path, config, *enrol(tmp_path))
     run = tmp_path / "deployed"
     assert result["privacy"]["verdict"] == "GUARANTEE"
@@ -319,7 +319,12 @@ def test_a_vocabulary_of_the_clients_own_words_is_named_as_not_covered(tmp_path,
 
 def test_few_clients_are_said_to_be_few_in_the_statement(tmp_path):
     result = deploy(tmp_path, private_config(tmp_path, clients=3, rounds=1), *enrol(tmp_path, 3))
-    assert any(line.startswith("3 clients are few") for line in result["privacy"]["statement"])
+    said = result["privacy"]["statement"]
+    assert any(line.startswith("3 clients are few") for line in said)
+    assert result["privacy"]["verdict"] == "BOUND ONLY"
+    assert said[0].startswith("BOUND ONLY for the 3 clients of this run, no meaningful guarantee: δ = 0.3 is above")
+    assert "GUARANTEE" not in " ".join(said)
+    assert audit_run(tmp_path / "deployed")["verdict"] == "BOUND ONLY"
 
 
 REFUSED = {

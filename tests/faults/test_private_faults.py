@@ -9,22 +9,24 @@ import pytest
 import torch
 from safetensors.torch import load
 
+from keyfed.engine.masked_noised_sum import fixed_point
 from keyfed.engine.messages import unpack
 from keyfed.engine.network import init_params
 from keyfed.engine.noised_sum import words_of
 from keyfed.engine.private_part import Promise
-from keyfed.engine.remote_private import OpenedSum
+from keyfed.engine.remote_private import OpenedSum, most_called
 from keyfed.engine.remote_secure import Summed
 from keyfed.engine.transport import Lost, deliver
 from keyfed.errors import RunError
 from keyfed.federated.types import Share
 from keyfed.private.budget import read_ledger
+from keyfed.private.keys import SIGNATURE_BYTES
 from keyfed.private.noise import Noising, norm_of
 from keyfed.run import course, deployed_private
 from keyfed.run.folder import read_metrics
 from keyfed.run.outside import build_network
 
-from .deployed import last_model
+from .deployed import last_model, resigned
 from .private import (
     VICTIM,
     Killed,
@@ -66,7 +68,7 @@ def test_killed_between_the_ledger_and_the_checkpoint(tmp_path, monkeypatch, sec
     assert len(drawn) == len(cohorts) == 4
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(drawn, 2))
     assert (result["rounds"], result["privacy"]["releases"], result["privacy"]["retried"]) == (3, 4, 1)
-    assert result["privacy"]["verdict"] == "GUARANTEE"
+    assert result["privacy"]["verdict"] == "BOUND ONLY"
 
 
 def test_killed_after_the_row_and_before_the_noise(tmp_path, monkeypatch):
@@ -88,7 +90,7 @@ def test_what_leaves_a_client_is_its_clipped_part_and_nothing_else(tmp_path, met
     def fault(client, post, handler):
         answer = deliver(client, post, handler)
         if post.kind == "train":
-            sent.append(unpack(answer))
+            sent.append(unpack(answer[:-SIGNATURE_BYTES]))
         return answer
 
     clip = 0.02
@@ -113,7 +115,8 @@ def one_round(tmp_path, name, change, method="fedavg", **more):
 
     def fault(client, post, handler):
         answer = deliver(client, post, handler)
-        return change(answer) if client == VICTIM and post.kind == "train" else answer
+        lies = client == VICTIM and post.kind == "train"
+        return resigned(client, post, handler, answer, change) if lies else answer
 
     config = private_config(tmp_path, method, rounds=1, privacy={"clip": 0.5}, **more)
     deploy(tmp_path, config, *enrol(tmp_path, name=f"{name}-clients", fault=fault), name)
@@ -176,17 +179,17 @@ def test_a_sum_of_liars_is_brought_within_what_clients_may_sum_up_to():
     like = {"w": torch.zeros(40), "b": torch.zeros(3)}
     noising = Noising(2.0, 0.0, 0.0, 3.0, 3.0, 0.1, silence)
     wild = np.random.default_rng(0).integers(0, 2**32, words_of(like), dtype=np.uint32)
-    opened = OpenedSum(like, noising, Summed(wild, 3, ("a", "b", "c")))
-    assert norm_of(opened._total.values(), opened._mass.values()) == pytest.approx(6.0)
-    assert abs(opened._told["within"]) <= 1.5
+    opened = OpenedSum(like, noising, Summed(wild, 3, 2, ("a", "b", "c")))
+    assert norm_of(opened._total.values(), opened._mass.values()) == pytest.approx(2.0 * most_called(3.0))
+    assert abs(opened._told["within"]) <= most_called(3.0) / 2
     promise = Promise(2.0, None, 0.2, True, 1.0, 100)
     share = Share({"w": 1.0, "b": 0.5}, {"w": 1.0, "b": 0.5})
-    vectors = [promise.vector({"w": torch.full((40,), 0.1 * k), "b": torch.ones(3)}, share, 2.0, 3) for k in (1, 2, 9)]
-    honest = OpenedSum(like, noising, Summed(sum(vectors), 3, ("a", "b", "c")))
+    vectors = [promise.vector({"w": torch.full((40,), 0.1 * k), "b": torch.ones(3)}, share, 2.0) for k in (1, 2, 9)]
+    honest = OpenedSum(like, noising, Summed(sum(vectors), 3, 2, ("a", "b", "c")))
     plain = [promise.part({"w": torch.full((40,), 0.1 * k), "b": torch.ones(3)}, share, 2.0) for k in (1, 2, 9)]
     for name in like:
         torch.testing.assert_close(
-            honest._total[name], sum(p.layers[name].double() for p in plain), rtol=0, atol=3 * 2.0**-27
+            honest._total[name], sum(p.layers[name].double() for p in plain), rtol=0, atol=3 * fixed_point(2.0)
         )
     assert honest._told["within"] == pytest.approx(sum(0.5 if p.whole else -0.5 for p in plain))
 
@@ -202,8 +205,8 @@ def test_whatever_liars_send_an_honest_client_moves_a_masked_sum_by_the_clip_at_
 
     def opened(lie, part, scale):
         share = Share({"w": 1.0, "b": scale}, {"w": scale, "b": 1.0}) if part is not None else None
-        vector = promise.vector(like if part is None else part, share, clip, members)
-        found = OpenedSum(like, noising, Summed(lie + vector, members, names))
+        vector = promise.vector(like if part is None else part, share, clip)
+        found = OpenedSum(like, noising, Summed(lie + vector, members, 2, names))
         return [*found._total.values(), torch.tensor([*found._mass.values()], dtype=torch.float64)], found._told
 
     worst = 0.0

@@ -86,7 +86,7 @@ def test_the_noise_in_the_model_is_that_of_the_blocks_in_the_checkpoint(tmp_path
     result = deploy(tmp_path, config, transport, roster, resume=True)
     rows = [e.row for e in read_ledger(run).entries]
     assert rows == [TreeRelease(1.0, 3)] * 7
-    assert result["privacy"]["verdict"] == "GUARANTEE"
+    assert result["privacy"]["verdict"] == "BOUND ONLY"
     assert prefix_noise(run, 7) == {}
     assert len(list((run / "checkpoint").glob("*.safetensors"))) == 1
 

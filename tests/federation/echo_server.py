@@ -13,8 +13,7 @@ from flwr.serverapp import ServerApp
 from keyfed.deploy.enrolment import key_sum, names_by_key
 from keyfed.deploy.server_app import emit, wait_for
 from keyfed.deploy.superlink import ServerHome
-from keyfed.engine.flower_guard import guard
-from keyfed.engine.flower_pace import quicken
+from keyfed.engine.flower_guard import GridMailbox
 from keyfed.engine.flower_server import FlowerTransport
 from keyfed.engine.transport import Lost, Post
 
@@ -24,11 +23,11 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     """Play the steps."""
-    quicken()
-    guard()
     home = ServerHome(Path(os.environ["KEYFED_SERVER_HOME"]))
     told = json.loads((Path(__file__).parent / "steps.json").read_text())
-    transport = FlowerTransport(grid, lambda key: names_by_key(home).get(key_sum(key)), str(context.run_id))
+    transport = FlowerTransport(
+        GridMailbox(grid), lambda key: names_by_key(home).get(key_sum(key)), str(context.run_id)
+    )
     wait_for(transport.clients, told["clients"], 60.0, lambda line: None)
     found = []
     for step in told["steps"]:
@@ -36,7 +35,9 @@ def main(grid, context):
         emit("say", f"step {step['kind']}")
         began = time.monotonic()
         names = step.get("to") or transport.clients()
-        answers = transport.exchange({name: Post(step["kind"], body) for name in names}, step["seconds"])
+        answers = transport.exchange(
+            {name: Post(step["kind"], body, max(len(body), 1 << 16)) for name in names}, step["seconds"]
+        )
         seconds = time.monotonic() - began
         same = hashlib.sha256(body).digest()
         kinds = {

@@ -18,6 +18,7 @@ from keyfed.deploy.processes import Processes, descendants, running, wait_until
 from keyfed.deploy.superlink import ServerHome, start_superlink
 from keyfed.deploy.up import start_clients
 from keyfed.run.folder import read_metrics
+from keyfed.sections import LIMIT, SUM_LIMIT, TOKEN_LIMIT
 
 pytestmark = pytest.mark.federation
 
@@ -81,7 +82,9 @@ def test_fedatt_over_flower_equals_the_simulation(tmp_path, how):
     assert result["secure"] is (how == "--secure")
     assert result["cost"]["seconds_per_round"] > 0
     assert result["cost"]["bytes_per_client_and_round"]["up"] > 0
-    simulated = [] if how == "--plain" else ["--secure"]
+    simulated = ["--secure", "--set", f"upload.limit={SUM_LIMIT}"]
+    if how == "--plain":  # limits that a federation has by default, and a simulation has not
+        simulated = ["--set", f"upload.limit={LIMIT}", "--set", f"upload.token_limit={TOKEN_LIMIT}"]
     run(["train", "fedatt", "--data", home / "text", *SMALL, "--set", "data.unseen=0", "--out", tmp_path / "simulated",
          *simulated], tmp_path)  # fmt: skip
     real, same = (tmp_path / name / "model.safetensors" for name in ("real", "simulated"))
@@ -90,7 +93,7 @@ def test_fedatt_over_flower_equals_the_simulation(tmp_path, how):
 
 
 @pytest.mark.parametrize("how", ["--plain", "--secure"])
-def test_dp_over_flower_ends_with_a_guarantee(tmp_path, how):
+def test_dp_over_flower_ends_with_a_bound(tmp_path, how):
     write_texts(tmp_path / "text")
     home, out = tmp_path / "home", tmp_path / "private"
     result = json.loads(
@@ -99,15 +102,15 @@ def test_dp_over_flower_ends_with_a_guarantee(tmp_path, how):
     )  # fmt: skip
     assert processes_of(home) == []
     private = result["privacy"]
-    assert (private["verdict"], private["releases"], private["population"]) == ("GUARANTEE", 2, 4)
+    assert (private["verdict"], private["releases"], private["population"]) == ("BOUND ONLY", 2, 4)
     assert private["randomness"] == "system"
     assert private["count_noise"] == 0.8  # of the clip that moves: four clients are few
-    assert [line["privacy"]["verdict"] for line in read_metrics(out)] == ["GUARANTEE"] * 2
+    assert [line["privacy"]["verdict"] for line in read_metrics(out)] == ["BOUND ONLY"] * 2
     assert "client-" not in (out / "metrics.jsonl").read_text() + (out / "result.json").read_text()
     assert any("no ε covers it" in line for line in private["statement"])  # the vocabulary is of the clients' own text
     assert result["cost"]["seconds_per_round"] is None
-    assert run(["privacy", "ledger", out], tmp_path).startswith("GUARANTEE: epsilon ")
-    assert run(["privacy", "audit", out], tmp_path).startswith("GUARANTEE; see ")
+    assert run(["privacy", "ledger", out], tmp_path).startswith("BOUND ONLY: epsilon ")
+    assert run(["privacy", "audit", out], tmp_path).startswith("BOUND ONLY; see ")
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["home", "temporary"])

@@ -1,6 +1,6 @@
 """The folder of a client: its keys, what it was told, and nothing that was not asked for.
 
-    client.json      name, server, text, conditions, days to keep
+    client.json      name, server, text, conditions, days to keep, limits
     node.key, .pub   EC P-384 in OpenSSH's format, proves the node
     identity.key     Ed25519 (32 bytes), signs one-time keys
     secret           for the node's own port on this machine
@@ -8,6 +8,8 @@
     consent.json     when and to what its owner agreed
     text/            text a keyboard leaves here, kept `keep_days`
     keys/, runs/, …  what training keeps between rounds (`engine.device_store`)
+    spent.json       what left this client cost in privacy, over all runs (`private.own_ledger`)
+    refused.txt      why the client last took no part, in one line
     logs/            what the processes wrote
     paused           there while the owner has paused it
 
@@ -22,20 +24,23 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from keyfed.deploy.certificates import check_certificate, write_new, write_private
 from keyfed.deploy.conditions import CONDITIONS
 from keyfed.deploy.processes import locked, private_folder
+from keyfed.engine.limits import Limits
 from keyfed.errors import ConfigError, DeployError, nearest
-from keyfed.files import write_atomically
+from keyfed.files import BROKEN, read_json, write_atomically
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 DAY = 86_400.0
+REFUSED = "refused.txt"  # why the client last took no part
 # What a first start that was broken off may have left: it goes on from there.
 BEGUN = {"consent.json", "ca.crt", "node.key", "node.pub", "identity.key", "secret", "text", "client.lock"}
 
@@ -49,6 +54,9 @@ class Settings:
       when: conditions under which it trains, see `conditions.CONDITIONS`.
       keep_days: text older than this is not trained on, and deleted where it lies in the home; None keeps it.
       plain: it also takes part in runs without secure aggregation, whose server sees its own update.
+      hide_among: the fewest clients of a secure sum that it takes part in, itself included.
+      me: its owner among several authors of the text; "" where there is one.
+      limits: what it gives a run at most.
     """
 
     name: str
@@ -57,6 +65,9 @@ class Settings:
     when: tuple[str, ...] = ()
     keep_days: int | None = None
     plain: bool = False
+    hide_among: int = 3
+    me: str = ""
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +107,16 @@ class ClientHome:
     def settings(self) -> Settings:
         """Read what the client was told."""
         try:
-            found = json.loads((self.path / "client.json").read_text("utf-8"))
-            return Settings(**{**found, "when": tuple(found["when"])})
+            found = read_json(self.path / "client.json")
+            limits = Limits(**found.get("limits", {}))
+            settings = Settings(**{**found, "when": tuple(found["when"]), "limits": limits})
+            texts = (settings.name, settings.server, settings.data, *settings.when)
+            if not all(isinstance(text, str) for text in texts) or not isinstance(settings.keep_days, int | None):
+                raise ValueError("a value of another type than was written")
+            return settings
         except FileNotFoundError:
             raise DeployError(f"{self.path} is not the home of a client; start one: keyfed client --help") from None
-        except (OSError, ValueError, TypeError, KeyError) as e:
+        except (OSError, *BROKEN, ConfigError) as e:
             raise DeployError(f"{self.path / 'client.json'} cannot be read: {e}") from None
 
     def write(self, settings: Settings) -> None:
@@ -190,11 +206,15 @@ def open_home(
     when: str | None = None,
     keep_days: int | None = None,
     plain: bool | None = None,
+    hide_among: int | None = None,
+    me: str | None = None,
+    limits: Mapping[str, Any] | None = None,
     agree: Callable[[Settings], None] = lambda told: None,
 ) -> ClientHome:
     """Make a client's home, with new keys, or open the one that is there; what is given replaces what it was told.
 
     Args:
+      limits: fields of `Limits` that are given; an `epsilon` of 0 takes the budget away.
       agree: asks the owner; where it raises, nothing is changed.
 
     Raises:
@@ -219,6 +239,9 @@ def open_home(
         when=before.when if when is None else check_when(when),
         keep_days=before.keep_days if keep_days is None else keep_days or None,
         plain=before.plain if plain is None else plain,
+        hide_among=before.hide_among if hide_among is None else _at_least_three(hide_among),
+        me=before.me if me is None else me,
+        limits=_limited(before.limits, dict(limits or {})),
     )
     check_certificate(home.ca if ca is None else ca, received=True)
     agree(settings)
@@ -229,6 +252,18 @@ def open_home(
     make_keys(home)
     home.write(settings)
     return home
+
+
+def _limited(before: Limits, given: dict[str, Any]) -> Limits:
+    if "epsilon" in given:
+        given["epsilon"] = given["epsilon"] or None
+    return replace(before, **given)
+
+
+def _at_least_three(clients: int) -> int:
+    if not 3 <= clients <= 4096:
+        raise ConfigError(f"--hide-among is {clients}; expected 3 to 4096 clients of a secure sum")
+    return clients
 
 
 def _refuse_strange(path: Path) -> None:
@@ -296,10 +331,18 @@ def kept_files(data: Path, days: int | None, now: float | None = None) -> list[P
     return [p for p in _files(data) if p not in old_ones]
 
 
+def strays(folder: Path) -> list[Path]:
+    """Return the links in a folder of text that lead out of it: what they lead to is not the client's text."""
+    home = folder.resolve()
+    # `realpath`, since `resolve` raises on a loop of links.
+    return [p for p in folder.rglob("*") if p.is_symlink() and home not in Path(os.path.realpath(p)).parents]
+
+
 def _files(folder: Path) -> Sequence[Path]:
-    """Files as training reads them: links too, nothing hidden, nothing in a hidden folder."""
+    """Files to train on: no link that leads out of the folder, nothing hidden, nothing in a hidden folder."""
+    elsewhere = set(strays(folder))
 
     def hidden(path: Path) -> bool:
         return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
-    return sorted(p for p in folder.rglob("*") if not hidden(p) and p.is_file())
+    return sorted(p for p in folder.rglob("*") if not hidden(p) and p.is_file() and p not in elsewhere)

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from keyfed.deploy.client_home import ClientHome, Settings
+from keyfed.engine.limits import Limits
 from keyfed.errors import DeployError
-from keyfed.files import write_atomically
+from keyfed.files import BROKEN, read_json, write_atomically
 
 FILE = "consent.json"
 
@@ -28,12 +29,21 @@ What leaves this computer, to {server}:
   - your client's name ({name}), its public keys, its network address, and when it is switched on.
 
 What you should know:
-  - a sum over few people says something about each of them. Clients refuse to take part with fewer than three.
+  - a sum over few people says something about each of them. This client takes part in sums of {hide_among} people or
+    more (--hide-among).
+  - in a secure sum nobody is more than half of what is opened, and of many people nobody is more than a small part.
+    This client sees to it, whatever the server asks for, and refuses what does not allow it.
+  - the server says who the people of a sum are. It could invent some, and this program cannot tell a made-up person
+    from a real one: if all the others were made up, the sum would be your changes alone. After the first list of
+    people this client refuses one that is mostly new. Compare the list's hash (keyfed client --status) with others'.
   - a model can learn rare phrases by heart. Secure aggregation does not prevent that; do not train on passwords.
   - the server decides what is trained; the program that runs here is the one installed here, never one it sends.
+    It trains models of at most {parameters:,} numbers, at most {epochs} passes over your text and {minutes:g} minutes a
+    round, and keeps at most {runs} runs that have not ended.
   - a run can promise differential privacy. Then this client shortens its changes to a public length before they leave,
     sends nothing about how well it did or how much text there is, and refuses to be asked for more. The noise that
-    hides you in the model is added by the server; this client cannot check that.
+    hides you in the model is added by the server; this client cannot check that. It counts what left it over all such
+    runs (keyfed client --status); {budget}.
   - without secure aggregation the server sees this client's own changes. This client {plain}.
 
 You can pause it (keyfed client --pause) and leave for good (keyfed client --leave: what is stored is deleted and the
@@ -41,23 +51,36 @@ server forgets your key). What the model has already learnt cannot be taken back
 """
 
 
-def words(name: str, server: str, data: str, plain: bool) -> str:
+def words(
+    name: str, server: str, data: str, plain: bool, *, hide_among: int = 3, me: str = "", limits: Limits | None = None
+) -> str:
     """Return what the owner is told."""
+    caps = limits or Limits()
     allowed = "takes part in such runs too (--allow-plain)" if plain else "takes no part in such runs"
-    return WORDS.format(name=name, server=server, data=data, plain=allowed)
+    budget = (
+        "it has no budget for that (--epsilon-budget)"
+        if caps.epsilon is None
+        else f"it takes part up to ε = {caps.epsilon:g}, and in no run without differential privacy"
+    )
+    return WORDS.format(
+        name=name, server=server, data=f"{data} (messages of {me} only)" if me else data, plain=allowed,
+        hide_among=hide_among, parameters=caps.parameters, epochs=caps.epochs, minutes=caps.minutes, runs=caps.runs,
+        budget=budget,
+    )  # fmt: skip
 
 
 def words_for(home: Path, told: Settings) -> str:
     """Return what the owner of a home is told about these settings."""
-    return words(told.name, told.server, told.data or str(home / "text"), told.plain)
+    data = told.data or str(home / "text")
+    return words(told.name, told.server, data, told.plain, hide_among=told.hide_among, me=told.me, limits=told.limits)
 
 
 def given(home: Path, text: str | None = None) -> bool:
     """Whether consent is recorded in a home, to these words where they are given."""
     try:
-        found = json.loads((home / FILE).read_text("utf-8"))
+        found = read_json(home / FILE)
         return bool(found["agreed"]) and (text is None or found["sha256"] == _sum(text))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *BROKEN):
         return False
 
 

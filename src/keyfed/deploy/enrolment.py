@@ -23,7 +23,7 @@ from keyfed.deploy.flwr_commands import NODES as LIST_NODES
 from keyfed.deploy.processes import locked, python
 from keyfed.deploy.superlink import ServerHome
 from keyfed.errors import DeployError
-from keyfed.files import write_atomically
+from keyfed.files import BROKEN, read_json, write_atomically
 
 FORMAT = "keyfed-enrol-1"
 LEAVE = "keyfed-leave-1"
@@ -161,16 +161,44 @@ def names_by_key(home: ServerHome) -> dict[str, str]:
     return {entry["node_key"]: name for name, entry in read_roster(home).items() if not entry.get("revoked")}
 
 
+class KnownKeys:
+    """The names of enrolled clients by the sum of their node keys; the roster is parsed again only when it changes."""
+
+    def __init__(self, home: ServerHome) -> None:
+        self._home = home
+        self._state: tuple[int, ...] | None = ()
+        self._names: Mapping[str, str] = {}
+
+    def __call__(self) -> Mapping[str, str]:
+        """Return the names.
+
+        Raises:
+          DeployError: the roster cannot be read.
+        """
+        try:
+            found = self._home.roster.stat()
+            state: tuple[int, ...] | None = (found.st_mtime_ns, found.st_size, found.st_ino)
+        except FileNotFoundError:
+            state = None
+        if state != self._state:  # looked at first: what changes in between is read again
+            self._names = names_by_key(self._home)
+            self._state = state
+        return self._names
+
+
 def read_roster(home: ServerHome) -> dict[str, dict[str, Any]]:
     """Read who is enrolled."""
     try:
-        found = json.loads(home.roster.read_text("utf-8"))
+        found = read_json(home.roster)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as e:
         raise DeployError(f"{home.roster} cannot be read: {e}") from None
-    if not isinstance(found, dict) or not all(isinstance(e, dict) and "node_key" in e for e in found.values()):
-        raise DeployError(f"{home.roster} is not a roster")
+    keys = ("node_key", "identity")
+    if not isinstance(found, dict) or not all(
+        isinstance(e, dict) and all(isinstance(e.get(key), str) for key in keys) for e in found.values()
+    ):
+        raise DeployError(f"{home.roster} is not a roster; restore it from a backup")
     return found
 
 
@@ -182,10 +210,10 @@ def write_roster(home: ServerHome, entries: Mapping[str, Mapping[str, Any]]) -> 
 def read_nodes(home: ServerHome) -> dict[str, int]:
     """Return the number that the SuperLink gave each client's node."""
     try:
-        return {str(k): int(v) for k, v in json.loads((home.path / NODES).read_text("utf-8")).items()}
+        return {str(k): int(v) for k, v in read_json(home.path / NODES).items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError) as e:
+    except (OSError, *BROKEN) as e:
         raise DeployError(f"{home.path / NODES} cannot be read: {e}") from None
 
 

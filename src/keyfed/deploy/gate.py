@@ -1,25 +1,49 @@
-"""Who may speak to which part of a SuperLink.
+"""What reaches which path of a SuperLink, and how much of a request is read before its sender has proven a key.
 
-Flower serves three things on one port: the fleet (nodes, which prove their key), control (whoever can connect may
-register keys and submit programs) and the runtime (whoever can connect may take the server's tasks). Only the fleet is
-for the network; the other two are answered to this machine alone. One path is our own: a client's signed wish to be
-forgotten.
+Flower serves three things on one port: the fleet (nodes, which prove their key), control (which registers keys and
+takes programs) and the runtime (which hands out the server's tasks). Only the fleet is for the network; the other two
+answer this machine alone. One path is our own: a client's signed wish to be forgotten.
+
+Flower reads a whole body before it looks at the key. The gate looks first: a request without the proof of an enrolled
+key is answered from its head. What is read has a limit of bytes and of time.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
+import datetime
 import ipaddress
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
+
+from keyfed.errors import KeyfedError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = Iterable[tuple[bytes, bytes]]
+Proof = Callable[[Headers], int]
 
 FLEET, HEALTH, LEAVE = "/v1/fleet/", "/health", "/keyfed/leave"
 LEAVE_CAP = 4096
+FLEET_CAP = 8_000_000  # Flower sends arrays in chunks of 5 MiB
+HERE_CAP = 64_000_000  # programs and results of this machine's own runs
+BODY_SECONDS = 120.0  # 8 MB in that time are 67 kB/s
+SMALL_SECONDS = 10.0  # for bodies of at most LEAVE_CAP bytes
 PROXIED = {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"}
+MALFORMED, UNPROVEN, FORBIDDEN, SLOW, NOT_ENROLLED, LARGE, UNREADY = 400, 401, 403, 408, 412, 413, 503
+WHY = {
+    MALFORMED: b"the length of the body is not a number",
+    UNPROVEN: b"the headers do not prove a node key",
+    FORBIDDEN: b"only from the server's own machine",
+    SLOW: b"the body took too long",
+    NOT_ENROLLED: b"this node key is not enrolled",
+    LARGE: b"the body is too large",
+    UNREADY: b"the roster cannot be read",
+}
 
 
 def allowed(path: str, client: str | None, server: str | None) -> bool:
@@ -35,10 +59,11 @@ def allowed(path: str, client: str | None, server: str | None) -> bool:
     """
     if "//" in path or "/." in path or "%" in path or "\\" in path:  # what another layer might read differently
         return False
-    return path in (HEALTH, LEAVE) or path.startswith(FLEET) or _from_here(client, server)
+    return path in (HEALTH, LEAVE) or path.startswith(FLEET) or from_here(client, server)
 
 
-def _from_here(client: str | None, server: str | None) -> bool:
+def from_here(client: str | None, server: str | None) -> bool:
+    """Whether an address is this machine's own."""
     try:
         address = ipaddress.ip_address(client or "")
     except ValueError:
@@ -48,53 +73,149 @@ def _from_here(client: str | None, server: str | None) -> bool:
     return bool((mapped or address).is_loopback) or client == server
 
 
+def node_proof(
+    enrolled: Callable[[str], bool], now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC)
+) -> Proof:
+    """Return the check of Flower's three headers: key, time, and the key's signature of the time.
+
+    Flower checks the same after it has read the body. The cheap checks come first: a stranger costs one SHA-256.
+
+    Args:
+      enrolled: whether the SHA-256 of a public key is in the roster.
+
+    Returns:
+      A function of the headers: 0 where they prove an enrolled key, else the status to answer.
+    """
+    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+    from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+
+    from keyfed.deploy.enrolment import key_sum
+
+    names = tuple(n.encode() for n in (FLEET_HTTP_PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, FLEET_HTTP_SIGNATURE_HEADER))
+
+    def prove(headers: Headers) -> int:
+        found: dict[bytes, list[bytes]] = {name: [] for name in names}
+        for name, value in headers:
+            if name.lower() in found:
+                found[name.lower()].append(value)
+        if any(len(values) != 1 for values in found.values()):
+            return UNPROVEN
+        key64, signed, signature64 = (found[name][0] for name in names)
+        try:
+            key, signature = (base64.b64decode(value, validate=True) for value in (key64, signature64))
+            age = (now() - datetime.datetime.fromisoformat(signed.decode("ascii"))).total_seconds()
+            if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+                return UNPROVEN
+            if not enrolled(key_sum(key)):
+                return NOT_ENROLLED
+            return 0 if verify_signature(bytes_to_public_key(key), signed, signature) else UNPROVEN
+        except KeyfedError:
+            return UNREADY
+        except (ValueError, TypeError, OverflowError, binascii.Error):
+            return UNPROVEN
+
+    return prove
+
+
 class Gate:
-    """The rule as a layer around Flower's web application.
+    """The rules as a layer around Flower's web application.
 
     Args:
       leave: takes a wish to be forgotten; False where it is not from an enrolled client.
+      proof: the status to refuse a fleet request's headers with, or 0.
+      proven: is called with the (host, port) of a connection whose sender is known from here on.
     """
 
-    def __init__(self, app: Application, leave: Callable[[bytes], bool]) -> None:
-        self._app, self._leave = app, leave
+    def __init__(
+        self,
+        app: Application,
+        leave: Callable[[bytes], bool],
+        proof: Proof,
+        proven: Callable[[Any], None] = lambda peer: None,
+    ) -> None:
+        self._app, self._leave, self._proof, self._proven = app, leave, proof, proven
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request on, or answer 403."""
-        if scope["type"] not in ("http", "websocket"):
+        """Hand a request on with its whole body, or refuse it; a refusal closes the connection."""
+        if scope["type"] == "websocket":  # Flower has none
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        client, server = scope.get("client"), scope.get("server")
-        path = str(scope.get("path", ""))
-        # Who came through a proxy, or says so, is not from here, whatever address that has.
-        direct = not any(bytes(name).lower() in PROXIED for name, _ in scope.get("headers", ()))
-        if not allowed(path, client[0] if client and direct else None, server[0] if server else None):
-            await _refuse(scope, send)
+        path, headers = str(scope.get("path", "")), list(scope.get("headers", ()))
+        refusal = self._refusal(scope, path, headers)
+        if refusal:
+            await _refuse(send, refusal)
+            return
+        small = path in (HEALTH, LEAVE)
+        if not small:
+            self._proven(scope.get("client"))
+        cap = LEAVE_CAP if small else FLEET_CAP if path.startswith(FLEET) else HERE_CAP
+        body = await _body(receive, headers, cap, SMALL_SECONDS if small else BODY_SECONDS)
+        if isinstance(body, int):
+            await _refuse(send, body)
+        elif body is None:
+            return  # the sender has gone
         elif path == LEAVE:
-            body = await _body(receive, LEAVE_CAP)
-            took = scope["type"] == "http" and scope.get("method") == "POST" and body is not None and self._leave(body)
-            await (_answer(send, 202, b"") if took else _refuse(scope, send))
+            took = scope.get("method") == "POST" and self._leave(body)
+            await (_answer(send, 202, b"") if took else _refuse(send, FORBIDDEN))
         else:
-            await self._app(scope, receive, send)
+            await self._app(scope, _replay(body, receive), send)
+
+    def _refusal(self, scope: Mapping[str, Any], path: str, headers: Headers) -> int:
+        client, server = scope.get("client"), scope.get("server")
+        # What came through a proxy, or says so, is not from here, whatever address that has.
+        direct = not any(bytes(name).lower() in PROXIED for name, _ in headers)
+        if not allowed(path, client[0] if client and direct else None, server[0] if server else None):
+            return FORBIDDEN
+        return self._proof(headers) if path.startswith(FLEET) else 0
 
 
-async def _body(receive: Receive, cap: int) -> bytes | None:
-    data, more = b"", True
-    while more:
-        part = await receive()
-        data += part.get("body", b"")
-        more = bool(part.get("more_body")) and part["type"] == "http.request"
-        if len(data) > cap:
-            return None
-    return data
+async def _body(receive: Receive, headers: Headers, cap: int, seconds: float) -> bytes | int | None:
+    """Return a whole body, or the status to refuse it with, or None when its sender has gone.
+
+    Bytes are counted as they come: a body without a length, or longer than its length, ends at the limit.
+    """
+    for name, value in headers:
+        if bytes(name).lower() == b"content-length":
+            if not value.isdigit() or len(value) > 20:
+                return MALFORMED
+            if int(value) > cap:
+                return LARGE
+            cap = int(value)
+    data, more = bytearray(), True
+    try:
+        async with asyncio.timeout(seconds):
+            while more:
+                part = await receive()
+                if part["type"] != "http.request":
+                    return None
+                data += part.get("body", b"")
+                if len(data) > cap:
+                    return LARGE
+                more = bool(part.get("more_body"))
+    except TimeoutError:
+        return SLOW
+    return bytes(data)
 
 
-async def _refuse(scope: Scope, send: Send) -> None:
-    if scope["type"] == "http":
-        await _answer(send, 403, b"only from the server's own machine")
-    else:
-        await send({"type": "websocket.close", "code": 1008})
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the body once, and then what the connection says (that it was closed)."""
+    parts = [body]
+
+    async def again() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": parts.pop(), "more_body": False} if parts else await receive()
+
+    return again
 
 
-async def _answer(send: Send, status: int, body: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": []})
+async def _refuse(send: Send, status: int) -> None:
+    await _answer(send, status, WHY[status], (b"connection", b"close"))
+
+
+async def _answer(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [length, *headers]})
     await send({"type": "http.response.body", "body": body})

@@ -22,6 +22,7 @@ from keyfed.deploy.consent import need_consent
 from keyfed.deploy.processes import die_with
 from keyfed.engine.flower_client import make_app
 from keyfed.engine.flower_pace import quicken
+from keyfed.errors import described
 
 FAST, SLOW, LINGER = 0.3, 2.0, 60.0  # each look costs the SuperLink some 10 ms
 HEARTBEAT_SECONDS = 10.0
@@ -110,7 +111,7 @@ class Executor:
                 status, details = SubStatus.COMPLETED, ""
             except Exception as e:
                 details = type(e).__name__  # not its text: that might quote the client's own
-                _say(f"failed: {details}: {e}")
+                _say(f"failed: {described(e)}")
                 reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, details), reply_to=message)
             _say(f"answered in {time.monotonic() - began:.2f} s")
             push_message(client, reply, context)

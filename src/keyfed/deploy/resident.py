@@ -17,15 +17,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from keyfed.deploy.client_home import ClientHome, expire
+from keyfed.deploy.client_home import REFUSED, ClientHome, expire
 from keyfed.deploy.consent import need_consent
 from keyfed.deploy.processes import die_with, locked
 from keyfed.engine.flower_frames import SOCKET, FrameError, reachable, read_frame, write_frame
-from keyfed.errors import DeployError, KeyfedError
+from keyfed.errors import DeployError, KeyfedError, described
+from keyfed.files import write_atomically
 
 Handle = Callable[[str, bytes], bytes]
 LINK_SECONDS = 60.0  # for one frame to come or go
 RETENTION_SECONDS = 3600.0
+# Reasons that the owner of a client has set, or can mend: its own limits, its text, a server to look into.
+OWNERS = frozenset(
+    {"over limit", "over budget", "strangers", "no text", "not secure", "identity changed", "client error"}
+)
 
 
 @contextmanager
@@ -90,8 +95,23 @@ def _answer(link: socket.socket, handle: Handle) -> None:
         data = handle(kind, body)
     except Exception as e:  # the process lives on, whatever it is
         told, data = _told(e), b""
-        _say(f"{kind}: {type(e).__name__}: {e}")
+        _say(f"{kind[:32]}: {described(e)}")
     write_frame(link, told, data)
+
+
+def noting(home: Path, handle: Handle) -> Handle:
+    """Write down, for the owner, why the client took no part where that is the owner's to know or to change."""
+
+    def note(kind: str, body: bytes) -> bytes:
+        try:
+            return handle(kind, body)
+        except KeyfedError as e:
+            if getattr(e, "reason", "client error") in OWNERS:
+                with contextlib.suppress(KeyfedError):
+                    write_atomically(home / REFUSED, str(e).encode(errors="replace"), durable=False)
+            raise
+
+    return note
 
 
 def _told(error: Exception) -> dict[str, Any]:
@@ -135,7 +155,7 @@ def main() -> None:
     need_consent(home)
     from keyfed.deploy.training import make_session
 
-    serve(home.path, make_session(home).handle, keep_limit(home))
+    serve(home.path, noting(home.path, make_session(home).handle), keep_limit(home))
 
 
 if __name__ == "__main__":

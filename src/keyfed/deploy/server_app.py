@@ -17,12 +17,11 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from keyfed.deploy.enrolment import key_sum, names_by_key
+from keyfed.deploy.enrolment import KnownKeys, key_sum
 from keyfed.deploy.processes import die_with
 from keyfed.deploy.submit import event_line
 from keyfed.deploy.superlink import HOME_VARIABLE, ServerHome
-from keyfed.engine.flower_guard import guard
-from keyfed.engine.flower_pace import quicken
+from keyfed.engine.flower_guard import GridMailbox
 from keyfed.engine.flower_server import FlowerTransport
 from keyfed.errors import KeyfedError
 
@@ -75,13 +74,12 @@ def train_submitted(folder: Path, grid: Grid, run: str, listener: Printer) -> An
     from keyfed.run.deployed import train_deployed
     from keyfed.text.vocab import Vocab
 
-    quicken()
-    guard()
     home = ServerHome(Path(os.environ[HOME_VARIABLE]))
     told = json.loads((folder / RUN).read_text("utf-8"))
     vocab = Vocab.from_json((folder / VOCAB).read_text("utf-8"))
-    transport = FlowerTransport(grid, lambda key: names_by_key(home).get(key_sum(key)), run)
-    wanted = min(int(told["clients"]), len(names_by_key(home)))
+    known = KnownKeys(home)
+    transport = FlowerTransport(GridMailbox(grid), lambda key: known().get(key_sum(key)), run)
+    wanted = min(int(told["clients"]), len(known()))
     wait_for(transport.clients, wanted, float(told["wait"]), listener.say)
     config = config_from(told["config"], RUN)
     return train_deployed(

@@ -15,7 +15,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from keyfed.deploy.enrolment import flwr
 from keyfed.deploy.flower import CONNECTION, environment, need_flower
 from keyfed.deploy.superlink import ServerHome, answers
 from keyfed.errors import DeployError
-from keyfed.files import write_atomically
+from keyfed.files import BROKEN, parse_json, write_atomically
 
 PREFIX = "keyfed-event "
 PACKAGE = "keyfed_run"
@@ -103,9 +103,9 @@ def parse_line(line: str) -> tuple[str, Any] | None:
     if not found:
         return None
     try:
-        event = json.loads(text)
+        event = parse_json(text)
         return str(event["event"]), event["value"]
-    except (ValueError, KeyError, TypeError):
+    except BROKEN:
         return None
 
 
@@ -125,9 +125,12 @@ def follow(lines: Iterator[str], listener: Listener) -> Any:
         if event == "say":
             listener.say(str(value))
         elif event == "start":
-            listener.start(*value)
+            what, rounds, done = _shaped(event, value, [str, int, int])
+            listener.start(what, rounds, done)
         elif event == "round":
-            listener.round({**value, "loss": math.nan if value.get("loss") is None else value["loss"]})
+            (record,) = _shaped(event, [value], [dict])
+            loss = record.get("loss")
+            listener.round({**record, "loss": math.nan if loss is None else _shaped(event, [loss], [int | float])[0]})
         elif event == "error":
             raise DeployError(str(value))
         elif event == "result":
@@ -135,6 +138,13 @@ def follow(lines: Iterator[str], listener: Listener) -> Any:
     if result is None:
         raise Unfinished(f"the run ended without a result; the end of its output: {rest.strip() or 'none'}")
     return result
+
+
+def _shaped(event: str, values: Any, kinds: Sequence[Any]) -> Any:
+    """Return the values of an event if they are of these kinds."""
+    if not isinstance(values, list) or len(values) != len(kinds) or not all(map(isinstance, values, kinds)):
+        raise DeployError(f'the run printed a damaged event "{event}"; look at the server\'s logs')
+    return values
 
 
 class Unfinished(DeployError):

@@ -16,7 +16,7 @@ from keyfed.deploy.certificates import CA_CERT, SERVER_CERT, SERVER_KEY, check_c
 from keyfed.deploy.flower import environment, need_flower, write_connection
 from keyfed.deploy.processes import Processes, free_port, locked, private_folder, python, wait_until
 from keyfed.errors import DeployError
-from keyfed.files import write_atomically
+from keyfed.files import BROKEN, read_json, write_atomically
 
 NAME = "superlink"
 READY_SECONDS = 60.0
@@ -44,11 +44,11 @@ class ServerHome:
     def address(self) -> str:
         """Return where the SuperLink of this home listens, seen from this machine."""
         try:
-            found = json.loads((self.path / ADDRESS).read_text("utf-8"))
+            found = read_json(self.path / ADDRESS)
             return str(found["address"])
         except FileNotFoundError:
             raise DeployError(f"{self.path}: no server was started there yet; `keyfed server` does") from None
-        except (OSError, ValueError, KeyError, TypeError) as e:
+        except (OSError, *BROKEN) as e:
             raise DeployError(f"{self.path / ADDRESS} cannot be read: {e}") from None
 
 

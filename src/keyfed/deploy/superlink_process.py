@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
-from keyfed.deploy.gate import Gate
+from keyfed.deploy.door import Connections, Limits, most_connections, serve
+from keyfed.deploy.enrolment import KnownKeys
+from keyfed.deploy.gate import Gate, node_proof
 from keyfed.deploy.leaving import take_wish
 from keyfed.deploy.processes import die_with
-from keyfed.deploy.superlink import HOME_VARIABLE
+from keyfed.deploy.superlink import HOME_VARIABLE, ServerHome
 from keyfed.errors import DeployError
 
 
 def main() -> None:
     """Run `flower-superlink` with the arguments that follow the parent's pid."""
     from flwr.superlink import extensions
-    from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
 
+    flower_superlink = importlib.import_module("flwr.superlink.cli.flower_superlink")
     os.umask(0o077)  # database and logs are the operator's alone
     if int(sys.argv[1]):
         die_with(int(sys.argv[1]))
-    if not hasattr(extensions, "get_middleware"):  # a private name: without it nobody would be kept out
+    # Private names: without them no stranger would be kept out.
+    if not hasattr(extensions, "get_middleware") or not hasattr(flower_superlink, "uvicorn"):
         raise DeployError("this version of flwr has no place for our gate; install flwr==1.41.0")
     before = extensions.get_middleware
     home = Path(os.environ[HOME_VARIABLE])
-    gate = Middleware(Gate, leave=lambda wish: take_wish(home, wish))
+    known = KnownKeys(ServerHome(home))
+    connections = Connections(replace(Limits(), total=most_connections(Limits().total)))
+    gate = Middleware(
+        Gate, leave=lambda wish: take_wish(home, wish), proof=node_proof(lambda key: key in known()),
+        proven=connections.proven,
+    )  # fmt: skip
     extensions.get_middleware = lambda: (gate, *before())
     sys.argv = ["flower-superlink", *sys.argv[2:]]
-    flower_superlink()
+    vars(flower_superlink)["uvicorn"] = SimpleNamespace(run=serve(connections))
+    flower_superlink.flower_superlink()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keyfed.deploy.client_home import ClientHome
+from keyfed.deploy.client_home import REFUSED, ClientHome
 from keyfed.deploy.consent import need_consent
 from keyfed.deploy.flower import environment, need_flower
 from keyfed.deploy.processes import Processes, free_port, python, wait_until
@@ -44,6 +44,7 @@ class Client:
     _began: dict[str, float] = field(default_factory=dict)
     _due: dict[str, float] = field(default_factory=dict)
     _said: str = ""
+    _refused: str = ""
 
     def start(self) -> None:
         """Start the training process, wait for its socket, start the node.
@@ -53,6 +54,7 @@ class Client:
         """
         need_flower()
         need_consent(self.home)
+        (self.home.path / REFUSED).unlink(missing_ok=True)
         self.start_resident()
         self.wait_resident()
         self.start_node()
@@ -85,6 +87,7 @@ class Client:
     def tend(self) -> None:
         """Start again what has ended, after a pause that doubles with each failure up to 15 s; call it often."""
         now = time.monotonic()
+        self._tell_refused()
         for what in (RESIDENT, NODE):
             if self.processes.alive(self.tag + what):
                 if now - self._began[what] > STEADY_SECONDS:
@@ -97,6 +100,16 @@ class Client:
                 self._explain(what)
             elif now >= self._due[what]:
                 self.start_resident() if what == RESIDENT else self.start_node()
+
+    def _tell_refused(self) -> None:
+        """Say, once, why the client takes no part in a run."""
+        try:
+            line = (self.home.path / REFUSED).read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            return
+        if line and line != self._refused:
+            self._refused = line
+            self.say(f"took no part: {line}")
 
     def _explain(self, what: str) -> None:
         said = self.processes.log_tail(self.tag + what, 2000)

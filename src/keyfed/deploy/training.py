@@ -8,29 +8,38 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keyfed.deploy.client_home import ClientHome, kept_files
+from keyfed.deploy.client_home import ClientHome, kept_files, strays
 from keyfed.engine.learner import Learner
 from keyfed.engine.session import ClientSession
+from keyfed.files import write_atomically
+from keyfed.private.secure_sum import Floors
 from keyfed.run.on_device import own_text
 
 KEPT = "kept"
+FOUND = "found.txt"  # how much text the last run found; counts only
 
 
 def make_session(home: ClientHome) -> ClientSession:
     """Return the session of a client, as its owner has set it up."""
     told = home.settings()
 
-    def learner(about: Mapping[str, Any]) -> Learner:
-        return own_text(told.name, text_to_read(home))(about)  # looked for anew with every run
+    def say(line: str) -> None:
+        write_atomically(home.path / FOUND, line.encode(), durable=False)
 
-    return ClientSession(home.path, told.name, learner, plain=told.plain)
+    def learner(about: Mapping[str, Any]) -> Learner:
+        now = home.settings()  # text and its author are looked for anew with every run
+        make = own_text(told.name, text_to_read(home), limits=told.limits, me=now.me or None, say=say)
+        return make(about)
+
+    floors = Floors(told.hide_among)
+    return ClientSession(home.path, told.name, learner, floors=floors, plain=told.plain, limits=told.limits)
 
 
 def text_to_read(home: ClientHome) -> Path:
-    """Return the file or folder to train on: the owner's, or links to those of its files that are not too old."""
+    """Return the file or folder to train on: the owner's, or links to those of its files that may be trained on."""
     data, days = home.data(), home.settings().keep_days
     files = kept_files(data, days)
-    if days is None or files == [data]:
+    if files == [data] or (days is None and not strays(data)):
         return data
     links = home.path / KEPT
     with contextlib.suppress(FileNotFoundError):

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from keyfed.deploy import consent
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.client_home import open_home
-from keyfed.deploy.enrolment import enrol, read_enrolment, write_enrolment
+from keyfed.deploy.enrolment import Enrolment, enrol, read_enrolment, read_roster, write_enrolment
 from keyfed.deploy.flower import need_flower
 from keyfed.deploy.parts import parts_of, write_parts
 from keyfed.deploy.processes import Processes
 from keyfed.deploy.submit import Listener, build_app, submit
 from keyfed.deploy.superlink import ServerHome, start_superlink
 from keyfed.deploy.supernode import Client
+from keyfed.engine.roster import mark_of, roster_hash
 
 if TYPE_CHECKING:
     from keyfed.config import Config
@@ -87,13 +88,25 @@ def start_clients(
         home = open_home(path, name=name, server=address, ca=server.ca, data=data[name], plain=plain, agree=agree)
         command = tuple(resident(path)) if resident is not None else ()
         made.append(Client(processes, home, resident=command, tag=f"{name}-"))
+    given = [read_enrolment(write_enrolment(one.home).read_bytes()) for one in made]
+    _trust(server, given, made)
     for one in made:
         one.start_resident()
-    enrol(server, [read_enrolment(write_enrolment(one.home).read_bytes()) for one in made])
+    enrol(server, given)
     for one in made:
         one.wait_resident()
         one.start_node()
     return made
+
+
+def _trust(server: ServerHome, given: Sequence[Enrolment], clients: Sequence[Client]) -> None:
+    """Let clients of this machine trust the roster that they are about to be on, however many of them are new."""
+    there = {name: str(entry["identity"]) for name, entry in read_roster(server).items() if not entry["revoked"]}
+    there |= {one.name: one.identity.hex() for one in given}
+    trusted = roster_hash(mark_of(name, identity) for name, identity in there.items())
+    for one in clients:
+        settings = one.home.settings()
+        one.home.write(replace(settings, limits=replace(settings.limits, roster=trusted)))
 
 
 def aside(work: Callable[[], str]) -> Future[str]:

@@ -12,9 +12,13 @@ from keyfed.engine.turn import Finished
 from keyfed.federated.types import Params, Report
 
 
-def hello_text(name: str, run: str, nonce: str) -> bytes:
-    """Return what a client signs to prove who it is; the nonce is the server's, so that no old proof will do."""
-    return json.dumps(["keyfed hello", name, run, nonce]).encode()
+def hello_text(name: str, run: str, nonce: str, hide_among: int) -> bytes:
+    """Return what a client signs to prove who it is; the nonce is the server's, so that no old proof will do.
+
+    Args:
+      hide_among: the fewest clients of a secure sum that this client takes part in.
+    """
+    return json.dumps(["keyfed hello", name, run, nonce, hide_among]).encode()
 
 
 def sum_context(run: str, attempt: int, about: str, part: str | None, round_context: bytes) -> bytes:

@@ -28,7 +28,7 @@ from keyfed.federated.descent import Descent, Way
 from keyfed.model import language_model as lm
 from keyfed.model.dropout import Dropout
 from keyfed.model.language_model import Batch, ModelSpec, ModelState, Params
-from keyfed.text.batches import Batching, Step, stacked_width
+from keyfed.text.batches import Batching, Step, line_starts, stacked_width
 from keyfed.text.vocab import PAD
 
 WARM_UP = 2  # runs before a capture: kernels are compiled and libraries make their workspaces
@@ -63,7 +63,7 @@ def stage(steps: Sequence[Sequence[Step]], batching: Batching, capacity: int, de
 
     Args:
       steps: in the track's order of clients; those with none left are at the end.
-      batching: windows of a stream are all padded to the same width, sentences to a multiple of eight.
+      batching: sentences are padded to a multiple of eight, windows of a stream or of packed lines to the same width.
       capacity: clients of the track, of which the first p take the step.
     """
     count = max((len(s) for s in steps), default=0)
@@ -71,7 +71,7 @@ def stage(steps: Sequence[Sequence[Step]], batching: Batching, capacity: int, de
     for number in range(count):
         present = [s[number].inputs.shape[1] for s in steps if number < len(s)]
         last = max(k for k, s in enumerate(steps) if number < len(s))
-        time = batching.window if batching.kind == "stream" else stacked_width(present, batching.window)
+        time = stacked_width(present, batching.window) if batching.kind == "sentences" else batching.window
         shapes.append((2, _prefix(last + 1, capacity), batching.rows, time))
     sizes = [int(np.prod(shape)) for shape in shapes]
     host = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device != "cpu")
@@ -118,6 +118,7 @@ class Track:
       seeds, taken: for dropout: each client's seed of the round and its number of steps so far.
       frozen: layers that no step moves.
       seen: nats, hits and tokens of the last step, [3, m]; None where hits are not counted.
+      packed: the state is reset where a line begins.
     """
 
     spec: ModelSpec
@@ -135,6 +136,7 @@ class Track:
     pool: Any
     frozen: frozenset[str] = frozenset()
     seen: Tensor | None = None
+    packed: bool = False
 
     @property
     def capacity(self) -> int:
@@ -202,7 +204,7 @@ class Track:
         clients = place.shape[1]
         inputs, raw = place[0].long(), place[1].long()
         mask = (raw >= 0).to(torch.float32)
-        batch = Batch(inputs, raw.clamp(min=0), mask)
+        batch = Batch(inputs, raw.clamp(min=0), mask, line_starts(inputs) if self.packed else None)
         taken = self.taken[:clients].add_(mask.amax((1, 2)).long())
         drop = Dropout(self.spec.dropout, self.seeds[:clients], taken, self.widths) if self.spec.dropout else None
         products = {name: p[:clients] for name, p in self.products.items()}
@@ -245,6 +247,7 @@ def lay_track(
     bf16: bool,
     frozen: frozenset[str] = frozenset(),
     count: bool = False,
+    packed: bool = False,
 ) -> Track:
     """Make a track for so many clients like these; empty until it is loaded. With `count` its steps count hits."""
     own, kernels = way.like(capacity), kernels_for(way.eta.is_cuda and way.eta.dtype == torch.float32)
@@ -259,5 +262,5 @@ def lay_track(
     seen = torch.zeros(3, capacity, dtype=torch.float64, device=own.eta.device) if count else None
     return Track(
         inner, descent, kernels, rows, own, products, places, widths, carried, numbers[0], numbers[1], {}, None, frozen,
-        seen,
+        seen, packed,
     )  # fmt: skip

@@ -20,6 +20,10 @@ from keyfed.federated.types import ClientId, Params
 from keyfed.files import make_durable, write_atomically
 
 
+class StateDamaged(RunError):
+    """A client's state that is there and cannot be read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Version:
     """A state file that counts: the round it was made in, and its SHA-256."""
@@ -42,9 +46,19 @@ def write_state(path: Path, state: Params) -> None:
 def read_state(path: Path, device: str = "cpu") -> Params:
     """Read one client's state."""
     try:
-        return {name: t.to(torch.device(device)) for name, t in load(path.read_bytes()).items()}
+        return {name: t.to(torch.device(device)) for name, t in parse_tensors(path.read_bytes()).items()}
     except OSError as e:
         raise RunError(f"{path}: {e.strerror or e}; a client's state is missing, go on with --resume") from e
+    except ValueError as e:
+        raise StateDamaged(f"{path}: {e}; a client's state is damaged, go on with --resume") from None
+
+
+def parse_tensors(data: bytes) -> Params:
+    """Read tensors of our own; ValueError where they are damaged."""
+    try:
+        return load(data)
+    except Exception as e:  # safetensors has an error class of its own, and raises others too
+        raise ValueError(f"damaged tensors: {str(e)[:200]}") from None
 
 
 class ClientStates:
@@ -60,6 +74,7 @@ class ClientStates:
         self.rounds: dict[ClientId, int] = {client: v.round for client, v in (versions or {}).items()}
         self._sums: dict[Path, str] = {self._file(c): v.sha256 for c, v in (versions or {}).items()}
         self._held: set[Path] = set(self._sums)  # named by a checkpoint: not to be removed
+        self._good: set[Path] = set()  # what counted beside the last good model: not to be removed either
 
     def _file(self, client: ClientId) -> Path:
         return state_file(self.folder, client, self.rounds[client])
@@ -84,19 +99,33 @@ class ClientStates:
                 self._forget(self.proposed(client, round))
 
     def _forget(self, path: Path | None) -> None:
-        if path is not None and path not in self._held:
+        if path is not None and path not in self._held and path not in self._good:
             path.unlink(missing_ok=True)
             self._sums.pop(path, None)
 
-    def versions(self) -> dict[ClientId, Version]:
-        """Return what counts now, every file on the disk for good: for a checkpoint."""
+    def keep_good(self, rounds: Mapping[ClientId, int]) -> None:
+        """Keep the files of these rounds, which a run may go back to, until it names others."""
+        before, self._good = self._good, {state_file(self.folder, c, round) for c, round in rounds.items()}
+        for path in before - self._good - {self._file(client) for client in self.rounds}:
+            self._forget(path)
+
+    def go_back(self, rounds: Mapping[ClientId, int]) -> None:
+        """Let the states of these rounds count again, which `keep_good` kept; clients that joined since have none."""
+        before = {self._file(client) for client in self.rounds}
+        self.rounds = dict(rounds)
+        for path in before - {self._file(client) for client in self.rounds}:
+            self._forget(path)
+
+    def versions(self, rounds: Mapping[ClientId, int] | None = None) -> dict[ClientId, Version]:
+        """Return what counts now, or did in these rounds, every file on the disk for good: for a checkpoint."""
         out = {}
-        for client in sorted(self.rounds):
-            path = self._file(client)
+        counting = self.rounds if rounds is None else rounds
+        for client in sorted(counting):
+            path = state_file(self.folder, client, counting[client])
             if path not in self._sums:
                 make_durable(path)
                 self._sums[path] = hashlib.sha256(path.read_bytes()).hexdigest()
-            out[client] = Version(self.rounds[client], self._sums[path])
+            out[client] = Version(counting[client], self._sums[path])
         make_durable(self.folder)
         return out
 
@@ -105,7 +134,7 @@ class ClientStates:
         self._held = {state_file(self.folder, c, v.round) for versions in checkpoints for c, v in versions.items()}
         current = {self._file(client) for client in self.rounds}
         for path in self.folder.glob("*.safetensors"):
-            if path not in self._held and path not in current:
+            if path not in current:
                 self._forget(path)
 
 

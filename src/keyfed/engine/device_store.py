@@ -4,13 +4,15 @@
     HOME/serial                number of the next one-time keys
     HOME/keys/000012.key       one-time keys that were posted and not used yet; deleted when a secure sum starts
     HOME/pins.json             identities of other clients as first seen; a changed one is refused
+    HOME/roster.json           the roster that the server last published, its hash, and marks of clients known from it
     HOME/runs/RUN/begin.json   what the server said when the run began
     HOME/runs/RUN/*.safetensors  the client's states (duals, …) of the rounds that may count
     HOME/runs/RUN/summed.json  which masked vectors were sent, so that none is sent twice
     HOME/runs/RUN/step.json    step and clip of this client's last part of a private run; it takes part in none before
     HOME/runs/RUN/over         the run has ended; all else of it is deleted
 
-Every file is whole or not there. Nothing of it ever leaves the device but public keys.
+Every file is whole or not there. Nothing of it ever leaves the device but public keys. What a server can make a client
+keep is bounded (`engine.limits`): sizes, identities, runs.
 """
 
 from __future__ import annotations
@@ -21,17 +23,20 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from keyfed.engine.limits import MOST_BEGIN, MOST_ENDED, MOST_PINS, MOST_ROSTER
 from keyfed.engine.messages import Rejected, read_json, text_digest
+from keyfed.engine.roster import mark_of, roster_hash
 from keyfed.errors import RunError
-from keyfed.files import write_atomically
+from keyfed.files import BROKEN, parse_json, write_atomically
 from keyfed.private.keys import Identity, OneTime, SignedKeys, make_keys
 
 OVER = "over"
 MOST_UNUSED = 8  # one-time keys kept; the server asks for one at a time
+T = TypeVar("T")
 _STATE = re.compile(r"round-(\d{6,})\.safetensors")
 
 
@@ -61,7 +66,7 @@ class DeviceStore:
     def new_keys(self, client: str) -> SignedKeys:
         """Make one-time keys, keep the private halves, return what is posted; no serial is ever given twice."""
         counter = self.home / "serial"
-        serial = int(counter.read_text()) if counter.exists() else 0
+        serial = _own(counter, int, 0)
         write_atomically(counter, str(serial + 1).encode())
         private, signed = make_keys(self.identity(), client, serial)
         _write_secret(self._key(serial), private.to_bytes())
@@ -84,28 +89,104 @@ class DeviceStore:
 
     def pin(self, identities: Mapping[str, bytes]) -> None:
         """Remember other clients' identities as first seen; refuse one that has changed."""
-        path = self.home / "pins.json"
-        known = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        known = self._pins()
         for name, key in identities.items():
             if known.get(name, key.hex()) != key.hex():
                 raise Rejected("identity changed", f'the identity of "{name[:64]}" is not the one seen before')
         new = known | {name: key.hex() for name, key in identities.items()}
+        if len(new) > MOST_PINS:
+            raise Rejected("over limit", f"this client remembers {MOST_PINS:,} identities of others, and takes no more")
         if new != known:
-            write_atomically(path, json.dumps(new, indent=0, sort_keys=True).encode())
+            write_atomically(self.home / "pins.json", json.dumps(new, indent=0, sort_keys=True).encode())
 
-    def begin(self, run: str, head: Mapping[str, Any]) -> None:
-        """Keep what a run is about; what was said once cannot be changed.
+    def _pins(self) -> dict[str, str]:
+        return _own(self.home / "pins.json", _texts, {})
+
+    def meet(self, listed: object, trusted: str = "") -> None:
+        """Keep the roster that a server publishes; refuse one of which more than half is new, after a first one.
+
+        A server can invent clients. It cannot replace most of a roster that this client knows without being noticed.
+
+        Args:
+          listed: marks of all enrolled clients (`roster.mark_of`); None where a server publishes none.
+          trusted: hash of a roster that the owner trusts, however new.
 
         Raises:
-          Rejected: the run is over, or was about something else.
+          Rejected: the list is none, too long, or mostly of strangers.
         """
-        folder = self.run(run)
+        if listed is None:
+            return
+        if not isinstance(listed, list) or not all(isinstance(mark, str) and len(mark) == 32 for mark in listed):
+            raise Rejected("malformed", "a roster that is not a list of marks")
+        if len(listed) > MOST_ROSTER:
+            raise Rejected("over limit", f"a roster of {len(listed):,} clients; this client reads {MOST_ROSTER:,}")
+        published, known = roster_hash(listed), self.known()
+        new = set(listed) - known
+        if known and 2 * len(new) > len(set(listed)) and published != trusted:
+            raise Rejected(
+                "strangers",
+                f"{len(new)} of the {len(set(listed))} clients on the roster were never seen before; compare its hash "
+                f"with other people's and the operator's, then start once with --trust-roster {published}",
+            )
+        kept = {"hash": published, "clients": len(set(listed)), "known": sorted(set(listed) | known)[:MOST_ROSTER]}
+        if kept != self.roster():
+            write_atomically(self.home / "roster.json", json.dumps(kept).encode())
+
+    def roster(self) -> dict[str, Any]:
+        """Return the roster that was last accepted: its hash, its clients, and marks of all known ones; {} for none."""
+        path = self.home / "roster.json"
+        return read_json(path.read_bytes()) if path.exists() else {}
+
+    def known(self) -> set[str]:
+        """Marks of all clients that this one has seen, on a roster or in a cohort."""
+        pinned = {mark_of(name, key) for name, key in self._pins().items()}
+        return pinned | {str(mark) for mark in self.roster().get("known", ())}
+
+    def refuse_strangers(self, identities: Mapping[str, bytes], me: str) -> None:
+        """Refuse a cohort of which more than half of the others were never seen before, once somebody was."""
+        known = self.known() - {mark_of(me, identities[me].hex())}
+        others = [mark_of(name, key.hex()) for name, key in identities.items() if name != me]
+        new = sum(mark not in known for mark in others)
+        if known and 2 * new > len(others):
+            raise Rejected(
+                "strangers", f"{new} of the {len(others)} others of this sum are on no roster that this client knows"
+            )
+
+    def begin(self, run: str, head: Mapping[str, Any], most: int = 20) -> None:
+        """Keep what a run is about; what was said once cannot be changed.
+
+        Args:
+          most: runs that have not ended; beyond, the one that was not used for longest is ended.
+
+        Raises:
+          Rejected: the run is over, was about something else, or is too large to keep.
+        """
+        folder, written = self.run(run), json.dumps(head).encode()
+        if len(written) > MOST_BEGIN:
+            raise Rejected("over limit", f"a run of {len(written):,} bytes; this client keeps {MOST_BEGIN:,} at most")
         if (folder / OVER).exists():
             raise Rejected("stale", "that run is over")
         if (folder / "begin.json").exists() and about_digest(self.begun(run)) != about_digest(head):
             raise Rejected("other method", "that run began with another configuration or vocabulary")
+        if not folder.exists():
+            self._make_room(most)
         folder.mkdir(exist_ok=True)
-        write_atomically(folder / "begin.json", json.dumps(head).encode())
+        write_atomically(folder / "begin.json", written)
+
+    def _make_room(self, most: int) -> None:
+        """End the open runs, and let go the ended ones, that are too many for another; the oldest first."""
+
+        def age(folder: Path) -> float:
+            return max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
+
+        runs = sorted((folder for folder in (self.home / "runs").iterdir() if folder.is_dir()), key=age)
+        open_ones = [folder for folder in runs if not (folder / OVER).exists()]
+        ending = open_ones[: max(0, len(open_ones) + 1 - most)]
+        for folder in ending:
+            _end(folder)
+        ended = [folder for folder in runs if folder not in open_ones] + ending
+        for folder in ended[: max(0, len(ended) - MOST_ENDED)]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def begun(self, run: str) -> dict[str, Any]:
         """Return what the server said when a run began."""
@@ -118,16 +199,20 @@ class DeviceStore:
         """Folder of a run; its name comes from outside and is hashed."""
         return self.home / "runs" / hashlib.blake2b(run.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
 
-    def state(self, run: str, counted: int | None) -> Path | None:
+    def state(self, run: str, counted: int | None, good: int | None = None) -> Path | None:
         """Return the state of the round that the server last counted, and delete all others; None where none did.
+
+        Args:
+          good: the round whose state counted in the server's last good model, which it may go back to: it is kept.
 
         Raises:
           Rejected: that state is not here. A client that began anew would count twice in a running mean.
         """
         folder = self.run(run)
         kept = None if counted is None else self.state_file(run, counted)
+        also = None if good is None else self.state_file(run, good)
         for path in folder.glob("round-*.safetensors"):
-            if path != kept and _STATE.fullmatch(path.name):
+            if path not in (kept, also) and _STATE.fullmatch(path.name):
                 path.unlink()
         if kept is not None and not kept.exists():
             raise Rejected("state lost", f"the state of round {counted} is gone; this client cannot go on in this run")
@@ -139,11 +224,12 @@ class DeviceStore:
 
     def seen(self, run: str) -> tuple[int, int, str]:
         """Return (attempt, round, model) of the last training in a run; (0, -1, "") before the first."""
-        path = self.run(run) / "seen.json"
-        if not path.exists():
-            return 0, -1, ""
-        attempt, round, model = json.loads(path.read_text("utf-8"))
-        return int(attempt), int(round), str(model)
+
+        def parse(found: Any) -> tuple[int, int, str]:
+            attempt, round, model = found
+            return int(attempt), int(round), str(model)
+
+        return _own(self.run(run) / "seen.json", parse, (0, -1, ""))
 
     def see(self, run: str, attempt: int, round: int, model: str) -> None:
         """Remember the last training, so that an old message is known as such after a restart, too."""
@@ -155,7 +241,7 @@ class DeviceStore:
         Two sums over cohorts that differ by one client would show that client's vector by their difference.
         """
         path = self.run(run) / "summed.json"
-        before = json.loads(path.read_text("utf-8")) if path.exists() else []
+        before: list[Any] = _own(path, _triples, [])
         now = [round, purpose, part]
         if now in before:
             raise Rejected("summed before", f"this client has sent its part of round {round} already")
@@ -163,11 +249,12 @@ class DeviceStore:
 
     def last_part(self, run: str) -> LastPart | None:
         """Return when this client's last part of a private run left it; None before the first."""
-        path = self.run(run) / "step.json"
-        if not path.exists():
-            return None
-        step, clip = json.loads(path.read_text("utf-8"))
-        return LastPart(int(step), float(clip))
+
+        def parse(found: Any) -> LastPart:
+            step, clip = found
+            return LastPart(int(step), float(clip))
+
+        return _own(self.run(run) / "step.json", parse, None)
 
     def refuse_early(self, run: str, step: int, separation: int) -> None:
         """Refuse a call that comes less than `separation` steps after this client's last part, whoever asks."""
@@ -183,15 +270,44 @@ class DeviceStore:
 
     def forget(self, run: str) -> None:
         """Delete everything of a run but the fact that it is over: its name cannot be used again."""
-        folder = self.run(run)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / OVER, b"")
+        _end(self.run(run))
+
+
+def _end(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / OVER, b"")
 
 
 def about_digest(head: Mapping[str, Any]) -> str:
     """SHA-256 of what a run is about: what every client must have been told alike."""
     return text_digest({key: head.get(key) for key in ("config", "vocab", "method", "secure")})
+
+
+def _own(path: Path, parse: Callable[[Any], T], missing: T) -> T:
+    """Read a JSON file of the client's; what it cannot remember any more, it cannot go on from.
+
+    Raises:
+      Rejected: the file is damaged. It is not passed over: it says what this client must not do again.
+    """
+    try:
+        return parse(parse_json(path.read_bytes()))
+    except FileNotFoundError:
+        return missing
+    except (OSError, *BROKEN) as e:
+        raise Rejected("state lost", f"{path.name} in this client's home is damaged ({type(e).__name__})") from None
+
+
+def _texts(found: Any) -> dict[str, str]:
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found.values()):
+        raise ValueError("expected texts by name")
+    return found
+
+
+def _triples(found: Any) -> list[Any]:
+    if not isinstance(found, list) or not all(isinstance(one, list) and len(one) == 3 for one in found):
+        raise ValueError("expected a list of lists of three")
+    return found
 
 
 def _write_secret(path: Path, data: bytes) -> None:

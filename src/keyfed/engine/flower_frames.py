@@ -53,7 +53,7 @@ def read_frame(link: socket.socket, cap: int = BODY_CAP) -> tuple[dict[str, Any]
         raise FrameError(f"a frame of {size:,} and {length:,} bytes; at most {HEADER_CAP:,} and {cap:,} are read")
     try:
         header = json.loads(_read(link, size))
-    except (UnicodeDecodeError, json.JSONDecodeError):
+    except (ValueError, RecursionError):  # of ValueError also a number of thousands of digits
         raise FrameError("the header of a frame is not JSON") from None
     if not isinstance(header, dict):
         raise FrameError("the header of a frame is not an object")

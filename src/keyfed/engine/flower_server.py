@@ -1,38 +1,33 @@
 """Flower's side of the server: a `Transport` over its grid.
 
-Messages are pushed and replies pulled at our own pace (Flower's `send_and_receive` looks every 3 s). A reply counts by
-the message it answers, not by who it says it is from: an error for a lost node comes from the SuperLink itself.
-Everything a reply holds is checked before it is handed on; whatever is wrong with it, the client is `Lost` with a
-reason.
+Messages are pushed and replies pulled at our own pace (Flower's `send_and_receive` looks every 3 s). Replies come in
+objects (`flower_guard`), which are fetched when they are there and never waited for: a reply that is slow, or announced
+and never sent, delays no other. At the deadline there is one last look; an exchange ends at most
+`LAST_SECONDS` after it. A reply counts by the message it answers, not by who it says it is from: an error for a lost
+node comes from the SuperLink itself. Everything a reply holds is checked before it is handed on; whatever is wrong with
+it, the client is `Lost` with a reason.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import get_args
 
 from flwr.app import Message
 
 from keyfed.engine.flower_client import MESSAGE_TYPE, REASON_CAP, pack, unpack
+from keyfed.engine.flower_guard import Announced, Coming, Mailbox, TooLarge
 from keyfed.engine.transport import Answer, Lost, Post
 from keyfed.federated.types import ClientId, Reason
 
 POLL_SECONDS = 0.25  # each look costs the SuperLink some 10 ms of its one core
+LAST_SECONDS = 4.0  # after the deadline, for fetching what has arrived by then
 GRACE_SECONDS = 5.0  # a message lives that much longer than we wait: its reply then counts as late, not as missing
 REASONS: tuple[Reason, ...] = get_args(Reason)
 # Of Flower's ErrorCode: what is gone or cannot be had; everything else is a defect on the client's side.
 UNREACHABLE = (3, 4, 5)
-
-
-class Mailbox(Protocol):
-    """The part of Flower's Grid that is used."""
-
-    def get_nodes(self) -> Iterable[Any]: ...
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]: ...
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]: ...
 
 
 class FlowerTransport:
@@ -42,28 +37,28 @@ class FlowerTransport:
     no client can go by another's name. Nodes whose key is in no entry are not clients.
 
     Args:
-      grid: Flower's.
+      mailbox: the SuperLink's.
       name_of: the name that a node's public key was enrolled under, or None.
       run: text that names this run; a reply to another run's message is refused.
     """
 
     def __init__(
         self,
-        grid: Mailbox,
+        mailbox: Mailbox,
         name_of: Callable[[bytes], ClientId | None],
         run: str,
         poll: float = POLL_SECONDS,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._grid, self._name_of, self._run = grid, name_of, run
+        self._mailbox, self._name_of, self._run = mailbox, name_of, run
         self._poll, self._sleep, self._clock = poll, sleep, clock
         self._nodes: dict[ClientId, int] = {}
         self.strays = 0
 
     def clients(self) -> Sequence[ClientId]:
         """Return the names of the enrolled clients that are connected now, in order."""
-        found = ((self._name_of(node.public_key), node.node_id) for node in self._grid.get_nodes())
+        found = ((self._name_of(node.public_key), node.node_id) for node in self._mailbox.get_nodes())
         self._nodes = {name: node for name, node in found if name is not None}
         return sorted(self._nodes)
 
@@ -76,18 +71,18 @@ class FlowerTransport:
             name: Lost("unreachable", "not connected") for name in posts if name not in self._nodes
         }
         waiting = self._send({name: post for name, post in posts.items() if name in self._nodes}, seconds, answers)
+        coming: dict[str, Coming] = {}
         while waiting:
-            for reply in self._pull(waiting, answers):
-                name = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if name is None:
-                    self.strays += 1  # a second reply, or one to nothing we wait for
-                else:
-                    answers[name] = self._check(reply, posts[name].kind, self._nodes[name])
-            if self._clock() >= end:
+            last = self._clock() >= end
+            self._look(waiting, coming, posts, answers)
+            self._fetch(waiting, coming, posts, answers, end + LAST_SECONDS)
+            if last or not waiting:
                 break
-            if waiting:
-                self._sleep(min(self._poll, max(0.0, end - self._clock())))
-        answers |= {name: Lost("no answer", f"within {seconds:.0f} s") for name in waiting.values()}
+            left = end - self._clock()
+            if left > 0:
+                self._sleep(min(self._poll, left))
+        for sent, name in waiting.items():
+            answers[name] = self._missed(coming.get(sent), seconds)
         return {name: answers[name] for name in posts}
 
     def _send(
@@ -106,7 +101,7 @@ class FlowerTransport:
             )
             for name, post in posts.items()
         ]
-        ids = list(self._grid.push_messages(messages)) or [""] * len(messages)
+        ids = list(self._mailbox.push_messages(messages)) or [""] * len(messages)
         answers |= {
             name: Lost("unreachable", "the SuperLink took no message for it")
             for name, sent in zip(posts, ids, strict=True)
@@ -114,34 +109,104 @@ class FlowerTransport:
         }
         return {sent: name for name, sent in zip(posts, ids, strict=True) if sent}
 
-    def _pull(self, waiting: dict[str, ClientId], answers: dict[ClientId, Answer]) -> list[Message]:
-        """Return the replies that are there; where one cannot be built, all others still, and its client is lost.
+    def _look(
+        self,
+        waiting: dict[str, ClientId],
+        coming: dict[str, Coming],
+        posts: Mapping[ClientId, Post],
+        answers: dict[ClientId, Answer],
+    ) -> None:
+        """Note which replies were announced since the last look; one that is too large is not fetched."""
+        for announced in self._announced([sent for sent in waiting if sent not in coming], waiting, answers):
+            name = waiting.get(announced.answers)
+            if name is None or announced.answers in coming:
+                self.strays += 1  # a second reply, or one to nothing we wait for
+                self._drop(announced.name)
+                continue
+            try:
+                coming[announced.answers] = Coming(announced, posts[name].most)
+            except TooLarge as e:
+                answers[waiting.pop(announced.answers)] = Lost("too large", str(e))
+                self._drop(announced.name)
+
+    def _announced(
+        self, ids: Sequence[str], waiting: dict[str, ClientId], answers: dict[ClientId, Answer]
+    ) -> Sequence[Announced]:
+        """Return what was announced; where one answer breaks the request, all others still, and its client is lost.
 
         Raises:
           Exception: the SuperLink does not answer at all.
         """
+        if not ids:
+            return []
         try:
-            return list(self._grid.pull_messages(list(waiting)))
+            return self._mailbox.announced(ids)
         except Exception:
             if not self._reachable():
                 raise
-        found: list[Message] = []
-        for sent in list(waiting):
+        found: list[Announced] = []
+        for sent in ids:
             try:
-                found += self._grid.pull_messages([sent])
+                found += self._mailbox.announced([sent])
             except Exception as e:
                 answers[waiting.pop(sent)] = Lost("malformed", f"its reply cannot be read ({type(e).__name__})")
         return found
 
+    def _fetch(
+        self,
+        waiting: dict[str, ClientId],
+        coming: dict[str, Coming],
+        posts: Mapping[ClientId, Post],
+        answers: dict[ClientId, Answer],
+        until: float,
+    ) -> None:
+        """Fetch what is there, reply by reply; those whose objects were missing before come last."""
+        for sent in sorted(coming, key=lambda sent: coming[sent].misses):
+            answer: Answer | None = self._fetched(coming[sent], until)
+            if answer is None and coming[sent].whole:
+                name = waiting[sent]
+                answer = self._check(coming[sent], posts[name].kind, self._nodes[name])
+            if answer is not None:
+                answers[waiting.pop(sent)] = answer
+                self._drop(coming.pop(sent).announced.name)
+
+    def _fetched(self, coming: Coming, until: float) -> Lost | None:
+        """Fetch the objects of a reply that are there; return why it is lost, or None."""
+        try:
+            while self._clock() < until and coming.step(self._mailbox.fetch):
+                pass
+        except TooLarge as e:
+            return Lost("too large", str(e))
+        except LookupError:
+            return Lost("not delivered", "an object that it announced is gone from the SuperLink")
+        return None
+
+    def _missed(self, coming: Coming | None, seconds: float) -> Lost:
+        """Return why there is no answer: none was announced, or one that did not come whole."""
+        within = f"within {seconds:.0f} s"
+        if coming is None:
+            return Lost("no answer", within)
+        self._drop(coming.announced.name)
+        came, count = coming.count
+        if coming.misses == 0:  # its objects may be there: it is the server that did not come to fetch them
+            return Lost("no answer", f"{came} of {count} objects were fetched {within}")
+        return Lost("not delivered", f"announced {count} objects, {came} came {within}")
+
+    def _drop(self, name: str) -> None:
+        with contextlib.suppress(Exception):  # the SuperLink deletes it by itself when its run is over
+            self._mailbox.drop(name)
+
     def _reachable(self) -> bool:
         try:
-            return self._grid.get_nodes() is not None
+            return self._mailbox.get_nodes() is not None
         except Exception:
             return False
 
-    def _check(self, reply: Message, kind: str, node: int) -> Answer:
+    def _check(self, coming: Coming, kind: str, node: int) -> Answer:
         try:
-            return self._read(reply, kind, node)
+            return self._read(coming.build(), kind, node)
+        except TooLarge as e:
+            return Lost("too large", str(e))
         except Exception as e:  # whatever a client can bring about costs that client only
             return Lost("malformed", _printable(f"{type(e).__name__}: {e}"))
 
@@ -163,4 +228,4 @@ class FlowerTransport:
 
 def _printable(text: str) -> str:
     """Return what a client wrote as a line that is safe to print."""
-    return "".join(c if c.isprintable() else " " for c in text)[:REASON_CAP]
+    return "".join(c if c.isprintable() else " " for c in text[:REASON_CAP])

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from keyfed.engine.gather import Gathering, HiddenRound, kept
-from keyfed.engine.secure_round import counts_of, report_of
+from keyfed.engine.secure_round import counts_of, report_of, weighed
 from keyfed.engine.turn import Finished
+from keyfed.federated.public_facts import USUAL_RATIO
 from keyfed.federated.types import Aggregate, ClientId, Facts, Refusal
 
 
@@ -21,14 +22,18 @@ class HiddenSum:
 
     Before the first round there are no public numbers: uploads are kept until they have been made of everybody's
     histograms.
+
+    Args:
+      ratio: r of the secure sum whose weights these are; by default the largest that any has.
     """
 
     costs: Mapping[str, Any] | None = None
 
-    def __init__(self, hidden: HiddenRound, inner: Gathering) -> None:
+    def __init__(self, hidden: HiddenRound, inner: Gathering, ratio: float = USUAL_RATIO) -> None:
         rule = hidden.method.mediator.private
         assert rule is not None, "a hidden method has a private rule"
         self._rule, self._hidden, self._inner = rule, hidden, inner
+        self._ratio = ratio
         self._layers, self._public = list(hidden.theta), hidden.public
         self._facts: Facts = {}
         self._waiting: dict[ClientId, Finished] = {}
@@ -38,9 +43,11 @@ class HiddenSum:
         if not self._public["calibrated"]:
             self._waiting[client] = kept(done)
             return
-        report = report_of(client, done)
-        self._inner.add(client, done.upload, self._rule.share(report, self._layers, self._public))
-        told = self._rule.facts(report, self._layers, self._public)
+        method = self._hidden.method
+        share, told = weighed(
+            report_of(client, done), self._layers, method, self._public, self._ratio, silent=method.uploading < 1
+        )
+        self._inner.add(client, done.upload, share)
         _add_up(self._facts, told | {name: [x] for name, x in counts_of(done).items()})
 
     def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
@@ -49,11 +56,12 @@ class HiddenSum:
             sums: Facts = {}
             for client, done in self._waiting.items():
                 _add_up(sums, self._rule.first(report_of(client, done), self._layers))
-            self._public = self._rule.start(self._public, sums)
+            self._public = self._rule.start(self._public, sums | {"ratio": [self._ratio]})
             for client, done in self._waiting.items():
                 self.add(client, done)
         summed = self._inner.aggregate(refused)
-        return replace(summed, weights=None, facts=self._facts, public=self._public)
+        facts = self._facts | {"ratio": [self._ratio]}
+        return replace(summed, weights=None, facts=facts, public=self._public)
 
 
 def _add_up(sums: Facts, told: Facts) -> None:

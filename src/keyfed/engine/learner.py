@@ -19,6 +19,7 @@ class Learner(Protocol):
       shapes: what a model of this run looks like.
       digest: hash of the method's specification as this package understands it.
       bound: largest norm of an upload; None for no bound.
+      floor: the fewest clients of a secure sum that the run itself promises (`secure.floor`).
       promise: what a private run is held to; None for a run that promises nothing.
     """
 
@@ -26,6 +27,7 @@ class Learner(Protocol):
     shapes: Shapes
     digest: str
     bound: float | None
+    floor: int
     promise: Promise | None
 
     def solve(self, theta: Params, round: int, turn: Turn) -> Finished:

@@ -1,8 +1,14 @@
 """The sum of a private round under secure aggregation: clipped parts travel masked, noise is added to their sum.
 
-A clipped part has no number beyond the clip S, so its fixed point is known without asking anybody: steps of
-S/2^(30 − ⌈log₂ m⌉) for m clients, rounded towards zero, so that rounding never lengthens it. Half counts lie within ±½
-and are written the same way, with 1 for S. No other number of a client is in the vector: nothing is calibrated.
+A clipped part has no number beyond the clip S, so its fixed point is known without asking anybody: steps of S/2^18,
+with which 4,096 clients fit, rounded towards zero, so that rounding never lengthens it. The step is the same however
+many are drawn: else one client more could round all the others anew. Half counts lie within ±½ and are written the
+same way, with 1 for S. No other number of a client is in the vector: nothing is calibrated.
+
+Weights are held within [1/r, 1] as in every secure sum (`private_shares.held`), before the part is clipped: the noise
+is added to the sum once it is open, so the server sees the sum without it. r is 2 here, that of the smallest sum that
+opens: were it that of the round's own threshold, one client more could weigh all the others anew. Clients without text
+add zeros.
 
 A sum that cannot be opened (too few were called, or stayed) is released as noise alone, and costs its row. Whether it
 opens depends on who plays the protocol, not on what they send: the guarantee is about a client that sends zeros
@@ -15,7 +21,6 @@ sum, being drawn shows. What that costs is in the rows of the ledger (`private.h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,12 +33,21 @@ from keyfed.engine.secure_round import context_of
 from keyfed.engine.secure_simulation import Costs, MaskedSum, SecureSettings
 from keyfed.errors import SecureSumError
 from keyfed.federated.types import Aggregate, ClientId, Params, Refusal, Share
+from keyfed.private.hinge import MOST_MEMBERS
 from keyfed.private.noise import Noising
+from keyfed.private.threshold import PRIVATE_RATIO
+
+_MOST_WORD = 2**30  # of a sum; beyond it a word may be a liar's (`remote_private.folded`)
 
 
-def fixed_point(clip: float, members: int) -> float:
-    """Return the step with which sums of so many clipped parts fit into 32 bits."""
-    return clip / 2.0 ** (30 - math.ceil(math.log2(max(2, members))))
+def fixed_point(clip: float) -> float:
+    """Return the step with which sums of up to 4,096 clipped parts fit into 32 bits, however many are drawn.
+
+    Example:
+      >>> fixed_point(1.0) == 2.0**-18
+      True
+    """
+    return clip * MOST_MEMBERS / _MOST_WORD
 
 
 class FixedPointSum(NoisedSum):
@@ -43,9 +57,9 @@ class FixedPointSum(NoisedSum):
       written: the last client's vector; what becomes of it is for whoever sums vectors.
     """
 
-    def __init__(self, like: Params, noising: Noising, members: int) -> None:
-        super().__init__(like, noising)
-        self._step, self._told_step = fixed_point(noising.clip, members), fixed_point(1.0, members)
+    def __init__(self, like: Params, noising: Noising) -> None:
+        super().__init__(like, noising, PRIVATE_RATIO)
+        self._step, self._told_step = fixed_point(noising.clip), fixed_point(1.0)
         self._words = words_of({name: like[name] for name in self._total})
         self._silent: set[ClientId] = set()
         self.written: Vector = np.zeros(0, np.uint32)
@@ -88,10 +102,12 @@ class MaskedNoisedSum(FixedPointSum):
     """`NoisedSum` whose clients are added through a secure sum, in the real protocol."""
 
     def __init__(self, like: Params, noising: Noising, hidden: HiddenRound, settings: SecureSettings) -> None:
-        super().__init__(like, noising, len(hidden.called))
+        super().__init__(like, noising)
         agreed = {"clip": noising.clip, "told": list(self._told)}
         context = context_of(like, hidden.method, agreed, hidden.round, "upload")
         self._masked: MaskedSum | None = None
+        if len(hidden.called) > MOST_MEMBERS:  # clients refuse so many, and their sum could go round
+            return
         try:
             self._masked = MaskedSum(context, self._words, hidden, settings, Costs())
         except SecureSumError:  # too few were called: everybody declines

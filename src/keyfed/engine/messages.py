@@ -1,10 +1,11 @@
 """What travels between server and clients: a small JSON head and, where there are any, tensors as safetensors.
 
-    b"KFM1" | length of the head (4 bytes, little-endian) | head | safetensors
+    b"KFM" | version of the protocol (1 digit) | length of the head (4 bytes, little-endian) | head | safetensors
 
-Everything that comes from outside is hostile until checked: lengths and depth are capped before anything is parsed, the
-tensors' names, shapes and types are compared with what is expected before they are read, and nothing is ever unpickled.
-What is wrong is a `Rejected` with a typed reason; its client is then a drop-out.
+Everything that comes from outside is hostile until checked. Lengths, depth and the number of values are capped before
+anything is parsed, by what the kind of message needs; every check is one pass over the bytes. The tensors' names,
+shapes and types are compared with what is expected before they are read, and nothing is ever unpickled. What is wrong
+is a `Rejected` with a typed reason; its client is then a drop-out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import struct
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -23,20 +23,29 @@ from safetensors.torch import load, save
 from keyfed.errors import KeyfedError
 from keyfed.federated.types import Params, Reason
 
-MAGIC = b"KFM1"
-MOST_HEAD = 64 << 20  # bytes of a head; a vocabulary of a million words fits
-MOST_TENSOR_HEAD = 1 << 20  # bytes of a safetensors header
+PROTOCOL = 2  # 1: heads of any size, no version said
+MARK = b"KFM"
+MAGIC = MARK + str(PROTOCOL).encode()
+BEGIN_HEAD = 16 << 20  # bytes of a head that begins a run; a vocabulary of a million words fits
+CONTROL_HEAD = 64 << 10  # bytes of any other head, besides its entries
+ENTRY_HEAD = 800  # bytes of a head per entry: a member's package of shares, a layer's numbers
+MEMBER_HEAD = 1 << 10  # bytes of a head per member whose keys and identity it lists
 DEEPEST = 12  # nesting of a head
+MOST_VALUES = 1 << 16  # values in a head: an empty list takes two bytes to write and a hundred to keep
+LONGEST_NUMBER = 40  # characters of a number in a head
 LARGEST = 1e300  # of a number in a head
-SLACK = 1.2  # a message may be this much longer than what is expected of it
 _TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 
-_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')  # a string as a whole, or a bracket
+_NO_MARKS = bytes(sorted(set(range(256)) - set(b'"[]{},')))
 
-Kind = Literal["who", "hello", "train", "upload", "unmask", "bye"]
+Kind = Literal["who", "hello", "train", "upload", "unmask", "bye", "update keyfed: server protocol 2"]
+TOO_OLD: Kind = (
+    "update keyfed: server protocol 2"  # a client of protocol 1 refuses it, and writes its name into its log
+)
+NOT_OURS = "not a message of this protocol"  # all that a client of protocol 1 says to any other
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
@@ -68,7 +77,31 @@ def pack(head: Mapping[str, Any], tensors: Params | None = None) -> bytes:
     return b"".join((MAGIC, struct.pack("<I", len(text)), text, body))
 
 
-def unpack(message: bytes, most: int | None = None, head: int = MOST_HEAD) -> Received:
+def control_head(entries: int = 0) -> int:
+    """Bytes that the head of a message may have that lists so many members or layers."""
+    return CONTROL_HEAD + ENTRY_HEAD * entries
+
+
+def check_protocol(message: bytes, here: Literal["client", "server"]) -> None:
+    """Refuse a message of another version of the protocol, and say which side is older.
+
+    Raises:
+      Rejected: "other protocol". Other bytes are left to `unpack`.
+    """
+    theirs = message[3:4]
+    if message[:3] != MARK or not theirs.isdigit() or theirs == MAGIC[3:]:
+        return
+    client, server = (PROTOCOL, int(theirs)) if here == "client" else (int(theirs), PROTOCOL)
+    raise Rejected("other protocol", mismatch(client, server))
+
+
+def mismatch(client: int, server: int) -> str:
+    """Say that client and server speak different versions of the protocol, and which of them to update."""
+    older = "this client" if client < server else "the server"
+    return f"this client speaks protocol {client}, the server {server}: update keyfed on {older}"
+
+
+def unpack(message: bytes, most: int | None = None, head: int = BEGIN_HEAD) -> Received:
     """Read a message's head.
 
     Args:
@@ -77,24 +110,32 @@ def unpack(message: bytes, most: int | None = None, head: int = MOST_HEAD) -> Re
     """
     if most is not None and len(message) > most:
         raise Rejected("too large", f"{len(message):,} bytes; expected at most {most:,}")
+    check_protocol(message, "server")
     if len(message) < 8 or message[:4] != MAGIC:
-        raise Rejected("malformed", "not a message of this protocol")
+        raise Rejected("malformed", NOT_OURS)
     (length,) = struct.unpack("<I", message[4:8])
     if length > min(head, len(message) - 8):
-        raise Rejected("malformed", f"a head of {length:,} bytes in a message of {len(message):,}")
+        raise Rejected(
+            "malformed", f"a head of {length:,} bytes in a message of {len(message):,}; expected at most {head:,}"
+        )
     return Received(read_json(message[8 : 8 + length]), message[8 + length :])
 
 
 def read_json(data: bytes) -> dict[str, Any]:
-    """Read a JSON object; NaN, Infinity, deep nesting and anything but an object are refused."""
+    """Read a JSON object, in time and memory linear in its length.
 
-    def refuse(name: str) -> None:
-        raise Rejected("malformed", f"{name} in a head; expected finite numbers")
-
-    if _depth(data) > DEEPEST:
-        raise Rejected("malformed", f"a head nested deeper than {DEEPEST}")
+    Refused before anything is parsed: deep nesting, more values than any head has. Refused while it is parsed: NaN,
+    Infinity, long numbers, a key that stands twice, other encodings than UTF-8, anything but an object.
+    """
+    check_structure(data)
     try:
-        head = json.loads(data, parse_constant=refuse)
+        head = json.loads(
+            data.decode(),
+            parse_constant=_refuse_constant,
+            parse_int=_whole,
+            parse_float=_real,
+            object_pairs_hook=_object,
+        )
     except (ValueError, RecursionError):
         raise Rejected("malformed", "a head that is no JSON") from None
     if not isinstance(head, dict):
@@ -102,17 +143,54 @@ def read_json(data: bytes) -> dict[str, Any]:
     return head
 
 
-def _depth(data: bytes) -> int:
-    """How deeply brackets nest, those inside strings not counted; found without parsing."""
-    deepest = depth = 0
-    for found in _MARKS.finditer(data):
-        mark = data[found.start()]
-        if mark in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
+def check_structure(data: bytes, deepest: int = DEEPEST, values: int = MOST_VALUES) -> None:
+    """Refuse JSON that nests deeper or holds more values than it may; found without parsing, in one pass.
+
+    Escapes are taken out first: a run of backslashes pairs off from its left. What remains of a string has no quote in
+    it, so that its quotes alone say what is inside a string.
+    """
+    marks = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
+    depth = count = 0
+    inside = False
+    for mark in marks:
+        if mark == 0x22:  # a quote
+            inside = not inside
+        elif inside:
+            continue
         elif mark in b"]}":
             depth -= 1
-    return deepest
+        else:  # a comma, or what opens an object or a list
+            count += 1
+            depth += mark != 0x2C
+            if depth > deepest:
+                raise Rejected("malformed", f"a head nested deeper than {deepest}")
+            if count > values:
+                raise Rejected("malformed", f"a head of more than {values:,} values")
+
+
+def _refuse_constant(name: str) -> None:
+    raise Rejected("malformed", f"{name} in a head; expected finite numbers")
+
+
+def _whole(digits: str) -> int:
+    return int(_short(digits))
+
+
+def _real(digits: str) -> float:
+    return float(_short(digits))
+
+
+def _short(digits: str) -> str:
+    if len(digits) > LONGEST_NUMBER:
+        raise Rejected("malformed", f"a number of {len(digits):,} characters in a head; at most {LONGEST_NUMBER}")
+    return digits
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise Rejected("malformed", "a key that stands twice in a head")
+    return found
 
 
 def shapes_of(params: Params) -> Shapes:
@@ -120,10 +198,19 @@ def shapes_of(params: Params) -> Shapes:
     return {name: (tuple(p.shape), p.dtype) for name, p in params.items()}
 
 
-def most_bytes(expected: Shapes) -> int:
-    """Bytes a message with these tensors may have: theirs, a head, and some slack."""
+def most_bytes(expected: Shapes, head: int | None = None) -> int:
+    """Bytes a message with these tensors may have: theirs, their header and a head.
+
+    Args:
+      head: bytes that the head may have; None for one entry a tensor.
+    """
     size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in expected.values())
-    return int(SLACK * size) + 4 * MOST_TENSOR_HEAD
+    return 16 + size + tensor_head(expected) + (control_head(len(expected)) if head is None else head)
+
+
+def tensor_head(expected: Shapes) -> int:
+    """Bytes that the safetensors header of these tensors may have; a name may be written in escapes of six bytes."""
+    return 1024 + sum(200 + 6 * len(name.encode()) + 20 * len(shape) for name, (shape, _) in expected.items())
 
 
 def read_tensors(data: bytes, expected: Shapes) -> Params:
@@ -131,12 +218,12 @@ def read_tensors(data: bytes, expected: Shapes) -> Params:
     if len(data) < 8:
         raise Rejected("wrong tensors", f"no tensors; expected {len(expected)}")
     (length,) = struct.unpack("<Q", data[:8])
-    if length > min(MOST_TENSOR_HEAD, len(data) - 8):
-        raise Rejected("malformed", f"a safetensors header of {length:,} bytes")
+    if length > min(tensor_head(expected), len(data) - 8):
+        raise Rejected("malformed", f"a safetensors header of {length:,} bytes; at most {tensor_head(expected):,}")
     described = read_json(data[8 : 8 + length])
     described.pop("__metadata__", None)
     if set(described) != set(expected):
-        odd = sorted(set(described) ^ set(expected))[0]
+        odd = min(set(described) ^ set(expected))
         what = "missing" if odd in expected else "not expected"
         raise Rejected("wrong tensors", f'tensor "{odd[:80]}" is {what}')
     place = 0

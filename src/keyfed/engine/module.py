@@ -4,6 +4,9 @@ The contract is that of `keyfed.model.contract`. Layers are the module's named p
 one once. Everything else in it (buffers, frozen parameters) is a constant, which the factory must make alike whenever
 it is called with the same seed. A module is called a few times when it is opened, so that a mistake is one line now
 and not wrong arithmetic later.
+
+A module's state cannot be reset in the middle of a call. Packed rows are therefore cut where lines begin
+(`line_pieces`): what goes on with the carried state is one call, what begins a line is called as a text begins.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -94,7 +98,7 @@ class ModuleNetwork:
         tokens = trial_tokens(vocab, min(self.window, TRIAL_TIME), 4).to(device).view(2, 2, -1)
         batch = Batch(tokens, tokens.flip(0), torch.ones(tokens.shape, device=device))
         alone = [
-            ({name: w[k : k + 1] for name, w in two.items()}, Batch(*(part[k : k + 1] for part in batch)))
+            ({name: w[k : k + 1] for name, w in two.items()}, Batch(*(part[k : k + 1] for part in batch[:3])))
             for k in (0, 1)
         ]
         none = torch.zeros(1, dtype=torch.int64)
@@ -138,11 +142,20 @@ class ModuleNetwork:
           count: count the tokens that were the first guess; without it there are no hits.
         """
         if len(batch.inputs) > 1:
-            return self._stacked(params, batch, state, count)
+            if self._habits.random:
+                raise ConfigError(
+                    f'module "{self.name}" draws random numbers (dropout) and is not stacked; set train.block=1'
+                )
+            if batch.starts is None:
+                return self._stacked(params, batch, state, count)
+            return self._one_by_one(params, batch, state, seeds, taken, count)
         one = {name: p.squeeze(0) for name, p in params.items()}
         scale, counts = _scale(batch, params)
         before = None if state is None else tree_map(lambda s: s.squeeze(0), state)
         run = partial(self._mean_nats, one, batch.inputs[0], batch.targets[0], scale[0], before, count)
+        if batch.starts is not None:
+            run = partial(self._packed_nats, one, batch.inputs[0], batch.targets[0], scale[0], before, count)
+            run = partial(run, batch.starts[0])
         if self._habits.random:
             with seeded(derive_seed(int(seeds[0]), "module", int(taken[0])), batch.inputs.device):
                 loss, hits, after = run()
@@ -150,13 +163,25 @@ class ModuleNetwork:
             loss, hits, after = run()
         return loss[None], counts, hits[None] if count else None, tree_map(lambda s: s.detach()[None], after)
 
+    def _one_by_one(
+        self, params: Params, batch: Batch, state: NestedState | None, seeds: Tensor, taken: Tensor, count: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None, NestedState]:
+        """`step` of each client in turn: lines begin at other places in each, so that `vmap` cannot stack them."""
+        assert batch.starts is not None
+        found = []
+        for k in range(len(batch.inputs)):
+            one = slice(k, k + 1)
+            own = {name: p[one] for name, p in params.items()}
+            text = Batch(batch.inputs[one], batch.targets[one], batch.mask[one], batch.starts[one])
+            before = None if state is None else tree_map(lambda s, one=one: s[one], state)
+            found.append(self.step(own, text, before, seeds[one], taken[one], count))
+        loss, counts, hits, after = zip(*found, strict=True)
+        joined = tree_map(lambda *parts: torch.cat(parts), *after)
+        return torch.cat(loss), torch.cat(counts), torch.cat(hits) if count else None, joined
+
     def _stacked(
         self, params: Params, batch: Batch, state: NestedState | None, count: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None, NestedState]:
-        if self._habits.random:
-            raise ConfigError(
-                f'module "{self.name}" draws random numbers (dropout) and is not stacked; set train.block=1'
-            )
         scale, counts = _scale(batch, params)
         over = (0, 0, 0, 0, None if state is None else 0)
         run = vmap(partial(self._mean_nats, count=count), in_dims=over, randomness="error")
@@ -178,6 +203,47 @@ class ModuleNetwork:
         hits = ((logits.detach().argmax(-1) == targets) & (scale > 0)).sum() if count else torch.zeros(())
         return (nats * scale.flatten()).sum(), hits, after
 
+    def _packed_nats(
+        self,
+        params: Params,
+        inputs: Tensor,
+        targets: Tensor,
+        scale: Tensor,
+        state: NestedState | None,
+        count: bool,
+        starts: Tensor,
+    ) -> tuple[Tensor, Tensor, NestedState]:
+        """`_mean_nats` of rows that hold several lines, each read from its own start; `starts` is [rows, time]."""
+        time = inputs.shape[1]
+        found, ends, last_rows = [], [], []
+        for number, pieces in enumerate(line_pieces(starts)):
+            if not pieces:
+                continue
+            row, begin, end = torch.tensor(pieces, device=inputs.device).T
+            at = begin[:, None] + torch.arange(int((end - begin).max()), device=inputs.device)
+            real, where = at < end[:, None], (row[:, None], at.clamp(max=time - 1))
+            goes_on = number == 0 and self.stateful and state is not None
+            before = self.keep(state, row.tolist()) if goes_on else None
+            loss, hits, after = self._mean_nats(
+                params, inputs[where] * real, targets[where] * real, scale[where] * real, before, count
+            )
+            found.append((loss, hits))
+            whole = [k for k, piece in enumerate(pieces) if piece[2] == time]
+            if self.stateful and whole:
+                ends.append(self.keep(after, whole))
+                last_rows += [pieces[k][0] for k in whole]
+        loss, hits = (torch.stack(parts).sum(0) for parts in zip(*found, strict=True))
+        return loss, hits, self.keep(self._join(ends), sorted(range(len(last_rows)), key=last_rows.__getitem__))
+
+    def _join(self, states: Sequence[NestedState]) -> NestedState:
+        """Put the rows of several states, not stacked, behind each other."""
+        if not states:
+            return ()
+        leaves = zip(*(tree_flatten(state)[0] for state in states), strict=True)
+        axes = self._habits.axes or ()
+        joined = [torch.cat(parts, axis or 0) for parts, axis in zip(leaves, axes, strict=True)]
+        return tree_unflatten(joined, tree_flatten(states[0])[1])
+
     def call(
         self, params: Params, tokens: Tensor, state: NestedState | None, *, training: bool
     ) -> tuple[Tensor, NestedState]:
@@ -197,6 +263,12 @@ class ModuleNetwork:
             for leaf, axis in zip(leaves, self._habits.axes or (0,) * len(leaves), strict=True)
         ]
         return tree_unflatten(kept, nest)
+
+    def unpackable(self) -> str | None:
+        """Say why its rows cannot hold several lines, or None."""
+        if self.stateful and None in (self._habits.axes or ()):
+            return f"{self.name} keeps a state that all rows share, which cannot be reset where one row begins a line"
+        return None
 
     @property
     def stateful(self) -> bool:
@@ -237,6 +309,30 @@ class ModuleReader:
     def keep(self, state: NestedState, rows: slice | Sequence[int]) -> NestedState:
         """Pick rows of a state."""
         return self._network.keep(state, rows)
+
+
+def line_pieces(starts: Tensor) -> list[list[tuple[int, int, int]]]:
+    """Cut packed rows where lines begin: groups of (row, begin, end) that can be read side by side.
+
+    The first group goes on from the carried state, all others begin a line. Groups are padded behind the end of a
+    piece; a piece that reaches the window's end, whose state is carried on, is with others of its length only.
+
+    Example:
+      >>> line_pieces(torch.tensor([[False, False, True, False], [True, True, False, False]]))
+      [[(0, 0, 2)], [(1, 0, 1)], [(0, 2, 4)], [(1, 1, 4)]]
+    """
+    rows, time = starts.shape
+    carried: list[tuple[int, int, int]] = []
+    inner: list[tuple[int, int, int]] = []
+    last: dict[int, list[tuple[int, int, int]]] = {}
+    for row in range(rows):
+        cuts = torch.nonzero(starts[row])[:, 0].tolist()
+        if not cuts or cuts[0] > 0:
+            carried.append((row, 0, cuts[0] if cuts else time))
+        inner += [(row, begin, end) for begin, end in pairwise(cuts)]
+        if cuts:
+            last.setdefault(time - cuts[-1], []).append((row, cuts[-1], time))
+    return [carried, inner, *(last[length] for length in sorted(last))]
 
 
 def _scale(batch: Batch, params: Params) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from keyfed.errors import PrivacyError
+from keyfed.federated.private_shares import held
 from keyfed.federated.types import Aggregate, ClientId, Params, Refusal, Share
 from keyfed.private.noise import Noising, clip_factor, norm_of
 
@@ -45,10 +46,13 @@ class NoisedSum:
 
     Half counts travel beside it, each within ±½ for a client. n of them have noise of √n · bit_std each, so they cost
     what one of bit_std does: n · (½ / √n σ_b)² = (2σ_b)⁻² (see `noise.update_noise`).
+
+    Args:
+      ratio: r of a masked sum, whose weights are held within [1/r, 1] (`private_shares.held`); None for a plain one.
     """
 
-    def __init__(self, like: Params, noising: Noising) -> None:
-        self._noising = noising
+    def __init__(self, like: Params, noising: Noising, ratio: float | None = None) -> None:
+        self._noising, self._ratio = noising, ratio
         self._like = like
         self._total = {
             name: torch.zeros_like(p, dtype=torch.float64) for name, p in like.items() if name not in noising.frozen
@@ -74,6 +78,8 @@ class NoisedSum:
     def _part(self, upload: Params, share: Share) -> tuple[Params, dict[str, float], dict[str, float]]:
         """What one client adds: its upload and its masses, clipped together, and its half counts."""
         assert share.log is None, "a private share is a number within [0, 1]"
+        if self._ratio is not None:
+            share = held(share, self._ratio, silent=True)
         ratio = self._noising.floor is not None
         masses = {name: self._kappa * share.mass[name] for name in self._total} if ratio else {}
         parts = {name: upload[name].double() * share.scale[name] for name in self._total}

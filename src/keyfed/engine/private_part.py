@@ -24,8 +24,10 @@ from keyfed.engine.masked_noised_sum import FixedPointSum
 from keyfed.engine.messages import Rejected, number, whole_number
 from keyfed.engine.noised_sum import NoisedSum
 from keyfed.engine.secure_layout import Vector
+from keyfed.federated.private_shares import held
 from keyfed.federated.types import LayerNumbers, Params, Share
 from keyfed.private.noise import Draw, Noising
+from keyfed.private.threshold import PRIVATE_RATIO
 
 SLACK = 1e-9  # of a clip that was computed in another order
 
@@ -105,13 +107,13 @@ class Promise:
         made = {name: layer.to(upload[name].dtype) for name, layer in layers.items()}
         return Part(made, masses, whole)
 
-    def vector(self, upload: Params, share: Share | None, clip: float, members: int) -> Vector:
+    def vector(self, upload: Params, share: Share | None, clip: float) -> Vector:
         """Clip what goes into a masked sum and write it as integers; zeros where nothing was trained."""
-        writing = FixedPointSum(upload, self._noising(clip), members)
+        writing = FixedPointSum(upload, self._noising(clip))
         if share is None:
             writing.refuse("")
         else:
-            writing.add("", upload, share)
+            writing.add("", upload, held(share, PRIVATE_RATIO))  # it refuses a weight of 0: only simulations have that
         return writing.written
 
     def _noising(self, clip: float) -> Noising:

@@ -27,7 +27,7 @@ from keyfed.federated.participation import Work
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Gradient, LayerNumbers, Method, Objective, Params, Solution
 from keyfed.model.language_model import Batch, ModelSpec, stack
-from keyfed.text.batches import Batching, Step, epoch_steps, limit_text, sweep_steps
+from keyfed.text.batches import Batching, Step, epoch_steps, limit_text, line_starts, sweep_steps
 from keyfed.text.shards import BOUNDS, TOKENS, PackedNames
 
 
@@ -95,6 +95,10 @@ Precision = Literal["fp32", "bf16"]
 TrackKey = tuple[Descent, int, bool, frozenset[str]]  # a step depends on: its rule, rows, duals or none, frozen layers
 
 
+def _unwatched() -> None:
+    """Let training go on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What it takes to train any client of a run.
@@ -107,6 +111,7 @@ class Problem:
       precision: of the products on a GPU; bf16 keeps float32 weights beside its copies.
       frozen: layers that clients do not train in the first `frozen_rounds` rounds.
       curves: count every step's first guesses, for `Solution.curve`.
+      watch: called before every step that is taken on a CPU; what it raises ends the training.
       buffers, tracks: what lives from step to step and from round to round, see `step.gradient` and `captured`.
     """
 
@@ -120,6 +125,7 @@ class Problem:
     frozen: frozenset[str] = frozenset()
     frozen_rounds: int = 0
     curves: bool = False
+    watch: Callable[[], None] = field(default=_unwatched, repr=False, compare=False)
     buffers: Buffers = field(default_factory=dict, init=False, repr=False, compare=False)
     tracks: dict[TrackKey, Track] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -211,7 +217,7 @@ class TextObjective:
         passes = work.epochs or self._epochs
         most = max(1, math.ceil(work.share * passes * len(steps) - 1e-9))
         left = max(0, most - epoch * len(steps)) if epoch < passes else 0
-        if self._batching.kind == "stream" or left >= len(steps):
+        if self._batching.kind != "sentences" or left >= len(steps):
             return steps[:left]
         # All clients of a round visit lengths in the same order: who stops early must not skip the same ones as others.
         drawn = np.random.default_rng(self._seed(client, "share", epoch)).permutation(len(steps))[:left]
@@ -233,8 +239,11 @@ class TextObjective:
         for number in range(count):
             present = [steps[number] if number < len(steps) else None for steps in own]
             batch, fresh = stack_steps(present, rows, self._problem.device)
+            if self._batching.kind == "packed":
+                batch = batch._replace(starts=line_starts(batch.inputs))
             # Each client counts its own steps: what it drops must not depend on who else is in the block.
             self._taken = self._taken + torch.tensor([s is not None for s in present])
+            self._problem.watch()
             yield partial(self._gradient, batch, fresh, self._taken)
 
     def walk(self, way: Way, descent: Descent) -> None:
@@ -252,7 +261,8 @@ class TextObjective:
             track = None
             problem.tracks.clear()  # another method, or a larger cohort than before: the places are given back first
             bf16 = problem.precision == "bf16"
-            track = lay_track(spec, way, descent, rows, self.clients, bf16, self._frozen, problem.curves)
+            packed = self._batching.kind == "packed"
+            track = lay_track(spec, way, descent, rows, self.clients, bf16, self._frozen, problem.curves, packed)
             problem.tracks[key] = track
         steps = self.epoch(0)
         ranking = sorted(range(self.clients), key=lambda k: -len(steps[k]))

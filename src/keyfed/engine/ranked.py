@@ -21,7 +21,18 @@ from keyfed.engine.simulate import Simulation
 from keyfed.engine.turn import keeps_state
 from keyfed.errors import RankError
 from keyfed.federated.participation import Fate, Work
-from keyfed.federated.types import Aggregate, ClientId, LayerNumbers, Method, Params, Public, Refusal, Report, Share
+from keyfed.federated.types import (
+    Aggregate,
+    Caps,
+    ClientId,
+    LayerNumbers,
+    Method,
+    Params,
+    Public,
+    Refusal,
+    Report,
+    Share,
+)
 
 
 class RankedSimulation:
@@ -44,6 +55,10 @@ class RankedSimulation:
     def expect(self, fates: Mapping[ClientId, Fate]) -> None:
         """Say what becomes of the clients of the next round; who is not named trains and uploads."""
         self._fates = fates
+
+    def limit(self, caps: Caps) -> None:
+        """Refuse: the uploads of a round are on several ranks, and none sees the others' norms."""
+        raise RankError(f"a limit on uploads ({caps}) needs all of them in one process; train in one")
 
     def train(
         self, params: Params, cohort: Sequence[ClientId], method: Method, round: int, public: Public | None = None

@@ -3,7 +3,12 @@
 A plain round is one message (model down; report and upload up), two where the mediator must see all reports first. A
 secure round is three: keys and model → shares; shares → masked vectors; survivors → shares that open the sum. The first
 secure round calibrates before: three more. Clients post their next one-time keys with each answer, and hear with the
-next model whether their last upload counted. A round ends by its deadline, whoever is lost.
+next model whether their last upload counted. The answers to a message are waited for until its deadline, and what has
+arrived by then is fetched within five seconds more (`flower_server`): a client that is silent, sends a part of its
+answer, or sends it piece by piece costs itself the round and nobody else anything.
+
+A client that spoils secure sums is looked for by splitting the cohort (`private.suspects`): the groups of a round form
+a sum each, one after the other, and what opens is added up. A group that was spoilt costs the round its clients only.
 
 A private round moves clipped parts and nothing else, in one message or in the three of a secure sum; it is released
 whoever came (`remote_private`).
@@ -11,14 +16,15 @@ whoever came (`remote_private`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 
 from keyfed.engine.answers import finished_of, report_head
-from keyfed.engine.calls import MOST_CONTROL, Calls, with_model
+from keyfed.engine.calls import Calls, with_model
 from keyfed.engine.messages import Rejected, most_bytes, pack, read_tensors, shapes_of
 from keyfed.engine.noised_sum import NoisedSum
 from keyfed.engine.private_part import Asked
@@ -33,14 +39,28 @@ from keyfed.engine.secure_round import (
     evaluation_of,
     learn_from_calibration,
     nothing_summed,
+    out_of_range,
     report_of,
 )
-from keyfed.engine.simulate import RunningSum, refusal
+from keyfed.engine.simulate import RunningSum, capped, limited, refusal
 from keyfed.engine.turn import Finished, keeps_state
-from keyfed.errors import SecureSumError
+from keyfed.errors import Lied, SecureSumError
 from keyfed.federated.sampling import derive_seed
-from keyfed.federated.types import Aggregate, ClientId, Method, Params, Public, Report, Share
+from keyfed.federated.types import (
+    Aggregate,
+    Caps,
+    ClientId,
+    LayerNumbers,
+    Method,
+    Params,
+    Public,
+    Refusal,
+    Report,
+    Share,
+)
 from keyfed.private.noise import Noising
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -52,6 +72,8 @@ class _Round:
     public: Public | None = None
     uploads: dict[ClientId, Params] = field(default_factory=dict)
     reports: dict[ClientId, Report] = field(default_factory=dict)
+    norms: dict[ClientId, float] = field(default_factory=dict)
+    shortened: list[ClientId] = field(default_factory=list)
 
 
 class RemoteFederation:
@@ -60,6 +82,7 @@ class RemoteFederation:
     Attributes:
       asks_evaluation: whether the clients of the next round also evaluate the model they are given.
       evaluated: what the last round's clients counted on held-out text, and how many they were; None where not asked.
+      typical: nats per token of the median of those clients; None where only their sum is seen.
       failed: why the last secure sum failed closed; None if it did not.
       beside: whether one client more or less would have decided about the last private one (`private.hinge`).
     """
@@ -70,8 +93,10 @@ class RemoteFederation:
         self.calls = calls
         self.asks_evaluation = False
         self.evaluated: tuple[Evaluated, int] | None = None
+        self.typical: float | None = None
         self.failed: str | None = None
         self.beside = False
+        self._caps: Caps | None = None  # of the uploads of a round; None in a run without limits
         self._round: _Round | None = None
         self._private: tuple[Noising, Asked] | None = None
         self._noised: NoisedSum | None = None
@@ -79,6 +104,10 @@ class RemoteFederation:
     def noise_by(self, noising: Noising, asked: Asked) -> None:
         """Say how the next round is clipped and noised, and what its clients are told of it."""
         self._private = noising, asked
+
+    def limit(self, caps: Caps) -> None:
+        """Say what uploads of the next round may be at most."""
+        self._caps = caps
 
     def expect(self, fates: object) -> None:
         """Real clients' fates are not known beforehand."""
@@ -93,7 +122,7 @@ class RemoteFederation:
     ) -> Mapping[ClientId, Report]:
         """Call the cohort. Where clients weigh themselves, their uploads come along."""
         self.calls.start_round()
-        self.evaluated, self.failed, self.beside = None, None, False
+        self.evaluated, self.typical, self.failed, self.beside = None, None, None, False
         self._round = now = _Round(params, tuple(cohort), method, round, public)
         if self._private is not None:
             self._noised = self._noised_sum(now, *self._private)
@@ -107,9 +136,9 @@ class RemoteFederation:
         def take(client: ClientId, answer: bytes) -> None:
             self._take_trained(now, client, answer, counts)
 
-        self.calls.gather("train", with_model(heads, params), take)
+        self.calls.gather("train", with_model(heads, params), take, most=most_bytes(shapes_of(params)))
         if counts:
-            self.evaluated = _added(counts), len(counts)
+            self.evaluated, self.typical = (_added(counts), len(counts)), _typical(counts)
         return now.reports
 
     def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:
@@ -125,7 +154,10 @@ class RemoteFederation:
         if shares is not None:
             wanted = [client for client in now.reports if client in shares]
             body = pack(self.calls.named(now.number))
-            self.calls.gather("upload", dict.fromkeys(wanted, body), lambda c, a: self._take_upload(now, c, a))
+            most = most_bytes(shapes_of(now.params))
+            self.calls.gather(
+                "upload", dict.fromkeys(wanted, body), lambda c, a: self._take_upload(now, c, a), most=most
+            )
         running = RunningSum(now.params)
         for client in [c for c in now.cohort if c in now.uploads]:
             share = (
@@ -137,7 +169,8 @@ class RemoteFederation:
         if noise is not None and noise.at == "server":
             seed = derive_seed(self.calls.run.seed, now.number, "server noise")
             running.shift(noise.draw(now.params, torch.Generator().manual_seed(seed)))
-        return running.aggregate(self.calls.refusals())
+        aggregate = running.aggregate(self.calls.refusals())
+        return replace(aggregate, norms=tuple(now.norms.values()), shortened=tuple(now.shortened))
 
     def acknowledge(self, contributors: Sequence[ClientId]) -> None:
         """Remember whose upload is in the model; they hear of it with the next model."""
@@ -148,21 +181,18 @@ class RemoteFederation:
     def evaluate(self, params: Params, part: str, cohort: Sequence[ClientId], method: Method, round: int) -> Evaluated:
         """Let clients count nats and hits of a model on held-out text; by a secure sum only the total is seen."""
         self.calls.start_round()
+        self.typical = None
         now = _Round(params, tuple(cohort), method, round)
         if self.calls.run.secure is not None:
-            try:
-                found = self._summed(now, "evaluation", {}, part)
-                return evaluation_of(found.total, found.members, len(found.survivors))[0]
-            except SecureSumError as e:
-                self.failed = str(e)
-                return Evaluated()
+            return _added(self._over_groups(now, lambda group: self._evaluated(group, part)))
         heads = {c: self._head(now, c, "evaluation", part) for c in cohort}
         counts: list[Evaluated] = []
 
         def take(client: ClientId, answer: bytes) -> None:
-            counts.append(_evaluated(self.calls.current(round, answer, MOST_CONTROL).head.get("evaluated")))
+            counts.append(_evaluated(self.calls.current(round, answer).head.get("evaluated")))
 
         self.calls.gather("train", with_model(heads, params), take)
+        self.typical = _typical(counts)
         return _added(counts)
 
     def part(self) -> None:
@@ -174,16 +204,16 @@ class RemoteFederation:
 
     def _take_trained(self, now: _Round, client: ClientId, answer: bytes, counts: list[Evaluated]) -> None:
         expected, sent = shapes_of(now.params), now.method.mediator.share is not None
-        received = self.calls.current(now.number, answer, most_bytes(expected) + MOST_CONTROL)
+        received = self.calls.current(now.number, answer, most_bytes(expected), len(expected))
         upload = read_tensors(received.tensors, expected) if sent else {}
-        done = finished_of(received.head.get("report"), now.params, upload)
+        done = capped(finished_of(received.head.get("report"), now.params, upload), self._caps)
         if done.joining and client in self.calls.counted:
             raise Rejected("malformed", "it joins a second time")
         if sent:
             # What an upload weighs by its size is measured here, not believed.
             stacked = {name: u[None] for name, u in upload.items()}
             done = done._replace(distance=measure(now.method, now.params, stacked, 1)[0])
-            self._admit(client, now, done)
+            done = self._admit(client, now, done)
         elif done.tokens <= 0:
             raise Rejected("no text", "it predicted nothing")
         elif now.method.distance is not None and set(done.distance) != set(now.params):
@@ -192,21 +222,30 @@ class RemoteFederation:
         # Nothing is kept before everything has been looked at.
         now.reports[client] = report_of(client, done)
         if sent:
-            now.uploads[client] = upload
+            now.uploads[client] = done.upload
         if counted is not None:
             counts.append(counted)
 
     def _take_upload(self, now: _Round, client: ClientId, answer: bytes) -> None:
         expected = shapes_of(now.params)
-        received = self.calls.current(now.number, answer, most_bytes(expected) + MOST_CONTROL)
+        received = self.calls.current(now.number, answer, most_bytes(expected), len(expected))
         upload = read_tensors(received.tensors, expected)
-        self._admit(client, now, finished_of(report_head(now.reports[client]), now.params, upload))
-        now.uploads[client] = upload
+        done = self._admit(client, now, finished_of(report_head(now.reports[client]), now.params, upload))
+        now.uploads[client] = done.upload
 
-    def _admit(self, client: ClientId, now: _Round, done: Finished) -> None:
+    def _admit(self, client: ClientId, now: _Round, done: Finished) -> Finished:
+        """Return an upload within the limits of the run; refuse one that must not enter the sum."""
         odd = refusal(client, done, now.params, self.calls.run.bound)
         if odd is not None:
             raise Rejected(odd.reason, f"the upload of {client}")
+        if self._caps is None:
+            return done
+        found = limited(client, done, now.params, now.method, self._caps)
+        if isinstance(found, Refusal):
+            raise Rejected(found.reason, f"the upload of {client} is longer than this run allows (upload.limit)")
+        now.norms[client] = found.norm
+        now.shortened += [client] * found.shortened
+        return found.done
 
     # a private round
 
@@ -221,44 +260,128 @@ class RemoteFederation:
     # a secure round
 
     def _hidden(self, now: _Round) -> Aggregate:
-        public = now.public
-        assert public is not None, "a hidden method has public numbers"
-        try:
-            if not public["calibrated"]:
-                found = self._summed(now, "calibration", public)
-                public = learn_from_calibration(
-                    now.method, public, found.total, now.params, found.members, len(found.survivors)
-                )
-            found = self._summed(now, "upload", public)
-            aggregate = aggregate_of(
-                found.total, now.params, now.method, public, found.members, found.survivors, self.calls.refusals(),
-                self.calls.run.bound,
-            )  # fmt: skip
-        except SecureSumError as e:  # it stayed closed, or cannot be right: somebody lied about what it sent
-            self.failed = str(e)
-            return nothing_summed(now.params, public, self.calls.refusals())
-        if self.asks_evaluation:
+        assert now.public is not None, "a hidden method has public numbers"
+        aggregates = self._over_groups(now, self._uploads)
+        aggregate = _together(now, aggregates, self.calls.refusals())
+        if aggregates and self.asks_evaluation:
             self.evaluated = evaluated_in(aggregate.facts)
         return aggregate
 
-    def _summed(self, now: _Round, purpose: Purpose, public: Public, part: str | None = None) -> Summed:
-        """Form one secure sum over those of the round who have keys."""
+    def _over_groups(self, now: _Round, work: Callable[[_Round], _T]) -> list[_T]:
+        """Do what needs secure sums in every group of the cohort; return what came of those whose sums opened."""
+        settings, run = self.calls.run.secure, self.calls.run
+        assert settings is not None, "settings of secure sums"
+        found = []
+        draw = f"{run.name}/{run.attempt}/{now.number}"
+        for cohort in self.calls.suspects.groups(now.cohort, settings.least_group, draw):
+            group = replace(now, cohort=tuple(cohort))
+            try:
+                found.append(work(group))
+            except SecureSumError as e:  # it stayed closed, or cannot be right: a client lied about what it sent
+                self.failed = str(e)
+            now.public = group.public
+        return found
+
+    def _uploads(self, group: _Round) -> Aggregate:
+        """Return the sum of a group's uploads; the first group that can calibrates for all."""
+        assert group.public is not None
+        if not group.public["calibrated"]:
+            public = group.public
+            group.public = self._summed(
+                group, "calibration", public, None,
+                lambda found: learn_from_calibration(
+                    group.method, public, found.total, group.params, found.members, found.ratio,
+                    len(found.survivors),
+                ),
+            )  # fmt: skip
+        public = group.public
+        return self._summed(
+            group, "upload", public, None,
+            lambda found: aggregate_of(
+                found.total, group.params, group.method, public, found.members, found.survivors, found.ratio,
+                (), self.calls.run.bound,
+            ),
+        )  # fmt: skip
+
+    def _evaluated(self, group: _Round, part: str) -> Evaluated:
+        return self._summed(
+            group, "evaluation", {}, part,
+            lambda found: evaluation_of(found.total, found.members, len(found.survivors))[0],
+        )  # fmt: skip
+
+    def _summed(
+        self, group: _Round, purpose: Purpose, public: Public, part: str | None, read: Callable[[Summed], _T]
+    ) -> _T:
+        """Form one secure sum over those of a group who have keys, and read it.
+
+        Raises:
+          Lied: no honest clients can have this sum; those whose vectors are in it are suspects now.
+          SecureSumError: it stayed closed.
+        """
         part = part or self._validates(purpose)
-        heads = {c: self._head(now, c, purpose, part) for c in now.cohort if c in self.calls.keys}
-        return secure_sum(self.calls, heads, now.params, now.method, public, now.number, purpose, part)
+        heads = {c: self._head(group, c, purpose, part) for c in group.cohort if c in self.calls.keys}
+        among: tuple[ClientId, ...] = ()
+        try:
+            found = secure_sum(self.calls, heads, group.params, group.method, public, group.number, purpose, part)
+            among = found.survivors
+            return read(found)
+        except Lied as e:
+            if not e.by:
+                self.calls.suspects.spoil(e.among or among)
+            raise
 
     def _head(self, now: _Round, client: ClientId, purpose: Purpose, part: str | None = None) -> dict[str, Any]:
         evaluate = part or self._validates(purpose)
         counted = self.calls.counted.get(client)
-        return self.calls.named(now.number) | {"purpose": purpose, "counted": counted, "evaluate": evaluate}
+        head = {"purpose": purpose, "counted": counted, "good": self.calls.good.get(client), "evaluate": evaluate}
+        return self.calls.named(now.number) | head
 
     def _validates(self, purpose: Purpose) -> str | None:
         """Which held-out text the clients of a round evaluate their model on, beside training from it."""
         return "valid" if self.asks_evaluation and purpose == "upload" else None
 
 
+def _together(now: _Round, groups: Sequence[Aggregate], refused: Sequence[Refusal]) -> Aggregate:
+    """Add up the sums of a round's groups; nothing where none opened."""
+    assert now.public is not None
+    if not groups:
+        return nothing_summed(now.params, now.public, refused)
+    first, *rest = groups
+    for other in rest:
+        first = replace(
+            first,
+            total={name: t + other.total[name] for name, t in first.total.items()},
+            mass=_sums(first.mass, other.mass),
+            weight=_sums(first.weight, other.weight),
+            squares=_sums(first.squares, other.squares),
+            contributors=(*first.contributors, *other.contributors),
+            facts={
+                name: [a + b for a, b in zip(numbers, other.facts[name], strict=True)]
+                for name, numbers in first.facts.items()
+            }
+            | {"ratio": [min(first.facts["ratio"][0], other.facts["ratio"][0])]},
+        )
+    return replace(
+        first,
+        contributors=tuple(sorted(first.contributors)),
+        refused=tuple(refused),
+        facts={**first.facts, **out_of_range(refused)},
+        public=now.public,
+    )
+
+
+def _sums(one: LayerNumbers, other: LayerNumbers) -> LayerNumbers:
+    return {name: number + other[name] for name, number in one.items()}
+
+
 def _added(counts: Sequence[Evaluated]) -> Evaluated:
     return Evaluated(*(sum(column) for column in zip(*counts, strict=True))) if counts else Evaluated()
+
+
+def _typical(counts: Sequence[Evaluated]) -> float | None:
+    """Return the median client's nats per token: a claim of one client moves it to a neighbour's at most."""
+    means = [c.nats / c.tokens for c in counts if c.tokens > 0]
+    return statistics.median(means) if means else None
 
 
 def _evaluated(numbers: Any) -> Evaluated:

@@ -4,23 +4,26 @@ A part that comes in the clear is clipped once more, whatever its client says it
 a masked sum single parts cannot be looked at, and its numbers go round at 2³². A sum of honest clients stays within
 ±2³⁰; beyond that a number is folded back, 2³¹ − v and −2³¹ − v, so that it is continuous all the way round (`folded`):
 else a liar could put a number beside the seam, where the smallest change of an honest client flips its sign. Then what
-k clients sum up to is brought within k·S,
+the clients sum up to is brought within m·S,
 
-.. math::  Σ · \min(1, kS/‖Σ‖)
+.. math::  Σ · \min(1, mS/‖Σ‖),\qquad m = ⌈n + 5\sqrt n⌉
+
+for n clients that are called in expectation: m is public, and does not depend on who was drawn.
 
 Honest clients notice neither, and neither makes anybody's influence larger: folding and going to the nearest point of a
 ball bring no two points further apart. So a client that lies can move a masked sum by more than S, but no sum beyond
-kS; and whatever it does, an honest client moves the sum by S at most.
+mS; and whatever it does, an honest client moves the sum by S at most.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from keyfed.engine.calls import MOST_CONTROL, Calls, with_model
+from keyfed.engine.calls import Calls, with_model
 from keyfed.engine.masked_noised_sum import FixedPointSum
 from keyfed.engine.messages import Rejected, most_bytes, read_tensors, shapes_of
 from keyfed.engine.noised_sum import NoisedSum, words_of
@@ -42,14 +45,15 @@ def plain_sum(calls: Calls, heads: Heads, params: Params, round: int, noising: N
     told = {"public": asked.public, "send": True}  # not how many were drawn: amplification rests on nobody knowing
 
     def take(client: ClientId, answer: bytes) -> None:
-        received = calls.current(round, answer, most_bytes(expected) + MOST_CONTROL)
+        received = calls.current(round, answer, most_bytes(expected), len(expected))
         layers = read_tensors(received.tensors, expected)
         share = share_of(received.head.get("part"), params, ratio=noising.floor is not None)
         if not all(bool(torch.isfinite(layer).all()) for layer in layers.values()):
             raise Rejected("non-finite upload", f"the part of {client}")
         summed.add(client, layers, share)
 
-    calls.gather("train", with_model({c: head | told for c, head in heads.items()}, params), take)
+    bodies = with_model({c: head | told for c, head in heads.items()}, params)
+    calls.gather("train", bodies, take, most=most_bytes(expected))
     return summed
 
 
@@ -97,13 +101,23 @@ def folded(total: Vector) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.where(np.abs(signed) > 2.0**30, turned, signed)
 
 
+def most_called(expected: float) -> int:
+    """Return ⌈n + 5√n⌉: a public number above which hardly ever so many are drawn where n are expected.
+
+    Example:
+      >>> most_called(100.0)
+      150
+    """
+    return math.ceil(expected + 5 * math.sqrt(expected))
+
+
 class OpenedSum(FixedPointSum):
     """A private sum that was opened: what its clients wrote, within what they may sum up to."""
 
     def __init__(self, like: Params, noising: Noising, found: Summed) -> None:
-        super().__init__(like, noising, found.members)
+        super().__init__(like, noising)
         self._read(folded(found.total))
-        clients = len(found.survivors)
+        clients = most_called(noising.called)
         most, norm = clients * noising.clip, norm_of(self._total.values(), self._mass.values())
         if norm > most:
             for total in self._total.values():

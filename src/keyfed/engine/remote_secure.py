@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,16 +9,17 @@ import numpy as np
 import torch
 
 from keyfed.engine.answers import sum_context
-from keyfed.engine.calls import MOST_CONTROL, Calls, with_model
+from keyfed.engine.calls import Calls, with_model
 from keyfed.engine.device_store import about_digest
-from keyfed.engine.messages import Rejected, most_bytes, pack, read_tensors
+from keyfed.engine.messages import Rejected, control_head, most_bytes, pack, read_tensors, text
 from keyfed.engine.secure_layout import Vector
 from keyfed.engine.secure_round import Purpose, context_of, length
-from keyfed.errors import SecureSumError
+from keyfed.engine.session_secure import parted_packages
+from keyfed.errors import Lied, SecureSumError
 from keyfed.federated.types import ClientId, Method, Params, Public
+from keyfed.private.keys import is_signature
 from keyfed.private.secure_sum import Collector, Terms
-
-_ACCUSES = re.compile(r"accuses (\S+): ")  # as a session writes it
+from keyfed.private.wire import package_text
 
 
 class Summed(NamedTuple):
@@ -28,11 +27,13 @@ class Summed(NamedTuple):
 
     Attributes:
       members: clients whose keys were in its terms; what a vector's fixed point was made for.
+      ratio: r of its terms.
       survivors: those whose vectors are in it.
     """
 
     total: Vector
     members: int
+    ratio: int
     survivors: tuple[ClientId, ...]
 
 
@@ -56,18 +57,29 @@ def secure_sum(
       words: numbers in a client's vector; None for those of a hidden round (`secure_round.length`).
       watch: is shown what collects the sum before anybody is called.
 
+    A client that is proved to lie is shut out: it dealt shares of another secret than its own, sent a package that does
+    not open, accuses another falsely, or answers another share than it took. A sum in which a client accused another
+    is not opened.
+
     Raises:
+      Lied: it failed closed, and a client's lie is why; those that are proved to lie are shut out by then.
       SecureSumError: it failed closed; nothing of anybody was seen.
     """
     run = calls.run
     assert run.secure is not None, "settings of secure sums"
+    fitting = set(calls.able_to_hide(heads))
+    for client in [client for client in heads if client not in fitting]:
+        least = calls.hide_among[client]
+        calls.leave_out(client, "hides among more", f"it takes part among {least} or more, not among {len(heads)}")
+    heads = {client: head for client, head in heads.items() if client in fitting}
     if not heads:
-        raise SecureSumError("nobody is left to sum over")
+        raise SecureSumError("no client is left to sum over")
     keys = tuple(calls.keys.pop(client) for client in heads)  # used now, whatever comes of it
     about = about_digest({**run.about, "secure": True})
     context = sum_context(run.name, run.attempt, about, part, context_of(params, method, public, round, purpose))
     words = length(method, params, purpose) if words is None else words
-    terms = Terms(context, keys, run.secure.threshold_of(len(keys)), words)
+    hide_among = max(calls.hide_among.get(client, 0) for client in heads)
+    terms = Terms(context, keys, run.secure.threshold_of(len(keys), hide_among), words)
     collector = Collector(terms)
     watch(collector)
     told = {
@@ -79,55 +91,91 @@ def secure_sum(
         "evaluate": part,
     }
 
+    signatures: dict[ClientId, dict[ClientId, bytes]] = {}
+    liars: dict[ClientId, str] = {}
+
     def take_shares(client: ClientId, answer: bytes) -> None:
-        head = calls.current(round, answer, MOST_CONTROL).head
+        head = calls.current(round, answer, entries=len(keys)).head
         next_keys = calls.signed_keys(client, head.get("keys"))
         try:
-            parcels = {str(to): bytes.fromhex(package) for to, package in head["parcels"].items()}
-            collector.take_shares(client, parcels)
+            packages, signatures[client] = parted_packages(head["parcels"])
+            collector.take_shares(client, packages)
         except (SecureSumError, KeyError, TypeError, ValueError, AttributeError) as e:
             raise Rejected("malformed", f"shares that cannot be used ({e})") from None
         calls.keys[client] = next_keys
 
     def take_masked(client: ClientId, answer: bytes) -> None:
-        expected = {"masked": ((terms.sent_length,), torch.int32)}
         received = calls.current(round, answer, most_bytes(expected))
+        if "accuses" in received.head:
+            liar, how = _judged(collector, calls, signatures, client, received.head)
+            liars.setdefault(liar, how)
+            raise Rejected("refused by client", f"it accuses {str(received.head['accuses'])[:80]}: {liar} lied")
         vector = read_tensors(received.tensors, expected)["masked"].numpy().view(np.uint32)
         _or_rejected(lambda: collector.take_masked(client, vector))
 
     def take_unmask(client: ClientId, answer: bytes) -> None:
-        shares = calls.current(round, answer, MOST_CONTROL).head.get("shares")
+        shares = calls.current(round, answer, entries=len(keys)).head.get("shares")
         if not isinstance(shares, str):
             raise Rejected("malformed", "no shares")
         _or_rejected(lambda: collector.take_unmask(client, bytes.fromhex(shares)))
 
-    calls.gather("train", with_model({c: head | told for c, head in heads.items()}, params), take_shares)
+    expected = {"masked": ((terms.sent_length,), torch.int32)}
+    short = 8 + control_head(len(keys))
+    calls.gather("train", with_model({c: head | told for c, head in heads.items()}, params), take_shares, most=short)
     alive, parcels = collector.forward()
     named = calls.named(round)
-    posts = {
-        client: pack(named | {"alive": list(alive), "parcels": {s: p.hex() for s, p in parcels[client].items()}})
-        for client in alive
-    }
-    calls.gather("upload", posts, take_masked)
-    for culprit in _accused(calls, len(keys)):
-        calls.shut_out(culprit, "its shares do not open")
+    posts = {}
+    for client in alive:
+        signed = {sender: (package + signatures[sender][client]).hex() for sender, package in parcels[client].items()}
+        posts[client] = pack(named | {"alive": list(alive), "parcels": signed})
+    calls.gather("upload", posts, take_masked, most=most_bytes(expected))
+    if liars:
+        for liar, how in liars.items():
+            calls.shut_out(liar, how)
+        raise Lied(f"{', '.join(liars)} lied about shares; the sum is not opened", by=liars)
     survivors = collector.survivors
-    calls.gather("unmask", dict.fromkeys(survivors, pack(named | {"survivors": list(survivors)})), take_unmask)
-    total = collector.total()
+    opening = pack(named | {"survivors": list(survivors)})
+    calls.gather("unmask", dict.fromkeys(survivors, opening), take_unmask, most=short)
+    try:
+        total = collector.total()
+    except Lied as e:
+        for liar in e.by:
+            calls.shut_out(liar, str(e))
+        raise
     for client in survivors:
         calls.lost.pop(client, None)  # its vector is in the sum, whether or not it helped to open it
-    return Summed(total, len(keys), survivors)
+    return Summed(total, len(keys), terms.ratio, survivors)
 
 
-def _accused(calls: Calls, members: int) -> list[ClientId]:
-    """Return whom more than a third of the members, and at least two, accuse of shares that do not open."""
-    named = (_ACCUSES.match(detail) for detail in calls.details.values())
-    votes = Counter(found[1] for found in named if found)
-    return [client for client, count in votes.items() if count >= 2 and 3 * count > members]
+def _judged(
+    collector: Collector,
+    calls: Calls,
+    signatures: Mapping[ClientId, Mapping[ClientId, bytes]],
+    accuser: ClientId,
+    head: Mapping[str, Any],
+) -> tuple[ClientId, str]:
+    """Return who lied where one client accuses another of its package, and how.
+
+    Without evidence the accusation is that the package is not signed. This server has the package as it came, in an
+    answer that the accused signed, so it sees for itself.
+    """
+    accused, shown = text(head, "accuses"), head.get("evidence")
+    package, signature = collector.package(accused, accuser), signatures.get(accused, {}).get(accuser, b"")
+    if package is None:
+        return accuser, f"it accuses {accused[:80]}, of which it was sent nothing"
+    signed = package_text(collector.terms.digest(), accused, accuser, package)
+    if not is_signature(signature, signed, calls.identity(accused)):
+        return accused, f"its shares for {accuser} are not signed for this sum"
+    try:
+        return collector.judge(accuser, accused, bytes.fromhex(shown) if isinstance(shown, str) else b"")
+    except ValueError:
+        return accuser, f"it accuses {accused} with evidence that is not hexadecimal"
 
 
 def _or_rejected(take: Any) -> None:
     try:
         take()
+    except Lied as e:
+        raise Rejected("lied", str(e)) from None
     except (SecureSumError, ValueError) as e:
         raise Rejected("malformed", str(e)) from None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from keyfed.errors import ConfigError, RunError
-from keyfed.federated.types import ClientId
-from keyfed.files import write_atomically
+from keyfed.files import BROKEN, read_json, write_atomically
+
+if TYPE_CHECKING:
+    from keyfed.federated.types import ClientId
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -46,6 +50,10 @@ class Roster:
     def names(self) -> Sequence[ClientId]:
         """Everybody who may take part, in order."""
         return sorted(name for name, entry in self._clients.items() if not entry.revoked)
+
+    def marks(self) -> list[str]:
+        """Marks of everybody who may take part, in order: what clients are shown of the roster."""
+        return sorted(mark_of(name, self._clients[name].identity) for name in self.names())
 
     def get(self, name: ClientId) -> Enrolled | None:
         """A client, whether or not it is revoked; None for an unknown one."""
@@ -88,11 +96,28 @@ class Roster:
         self._clients = clients
 
 
+def mark_of(name: ClientId, identity: str) -> str:
+    """Return a client's mark on a published roster: half of the SHA-256 of its name and its identity (hexadecimal)."""
+    return hashlib.sha256(json.dumps(["keyfed roster", name, identity]).encode()).hexdigest()[:32]
+
+
+def roster_hash(marks: Iterable[str]) -> str:
+    """Return the hash by which people compare the roster that each of them was shown.
+
+    Example:
+      >>> roster_hash(["b" * 32, "a" * 32]) == roster_hash(["a" * 32, "b" * 32])
+      True
+    """
+    return hashlib.sha256("".join(sorted(set(marks))).encode()).hexdigest()[:32]
+
+
 def _read(path: Path) -> dict[ClientId, Enrolled]:
     try:
-        data = json.loads(path.read_text("utf-8"))
-        return {str(name): Enrolled(**entry) for name, entry in data.items()}
+        found = {str(name): Enrolled(**entry) for name, entry in read_json(path).items()}
+        if not all(isinstance(e.identity, str) and isinstance(e.node_key, str) for e in found.values()):
+            raise ValueError("a key that is not a text")
+        return found
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as e:
+    except (OSError, *BROKEN) as e:
         raise RunError(f"{path}: cannot be read as a roster ({e}); restore it from a backup") from None

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keyfed.errors import DoesNotFit, SecureSumError, SecureSumOverflow
+from keyfed.errors import DoesNotFit, Lied, SecureSumError, SecureSumOverflow
 from keyfed.federated.types import Facts, LayerNumbers, Params, Share
 
 Vector = NDArray[np.uint32]
@@ -205,7 +205,7 @@ class Layout:
 def must(holds: bool, otherwise: str) -> None:
     """Fail closed unless something holds of a sum that holds of every sum of honest clients."""
     if not holds:
-        raise SecureSumError(f"a sum that cannot be right: {otherwise}; a client lied, and nothing is learnt from it")
+        raise Lied(f"a sum that cannot be right: {otherwise}; a client lied, and nothing is learnt from it")
 
 
 def _limbs(x: float, what: str) -> list[int]:

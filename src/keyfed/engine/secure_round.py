@@ -1,8 +1,9 @@
 """A hidden round on both sides of a secure sum: what a client writes into its vector, and what the server reads.
 
 The client weighs itself by public numbers (`federated.private_shares`) and writes upload, share and facts into one
-vector; the server sees the sum of all vectors and nothing else. A simulation and a federation of real clients both call
-these functions with the same integers, so their sums are the same bit for bit.
+vector; the server sees the sum of all vectors and nothing else. `vector_of` is where a client holds its scales within
+[1/r, 1], so that it is never most of a sum. A simulation and a federation of real clients both call these functions
+with the same integers, so their sums are the same bit for bit.
 
     calibration   histograms of everybody's scores, sizes and largest numbers, once, before the first upload
     upload        scale·upload, shares, counts and facts, every round
@@ -25,7 +26,8 @@ from torch import Tensor
 
 from keyfed.engine.secure_layout import Layout, Read, Vector, must
 from keyfed.engine.turn import Finished
-from keyfed.federated.private_shares import magnitude
+from keyfed.errors import DoesNotFit
+from keyfed.federated.private_shares import clamped, held, magnitude
 from keyfed.federated.public_ranges import use_of_range
 from keyfed.federated.types import (
     Aggregate,
@@ -79,7 +81,10 @@ def vector_of(
     method: Method,
     public: Public,
     members: int,
+    ratio: float,
     evaluated: Evaluated | None = None,
+    *,
+    silent: bool = False,
 ) -> Vector:
     """Write a client's part of a round's sum.
 
@@ -87,16 +92,16 @@ def vector_of(
       theta: the model the client was given.
       public: the round's public numbers, calibrated.
       members: number of clients in the secure sum, whether or not all arrive.
+      ratio: r of the sum's terms (`Terms.ratio`): no scale is below 1/r.
       evaluated: what the client counted on its held-out text; None if it was not asked.
+      silent: clients may send zeros; for simulations of top-K only.
 
     Raises:
       SecureSumOverflow: a number is out of its public range; the client takes no part in this round. Only `reason` and
         `public_text` of it may leave the client.
     """
-    report, layers, rule = report_of(client, done), list(theta), _rule(method)
-    share = rule.share(report, layers, public)
+    share, facts = weighed(report_of(client, done), list(theta), method, public, ratio, silent=silent)
     changes = _changes(done, theta)
-    facts = rule.facts(report, layers, public)
     for name, change in changes.items():
         largest = _largest(change) * share.scale[name]
         large, small = use_of_range(largest, public["ranges"][name])
@@ -124,12 +129,14 @@ def aggregate_of(
     public: Public,
     members: int,
     survivors: Sequence[ClientId],
+    ratio: float,
     refused: Sequence[Refusal] = (),
     bound: float | None = None,
 ) -> Aggregate:
     """Read a round's sum; `facts` holds the sums of counts (one number each) and of what the rule's clients told.
 
     Args:
+      ratio: r of the sum's terms: k clients have a weight of at least k/r.
       bound: largest norm that a client's change may have (`upload.bound`); None for any.
 
     Raises:
@@ -137,28 +144,53 @@ def aggregate_of(
     """
     layout = _upload_layout(method, theta, public, members)
     read = layout.decode(total, theta, len(survivors))
-    _check(read, layout, method, public, len(survivors), bound)
+    _check(read, layout, method, public, len(survivors), ratio, bound)
     if any(read.joined.values()):  # these sent their difference to θ
         read = read._replace(total={n: t + theta[n] * read.joined[n] for n, t in read.total.items()})
     facts: Facts = {name: [number] for name, number in read.counts.items()} | read.facts
     return Aggregate(
         read.total, read.mass, read.weight, read.squares, tuple(survivors), tuple(refused),
-        facts=facts | out_of_range(refused), public=public,
+        facts=facts | out_of_range(refused) | {"ratio": [float(ratio)]}, public=public,
     )  # fmt: skip
 
 
-def _check(read: Read, layout: Layout, method: Method, public: Public, clients: int, bound: float | None) -> None:
+def weighed(
+    report: Report, layers: Sequence[str], method: Method, public: Public, ratio: float, *, silent: bool = False
+) -> tuple[Share, Facts]:
+    """Weigh a client by its method's rule, no scale below 1/r; return its share and what it tells along.
+
+    Raises:
+      DoesNotFit: a scale is 0, or weights that are fixed beforehand differ by more than the ratio, where clamping
+        would make another method of it.
+    """
+    rule = _rule(method)
+    least = min(rule.least(layers, public).values(), default=1.0) if rule.least is not None else 1.0
+    if least < 1 / ratio - 1e-9:
+        raise DoesNotFit(
+            f"fixed weights whose least is {least:.4g} of the largest, in a secure sum that allows 1/{ratio:g}; "
+            "nothing was sent"
+        )
+    own, facts = rule.share(report, layers, public), rule.facts(report, layers, public)
+    share = held(own, ratio, silent=silent)
+    return share, facts | clamped(own, share, facts)
+
+
+def _check(
+    read: Read, layout: Layout, method: Method, public: Public, clients: int, ratio: float, bound: float | None
+) -> None:
     r"""Fail closed unless k honest clients can have written this sum.
 
-    .. math::  \mathrm{count} = k,\quad \sum_k \mathrm{scale}_k ≥ k·\mathrm{least},\quad
+    .. math::  \mathrm{count} = k,\quad \sum_k \mathrm{scale}_k ≥ k/r,\quad
                ‖\mathrm{total}^l‖ ≤ \mathrm{bound} · \sum_k \mathrm{scale}_k^l
 
-    The norm is bounded layer by layer: each layer's mean is convex, but weights may differ between layers.
+    The norm is bounded layer by layer: each layer's mean is convex, but weights may differ between layers. A rule that
+    knows its least scale has that in the place of 1/r; under top-K, in simulations only, clients send zeros.
     """
     must(read.counts["count"] == clients, f"it counts other than {clients} clients")
     _check_evaluated(read.counts, clients)
     rule, layers, slack = _rule(method), list(read.total), clients * layout.unit
-    least = dict.fromkeys(layers, 0.0) if rule.least is None else rule.least(layers, public)
+    known = dict.fromkeys(layers, 0.0 if method.uploading < 1 else 1 / ratio)
+    least = known if rule.least is None else rule.least(layers, public)
     for name, total in read.total.items():
         weight, mass, joined = read.weight[name], read.mass[name], read.joined[name]
         must(weight >= clients * least[name] - slack / 2, f"the weight of layer {name} is below that of its clients")
@@ -181,9 +213,18 @@ def _check_evaluated(counts: Mapping[str, float], clients: int) -> None:
 
 
 def learn_from_calibration(
-    method: Method, public: Public, total: Vector, theta: Params, members: int, survivors: int | None = None
+    method: Method,
+    public: Public,
+    total: Vector,
+    theta: Params,
+    members: int,
+    ratio: float,
+    survivors: int | None = None,
 ) -> Public:
     """Return the first public numbers from the calibration's sum of so many survivors (None: at most all members).
+
+    Args:
+      ratio: r of the sum's terms, for which the public numbers are placed.
 
     Raises:
       SecureSumError: no honest clients can have this sum.
@@ -192,7 +233,7 @@ def learn_from_calibration(
     for name, histogram in facts.items():
         if survivors is not None and (method.spec is not None or name.startswith("magnitude/")):
             must(sum(histogram) == survivors, f"the histogram {name} is not of {survivors} clients")
-    return _rule(method).start(public, facts)
+    return _rule(method).start(public, facts | {"ratio": [float(ratio)]})
 
 
 def evaluation_of(total: Vector, members: int, survivors: int | None = None) -> tuple[Evaluated, int]:
@@ -281,7 +322,7 @@ def _upload_layout(method: Method, theta: Params, public: Public, members: int) 
     layers, rule = list(theta), _rule(method)
     told = rule.facts(_example(layers), layers, rule.init())
     facts = {name: len(numbers) for name, numbers in told.items()}
-    facts |= {f"{use}/{name}": 1 for name in layers for use in ("large", "small")}
+    facts |= {f"{use}/{name}": 1 for name in layers for use in ("large", "small")} | {"clamped": 1}
     return Layout.of(theta, (*TRAINED, *EVALUATED), facts, members, public["ranges"])
 
 

@@ -44,15 +44,25 @@ class SecureSettings:
 
     Attributes:
       threshold: clients that must stay to the end of a sum; None for more than two thirds of those called.
-      floor: cohort below which a client takes no part.
+      floor: clients below which a client takes no part; as many must stay, whatever the threshold says.
     """
 
     threshold: int | None = None
     floor: int = 3
 
-    def threshold_of(self, members: int) -> int:
-        """Return how many of the members must stay."""
-        return usual_threshold(members) if self.threshold is None else self.threshold
+    def threshold_of(self, members: int, hide_among: int = 0) -> int:
+        """Return how many of the members must stay.
+
+        Args:
+          hide_among: the most clients that one of the members wants to hide among.
+        """
+        usual = usual_threshold(members) if self.threshold is None else self.threshold
+        return max(usual, min(members, max(self.floor, hide_among)))
+
+    @property
+    def least_group(self) -> int:
+        """Return the fewest clients that a sum can be formed over."""
+        return max(self.floor, self.threshold or 0)
 
     def sums(self, hidden: HiddenRound) -> SecureSum:
         """Return a round's secure sums, for `Simulation(hide=…)`."""
@@ -108,6 +118,7 @@ class MaskedSum:
         terms = Terms(terms_context, cohort, settings.threshold_of(len(cohort)), length)
         public = {client: identity.public for client, identity in identities.items()}
         floors = Floors(settings.floor)
+        self.ratio = terms.ratio
         costs.bytes["keys"] += (len(cohort) + 1) * sum(_posted(signed) for signed in cohort)  # one up, all of them down
         self._collector = Collector(terms)
         self._members = {
@@ -159,7 +170,10 @@ class SecureSum:
             self._waiting[client] = kept(done)
         elif self._uploads is not None:
             hidden = self._hidden
-            vector = vector_of(client, done, hidden.theta, hidden.method, self._public, len(hidden.called))
+            vector = vector_of(
+                client, done, hidden.theta, hidden.method, self._public, len(hidden.called), self._uploads.ratio,
+                silent=hidden.method.uploading < 1,
+            )  # fmt: skip
             if not self._added(self._uploads, client, vector):
                 self._uploads = None
 
@@ -170,12 +184,14 @@ class SecureSum:
             refused += self._calibrate()
         hidden = self._hidden
         found = None if self._uploads is None else self._total(self._uploads)
-        if found is None:
+        if found is None or self._uploads is None:
             return nothing_summed(hidden.theta, self._public, refused)
         total, survivors = found
         self._survivors, members = len(survivors), len(hidden.called)
         try:
-            return aggregate_of(total, hidden.theta, hidden.method, self._public, members, survivors, refused)
+            return aggregate_of(
+                total, hidden.theta, hidden.method, self._public, members, survivors, self._uploads.ratio, refused
+            )
         except SecureSumError as e:
             self._failed = str(e)
             return nothing_summed(hidden.theta, self._public, refused)
@@ -210,7 +226,7 @@ class SecureSum:
         total, survivors = found
         try:
             self._public = learn_from_calibration(
-                hidden.method, self._public, total, hidden.theta, members, len(survivors)
+                hidden.method, self._public, total, hidden.theta, members, calibration.ratio, len(survivors)
             )
         except SecureSumError as e:
             self._failed = str(e)

@@ -9,7 +9,7 @@
 
 A secure round is train, upload, unmask; its `purpose` is to calibrate, to upload or to evaluate. A session lives as
 long as its process. A session that was restarted has lost what it had trained in that round, and says so; everything
-that must survive lies in the `DeviceStore`.
+that must survive lies in the `DeviceStore`. Answers to train, upload and unmask carry the client's signature.
 
 Under a private run a client sends its clipped part and nothing else (`session_private`, `private_part`); with its hello
 it says in which step it last took part.
@@ -24,15 +24,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 
 from keyfed.engine.answers import hello_text, report_head
-from keyfed.engine.client_state import read_state, write_state
+from keyfed.engine.client_state import StateDamaged, read_state, write_state
 from keyfed.engine.device_store import DeviceStore, about_digest
 from keyfed.engine.learner import Learner
+from keyfed.engine.limits import Limits
 from keyfed.engine.messages import (
+    BEGIN_HEAD,
+    MEMBER_HEAD,
     Received,
     Rejected,
+    check_protocol,
+    control_head,
     digest_of,
     most_bytes,
     pack,
@@ -51,17 +55,20 @@ from keyfed.engine.secure_round import (
     vector_of,
 )
 from keyfed.engine.session_private import PrivateSide
-from keyfed.engine.session_secure import Work, join_sum
+from keyfed.engine.session_secure import Work, join_sum, parted_packages, signed_packages
 from keyfed.engine.simulate import refusal
 from keyfed.engine.turn import Finished, Turn, keeps_state
-from keyfed.errors import Refused, SecureSumError, SecureSumOverflow
+from keyfed.errors import Refused, SecureSumError, SecureSumOverflow, described
 from keyfed.federated.public_check import check_public
 from keyfed.federated.types import Params, Refusal
 from keyfed.files import make_durable
 from keyfed.private.hinge import MOST_MEMBERS
+from keyfed.private.keys import signed_answer
+from keyfed.private.own_ledger import OwnLedger
 from keyfed.private.secure_sum import Floors
 
 PURPOSES: tuple[Purpose, ...] = ("upload", "calibration", "evaluation")
+COHORT_HEAD = control_head() + MEMBER_HEAD * MOST_MEMBERS  # bytes of a head that lists a cohort's keys or shares
 
 
 def _nothing(theta: Params) -> Finished:
@@ -76,8 +83,9 @@ class ClientSession:
       home: the client's folder.
       name: the name it was enrolled under.
       learner: makes the client's text ready for a run, from what the server said in its hello.
-      floors: the fewest clients it hides among.
+      floors: the fewest clients it hides among; a run may promise more (`secure.floor`), never less.
       plain: whether it takes part in runs that show its upload to the server.
+      limits: what it gives a run at most: size, work, runs, privacy.
       ready: says why the client does not want to work now (on battery, in use, paused); None: it does.
     """
 
@@ -89,11 +97,13 @@ class ClientSession:
         *,
         floors: Floors | None = None,
         plain: bool = False,
+        limits: Limits | None = None,
         ready: Callable[[], str | None] | None = None,
     ) -> None:
         self.name = name
         self.store = DeviceStore(home)
-        self._private = PrivateSide(name, self.store)
+        self._limits = limits or Limits()
+        self._private = PrivateSide(name, self.store, OwnLedger(home, self._limits.epsilon))
         self._make = learner
         self._floors = floors or Floors()
         self._plain = plain
@@ -109,19 +119,22 @@ class ClientSession:
           Rejected: the message must not be answered; the reason is typed.
           KeyfedError: something this client's owner can mend.
         """
+        check_protocol(body, "client")
         if kind == "who":
             return pack({"name": self.name})
         if kind == "hello":
-            return self._hello(unpack(body).head)
+            return self._hello(unpack(body, 8 + BEGIN_HEAD).head)
         if kind == "bye":
-            return self._bye(text(unpack(body).head, "run"))
+            return self._bye(text(unpack(body, 8 + control_head()).head, "run"))
         if kind == "train":
-            return self._train(body)
-        if kind in ("upload", "unmask"):
-            head = unpack(body, 64 << 20).head
+            answer = self._train(body)
+        elif kind in ("upload", "unmask"):
+            head = unpack(body, 8 + COHORT_HEAD, COHORT_HEAD).head
             work = self._work_of(head)
-            return self._upload(work, head) if kind == "upload" else self._unmask(work, head)
-        raise Rejected("malformed", f'a message of kind "{kind[:20]}"')
+            answer = self._upload(work, head) if kind == "upload" else self._unmask(work, head)
+        else:
+            raise Rejected("malformed", f'a message of kind "{kind[:20]}"')
+        return signed_answer(self.store.identity(), self.name, kind, answer)
 
     # hello
 
@@ -129,17 +142,25 @@ class ClientSession:
         run = text(head, "run")
         if head.get("secure") is not True and not self._plain:
             raise Rejected("not secure", "this client takes part in secure sums only; start it with --allow-plain")
-        self.store.begin(run, head)
+        if head.get("secure") is True:
+            self.store.meet(head.get("roster"), self._limits.roster)
+        about = {key: value for key, value in head.items() if key != "roster"}
+        self.store.begin(run, about, self._limits.runs)
         self._learners.pop(run, None)
         learner = self._learner(run)
+        self._private.affords(run, learner.promise)
         if learner.digest != text(head, "method"):
             raise Rejected(
                 "other method", "this package builds another method from the run's specification; update the client"
             )
-        proof = self.store.identity().sign(hello_text(self.name, run, text(head, "nonce")))
-        answer = {"proof": proof.hex(), "keys": self.store.new_keys(self.name).to_json()}
+        hide_among = self._hides_among(learner)
+        proof = self.store.identity().sign(hello_text(self.name, run, text(head, "nonce"), hide_among))
+        answer = {"proof": proof.hex(), "keys": self.store.new_keys(self.name).to_json(), "hide_among": hide_among}
         last = self.store.last_part(run)
         return pack(answer if last is None else answer | {"step": last.step})
+
+    def _hides_among(self, learner: Learner) -> int:
+        return max(self._floors.cohort, learner.floor)
 
     def _bye(self, run: str) -> bytes:
         self._drop()
@@ -158,22 +179,27 @@ class ClientSession:
 
     def _train(self, body: bytes) -> bytes:
         self._drop()
-        head = unpack(body).head
+        received = unpack(body, head=COHORT_HEAD)
+        head = received.head
         why = self._ready()
         if why is not None:
             raise Rejected("not now", why)
         run = text(head, "run")
         begun = self.store.begun(run)
         learner = self._learner(run)
-        received = unpack(body, most_bytes(learner.shapes) + (MOST_MEMBERS << 10))
+        most = most_bytes(learner.shapes, COHORT_HEAD)
+        if len(body) > most:
+            raise Rejected("too large", f"a model in {len(body):,} bytes; expected at most {most:,}")
         theta = read_tensors(received.tensors, learner.shapes)
         work = self._accept(run, received, theta, learner.promise, secure=begun.get("secure") is True)
         self._private.wait_turn(run, learner.promise, work.asked)
+        if work.asked is None:
+            self._private.shown(run)
         if work.part is not None:
             work.evaluated = learner.evaluate(theta, work.part)
         if work.purpose != "evaluation":
-            counted = None if head.get("counted") is None else whole_number(head, "counted")
-            found = self._solve(learner, work, digest_of(theta), counted)
+            counted, good = (None if head.get(key) is None else whole_number(head, key) for key in ("counted", "good"))
+            found = self._solve(learner, work, digest_of(theta), counted, good)
             if isinstance(found, Finished):
                 work.done = found
             elif work.asked is None or not work.secure:
@@ -181,8 +207,9 @@ class ClientSession:
             # In a masked private sum it sends zeros: were it lost, its text would decide about everybody's sum.
         answer: dict[str, Any] = {"run": run, "round": work.round, "attempt": work.attempt}
         if work.secure:
-            work.member = join_sum(self.name, self.store, self._floors, learner, work, head, about_digest(begun))
-            parcels = {to: package.hex() for to, package in work.member.shares().items()}
+            floors = Floors(self._hides_among(learner))
+            work.member = join_sum(self.name, self.store, floors, learner, work, head, about_digest(begun))
+            parcels = {to: package.hex() for to, package in signed_packages(work.member, self.store.identity()).items()}
             self._work = work  # only now: a client that refused the terms has nothing to be asked for
             return pack(answer | {"parcels": parcels, "keys": self.store.new_keys(self.name).to_json()})
         self._work = work
@@ -226,7 +253,9 @@ class ClientSession:
         given = public if isinstance(public, dict) else None
         return Work(run, round, attempt, purpose, theta, given, members, None, None, part, secure, asked)
 
-    def _solve(self, learner: Learner, work: Work, model: str, counted: int | None) -> Finished | Refusal:
+    def _solve(
+        self, learner: Learner, work: Work, model: str, counted: int | None, good: int | None
+    ) -> Finished | Refusal:
         """Train, or take what was trained for the same model and round just before (the calibration's)."""
         key = (work.run, work.round, model, counted, work.asked)
         if self._solved is not None and self._solved[0] == key:
@@ -234,17 +263,18 @@ class ClientSession:
         self._solved = None
         turn = Turn(0)
         if keeps_state(learner.method):
-            state = self.store.state(work.run, counted)
+            state = self.store.state(work.run, counted, good)
             clip = None if work.asked is None else work.asked.clip  # it books what it sent, which is clipped
             turn = turn._replace(state=state, propose=self.store.state_file(work.run, work.round), clip=clip)
         try:
             done = learner.solve(work.theta, work.round, turn)
-        except SafetensorError:
+        except StateDamaged:
             raise Rejected("state lost", "the state of this client is damaged") from None
-        except Exception:
+        except Exception as e:
             if work.asked is None:
                 raise
-            logging.getLogger(__name__).exception("round %d: training failed; nothing is added", work.round + 1)
+            line = "round %d: training failed (%s); nothing is added"
+            logging.getLogger(__name__).error(line, work.round + 1, described(e))
             done = _nothing(work.theta)
         odd = refusal(self.name, done, work.theta, learner.bound)
         if odd is not None and turn.propose is not None:  # as if it had trained nothing
@@ -283,16 +313,18 @@ class ClientSession:
             raise Rejected("stale", "this client has uploaded already")
         try:
             vector = self._vector(work)
-            received = {str(sender): bytes.fromhex(package) for sender, package in parcels.items()}
+            received, signatures = parted_packages(parcels)
             self._private.takes_part(work.run, self._learner(work.run).promise, work.asked)
             self.store.refuse_second(work.run, work.round, work.purpose, work.part)
-            masked = work.member.masked(vector, [str(name) for name in alive], received)
+            masked = work.member.masked(vector, [str(name) for name in alive], received, signatures)
         except SecureSumOverflow as e:
             self._drop()
             raise Rejected(e.reason, e.public_text) from None  # by how much, and where, is this client's own affair
         except Refused as e:
             self._drop()
-            raise Rejected("refused by client", f"accuses {e.accused}: {e}" if e.accused else str(e)) from None
+            if e.accused is None:
+                raise Rejected("refused by client", str(e)) from None
+            return pack(answer | {"accuses": e.accused, "evidence": None if e.evidence is None else e.evidence.hex()})
         except (SecureSumError, ValueError, TypeError) as e:
             self._drop()
             raise Rejected("refused by client", str(e)) from None
@@ -302,16 +334,18 @@ class ClientSession:
     def _vector(self, work: Work) -> Vector:
         learner = self._learner(work.run)
         if work.asked is not None:
-            return self._private.vector(learner, work.theta, work.asked, work.done, work.members)
+            return self._private.vector(learner, work.theta, work.asked, work.done)
         if work.purpose == "evaluation":
             return evaluation_vector_of(work.evaluated or Evaluated(), work.members)
         assert work.done is not None, "a client that trained"
+        assert work.member is not None, "a client in a secure sum"
         if work.purpose == "calibration":
             return calibration_vector_of(self.name, work.done, work.theta, learner.method, work.members)
         try:
             return vector_of(
-                self.name, work.done, work.theta, learner.method, work.public or {}, work.members, work.evaluated
-            )
+                self.name, work.done, work.theta, learner.method, work.public or {}, work.members,
+                work.member.terms.ratio, work.evaluated,
+            )  # fmt: skip
         except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, ValueError) as e:
             raise Rejected("malformed", f"public numbers that make no sense ({type(e).__name__})") from None
 

@@ -14,11 +14,14 @@ from keyfed.engine.noised_sum import words_of
 from keyfed.engine.private_part import Asked
 from keyfed.engine.secure_round import Evaluated, Purpose, context_of, length
 from keyfed.engine.turn import Finished
-from keyfed.errors import Refused, SecureSumError
+from keyfed.errors import ConfigError, Refused, SecureSumError
+from keyfed.federated.public_check import refuse_isolating
 from keyfed.federated.types import Params
 from keyfed.private.hinge import MOST_MEMBERS
-from keyfed.private.keys import SignedKeys
+from keyfed.private.keys import SIGNATURE_BYTES, Identity, SignedKeys
 from keyfed.private.secure_sum import Floors, Member, Terms
+from keyfed.private.threshold import PRIVATE_RATIO
+from keyfed.private.wire import package_text
 
 
 @dataclass(slots=True)
@@ -41,6 +44,23 @@ class Work:
     sent: bool = False
 
 
+def signed_packages(member: Member, identity: Identity) -> dict[str, bytes]:
+    """Return a member's packages, each with its signature behind it: only what it signed can be held against it."""
+    digest, me = member.terms.digest(), member.me
+    return {
+        to: package + identity.sign(package_text(digest, me, to, package)) for to, package in member.shares().items()
+    }
+
+
+def parted_packages(parcels: Mapping[str, str]) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Return packages and signatures by client, from what `signed_packages` gave in hexadecimal."""
+    both = {str(name): bytes.fromhex(parcel) for name, parcel in parcels.items()}
+    return (
+        {name: parcel[:-SIGNATURE_BYTES] for name, parcel in both.items()},
+        {name: parcel[-SIGNATURE_BYTES:] for name, parcel in both.items()},
+    )
+
+
 def join_sum(
     name: str, store: DeviceStore, floors: Floors, learner: Learner, work: Work, head: Mapping[str, Any], about: str
 ) -> Member:
@@ -59,10 +79,15 @@ def join_sum(
         round_context = context_of(work.theta, learner.method, work.public or {}, work.round, work.purpose)
         context = sum_context(work.run, work.attempt, about, work.part, round_context)
         terms = Terms(context, cohort, whole_number(head, "threshold", 1, MOST_MEMBERS), size)
+        store.refuse_strangers({client: keys[client] for client in terms.names}, name)
+        least = PRIVATE_RATIO if private else terms.ratio
+        if terms.ratio < least:
+            raise Refused(f"{name} refuses the threshold {terms.threshold} of a private sum: at least {least + 1}")
+        refuse_isolating(learner.method, least)
         member = Member(name, store.take_keys(own.serial), terms, keys, floors)
         store.pin({client: keys[client] for client in terms.names})  # whose signatures are in order
         return member
-    except Refused as e:
+    except (Refused, ConfigError) as e:
         raise Rejected("refused by client", str(e)) from None
     except (SecureSumError, ValueError, TypeError, KeyError) as e:
         raise Rejected("malformed", f"terms of a secure sum that make no sense ({e})") from None

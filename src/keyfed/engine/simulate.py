@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,14 +19,16 @@ from keyfed.engine.client_state import ClientStates
 from keyfed.engine.curves import CohortCurves
 from keyfed.engine.gather import Gathering, HiddenGathering, HiddenRound, MakeHidden
 from keyfed.engine.hidden_sum import HiddenSum
-from keyfed.engine.problem import LocalProblem
+from keyfed.engine.problem import LocalProblem, measure
 from keyfed.engine.turn import Finished, Turn, keeps_state, take_turns
 from keyfed.engine.workers import WorkerPool
 from keyfed.errors import SecureSumOverflow
 from keyfed.federated.participation import Fate, Work
 from keyfed.federated.sampling import derive_seed
+from keyfed.federated.soundness import norm_of
 from keyfed.federated.types import (
     Aggregate,
+    Caps,
     ClientId,
     LayerNumbers,
     Method,
@@ -37,6 +39,7 @@ from keyfed.federated.types import (
     Share,
 )
 
+STATEFUL = 4.0  # times the cap of an upload, beyond which that of a client that keeps state is refused
 LARGEST_CHANGE = 1e6  # of one weight in one round; beyond it lies only divergence
 
 
@@ -129,13 +132,48 @@ def refusal(client: ClientId, done: Finished, theta: Params, bound: float | None
         return Refusal(client, "non-finite upload")
     if max(largest) > LARGEST_CHANGE:
         return Refusal(client, "exploding upload")
-    if bound is not None:
-        # A joining client sends all it stands for: what it changed is how far that lies from θ.
-        moved = ((u - theta[name] if done.joining else u) for name, u in done.upload.items())
-        norm = math.sqrt(sum(float(u.double().square().sum()) for u in moved))
-        if max(norm, *done.distance.values(), 0.0) > bound:
-            return Refusal(client, "exploding upload")
+    if bound is not None and max(change_norm(done, theta), *done.distance.values(), 0.0) > bound:
+        return Refusal(client, "exploding upload")
     return None
+
+
+def change_norm(done: Finished, theta: Params) -> float:
+    """Return the norm of what a client changed; one that joins sends all it stands for, which lies that far from θ."""
+    return norm_of({name: u - theta[name] if done.joining else u for name, u in done.upload.items()})
+
+
+class Limited(NamedTuple):
+    """An upload within its cap: the norm it came with, and whether it was shortened."""
+
+    done: Finished
+    norm: float
+    shortened: bool
+
+
+def limited(client: ClientId, done: Finished, theta: Params, method: Method, caps: Caps) -> Limited | Refusal:
+    """Shorten an upload that is longer than its cap.
+
+    A client that keeps state would not know what became of its upload: it is refused beyond `STATEFUL` times the cap,
+    and so is one whose weight in a running mean is beyond that of the tokens.
+    """
+    norm, stateful = change_norm(done, theta), keeps_state(method)
+    if stateful and caps.tokens is not None and done.weight > STATEFUL * caps.tokens:
+        return Refusal(client, "does not fit")
+    if caps.norm is None or norm <= caps.norm * (STATEFUL if stateful else 1.0):
+        return Limited(done, norm, shortened=False)
+    if stateful:
+        return Refusal(client, "exploding upload")
+    upload = {name: u * (caps.norm / norm) for name, u in done.upload.items()}
+    stacked = {name: u[None] for name, u in upload.items()}
+    done = done._replace(upload=upload, distance=measure(method, theta, stacked, 1)[0])
+    return Limited(done, norm, shortened=True)
+
+
+def capped(done: Finished, caps: Caps | None) -> Finished:
+    """Let a client count for no more tokens than its cap."""
+    if caps is None or caps.tokens is None or done.tokens <= caps.tokens:
+        return done
+    return done._replace(tokens=caps.tokens)
 
 
 class Simulation:
@@ -173,7 +211,12 @@ class Simulation:
         self._clip: float | None = None  # of uploads that clients which keep state book as sent
         self._sum: Gathering | None = None
         self._hidden: HiddenGathering | None = None  # of a round whose reports stay with the clients
-        self._kept: dict[ClientId, Params] = {}
+        self._kept: dict[ClientId, Finished] = {}
+        self._caps: Caps | None = None  # of the uploads of a round; None in a run without limits
+        self._theta: Params = {}
+        self._method: Method | None = None
+        self._norms: dict[ClientId, float] = {}
+        self._shortened: list[ClientId] = []
         self._refused: list[Refusal] = []
         self._noise: Params | None = None  # for the mean, if the method wants it there
         self.compression_error: float | None = None  # of the last round: mean over the clients that trained
@@ -183,6 +226,10 @@ class Simulation:
     def expect(self, fates: Mapping[ClientId, Fate]) -> None:
         """Say what becomes of the clients of the next round; who is not named trains and uploads."""
         self._fates = fates
+
+    def limit(self, caps: Caps) -> None:
+        """Say what uploads of the next round may be at most."""
+        self._caps = caps
 
     def gather_by(self, gather: Callable[[Params], Gathering], clip: float | None = None) -> None:
         """Say how the next rounds are summed.
@@ -197,6 +244,7 @@ class Simulation:
     ) -> Mapping[ClientId, Report]:
         """Train the cohort; sum at once where clients weigh themselves, else keep the uploads."""
         self._sum, self._kept, self._refused, self._noise = self._gather(params), {}, [], None
+        self._theta, self._method, self._norms, self._shortened = params, method, {}, []
         self._hidden, self.secure, self.curves = None, None, None
         self._round, self._remembering = round, keeps_state(method)
         self._trained = [c for c in cohort if c not in self._fates or self._fates[c].reports]
@@ -213,7 +261,11 @@ class Simulation:
         layers = list(params)
         for done in self._solve(params, [self._turn(c, method, round) for c in self._trained], method, round):
             client = self._problem.names[done.client]
+            done = capped(done, self._caps)
             refused = refusal(client, done, params, self._bound)
+            if refused is None and method.mediator.share is not None and not self._vanishes(client):
+                found = self._limited(client, done)
+                done, refused = (done, found) if isinstance(found, Refusal) else (found, None)
             if refused is not None:
                 self._refused.append(refused)
                 if not self._vanishes(client):
@@ -237,7 +289,7 @@ class Simulation:
                 share = method.mediator.share(reports[client], layers)
                 self._sum.add(client, done.upload, replace(share, clipped=True) if done.clipped else share)
             else:
-                self._kept[client] = {name: u.clone() for name, u in done.upload.items()}
+                self._kept[client] = done._replace(upload={name: u.clone() for name, u in done.upload.items()})
         self.compression_error = sum(errors) / len(errors) if errors and method.codec is not None else None
         return reports if self._hidden is None else {}
 
@@ -249,7 +301,8 @@ class Simulation:
         """Return the finished sum, or form it now from shares that came after the reports."""
         if self._hidden is not None:
             return self._collect_hidden(self._hidden)
-        return self._gathered(shares).aggregate(self._refused)
+        gathered = self._gathered(shares).aggregate(self._refused)
+        return replace(gathered, norms=tuple(self._norms.values()), shortened=tuple(self._shortened))
 
     def _collect_hidden(self, hidden: HiddenGathering) -> Aggregate:
         aggregate, self.secure = hidden.aggregate(self._refused), hidden.costs
@@ -267,13 +320,29 @@ class Simulation:
 
     def _gathered(self, shares: Mapping[ClientId, Share] | None) -> Gathering:
         assert self._sum is not None, "collect() follows train()"
-        for client, upload in self._kept.items():
+        for client, done in self._kept.items():
             if shares is not None and client in shares:
-                self._sum.add(client, upload, shares[client])
+                found = self._limited(client, done)
+                if isinstance(found, Refusal):
+                    self._refused.append(found)
+                else:
+                    self._sum.add(client, found.upload, shares[client])
         if self._noise is not None:
             self._sum.shift(self._noise)  # by noise · mass, which is linear: parts of a round may each do it
         summed, self._sum, self._kept = self._sum, None, {}
         return summed
+
+    def _limited(self, client: ClientId, done: Finished) -> Finished | Refusal:
+        """Hold an upload to its cap, where the run has limits."""
+        if self._caps is None or self._hidden is not None:
+            return done
+        assert self._method is not None, "uploads follow train()"
+        found = limited(client, done, self._theta, self._method, self._caps)
+        if isinstance(found, Refusal):
+            return found
+        self._norms[client] = found.norm
+        self._shortened += [client] * found.shortened
+        return found.done
 
     @property
     def refused(self) -> Sequence[Refusal]:

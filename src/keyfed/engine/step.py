@@ -142,9 +142,9 @@ def gradient(
     tokens = batch.inputs.transpose(1, 2)
     x = dropped(look_up(params["embedding.weight"], tokens), 0)
     saved: list[Saved] = []
-    last = []
+    last, keep = [], lm.keep_of(batch.starts, params["output.bias"].dtype)
     for number in range(spec.layers):
-        x, after, kept = layer.forward(x, lm.layer_weights(params, number), state[number])
+        x, after, kept = layer.forward(x, lm.layer_weights(params, number), state[number], keep)
         saved.append(kept)
         last.append(after)
         x = dropped(x, number + 1)

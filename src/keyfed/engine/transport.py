@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from keyfed.engine.messages import Kind, Rejected
+from keyfed.engine.messages import Kind, Rejected, control_head
 from keyfed.errors import KeyfedError
 from keyfed.federated.types import ClientId, Reason
 
 
 class Post(NamedTuple):
-    """A message to one client."""
+    """A message to one client; its answer may have `most` bytes, and is not even fetched where it has more."""
 
     kind: Kind
     body: bytes
+    most: int = control_head()
 
 
 class Lost(NamedTuple):

@@ -96,42 +96,56 @@ def _inputs(d_gates: Tensor, weight: Tensor, want: bool) -> Tensor | None:
     return product(d_gates.reshape(m, -1, rows), weight).view(m, time, batch, -1)
 
 
-def gru_forward(x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State, Saved]:
+def _before(outputs: Tensor, keep: Tensor | None) -> Tensor:
+    """The state each step started from, of those before every step and after the last; zero where a line begins."""
+    return outputs[:, :-1] if keep is None else outputs[:, :-1] * keep.to(outputs.dtype)
+
+
+def _resets(keep: Tensor | None, nothing: Tensor) -> Tensor:
+    """What a kernel is handed for `keep`; without one it is handed something that it does not read."""
+    return nothing if keep is None else keep.contiguous()
+
+
+def gru_forward(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None) -> tuple[Tensor, State, Saved]:
     """`kernels.gru_forward`; the state is changed in place."""
     m, time, batch, _ = x.shape
     hidden = w.hh.shape[-1]
     units = _units(m, hidden, lambda n: 3 * n * sum(_pieces(hidden)), w.hh)
     if units is None or batch > MOST_ROWS or w.hh.dtype not in PERSISTENT:
-        return _by_plain(LAYERS["gru"], x, w, state)
+        return _by_plain(LAYERS["gru"], x, w, state, keep)
     gates = _project(x, w.ih)
     outputs = w.hh.new_empty(m, time + 1, batch, hidden)
     saved = gates.new_empty(m, time, batch, 4 * hidden)
     slices, (ka, kb), vec = -(-hidden // units), _pieces(hidden), math.gcd(hidden, 8)
-    shape = {"VEC": vec, "ROWS": _rows(batch), "UNITS": units, "KA": ka, "KB": kb, "PRECISION": _precision(w.hh)}
+    shape = {
+        "VEC": vec, "ROWS": _rows(batch), "UNITS": units, "KA": ka, "KB": kb, "RESET": keep is not None,
+        "PRECISION": _precision(w.hh),
+    }  # fmt: skip
     bias_hh = w.bias_ih if w.bias_hh is None else w.bias_hh
     triton_recurrent.gru_forward[m * slices,](
-        gates, w.hh, w.bias_ih, bias_hh, state[0], outputs, saved, _flags(m, gates), time, batch, hidden // vec, slices,
+        gates, w.hh, w.bias_ih, bias_hh, state[0], _resets(keep, gates), outputs, saved, _flags(m, gates),
+        time, batch, hidden // vec, slices,
         TWO=w.bias_hh is not None, num_warps=WARPS, num_stages=1, **shape,
     )  # fmt: skip
-    return outputs[:, 1:], state, (x, w, outputs, saved, slices, shape)
+    return outputs[:, 1:], state, (x, w, outputs, saved, slices, shape, keep)
 
 
 def gru_backward(saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor | None, CellWeights]:
     """`kernels.gru_backward`."""
     if isinstance(saved[0], str):  # "plain"
         return LAYERS["gru"].backward(saved[1], d_out, want_inputs)
-    x, w, outputs, kept, slices, shape = saved
+    x, w, outputs, kept, slices, shape, keep = saved
     m, time, batch, hidden = d_out.shape
     d_recurrent = w.hh.new_empty(m, time, batch, 3 * hidden)
     d_inputs = torch.empty_like(d_recurrent)
     d_bias_hh, d_bias_ih = torch.empty_like(w.bias_ih), torch.empty_like(w.bias_ih)
     triton_recurrent.gru_backward[m * slices,](
-        d_out.contiguous(), w.hh, kept, outputs, d_recurrent, d_inputs, d_bias_hh, d_bias_ih, _flags(m, d_out),
-        time, batch, hidden // shape["VEC"], slices, num_warps=WARPS, num_stages=1, **shape,
+        d_out.contiguous(), w.hh, _resets(keep, kept), kept, outputs, d_recurrent, d_inputs, d_bias_hh, d_bias_ih,
+        _flags(m, d_out), time, batch, hidden // shape["VEC"], slices, num_warps=WARPS, num_stages=1, **shape,
     )  # fmt: skip
     return _inputs(d_inputs, w.ih, want_inputs), CellWeights(
         _over_time(d_inputs, x),
-        _over_time(d_recurrent, outputs[:, :-1]),
+        _over_time(d_recurrent, _before(outputs, keep)),
         d_bias_ih,
         d_bias_hh if w.bias_hh is not None else None,
         None,
@@ -151,14 +165,16 @@ def _held(hidden: int, width: int, gates: int, projected: bool, units: int) -> i
     return max(gates * units * inner + outer * columns, gates * outer * columns + inner * units)
 
 
-def lstm_forward(coupled: bool, x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State, Saved]:
+def lstm_forward(
+    coupled: bool, x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None
+) -> tuple[Tensor, State, Saved]:
     """`kernels.lstm_forward`; the state is changed in place."""
     m, time, batch, _ = x.shape
     h0, c0 = state
     hidden, width, gate_count = c0.shape[-1], w.hh.shape[-1], 3 if coupled else 4
     units = _units(m, hidden, partial(_held, hidden, width, gate_count, w.hr is not None), w.hh)
     if units is None or batch > MOST_ROWS or w.hh.dtype not in PERSISTENT:
-        return _by_plain(LAYERS["cifg" if coupled else "lstm"], x, w, state)
+        return _by_plain(LAYERS["cifg" if coupled else "lstm"], x, w, state, keep)
     gates = _project(x, w.ih)
     outputs = w.hh.new_empty(m, time + 1, batch, width)
     raw = outputs if w.hr is None else w.hh.new_empty(m, time, batch, hidden)
@@ -169,34 +185,36 @@ def lstm_forward(coupled: bool, x: Tensor, w: CellWeights, state: State) -> tupl
     shape: dict[str, Any] = {
         "VEC": math.gcd(hidden, 8), "WEC": math.gcd(width, 8), "ROWS": _rows(batch), "UNITS": units,
         "COLUMNS": columns, "KA": ka, "KB": kb, "RA": ra, "RB": rb, "COUPLED": coupled,
-        "PROJECTED": w.hr is not None, "PRECISION": _precision(w.hh),
+        "PROJECTED": w.hr is not None, "RESET": keep is not None, "PRECISION": _precision(w.hh),
     }  # fmt: skip
     bias_hh = w.bias_ih if w.bias_hh is None else w.bias_hh
     project = w.hh if w.hr is None else w.hr
     sizes = (time, batch, hidden // shape["VEC"], width // shape["WEC"], slices)
     triton_lstm.lstm_forward[m * slices,](
-        gates, w.hh, project, w.bias_ih, bias_hh, h0, c0, outputs, raw, kept, cells, _flags(m, gates), *sizes,
+        gates, w.hh, project, w.bias_ih, bias_hh, h0, c0, _resets(keep, gates), outputs, raw, kept, cells,
+        _flags(m, gates), *sizes,
         TWO=w.bias_hh is not None, num_warps=WARPS, num_stages=1, **shape,
     )  # fmt: skip
-    return outputs[:, 1:], state, (x, w, outputs, raw, kept, cells, sizes, shape)
+    return outputs[:, 1:], state, (x, w, outputs, raw, kept, cells, sizes, shape, keep)
 
 
 def lstm_backward(coupled: bool, saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor | None, CellWeights]:
     """`kernels.lstm_backward`."""
     if isinstance(saved[0], str):  # "plain"
         return LAYERS["cifg" if coupled else "lstm"].backward(saved[1], d_out, want_inputs)
-    x, w, outputs, raw, kept, cells, sizes, shape = saved
+    x, w, outputs, raw, kept, cells, sizes, shape, keep = saved
     m = x.shape[0]
     d_gates = torch.empty_like(kept, dtype=w.hh.dtype)
     d_projected = d_gates if w.hr is None else torch.empty_like(d_out, dtype=w.hh.dtype)
     project, d_bias = w.hh if w.hr is None else w.hr, torch.empty_like(w.bias_ih)
     triton_lstm.lstm_backward[m * sizes[-1],](
-        d_out.contiguous(), w.hh, project, kept, cells, d_gates, d_projected, d_bias, _flags(m, d_out), *sizes,
+        d_out.contiguous(), w.hh, project, _resets(keep, kept), kept, cells, d_gates, d_projected, d_bias,
+        _flags(m, d_out), *sizes,
         num_warps=WARPS if w.hr is None else WARPS_PROJECTED, num_stages=1, **shape,
     )  # fmt: skip
     return _inputs(d_gates, w.ih, want_inputs), CellWeights(
         _over_time(d_gates, x),
-        _over_time(d_gates, outputs[:, :-1]),
+        _over_time(d_gates, _before(outputs, keep)),
         d_bias,
         d_bias.clone() if w.bias_hh is not None else None,
         _over_time(d_projected, raw) if w.hr is not None else None,
@@ -207,14 +225,17 @@ def _rows(batch: int) -> int:
     return max(LEAST, _power_of_2(batch))
 
 
-def _by_plain(layer: Layer, x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State, Saved]:
+def _by_plain(
+    layer: Layer, x: Tensor, w: CellWeights, state: State, keep: Tensor | None
+) -> tuple[Tensor, State, Saved]:
     """Run the plain kernels on float32 copies of what is bf16."""
 
     def full(t: Tensor) -> Tensor:
         return t.to(state[0].dtype)
 
     bias, hr = None if w.bias_hh is None else full(w.bias_hh), None if w.hr is None else full(w.hr)
-    outputs, last, saved = layer.forward(full(x), CellWeights(full(w.ih), full(w.hh), full(w.bias_ih), bias, hr), state)
+    wide = CellWeights(full(w.ih), full(w.hh), full(w.bias_ih), bias, hr)
+    outputs, last, saved = layer.forward(full(x), wide, state, keep)
     return outputs.to(w.hh.dtype), last, ("plain", saved)
 
 

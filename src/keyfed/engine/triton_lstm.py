@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from keyfed.engine.triton_recurrent import _arrive, _meet, _sigmoid, _tanh, _tile
+from keyfed.engine.triton_recurrent import _arrive, _keep, _meet, _sigmoid, _tanh, _tile
 
 
 @triton.jit
@@ -21,11 +21,11 @@ def _matvec(base, row, rows, stride, ka, kb, end, w_a, w_b, start, PRECISION: tl
 
 @triton.jit
 def lstm_forward(
-    gates, weight, project, bias_ih, bias_hh, h_state, c_state, hidden, raw, saved, cells, flags,
+    gates, weight, project, bias_ih, bias_hh, h_state, c_state, keep, hidden, raw, saved, cells, flags,
     time, rows, narrow, slim, slices,
     VEC: tl.constexpr, WEC: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, COLUMNS: tl.constexpr,
     KA: tl.constexpr, KB: tl.constexpr, RA: tl.constexpr, RB: tl.constexpr,
-    COUPLED: tl.constexpr, PROJECTED: tl.constexpr, TWO: tl.constexpr, PRECISION: tl.constexpr,
+    COUPLED: tl.constexpr, PROJECTED: tl.constexpr, TWO: tl.constexpr, RESET: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """gates [m, time, rows, G·H] (W_ih x); h_state [m, rows, W] and c_state [m, rows, H], changed in place; hidden
     [m, time + 1, rows, W]; raw [m, time, rows, H]: o ⊙ tanh c; saved [m, time, rows, G·H]: activated gates; cells
@@ -83,13 +83,22 @@ def lstm_forward(
         if not COUPLED:
             x_f = tl.load(x + H, own, 0.0)
         _meet(flag, slices * phase)
-        i = _sigmoid(_matvec(slot, row, rows, W, ka, kb, W, i_a, i_b, nothing, PRECISION) + x_i + b_i[None, :])
-        g = _tanh(_matvec(slot, row, rows, W, ka, kb, W, g_a, g_b, nothing, PRECISION) + x_g + b_g[None, :])
-        o = _sigmoid(_matvec(slot, row, rows, W, ka, kb, W, o_a, o_b, nothing, PRECISION) + x_o + b_o[None, :])
+        a_i = _matvec(slot, row, rows, W, ka, kb, W, i_a, i_b, nothing, PRECISION)
+        a_g = _matvec(slot, row, rows, W, ka, kb, W, g_a, g_b, nothing, PRECISION)
+        a_o = _matvec(slot, row, rows, W, ka, kb, W, o_a, o_b, nothing, PRECISION)
+        if RESET:  # a row's product with a state of zero is zero
+            stays = _keep(keep, client, time, t, rows, row)
+            a_i, a_g, a_o, c = a_i * stays, a_g * stays, a_o * stays, c * stays
+        i = _sigmoid(a_i + x_i + b_i[None, :])
+        g = _tanh(a_g + x_g + b_g[None, :])
+        o = _sigmoid(a_o + x_o + b_o[None, :])
         if COUPLED:
             c = c + i * (g - c)
         else:
-            f = _sigmoid(_matvec(slot, row, rows, W, ka, kb, W, f_a, f_b, nothing, PRECISION) + x_f + b_f[None, :])
+            a_f = _matvec(slot, row, rows, W, ka, kb, W, f_a, f_b, nothing, PRECISION)
+            if RESET:
+                a_f = a_f * stays
+            f = _sigmoid(a_f + x_f + b_f[None, :])
             c = f * c + i * g
             tl.store(kept + H, f, own)
         out = o * _tanh(c)
@@ -131,10 +140,10 @@ def _kept(
 
 @triton.jit
 def lstm_backward(
-    d_out, weight, project, saved, cells, d_gates, d_projected, d_bias, flags, time, rows, narrow, slim, slices,
+    d_out, weight, project, keep, saved, cells, d_gates, d_projected, d_bias, flags, time, rows, narrow, slim, slices,
     VEC: tl.constexpr, WEC: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, COLUMNS: tl.constexpr,
     KA: tl.constexpr, KB: tl.constexpr, RA: tl.constexpr, RB: tl.constexpr,
-    COUPLED: tl.constexpr, PROJECTED: tl.constexpr, PRECISION: tl.constexpr,
+    COUPLED: tl.constexpr, PROJECTED: tl.constexpr, RESET: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """d_out [m, time, rows, W]; d_gates [m, time, rows, G·H]; d_projected [m, time, rows, W]: the whole gradient of h,
     with a projection only; d_bias [m, G·H]."""
@@ -188,16 +197,20 @@ def lstm_backward(
         else:
             d = dh
         dc += d * o * (1.0 - after * after)
+        earlier = before  # the cell that the step before this one left
+        if RESET:
+            stays = _keep(keep, client, time, t, rows, row)
+            before = before * stays
         at = d_gates + place * (G * H) + unit[None, :]
         if COUPLED:
             a_i = dc * (g - before) * i * (1.0 - i)
-            keep = 1.0 - i
+            forget = 1.0 - i
         else:
             a_i = dc * g * i * (1.0 - i)
             a_f = dc * before * f * (1.0 - f)
             sum_f += a_f
             tl.store(at + H, a_f.to(kind), own)
-            keep = f
+            forget = f
         a_g, a_o = dc * i * (1.0 - g * g), d * after * o * (1.0 - o)
         tl.store(at, a_i.to(kind), own)
         tl.store(at + (G - 2) * H, a_g.to(kind), own)
@@ -205,11 +218,13 @@ def lstm_backward(
         _arrive(flag)
         phase += 1
         # While the others arrive: sums, and what the step before this one will need.
-        dc = dc * keep
+        dc = dc * forget
+        if RESET:
+            dc = dc * stays
         sum_i += a_i
         sum_g += a_g
         sum_o += a_o
-        after = _tanh(before)
+        after = _tanh(earlier)
         i, f, g, o, before, d_next = _kept(
             saved, cells, d_out, client, time, tl.maximum(t - 1, 0), rows, own_row, unit, own, column, mine, H, W, G
         )
@@ -226,6 +241,8 @@ def lstm_backward(
         dh = tl.dot(di_b, i_b, tl.dot(di_a, i_a, dh, input_precision=PRECISION), input_precision=PRECISION)
         dh = tl.dot(dg_b, g_b, tl.dot(dg_a, g_a, dh, input_precision=PRECISION), input_precision=PRECISION)
         dh = tl.dot(do_b, o_b, tl.dot(do_a, o_a, dh, input_precision=PRECISION), input_precision=PRECISION)
+        if RESET:
+            dh = dh * stays
     real = unit < H
     b = d_bias + client * G * H + unit
     tl.store(b, tl.sum(sum_i, 0), real)

@@ -5,6 +5,9 @@ it in registers through the whole window, and meets its client's other programs 
 projection) at a counter in memory. Programs take their place by a ticket, so that all programs of a client are running
 before one of a later client starts: nobody waits for a program that cannot run.
 
+Where rows hold several lines (RESET), `keep` [m, time, rows] is 0 at the first token of each, else 1: it multiplies the
+state before a step, and the gradient that the step hands back.
+
 Matrices and what goes into products have the type of the weights (float32 or bf16); gates, cells and sums are float32.
 Equal to `kernels.LAYERS` to rounding (tests/equivalence/test_triton.py).
 """
@@ -47,13 +50,19 @@ def _tile(base, first, first_end, first_stride, second, second_end, second_strid
 
 
 @triton.jit
+def _keep(keep, client, time, t, rows, row):
+    """What multiplies each row's state before step t, [ROWS, 1]."""
+    return tl.load(keep + (client * time + t) * rows + row, row < rows, 0.0)[:, None]
+
+
+@triton.jit
 def gru_forward(
-    gates, weight, bias_ih, bias_hh, state, hidden, saved, flags, time, rows, narrow, slices,
+    gates, weight, bias_ih, bias_hh, state, keep, hidden, saved, flags, time, rows, narrow, slices,
     VEC: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr,
-    TWO: tl.constexpr, PRECISION: tl.constexpr,
+    TWO: tl.constexpr, RESET: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """gates: W_ih x, [m, time, rows, 3H]; state [m, rows, H], changed in place; hidden [m, time + 1, rows, H]: the
-    state before every step and after the last; saved [m, time, rows, 4H]: r, z, n and W_hn h + b_hn."""
+    state before every step (not reset) and after the last; saved [m, time, rows, 4H]: r, z, n and W_hn h + b_hn."""
     H = narrow * VEC
     ticket = tl.atomic_add(flags, 1)
     client, part = (ticket // slices).to(tl.int64), ticket % slices  # offsets may pass 2^31
@@ -87,6 +96,9 @@ def gru_forward(
         a_r = tl.dot(h_b, r_b, tl.dot(h_a, r_a, input_precision=PRECISION), input_precision=PRECISION)
         a_z = tl.dot(h_b, z_b, tl.dot(h_a, z_a, input_precision=PRECISION), input_precision=PRECISION)
         a_n = tl.dot(h_b, n_b, tl.dot(h_a, n_a, input_precision=PRECISION), input_precision=PRECISION)
+        if RESET:  # a row's product with a state of zero is zero
+            stays = _keep(keep, client, time, t, rows, row)
+            a_r, a_z, a_n, h = a_r * stays, a_z * stays, a_n * stays, h * stays
         r = _sigmoid(x_r + a_r + b_r[None, :])
         z = _sigmoid(x_z + a_z + b_z[None, :])
         h_n = a_n + b_hn[None, :]
@@ -118,9 +130,9 @@ def _kept(saved, hidden, d_out, client, time, t, rows, row, unit, own, H):
 
 @triton.jit
 def gru_backward(
-    d_out, weight, saved, hidden, d_recurrent, d_inputs, d_bias_hh, d_bias_ih, flags, time, rows, narrow, slices,
+    d_out, weight, keep, saved, hidden, d_recurrent, d_inputs, d_bias_hh, d_bias_ih, flags, time, rows, narrow, slices,
     VEC: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr,
-    PRECISION: tl.constexpr,
+    RESET: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """d_out [m, time, rows, H]; d_recurrent and d_inputs [m, time, rows, 3H]: gradients of W_hh h and of W_ih x, whose
     sums are those of the biases [m, 3H]."""
@@ -142,6 +154,9 @@ def gru_backward(
     for back in range(time):
         t = time - 1 - back
         d = dh + d_next
+        if RESET:
+            stays = _keep(keep, client, time, t, rows, row)
+            before = before * stays.to(before.dtype)
         a_n = d * (1.0 - z) * (1.0 - n * n)
         a_r = a_n * h_n * r * (1.0 - r)
         a_z = d * (before.to(tl.float32) - n) * z * (1.0 - z)
@@ -171,6 +186,8 @@ def gru_backward(
         dh = tl.dot(gr_b, r_b, tl.dot(gr_a, r_a, dh, input_precision=PRECISION), input_precision=PRECISION)
         dh = tl.dot(gz_b, z_b, tl.dot(gz_a, z_a, dh, input_precision=PRECISION), input_precision=PRECISION)
         dh = tl.dot(gn_b, n_b, tl.dot(gn_a, n_a, dh, input_precision=PRECISION), input_precision=PRECISION)
+        if RESET:
+            dh = dh * stays
     real = unit < H
     b = client * 3 * H + unit
     tl.store(d_bias_ih + b, tl.sum(sum_r, 0), real)

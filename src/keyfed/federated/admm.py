@@ -109,6 +109,8 @@ def _standing(alpha: Tensor, tokens: Tensor, whole: bool) -> Standing:
 def once(uniform: bool = False) -> Mediator:
     r"""Weigh clients by α_k, and count that weight once: a joining client brings mass α_k, an increment brings none.
 
+    In secure sums α_k = 1 (`private_shares.standing`).
+
     Args:
       uniform: α_k = 1; else the client's tokens when it joined.
     """
@@ -117,7 +119,7 @@ def once(uniform: bool = False) -> Mediator:
         alpha = 1.0 if uniform else report.weight
         return Share(scale=dict.fromkeys(layers, alpha), mass=dict.fromkeys(layers, alpha * report.joining))
 
-    return separable(share, private_shares.standing(uniform))
+    return separable(share, private_shares.standing())
 
 
 def running_mean() -> ServerRule:

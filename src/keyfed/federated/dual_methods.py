@@ -58,7 +58,7 @@ def admm(
 
     Options:
       rho: ρ, how strongly clients are held to θ.
-      weights: α_k: the client's tokens when it joined, or uniform.
+      weights: α_k: the client's tokens when it joined, or uniform; secure sums weigh all alike.
       start_from: local work goes on from the stored w_k, or from the model θ.
       {local}
 
@@ -98,7 +98,7 @@ def liadmm(
     Options:
       rho: ρ, how strongly clients are held to θ.
       r: r, the curvature assumed of f_k; the local step size is 1/(ρ + r).
-      weights: α_k: the client's tokens when it joined, or uniform.
+      weights: α_k: the client's tokens when it joined, or uniform; secure sums weigh all alike.
       start_from: local work goes on from the stored w_k, or from the model θ.
       clip: largest norm of a local gradient; none turns clipping off.
       decay: factor on the step size every round.
@@ -146,7 +146,8 @@ def fedadmm(
 
     Options:
       rho: ρ, how strongly clients are held to θ; the report's runs have 0.1, which hardly lets a language model move.
-      weights: α_k: the client's tokens when it joined, or uniform (server_step=running only).
+      weights: α_k: the client's tokens when it joined, or uniform (server_step=running only); secure sums weigh all
+        alike.
       start_from: local work goes on from the stored w_k, or from the model θ.
       server_step: running (mean over all joined clients) or published (uniform over the cohort).
       server_lr: η_s of server_step=published.

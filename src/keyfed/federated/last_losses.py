@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from keyfed.federated.public_facts import joined, one_hot, sums_of
-from keyfed.federated.types import LayerNumbers, PrivateRule, Public, Report, Share, Sums
+from keyfed.federated.types import PrivateRule, Public, Report, Share, Sums
 
 LOSS_STEP, LOSSES = 1 / 32, 512  # buckets of a loss in nats, up to 16 and above
 
@@ -38,11 +38,6 @@ def switch_on_last_losses(adaptive: PrivateRule, otherwise: PrivateRule, thresho
         count = sums["count"][0]
         return {**after, "losses": [public["losses"][1], sums["loss"][0] / count]} if count >= 0.5 else after
 
-    def least(layers: Sequence[str], public: Public) -> LayerNumbers:
-        name = chosen(public)
-        own = parts[name].least
-        return dict.fromkeys(layers, 0.0) if own is None else own(layers, public[name])
-
     return PrivateRule(
         init=lambda: {"losses": [None, None], **{name: rule.init() for name, rule in parts.items()}},
         share=share,
@@ -52,7 +47,6 @@ def switch_on_last_losses(adaptive: PrivateRule, otherwise: PrivateRule, thresho
         first=lambda report, layers: joined({name: rule.first(report, layers) for name, rule in parts.items()}),
         start=lambda public, sums: _each(parts, public, lambda name, rule, own: rule.start(own, sums_of(name, sums))),
         learn=learn,
-        least=least,
     )
 
 

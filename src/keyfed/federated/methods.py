@@ -318,5 +318,16 @@ def build_method(spec: MethodSpec) -> Method:
         name: spec.options.get(name, parameter.default) for name, parameter in options.items()
     }
     method = parts.exchange(METHODS[spec.name](**values), spec.mediator, spec.server)
-    resolved = replace(spec, options=dict(values))  # type: ignore[arg-type]
+    if spec.schedule is not None:
+        if spec.name == "fedsgd":
+            raise ConfigError(
+                f"train.schedule is {spec.schedule.shape}: it changes the clients' step size, and fedsgd's clients "
+                "take no step; leave it out, or take fedavg"
+            )
+        method = replace(method, solver=local.scheduled(method.solver, spec.schedule))
+    if spec.average is not None:
+        method = replace(method, server=server.averaged(method.server, spec.average))
+    # Every option is in it, defaults too: clients and server compare and mask by the specification.
+    mediator, rule = parts.resolved_part("mediator", spec.mediator), parts.resolved_part("server", spec.server)
+    resolved = replace(spec, options=dict(values), mediator=mediator, server=rule)  # type: ignore[arg-type]
     return replace(method, spec=resolved, codec=compress.codec(spec.keep, spec.quantise))

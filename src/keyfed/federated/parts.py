@@ -147,6 +147,19 @@ def part_options(kind: str, name: str) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(known[name]).parameters)
 
 
+def resolved_part(kind: str, part: Part | None) -> Part | None:
+    """Return a part with every option, defaults too: the same part however it was written.
+
+    Example:
+      >>> resolved_part("server", Part("nesterov", {"lr": 1.0})).options
+      {'lr': 1.0, 'beta': 0.9}
+    """
+    if part is None:
+        return None
+    defaults = {key: p.default for key, p in part_options(kind, part.name).items()}
+    return Part(part.name, {**defaults, **part.options})
+
+
 def build_part(kind: str, part: Part) -> Any:
     """Build a mediator or a server rule from its name and numbers."""
     options = part_options(kind, part.name)

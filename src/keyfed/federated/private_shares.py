@@ -1,12 +1,16 @@
 r"""How clients weigh themselves when no report may leave them: by their own numbers and public ones.
 
 A softmax over clients is a ratio of two sums, and client k knows its own score: with a public cap c it sends
-u_k = exp(min(s_k, c) − c) as mass and u_k · Δ_k as upload, both inside one masked sum. c cancels in the ratio; it only
-keeps every number within [0, 1]. The same holds for token weights, min(n_k/ŵ, 1) with a public ŵ.
+u_k = exp(s_k − c) as mass and u_k · Δ_k as upload, both inside one masked sum. c cancels in the ratio; it only places
+the window of scores that count exactly. The same holds for token weights, n_k/ŵ with a public ŵ.
 
-Public numbers come from sums alone. The first ones from histograms of a calibration sum before the first upload; then
-they move: up as soon as a client is saturated (its score or size was cut off, so that it counts for less than it
-should), down when all clients lie far below. Two rules need all reports of a round before they can weigh, and get a
+**No client may be most of a sum.** In every layer the scale, which multiplies the upload, is held within [1/r, 1]
+(`held`): scores within [c − ln r, c], tokens within [ŵ/r, ŵ]. r comes from the sum's threshold
+(`private.threshold.most_ratio`), and the client computes it; no public number and no option of a method widens it.
+
+Public numbers come from sums alone: the first ones from histograms of a calibration sum before the first upload, later
+ones from coarse histograms in every round. They are placed where most clients count exactly, and move only for two
+clients or more (`public_facts.best_top`). Two rules need all reports of a round before they can weigh, and get a
 private variant that looks at the rounds before (`last_losses`): the switch on the mean loss, and top-K by loss.
 """
 
@@ -17,10 +21,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from keyfed.errors import ConfigError
+from keyfed.errors import ConfigError, DoesNotFit
 from keyfed.federated.last_losses import LOSS_STEP, LOSSES, below_last_quantile, switch_on_last_losses
-from keyfed.federated.public_facts import highest, joined, one_hot, size_bucket, sums_of, under
-from keyfed.federated.public_ranges import MAGNITUDES, first_ranges, magnitude_bucket, next_ranges
+from keyfed.federated.public_facts import (
+    SATURATED,
+    best_move,
+    best_top,
+    highest,
+    joined,
+    one_hot,
+    ratio_in,
+    room_histogram,
+    size_bucket,
+    sums_of,
+    under,
+)
+from keyfed.federated.public_ranges import (
+    MAGNITUDES,
+    ROOM_OF_DUALS,
+    ROOM_OF_RANGE,
+    first_ranges,
+    magnitude_bucket,
+    next_ranges,
+)
 from keyfed.federated.types import (
     Facts,
     LayerNumbers,
@@ -35,23 +58,57 @@ from keyfed.federated.types import (
 )
 
 __all__ = [  # those of `last_losses` and `public_facts` that a rule is made of, too
-    "LOSSES", "LOSS_STEP", "MOST_CAP", "MOST_GROWTH", "SIZES", "below_last_quantile", "capped_softmax", "constant",
+    "LOSSES", "LOSS_STEP", "MOST_CAP", "SIZES", "below_last_quantile", "capped_softmax", "clamped", "constant", "held",
     "highest", "magnitude", "one_hot", "privately", "saturated_clients", "size_bucket", "standing",
     "switch_on_last_losses", "tokens",
 ]  # fmt: skip
 
-MOST_GROWTH = 2.0**8  # of ŵ over the first one
 SIZES = 32  # buckets of a number of tokens n: bucket b holds 2^(b−1) < n ≤ 2^b
 LEAST_SCORE, SCORE_RATIO, SCORES = 0.05, 1.03, 360  # bucket b holds scores up to 0.05 · 1.03^b; the last one is 2039
 MOST_CAP = 4096.0  # twice that
-ROOMS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # from where on c − s falls into bucket 1, 2, …; below 0: saturated
+LEAST_LOG = -700.0  # of a weight, so that e^log is not 0
 
 
-def constant(weight_of: Callable[[Report], float], least: float = 0.0) -> PrivateRule:
+def held(share: Share, ratio: float, *, silent: bool = False) -> Share:
+    """Return a share with every scale at least 1/r; its mass grows alike. Scales above 1 are for the sum to refuse.
+
+    This is the one place that keeps a client from being most of a layer's sum, whatever its rule said.
+
+    Args:
+      silent: the share may be all zeros (a simulation of top-K, which real clients refuse).
+
+    Raises:
+      DoesNotFit: a scale is 0, negative or no number: such a client would leave the others alone in the sum.
+    """
+    if silent and not any(share.scale.values()) and not any(share.mass.values()):
+        return share
+    if not all(scale > 0 for scale in share.scale.values()):
+        raise DoesNotFit("a scale of 0 in a secure sum leaves the other clients alone in it; nothing was sent")
+    scale = {name: max(own, 1 / ratio) for name, own in share.scale.items()}
+    mass = {
+        name: scale[name] if own == share.scale[name] else own * (scale[name] / share.scale[name])
+        for name, own in share.mass.items()
+    }
+    return replace(share, scale=scale, mass=mass)
+
+
+def clamped(own: Share, sent: Share, told: Facts) -> Facts:
+    """Say whether a client was clamped at either end in any layer: below 1/r, or above the public top."""
+    above = {name.rpartition("room")[2] for name, row in told.items() if _is_room(name) and sum(row[:SATURATED]) > 0}
+    low = any(sent.scale[name] > scale for name, scale in own.scale.items())
+    high = any(scale == 1 and ({"", f"/{name}"} & above) for name, scale in own.scale.items())
+    return {"clamped": [float(low or high)]}
+
+
+def _is_room(name: str) -> bool:
+    return "/room/" in f"/{name}/"
+
+
+def constant(weight_of: Callable[[Report], float], least: float) -> PrivateRule:
     """Weigh by a number within [0, 1] that is known beforehand: nothing is told, nothing is learnt.
 
     Args:
-      least: the smallest of all weights.
+      least: the smallest of all weights; a sum whose ratio r does not allow it is refused, nothing is clamped.
     """
 
     def share(report: Report, layers: Sequence[str], public: Public) -> Share:
@@ -65,9 +122,8 @@ def constant(weight_of: Callable[[Report], float], least: float = 0.0) -> Privat
 def tokens() -> PrivateRule:
     r"""Weigh by min(n_k/ŵ, 1) with a public ŵ, a power of two: n_k / Σn once the server has divided by the mass.
 
-    Exact while nobody has more than ŵ tokens. ŵ doubles after a round in which somebody had, and halves after one in
-    which nobody had more than ŵ/8. It is never above 2^8 times the first one: who says in every round that it has more
-    does not round the others away.
+    Exact for clients of ŵ/r to ŵ tokens; others count as the nearer end (`held`). ŵ is where most clients count
+    exactly: by the calibration's histogram of sizes at first, then by how many factors of two clients lie below ŵ.
     """
 
     def share(report: Report, layers: Sequence[str], public: Public) -> Share:
@@ -76,65 +132,54 @@ def tokens() -> PrivateRule:
 
     def facts(report: Report, layers: Sequence[str], public: Public) -> Facts:
         del layers
-        n, most = report.tokens, public["most"]
-        return {"saturated": [float(n > most)], "small": [float(n <= most / 8)]}
+        return {"room": room_histogram(math.log2(public["most"] / max(1, report.tokens)))}
 
     def first(report: Report, layers: Sequence[str]) -> Facts:
         del layers
         return {"sizes": one_hot(size_bucket(report.tokens), SIZES)}
 
     def start(public: Public, sums: Sums) -> Public:
-        most = 2.0 ** (highest(sums["sizes"]) + 1)
-        return {**public, "most": most, "first": most}
+        found = [(max(0.0, place - 1.0), float(place), count) for place, count in enumerate(sums["sizes"])]
+        return {**public, "most": _size(best_top(found, math.log2(ratio_in(sums))))}
 
     def learn(public: Public, sums: Sums, contributors: int) -> Public:
-        if sums["saturated"][0] >= 0.5:
-            return {**public, "most": min(public["most"] * 2, public["first"] * MOST_GROWTH)}
-        if sums["small"][0] > contributors - 0.5:
-            return {**public, "most": max(1.0, public["most"] / 2)}
-        return public
+        del contributors
+        return {**public, "most": _size(math.log2(public["most"]) + best_move(sums["room"], ratio_in(sums)))}
 
-    return PrivateRule(lambda: {"most": 1.0, "first": 1.0}, share, facts, first, start, learn, _one_token)
+    return PrivateRule(lambda: {"most": 1.0}, share, facts, first, start, learn)
 
 
-def _one_token(layers: Sequence[str], public: Public) -> LayerNumbers:
-    """A client has a token at least, and weighs 1/ŵ at least."""
-    return dict.fromkeys(layers, 1 / public["most"])
+def _size(octaves: float) -> float:
+    """Return ŵ, a power of two of at least 1."""
+    return 2.0 ** min(max(0, math.floor(octaves)), SIZES)
 
 
-def standing(uniform: bool) -> PrivateRule:
-    r"""Weigh by α_k/ŵ, and bring that mass once, when joining (see `admm.once`); uniform is α_k = ŵ = 1.
+def standing() -> PrivateRule:
+    r"""Weigh all alike, and bring that mass once, when joining (see `admm.once`), whatever the plain method weighs by.
 
-    The server's running mean is in units of ŵ, so ŵ never changes after the first round: it is sixteen times the
-    largest power of two of the first cohort. A client with more is refused ("does not fit", which moves no range):
-    counting it for less would make θ wrong for ever.
+    A joining client's mass is read in the clear where it joins alone. By tokens it would be that client's number of
+    tokens; so in secure sums it is 1, and only how many joined is seen.
     """
 
     def share(report: Report, layers: Sequence[str], public: Public) -> Share:
-        alpha = 1.0 if uniform else report.weight / public["most"]
-        return Share(scale=dict.fromkeys(layers, alpha), mass=dict.fromkeys(layers, alpha * report.joining))
+        if "most" in public:  # of a run that was begun by tokens: its running mean is in other units
+            raise ConfigError(
+                "this secure run was begun by an older version, with weights by tokens; start it anew, or without "
+                "secure sums"
+            )
+        return Share(scale=dict.fromkeys(layers, 1.0), mass=dict.fromkeys(layers, float(report.joining)))
 
-    if uniform:
-        return _unlearning(share)._replace(least=lambda layers, public: dict.fromkeys(layers, 1.0))
-
-    def first(report: Report, layers: Sequence[str]) -> Facts:
-        del layers
-        return {"sizes": one_hot(size_bucket(report.weight), SIZES)}
-
-    def start(public: Public, sums: Sums) -> Public:
-        return {**public, "most": 2.0 ** (highest(sums["sizes"]) + 4)}
-
-    return _unlearning(share)._replace(init=lambda: {"most": 1.0}, first=first, start=start, least=_one_token)
+    return _unlearning(share)._replace(least=lambda layers, public: dict.fromkeys(layers, 1.0))
 
 
 def capped_softmax(score: Callable[[Report, str], float], bound: float = math.inf) -> PrivateRule:
     r"""Weigh each layer by u = exp(min(s, c) − c) with a public cap c: the softmax, once divided by the mass.
 
     .. math::  \frac{\sum_k u_k Δ_k}{\sum_k u_k} = \frac{\sum_k e^{s_k} Δ_k}{\sum_k e^{s_k}}
-               \quad\text{if all } s_k ≤ c
+               \quad\text{if all } c − \ln r ≤ s_k ≤ c
 
-    The first c is 1 to 3 above the largest score of the first cohort (from a histogram). After a round with saturated
-    clients it rises by a quarter, at least by 1; when all lie more than 4 below it, it falls.
+    Scores outside count as the nearer end (`held`). c is where most clients count exactly: by the calibration's
+    histogram of scores at first, then by how many factors of two clients' weights lie below 1.
 
     Args:
       score: a client's score in a layer, at least 0.
@@ -143,51 +188,37 @@ def capped_softmax(score: Callable[[Report, str], float], bound: float = math.in
 
     def share(report: Report, layers: Sequence[str], public: Public) -> Share:
         caps = public["caps"]
-        numbers = {name: math.exp(min(score(report, name), caps[name]) - caps[name]) for name in layers}
+        numbers = {name: math.exp(max(min(score(report, name), caps[name]) - caps[name], LEAST_LOG)) for name in layers}
         return Share(scale=numbers, mass=numbers)
 
     def facts(report: Report, layers: Sequence[str], public: Public) -> Facts:
-        told: Facts = {}
-        for name in layers:
-            room = public["caps"].get(name, 0.0) - score(report, name)
-            told[f"room/{name}"] = one_hot(sum(room >= edge for edge in ROOMS), len(ROOMS) + 1)
-        return told
+        caps = public["caps"]
+        return {
+            f"room/{name}": room_histogram((caps.get(name, 0.0) - score(report, name)) / math.log(2)) for name in layers
+        }
 
     def first(report: Report, layers: Sequence[str]) -> Facts:
         return {f"scores/{name}": one_hot(_score_bucket(score(report, name)), SCORES) for name in layers}
 
     def start(public: Public, sums: Sums) -> Public:
+        edges = [0.0, *(LEAST_SCORE * SCORE_RATIO**place for place in range(SCORES))]
         caps = {}
         for name, histogram in under("scores/", sums).items():
-            edge = LEAST_SCORE * SCORE_RATIO ** highest(histogram)
-            caps[name] = min(edge + min(1 + edge / 4, 3.0), bound)  # room for scores that grow, e^−3 of precision
+            found = [(edges[place], edges[place + 1], count) for place, count in enumerate(histogram)]
+            caps[name] = min(max(0.0, best_top(found, math.log(ratio_in(sums)))), bound)
         return {**public, "caps": caps}
 
     def learn(public: Public, sums: Sums, contributors: int) -> Public:
         del contributors
-        rooms = under("room/", sums)
-        return {
-            **public,
-            "caps": {name: min(_moved(cap, rooms[name]), bound, MOST_CAP) for name, cap in public["caps"].items()},
-        }
+        rooms, ratio = under("room/", sums), ratio_in(sums)
+        moved = {name: cap + math.log(2) * best_move(rooms[name], ratio) for name, cap in public["caps"].items()}
+        return {**public, "caps": {name: min(max(0.0, cap), bound, MOST_CAP) for name, cap in moved.items()}}
 
-    def least(layers: Sequence[str], public: Public) -> LayerNumbers:
-        return {name: math.exp(-public["caps"][name]) for name in layers}
-
-    return PrivateRule(lambda: {"caps": {}}, share, facts, first, start, learn, least)
+    return PrivateRule(lambda: {"caps": {}}, share, facts, first, start, learn)
 
 
 def _score_bucket(score: float) -> int:
     return 0 if score <= LEAST_SCORE else math.ceil(math.log(score / LEAST_SCORE) / math.log(SCORE_RATIO) - 1e-9)
-
-
-def _moved(cap: float, rooms: Sequence[float]) -> float:
-    """Return the next cap of a layer from the histogram of c − s, whose first bucket holds the saturated clients."""
-    if rooms[0] >= 0.5:
-        return cap + max(1.0, cap / 4)
-    nearest = next((place for place, count in enumerate(rooms) if count >= 0.5), 0)
-    room = ROOMS[nearest - 1] if nearest else 0.0  # every client has at least this much
-    return cap - (room - 2) if room >= 4 else cap
 
 
 def magnitude(largest: float) -> list[float]:
@@ -217,16 +248,20 @@ def privately(method: Method) -> Method:
     def weigh(memory: Memory, reports: object, layers: Sequence[str]) -> NoReturn:
         raise AssertionError("clients of a hidden method weigh themselves; there are no reports")
 
-    private = _with_ranges(rule)
+    private = _with_ranges(rule, ROOM_OF_RANGE if method.solver.start is None else ROOM_OF_DUALS)
     return replace(method, mediator=Mediator(private.init, weigh, None, private), hidden=True)
 
 
-def _with_ranges(rule: PrivateRule) -> PrivateRule:
-    """Join a rule with the ranges of the layers; its facts are told under "rule/"."""
+def _with_ranges(rule: PrivateRule, room: int) -> PrivateRule:
+    """Join a rule with the ranges of the layers; its facts are told under "rule/".
+
+    Args:
+      room: bits between the largest number seen and the first range.
+    """
 
     def start(public: Public, sums: Sums) -> Public:
         own = rule.start(public["rule"], sums_of("rule", sums))
-        ranges = first_ranges({name: highest(seen) for name, seen in under("magnitude/", sums).items()})
+        ranges = first_ranges({name: highest(seen) for name, seen in under("magnitude/", sums).items()}, room)
         return {"calibrated": True, "rule": own, "ranges": ranges, "first": dict(ranges), "outside": 0}
 
     def learn(public: Public, sums: Sums, contributors: int) -> Public:
@@ -254,8 +289,7 @@ def _least_of(rule: PrivateRule) -> Callable[[Sequence[str], Public], LayerNumbe
 
 def saturated_clients(sums: Sums) -> int:
     """Return how many clients were cut off in the layer that cut off most, from the facts of our own rules."""
-    flags = [s[0] for name, s in sums.items() if name.endswith("/saturated") or "/room/" in name]
-    return round(max(flags, default=0.0))
+    return round(max((sum(row[:SATURATED]) for name, row in sums.items() if _is_room(name)), default=0.0))
 
 
 def _unlearning(share: Callable[[Report, Sequence[str], Public], Share]) -> PrivateRule:

@@ -11,29 +11,53 @@ from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 from keyfed.errors import ConfigError
-from keyfed.federated.private_shares import LOSS_STEP, LOSSES, MOST_CAP, MOST_GROWTH, SIZES
+from keyfed.federated.private_shares import LOSS_STEP, LOSSES, MOST_CAP
+from keyfed.federated.public_facts import USUAL_RATIO
 from keyfed.federated.public_ranges import LARGEST_RANGE, MOST_RAISED, PATIENCE, ROOM_OF_RANGE, SMALLEST_RANGE
 from keyfed.federated.types import Method
 
 DEEPEST = 6  # a rule in a rule in a rule: top-K of a switch of two
-MOST_TOKENS = 2.0**SIZES * MOST_GROWTH  # of ŵ
+MOST_TOKENS = 2.0**40  # of ŵ
 MOST_NUMBER = 2.0**60  # of what a rule from outside keeps
 
 
-def refuse_isolating(method: Method) -> None:
+def refuse_isolating(method: Method, ratio: float = USUAL_RATIO) -> None:
     r"""Refuse a method with which whoever runs the server can make a sum of one client's upload.
 
     Under top-K clients with a loss above the public τ send zeros, and the histogram of losses is public: with τ between
     the two lowest losses the sum is one upload. No client can see that by itself. A simulation has nobody to hide from.
 
+    Args:
+      ratio: r of the sum (`private.threshold.most_ratio`); by default the largest that any sum has.
+
     Raises:
-      ConfigError: the method takes the clients of lowest loss only.
+      ConfigError: the method takes the clients of lowest loss only, or has fixed weights beyond the ratio.
     """
+    refuse_unequal(method, ratio)
     rule = method.mediator.private
     if method.uploading < 1 or (rule is not None and "limit" in _names(rule.init())):
         raise ConfigError(
             f"method.beta is {method.uploading:g} ({method.name}): top-K under secure sums lets the server choose a "
             "threshold below which a single client lies, and read its upload; set method.beta=1, or secure.on=false"
+        )
+
+
+def refuse_unequal(method: Method, ratio: float) -> None:
+    """Refuse weights that are fixed beforehand and differ by more than a secure sum allows; 0 is beyond any ratio.
+
+    Raises:
+      ConfigError: with what would do.
+    """
+    rule = method.mediator.private
+    if rule is None or rule.least is None:  # others are clamped
+        return
+    least = min(rule.least(["layer"], rule.init()).values())
+    if least < 1 / ratio - 1e-9:
+        found = f"the largest is {1 / least:.4g} times the least" if least > 0 else "a weight of 0 is among them"
+        raise ConfigError(
+            f"fixed weights ({method.name}): {found}, and a secure sum allows {ratio:g} times at most, so that no "
+            "client's upload can be singled out; bring mediator.weights closer together (a client without one "
+            "weighs 1), take more clients a round (up to 16 times), or set secure.on=false"
         )
 
 

@@ -21,6 +21,7 @@ from keyfed.federated.types import Public, Sums
 
 SMALLEST_RANGE, LARGEST_RANGE = -20, 28  # exponents of 2 of the largest number of a layer
 ROOM_OF_RANGE = 2  # bits between the largest number seen and the range
+ROOM_OF_DUALS = 6  # the same, where clients keep duals: their increments grow after the round in which they join
 MOST_RAISED = 8  # bits between a range and the first one
 HELD_BY_ONE = 2  # bits above the first range that a single client can hold against all the others
 RAISED_BY_MANY, MANY = 2, 0.25  # bits, after a round in which this share of the clients was out of range
@@ -42,13 +43,14 @@ def use_of_range(largest: float, exponent: int) -> tuple[float, float]:
     return float(largest > range_ / 2), float(0 < largest <= range_ / 8)
 
 
-def first_ranges(largest: Mapping[str, int]) -> dict[str, int]:
-    """Return a range for every layer from its highest bucket, four times its largest number.
+def first_ranges(largest: Mapping[str, int], room: int = ROOM_OF_RANGE) -> dict[str, int]:
+    """Return a range for every layer from its highest bucket, 2^room times its largest number: usually four times.
 
     A layer that is all zeros gets the largest range of all.
     """
     most = max(largest.values(), default=0) or 1 - SMALLEST_RANGE  # nothing moved at all: a range of 2^2
-    return {name: (place or most) - 1 + SMALLEST_RANGE + ROOM_OF_RANGE for name, place in largest.items()}
+    highest = LARGEST_RANGE + ROOM_OF_RANGE
+    return {name: min((place or most) - 1 + SMALLEST_RANGE + room, highest) for name, place in largest.items()}
 
 
 def next_ranges(public: Public, sums: Sums, contributors: int) -> Public:

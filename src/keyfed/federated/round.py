@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from keyfed.federated.private_shares import saturated_clients
+from keyfed.federated.soundness import Limits, caps_of, finite, norm_of, seen_with
 from keyfed.federated.types import (
     Aggregate,
     ClientId,
@@ -34,6 +36,9 @@ class RoundSummary:
       abandoned: too few uploads arrived: nothing was learnt, nobody was acknowledged.
       hidden: the numbers above come from sums: of those whose upload arrived, not of all who trained.
       saturated: clients cut off by a public cap, in the layer where there are most; hidden rounds only.
+      shortened: clients whose upload was longer than this run's limit.
+      unsound: why the server's step was not taken, which is then an abandoned round; None where it was.
+      clamped: clients whose weight was held at either end of its public range, in any layer; hidden rounds only.
     """
 
     round: int
@@ -48,6 +53,12 @@ class RoundSummary:
     abandoned: bool = False
     hidden: bool = False
     saturated: int = 0
+    clamped: int = 0
+    unsound: str | None = None
+    shortened: tuple[ClientId, ...] = ()
+
+
+NOT_FINITE = "the step of the server gives numbers that are not finite"
 
 
 def initial_state(method: Method, params: Params) -> State:
@@ -56,15 +67,23 @@ def initial_state(method: Method, params: Params) -> State:
 
 
 def run_round(
-    method: Method, state: State, cohort: Sequence[ClientId], federation: Federation, minimum: int = 0
+    method: Method,
+    state: State,
+    cohort: Sequence[ClientId],
+    federation: Federation,
+    minimum: int = 0,
+    limits: Limits | None = None,
 ) -> tuple[State, RoundSummary]:
     """Train the cohort, weigh, sum, step: local solver + report + mediator + linear sum + server rule.
 
     Args:
       minimum: uploads below which the round is abandoned; it counts as a round, and everything stays as it was.
+      limits: what one client may do at most, by what the run has seen; None for no limits.
     """
     if method.hidden:
-        return _hidden_round(method, state, cohort, federation, minimum)
+        return _hidden_round(method, state, cohort, federation, minimum, limits)
+    if limits is not None:
+        federation.limit(caps_of(limits, state.seen))
     if method.mediator.released is not None:
         share = method.mediator.released(state.server)
         method = replace(method, mediator=method.mediator._replace(share=share))
@@ -77,12 +96,28 @@ def run_round(
         federation.acknowledge(())
         return replace(state, round=state.round + 1), summary
     params, server = method.server.step(state.params, aggregate, state.server)
+    if not finite(params, server):
+        return _not_taken(state, federation, summary, NOT_FINITE)
     federation.acknowledge(aggregate.contributors)
-    return State(params, memory, server, state.round + 1), summary
+    seen = state.seen
+    if limits is not None:
+        seen = seen_with(seen, aggregate.norms, [report.tokens for report in reports.values()])
+    return State(params, memory, server, state.round + 1, seen), summary
+
+
+def _not_taken(state: State, federation: Federation, summary: RoundSummary, why: str) -> tuple[State, RoundSummary]:
+    """Leave everything as it was: the round is used, and no client was in it."""
+    federation.acknowledge(())
+    return replace(state, round=state.round + 1), replace(summary, abandoned=True, unsound=why)
 
 
 def _hidden_round(
-    method: Method, state: State, cohort: Sequence[ClientId], federation: Federation, minimum: int
+    method: Method,
+    state: State,
+    cohort: Sequence[ClientId],
+    federation: Federation,
+    minimum: int,
+    limits: Limits | None,
 ) -> tuple[State, RoundSummary]:
     """Run a round without reports: clients weigh themselves by public numbers, and those learn from the sum.
 
@@ -96,14 +131,39 @@ def _hidden_round(
     arrived = len(aggregate.contributors)
     abandoned = arrived < max(1, minimum)
     used = state.mediator if aggregate.public is None else aggregate.public
-    state = replace(state, mediator=rule.learn(used, aggregate.facts, 0 if abandoned else arrived))
     summary = _summarise_sums(state.round, aggregate, abandoned)
     if abandoned:
         federation.acknowledge(())
-        return replace(state, round=state.round + 1), summary
+        return replace(state, mediator=rule.learn(used, aggregate.facts, 0), round=state.round + 1), summary
     params, server = method.server.step(state.params, aggregate, state.server)
+    moved = 0.0 if limits is None else _moved(method, state.params, params, aggregate)
+    why = None if finite(params, server) else NOT_FINITE
+    if why is None and limits is not None:
+        why = _too_far(moved, caps_of(limits, state.seen).norm, limits.norm)
+    if why is not None:  # a sum that is not believed teaches nothing either, but for who was out of range
+        outside = {name: numbers for name, numbers in aggregate.facts.items() if name == "out of range"}
+        return _not_taken(replace(state, mediator=rule.learn(used, outside, 0)), federation, summary, why)
     federation.acknowledge(aggregate.contributors)
-    return State(params, state.mediator, server, state.round + 1), summary
+    seen = state.seen if limits is None else seen_with(state.seen, [moved], [])
+    return State(params, rule.learn(used, aggregate.facts, arrived), server, state.round + 1, seen), summary
+
+
+def _moved(method: Method, before: Params, after: Params, aggregate: Aggregate) -> float:
+    """Return the norm of a sum's mean upload; where clients keep state, how far it moves θ."""
+    if method.solver.start is None:
+        return norm_of(aggregate.mean())
+    return norm_of({name: after[name] - p for name, p in before.items()})
+
+
+def _too_far(moved: float, most: float | None, factor: float | None) -> str | None:
+    """Say that a step is longer than the steps before allow; None for one that is not."""
+    if most is None or factor is None or not moved > most:
+        return None
+    times = moved / (most / factor) if most else math.inf
+    return (
+        f"the mean upload is {times:.3g} times as long as that of the median round before, and {factor:g} times is the "
+        "limit (upload.limit); a client may have lied"
+    )
 
 
 def _summarise_sums(round: int, aggregate: Aggregate, abandoned: bool) -> RoundSummary:
@@ -120,6 +180,7 @@ def _summarise_sums(round: int, aggregate: Aggregate, abandoned: bool) -> RoundS
         abandoned=abandoned,
         hidden=True,
         saturated=saturated_clients(aggregate.facts),
+        clamped=int(aggregate.facts.get("clamped", (0.0,))[0] + 0.5),
     )
 
 
@@ -140,4 +201,5 @@ def summarise(
         effective_clients=aggregate.effective_clients(),
         weights=aggregate.weights,
         abandoned=abandoned,
+        shortened=aggregate.shortened,
     )

@@ -158,12 +158,17 @@ Reason = Literal[
     "malformed", "too large", "wrong round", "no text", "out of range",
     "does not fit",
     # who sends it
-    "not enrolled",
+    "not enrolled", "not signed",
+    # it sent what no honest client sends, and is shut out of the run
+    "lied",
     # no answer came
-    "no answer", "unreachable", "client error",
+    "no answer", "not delivered", "unreachable", "client error",
     # the client does not want to, or cannot
     "not now", "not secure", "refused by client", "identity changed", "stale", "other model", "other method",
     "non-finite model", "unknown run", "restarted", "state lost", "summed before", "too soon",
+    "other protocol",
+    # a limit that the client's owner has set
+    "over limit", "over budget", "hides among more", "strangers",
 ]  # fmt: skip
 
 
@@ -184,6 +189,8 @@ class Aggregate:
       weights: each contributor's share of the sum per layer, scale / Σ scale; None where nobody may know.
       facts: sums of what clients told along with their uploads, where no report leaves them; else empty.
       public: the public numbers that this sum was formed with, where clients weigh themselves by such; else None.
+      norms: of the uploads, as they came, where they are limited; else empty.
+      shortened: clients whose upload was longer than its cap.
     """
 
     total: Params
@@ -195,6 +202,8 @@ class Aggregate:
     weights: Mapping[ClientId, LayerNumbers] | None = None
     facts: Sums = field(default_factory=dict)
     public: Public | None = None
+    norms: tuple[float, ...] = ()
+    shortened: tuple[ClientId, ...] = ()
 
     def mean(self) -> Params:
         """Return total / mass, layer by layer; a layer of mass 0 takes no step."""
@@ -213,17 +222,18 @@ class PrivateRule(NamedTuple):
 
     Every number that a client tells lies within [0, 1] (a share's scale and mass too): it fits a sum of fixed point.
     Histograms are one-hot at a client. Whoever sums adds "loss" and "count" to what `learn` is given: the sum of the
-    contributors' losses, and their number.
+    contributors' losses, and their number; and "ratio", r, also to what `start` is given. A scale below 1/r is raised
+    to 1/r before it enters a secure sum (`private_shares.held`), and a scale of 0 is refused there.
 
     Attributes:
       init: public numbers before the first round.
-      share: (report, layers, public) → the client's share; all zeros: it takes no part, and nobody sees that.
+      share: (report, layers, public) → the client's share.
       facts: (report, layers, public) → what the client tells along; names and lengths do not depend on the client.
       first: (report, layers) → what it tells before the first sum, for `start`.
       start: (public, sums of `first`) → public numbers for the first round.
       learn: (public, sums of `facts`, contributors) → public numbers for the next round.
-      least: (layers, public) → scale below which no client can lie, layer by layer: a sum of k clients with less than
-        k times it is a lie; None where there is no such number.
+      least: (layers, public) → the least scale of any client, layer by layer, of a rule whose scales are known
+        beforehand: a sum that does not allow it is refused. None: 1/r, by raising what is less.
     """
 
     init: Callable[[], Public]
@@ -283,11 +293,22 @@ class Codec(NamedTuple):
     feedback: bool
 
 
+def trained(params: Params, state: Params) -> Params:
+    """Return θ itself: the model that most server rules serve."""
+    del state
+    return params
+
+
 class ServerRule(NamedTuple):
-    """How the server moves: state = init(θ), (θ', state') = step(θ, aggregate, state)."""
+    """How the server moves: state = init(θ), (θ', state') = step(θ, aggregate, state).
+
+    Attributes:
+      served: (θ, state) → the model that is validated, tested and exported; training goes on from θ whatever it is.
+    """
 
     init: Callable[[Params], Params]
     step: Callable[[Params, Aggregate, Params], tuple[Params, Params]]
+    served: Callable[[Params, Params], Params] = trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +345,31 @@ class Method:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """What the last rounds were like, for limits on what one client may do (`soundness.caps_of`).
+
+    Attributes:
+      norms: of each round the median norm of its uploads; of a hidden round how far θ moved.
+      tokens: of each round the median of the clients' tokens; none of hidden rounds.
+    """
+
+    norms: tuple[float, ...] = ()
+    tokens: tuple[float, ...] = ()
+
+
+class Caps(NamedTuple):
+    """What one upload of a round may be at most; None for no cap.
+
+    Attributes:
+      norm: its norm, beyond which it is shortened (or refused, where its client keeps state).
+      tokens: the tokens it counts for.
+    """
+
+    norm: float | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """Everything that survives a round. A checkpoint is this value and nothing else."""
 
@@ -331,10 +377,19 @@ class State:
     mediator: Memory
     server: Params
     round: int
+    seen: Seen = Seen()
+
+    def served(self, method: Method) -> Params:
+        """Return the model that is validated, tested and exported: θ, or the server rule's average of it."""
+        return method.server.served(self.params, self.server)
 
 
 class Federation(Protocol):
     """A transport: a simulation in this process, or real clients. Methods do not know which."""
+
+    def limit(self, caps: Caps) -> None:
+        """Say what uploads of the next round may be at most; only runs with limits do."""
+        ...
 
     def train(
         self, params: Params, cohort: Sequence[ClientId], method: Method, round: int, public: Public | None = None

@@ -27,6 +27,7 @@ FORMAT = 1
 MANIFEST, GRAPH, WEIGHTS, VOCAB, VECTORS, NGRAM = (
     "manifest.json", "model.onnx", "weights.safetensors", "vocab.json", "vectors.json", "ngram.safetensors",
 )  # fmt: skip
+RANDOM = "random tokens"  # what a graph is compared on where no text may be read, or none is there
 REQUIRED = (GRAPH, WEIGHTS, VOCAB, VECTORS)
 SPEC = ("name", "cell", "vocab", "embed", "hidden", "layers", "dense", "projection", "tied", "biases")
 
@@ -100,6 +101,30 @@ def check_bundle(folder: Path) -> dict[str, Any]:
     if NGRAM in data:
         ngram_file.from_bytes(data[NGRAM], spec.vocab, str(folder / NGRAM))
     return manifest
+
+
+def read_from_text(folder: Path) -> list[str]:
+    """Say what an export, damaged or not, holds that was counted on people's text: a private run's must hold nothing.
+
+    The weights are not meant: the ledger of the run covers them.
+    """
+    found = [NGRAM] if (folder / NGRAM).exists() else []
+    manifest, vocab = (_object_in(folder / name) for name in (MANIFEST, VOCAB))
+    if vocab.get("forms"):
+        found.append(f"{VOCAB} (written forms)")
+    parity = manifest.get("parity")
+    if isinstance(parity, dict) and parity.get("text") != RANDOM:
+        found.append(f"{MANIFEST} (compared on held-out text)")
+    return found
+
+
+def _object_in(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one where there is none."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def spec_of(manifest: Mapping[str, Any]) -> ModelSpec:

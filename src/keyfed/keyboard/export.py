@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 import keyfed
+from keyfed.config import Config
 from keyfed.errors import DataError, DownloadError, RunError
 from keyfed.keyboard import bundle
 from keyfed.keyboard.extra import need
@@ -37,8 +38,12 @@ from keyfed.run.prepare import Prepared, prepare
 from keyfed.text.named import NAMED, at_hand, is_path
 
 GOAL = 0.97  # of the three words shown, as many are the same in eight bits
-RANDOM = "random tokens"
 NGRAM_TOKENS = 10_000_000  # training text that the n-grams are counted on
+LEFT_OUT = (
+    "n-grams",
+    "written forms",
+    "a check on held-out text",
+)  # of a private run: each would need noise of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ def export_run(folder: Path, out: Path | None = None, int8: bool = False) -> Exp
         shipped = widen(load(files[bundle.WEIGHTS]))
         found = _measure(spec, graph, shipped, params, text, lines=trained.reads_lines)
         refuse_difference(found, str(folder))
-        if int8 and found.text != RANDOM and found.top3_agreement < GOAL:
+        if int8 and found.text != bundle.RANDOM and found.top3_agreement < GOAL:
             notes.append(
                 f"in eight bits {found.top3_agreement:.1%} of the words shown are the same, fewer than {GOAL:.0%}"
             )
@@ -132,8 +137,13 @@ def _load(folder: Path) -> tuple[Trained, ModelSpec]:
 
 
 def _text_at_hand(trained: Trained) -> tuple[Prepared | None, list[str]]:
-    """The run's corpus if it is here and still the same; nothing is fetched for an export."""
+    """The run's corpus if it is here and still the same; nothing is fetched for an export.
+
+    The export of a private run reads no text: what is counted on text would be a release that no ledger has.
+    """
     config, vocab = trained.config, trained.vocab
+    if config.privacy.on:
+        return None, [f"trained with --dp: without {', '.join(LEFT_OUT)}, for no noise covers them"]
     without = "; checked on random tokens, without written forms and n-grams"
     if config.data.name in NAMED and not at_hand(config.data.name, Path(config.data.dir) if config.data.dir else None):
         return None, [f"the corpus {config.data.name} is not at hand{without}"]
@@ -159,7 +169,7 @@ def _measure(
 ) -> Parity:
     streams = {**text.test, **text.unseen} if text is not None else {}
     tokens, real = sample_tokens(streams, spec.vocab, lines=lines)
-    what = f"held-out text of {text.corpus.name}" if real and text is not None else RANDOM
+    what = f"held-out text of {text.corpus.name}" if real and text is not None else bundle.RANDOM
     return measure(spec, graph, shipped, params, tokens, what)
 
 
@@ -206,7 +216,17 @@ def _manifest(
         "files": {file: {"bytes": len(data), "sha256": bundle.sha256(data)} for file, data in files.items()},
         "parity": asdict(found),
         "ngram": bundle.NGRAM in files,
+        **_privacy(config, result),
     }
+
+
+def _privacy(config: Config, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What the manifest of a private run says: its (ε, δ), and what an export of such a run does not have."""
+    if not config.privacy.on:
+        return {}
+    account = result.get("privacy") or {}
+    said = {key: account.get(key) for key in ("verdict", "delta", "statement")}
+    return {"privacy": {**said, "epsilon": account.get("pld"), "left_out": list(LEFT_OUT)}}
 
 
 def _refuse_other(target: Path) -> None:

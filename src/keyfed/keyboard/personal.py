@@ -111,7 +111,7 @@ class Personal:
         """
         if not is_wordlike(word) or not _is_one_word(word, self.constants):
             raise DataError(
-                f"{word[:40]!r} cannot be a word of the dictionary: expected 1 to "
+                f"{len(word)} characters cannot be a word of the dictionary: expected 1 to "
                 f"{self.constants.longest_word} characters, no blank, at least one letter"
             )
         self._check_lists(fold(word) in self.dictionary)
@@ -146,7 +146,7 @@ class Personal:
         key = fold(word)
         if not _is_one_word(key, self.constants):
             raise DataError(
-                f"{word[:40]!r} cannot be blocked: expected one word of 1 to {self.constants.longest_word} characters, "
+                f"{len(word)} characters cannot be blocked: expected one word of 1 to {self.constants.longest_word}, "
                 "no blank or control character"
             )
         self._check_lists(key in self.blocked)
@@ -257,7 +257,7 @@ def checked(text: str, k: Constants) -> dict[str, Any]:
 def _tables(pairs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     for before, after in pairs.items():
         if not isinstance(after, dict):
-            raise DataError(f"learnt words: the pairs of {before[:40]!r} should be of type dict")
+            raise DataError(f"learnt words: pairs of a word of {len(before)} characters should be of type dict")
     return list(pairs.values())
 
 
@@ -265,7 +265,7 @@ def _check_counts(counts: Mapping[str, Any], k: Constants) -> None:
     for word, n in counts.items():
         _check_word(word, k)
         if type(n) is not int or not 1 <= n < 1 << 53:
-            raise DataError(f"learnt words: {word[:40]!r} has the count {str(n)[:20]}; expected a positive integer")
+            raise DataError(f"learnt words: a word of {len(word)} characters has no count; expected a positive integer")
 
 
 def _is_one_word(word: str, k: Constants) -> bool:
@@ -275,6 +275,6 @@ def _is_one_word(word: str, k: Constants) -> bool:
 def _check_word(word: Any, k: Constants) -> None:
     if not isinstance(word, str) or not _is_one_word(word, k):
         raise DataError(
-            f"learnt words: {str(word)[:40]!r} is not a word: expected 1 to {k.longest_word} characters, no blank "
-            "or control character"
+            f"learnt words: an entry of {len(str(word))} characters is not a word: expected 1 to {k.longest_word}, no "
+            "blank or control character"
         )

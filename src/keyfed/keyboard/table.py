@@ -68,7 +68,9 @@ def evaluate_keyboard(
     groups = {name: clients for name, clients in sampled.items() if clients}
     if not groups:
         raise DataError(f"{prepared.corpus.name} has no held-out text to type")
-    forms = written_forms((c.train for c in prepared.population.trained), prepared.vocab)
+    # The keyboard of a private run has no written forms (`export.LEFT_OUT`), and its clients are told in totals only.
+    private = any(run.config.privacy.on for run in runs)
+    forms = {} if private else written_forms((c.train for c in prepared.population.trained), prepared.vocab)
     personal = Personal()
     predictor = Predictor(prepared.vocab, personal, forms=forms, settings=Settings(emoji=False))
     rows = []
@@ -80,7 +82,8 @@ def evaluate_keyboard(
             if row.personal and not any(client.train for client in clients):
                 continue  # nobody's earlier text is known
             counts = _type(keyboard, clients, clock, seed, personal if row.personal else None)
-            found[group] = {**sum(counts, Counts()).summary(), "clients": len(counts), "by_client": _spread(counts)}
+            by_client = None if private else _spread(counts)
+            found[group] = {**sum(counts, Counts()).summary(), "clients": len(counts), "by_client": by_client}
         if clock.words:
             rows.append({**found, "latency": clock.summary()})
     typed = {g: {"clients": len(c), "lines": sum(len(t.test) for t in c)} for g, c in groups.items()}

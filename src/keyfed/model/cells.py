@@ -4,14 +4,16 @@ Every tensor carries the client axis first: inputs are `[m, time, batch, input]`
 `[m, batch, width]`; m clients advance in lockstep, one client is m = 1. Weights have torch.nn's names, shapes and gate
 order, so a cell equals its `torch.nn` counterpart number for number (tests/equivalence/test_cells.py).
 
+Where rows hold several lines, `keep` [m, time, batch, 1] is 0 at the first token of a line and 1 elsewhere. The state
+before step t is then keep_t ⊙ (h, c): a line reads nothing of the one before, and no gradient flows back into it.
+
 These functions are the definition and differentiate by autograd. `engine.kernels` holds the same recurrences with a
 hand-written backward pass; both are tested equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -38,8 +40,12 @@ class CellWeights(NamedTuple):
     hr: Tensor | None
 
 
-Recurrence = Callable[[Tensor, CellWeights, State], tuple[Tensor, State]]
-"""(inputs [m, time, batch, input], weights, state) → (outputs [m, time, batch, width], last state)."""
+class Recurrence(Protocol):
+    """(inputs [m, time, batch, input], weights, state, keep) → (outputs [m, time, batch, width], last state)."""
+
+    def __call__(
+        self, x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None, /
+    ) -> tuple[Tensor, State]: ...
 
 
 def gates_of(cell: CellName) -> int:
@@ -67,7 +73,12 @@ def recurrent_gates(h: Tensor, w: CellWeights) -> Tensor:
     return torch.baddbmm(w.bias_hh[:, None], h, w.hh.mT)
 
 
-def gru(x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State]:
+def kept(state: State, keep: Tensor | None, t: int) -> State:
+    """Return keep_t ⊙ state: zero in rows where a line begins at step t; without `keep` the state itself."""
+    return state if keep is None else tuple(s * keep[:, t] for s in state)
+
+
+def gru(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None) -> tuple[Tensor, State]:
     r"""Run a GRU, torch's form (the reset gate acts after the product).
 
     .. math::
@@ -80,6 +91,7 @@ def gru(x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State]:
     inputs = project_inputs(x, w)
     outputs = []
     for t in range(x.shape[1]):
+        (h,) = kept((h,), keep, t)
         i_r, i_z, i_n = inputs[:, t].chunk(3, -1)
         h_r, h_z, h_n = recurrent_gates(h, w).chunk(3, -1)
         r = torch.sigmoid(i_r + h_r)
@@ -90,7 +102,7 @@ def gru(x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State]:
     return torch.stack(outputs, 1), (h,)
 
 
-def lstm(x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State]:
+def lstm(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None) -> tuple[Tensor, State]:
     r"""Run an LSTM (gates i, f, g, o as in torch).
 
     .. math::  c' = f ⊙ c + i ⊙ g,\qquad h' = o ⊙ \tanh(c')
@@ -99,6 +111,7 @@ def lstm(x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State]:
     inputs = project_inputs(x, w)
     outputs = []
     for t in range(x.shape[1]):
+        h, c = kept((h, c), keep, t)
         i, f, g, o = (inputs[:, t] + recurrent_gates(h, w)).chunk(4, -1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         h = torch.sigmoid(o) * torch.tanh(c)
@@ -106,7 +119,7 @@ def lstm(x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State]:
     return torch.stack(outputs, 1), (h, c)
 
 
-def cifg(x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State]:
+def cifg(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None) -> tuple[Tensor, State]:
     r"""Run a coupled input–forget gate LSTM with a recurrent projection (Gboard's cell; gates i, g, o).
 
     .. math::  f = 1 − i,\qquad c' = f ⊙ c + i ⊙ g,\qquad h' = W_{hr}\,(o ⊙ \tanh(c'))
@@ -119,6 +132,7 @@ def cifg(x: Tensor, w: CellWeights, state: State) -> tuple[Tensor, State]:
     inputs = project_inputs(x, w)
     outputs = []
     for t in range(x.shape[1]):
+        h, c = kept((h, c), keep, t)
         i, g, o = (inputs[:, t] + recurrent_gates(h, w)).chunk(3, -1)
         i = torch.sigmoid(i)
         c = (1 - i) * c + i * torch.tanh(g)

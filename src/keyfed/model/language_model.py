@@ -138,11 +138,15 @@ def check_shapes(want: Mapping[str, tuple[int, ...]], params: Params, model: str
 
 
 class Batch(NamedTuple):
-    """One step's tokens for m clients; positions with mask 0 are padding."""
+    """One step's tokens for m clients; positions with mask 0 are padding.
+
+    Where rows hold several lines, `starts` is true at the first token of each: the state before it is zero.
+    """
 
     inputs: Tensor  # [m, batch, time] int64
     targets: Tensor  # [m, batch, time] int64
     mask: Tensor  # [m, batch, time] float
+    starts: Tensor | None = None  # [m, batch, time] bool; None: a row is one text
 
 
 def initial_state(spec: ModelSpec, params: Params, batch: int) -> ModelState:
@@ -170,6 +174,7 @@ def features(
     state: ModelState,
     drop: Dropout | None = None,
     recurrence: Recurrence | None = None,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, ModelState]:
     """Run the network up to the output layer.
 
@@ -178,6 +183,7 @@ def features(
       tokens: [m, batch, time].
       state: carried state, see `initial_state`.
       recurrence: the cell to run; None takes the definition in `cells`.
+      starts: where lines begin, see `Batch`.
 
     Returns:
       ([m, time, batch, width], new state). Time comes before batch so that a step is contiguous.
@@ -188,9 +194,9 @@ def features(
     offsets = torch.arange(m, device=tokens.device)[:, None, None] * vocab
     x = F.embedding(tokens.transpose(1, 2) + offsets, table.reshape(m * vocab, width))
     x = apply_dropout(x, drop, 0)
-    last = []
+    last, keep = [], keep_of(starts, x.dtype)
     for layer in range(spec.layers):
-        x, s = run(x, layer_weights(params, layer), state[layer])
+        x, s = run(x, layer_weights(params, layer), state[layer], keep)
         last.append(s)
         x = apply_dropout(x, drop, layer + 1)
     if spec.dense:
@@ -198,6 +204,11 @@ def features(
         flat = torch.baddbmm(params["dense.bias"][:, None], flat, params["dense.weight"].mT)
         x = flat.view(*x.shape[:-1], spec.dense)
     return x, tuple(last)
+
+
+def keep_of(starts: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return what multiplies the state before each step (see `cells`), [m, time, batch, 1]: 0 where a line begins."""
+    return None if starts is None else (~starts).transpose(1, 2)[..., None].to(dtype)
 
 
 def output_layer(spec: ModelSpec, params: Params) -> tuple[Tensor, Tensor]:
@@ -217,7 +228,7 @@ def mean_nats(
 
     A client whose batch is all padding has loss 0 and no gradient.
     """
-    x, state = features(spec, params, batch.inputs, state, drop, recurrence)
+    x, state = features(spec, params, batch.inputs, state, drop, recurrence, batch.starts)
     counts, scale, targets = loss_weights(batch, x.dtype)
     weight, bias = output_layer(spec, params)
     loss = linear_cross_entropy(x.reshape(x.shape[0], -1, x.shape[-1]), weight, bias, targets, scale)

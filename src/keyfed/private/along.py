@@ -12,7 +12,6 @@ References:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ WITHIN = "within"  # the half count that the clip follows
 LOSS, BELOW = "loss", "below"  # those that the switch and the limit of top-K follow
 
 MOST_LOSS = 16.0  # nats per token: above any loss that a model of 2^23 words begins with
+NOT_YET = 1e300  # the change of a loss before there are two to compare: above every threshold, and finite
 LEAST_REACH = 1.0  # nats: how far from each other the clients of one round usually lie
 LEAST_STEP, MOST_STEP = 1e-3, 2.0  # nats: what the limit of top-K moves by at most in one round
 WIDEN, NARROW = 1.2, 0.6  # slower up than down: one wrong side by chance must not cost a round with nobody
@@ -64,9 +64,9 @@ def mean_loss(threshold: float) -> Followed:
         change = 2 * reach * (min(max(noisy, 0.0), 1.0) - 0.5)
         after = min(2 * reach, max(MOST_LOSS / 2, least)) if abs(change) >= reach / 2 else max(reach / 2, least)
         # What the first round tells is its distance from a guess, not from a round before.
-        return max(0.0, mean + change), after, change if seen else math.inf, seen + 1
+        return max(0.0, mean + change), after, change if seen else NOT_YET, seen + 1
 
-    return Followed((MOST_LOSS / 2, max(MOST_LOSS / 2, least), math.inf, 0.0), told, learn)
+    return Followed((MOST_LOSS / 2, max(MOST_LOSS / 2, least), NOT_YET, 0.0), told, learn)
 
 
 def still_moves(numbers: Numbers, threshold: float) -> bool:

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from keyfed.errors import PrivacyError
-from keyfed.files import make_durable, write_atomically
+from keyfed.files import BROKEN, make_durable, parse_json, read_json, write_atomically
 from keyfed.private.accounting import COARSE, FINE, Accountant, Release, Row, TreeRelease, check_delta, epsilon
 
 LEDGER, HEAD = "ledger.jsonl", "ledger.head.json"
 ORIGIN = "0" * 64  # the hash before the first line
-Verdict = Literal["GUARANTEE", "SIMULATED", "NONE"]
+Verdict = Literal["GUARANTEE", "BOUND ONLY", "SIMULATED", "NONE"]
+MOST_DELTA = 1e-3  # above it (ε, δ) is a bound, and not what a person may rely on: δ is the chance that ε fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +131,24 @@ class Ledger:
         """Whether these releases still fit into the budget."""
         return self.terms.budget is None or self.spent(more) <= self.terms.budget
 
-    def verdict(self) -> Verdict:
-        """GUARANTEE, SIMULATED, or NONE where nothing is promised."""
-        if any(row.z == 0 for row in self.rows()) or self.terms.z == 0:
+    def verdict(self, delta: float | None = None) -> Verdict:
+        """Return what the ledger is worth, see `verdict_of`; NONE where a release had no noise."""
+        if any(row.z == 0 for row in self.rows()):
             return "NONE"
-        return "SIMULATED" if self.terms.simulated else "GUARANTEE"
+        return verdict_of(self.terms, delta)
+
+
+def verdict_of(terms: Terms, delta: float | None = None) -> Verdict:
+    """Return GUARANTEE, BOUND ONLY where δ is above `MOST_DELTA`, SIMULATED, or NONE where nothing is promised.
+
+    Args:
+      delta: δ of all that is promised, where the terms have a part of it only; None for theirs.
+    """
+    if terms.z == 0:
+        return "NONE"
+    if terms.simulated:
+        return "SIMULATED"
+    return "GUARANTEE" if (terms.delta if delta is None else delta) <= MOST_DELTA else "BOUND ONLY"
 
 
 def open_ledger(folder: Path, terms: Terms) -> Ledger:
@@ -194,10 +208,13 @@ def read_ledger(folder: Path) -> Ledger:
 def check_against_metrics(ledger: Ledger, records: Iterable[Mapping[str, Any]]) -> None:
     """Refuse a ledger that is older than the metrics beside it: every round names the head it was booked under."""
     for record in records:
-        told = (record.get("privacy") or {}).get("ledger")
-        if told is None:
-            raise PrivacyError(f"round {record.get('round')} of metrics.jsonl names no row of the ledger; {REFUSED}")
-        rows, head = told["rows"], told["head"]
+        try:
+            told = record["privacy"]["ledger"]
+            rows, head = int(told["rows"]), str(told["head"])
+        except BROKEN:
+            raise PrivacyError(
+                f"round {record.get('round')} of metrics.jsonl names no row of the ledger; {REFUSED}"
+            ) from None
         if not 1 <= rows <= len(ledger.hashes) or ledger.hashes[rows - 1] != head:
             raise PrivacyError(
                 f"round {record.get('round')} was released under row {rows} of the ledger, which is missing or not the "
@@ -256,9 +273,9 @@ def _write_head(folder: Path, hashes: list[str]) -> None:
 
 def _head(folder: Path) -> dict[str, Any]:
     try:
-        head = json.loads((folder / HEAD).read_text("utf-8"))
+        head = read_json(folder / HEAD)
         return {"rows": int(head["rows"]), "hash": str(head["hash"])}
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except (OSError, *BROKEN) as e:
         raise PrivacyError(f"{folder / HEAD} cannot be read ({e}); {REFUSED}") from None
 
 
@@ -279,21 +296,21 @@ def _read(folder: Path) -> tuple[Ledger | None, int | None]:
     terms: Terms | None = None
     for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
         try:
-            plain = json.loads(line)
+            plain = parse_json(line)
             digest, before = plain.pop("hash"), plain.pop("before")
             fits = before == (hashes[-1] if hashes else ORIGIN) and _line(plain, before)[1] == digest
             if fits and number == 1:
                 terms = Terms(**plain["terms"])
             elif fits:
                 entries.append(_entry(plain))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except BROKEN:
             fits = False
         if not fits:
             raise PrivacyError(f"{path}, line {number}, is not what was written there; {REFUSED}")
         hashes.append(digest)
     if (folder / HEAD).exists():
         head = _head(folder)
-        if head["rows"] > len(hashes) or hashes[head["rows"] - 1] != head["hash"]:
+        if not 1 <= head["rows"] <= len(hashes) or hashes[head["rows"] - 1] != head["hash"]:
             raise PrivacyError(
                 f"{path} has {len(hashes)} whole rows, and {HEAD} knows of {head['rows']} that end otherwise; {REFUSED}"
             )

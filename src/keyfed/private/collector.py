@@ -8,13 +8,24 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from keyfed.errors import BelowThreshold, SecureSumError
+from keyfed.errors import BelowThreshold, Lied, SecureSumError
 from keyfed.private import shamir
-from keyfed.private.keys import agree
+from keyfed.private.accusation import shown_key
+from keyfed.private.keys import agree, framed
 from keyfed.private.ring import add_mask
 from keyfed.private.terms import CHECK_WORDS, Terms
 from keyfed.private.threshold import least_alive
-from keyfed.private.wire import HASH_BYTES, PACKAGE_BYTES, answer_tag, commitment, pair_key, self_key
+from keyfed.private.wire import (
+    HASH_BYTES,
+    PACKAGE_BYTES,
+    answer_tag,
+    commitment,
+    hashes_in,
+    pair_key,
+    self_key,
+    share_hash,
+    unseal,
+)
 
 
 class Collector:
@@ -96,7 +107,7 @@ class Collector:
 
     @property
     def distrusted(self) -> tuple[str, ...]:
-        """Survivors whose answers `total` found wrong, and did without."""
+        """Survivors whose answers were found wrong, and that `total` does without."""
         return tuple(sorted(self._distrusted))
 
     def take_unmask(self, client: str, data: bytes) -> None:
@@ -113,7 +124,43 @@ class Collector:
             raise SecureSumError(f"{client} answered for other terms or other survivors")
         starts = range(HASH_BYTES, size, shamir.SHARE_BYTES)
         shares = (data[start : start + shamir.SHARE_BYTES] for start in starts)
-        self._answers[client] = dict(zip(self._alive, shares, strict=True))
+        answered = dict(zip(self._alive, shares, strict=True))
+        wrong = [of for of, share in answered.items() if of != client and not self._fits(share, of, client)]
+        if wrong:
+            self._distrusted.add(client)
+            raise Lied(f"{client} answered another share of {wrong[0]} than it was sent and took", by=[client])
+        self._answers[client] = answered
+
+    def package(self, sender: str, addressee: str) -> bytes | None:
+        """Return a package that was sent on; None if there is no such package."""
+        alive = self._alive or ()
+        return self._packages[sender].get(addressee) if sender in alive and addressee in alive else None
+
+    def judge(self, accuser: str, accused: str, shown: bytes) -> tuple[str, str]:
+        """Return who lied, and how, where one client accuses another of a package that does not open.
+
+        Args:
+          shown: the pair's key and its proof, see `private.accusation`.
+        """
+        package = self.package(accused, accuser)
+        if package is None:
+            return accuser, f"it accuses {accused[:80]}, of which it was sent nothing"
+        bound = framed(self._digest, accuser.encode(), accused.encode())
+        try:
+            agreed = shown_key(self._keys[accuser].channel, self._keys[accused].channel, bound, shown)
+        except SecureSumError as error:
+            return accuser, f"it accuses {accused} with {error}"
+        try:
+            unseal(agreed, self._digest, accused, accuser, package)
+        except SecureSumError as error:
+            return accused, str(error)
+        return accuser, f"it accuses {accused} of shares that are in order"
+
+    def _fits(self, share: bytes, of: str, client: str) -> bool:
+        """Say whether a share is the one whose hash its dealer gave with the package to this client."""
+        assert self._survivors is not None, "answers follow the survivors"
+        which = 0 if of in self._survivors else 1
+        return share_hash(share, which, self._digest, of, client) == hashes_in(self._packages[of][client])[which]
 
     def total(self) -> NDArray[np.uint32]:
         r"""Return the sum of the survivors' values modulo 2³², or raise and reveal nothing.
@@ -122,8 +169,11 @@ class Collector:
                   - \sum_{k \in S, j \in L} \pm G(s_{kj})
 
         with S the survivors and L the members alive but lost. Every restored seed is compared with its commitment and
-        every restored key with its public half, so wrong answers give an error, never a wrong sum. As long as it fails
-        for want of right answers, more of them may be taken and it may be called again.
+        every restored key with its public half, so wrong shares give an error, never a wrong sum. As long as it fails
+        for want of answers, more of them may be taken and it may be called again.
+
+        Raises:
+          Lied: a member dealt shares of another secret (it is named), or the masks of the survivors do not cancel.
         """
         if self._total is None:
             if self._survivors is None or self._alive is None:
@@ -146,9 +196,10 @@ class Collector:
                 key = pair_key(agree(private, self._keys[name].mask), self._digest, name, gone)
                 add_mask(opened, key, -1 if name < gone else 1)
         if (opened[-CHECK_WORDS:] != len(seeds)).any():
-            raise SecureSumError(
+            raise Lied(
                 f"the masks of {', '.join(seeds)} do not cancel: one of them was told other terms or another list of "
-                "clients, or sent a vector of another sum; nothing was opened"
+                "clients, or sent a vector of another sum; nothing was opened",
+                among=seeds,
             )
         return opened[:-CHECK_WORDS]
 
@@ -163,17 +214,22 @@ class Collector:
         )
 
     def _restored(self, name: str, what: str, right: Callable[[bytes], bool]) -> bytes:
-        """Join the shares of a member's secret; whoever was found to answer wrongly is asked last."""
-        answerers = sorted(self._answers, key=lambda one: (one in self._distrusted, one))
-        shares = {self._places[one]: self._answers[one][name] for one in answerers}
-        found = shamir.join_checked(shares, self.terms.threshold, right)
-        if found is None:
-            raise SecureSumError(
-                f"the {what} of {name} does not follow from the answers of {', '.join(sorted(answerers))}: "
-                f"{name} shared it wrongly or too many answers are wrong; nothing was opened"
+        """Join the first shares of a member's secret; all are as that member dealt them, or its own.
+
+        So if they do not give the secret it committed to, it dealt shares of something else, or lied about its own.
+        One set of shares is joined for each secret, the same for all: its weights are computed once.
+        """
+        shares = {self._places[one]: self._answers[one][name] for one in sorted(self._answers)}
+        try:
+            secret = shamir.join(shares, self.terms.threshold)
+        except SecureSumError:
+            secret = b""
+        if not secret or not right(secret):
+            raise Lied(
+                f"the {what} of {name} does not follow from the answers of {', '.join(sorted(self._answers))}: "
+                f"{name} shared it wrongly; nothing was opened",
+                by=[name],
             )
-        secret, wrong = found
-        self._distrusted |= {one for one in answerers if self._places[one] in wrong}
         return secret
 
     def _check_known(self, client: str) -> None:

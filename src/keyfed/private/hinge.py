@@ -30,7 +30,7 @@ class Opening(NamedTuple):
     """When a secure sum opens.
 
     Attributes:
-      floor: clients that must be called.
+      floor: clients that must be called, and must stay.
       threshold: clients that must stay; None for more than two thirds of those called.
     """
 
@@ -42,14 +42,15 @@ class Opening(NamedTuple):
         """The fewest and the most clients of a sum that opens if all stay."""
         if self.threshold is None:
             return self.floor, MOST_MEMBERS
-        return max(self.floor, self.threshold), min(MOST_MEMBERS, 2 * self.threshold - 1)
+        stays = max(self.floor, self.threshold)
+        return stays, min(MOST_MEMBERS, 2 * stays - 1)
 
     def needed(self, called: int) -> tuple[int, int] | None:
         """Return how many must share their keys, and how many must upload and answer; None if it cannot open."""
         low, high = self.edges
         if not low <= called <= high:
             return None
-        threshold = usual_threshold(called) if self.threshold is None else self.threshold
+        threshold = max(self.floor, usual_threshold(called) if self.threshold is None else self.threshold)
         return least_alive(called, threshold), threshold
 
 

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from hashlib import sha256
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -192,6 +193,29 @@ def is_signature(signature: bytes, message: bytes, identity_public: bytes) -> bo
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def signed_answer(identity: Identity, client: str, kind: str, answer: bytes) -> bytes:
+    """Return an answer with its client's signature behind it.
+
+    The signature binds the client's name, the kind of message and all bytes of the answer; run, round and attempt are
+    in its head.
+    """
+    return answer + identity.sign(_answer_text(client, kind, answer))
+
+
+def check_answer(identity_public: bytes, client: str, kind: str, message: bytes) -> bytes:
+    """Return an answer without its signature; raise if that is not this client's, or is for another kind of message."""
+    answer, signature = message[:-SIGNATURE_BYTES], message[-SIGNATURE_BYTES:]
+    if not is_signature(signature, _answer_text(client, kind, answer), identity_public):
+        raise SecureSumError(
+            f"an answer to {kind} without the signature of {client}: it was altered, or update {client}"
+        )
+    return answer
+
+
+def _answer_text(client: str, kind: str, answer: bytes) -> bytes:
+    return framed(b"keyfed answer 1", _name(client), kind.encode(), sha256(answer).digest())
 
 
 def _signed(client: str, serial: int, mask: bytes, channel: bytes) -> bytes:

@@ -23,7 +23,8 @@ from keyfed.errors import PrivacyError
 from keyfed.federated.mediate import separable
 from keyfed.federated.participation import Participation
 from keyfed.federated.parts import part_options, read_weights
-from keyfed.federated.server import sgd
+from keyfed.federated.private_shares import LEAST_LOG
+from keyfed.federated.server import averaged, sgd
 from keyfed.federated.types import Aggregate, Mediator, Method, MethodSpec, Params, Report, ServerRule, Share
 from keyfed.private.along import BELOW, LOSS, WITHIN, Followed, loss_limit, mean_loss, still_moves
 from keyfed.private.noise import next_clip
@@ -75,7 +76,8 @@ def bound(method: Method, p: PrivacyConfig) -> Bounded:
     share, ratio, words = _weighing(method, kind, options, p)
     everybody = kind == "standing"
     if everybody:
-        method = replace(method, server=sgd(1.0))
+        rule = sgd(1.0)
+        method = replace(method, server=rule if spec.average is None else averaged(rule, spec.average))
     followed = _followed(beta, threshold)
     told = (() if p.quantile is None else (WITHIN,)) + tuple(followed)
     if followed:
@@ -86,6 +88,7 @@ def bound(method: Method, p: PrivacyConfig) -> Bounded:
             "leave it out"
         )
     mediator = _following(share, _sized(_tokens, p.weight_cap), followed, threshold) if followed else separable(share)
+    mediator = mediator._replace(private=method.mediator.private)  # for what clients of secure sums refuse
     made = replace(method, mediator=mediator, uploading=1.0)  # who is above the limit of top-K sends zeros
     least = beta * _least_weight(method, kind, options, p)
     return Bounded(_learning(made, p, followed), ratio, words, told, everybody, least)
@@ -171,7 +174,8 @@ def _cap(method: Method, kind: str, options: Mapping[str, object]) -> float:
 
 def _attention(temperature: float, cap: float) -> ShareOf:
     def share(report: Report, layers: Sequence[str]) -> Share:
-        weights = {name: math.exp(min(report.distance[name] / temperature, cap) - cap) for name in layers}
+        logs = {name: min(report.distance[name] / temperature, cap) - cap for name in layers}
+        weights = {name: math.exp(max(log, LEAST_LOG)) for name, log in logs.items()}
         return Share(scale=weights, mass=weights)
 
     return share
@@ -264,7 +268,7 @@ def _learning(method: Method, p: PrivacyConfig, followed: Mapping[str, Followed]
             learnt[FOLLOWED + name] = before.new_tensor(rule.learn(before.tolist(), aggregate.facts[name][0]))
         return after, {**kept, CLIP: clip, **learnt}
 
-    return replace(method, server=ServerRule(init, step))
+    return replace(method, server=ServerRule(init, step, inner.served))
 
 
 def refuse_absence(bounded: Bounded, called: float, clients: int) -> None:
@@ -275,6 +279,16 @@ def refuse_absence(bounded: Bounded, called: float, clients: int) -> None:
             f"{name}: a client that joins later would have to send all that was learnt before, w + y/ρ, which no "
             f"useful clip bounds; {called:g} of {clients} clients are called, so set train.cohort={clients} (everybody "
             "is a member from the start), or take fedadmm with server_step=published"
+        )
+
+
+def refuse_sized_duals(method: Method, p: PrivacyConfig) -> None:
+    """Refuse weights by tokens of a running mean in secure sums: there its clients weigh alike, as without noise."""
+    spec = method.spec
+    if p.weight_cap is not None and spec is not None and _mediation(spec)[0] == "standing":
+        raise PrivacyError(
+            f"privacy.weight_cap is {p.weight_cap:g}, and in secure sums the clients of {spec.name} weigh alike, so "
+            "that no joining client's tokens can be read; leave it out, or set secure.on=false"
         )
 
 

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from keyfed.errors import Refused, SecureSumError
 from keyfed.private import shamir
-from keyfed.private.keys import OneTime, Random, agree
+from keyfed.private.accusation import evidence
+from keyfed.private.keys import OneTime, Random, agree, framed, is_signature
 from keyfed.private.ring import add_mask
 from keyfed.private.terms import CHECK_WORDS, Floors, Terms, check_terms
 from keyfed.private.threshold import least_alive
-from keyfed.private.wire import NONCE_BYTES, answer_tag, commitment, pair_key, seal, self_key, unseal
+from keyfed.private.wire import NONCE_BYTES, answer_tag, commitment, package_text, pair_key, seal, self_key, unseal
 
 Stage = Literal["new", "shared", "masked", "over"]
 SEED_BYTES = 32
@@ -33,17 +34,18 @@ class _Secrets:
     seed: bytes
     own: tuple[bytes, bytes]
     agreed: dict[str, bytes]
+    channel: X25519PrivateKey
 
 
 class Member:
     """One client in one secure sum: `shares`, then `masked`, then `unmask`, each once.
 
     Refuses (`Refused`, one line) whatever could show its values: terms below its floors, keys that are not signed by
-    the identities it knows, a package that does not open (it names the sender; who is alive is settled by then, so it
-    cannot leave the sender out, and the server loses the refuser), lists that do not fit, every second call. A call at
-    the wrong time is refused and changes nothing, so a duplicated message does no harm; a call with wrong content ends
-    the sum for this client. Secrets are forgotten as soon as they are not needed: seed and keys after the upload, held
-    shares after `unmask`, everything on failure. Python cannot promise that their memory is overwritten.
+    the identities it knows, a package that does not open (it names the sender and, if the sender signed that package,
+    gives the evidence of `private.accusation`; it sends no vector then), lists that do not fit, every second call. A
+    call at the wrong time is refused and changes nothing, so a duplicated message does no harm; a call with wrong
+    content ends the sum for this client. Secrets are forgotten as soon as they are not needed: seed and keys after the
+    upload, held shares after `unmask`, everything on failure. Python cannot promise that their memory is overwritten.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Member:
         check_terms(me, keys, terms, identities, floors)
         self.me, self.terms = me, terms
         self._digest, self._places, self._keys = terms.digest(), terms.places(), terms.keys_of()
+        self._identities = {name: identities[name] for name in terms.names}
         self._least = max(terms.threshold, floors.cohort)
         self._random = random
         self._stage: Stage = "new"
@@ -79,20 +82,28 @@ class Member:
                 name: self._agree(channel, name, keys.channel) for name, keys in self._keys.items() if name != self.me
             }
             committed = commitment(seed, self._digest, self.me)
-            self._secrets = _Secrets(mask, seed, pairs[self.me], agreed)
+            self._secrets = _Secrets(mask, seed, pairs[self.me], agreed, channel)
             return {
                 name: seal(key, self._digest, self.me, name, committed, pairs[name], self._random(NONCE_BYTES))
                 for name, key in agreed.items()
             }
 
     def masked(
-        self, values: NDArray[np.uint32], alive: Sequence[str], received: Mapping[str, bytes]
+        self,
+        values: NDArray[np.uint32],
+        alive: Sequence[str],
+        received: Mapping[str, bytes],
+        signatures: Mapping[str, bytes] | None = None,
     ) -> NDArray[np.uint32]:
         r"""Return the values hidden under the masks, `CHECK_WORDS` longer than they are.
 
         .. math:: y_k = x_k + G(b_k) + \sum_{j > k} G(s_{kj}) - \sum_{j < k} G(s_{kj}) \bmod 2^{32}
 
         over the members alive, with b the seed, s the pair's key and G the mask of a key.
+
+        Args:
+          signatures: of the senders under their packages (`wire.package_text`). They are looked at where a package does
+            not open: no key is shown of a pair whose sender did not sign.
         """
         self._step("shared", "masked")
         with self._ending_on_failure():
@@ -104,7 +115,8 @@ class Member:
             if set(received) != set(others):
                 wrong = sorted(set(received) ^ set(others))
                 raise Refused(f"{self.me} refuses to upload: shares missing from, or not due from, {', '.join(wrong)}")
-            self._held = {name: self._open(secrets.agreed[name], name, received[name]) for name in others}
+            signed = signatures or {}
+            self._held = {name: self._open(secrets, name, received[name], signed.get(name, b"")) for name in others}
             self._held[self.me] = secrets.own
             hidden = np.ones(self.terms.sent_length, dtype=np.uint32)
             hidden[:-CHECK_WORDS] = values
@@ -154,11 +166,15 @@ class Member:
         except SecureSumError as error:
             raise Refused(f"{self.me} refuses {name}: {error}", accused=name) from error
 
-    def _open(self, agreed: bytes, sender: str, package: bytes) -> tuple[bytes, bytes]:
+    def _open(self, secrets: _Secrets, sender: str, package: bytes, signature: bytes) -> tuple[bytes, bytes]:
         try:
-            return unseal(agreed, self._digest, sender, self.me, package)
+            return unseal(secrets.agreed[sender], self._digest, sender, self.me, package)
         except SecureSumError as error:
-            raise Refused(f"{self.me} refuses to upload: {error}", accused=sender) from error
+            shown = None
+            if is_signature(signature, package_text(self._digest, sender, self.me, package), self._identities[sender]):
+                bound = framed(self._digest, self.me.encode(), sender.encode())
+                shown = evidence(secrets.channel, self._keys[sender].channel, bound, self._random)
+            raise Refused(f"{self.me} refuses to upload: {error}", sender, shown) from error
 
     def _checked_list(self, what: str, names: Sequence[str], known: Mapping[str, object]) -> list[str]:
         """Return the names sorted, if they are distinct, known, enough, and this client is among them."""

@@ -13,16 +13,15 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import combinations, islice
+from itertools import islice
 
 from keyfed.errors import BelowThreshold, SecureSumError
 
 PRIME = 2**256 + 297
 SECRET_BYTES, SHARE_BYTES = 32, 33
 _UNIFORM_BYTES = 48  # reduced modulo p: within 2⁻¹²⁷ of uniform
-TRIES = 1000  # sets of shares tried where some are wrong: about a second for fifty clients
 
 
 def split(secret: bytes, threshold: int, places: Sequence[int], random: Callable[[int], bytes]) -> dict[int, bytes]:
@@ -49,24 +48,9 @@ def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
     return value.to_bytes(SECRET_BYTES, "big")
 
 
-def join_checked(
-    shares: Mapping[int, bytes], threshold: int, right: Callable[[bytes], bool]
-) -> tuple[bytes, tuple[int, ...]] | None:
-    """Restore the secret that `right` accepts although some shares may be wrong; also return the wrong places.
-
-    Leaves out nobody, then every one, every two, … and tries at most `TRIES` sets; None if no set gives it.
-    """
-    for attempt, places in enumerate(islice(_sets(list(shares), threshold), TRIES)):
-        used = {place: shares[place] for place in places}
-        try:
-            secret = join(used, threshold)
-        except SecureSumError:
-            continue
-        if right(secret):
-            rest = [place for place in shares if place not in used] if attempt else []
-            values = _numbers(used)
-            return secret, tuple(x for x in rest if _at(values, x) != int.from_bytes(shares[x], "big"))
-    return None
+def is_share(share: bytes) -> bool:
+    """Say whether bytes are an element of the field."""
+    return len(share) == SHARE_BYTES and int.from_bytes(share, "big") < PRIME
 
 
 def interpolate(shares: Mapping[int, bytes], at: int) -> int:
@@ -90,7 +74,7 @@ def _first(shares: Mapping[int, bytes], threshold: int) -> dict[int, bytes]:
 
 def _numbers(shares: Mapping[int, bytes]) -> dict[int, int]:
     for place, share in shares.items():
-        if not 0 < place < PRIME or len(share) != SHARE_BYTES or int.from_bytes(share, "big") >= PRIME:
+        if not 0 < place < PRIME or not is_share(share):
             raise SecureSumError(f"the share of place {place} is not {SHARE_BYTES} bytes below the field's prime")
     return {place: int.from_bytes(share, "big") for place, share in shares.items()}
 
@@ -112,14 +96,3 @@ def _weights(places: tuple[int, ...], x: int) -> tuple[int, ...]:
                 below = below * (other - own) % PRIME
         weights.append(above * pow(below, -1, PRIME) % PRIME)
     return tuple(weights)
-
-
-def _sets(places: Sequence[int], threshold: int) -> Iterator[tuple[int, ...]]:
-    """Yield sets of `threshold` places, the first places first, with ever more of them left out."""
-    seen: set[tuple[int, ...]] = set()
-    for left_out in range(len(places) - threshold + 1):
-        for out in combinations(places, left_out):
-            kept = tuple(place for place in places if place not in out)[:threshold]
-            if kept not in seen:
-                seen.add(kept)
-                yield kept

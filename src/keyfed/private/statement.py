@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from keyfed.private.accounting import COARSE, FINE, Release, Row, at_rate_one, epsilon, merge
-from keyfed.private.budget import Ledger, Terms
+from keyfed.private.budget import MOST_DELTA, Ledger, Terms
 from keyfed.private.noise import update_noise
 
 UNIT = "one client with everything it holds"
@@ -17,13 +17,19 @@ NOISE_OPTION = (
     "and ε is ∞ whatever the noise; `keyfed train --dp` gives a guarantee."
 )
 SERVER = "Not against the server itself: it sees every upload, or with secure aggregation un-noised sums."
+LEFT_OUT = (
+    "N-grams and written forms of clients' text would be releases without noise: `keyfed export` leaves them out of a "
+    "private run's keyboard."
+)
 NOT_COVERED = (
-    "Not covered: validation and test numbers and the choice of the best round (they read held-out text of the same "
-    "corpus); perplexities of n-gram baselines and of the noiseless twin, which read the clients' text without noise, "
-    "and the twin's folder, which is not to be given away; the folder clients/ of clients that keep state, likewise; "
-    "the model and the word vectors that training starts from, unless no client's text was in them; the vocabulary, "
-    "unless `keyfed vocab --dp` made it (then its own ε adds); the choice of hyper-parameters; clients that do not "
-    "follow the protocol; whatever a client keeps to itself."
+    "Not covered: validation and test numbers and the choice of the best round, which read held-out text of the same "
+    "corpus (metrics.jsonl, result.json, and the pages, plots and tables made from them). Nor perplexities of n-gram "
+    "baselines and of the noiseless twin, nor the twin's folder: they read the clients' text without noise. Nor the "
+    "folder clients/ of clients that keep state, nor an audit of the run, which attacks the clients' text. Nor "
+    "checkpoints, the server's own files, nor the seed and the sum of the text in run.toml. None of these files is to "
+    "be given away. Not covered either: the model and the word vectors that training starts from, unless no client's "
+    "text was in them; the vocabulary, unless `keyfed vocab --dp` made it (then its own ε and δ add); the choice of "
+    f"hyper-parameters; clients that do not follow the protocol; whatever a client keeps to itself. {LEFT_OUT}"
 )
 WITH_REAL_CLIENTS = (
     "Noise and cohorts come from the operating system's randomness; no seed of them is kept. The population is the "
@@ -31,10 +37,12 @@ WITH_REAL_CLIENTS = (
     "the model is that of the last round."
 )
 NOT_COVERED_THERE = (
-    "Not covered: the vocabulary, unless `keyfed vocab --dp` made it (then its own ε adds); other runs with the same "
-    "clients (their ε adds); the choice of hyper-parameters; who was enrolled, connected or took part, and how long it "
-    "took; a client that drops out of a secure sum because its own training is slow, where few enough stay that this "
-    "closes the sum; clients that do not follow the protocol; whatever a client keeps to itself."
+    "Not covered: the vocabulary, unless `keyfed vocab --dp` made it (then its own ε and δ add); other runs with the "
+    "same clients (their ε and δ add); the choice of hyper-parameters; who was enrolled, connected or took part, and "
+    "how long it took; a client that drops out of a secure sum because its own training is slow, where few enough "
+    "stay that this closes the sum; clients that do not follow the protocol; whatever a client keeps to itself. The "
+    "server's own files tell who took part: ledger.jsonl, metrics.jsonl, checkpoints, logs and its home are not to be "
+    f"given away. {LEFT_OUT}"
 )
 TREE_KEPT = (
     "Until the run ends, its checkpoint holds the noise that is still in the model: it is the server's own, and not to "
@@ -43,22 +51,30 @@ TREE_KEPT = (
 COHORT_KNOWS = (
     "Clients called into the same secure sum know each other's names: against them the ε without amplification holds."
 )
+VOTE_NOISE = "Noise comes from the operating system's randomness; no seed of it is kept."
+VOTE_SERVER = "Not against the one who counts, who sees every client's words before the noise is added."
+NOT_COVERED_VOTE = (
+    "Not covered: other votes of the same clients and runs on their text (their ε and δ add); the choice of the "
+    "vote's options; clients that do not follow the protocol."
+)
+GIVEN_VOCABULARY = "The vocabulary was given: what went into it is not in this ledger; its ε and δ, if any, add."
 RAW_VOCABULARY = "The vocabulary was made from these clients' text without noise: no ε covers it."
 FEW = 1_000  # clients below which a guarantee says little, and this is said
 NO_LEDGER = "No ledger: nothing was clipped and noised, so nothing is promised. `keyfed train --dp` gives a guarantee."
 
 
-def account(ledger: Ledger, *, fine: bool = False, delta: float | None = None) -> dict[str, Any]:
+def account(ledger: Ledger, *, fine: bool = False, delta: float | None = None, vote: bool = False) -> dict[str, Any]:
     """Return the verdict, ε by both accountants, the terms and the releases of a ledger.
 
     Args:
       fine: take the tighter and slower PLD whatever the budget says.
       delta: δ of all that is promised, where the ledger's is only a part of it; None for the ledger's.
+      vote: the releases are counts of words, not rounds of training.
     """
     eps = ledger.epsilon(grid=FINE) if fine else ledger.spent()
     terms = ledger.terms
     return {
-        "verdict": ledger.verdict(),
+        "verdict": ledger.verdict(delta),
         "pld": _number(eps),
         "rdp": _number(ledger.epsilon("rdp")),
         "delta": terms.delta if delta is None else delta,
@@ -79,7 +95,7 @@ def account(ledger: Ledger, *, fine: bool = False, delta: float | None = None) -
         "retried": sum(e.attempt > 0 or e.what in ("torn", "heard") for e in ledger.entries),
         "rows": len(ledger.hashes),
         "head": ledger.head,
-        "statement": statement(ledger, eps, delta),
+        "statement": statement(ledger, eps, delta, vote=vote),
     }
 
 
@@ -88,15 +104,15 @@ def no_account(noise: float) -> dict[str, Any]:
     return {"verdict": "NONE", "pld": None, "rdp": None, "statement": [NOISE_OPTION if noise else NO_LEDGER]}
 
 
-def statement(ledger: Ledger, eps: float, delta: float | None = None) -> list[str]:
+def statement(ledger: Ledger, eps: float, delta: float | None = None, *, vote: bool = False) -> list[str]:
     """Say what the ε is about: unit, neighbours, δ, amplification, randomness, and what is not covered.
 
     Args:
-      delta: see `account`.
+      delta, vote: see `account`.
     """
     t = ledger.terms
     promised = t.delta if delta is None else delta
-    verdict = ledger.verdict()
+    verdict = ledger.verdict(delta)
     lines = []
     if verdict == "NONE":
         return ["NONE: releases without noise are in the ledger, so ε is ∞."]
@@ -105,6 +121,11 @@ def statement(ledger: Ledger, eps: float, delta: float | None = None) -> list[st
             f"SIMULATED guarantee for a population of {t.population:,} clients and a cohort of {t.cohort:,.9g}; not a "
             f"guarantee of this run, which has {t.clients:,} clients and calls {t.called:,.6g} a round"
             + (", and whose noise derives from its seed." if t.randomness == "derived" else ".")
+        )
+    elif verdict == "BOUND ONLY":
+        lines.append(
+            f"BOUND ONLY for the {t.clients:,} clients of this run, no meaningful guarantee: δ = {promised:.2g} is "
+            f"above {MOST_DELTA:g}."
         )
     else:
         lines.append(f"GUARANTEE for the {t.clients:,} clients of this run.")
@@ -130,6 +151,9 @@ def statement(ledger: Ledger, eps: float, delta: float | None = None) -> list[st
             f"Amplification: none is claimed. Noise is correlated over rounds (tree aggregation), and a client that "
             f"took part waits {t.gap:,} rounds."
         )
+    if vote:
+        from_system = [VOTE_NOISE] if t.randomness == "system" else []
+        return [*lines, *from_system, *few_clients(t), VOTE_SERVER, NOT_COVERED_VOTE]
     if t.randomness == "derived":
         return [*lines, SERVER, NOT_COVERED]
     kept = [TREE_KEPT] if t.mechanism == "tree" else []

@@ -8,8 +8,9 @@ from hashlib import sha256
 
 from keyfed.errors import ConfigError, Refused, SecureSumError
 from keyfed.private.keys import SERIAL_BYTES, OneTime, SignedKeys, framed, verify
+from keyfed.private.threshold import most_ratio
 
-PROTOCOL = b"keyfed secure sum 1"
+PROTOCOL = b"keyfed secure sum 2"
 CHECK_WORDS = 4  # words behind the values; every client puts a one into each, so 128 bits say whether the masks cancel
 
 
@@ -41,6 +42,11 @@ class Terms:
         return tuple(keys.client for keys in self.cohort)
 
     @property
+    def ratio(self) -> int:
+        """How many times the least scale of a layer the largest may be: from the threshold, never from the server."""
+        return most_ratio(self.threshold)
+
+    @property
     def sent_length(self) -> int:
         """Words of a masked vector: the values and the words that show whether the masks cancel."""
         return self.length + CHECK_WORDS
@@ -54,11 +60,11 @@ class Terms:
         return {keys.client: keys for keys in self.cohort}
 
     def digest(self) -> bytes:
-        """Return the SHA-256 of protocol, context, threshold, length and every member's name, serial and public keys.
+        """Return the SHA-256 of protocol, context, threshold, ratio, length and every member's name and public keys.
 
         Every mask, package and answer is bound to it: clients that were told different terms share no mask.
         """
-        numbers = (number.to_bytes(8, "big") for number in (self.threshold, self.length, len(self.cohort)))
+        numbers = (number.to_bytes(8, "big") for number in (self.threshold, self.ratio, self.length, len(self.cohort)))
         members = (
             part
             for keys in self.cohort
@@ -69,9 +75,11 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """A client's own limits, whatever the server asks: the fewest clients it hides among.
+    """A client's own limits, whatever the server asks: the fewest clients it hides among, itself included.
 
-    With two, either learns the other's values from the sum; three is the least that hides anything.
+    Any `threshold` members can open a sum of their own vectors alone. So a client hides among N only where the
+    threshold is N or more (`check_terms`). With two, either learns the other's values from the sum; three is the least
+    that hides anything.
     """
 
     cohort: int = 3
@@ -88,6 +96,11 @@ def check_terms(me: str, keys: OneTime, terms: Terms, identities: Mapping[str, b
         raise Refused(f"{me} refuses a cohort of {members}: it takes part among {floors.cohort} or more")
     if 2 * terms.threshold <= members:
         raise Refused(f"{me} refuses the threshold {terms.threshold} of {members}: it has to be more than half")
+    if terms.threshold < floors.cohort:
+        raise Refused(
+            f"{me} refuses the threshold {terms.threshold}: so many could open a sum, and it takes part among "
+            f"{floors.cohort} or more"
+        )
     own = terms.keys_of().get(me)
     if own is None or (own.serial, own.mask, own.channel) != (keys.serial, keys.mask_public, keys.channel_public):
         what = "are missing" if own is None else "were altered"

@@ -31,6 +31,7 @@ from keyfed.run.planning import members_of, plan, plan_of_round
 from keyfed.run.prepare import Prepared, client_tokens, make_problem, prepare
 from keyfed.run.privacy import members_in_turn
 from keyfed.run.privacy_terms import make_private
+from keyfed.run.private_files import file_findings
 from keyfed.run.start import find_source, initial_params, make_ready
 from keyfed.run.traffic import sizes_of
 from keyfed.run.train import Listener, Silent, train
@@ -85,8 +86,8 @@ def audit_run(run: Path, *, quick: bool = True, listener: Listener | None = None
       quick: one canary a cell and 2^11 candidates instead of three and 2^14.
 
     Returns:
-      verdict: "GUARANTEE", "SIMULATED" or "NONE"; contradicted: whether a claim does not hold, and the reasons in
-      `contradictions`; findings of the configuration; canaries, one_shot, membership, leaks.
+      verdict: "GUARANTEE", "BOUND ONLY", "SIMULATED" or "NONE"; contradicted: whether a claim does not hold, and the
+      reasons in `contradictions`; findings of the configuration; canaries, one_shot, membership, leaks.
 
     Raises:
       RunError: the folder holds no finished run, or one of a user's own module.
@@ -98,6 +99,7 @@ def audit_run(run: Path, *, quick: bool = True, listener: Listener | None = None
     seed, records = subject.config.train.seed, read_metrics(run)
     clients, result = len(subject.prepared.store), read_result(run)
     findings = lint(subject.config, subject.method, records, subject.claim, clients, result)
+    findings += file_findings(run, subject.claim)
     replayed = _replayed(subject, listen)
     listen.say("audit: membership inference on the model as it is")
     members = audit_members.infer_membership(
@@ -262,7 +264,7 @@ def contradictions(
             f"replay: round {replayed['round']}, done again by the ledger's noise, ends {replayed['difference']:.3g} "
             "times what that noise does away from where the run's own checkpoint is"
         )
-    if claim.verdict != "GUARANTEE":
+    if claim.verdict not in ("GUARANTEE", "BOUND ONLY"):
         return against
     for row in canaries["planted"]:
         chance = chance_under(row["exposure"], row["users"], claim.epsilon, claim.delta)

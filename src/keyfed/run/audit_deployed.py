@@ -17,6 +17,7 @@ from keyfed.run.deployed_terms import ENROLLED
 from keyfed.run.folder import read_metrics, read_result, read_run_toml, strict
 from keyfed.run.markup import Heading, Text, to_markdown
 from keyfed.run.on_device import run_method
+from keyfed.run.private_files import file_findings
 
 NO_ATTACKS = (
     "None was made: the text is on the clients' devices. Audit a simulation with the same configuration on public text "
@@ -31,7 +32,7 @@ def audit_deployed(run: Path) -> dict[str, Any]:
     path = run / ENROLLED
     clients = len(json.loads(path.read_text("utf-8"))) if path.exists() else int(result.get("clients") or 0)
     method = run_method(config, secure=config.secure.on)
-    findings = lint(config, method, read_metrics(run), claim, clients, result)
+    findings = [*lint(config, method, read_metrics(run), claim, clients, result), *file_findings(run, claim)]
     against = [f"{f.check}: {f.text}" for f in findings if f.level == "broken"]
     found = {
         "run": str(run),

@@ -101,7 +101,7 @@ def lint(
         findings.append(Finding("ledger", "broken", claim.problem))
     if claim.terms is not None:
         findings += [_ledger(claim, records), _delta(claim.terms), _population(claim.terms, clients)]
-        findings += [_sampling(config, claim.terms), _vocabulary(claim.terms)]
+        findings += [_sampling(config, claim.terms), _vocabulary(config, claim.terms)]
     return [f for f in findings if f is not None]
 
 
@@ -212,8 +212,9 @@ def _delta(terms: Terms) -> Finding:
     return Finding("delta", "ok", f"δ = {terms.delta:g} is below 1/population = {1 / terms.population:.3g}.")
 
 
-def _vocabulary(terms: Terms) -> Finding | None:
-    if not terms.raw_vocabulary:
+def _vocabulary(config: Config, terms: Terms) -> Finding | None:
+    counted = terms.randomness == "derived" and config.data.vocab_file is None  # on the text of a simulation
+    if not terms.raw_vocabulary and not counted:
         return None
     return Finding(
         "vocabulary",

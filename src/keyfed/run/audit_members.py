@@ -20,7 +20,7 @@ from keyfed.errors import RunError
 from keyfed.federated.sampling import derive_seed
 from keyfed.model.language_model import Params
 from keyfed.private.audit.membership import attack
-from keyfed.run.evaluate import evaluate
+from keyfed.run.evaluate import judge
 from keyfed.run.folder import Trained
 from keyfed.run.prepare import Prepared
 
@@ -50,10 +50,10 @@ def infer_membership(trained: Trained, prepared: Prepared, seed: int, *, most: i
         members, others = inside[what], outside[what]
         if min(len(members), len(others)) < FEWEST:
             continue
-        last = _losses(trained.spec, trained.params, members, others, device)
+        last = _losses(trained, trained.params, members, others, device)
         found[f"{what}, loss"] = attack(-last[0], -last[1], seed)._asdict()
         if old is not None and new is not None:
-            before, after = (_losses(trained.spec, p, members, others, device) for p in (old, new))
+            before, after = (_losses(trained, p, members, others, device) for p in (old, new))
             found[f"{what}, fall of the loss"] = attack(before[0] - after[0], before[1] - after[1], seed)._asdict()
     return found
 
@@ -67,11 +67,12 @@ def draw_pieces(streams: Sequence[Ids], most: int, rng: np.random.Generator) -> 
 
 
 def _losses(
-    spec: Network, params: Params, members: Sequence[Ids], others: Sequence[Ids], device: str
+    trained: Trained, params: Params, members: Sequence[Ids], others: Sequence[Ids], device: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean nats of each piece, read from a zero state."""
+    """Mean nats of each piece, read from a zero state as the model's test text is."""
     named: Mapping[str, Ids] = {str(n): piece for n, piece in enumerate([*members, *others])}
-    nats = np.array([score.mean_nats for score in evaluate(spec, params, named, device).values()])
+    scores = judge(trained.config.data.batches)(trained.spec, params, named, device)
+    nats = np.array([score.mean_nats for score in scores.values()])
     return nats[: len(members)], nats[len(members) :]
 
 

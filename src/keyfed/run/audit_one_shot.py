@@ -26,7 +26,7 @@ from keyfed.engine.noised_sum import NoisedSum
 from keyfed.engine.simulate import Simulation
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.sampling import derive_seed
-from keyfed.federated.types import Aggregate, Method, Params, ServerRule, Share
+from keyfed.federated.types import Aggregate, Method, Params, Share
 from keyfed.private.audit.one_shot import contradicts, cosines, estimate_epsilon, unit_vector
 from keyfed.private.budget import Terms
 from keyfed.private.mechanism import CLIP, Bounded
@@ -77,7 +77,7 @@ def also_sending(method: Method, sent: Params) -> Method:
         total = {name: t + sent[name].to(t) if name in sent else t for name, t in aggregate.total.items()}
         return own.step(params, replace(aggregate, total=total), state)
 
-    return replace(method, server=ServerRule(own.init, step))
+    return replace(method, server=own._replace(step=step))
 
 
 def sent_by(seeds: Iterable[int], like: Params, clip: float) -> Params:

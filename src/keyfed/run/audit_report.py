@@ -25,6 +25,7 @@ from keyfed.run.markup import (
 Found = Mapping[str, Any]
 MEANING = {
     "GUARANTEE": "The ledger carries a guarantee for the clients of this run.",
+    "BOUND ONLY": "The ledger carries a bound for the clients of this run and no meaningful guarantee: δ is large.",
     "SIMULATED": "The ledger's ε is that of an imagined fleet; it is no guarantee of this run.",
     "DERIVED": "The ledger's ε is that of this run's own clients, but its noise derives from a seed that is written "
     "down; it is no guarantee of this run.",

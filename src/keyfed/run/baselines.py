@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from keyfed.model.ngram import fit_kneser_ney, fit_unigram
-from keyfed.run.evaluate import by_line, evaluate_ngram, evaluate_ngram_sentences, total
+from keyfed.model.ngram import KneserNey, Unigram, fit_kneser_ney, fit_unigram
+from keyfed.run.encode import Streams
+from keyfed.run.evaluate import Score, by_line, evaluate_ngram, evaluate_ngram_sentences, total
 from keyfed.run.prepare import Prepared
 
 
@@ -21,15 +22,18 @@ def score_baselines(prepared: Prepared, order: int) -> dict[str, Any]:
     ):
         began = time.monotonic()
         model = fit()
+        lines = evaluate_ngram_sentences(model.nats, model.top, prepared.test)
         out[name] = {
-            "test": {
-                **total(evaluate_ngram(model.nats, model.top, prepared.test)).summary(),
-                **by_line(evaluate_ngram_sentences(model.nats, model.top, prepared.test)),
-            },
-            "unseen": total(evaluate_ngram(model.nats, model.top, prepared.unseen)).summary()
-            if prepared.unseen
-            else None,
+            "test": {**_headline(model, prepared, prepared.test).summary(), **by_line(lines)},
+            "unseen": _headline(model, prepared, prepared.unseen).summary() if prepared.unseen else None,
             "seconds": time.monotonic() - began,
         }
     out["kneser_ney"]["order"] = order
     return out
+
+
+def _headline(model: Unigram | KneserNey, prepared: Prepared, streams: Streams) -> Score:
+    """Score a count model on the tokens that the network's headline counts (`evaluate.judge`)."""
+    if prepared.batching.kind == "packed":
+        return evaluate_ngram_sentences(model.nats, model.top, streams)
+    return total(evaluate_ngram(model.nats, model.top, streams))

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from keyfed.config import Config
 from keyfed.engine.problem import map_store
 from keyfed.errors import DataError
+from keyfed.files import BROKEN, read_json
 from keyfed.model.presets import preset
 from keyfed.run.encode import (
     Encoded,
@@ -270,10 +271,10 @@ def _about(corpus: Corpus, partition: str, summary: VocabSummary) -> dict[str, A
 def _whole(place: Path) -> dict[str, Any] | None:
     """Return the manifest if every file is as it was written."""
     try:
-        manifest = dict(json.loads((place / MANIFEST).read_text("utf-8")))
+        manifest = dict(read_json(place / MANIFEST))
         if all(_sha256(place / name) == sha256 for name, sha256 in manifest["files"].items()):
             return manifest
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, *BROKEN):
         pass
     return None
 
@@ -295,5 +296,5 @@ def open_cache(place: Path) -> Encoded | None:
             excluded=PackedNames(place / "excluded"),
             oov=found["oov"],
         )
-    except (OSError, KeyError, TypeError, ValueError, DataError):
+    except (OSError, *BROKEN, DataError):
         return None  # a manifest that was tampered with: the corpus is encoded again

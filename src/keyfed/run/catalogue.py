@@ -78,10 +78,11 @@ def describe_models() -> list[list[str]]:
 
 def describe_corpora(data_dir: Path | None) -> list[list[str]]:
     """Return a table of named corpora and whether they are at hand."""
-    rows = [["corpus", "clients", "at hand", "about"]]
+    rows = [["corpus", "clients", "lines are", "at hand", "about"]]
     for name, known in NAMED.items():
         shards = f"{known.clients} shards" if known.partition == "iid" and known.clients else known.partition
-        rows.append([name, shards, "yes" if at_hand(name, data_dir) else "no", known.about])
+        lines = "messages" if known.messages else "running text"
+        rows.append([name, shards, lines, "yes" if at_hand(name, data_dir) else "no", known.about])
     return rows
 
 

@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load, save
+from safetensors.torch import save
 
-from keyfed.engine.client_state import Version, check_versions
+from keyfed.engine.client_state import Version, check_versions, parse_tensors
 from keyfed.errors import RunError
-from keyfed.federated.types import ClientId, Params, State
-from keyfed.files import write_atomically
+from keyfed.federated.soundness import Good, same
+from keyfed.federated.types import ClientId, Params, Seen, State
+from keyfed.files import BROKEN, read_json, write_atomically
 
 KEEP = 3
 _NAME = re.compile(r"round-(\d{6,})\.json")
@@ -47,6 +48,9 @@ class Checkpoint:
     seconds: float
     clients: Mapping[ClientId, Version] = field(default_factory=dict)  # the states of clients that count
     pending: Mapping[str, Any] | None = None  # a round's line that waits for its validation
+    good: Good | None = None  # the last good model; None in a run that never goes back
+    good_clients: Mapping[ClientId, Version] = field(default_factory=dict)  # the states of clients that counted then
+    suspects: Mapping[str, Any] = field(default_factory=dict)  # `private.suspects`, as JSON
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -58,6 +62,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     if best is not None:
         # A tensor may not occur twice in a file; the best model is often the current one.
         tensors |= {f"best/{n}": t.clone() for n, t in best.params.items()}
+    good, kept = _good_tensors(checkpoint)
+    tensors |= kept
     data = save({name: t.contiguous() for name, t in tensors.items()})
     name = f"round-{state.round:06d}"
     manifest: dict[str, Any] = {
@@ -66,16 +72,42 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "metrics_length": checkpoint.metrics_length,
         "seconds": checkpoint.seconds,
         "mediator": state.mediator,
+        "seen": asdict(state.seen),
         "best": None if best is None else {"round": best.round, "nats": best.nats},
         "clients": {client: asdict(version) for client, version in checkpoint.clients.items()},
         "pending": None if checkpoint.pending is None else dict(checkpoint.pending),
+        "good": good,
     }
+    if checkpoint.suspects:
+        manifest["suspects"] = dict(checkpoint.suspects)
     manifest["seal"] = _seal(manifest)
     write_atomically(folder / f"{name}.safetensors", data)
     write_atomically(folder / f"{name}.json", json.dumps(manifest, indent=1).encode())
     for old in sorted(rounds_in(folder))[:-KEEP]:
         (folder / f"round-{old:06d}.json").unlink(missing_ok=True)
         (folder / f"round-{old:06d}.safetensors").unlink(missing_ok=True)
+
+
+def _good_tensors(checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, Params]:
+    """Return what the manifest says of the last good model, and those of its tensors that are in no other part."""
+    good, state, best = checkpoint.good, checkpoint.state, checkpoint.best
+    if good is None:
+        return None, {}
+    tensors: Params = {}
+    models = {"params/": state.params} | ({} if best is None else {"best/": best.params})
+    params = next((where for where, model in models.items() if same(model, good.state.params)), "good/params/")
+    if params == "good/params/":
+        tensors |= {f"{params}{n}": t.clone() for n, t in good.state.params.items()}
+    server = "server/" if same(state.server, good.state.server) else "good/server/"
+    if server == "good/server/":
+        tensors |= {f"{server}{n}": t.clone() for n, t in good.state.server.items()}
+    told = {
+        "round": good.state.round, "nats": good.nats, "returns": good.returns, "mediator": good.state.mediator,
+        "seen": asdict(good.state.seen),
+        "params": params, "server": server, "joined": dict(good.clients),
+        "clients": {client: asdict(version) for client, version in checkpoint.good_clients.items()},
+    }  # fmt: skip
+    return told, tensors
 
 
 def _seal(manifest: dict[str, Any]) -> str:
@@ -93,9 +125,11 @@ def named_states(folder: Path) -> list[Mapping[ClientId, Version]]:
     """Return the clients' states that the checkpoints in a folder name; damaged checkpoints name none."""
     out: list[Mapping[ClientId, Version]] = []
     for number in rounds_in(folder):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            manifest = json.loads((folder / f"round-{number:06d}.json").read_text("utf-8"))
+        with contextlib.suppress(OSError, *BROKEN):
+            manifest = read_json(folder / f"round-{number:06d}.json")
             out.append({client: Version(**version) for client, version in manifest["clients"].items()})
+            good = manifest.get("good") or {}
+            out.append({client: Version(**version) for client, version in good.get("clients", {}).items()})
     return out
 
 
@@ -116,8 +150,9 @@ def load_checkpoint(
                 raise RunError(f"metrics.jsonl has {logged} bytes, {found.metrics_length} belong to it")
             if clients is not None:
                 check_versions(clients, found.clients)
+                check_versions(clients, found.good_clients)
             return found
-        except (OSError, ValueError, KeyError, TypeError, RunError) as e:
+        except (OSError, *BROKEN, RunError) as e:
             warn(f"checkpoint of round {number} is damaged ({e}); falling back to the one before")
     if rounds:
         raise RunError(f"{folder}: none of the {len(rounds)} checkpoints is whole; start again with another --out")
@@ -125,24 +160,45 @@ def load_checkpoint(
 
 
 def read_checkpoint(folder: Path, number: int) -> Checkpoint:
-    """Return the checkpoint after a round; OSError, RunError or ValueError where it is not whole."""
-    manifest: dict[str, Any] = json.loads((folder / f"round-{number:06d}.json").read_text("utf-8"))
+    """Return the checkpoint after a round; OSError, RunError or one of `BROKEN` where it is not whole."""
+    manifest: dict[str, Any] = read_json(folder / f"round-{number:06d}.json")
     data = (folder / f"round-{number:06d}.safetensors").read_bytes()
     if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
         raise RunError("checksum does not match")
     if manifest["seal"] != _seal(manifest):
         raise RunError("the manifest was changed")
-    tensors = load(data)
+    tensors = parse_tensors(data)
 
     def part(prefix: str) -> Params:
         return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
-    best = manifest["best"]
+    best, good = manifest["best"], manifest.get("good")  # older checkpoints know of no good model
+    pending = manifest.get("pending")
+    if manifest["round"] != number or not isinstance(pending, dict | None):
+        raise RunError("the manifest is not that of this round")
+    parts = {prefix: part(prefix) for prefix in ("params/", "server/", "best/", "good/params/", "good/server/")}
     return Checkpoint(
-        state=State(part("params/"), manifest["mediator"], part("server/"), int(manifest["round"])),
-        best=None if best is None else Best(best["round"], best["nats"], part("best/")),
+        state=State(parts["params/"], manifest["mediator"], parts["server/"], number, _seen_of(manifest)),
+        best=None if best is None else Best(int(best["round"]), float(best["nats"]), parts["best/"]),
         metrics_length=int(manifest["metrics_length"]),
         seconds=float(manifest["seconds"]),
         clients={client: Version(**version) for client, version in manifest.get("clients", {}).items()},
-        pending=manifest.get("pending"),
+        pending=pending,
+        good=None if good is None else _good_of(good, parts),
+        good_clients={} if good is None else {c: Version(**version) for c, version in good["clients"].items()},
+        suspects=dict(manifest.get("suspects", {})),
     )
+
+
+def _good_of(told: Mapping[str, Any], parts: Mapping[str, Params]) -> Good:
+    """Read the last good model; tensors that it shares with another part of the checkpoint are that part's."""
+    params, server = parts[told["params"]], parts[told["server"]]
+    state = State(params, told["mediator"], server, int(told["round"]), _seen_of(told))
+    joined = {str(client): int(round) for client, round in told["joined"].items()}
+    return Good(state, float(told["nats"]), joined, int(told["returns"]))
+
+
+def _seen_of(told: Mapping[str, Any]) -> Seen:
+    """Read what the last rounds were like; older checkpoints do not say."""
+    seen = told.get("seen") or {}
+    return Seen(*(tuple(map(float, seen.get(key, ()))) for key in ("norms", "tokens")))

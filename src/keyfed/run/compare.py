@@ -123,7 +123,8 @@ def compare(
             first = prepared
             entries = with_budget(entries, budget, prepared)
             _refuse_beforehand(entries, planned.seeds, folder, prepared)
-        for line in prepared.describe():
+        private = any(entry.config.privacy.on for entry in entries)
+        for line in prepared.describe(private=private):
             listen.say(line)
         for number, entry in enumerate(entries, 1):
             place = f"method {number} of {len(entries)}, seed {seed}"
@@ -173,7 +174,9 @@ def _run_cell(
 ) -> Cell:
     """Train a cell, or go on with it, or read it if it is finished; a failure is kept as its reason."""
     listen.say(f"{entry.label}: {place}")
-    listener: Listener = CellListener(listen, f"{entry.label} ({place})", prepared.describe())
+    listener: Listener = CellListener(
+        listen, f"{entry.label} ({place})", prepared.describe(private=entry.config.privacy.on)
+    )
     with ExitStack() as stack:
         if events:
             listener = stack.enter_context(EventWriter(folder, listener))

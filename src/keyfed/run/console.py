@@ -145,6 +145,8 @@ class Narrator:
         line += came + ("" if record["seconds"] is None else f"  {record['seconds']:.1f} s")
         if record.get("abandoned"):
             line += "  abandoned"
+        if "rolled_back" in record:
+            line += f"  rolled back to round {record['rolled_back']}"
         if record["refused"]:
             reasons = sorted(set(record["refused"].values()))
             line += f"  refused {len(record['refused'])}: {', '.join(reasons)}"

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,15 @@ from keyfed.engine.transport import Transport
 from keyfed.errors import RunError
 from keyfed.federated.participation import cohort_size, draw
 from keyfed.federated.round import initial_state, run_round
+from keyfed.federated.soundness import Good, first_good, gone_back, judge, same
 from keyfed.federated.types import ClientId, Method, Params, State
+from keyfed.private.suspects import Suspects
 from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, save_checkpoint
 from keyfed.run.evaluate import Score
 from keyfed.run.folder import append_line, read_metrics, save_model, strict
-from keyfed.run.record import reached, record_of
+from keyfed.run.planning import limits_of
+from keyfed.run.record import judged_line, reached, record_of, soundness_counts, stopped_line
+from keyfed.run.secure import clamped_result
 from keyfed.run.traffic import sizes_of
 from keyfed.run.train import Listener
 from keyfed.text.vocab import Vocab
@@ -63,9 +67,11 @@ class Course:
         run: RemoteRun,
         listen: Listener,
         patience: Patience,
+        words: int,
     ) -> None:
         self.config, self.out, self.spec, self.method = config, out, spec, method
         self.listen, self.patience, self.secure = listen, patience, run.secure
+        self.limits = limits_of(config)
         self.metrics = out / "metrics.jsonl"
         logged = self.metrics.stat().st_size if self.metrics.exists() else 0
         saved = load_checkpoint(out / "checkpoint", logged, listen.say)
@@ -73,22 +79,36 @@ class Course:
         if saved is None:
             self.state = initial_state(method, init_params(spec, config.train.seed))
             self.best: Best | None = None
+            self.good = first_good(self.state, words)
             self.length, before = 0, 0.0
         else:
             params = {name: saved.state.params[name] for name in shapes(spec)}
             server, kept = self._apart(saved.state.server)
             self.state = replace(saved.state, params=params, server=server)
             self.best, self.length, before = saved.best, saved.metrics_length, saved.seconds
+            self.good = self._saved_good(saved, words)
             listen.say(f"resuming after round {self.state.round} of {config.train.rounds}")
         if self.metrics.exists():
             os.truncate(self.metrics, self.length)
         counted = {client: version.round for client, version in (saved.clients if saved else {}).items()}
-        self.calls = Calls(transport, roster, run, counted)
+        suspects = Suspects.from_json(saved.suspects if saved is not None else {})
+        self.calls = Calls(transport, roster, run, counted, suspects)
+        self._shut_out, self._said_few = suspects.shut_out(), False
+        self.calls.good = dict(self.good.clients)
         self.federation = RemoteFederation(self.calls)
         self.started = time.monotonic() - before
         self.pending: dict[str, Any] | None = dict(saved.pending) if saved is not None and saved.pending else None
         self.done = False
         self._begin(kept)
+
+    def _saved_good(self, saved: Checkpoint, words: int) -> Good:
+        """Return the last good model of a checkpoint; that of an older one, which knows of none, is where it stands."""
+        if saved.good is None:
+            return first_good(self.state, words)
+        found = saved.good
+        params = {name: found.state.params[name] for name in self.state.params}
+        server = self.state.server if same(found.state.server, saved.state.server) else found.state.server
+        return replace(found, state=replace(found.state, params=params, server=server))
 
     def _apart(self, server: Params) -> tuple[Params, Params]:
         """Part what a checkpoint has under the server rule's state: the rule's own, and what a course keeps there."""
@@ -109,13 +129,15 @@ class Course:
         while self.state.round < config.train.rounds and not self.done and self._may_go_on():
             self._round()
             self.done = reached(read_metrics(self.out), target) is not None
+        if self.good.exhausted:
+            self.listen.say(stopped_line(self.good))
         params = self._chosen()
         save_model(self.out, params, vocab)
         return self._result(params, vocab, self._tested(params))
 
     def _may_go_on(self) -> bool:
         """Whether another round may be begun."""
-        return True
+        return not self.good.exhausted
 
     def _after(self) -> int:
         """Return the number under which clients evaluate when all rounds are over."""
@@ -128,7 +150,8 @@ class Course:
             found = self.federation.evaluate(
                 self.state.params, "valid", self._everyone(), self.method, self._after()
             )  # fmt: skip
-            self._validated(self.state, found)
+            if self._validated(self.state, found, self.federation.typical, self.calls.counted):
+                self.state = gone_back(self.good, self.state.round)
         self._flush()
         if self.state.round and all(r["abandoned"] for r in read_metrics(self.out)):
             raise RunError(f"no round of {self.out} was completed: nothing was learnt, and there is no model to test")
@@ -146,11 +169,16 @@ class Course:
         began = time.monotonic()
         present = self._quorum()
         cohort = self._draw(present)
-        moved = dict(self.calls.moved)
-        after, summary = run_round(method, state, cohort, federation, self._prepared())
+        moved, counted = dict(self.calls.moved), dict(self.calls.counted)
+        after, summary = run_round(method, state, cohort, federation, self._prepared(), self.limits)
         counts, clients = federation.evaluated or (None, 0)
+        back = False
         if counts is not None and clients:
-            self._validated(state, counts)
+            back = self._validated(state, counts, federation.typical, counted)
+        if back:  # what was trained in this round began at a model that had exploded
+            after = gone_back(self.good, after.round)
+            self.calls.counted = dict(self.good.clients)
+        self.calls.good = dict(self.good.clients)
         self._flush()
         sizes = sizes_of(method, state.params)
         record = record_of(method, summary, sizes, None, {})
@@ -165,15 +193,27 @@ class Course:
         }
         if federation.failed is not None:
             record["secure_failed"] = federation.failed
+        for client in summary.shortened:
+            self.listen.say(f"round {record['round']}: the upload of {client} is shortened (upload.limit)")
+        if back:
+            record["rolled_back"] = self.good.state.round
+        self._tell_liars()
+        if self._shut_out:
+            record["shut_out"] = dict(self._shut_out)
         record |= {"seconds": time.monotonic() - began, "elapsed": time.monotonic() - self.started}
         record = self._line(record, state)
+        if summary.unsound is not None:
+            record["unsound"] = summary.unsound
+            self.listen.say(f"round {record['round']} is abandoned: {summary.unsound}")
         self._tell_lost()
         self.state = after
         self.pending = dict(strict(record))
         versions = {client: Version(round, "") for client, round in self.calls.counted.items()}
         seconds = time.monotonic() - self.started
         whole = replace(after, server={**after.server, **self._kept()})
-        saved = Checkpoint(whole, self.best, self.length, seconds, versions, self.pending)
+        good = None if self.config.train.rollback is None or self.config.privacy.on else self.good
+        suspects = self.calls.suspects.to_json()
+        saved = Checkpoint(whole, self.best, self.length, seconds, versions, self.pending, good, suspects=suspects)
         save_checkpoint(self.out / "checkpoint", saved)
         self.listen.round(record)
 
@@ -195,6 +235,24 @@ class Course:
                 f"round {self.state.round + 1}: {client} is left out: {reason}" + (f" ({detail})" * bool(detail))
             )
 
+    def _tell_liars(self) -> None:
+        """Say who is shut out since the round before, and who is let in again."""
+        before, now = self._shut_out, self.calls.suspects.shut_out()
+        number = self.state.round + 1
+        for client in sorted(set(now) - set(before)):
+            self.listen.say(f"round {number}: {client} is shut out of this run: lied ({now[client]})")
+        for client in sorted(set(before) - set(now)):
+            self.listen.say(f"round {number}: {client} is let in again: other clients explain the spoilt sums")
+        self._shut_out = now
+        few = self.secure is not None and len(self.calls.keys) < 2 * self.secure.least_group
+        if few and self.secure is not None and self.calls.suspects.sums_wanted() > 1 and not self._said_few:
+            self._said_few = True
+            self.listen.say(
+                f"WARNING: a client spoils the secure sums. To find it a cohort is split into two groups of at least "
+                f"{self.secure.least_group}; {len(self.calls.keys)} clients are too few: enrol more, or look for it "
+                "yourself among the clients of the spoilt rounds"
+            )
+
     def _quorum(self) -> Sequence[ClientId]:
         """Wait until enough clients can be called; return all who can."""
         needed = max(1, self.config.participation.minimum)
@@ -204,11 +262,13 @@ class Course:
         told = False
         while True:
             present = self.calls.greet()
-            if len(present) >= needed:
+            alone = set(present) - set(self.calls.able_to_hide(present) if self.secure is not None else present)
+            if len(present) - len(alone) >= needed:
                 return present
             if not told:
                 told = True
-                why = "; ".join(f"{c}: {reason}" for c, reason in self.calls.lost.items())
+                lost = {c: f"hides among {self.calls.hide_among[c]} or more" for c in sorted(alone)} | self.calls.lost
+                why = "; ".join(f"{c}: {reason}" for c, reason in lost.items())
                 self.listen.say(f"{len(present)} clients are there, {needed} are needed; waiting {why}".rstrip())
             if time.monotonic() > until:
                 raise RunError(
@@ -221,7 +281,8 @@ class Course:
         p = self.config.participation
         if self.method.cohort == "all":
             return list(present)
-        floor = 1 if self.secure is None else self.secure.floor
+        groups = self.calls.suspects.sums_wanted()  # where a liar is to be found, enough are called for so many
+        floor = 1 if self.secure is None else max(self.secure.floor, (groups > 1) * groups * self.secure.least_group)
         wanted = min(max(floor, cohort_size(p, self.config.train.cohort, len(present))), len(present))
         drawn = draw(p, len(present), wanted, lambda k: k, self.config.train.seed, self.state.round)
         return [present[k] for k in drawn]
@@ -233,15 +294,31 @@ class Course:
         """Whether the model after this round is validated."""
         return round % self.config.train.eval_every == 0 or round == self.config.train.rounds
 
-    def _validated(self, state: State, counts: Evaluated) -> None:
+    def _validated(
+        self, state: State, counts: Evaluated, typical: float | None, clients: Mapping[ClientId, int]
+    ) -> bool:
+        """Write down what clients counted with a model; return whether to go back to the last good one.
+
+        Args:
+          typical: nats per token of the median client, which one client's claim does not move; None where only sums
+            are seen.
+          clients: the rounds of the clients' states that count beside this model.
+        """
         found = score(counts)
         if not found.tokens:
-            return
+            return False
         if self.pending is not None and self.pending["round"] == state.round:
             self.pending["valid"] = found.summary()
         self.listen.say(f"validation after round {state.round}: perplexity {found.perplexity:.1f}")
-        if self.best is None or found.mean_nats < self.best.nats or not math.isfinite(self.best.nats):
-            self.best = Best(state.round, found.mean_nats, state.params)
+        factor, nats = self.config.train.rollback, found.mean_nats if typical is None else typical
+        if factor is not None:
+            self.good, back = judge(self.good, state, nats, factor, clients)
+            if back:
+                self.listen.say(judged_line(state.round, math.exp(min(nats, 700.0)), self.good))
+                return True
+        if self.best is None or nats < self.best.nats or not math.isfinite(self.best.nats):
+            self.best = Best(state.round, nats, state.params)
+        return False
 
     def _flush(self) -> None:
         """Write the line of the round before, whose validation is known now if it ever will be."""
@@ -268,6 +345,7 @@ class Course:
             "rounds": len(records),
             "seed": self.config.train.seed,
             "secure": self.secure is not None,
+            "clamped": clamped_result(records),
             "best_round": self.best.round,
             "test": tested.summary(),
             "unseen": None,
@@ -278,6 +356,7 @@ class Course:
             "refused": sum(len(r["refused"] or ()) for r in records),
             "lost": dict(Counter(reason for r in records for reason in (r["lost"] or {}).values())),
             "abandoned": sum(r["abandoned"] for r in records),
+            **soundness_counts(records),
             "tokens_trained": sum(r["worked"] or 0 for r in records),
             "seconds": time.monotonic() - self.started,
             "seconds_per_round": _median([r["seconds"] for r in records if r["seconds"] is not None]),

@@ -12,13 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from keyfed.config import Config, check, to_document
 from keyfed.engine.calls import RemoteRun
+from keyfed.engine.messages import BEGIN_HEAD, CONTROL_HEAD
 from keyfed.engine.network import parameter_count
-from keyfed.engine.roster import Roster
+from keyfed.engine.roster import Roster, roster_hash
 from keyfed.engine.secure_simulation import SecureSettings
 from keyfed.engine.transport import Transport
 from keyfed.errors import ConfigError
@@ -30,9 +32,11 @@ from keyfed.run.course import Course
 from keyfed.run.course import Patience as Patience
 from keyfed.run.deployed_private import PrivateCourse
 from keyfed.run.deployed_terms import keep_enrolled, refuse_imagined, settle
-from keyfed.run.folder import made_by, open_folder, read_result, refuse_changes, strict, write_run_toml
+from keyfed.run.folder import made_by, open_folder, read_result, read_run_toml, refuse_changes, strict, write_run_toml
 from keyfed.run.on_device import method_digest, run_method, told
 from keyfed.run.outside import build_network
+from keyfed.run.planning import with_limits
+from keyfed.run.secure import alike_line, refuse_unmasked
 from keyfed.run.train import Listener, Silent
 from keyfed.text.vocab import Vocab
 
@@ -62,7 +66,8 @@ def train_deployed(
       KeyfedError: anything the caller can mend; nothing that was checkpointed is lost.
     """
     listen, patience = listener or Silent(), patience or Patience()
-    config = check(config)
+    begun = read_run_toml(out)[0] if resume and (out / "run.toml").exists() else None
+    config = with_limits(check(config), begun)
     method = deployable(config)
     secure = SecureSettings(config.secure.threshold, config.secure.floor) if config.secure.on else None
     spec = build_network(config, len(vocab), None)
@@ -85,12 +90,18 @@ def train_deployed(
             "vocab": vocab.to_json(),
             "method": method_digest(method),
         }
+        refuse_long(about)
         run = RemoteRun(
             _run_name(out), about, _next_attempt(out), patience.answer, secure, config.upload.bound, config.train.seed
         )
         listen.say(f"model {spec.name}: {parameter_count(spec):,} parameters; {HERE.reason}")
         listen.say("secure sums: the server sees no upload" if secure else "PLAIN: the server sees every upload")
-        given = (config, out, spec, method, transport, roster, run, listen, patience)
+        alike = alike_line(config, method)
+        if alike is not None:
+            listen.say(alike)
+        marks = roster.marks()
+        listen.say(f"roster {roster_hash(marks)} ({len(marks)} clients); clients see it with `keyfed client --status`")
+        given = (config, out, spec, method, transport, roster, run, listen, patience, len(vocab))
         course = Course(*given) if settled is None else PrivateCourse(*given, settled=settled)
         result = course.train(vocab)
         result = dict(strict(result))
@@ -99,10 +110,22 @@ def train_deployed(
         return result
 
 
+def refuse_long(about: Mapping[str, Any]) -> None:
+    """Refuse a run whose beginning no client would read."""
+    size = len(json.dumps(about))
+    if size > BEGIN_HEAD - CONTROL_HEAD:
+        raise ConfigError(
+            f"configuration and vocabulary take {size:,} bytes, and clients read {BEGIN_HEAD - CONTROL_HEAD:,}; "
+            "choose a smaller vocabulary (data.vocab)"
+        )
+
+
 def deployable(config: Config) -> Method:
     """Return the method of a run with real clients; what such a run cannot do is refused before anything starts."""
     method = run_method(config, secure=config.secure.on)
     refuse_simulated(config, method)
+    if config.secure.on and config.participation.fraction is None:  # else clients refuse it once their number is known
+        refuse_unmasked(config, method, config.train.cohort)
     return method
 
 
@@ -125,6 +148,8 @@ def refuse_simulated(config: Config, method: Method) -> None:
             f"train.cohort is {config.train.cohort}, and clients hide among {config.secure.floor} or more "
             "(secure.floor): each would refuse; set train.cohort higher"
         )
+    if config.secure.clear:
+        raise ConfigError("secure.clear weighs as secure sums do, in simulations only; set secure.on, or leave it out")
     if method.codec is not None:
         raise ConfigError("upload.keep and upload.quantise work in simulation only; leave them out of a federation")
     refuse_imagined(config)

@@ -44,11 +44,21 @@ TREE = "privacy/tree/"  # of what a checkpoint keeps of the noise tree
 PLACE = f"{TREE}place"  # number of the tree, and its leaves so far
 # Why a client takes no part that has nothing to do with its text: the operator may hear of these.
 OF_PROTOCOL: frozenset[Reason] = frozenset(
-    {"not enrolled", "no answer", "unreachable", "not now", "not secure", "identity changed", "stale", "other method",
-     "unknown run", "restarted", "summed before", "too soon"}
+    {"not enrolled", "no answer", "not delivered", "unreachable", "not now", "not secure", "identity changed", "stale",
+     "other method", "other protocol", "unknown run", "restarted", "summed before", "too soon", "over limit",
+     "over budget", "hides among more", "strangers"}
 )  # fmt: skip
 ODD: frozenset[Reason] = frozenset(
-    {"malformed", "refused by client", "other model", "non-finite model", "wrong round", "client error", "too large"}
+    {
+        "malformed",
+        "refused by client",
+        "other model",
+        "non-finite model",
+        "wrong round",
+        "client error",
+        "too large",
+        "not signed",
+    }
 )
 REFUSING = (
     "WARNING: some clients refused what they were asked, or answered what makes no sense; they add zeros. Their logs "
@@ -203,7 +213,7 @@ class PrivateCourse(Course):
 
     def _may_go_on(self) -> bool:
         if not self._spent and self.guard.allows():
-            return True
+            return True  # its clients score nothing: a private run never goes back
         self.listen.say(f"the privacy budget is spent after round {self.state.round}: another would exceed it")
         return False
 
@@ -224,7 +234,18 @@ class PrivateCourse(Course):
             if why in OF_PROTOCOL | ODD:
                 self._say_once(f"{client} is left out: {why}")
         self.guard.hear(self.calls.steps, self.state.round)
-        return present
+        return present if self.secure is None else [client for client in present if self._hides(client)]
+
+    def _hides(self, client: ClientId) -> bool:
+        """Whether every sum of this run that opens has as many clients as this one wants to hide among.
+
+        Who is drawn must not decide who takes part, so a private run goes by `secure.floor` alone.
+        """
+        assert self.secure is not None
+        least = self.calls.hide_among[client]
+        if least > self.secure.floor:
+            self._say_once(f"{client} is left out: hides among more ({least}; secure.floor is {self.secure.floor})")
+        return least <= self.secure.floor
 
     def _draw(self, present: Sequence[ClientId]) -> list[ClientId]:
         return self.guard.cohort(set(present))
@@ -267,9 +288,9 @@ class PrivateCourse(Course):
     def _chosen(self) -> Params:
         """Return the last model: to choose a better one would take scores of clients."""
         self._flush()
-        self.best = Best(self.state.round, math.nan, self.state.params)
+        self.best = Best(self.state.round, math.nan, self.state.served(self.method))
         self._forget_noise()
-        return {name: self.state.params[name] for name in shapes(self.spec)}
+        return {name: self.best.params[name] for name in shapes(self.spec)}
 
     def _forget_noise(self) -> None:
         """Take the noise tree out of the checkpoints: no round follows that needs it."""

@@ -85,7 +85,7 @@ def describe_plan(config: Config) -> dict[str, Any]:
     }
     lines = [
         dump_toml(to_document(config)),
-        *prepared.describe(),
+        *prepared.describe(private=config.privacy.on),
         *started,
         *([frozen] if frozen else []),
         f"model {prepared.spec.name}: {description['parameters']:,} parameters, "

@@ -1,7 +1,8 @@
 """Evaluation: perplexity and accuracy on held-out streams, as mergeable counts (never a mean of means).
 
 Headline: exp(mean nats per predicted token) over each stream in order, state carried, zero at the start, every token
-after the first predicted, line ends included, nothing padded counted.
+after the first predicted, line ends included, nothing padded counted. Of a model trained on packed lines: over each
+line on its own, <bos> first and the state reset (`judge`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from keyfed.engine.network import Network, Reader, SpecReader, reader_of
 from keyfed.model.language_model import Params
 from keyfed.run.reading import Ids, score_streams
-from keyfed.text.batches import lines_of
+from keyfed.text.batches import Kind, line_bounds, lines_of, reads_lines
 from keyfed.text.vocab import BOS, EOS, PAD, UNK
 
 SIDE_BY_SIDE, SIDE_BY_SIDE_GPU = 32, 128  # streams read in one batch
@@ -168,10 +169,59 @@ def evaluate_sentences(spec: Network, params: Params, streams: Mapping[str, Ids]
     return _score_all(reader_of(spec, params, device), lines, device, LINES_SIDE_BY_SIDE, LINES_SIDE_BY_SIDE_GPU)
 
 
+def evaluate_lines(spec: Network, params: Params, streams: Mapping[str, Ids], device: str = "cpu") -> dict[str, Score]:
+    """Score every stream line by line, as `evaluate_sentences` does with all of them together."""
+    reader = reader_of(spec, params, device)
+    bounds = [line_bounds(s) for s in streams.values()]
+    owner = np.repeat(np.arange(len(streams)), [len(b) - 1 for b in bounds])
+    lines = [line for s in streams.values() for line in lines_of(s)]
+    order = np.argsort([-len(line) for line in lines], kind="stable")
+    sums = np.zeros((len(fields(Score)), len(streams)))
+    lengths = [len(lines[k]) + 1 for k in order]
+    for part in _groups(reader, lengths, device, LINES_SIDE_BY_SIDE, LINES_SIDE_BY_SIDE_GPU):
+        group = [np.concatenate([np.array([BOS], np.int32), lines[k]]) for k in order[part]]
+        whose = np.repeat(owner[order[part]], [len(line) - 1 for line in group])
+        for kind, counted in enumerate(_counted(reader, group, device)):
+            sums[kind] += np.bincount(whose, counted, minlength=len(streams))
+    kinds = [
+        row.tolist() if f.name == "nats" else row.astype(int).tolist()
+        for row, f in zip(sums, fields(Score), strict=True)
+    ]
+    return {name: Score(*counted) for name, counted in zip(streams, zip(*kinds, strict=True), strict=True)}
+
+
+class Judge(Protocol):
+    """Scores every stream of a model's test text."""
+
+    def __call__(
+        self, spec: Network, params: Params, streams: Mapping[str, Ids], device: str = "cpu"
+    ) -> dict[str, Score]: ...
+
+
+def judge(kind: Kind) -> Judge:
+    """Return what the headline is counted by: lines on their own for packed lines, else whole streams."""
+    return evaluate_lines if kind == "packed" else evaluate
+
+
+def validator(kind: Kind) -> Callable[[Network, Params, Mapping[str, Ids], str], Score]:
+    """Return what a model is chosen by: a model of single lines has never seen a state that is carried on."""
+    return evaluate_sentences if reads_lines(kind) else evaluate_together
+
+
 def by_line(score: Score) -> dict[str, float]:
     """Return the figures of `evaluate_sentences` that stand beside those of whole streams."""
     found = score.summary()
     return {f"sentence_{name}": found[name] for name in ("perplexity", "top1", "top1_words", "top3_words")}
+
+
+def headline(
+    spec: Network, params: Params, streams: Mapping[str, Ids], kind: Kind, device: str = "cpu"
+) -> tuple[dict[str, Score], dict[str, Any]]:
+    """Return every stream's score by the model's `judge`, and the figures of a test: the total, and line by line."""
+    scores = judge(kind)(spec, params, streams, device)
+    every = total(scores)
+    lines = every if kind == "packed" else evaluate_sentences(spec, params, streams, device)
+    return scores, {**every.summary(), **by_line(lines)}
 
 
 def total(scores: Mapping[str, Score]) -> Score:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keyfed.errors import ConfigError
+from keyfed.errors import ConfigError, RunError
+from keyfed.files import BROKEN
 from keyfed.run.folder import read_metrics, strict
 from keyfed.run.train import Listener
 
@@ -38,6 +39,18 @@ def scalars(record: Mapping[str, Any], moved: Mapping[str, float]) -> dict[str, 
     if record["seconds"] is not None:  # a private federation does not tell how long its clients took
         found["time/seconds"] = record["seconds"]
     return {tag: math.nan if value is None else float(value) for tag, value in found.items()}
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """Return the rounds in a run's log, of which TensorBoard shows all that it can."""
+    records = read_metrics(folder)
+    try:
+        for record in records:
+            scalars(record, {way: float(record["traffic"][way]) for way in ("down", "up")})
+            float(record["elapsed"] or 0.0)
+    except BROKEN as e:
+        raise RunError(f"{folder / 'metrics.jsonl'} is damaged: a round's line has no {e}") from None
+    return records
 
 
 class EventWriter:
@@ -72,7 +85,7 @@ class EventWriter:
         self.close()
         beside = "central" if self._starts else ""
         self._starts += 1
-        logged = read_metrics(self._run / beside)[:done]
+        logged = read_log(self._run / beside)[:done]
         self._moved = {"down": 0.0, "up": 0.0}
         # The time axis is the time trained, whatever lay between two sittings.
         self._began = time.time() - ((logged[-1]["elapsed"] or 0.0) if logged else 0.0)

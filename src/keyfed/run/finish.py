@@ -15,12 +15,12 @@ from keyfed.federated.types import Method, Params
 from keyfed.run.baselines import score_baselines
 from keyfed.run.checkpoint import Best
 from keyfed.run.choose import Choice
-from keyfed.run.evaluate import by_line, evaluate, evaluate_sentences, spread, total
+from keyfed.run.evaluate import headline, judge, spread, total
 from keyfed.run.folder import read_metrics, save_model
 from keyfed.run.planning import members_of
 from keyfed.run.prepare import Prepared
-from keyfed.run.record import reached
-from keyfed.run.secure import secure_result, sizes_in
+from keyfed.run.record import reached, soundness_counts
+from keyfed.run.secure import clamped_result, secure_result, sizes_in
 
 if TYPE_CHECKING:
     from keyfed.run.train import Listener
@@ -43,9 +43,9 @@ def finish(
     params: Params = {name: best.params[name] for name in shapes(prepared.spec)}
     save_model(out, params, prepared.vocab)
     began = time.monotonic()
-    tested = evaluate(prepared.spec, params, prepared.test, choice.device)
-    unseen = evaluate(prepared.spec, params, prepared.unseen, choice.device)
-    sentences = evaluate_sentences(prepared.spec, params, prepared.test, choice.device)
+    kind = prepared.batching.kind
+    tested, test = headline(prepared.spec, params, prepared.test, kind, choice.device)
+    unseen = judge(kind)(prepared.spec, params, prepared.unseen, choice.device)
     evaluated = time.monotonic() - began
     began = time.monotonic()
     baselines = score_baselines(prepared, config.train.ngram_order) if config.train.baselines else {}
@@ -63,7 +63,7 @@ def finish(
         "seed": config.train.seed,
         "start": dict(start),
         "best_round": best.round,
-        "test": {**total(tested).summary(), **by_line(sentences)},
+        "test": test,
         "unseen": total(unseen).summary() if unseen else None,
         "spread": spread(tested),
         "unseen_spread": spread(unseen),
@@ -75,11 +75,13 @@ def finish(
         "traffic": {k: sum(r["traffic"][k] for r in records) for k in ("down", "up", "control")},
         "bytes_per_client": asdict(sizes_in(config, method, params, members)),
         "secure": secure_result(records),
+        "clamped": clamped_result(records),
         "reached": reached(records, parse_target(config.train.until, "train.until")),
         "modelled_seconds": sum(r.get("modelled_seconds", 0.0) for r in records),
         "refused": None if config.privacy.on else sum(len(r["refused"]) for r in records),
         "lost": dict(Counter(reason for r in records for reason in (r["lost"] or {}).values())),
         "abandoned": sum(r["abandoned"] for r in records),
+        **soundness_counts(records),
         "compression_error": _mean([r["compression_error"] for r in records if "compression_error" in r]),
         "tokens_trained": sum(r["worked"] or 0 for r in records) or None,
         "oov_rate": prepared.oov,

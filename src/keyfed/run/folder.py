@@ -26,10 +26,12 @@ from keyfed.documents import differences, dump_toml
 from keyfed.engine.network import Network, check_params
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import FolderInUse, RunError
-from keyfed.files import write_atomically
+from keyfed.federated.soundness import finite
+from keyfed.files import parse_json, read_json, write_atomically
 from keyfed.model.language_model import Params
 from keyfed.run.choose import Choice
 from keyfed.run.outside import build_network, refuse_others
+from keyfed.text.batches import reads_lines
 from keyfed.text.given import vocab_sha256
 from keyfed.text.vocab import Vocab
 
@@ -59,7 +61,8 @@ def free_name(base: Path) -> Path:
 def open_folder(folder: Path, resume: bool) -> Iterator[Path]:
     """Create (or with `resume` reopen) a run folder and keep other processes out while it is in use.
 
-    A new folder in which nothing was written, because the run was refused, goes again.
+    A new folder is its owner's alone: a model knows something of the text it learnt. One in which nothing was written,
+    because the run was refused, goes again.
     """
     fresh = not folder.exists()
     if (folder / "run.toml").exists() and not resume:
@@ -69,7 +72,7 @@ def open_folder(folder: Path, resume: bool) -> Iterator[Path]:
     if folder.is_dir() and not resume and any(p.name != LOCK for p in folder.iterdir()):
         raise RunError(f"{folder} exists and is not empty; choose another --out")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = (folder / LOCK).open("w")
     except OSError as e:
         raise RunError(f"{folder}: {e.strerror or e}; choose another --out") from e
@@ -133,7 +136,7 @@ def read_run_toml(folder: Path) -> tuple[Config, dict[str, Any]]:
         document = tomllib.loads((folder / "run.toml").read_text("utf-8"))
     except FileNotFoundError:
         raise RunError(f"{folder} is not a run folder (it has no run.toml); `keyfed train` makes one") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as e:
         raise RunError(f"{folder / 'run.toml'} cannot be read: {e}") from None
     made = document.get("made")
     if not isinstance(made, dict):
@@ -215,11 +218,17 @@ class Trained:
     @property
     def reads_lines(self) -> bool:
         """Whether the model learnt from single lines, each from a zero state behind <bos>, not from a stream."""
-        return self.config.data.batches == "sentences"
+        return reads_lines(self.config.data.batches)
 
 
 def save_model(folder: Path, params: Params, vocab: Vocab) -> None:
-    """Write model.safetensors and vocab.json."""
+    """Write model.safetensors and vocab.json.
+
+    Raises:
+      RunError: a number of the model is not finite; nothing was written.
+    """
+    if not finite(params):
+        raise RunError(f"{folder}: the model has numbers that are not finite and is not written; lower the step size")
     write_atomically(folder / "model.safetensors", save({n: t.contiguous() for n, t in params.items()}))
     write_atomically(folder / "vocab.json", vocab.to_json().encode())
 
@@ -266,7 +275,7 @@ def resume_command(folder: Path) -> str:
 def read_result(folder: Path) -> dict[str, Any] | None:
     """Return a finished run's result.json, or None."""
     try:
-        return dict(json.loads((folder / "result.json").read_text("utf-8")))
+        return dict(read_json(folder / "result.json"))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as e:
@@ -295,6 +304,10 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl."""
     path = folder / "metrics.jsonl"
     try:
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-    except ValueError as e:
+        found = [parse_json(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    except (OSError, ValueError) as e:
         raise RunError(f"{path} is damaged: {e}") from None
+    for number, line in enumerate(found, 1):
+        if not isinstance(line, dict) or not isinstance(line.get("round"), int):
+            raise RunError(f"{path} is damaged: line {number} is not that of a round")
+    return found

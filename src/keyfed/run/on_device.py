@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ import torch
 
 from keyfed.config import Config, DataConfig, check, config_from, method_spec
 from keyfed.engine.learner import Learner
-from keyfed.engine.messages import Rejected, Shapes, text_digest
-from keyfed.engine.network import init_params
+from keyfed.engine.limits import Limits, check_size, time_limit
+from keyfed.engine.messages import Rejected, Shapes, check_structure, text_digest
+from keyfed.engine.network import shapes
 from keyfed.engine.private_part import Promise
 from keyfed.engine.problem import Problem, make_store
 from keyfed.engine.secure_round import Evaluated
@@ -28,20 +28,24 @@ from keyfed.federated.methods import build_method
 from keyfed.federated.private_shares import privately
 from keyfed.federated.public_check import refuse_isolating
 from keyfed.federated.types import Method, Params
-from keyfed.private.mechanism import Bounded, bound
+from keyfed.model.language_model import ModelSpec
+from keyfed.private.mechanism import Bounded, bound, refuse_sized_duals
 from keyfed.run.encode import window_of
-from keyfed.run.evaluate import evaluate_sentences, evaluate_together, limit_streams
+from keyfed.run.evaluate import limit_streams, validator
 from keyfed.run.outside import build_network
 from keyfed.text.batches import Batching
 from keyfed.text.clients import ClientText, partition
 from keyfed.text.corpus import Author
 from keyfed.text.named import load_corpus
-from keyfed.text.vocab import Vocab
+from keyfed.text.own import own_corpus
+from keyfed.text.vocab import UNK, Tokens, Vocab
 
+MOST_WORDS = 1 << 20  # of a vocabulary that a client reads
 TOLD: dict[str, tuple[str, ...] | None] = {  # what clients hear of a configuration: sections, and which of their keys
     "data": ("batches", "window", "max_sentences", "max_tokens"),
     "model": None,
-    "train": ("rounds", "seed", "valid_tokens", "test_tokens"),
+    "train": ("rounds", "schedule", "warmup", "final", "average", "seed", "valid_tokens", "test_tokens"),
+    "secure": ("on", "floor"),
     "upload": None,
     "privacy": (
         "epsilon", "noise", "delta", "mechanism", "clip", "quantile", "clip_rate", "count_noise", "separation",
@@ -67,6 +71,7 @@ def run_method(config: Config, *, secure: bool) -> Method:
     method = build_method(method_spec(config))
     if secure:
         refuse_isolating(method)
+        refuse_sized_duals(method, config.privacy)
     if config.privacy.on:
         return run_bounded(config).method
     return privately(method) if secure else method
@@ -103,32 +108,56 @@ def method_digest(method: Method) -> str:
 class OwnText:
     """`Learner` over one client's text."""
 
-    def __init__(self, config: Config, method: Method, name: str, vocab: Vocab) -> None:
-        person, vocab = _person(config, name, vocab)
-        stream, window = vocab.encode(person.train), window_of(config)
+    def __init__(
+        self,
+        config: Config,
+        method: Method,
+        name: str,
+        vocab: Vocab,
+        *,
+        limits: Limits | None = None,
+        me: str | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        limits = limits or Limits()
+        spec, window = build_network(config, len(vocab), None), window_of(config)
+        assert isinstance(spec, ModelSpec), "a run with real clients has a model of this package"
+        check_size(spec, method.epochs, method.batch_size, window, limits)  # before anything of that size is made
+        person, vocab = _person(config, name, vocab, me)
+        stream = vocab.encode(person.train)
+        say(_counted(person, vocab, stream))
         enough = len(stream) > window
         if not enough and not config.privacy.on:  # a private run must not notice: its client takes part with zeros
-            raise Rejected("no text", f"{len(stream)} tokens to learn from; a window has {window}")
-        spec = build_network(config, len(vocab), None)
+            raise Rejected("no text", f"too little text to learn from: a window has {window} tokens")
         data = config.data
         batching = Batching(data.batches, 1, window, data.max_sentences, data.max_tokens)
         self.method = method
         self.digest = method_digest(method)
-        self.bound = config.upload.bound
+        self.floor = config.secure.floor
+        # In a private run who is refused sends zeros: a bound would let the server choose who is left in the sum.
+        self.bound = None if config.privacy.on else config.upload.bound
         self.promise = promise_of(config)
         self._spec = spec
-        self._problem = Problem(spec, make_store([stream], [name]), batching, config.train.seed) if enough else None
+        self._limits_of_owner = limits
+        self._look: Callable[[], None] = lambda: None
+        store = make_store([stream], [name])
+        watched = Problem(spec, store, batching, config.train.seed, watch=lambda: self._look())
+        self._problem = watched if enough else None
         held_out = {"valid": vocab.encode(person.valid), "test": vocab.encode(person.test)}
         self._held_out = {part: {name: ids} if len(ids) > 1 else {} for part, ids in held_out.items()}
         self._limits = {"valid": config.train.valid_tokens, "test": config.train.test_tokens}
-        self._score = evaluate_sentences if data.batches == "sentences" else evaluate_together
-        like = init_params(spec, 0)
-        self.shapes: Shapes = {layer: (tuple(p.shape), p.dtype) for layer, p in like.items()}
+        self._score = validator(data.batches)
+        self.shapes: Shapes = {layer: (shape, torch.float32) for layer, shape in shapes(spec).items()}
 
     def solve(self, theta: Params, round: int, turn: Turn) -> Finished:
-        """Train for a round, with one thread: the same bits as in a simulation. Without text: zeros, of no token."""
+        """Train for a round, with one thread: the same bits as in a simulation. Without text: zeros, of no token.
+
+        Raises:
+          Rejected: it takes longer than the client's owner allows.
+        """
         if self._problem is None:
             return Finished(0, {name: torch.zeros_like(p) for name, p in theta.items()}, 0.0, 0, 0, {})
+        self._look = time_limit(self._limits_of_owner)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -139,41 +168,66 @@ class OwnText:
     def evaluate(self, theta: Params, part: str) -> Evaluated:
         """Count nats and hits on this client's held-out text."""
         streams = limit_streams(self._held_out[part], self._limits[part])
-        return Evaluated(*asdict(self._score(self._spec, theta, streams)).values())
+        return Evaluated(*asdict(self._score(self._spec, theta, streams, "cpu")).values())
 
 
-def _person(config: Config, name: str, vocab: Vocab) -> tuple[ClientText, Vocab]:
+def _person(config: Config, name: str, vocab: Vocab, me: str | None) -> tuple[ClientText, Vocab]:
     """Read a client's text; for a private run none, where it cannot be read: its client takes part with zeros."""
     try:
-        return read_person(config, name, vocab)
-    except KeyfedError:
+        return read_person(config, name, vocab, me)
+    except KeyfedError as e:
         if not config.privacy.on:
             raise
-        logging.getLogger(__name__).exception("the text cannot be read; zeros are sent")
+        logging.getLogger(__name__).error("the text cannot be read (%s); zeros are sent", e)
         return ClientText(name, (), (), ()), vocab
 
 
-def read_person(config: Config, name: str, vocab: Vocab) -> tuple[ClientText, Vocab]:
-    """Read a client's text, all files of its folder one after the other, and cut it as a simulation cuts a client's."""
+def read_person(config: Config, name: str, vocab: Vocab, me: str | None = None) -> tuple[ClientText, Vocab]:
+    """Read a client's text, all files of its folder one after the other, and cut it as a simulation cuts a client's.
+
+    Args:
+      me: the client's owner among several authors of one file (`text.own`).
+    """
     corpus = load_corpus(config.data.name, author_column=config.data.author_column, text_column=config.data.text_column)
-    lines = tuple(chain.from_iterable(author.lines for author in corpus.authors))
-    one = replace(corpus, authors=(Author(name, lines),), valid=None, test=None, natural=True)
+    (own,) = own_corpus(corpus, Path(config.data.name), me).authors
+    one = replace(corpus, authors=(Author(name, own.lines),), valid=None, test=None, natural=True)
     people = partition(one, "natural", clients=None, seed=config.train.seed, unseen=0.0)
     return people.clients[0], replace(vocab, tokenised=corpus.tokenised)
 
 
-def own_text(name: str, data: Path) -> Callable[[Mapping[str, Any]], Learner]:
+def _counted(person: ClientText, vocab: Vocab, stream: Tokens) -> str:
+    """Say how much text a run found, and how much of it is in the run's vocabulary; quote nothing."""
+    lines = len(person.train) + len(person.valid) + len(person.test)
+    unknown = float((stream == UNK).sum()) / max(1, len(stream))
+    return f"{lines:,} lines, {len(stream):,} tokens to learn from, {unknown:.1%} of them unknown words"
+
+
+def own_text(
+    name: str,
+    data: Path,
+    *,
+    limits: Limits | None = None,
+    me: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Callable[[Mapping[str, Any]], Learner]:
     """Return what makes a client's text ready for a run.
 
     Args:
       name: the client's.
       data: its text: a file, or a folder of files.
+      limits: what the client gives a run at most.
+      me: its owner among several authors of one file.
+      say: is told how much text was found.
     """
 
     def make(about: Mapping[str, Any]) -> Learner:
         vocab = _vocab_of(about)
         config = own_config(about, data)
-        return OwnText(config, run_method(config, secure=about.get("secure") is True), name, vocab)
+        try:
+            method = run_method(config, secure=about.get("secure") is True)
+        except KeyfedError as e:
+            raise Rejected("refused by client", str(e)) from None
+        return OwnText(config, method, name, vocab, limits=limits, me=me, say=say)
 
     return make
 
@@ -200,6 +254,7 @@ def _vocab_of(about: Mapping[str, Any]) -> Vocab:
     given = about.get("vocab")
     if not isinstance(given, str):
         raise Rejected("malformed", "a run without a vocabulary")
+    check_structure(given.encode("utf-8", "surrogatepass"), deepest=2, values=MOST_WORDS)
     try:
         return Vocab.from_json(given)
     except KeyfedError as e:

@@ -19,6 +19,7 @@ from keyfed.federated.methods import METHODS, method_options
 from keyfed.federated.parts import KINDS, part_options
 from keyfed.federated.tuned import CHARACTERS
 from keyfed.run.catalogue import describe_methods, describe_models
+from keyfed.run.private_files import MEANING, RULES, WHERE
 
 PARTS_TEXT = (
     "Any method without duals takes another mediator or server rule by name, on the command line "
@@ -89,7 +90,22 @@ def cli_page() -> str:
     return "\n".join([HEAD + "# The command line\n", *_help_of(plainly(typer.main.get_command(app)), "keyfed")])
 
 
-PAGES = {"methods.md": methods_page, "options.md": options_page, "cli.md": cli_page}
+def files_page() -> str:
+    """Every file that a command writes from a private run, and what answers for it."""
+    parts = [
+        HEAD + "# Files of a private run\n",
+        "Every file that a command writes from a run with `--dp`, and what answers for it ([privacy.md](privacy.md)). "
+        "`keyfed privacy audit RUN` holds the run's folder against this table. An unknown file fails the audit.\n",
+        *(f"- **{cover}**: {meaning}." for cover, meaning in MEANING.items()),
+    ]
+    for place, name in WHERE.items():
+        rows = [["file", "with real clients", "in a simulation", "what it holds"]]
+        rows += [[f"`{r.pattern}`", r.real, r.simulated, r.why] for r in RULES if r.place == place]
+        parts += [f"\n## {name}\n", markdown_table(rows)]
+    return "\n".join(parts) + "\n"
+
+
+PAGES = {"methods.md": methods_page, "options.md": options_page, "cli.md": cli_page, "private-files.md": files_page}
 
 
 def write_pages(folder: Path) -> list[Path]:

@@ -23,7 +23,7 @@ from keyfed.federated.types import Method, MethodSpec, Params
 from keyfed.files import write_atomically
 from keyfed.run.console import follow, render_table
 from keyfed.run.drawing import HIGHEST, Plot, Theme, both_themes, single
-from keyfed.run.evaluate import Score, evaluate, spread, total
+from keyfed.run.evaluate import Score, judge, spread, total
 from keyfed.run.folder import Trained
 from keyfed.run.markup import show
 from keyfed.run.prepare import Prepared, make_problem
@@ -122,21 +122,22 @@ def personalise(personal: Personal, trained: Trained, prepared: Prepared) -> dic
 
     Returns:
       Scores of the same tokens before and after (tokens of all clients added up), the share of clients that gain, the
-      worst decile, and each client's nats per token.
+      worst decile, and each client's nats per token. Of a private run only totals, and no plot: a point is a client.
     """
     spec, config = trained.spec, trained.config
     method = _solver_of(personal, trained)
     problem = make_problem(prepared, config, method, "cpu")
     params: Params = {name: trained.params[name] for name in shapes(spec)}
     places = {name: k for k, name in enumerate(prepared.store.names) if name in prepared.test}
-    before = evaluate(spec, params, {name: prepared.test[name] for name in places})
+    test = judge(config.data.batches)
+    before = test(spec, params, {name: prepared.test[name] for name in places})
     after: dict[str, Score] = {}
     worked = 0
     for name in follow(list(places), "personalising clients"):
         # As in the round after the last: text and dropout are drawn as that round would draw them.
         solution = solve_block(problem, params, [places[name]], method, config.train.rounds)
         own = {layer: params[layer] + solution.upload[layer][0] for layer in params}
-        after |= evaluate(spec, own, {name: prepared.test[name]})
+        after |= test(spec, own, {name: prepared.test[name]})
         worked += int(solution.worked.sum())
     block = summarise(before, after)
     block = {
@@ -151,7 +152,9 @@ def personalise(personal: Personal, trained: Trained, prepared: Prepared) -> dic
         },
         "plot": None,
     }
-    drawn = draw_gains(before, after)
+    if config.privacy.on:  # as in the run's result: totals, and no figure of a single client
+        block |= {"by_client": None, "worst_decile": {"before": None, "after": None}}
+    drawn = None if config.privacy.on else draw_gains(before, after)
     if drawn is not None:
         path = trained.folder / "plots" / f"{drawn.name}.png"
         path.parent.mkdir(exist_ok=True)

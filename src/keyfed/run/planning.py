@@ -15,12 +15,14 @@ from keyfed.federated.methods import build_method
 from keyfed.federated.participation import Plan, cohort_size, draw, moving_seconds, plan_round
 from keyfed.federated.parts import read_weights
 from keyfed.federated.sampling import derive_seed
+from keyfed.federated.soundness import Limits
 from keyfed.federated.types import Method
 from keyfed.run.choose import Choice, choose, confine
 from keyfed.run.console import plural
 from keyfed.run.outside import accept_method
 from keyfed.run.prepare import Prepared, round_tokens, usual_members
-from keyfed.run.secure import hidden, sizes_in
+from keyfed.run.secure import alike_line, hidden, sizes_in
+from keyfed.sections import LIMIT, SUM_LIMIT, TOKEN_LIMIT
 
 FEW_PARTICIPATIONS = 3  # a client, below which duals have hardly begun to work
 
@@ -133,14 +135,44 @@ def participations(config: Config, members: int, clients: int) -> float:
 
 def cautions(config: Config, method: Method, members: int, clients: int) -> list[str]:
     """Lines about what will work, but not as one may expect."""
+    alike = alike_line(config, method)
+    said = [] if alike is None else [alike]
     expected = participations(config, members, clients)
     if method.solver.start is None or expected >= FEW_PARTICIPATIONS or not config.train.rounds:
-        return []
+        return said
     return [
+        *said,
         f"{method.name}: a client takes part about {expected:.1f} times in this run. Its dual is set in its first "
         f"round and corrected from the second on, so with fewer than {FEW_PARTICIPATIONS} participations θ will lie "
-        "near twice FedProx's steps and may overshoot; take more rounds or a larger train.cohort"
+        "near twice FedProx's steps and may overshoot; take more rounds or a larger train.cohort",
     ]
+
+
+def with_limits(config: Config, begun: Config | None = None) -> Config:
+    """Return the configuration of a federation with the limits on uploads that it gets by default.
+
+    They are written into the run's folder: a simulation with the same numbers limits alike. A private run has its clip,
+    and in secure sums clients clamp their own tokens.
+
+    Args:
+      begun: what the run began with, if it goes on; one that began without limits has none.
+    """
+    if config.privacy.on:
+        return config
+    given = config.upload
+    norm, tokens = (SUM_LIMIT, 0.0) if config.secure.on else (LIMIT, TOKEN_LIMIT)
+    usual = replace(given, limit=norm, token_limit=tokens) if begun is None else begun.upload
+    limit = usual.limit if given.limit is None else given.limit
+    token_limit = usual.token_limit if given.token_limit is None else given.token_limit
+    return replace(config, upload=replace(given, limit=limit, token_limit=token_limit))
+
+
+def limits_of(config: Config) -> Limits | None:
+    """Return what one client of a run may do at most; None for a run without limits."""
+    norm, tokens = config.upload.limit or None, config.upload.token_limit or None
+    if config.privacy.on or (norm is None and tokens is None):
+        return None
+    return Limits(norm, tokens, config.data.max_tokens)
 
 
 def plan_of_round(

@@ -10,9 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from keyfed.config import Config
+from keyfed.engine.module import ModuleNetwork
 from keyfed.engine.network import Network
 from keyfed.engine.problem import ClientStore, Problem
 from keyfed.engine.trial import MakeModule
+from keyfed.errors import ConfigError
 from keyfed.federated.participation import cohort_size
 from keyfed.federated.types import Method
 from keyfed.run.cache import encoded
@@ -74,6 +76,8 @@ class Prepared:
             f"held out: validation {_count(self.valid):,} tokens, test {_count(self.test):,} tokens"
             + (others if self.unseen else ""),
         ]
+        if self.batching.kind == "packed":
+            lines.append("packed lines: every line is read from its own start, in training, validation and test")
         if not self.valid or not self.test:
             lines.append("no held-out text: clients have too few lines to cut; the last round's model will be taken")
         if max(len(self.valid), len(self.test), len(self.unseen)) == MOST_STREAMS:
@@ -108,12 +112,15 @@ def prepare(config: Config, module: MakeModule | None = None, *, text: bool = Fa
         refuse_model_options(config, module)
     data, most = config.data, config.train.test_tokens
     found = encoded(config, text=text)
+    spec = build_network(config, len(found.vocab), module)
+    if data.batches == "packed" and isinstance(spec, ModuleNetwork) and (why := spec.unpackable()) is not None:
+        raise ConfigError(f"data.batches=packed: {why}; use stream or sentences")
     return Prepared(
         corpus=found.corpus,
         population=found.population,
         vocab=found.vocab,
         vocab_summary=found.vocab_summary,
-        spec=build_network(config, len(found.vocab), module),
+        spec=spec,
         store=found.store,
         batching=Batching(data.batches, 1, window_of(config), data.max_sentences, data.max_tokens),
         valid=found.valid,
@@ -132,7 +139,7 @@ def pooled_store(store: ClientStore) -> ClientStore:
 def client_tokens(prepared: Prepared) -> NDArray[np.float64]:
     """Tokens every client predicts in one epoch, in expectation: its text, limits respected."""
     s, limits = prepared.store, prepared.batching
-    tokens = s.sizes().astype(np.float64) - 1.0
+    tokens = s.sizes().astype(np.float64) - (limits.kind == "stream")  # a stream's first token is not predicted
     if limits.kind == "sentences" or limits.max_sentences is not None:
         lines, within = _count_lines(s, limits.window)
         if limits.kind == "sentences":

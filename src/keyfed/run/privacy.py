@@ -19,7 +19,8 @@ from keyfed.private.hinge import Stayed, beside
 from keyfed.private.mechanism import CLIP, Bounded
 from keyfed.private.noise import Draw, Noising, derived, update_noise
 from keyfed.private.plan import noise_to_clip
-from keyfed.private.statement import account, no_account
+from keyfed.private.statement import GIVEN_VOCABULARY, RAW_VOCABULARY, account, no_account
+from keyfed.private.threshold import PRIVATE_RATIO
 from keyfed.private.tree import derived_tree, group_of
 from keyfed.run.count_noise import as_begun, count_noise_of
 from keyfed.run.folder import read_metrics, read_run_toml
@@ -29,6 +30,7 @@ from keyfed.run.start import Source
 from keyfed.run.traffic import Sizes
 from keyfed.sections import DataConfig
 from keyfed.text.clients import parse_part
+from keyfed.text.vocab import Vocab
 
 
 class PrivateRun:
@@ -36,6 +38,7 @@ class PrivateRun:
 
     def __init__(self, config: Config, bounded: Bounded, out: Path, terms: Terms) -> None:
         self._config = config
+        self._out = out
         self._bounded = bounded
         self._seed = config.train.seed
         self.ledger: Ledger = open_ledger(out, as_begun(config, terms, out))
@@ -116,7 +119,8 @@ class PrivateRun:
         clip = noising.clip
         self._beside = self._opens_by_one(fates)
         if not self._config.secure.on:
-            return lambda like: NoisedSum(like, noising), clip
+            ratio = PRIVATE_RATIO if self._config.secure.clear else None
+            return lambda like: NoisedSum(like, noising, ratio), clip
         from keyfed.engine.masked_noised_sum import MaskedNoisedSum
 
         training = tuple(client for client, fate in fates.items() if fate.reports)
@@ -162,7 +166,7 @@ class PrivateRun:
         t = self.ledger.terms
         ratio = noise_to_clip(self._std, parameters, t.cohort)
         found = account(self.ledger)
-        said = [*found["statement"], *begun_from(self._config)]
+        said = [*found["statement"], *vocabulary_lines(self._config, self._out, found), *begun_from(self._config)]
         return {**found, "count_noise": self._bit_std, "noise_to_clip": ratio, "statement": said}
 
 
@@ -213,7 +217,27 @@ def account_of_run(run: Path) -> dict[str, Any]:
     ledger = read_ledger(run)
     check_against_metrics(ledger, read_metrics(run))
     found = account(ledger, fine=True)
-    return {**found, "statement": [*found["statement"], *begun_from(config)]}
+    return {**found, "statement": [*found["statement"], *vocabulary_lines(config, run, found), *begun_from(config)]}
+
+
+def vocabulary_lines(config: Config, run: Path, account: Mapping[str, Any]) -> list[str]:
+    """Say where the vocabulary of a run comes from, and what it adds: the vote's ε and δ, which its file carries."""
+    given, own = config.data.vocab_file, run / "vocab.json"
+    path = own if own.exists() or given is None else Path(given)
+    vote = Vocab.from_json(path.read_text("utf-8")).privacy if path.exists() else None
+    if vote is None:
+        if RAW_VOCABULARY in account["statement"]:
+            return []
+        return [RAW_VOCABULARY if given is None and account["randomness"] == "derived" else GIVEN_VOCABULARY]
+    cost = f"(ε, δ) = ({vote.all_epsilon:.4g}, {vote.all_delta:.2g})"
+    votes = "a vote" if vote.votes == 1 else f"{vote.votes:,} votes"
+    if vote.verdict == "SIMULATED":
+        return [f"The vocabulary was elected by {votes} with noise that is SIMULATED, {cost}: no ε covers it in fact."]
+    both = "" if account["pld"] is None else (
+        f" A client that voted and is trained on has ({account['pld'] + vote.all_epsilon:.4g}, "
+        f"{account['delta'] + vote.all_delta:.2g}) in all."
+    )  # fmt: skip
+    return [f"The vocabulary was elected by {votes} with noise of its own, {vote.verdict}, {cost}, which adds.{both}"]
 
 
 def begun_from(config: Config) -> list[str]:

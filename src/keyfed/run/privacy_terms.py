@@ -8,7 +8,7 @@ from keyfed.config import Config
 from keyfed.errors import PrivacyError
 from keyfed.federated.types import Method
 from keyfed.private.accounting import calibrate, calibrate_tree
-from keyfed.private.budget import Terms
+from keyfed.private.budget import Terms, verdict_of
 from keyfed.private.hinge import MOST_MEMBERS, Opening, chance
 from keyfed.private.mechanism import Bounded, bound, refuse_absence, refuse_participation
 from keyfed.private.noise import update_noise
@@ -104,10 +104,9 @@ def announcement(t: Terms, counted: float | None, parameters: int) -> list[str]:
     parts = "" if counted is None else f" (of the sum {z:.4g}, of counts {counted:.4g} clients)"
     how = f"rate {t.rate:.4g}" if t.gap is None else f"tree aggregation, {t.gap} rounds apart"
     budget = "no budget" if t.budget is None else f"budget epsilon {t.budget:g}"
-    word = "SIMULATED" if t.simulated else "GUARANTEE"
     lines = [
-        f"privacy: {word}, {budget}, delta {t.delta:.2g}, noise {t.z:.4g}{parts}, {how}, population {t.population:,}, "
-        f"cohort {t.cohort:,.6g}; noise of a mean {noise_to_clip(z, parameters, t.cohort):.3g} clips"
+        f"privacy: {verdict_of(t)}, {budget}, delta {t.delta:.2g}, noise {t.z:.4g}{parts}, {how}, population "
+        f"{t.population:,}, cohort {t.cohort:,.6g}; noise of a mean {noise_to_clip(z, parameters, t.cohort):.3g} clips"
     ]
     if t.simulated:
         lines.append(

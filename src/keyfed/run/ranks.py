@@ -30,7 +30,7 @@ from keyfed.launch import Place, place
 from keyfed.run.choose import Choice
 from keyfed.run.planning import plan
 from keyfed.run.prepare import make_problem, prepare
-from keyfed.run.secure import settings_of
+from keyfed.run.secure import sums_of
 from keyfed.text.given import vocab_sha256
 
 
@@ -64,8 +64,10 @@ def among(ranks: int, config: Config, method: Method, choice: Choice) -> Choice:
         raise ConfigError(
             f"{method.name} trains one client that has all the text; start it in one process, not {ranks}"
         )
-    if config.secure.on:
+    if config.secure.on or config.secure.clear:
         raise ConfigError(f"secure.on is set beside {ranks} ranks, which see each other's clients; start one process")
+    if config.upload.limit or config.upload.token_limit:
+        raise ConfigError(f"upload.limit and upload.token_limit are for one process, not {ranks} ranks; leave them out")
     if config.train.workers and config.train.workers > 1:
         raise ConfigError(
             f"train.workers is {config.train.workers} beside {ranks} ranks, and a rank is a worker; leave it out and "
@@ -104,9 +106,15 @@ def federate(
     config: Config, problem: LocalProblem, choice: Choice, states: ClientStates | None, ranks: Ranks | None
 ) -> Simulation | RankedSimulation:
     """Return the simulation a run trains in, over all ranks where there are several."""
-    bound, hide = config.upload.bound, settings_of(config).sums if config.secure.on else None
+    hide = None if config.privacy.on else sums_of(config)
+    bound = bound_of(config)
     local = Simulation(problem, block=choice.block, workers=choice.workers, bound=bound, states=states, hide=hide)
     return local if ranks is None else RankedSimulation(local, ranks, states)
+
+
+def bound_of(config: Config) -> float | None:
+    """Return the largest norm of an upload; none in a private run, where the clip bounds it and clients ignore it."""
+    return None if config.privacy.on else config.upload.bound
 
 
 def follow(ranks: Ranks, module: MakeModule | None = None, own: Method | None = None) -> dict[str, Any]:
@@ -137,7 +145,7 @@ def follow(ranks: Ranks, module: MakeModule | None = None, own: Method | None = 
         torch.set_num_threads(order["threads"])
         like = init_params(prepared.spec, config.train.seed)
         ranks.gather({})
-        with Simulation(problem, block=order["block"], bound=config.upload.bound, states=states) as local:
+        with Simulation(problem, block=order["block"], bound=bound_of(config), states=states) as local:
             serve(local, ranks, method, like, states)
     except Ended as end:
         if end.failed:

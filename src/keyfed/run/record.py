@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from keyfed.federated.participation import Plan
 from keyfed.federated.round import RoundSummary
+from keyfed.federated.soundness import Good
 from keyfed.federated.types import ClientId, Method
 from keyfed.run.traffic import Sizes, round_traffic
 
@@ -38,6 +40,10 @@ def record_of(
         "effective_clients": sum(effective.values()) / max(1, len(effective)),
         "traffic": round_traffic(sizes, called, summary),
     }
+    if summary.hidden:
+        record["clamped"] = summary.clamped
+    if summary.shortened:
+        record["shortened"] = list(summary.shortened)
     if plan is not None:
         record["modelled_seconds"] = plan.seconds
     if method.distance is not None:
@@ -67,6 +73,31 @@ def judge_attention(summary: RoundSummary) -> tuple[str, str] | None:
             "a lower temperature sharpens it"
         )
     return None
+
+
+def judged_line(round: int, perplexity: float, good: Good) -> str:
+    """Say that a model has exploded, and where the run goes on."""
+    return (
+        f"ROLL-BACK after round {round}: validation perplexity {perplexity:.4g}, the least so far is "
+        f"{math.exp(good.nats):.4g}; going on from the last good model, of round {good.state.round}"
+    )
+
+
+def stopped_line(good: Good) -> str:
+    """Say that a run ends early."""
+    return (
+        f"{good.returns} roll-backs to the model of round {good.state.round}, and no better one since: the run ends "
+        "with the last good model. A step size that is too large does this, or a client that lies"
+    )
+
+
+def soundness_counts(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Count the roll-backs of a run, the server steps that were not taken, and uploads that were shortened."""
+    return {
+        "rolled_back": sum("rolled_back" in r for r in records),
+        "unsound": sum("unsound" in r for r in records),
+        "shortened": sum(len(r.get("shortened", ())) for r in records),
+    }
 
 
 def reached(records: Iterable[Mapping[str, Any]], target: tuple[str, float] | None) -> dict[str, Any] | None:

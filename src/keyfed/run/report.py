@@ -243,6 +243,12 @@ def _participation(result: Record) -> list[tuple[str, str]]:
         facts.append(("clients called in vain", "; ".join(f"{why}: {n:,}" for why, n in sorted(lost.items()))))
     if result.get("abandoned"):
         facts.append(("rounds abandoned, too few uploads", show_count(result["abandoned"])))
+    if result.get("rolled_back"):
+        facts.append(("roll-backs to the last good model, validation exploded", show_count(result["rolled_back"])))
+    if result.get("shortened"):
+        facts.append(("uploads shortened to the limit", show_count(result["shortened"])))
+    if result.get("unsound"):
+        facts.append(("server steps not taken, not sound", show_count(result["unsound"])))
     error = finite(result.get("compression_error"))
     if error is not None:
         size = result.get("bytes_per_client") or {}
@@ -281,7 +287,9 @@ def _data(result: Record, config: Config) -> list[tuple[str, str]]:
     facts += [(f"unknown tokens, {part}", show_percent(rate, 2)) for part, rate in oov.items()]
     if unseen:
         facts.append(("unknown tokens, unseen clients", show_percent(unseen.get("oov_rate"), 2)))
-    if finite(test.get("sentence_perplexity")) is not None:
+    if config.data.batches == "packed":
+        facts.append(("test text is read", "line by line, the state reset at every line"))
+    elif finite(test.get("sentence_perplexity")) is not None:
         facts.append(
             ("test perplexity line by line", f"{show(test['sentence_perplexity'])} (state reset at every line)")
         )

@@ -15,7 +15,7 @@ from keyfed.engine.trial import MakeModule
 from keyfed.errors import DataError, RunError
 from keyfed.model.conformance import Check, check_model, check_vocabulary
 from keyfed.run.console import human_bytes, plural, render_table
-from keyfed.run.evaluate import by_line, evaluate, evaluate_sentences, spread, total
+from keyfed.run.evaluate import headline, judge, spread, total
 from keyfed.run.folder import Trained, load_model, read_result, resume_command
 from keyfed.run.personalise import Personal, personalise, resolve
 from keyfed.run.prepare import Prepared, prepare
@@ -87,15 +87,15 @@ def evaluate_run(folder: Path, module: MakeModule | None = None, personal: Perso
     private = trained.config.privacy.on
     if personal is not None:
         personal = resolve(personal, trained, prepared)  # what cannot be done is said before the long evaluation
-    tested = evaluate(trained.spec, trained.params, prepared.test)
-    unseen = evaluate(trained.spec, trained.params, prepared.unseen)
-    sentences = evaluate_sentences(trained.spec, trained.params, prepared.test)
+    kind = trained.config.data.batches
+    tested, test = headline(trained.spec, trained.params, prepared.test, kind)
+    unseen = judge(kind)(trained.spec, trained.params, prepared.unseen)
     result = {
         "run": str(folder),
         "method": trained.method,
         "model": trained.spec.name,
         "data": prepared.corpus.name,
-        "test": {**total(tested).summary(), **by_line(sentences)},
+        "test": test,
         "unseen": total(unseen).summary() if unseen else None,
         "spread": None if private else spread(tested),
         "unseen_spread": None if private else spread(unseen),
@@ -149,8 +149,7 @@ def _given_vocabulary(trained: Trained, train: set[str], test: set[str]) -> Chec
     detail = f"{Path(trained.config.data.vocab_file).name} was given, not counted here; "
     detail += f"{len(only):,} of {len(words):,} words occur in the test text and not in training"
     if only:
-        detail += (
-            f" ({', '.join(only[:5])}{', …' if len(only) > 5 else ''}): no leak if it comes from elsewhere, one if "
-        )
-        detail += "it was elected on this corpus with another seed or cut"
+        some = f" ({', '.join(only[:5])}{', …' if len(only) > 5 else ''})"
+        detail += "" if trained.config.privacy.on else some  # words of few clients' held-out text
+        detail += ": no leak if it comes from elsewhere, one if it was elected on this corpus with another seed or cut"
     return Check("vocabulary as given", True, detail)

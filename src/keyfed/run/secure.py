@@ -7,12 +7,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from keyfed.config import Config
+from keyfed.engine.gather import HiddenRound, MakeHidden
+from keyfed.engine.hidden_sum import HiddenSum
 from keyfed.engine.noised_sum import words_of
 from keyfed.engine.secure_layout import MOST_MEMBERS
 from keyfed.engine.secure_round import length
+from keyfed.engine.simulate import RunningSum
 from keyfed.errors import ConfigError
 from keyfed.federated.private_shares import privately
+from keyfed.federated.public_check import refuse_unequal
 from keyfed.federated.types import Method, Params
+from keyfed.private.hinge import MOST_MEMBERS as MOST_PRIVATE
+from keyfed.private.mechanism import refuse_sized_duals
+from keyfed.private.threshold import PRIVATE_RATIO, most_ratio, usual_threshold
 from keyfed.run.traffic import Sizes, model_bytes, sizes_of
 
 if TYPE_CHECKING:
@@ -27,7 +34,7 @@ def settings_of(config: Config) -> SecureSettings:
 
 def hidden(config: Config, method: Method, members: int) -> Method:
     """Return the method whose clients weigh themselves, where the run is secure; refuse what cannot be masked."""
-    if not config.secure.on:
+    if not config.secure.on and not config.secure.clear:
         return method
     if method.cohort == "pooled":
         raise ConfigError(
@@ -56,8 +63,45 @@ def hidden(config: Config, method: Method, members: int) -> Method:
             f"secure.threshold is {threshold} in a round of {members} clients; expected {least} to {members}, or none "
             "for more than two thirds"
         )
-    _masking()
+    refuse_unmasked(config, method, members)
+    if config.secure.on:
+        _masking()
     return privately(method)
+
+
+def refuse_unmasked(config: Config, method: Method, members: int) -> None:
+    """Refuse weights that every client of a secure sum of so many would refuse, and private sums of too many or few."""
+    if not config.privacy.on:
+        refuse_unequal(method, most_ratio(_threshold_of(config, members)))
+        return
+    refuse_unequal(method, PRIVATE_RATIO)
+    refuse_sized_duals(method, config.privacy)
+    if members > MOST_PRIVATE:
+        raise ConfigError(
+            f"a secure sum of {members:,} clients with --dp, expected at most {MOST_PRIVATE:,}; set train.cohort lower"
+        )
+    least, threshold = PRIVATE_RATIO + 1, config.secure.threshold
+    if threshold is not None and threshold < least:
+        raise ConfigError(f"secure.threshold is {threshold} with --dp, and clients take part from {least} on")
+
+
+def _threshold_of(config: Config, members: int) -> int:
+    return usual_threshold(members) if config.secure.threshold is None else config.secure.threshold
+
+
+def sums_of(config: Config) -> MakeHidden | None:
+    """Return how the rounds of a run whose reports stay with the clients are summed; None for other runs."""
+    if config.secure.on:
+        sums: MakeHidden = settings_of(config).sums
+        return sums
+    if not config.secure.clear:
+        return None
+
+    def clear(hidden: HiddenRound) -> HiddenSum:
+        ratio = float(most_ratio(_threshold_of(config, len(hidden.called))))
+        return HiddenSum(hidden, RunningSum(hidden.theta), ratio)
+
+    return clear
 
 
 def sizes_in(config: Config, method: Method, params: Params, members: int, frozen: Collection[str] = ()) -> Sizes:
@@ -73,6 +117,19 @@ def sizes_in(config: Config, method: Method, params: Params, members: int, froze
         words = words_of({name: p for name, p in params.items() if name not in frozen})
     wire = _wire(words, members)
     return Sizes(model_bytes(params), wire["masked"], wire["keys"] + wire["shares"] + wire["unmask"])
+
+
+def alike_line(config: Config, method: Method) -> str | None:
+    """Say that a dual method weighs all clients alike in secure sums, where its plain form goes by tokens."""
+    spec = method.spec
+    if spec is None or config.privacy.on or not (config.secure.on or config.secure.clear):
+        return None
+    if spec.options.get("weights") != "tokens" or spec.options.get("server_step") == "published":
+        return None  # only dual methods have the option
+    return (
+        f"{method.name}: in secure sums all clients weigh alike, so that no joining client's tokens can be read; "
+        "method.weights=tokens is for plain runs"
+    )
 
 
 def secure_record(record: Mapping[str, Any], costs: Mapping[str, Any], saturated: int) -> dict[str, Any]:
@@ -105,9 +162,28 @@ def secure_result(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
     }
 
 
+def clamped_result(records: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
+    """Return how many weights were held at an end of their public range, and of how many; None without such ranges."""
+    found = [r for r in records if "clamped" in r and not r["abandoned"]]
+    if not found:
+        return None
+    return {"clients": sum(r["clamped"] for r in found), "of": sum(len(r["contributors"]) for r in found)}
+
+
 def secure_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what the report says about secure aggregation; nothing for a run without."""
-    found = result.get("secure")
+    return _masking_facts(result.get("secure")) + _clamped_facts(result.get("clamped"))
+
+
+def _clamped_facts(found: Mapping[str, int] | None) -> list[tuple[str, str]]:
+    if not found or not found["of"]:
+        return []
+    share = found["clients"] / found["of"]
+    said = f"{found['clients']:,} of {found['of']:,} ({share:.0%}) counted as an end of the public range of weights"
+    return [("clamped weights, clients of all rounds", said)]
+
+
+def _masking_facts(found: Mapping[str, Any] | bool | None) -> list[tuple[str, str]]:
     if found is True:  # with real clients, whose seconds nobody here can know
         return [("secure aggregation", "uploads were masked: the server saw sums only")]
     if not found:

@@ -11,7 +11,7 @@ from typing import Any
 
 from keyfed.errors import RunError
 from keyfed.federated.types import Params, State
-from keyfed.files import write_atomically
+from keyfed.files import BROKEN, read_json, write_atomically
 from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, save_checkpoint
 from keyfed.run.train import Listener
 
@@ -50,7 +50,7 @@ def find_kept(folder: Path, about: Mapping[str, Any], params: Params, say: Calla
     if not (folder / "kept.json").exists():
         return None
     try:
-        found = json.loads((folder / "kept.json").read_text("utf-8"))
+        found = read_json(folder / "kept.json")
         saved = load_checkpoint(folder / "checkpoint", 0, say)
         same = found["about"] == json.loads(json.dumps(dict(about)))
         if same and saved is not None and saved.best is not None:
@@ -60,7 +60,7 @@ def find_kept(folder: Path, about: Mapping[str, Any], params: Params, say: Calla
             best = replace(saved.best, params=_like(params, saved.best.params))
             return Kept(state, best, tuple(found["records"][: state.round]), saved.seconds)
         why = "it has no checkpoint" if same else "text, settings or machine were others"
-    except (OSError, ValueError, KeyError, TypeError, RunError) as e:
+    except (OSError, *BROKEN, RunError) as e:
         why = f"it is damaged: {e}"
     say(f"what was begun of this cell cannot be gone on with ({why}); it starts anew")
     shutil.rmtree(folder)

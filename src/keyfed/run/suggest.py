@@ -23,7 +23,7 @@ def suggest(spec: Network, params: Params, vocab: Vocab, text: str, k: int = 3, 
     characters.
 
     Args:
-      lines: whether the model learnt from single lines (`data.batches=sentences`); it then reads the last one only.
+      lines: whether the model learnt from single lines (sentences or packed lines); it then reads the last one only.
     """
     ids = [EOS, *vocab.encode_context(text).tolist()]  # a text starts where a line starts
     context = torch.tensor([line_read(ids) if lines else ids])

@@ -22,13 +22,14 @@ from keyfed.engine.trial import MakeModule
 from keyfed.engine.turn import keeps_state
 from keyfed.errors import ConfigError
 from keyfed.federated.round import initial_state, run_round
+from keyfed.federated.soundness import Good, first_good, gone_back, judge, same
 from keyfed.federated.types import Method, Params, State
 from keyfed.files import write_atomically
 from keyfed.launch import place
 from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, named_states, save_checkpoint
 from keyfed.run.choose import Choice, usable_cores
 from keyfed.run.curves import LINE, append_curves, cut_curves
-from keyfed.run.evaluate import evaluate_sentences, evaluate_together, limit_streams
+from keyfed.run.evaluate import limit_streams, validator
 from keyfed.run.finish import finish
 from keyfed.run.folder import (
     append_line,
@@ -43,12 +44,12 @@ from keyfed.run.folder import (
 )
 from keyfed.run.frozen import FROZEN, frozen_line, refuse_frozen
 from keyfed.run.outside import names
-from keyfed.run.planning import cautions, members_of, plan, plan_of_round
+from keyfed.run.planning import cautions, limits_of, members_of, plan, plan_of_round
 from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, prepare
 from keyfed.run.privacy import PrivateRun, public_record, public_result, refuse_start
 from keyfed.run.privacy_terms import make_private
 from keyfed.run.ranks import among, federate, follow, lead, together
-from keyfed.run.record import judge_attention, reached, record_of
+from keyfed.run.record import judge_attention, judged_line, reached, record_of, stopped_line
 from keyfed.run.secure import secure_record, sizes_in
 from keyfed.run.start import Start, find_source, initial_params, make_ready, refuse_other_start, start_lines
 
@@ -225,23 +226,26 @@ def _rounds(
     if saved is None:
         params = _moved(initial_params(config, prepared, start), home)
         state, best, length, before = initial_state(method, params), None, 0, 0.0
+        good = first_good(state, len(prepared.vocab))
     else:
         # Layers in the model's own order: sums over layers must round alike before and after a resume.
         params = _moved({name: saved.state.params[name] for name in shapes(prepared.spec)}, home)
         state = replace(saved.state, params=params, server=_moved(saved.state.server, home))
         best, length, before = saved.best, saved.metrics_length, saved.seconds
+        good = _good(saved, state, len(prepared.vocab), home)
         listen.say(f"resuming after round {state.round} of {config.train.rounds}")
     if metrics.exists():
         os.truncate(metrics, length)  # lines written after the last checkpoint will be written again
     if config.train.curves:
         cut_curves(out, state.round)
     states = ClientStates(clients, saved.clients if saved else None) if keeps_state(method) else None
+    if states is not None:
+        states.keep_good(good.clients)
     members = members_of(method, prepared, config)
     every, fewer = (sizes_in(config, method, state.params, members, frozen) for frozen in ((), FROZEN))
     tokens = client_tokens(prepared)
     valid = limit_streams(prepared.valid, config.train.valid_tokens)
-    # A model that learns from single lines is chosen on single lines: it has never seen a state that is carried on.
-    validate = evaluate_sentences if config.data.batches == "sentences" else evaluate_together
+    validate = validator(config.data.batches)
     problem = make_problem(prepared, config, method, choice.device, budget)
     target = parse_target(config.train.until, "train.until")
     minimum = 1 if method.cohort == "pooled" else config.participation.minimum
@@ -249,23 +253,32 @@ def _rounds(
         guard.check(read_metrics(out))
         minimum = 0  # an empty cohort is released too: its noise is what hides that it was empty
     done = reached(read_metrics(out), target) is not None
+    factor = None if guard is not None else config.train.rollback  # a private run's validation is not noised
+    limits = None if method.cohort == "pooled" else limits_of(config)
     spent = guard is not None and not guard.allows()
     started = time.monotonic() - before
     written = state.round
     threads = torch.get_num_threads()
     said: set[str] = set()
-    ended: tuple[State, dict[str, Any]] | None = None  # the last round that was trained, and its line
+    ended: tuple[State, dict[str, Any], Good] | None = None  # the last round that was trained, its line, what is good
 
     def save(seconds: float) -> None:
         counted = states.versions() if states is not None else {}
-        save_checkpoint(out / "checkpoint", Checkpoint(state, best, length, seconds, counted))
+        kept = states.versions(good.clients) if states is not None else {}
+        save_checkpoint(
+            out / "checkpoint",
+            Checkpoint(
+                state, best, length, seconds, counted,
+                good=None if factor is None else good, good_clients=kept,
+            ),
+        )  # fmt: skip
         if states is not None:
             states.hold(named_states(out / "checkpoint"))
 
     listen.start(f"{method.name} on {prepared.corpus.name}", config.train.rounds, state.round)
     with federate(config, problem, choice, states, ranks) as federation:
         try:
-            while state.round < config.train.rounds and not done and not spent:
+            while state.round < config.train.rounds and not done and not spent and not good.exhausted:
                 cohort, lost, called, fates = [POOLED], {}, None, {}
                 sizes = fewer if state.round < config.train.frozen_rounds else every
                 if method.cohort != "pooled":
@@ -289,7 +302,7 @@ def _rounds(
                         break
                 began = time.monotonic()
                 torch.set_num_threads(choice.threads)
-                after, summary = run_round(method, state, cohort, federation, minimum)
+                after, summary = run_round(method, state, cohort, federation, minimum, limits)
                 torch.set_num_threads(usable_cores())
                 judged = judge_attention(summary) if method.distance is not None and guard is None else None
                 if judged is not None and judged[0] not in said:
@@ -305,19 +318,32 @@ def _rounds(
                 if guard is not None:
                     record = {**public_record(record, guard, sizes), "privacy": guard.told(state)}
                     spent = not guard.allows()
+                if summary.unsound is not None:
+                    record["unsound"] = summary.unsound
+                    listen.say(f"round {record['round']} is abandoned: {summary.unsound}")
                 record["seconds"] = time.monotonic() - began
                 last = after.round == config.train.rounds or spent
+                found, back = good, False
                 if last or after.round % config.train.eval_every == 0:
-                    score = validate(prepared.spec, after.params, valid, choice.device)
+                    score = validate(prepared.spec, after.served(method), valid, choice.device)
                     record["valid"] = score.summary()
-                    if best is None or score.mean_nats < best.nats or not math.isfinite(best.nats):
-                        best = Best(after.round, score.mean_nats, after.params)
+                    if factor is not None and score.tokens:
+                        counting = states.rounds if states is not None else {}
+                        found, back = judge(good, after, score.mean_nats, factor, counting)
+                    if back:
+                        record["rolled_back"] = found.state.round
+                        listen.say(judged_line(after.round, score.perplexity, found))
+                        after = gone_back(found, after.round)
+                    elif best is None or score.mean_nats < best.nats or not math.isfinite(best.nats):
+                        best = Best(after.round, score.mean_nats, after.served(method))
+                    last = last or found.exhausted
                     done = reached([record], target) is not None
                 if config.train.curves:
                     append_curves(out, after.round, federation.curves)
                 record["elapsed"] = time.monotonic() - started
-                ended = after, record
-                state, length = after, append_line(metrics, record)
+                ended = after, record, found
+                state, good, length = after, found, append_line(metrics, record)
+                _settle_clients(states, good, back)
                 if last or done or state.round % config.train.checkpoint_every == 0:
                     save(record["elapsed"])
                     written = state.round
@@ -326,7 +352,9 @@ def _rounds(
             if ended is not None and ended[0].round > state.round:  # stopped while its line was written: it is done
                 if metrics.exists():
                     os.truncate(metrics, length)
-                state, length = ended[0], append_line(metrics, ended[1])
+                state, good, length = ended[0], ended[2], append_line(metrics, ended[1])
+            if ended is not None and ended[0] is state:
+                _settle_clients(states, good, "rolled_back" in ended[1])
             # Clients that were acknowledged in a round which is not in `state` yet would be ahead of the server: then
             # the last checkpoint, whose files are all there, is what to go on from.
             ahead = states is not None and any(r >= state.round for r in states.rounds.values())
@@ -335,13 +363,36 @@ def _rounds(
             raise
         finally:
             torch.set_num_threads(threads)
+    if good.exhausted:
+        listen.say(stopped_line(good))
     if done:
         listen.say(f"the target {config.train.until} is reached after round {state.round}")
     if spent and state.round < config.train.rounds:
         listen.say(f"the privacy budget is spent after round {state.round}: another would exceed it")
     if best is None:
-        best = Best(state.round, math.nan, state.params)
+        best = Best(state.round, math.nan, state.served(method))
     return best, time.monotonic() - started
+
+
+def _settle_clients(states: ClientStates | None, good: Good, back: bool) -> None:
+    """Keep the clients' states of the last good model, and let them count again where the run has gone back to it."""
+    if states is None:
+        return
+    if back:
+        states.go_back(good.clients)
+    states.keep_good(good.clients)
+
+
+def _good(saved: Checkpoint, state: State, words: int, device: str) -> Good:
+    """Return the last good model of a checkpoint; that of an older one, which knows of none, is the one it is at."""
+    if saved.good is None:
+        return first_good(state, words)
+    found, params, server = saved.good, state.params, state.server
+    if not same(found.state.params, saved.state.params):
+        params = _moved({name: found.state.params[name] for name in state.params}, device)
+    if not same(found.state.server, saved.state.server):
+        server = _moved(found.state.server, device)
+    return replace(found, state=replace(found.state, params=params, server=server))
 
 
 def _moved(params: Params, device: str) -> Params:

@@ -157,7 +157,7 @@ class _Search:
         # A seed decides who is held out, so each has its own text.
         configs = {seed: replace(self.tuning.config.train, seed=seed) for seed in self.seeds}
         self.prepared = {seed: prepare(replace(self.tuning.config, train=t)) for seed, t in configs.items()}
-        for line in next(iter(self.prepared.values())).describe():
+        for line in next(iter(self.prepared.values())).describe(private=self.tuning.config.privacy.on):
             self.listen.say(line)
         self.prepared = {seed: untested(found) for seed, found in self.prepared.items()}
         self._write()

@@ -32,6 +32,7 @@ def elect_vocabulary(
     phrases: Path | None = None,
     beyond: Path | None = None,
     entries: int | None = None,
+    seeded: bool = False,
 ) -> dict[str, Any]:
     """Let the clients of a corpus elect a vocabulary, write it to `out` and return a report.
 
@@ -44,6 +45,7 @@ def elect_vocabulary(
       beyond: a public vocabulary, as vocab.json or as the folder of a run: clients vote for words that it lacks, and
         `out` is that vocabulary with the new words behind its own. `data.vocab` is not read.
       entries: of `out`, with `beyond`; None takes every new word of enough clients.
+      seeded: with a budget, derive the noise from train.seed: the vote repeats, and is SIMULATED.
 
     Raises:
       ConfigError: A number makes no sense.
@@ -77,17 +79,23 @@ def elect_vocabulary(
     if config.privacy.on:
         if min_clients == 1 and not allow_single:
             min_clients = 2
-        private = PrivateElection(config, out, len(population.trained), most_words, 1 if phrases is None else 2)
+        private = PrivateElection(
+            config, out, len(population.trained), most_words, 1 if phrases is None else 2, seeded=seeded,
+            known=None if known is None else known.privacy,
+        )  # fmt: skip
         found = private.elect(ballots(), "words", size, min_clients)
     else:
         if phrases is not None:
             raise ConfigError("--phrases counts pairs of words under a budget; add --dp epsilon=NUMBER")
+        if seeded:
+            raise ConfigError("--seeded is for the noise of a vote under a budget; add --dp epsilon=NUMBER")
         found = elect(ballots(), size=size, min_clients=min_clients, allow_single=allow_single)
     if known is None:
         vocab, new = found.vocab(kind, lower=lower, tokenised=corpus.tokenised), {}
     else:
         vocab, new = found.beyond(known), _about_new(found, known, beyond)
     if private is not None:
+        vocab = replace(vocab, privacy=private.vote)
         if phrases is not None:
             private.write_phrases(phrases, population.trained, lower=lower, tokenised=corpus.tokenised)
         data = vocab.to_json().encode()

@@ -1,11 +1,14 @@
 """Batches: from a client's stream of tokens to the steps of one local epoch.
 
-Two ways of cutting, both with the time axis last and every predicted token counted once:
+Three ways of cutting, all with the time axis last and every predicted token counted once:
 
 - **stream**: the text is one stream, cut into `rows` contiguous pieces read side by side in windows; the network's
   state is carried from window to window. Nothing is lost: n tokens give n − 1 predictions.
 - **sentences**: every line is its own sequence, `<bos> w₁ … wₙ → w₁ … wₙ <eos>`. Lines of neighbouring length make a
   batch, padded to its longest line and masked. A line longer than the window loses what lies beyond it.
+- **packed**: lines as in sentences, laid one after the other into `rows` rows that are read in windows as a stream's.
+  Where a line begins, `<bos>` is the input and the network's state is zero (`line_starts`). Only the ends of rows are
+  padded. A line longer than the window goes on in the next one, its state carried.
 
 A client's batches depend on that client and the run's seeds alone, never on who trains beside it. Yet clients that
 advance in lockstep are padded to the longest of them, so the order in which batches of sentences are read follows one
@@ -16,15 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from heapq import heapreplace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from keyfed.text.ragged import Numbers, Ragged
 from keyfed.text.vocab import BOS, EOS, PAD
 
 Ids = NDArray[np.int32]
 BUCKET = 8  # a stacked step is padded to a multiple of this: few shapes for a GPU to compile and remember
+Kind = Literal["stream", "sentences", "packed"]
 BINS = 8  # quantiles of length that are shuffled; on PTB more bins pad more (19 % with 8, 22 with 16, 26 with 64)
 
 
@@ -42,18 +48,23 @@ class Batching:
     """How a client's text is cut.
 
     Attributes:
-      kind: "stream" or "sentences".
+      kind: "stream", "sentences" or "packed".
       rows: batch size B.
       window: tokens a window predicts; sentences are cut to it.
       max_sentences: lines drawn per client and round, None for all.
       max_tokens: tokens used per client and round, None for all.
     """
 
-    kind: Literal["stream", "sentences"]
+    kind: Kind
     rows: int
     window: int
     max_sentences: int | None = None
     max_tokens: int | None = None
+
+
+def reads_lines(kind: Kind) -> bool:
+    """Whether a model trained on such batches reads single lines, each from a zero state behind <bos>."""
+    return kind != "stream"
 
 
 def lines_of(stream: Ids) -> list[Ids]:
@@ -65,6 +76,17 @@ def lines_of(stream: Ids) -> list[Ids]:
     """
     ends = np.flatnonzero(stream == EOS) + 1
     return [piece for piece in np.split(stream, ends) if len(piece)]
+
+
+def line_bounds(stream: Ids) -> Numbers:
+    """Return where the lines of a stream begin, and its end; see `lines_of`.
+
+    Example:
+      >>> line_bounds(np.array([7, 8, 2, 9, 2, 5], dtype=np.int32)).tolist()
+      [0, 3, 5, 6]
+    """
+    ends = np.flatnonzero(stream == EOS) + 1
+    return np.unique(np.concatenate([[0], ends, [len(stream)]])).astype(np.int64)
 
 
 def limit_text(stream: Ids, batching: Batching, seed: int) -> Ids:
@@ -157,6 +179,56 @@ def sentence_steps(stream: Ids, rows: int, window: int, seed: int, shared: int) 
     return [_pad([lines[i] for i in batches[j]]) for j in length_order(len(batches), shared)]
 
 
+def packed_steps(stream: Ids, rows: int, window: int, seed: int) -> list[Step]:
+    """Lay whole lines one after the other into `rows` rows, in an order drawn by the seed; state carried.
+
+    Each line, the longest first, goes to the row that is shortest so far: rows end together but for a few tokens.
+    Within a row lines lie in the drawn order, each begins with <bos>, and the network's state is reset there
+    (`line_starts`). There are fewer rows where the text is short.
+
+    Example:
+      >>> steps = packed_steps(np.array([6, 7, 2, 5, 2, 8, 9, 2], dtype=np.int32), rows=2, window=4, seed=0)
+      >>> steps[0].inputs.tolist(), steps[0].targets.tolist()
+      ([[1, 8, 9, 1], [1, 6, 7, 0]], [[8, 9, 2, 5], [6, 7, 2, 0]])
+      >>> steps[1].inputs.tolist(), steps[1].targets.tolist(), steps[1].fresh
+      ([[5], [0]], [[2], [0]], False)
+    """
+    if not len(stream):
+        return []
+    own = Ragged(stream.astype(np.int64), line_bounds(stream))
+    mixed = np.random.default_rng(seed).permutation(len(own))
+    row_of = _spread(own.counts()[mixed], max(1, min(rows, len(stream) // window, len(own))))
+    lines = own.take(mixed[np.argsort(row_of, kind="stable")])
+    shifted = np.concatenate([[BOS], lines.flat[:-1]])
+    shifted[lines.bounds[:-1]] = BOS
+    lengths = np.bincount(row_of, own.counts()[mixed])
+    inside = np.arange(lengths.max()) < lengths[:, None]
+    inputs, targets = np.full((2, *inside.shape), PAD, np.int64)
+    inputs[inside], targets[inside] = shifted, lines.flat
+    return _windows(inputs, targets, inside.astype(np.float32), window)
+
+
+def _spread(counts: Numbers, rows: int) -> Numbers:
+    """Return the row of each of several lines: longest first, each to the row that is shortest so far.
+
+    Example:
+      >>> _spread(np.array([2, 5, 3, 4]), 2).tolist()
+      [0, 0, 1, 1]
+    """
+    row_of = np.empty(len(counts), np.int64)
+    filled = [(0, row) for row in range(rows)]  # a heap
+    for line in np.argsort(-counts, kind="stable").tolist():
+        length, row = filled[0]
+        row_of[line] = row
+        heapreplace(filled, (length + int(counts[line]), row))
+    return row_of
+
+
+def line_starts(inputs: Any) -> Any:
+    """Return where packed rows (an array or a tensor) begin a line: at <bos>, which no text contains."""
+    return inputs == BOS
+
+
 def stacked_width(widths: Iterable[int], window: int, bucket: int = BUCKET) -> int:
     """Return the columns of a stacked step: those of the longest, rounded up, but never beyond the window.
 
@@ -200,6 +272,8 @@ def epoch_steps(stream: Ids, batching: Batching, seed: int, shared: int) -> list
     """
     if batching.kind == "stream":
         return stream_steps(stream, batching.rows, batching.window)
+    if batching.kind == "packed":
+        return packed_steps(stream, batching.rows, batching.window, seed)
     return sentence_steps(stream, batching.rows, batching.window, seed, shared)
 
 
@@ -207,10 +281,10 @@ def sweep_steps(stream: Ids, batching: Batching, budget: int, turn: int) -> list
     """Return the `turn`-th piece of about `budget` tokens of an endless pass over pooled text (central training).
 
     The whole text lies in `rows` contiguous pieces side by side, as in ordinary language-model training; each turn
-    reads the next columns and starts over at the end. Sentences are read in one shuffled order, turn by turn.
+    reads the next columns and starts over at the end. Lines are read in one shuffled order, turn by turn.
     """
-    if batching.kind == "sentences":
-        return _sweep_sentences(stream, batching, budget, turn)
+    if batching.kind != "stream":
+        return _sweep_lines(stream, batching, budget, turn)
     rows = max(1, min(batching.rows, (len(stream) - 1) // batching.window))
     columns = (len(stream) - 1) // rows
     inputs = stream[: rows * columns].astype(np.int64).reshape(rows, columns)
@@ -226,17 +300,22 @@ def sweep_steps(stream: Ids, batching: Batching, budget: int, turn: int) -> list
     return steps
 
 
-def _sweep_sentences(stream: Ids, batching: Batching, budget: int, turn: int) -> list[Step]:
-    lines = lines_of(stream)
-    order = np.random.default_rng(0).permutation(len(lines))
-    ends = np.cumsum([min(len(lines[i]), batching.window) for i in order])
+def _sweep_lines(stream: Ids, batching: Batching, budget: int, turn: int) -> list[Step]:
+    bounds = line_bounds(stream)
+    order = np.random.default_rng(0).permutation(len(bounds) - 1)
+    lines = Ragged(stream.astype(np.int64), bounds).take(order)
+    whole = batching.kind == "packed"  # sentences are cut to the window
+    ends = np.cumsum(lines.counts() if whole else np.minimum(lines.counts(), batching.window))
     start, left = turn * budget % int(ends[-1]), budget
-    chosen: list[Ids] = []
+    chosen: list[Numbers] = []
     while left > 0:
         first, last = np.searchsorted(ends, [start, min(start + left, int(ends[-1]))], side="right")
-        chosen += [lines[i] for i in order[first : max(last, first + 1)]]
+        chosen.append(lines.flat[lines.bounds[first] : lines.bounds[max(last, first + 1)]])
         left, start = left - (int(ends[-1]) - start), 0
-    steps = sentence_steps(np.concatenate(chosen), batching.rows, batching.window, turn, turn)
+    text = np.concatenate(chosen).astype(np.int32)
+    if whole:
+        return packed_steps(text, batching.rows, batching.window, turn)
+    steps = sentence_steps(text, batching.rows, batching.window, turn, turn)
     # Nobody walks in lockstep here, so lengths need no common order: a turn that ended with its short lines would leave
     # a model that expects every line to end.
     return [steps[j] for j in np.random.default_rng(turn).permutation(len(steps))]

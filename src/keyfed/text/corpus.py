@@ -9,12 +9,11 @@
 
 What cannot be used (empty, binary, not UTF-8, broken JSON, a missing field) is left out and counted in
 `Corpus.skipped` with the reason; only a corpus with nothing left is an error. Handles found in an author
-column are never kept: see `pseudonym`.
+column are kept as hashes only: see `pseudonym`.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import re
@@ -25,7 +24,18 @@ from pathlib import Path
 
 from keyfed.errors import DataError
 from keyfed.text.leaf import lines_of, users_of
-from keyfed.text.records import UNREADABLE, Record, Refused, by_time, read_records, suffix_of
+from keyfed.text.records import (
+    UNREADABLE,
+    Bomb,
+    Record,
+    Refused,
+    by_time,
+    is_broken,
+    open_bytes,
+    read_records,
+    suffix_of,
+    why_unreadable,
+)
 
 TEXT_SUFFIXES = ("", ".txt", ".md")
 TABLE_SUFFIXES = (".jsonl", ".csv", ".tsv")
@@ -114,7 +124,11 @@ def fingerprint_of(
 
 
 def pseudonym(name: str) -> str:
-    """Return the name under which a handle is kept: stable, and not the handle.
+    """Return the name under which a handle is kept: stable, and not the handle itself.
+
+    The hash has no salt, on purpose: names are part of a corpus's fingerprint and of which client gets which text, so
+    that results repeat on every machine. It keeps handles out of files and plots. It does not keep them secret: with a
+    list of handles anyone can hash each and compare.
 
     Example:
       >>> pseudonym("crimsun")
@@ -223,10 +237,12 @@ class _Unusable(ValueError):
 
 def _lines_of(path: Path) -> list[str]:
     try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        with open_bytes(path) as file:
+            data = file.read()
+    except Bomb as error:
+        raise _Unusable(str(error).removeprefix(f"{path}: ")) from None
     except UNREADABLE as error:
-        raise _Unusable(f"unreadable ({error})") from None
+        raise _Unusable(f"unreadable ({why_unreadable(error)})") from None
     if b"\0" in data:
         raise _Unusable("binary (it has a NUL byte)")
     try:
@@ -274,9 +290,14 @@ def _read_leaf(path: Path) -> Corpus:
     skipped: list[Skipped] = []
     kind = None
     for user, samples in users.items():
+        if is_broken(user):
+            skipped.append(Skipped("a user", "a name that is not UTF-8"))
+            continue
         name = pseudonym(user)
         try:
             own, lines = lines_of(samples)
+            if any(map(is_broken, lines)):
+                raise ValueError("not UTF-8")
         except ValueError as error:
             skipped.append(Skipped(name, str(error)))
             continue

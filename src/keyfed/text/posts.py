@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
-from keyfed.text.records import UNREADABLE, Record
+from keyfed.text.records import UNREADABLE, Record, open_bytes, why_unreadable
 
 _POST_TYPES = ("1", "2")  # question, answer; the others are wikis and nominations
 _COMMUNITY = "-1"  # the account of the site itself
@@ -24,7 +23,7 @@ def read_posts(path: Path) -> tuple[list[Record], Counter[str]]:
     records: list[Record] = []
     why: Counter[str] = Counter()
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with open_bytes(path) as file:
             events = ElementTree.iterparse(file, events=("start", "end"))
             _, root = next(events)
             for event, element in events:
@@ -35,8 +34,12 @@ def read_posts(path: Path) -> tuple[list[Record], Counter[str]]:
                     else:
                         why[result] += 1
                     root.clear()
-    except (*UNREADABLE, ElementTree.ParseError, StopIteration) as error:
-        why[f"from a place that cannot be read ({error})"] += 1
+    except ElementTree.ParseError as error:  # its own words may quote an entity's name
+        why["from a place that cannot be read (not well-formed in line {}, column {})".format(*error.position)] += 1
+    except StopIteration:
+        why["from a place that cannot be read"] += 1
+    except UNREADABLE as error:
+        why[f"from a place that cannot be read ({why_unreadable(error)})"] += 1
     return records, why
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from keyfed.errors import DataError
 from keyfed.text.corpus import Author, Corpus, Skipped, authors_from, left_out, must_have_text, raw_lines
 from keyfed.text.posts import read_posts
-from keyfed.text.records import UNREADABLE, Record, is_broken, open_text, read_records
+from keyfed.text.records import UNREADABLE, Record, is_broken, open_text, read_records, why_unreadable
 
 _ARTICLE = re.compile(r"= (?P<title>[^=\s](?:.*[^=\s])?) =")
 _LICENCE = re.compile(r"\n*<<THIS ELECTRONIC VERSION.*?>>\n*", re.DOTALL)
@@ -132,7 +132,7 @@ def read_roles(folder: Path) -> Corpus:
             lines = tuple(text for raw in role["lines"] if (text := str(raw).strip()))
             authors.append(Author(str(role["user"]), lines, str(role["play"])))
         except (ValueError, KeyError, TypeError) as error:
-            skipped.append(Skipped(f"line {number}", f"not a role ({error})"))
+            skipped.append(Skipped(f"line {number}", f"not a role ({type(error).__name__})"))
     corpus = Corpus("shakespeare-roles", tuple(authors), characters=True, skipped=tuple(skipped))
     return must_have_text(corpus, folder)
 
@@ -154,7 +154,7 @@ def read_irc(folder: Path) -> Corpus:
                 else:
                     broken += 1
     except UNREADABLE as error:
-        raise DataError(f"{path}: unreadable ({error}); fetch it again") from None
+        raise DataError(f"{path}: unreadable ({why_unreadable(error)}); fetch it again") from None
     skipped = (Skipped(f"{broken} messages", "not five columns of UTF-8"),) if broken else ()
     return _by_author("irc", records, folder, {"from a bot": lambda r: bool(_BOT.fullmatch(r.author))}, skipped)
 

@@ -18,12 +18,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TextIO, cast
+from typing import Any, BinaryIO, NamedTuple, TextIO
+
+from keyfed.errors import DataError
 
 AUTHOR_COLUMNS = ("author", "user", "user_id", "speaker", "name", "nick", "client", "owner")
 TEXT_COLUMNS = ("text", "body", "content", "message", "review", "comment", "utterance")
 TIME_COLUMNS = ("timestamp", "created_utc", "date", "time")
 UNREADABLE = (OSError, EOFError, zlib.error)  # a damaged .gz raises any of the three
+
+MOST_RATIO = 100  # unpacked to packed; text has 3 to 10, the tables of programs up to 40, a bomb 1,000
+LEAST_UNPACKED = 1 << 24  # bytes that any file may unpack to
 
 _DECODE = json.JSONDecoder().raw_decode  # half the time of json.loads, but stops at the first blank
 _Columns = tuple[str, str, str | None]  # author, text, time
@@ -53,6 +58,18 @@ class Refused:
     line: int
 
 
+def why_unreadable(error: Exception) -> str:
+    """Return what is wrong with a file; never bytes of it, which errors of gzip quote.
+
+    Example:
+      >>> why_unreadable(gzip.BadGzipFile("Not a gzipped file (b'my')")), why_unreadable(EOFError("cut"))
+      ('no gzip file, or a damaged one', 'cut')
+    """
+    if isinstance(error, gzip.BadGzipFile | zlib.error):
+        return "no gzip file, or a damaged one"
+    return str(getattr(error, "strerror", None) or error)
+
+
 def suffix_of(path: Path) -> str:
     """Return the extension in lower case, that of the packed file for a .gz.
 
@@ -65,9 +82,45 @@ def suffix_of(path: Path) -> str:
 
 def open_text(path: Path, newline: str | None = None) -> TextIO:
     """Open a text file, packed or not. Bytes that are not UTF-8 become lone surrogates."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    file = opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline)
-    return cast(TextIO, file)
+    file = open_bytes(path)
+    return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+
+
+def open_bytes(path: Path) -> io.BufferedReader:
+    """Open a file, packed with gzip or not; what unpacks to far more than text does is a `Bomb` after that much."""
+    if path.suffix != ".gz":
+        return path.open("rb")
+    most = max(LEAST_UNPACKED, MOST_RATIO * path.stat().st_size)
+    return io.BufferedReader(_Unpacked(gzip.open(path), most), io.DEFAULT_BUFFER_SIZE * 8)
+
+
+class Bomb(DataError):
+    """A packed file that unpacks to far more than text does."""
+
+
+class _Unpacked(io.RawIOBase):
+    """An unpacked file that ends in an error beyond `most` bytes."""
+
+    def __init__(self, file: gzip.GzipFile, most: int) -> None:
+        self._file, self._left, self._most = file, most, most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(min(len(buffer), self._left + 1))
+        if len(data) > self._left:
+            raise Bomb(
+                f"{self._file.name}: it unpacks to more than {self._most:,} bytes, {MOST_RATIO} times its size, which "
+                "text does not; unpack it yourself if you trust it"
+            )
+        buffer[: len(data)] = data
+        self._left -= len(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def read_records(
@@ -105,7 +158,10 @@ def stream_records(
     for number, row in _rows(path, span):
         if columns is None and not isinstance(row, str):
             columns = _columns(row, author_column, text_column)
-        result = row if isinstance(row, str) else _record(row, columns)
+        if isinstance(row, str):
+            result: Record | str = row
+        else:
+            result = _no_columns(row, author_column, text_column) if columns is None else _record(row, columns)
         if isinstance(result, Record):
             yield result
         else:
@@ -167,7 +223,7 @@ def _rows(path: Path, span: Span | None = None) -> Iterator[tuple[int, Mapping[s
                     number = table.line_num
                     yield number, "more fields than the header" if None in fields else fields
     except (*UNREADABLE, csv.Error) as error:
-        yield number + 1, f"unreadable from here on ({error})"
+        yield number + 1, f"unreadable from here on ({why_unreadable(error)})"
 
 
 def _open_span(path: Path, span: Span | None) -> TextIO:
@@ -232,11 +288,16 @@ def _columns(row: Iterable[str], author: str | None, text: str | None) -> _Colum
     return None if who is None or what is None else (who, what, find(TIME_COLUMNS))
 
 
-def _record(row: Mapping[str, Any], columns: _Columns | None) -> Record | str:
+def _no_columns(row: Mapping[str, Any], author: str | None, text: str | None) -> str:
+    """Say which columns are missing. What there is is not named: the first row of a table without a header is text."""
+    known = [AUTHOR_COLUMNS] * (author is None) + [TEXT_COLUMNS] * (text is None)
+    wanted = [f'"{name}"' for name in (author, text) if name] + [f"{names[0]} (or {names[1]}, …)" for names in known]
+    advice = "name them with --set data.author_column=NAME --set data.text_column=NAME"
+    return f"its {len(row)} columns do not include {' and '.join(wanted)}; {advice}"
+
+
+def _record(row: Mapping[str, Any], columns: _Columns) -> Record | str:
     """Return the record of a row, or why it has none."""
-    if columns is None:
-        got = ", ".join(list(row)[:8])
-        return f"no author and text columns among {got} (name them with author_column and text_column)"
     author, text, time = row.get(columns[0]), row.get(columns[1]), row.get(columns[2]) if columns[2] else None
     if type(author) not in (str, int) or not (author := str(author).strip()):
         return "missing author"
@@ -267,8 +328,8 @@ def moment(time: str | None) -> float:
         try:
             date = datetime.fromisoformat(time.strip())
         except ValueError:
-            raise ValueError(f"{time!r} is neither a number nor an ISO date") from None
+            raise ValueError("a time is neither a number nor an ISO date") from None
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     if not math.isfinite(moment):
-        raise ValueError(f"{time!r} is not a time")
+        raise ValueError("a time is not finite")
     return moment

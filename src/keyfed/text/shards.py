@@ -36,8 +36,9 @@ class PackedNames(Sequence[str]):
     """
 
     def __init__(self, folder: Path) -> None:
-        self._bounds = _mapped(folder / NAME_BOUNDS, np.dtype("<i8"))
+        self._file = folder / NAMES
         self._bytes = _mapped(folder / NAMES, np.dtype(np.uint8))
+        self._bounds = _bounds_of(folder / NAME_BOUNDS, len(self._bytes))
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -52,7 +53,10 @@ class PackedNames(Sequence[str]):
         k = at + len(self) if at < 0 else at
         if not 0 <= k < len(self):
             raise IndexError(f"name {at} of {len(self)}")
-        return self._bytes[int(self._bounds[k]) : int(self._bounds[k + 1])].tobytes().decode()
+        try:
+            return self._bytes[int(self._bounds[k]) : int(self._bounds[k + 1])].tobytes().decode()
+        except UnicodeDecodeError as error:
+            raise _not_whole(self._file, error) from None
 
 
 class ShardWriter:
@@ -107,13 +111,27 @@ def _mapped(path: Path, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
             return np.empty(0, dtype)
         return np.memmap(path, dtype, mode="r")
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a whole shard ({error}); remove the folder, it will be made again") from None
+        raise _not_whole(path, error) from None
+
+
+def _bounds_of(path: Path, length: int) -> NDArray[np.int64]:
+    """Map bounds, which must rise from 0 to the length of what they cut."""
+    bounds: NDArray[np.int64] = _mapped(path, np.dtype("<i8")).view(np.int64)
+    if not len(bounds) or bounds[0] != 0 or bounds[-1] != length or (bounds[1:] < bounds[:-1]).any():
+        raise _not_whole(path, "its bounds are not those of a shard")
+    return bounds
+
+
+def _not_whole(path: Path, why: object) -> DataError:
+    return DataError(f"{path}: not a whole shard ({why}); remove the folder, it will be made again")
 
 
 def streams_of(folder: Path) -> Iterator[tuple[str, NDArray[np.int32]]]:
     """Yield (name, stream) of every client in a shard; streams are mapped, not read."""
     names = PackedNames(folder)
     tokens: NDArray[np.int32] = _mapped(folder / TOKENS, np.dtype("<i4")).view(np.int32)
-    bounds = _mapped(folder / BOUNDS, np.dtype("<i8")).tolist()
+    bounds = _bounds_of(folder / BOUNDS, len(tokens)).tolist()
+    if len(bounds) != len(names) + 1:
+        raise _not_whole(folder, f"{len(bounds) - 1} streams of {len(names)} names")
     for k, name in enumerate(names):
         yield name, tokens[bounds[k] : bounds[k + 1]]

@@ -92,37 +92,51 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """
     try:
         if (folder / "tokenizer.json").is_file():
-            return _from_tokenizer_json(json.loads((folder / "tokenizer.json").read_text("utf-8")))
+            return _from_tokenizer_json(_read_json(folder / "tokenizer.json"))
         if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-            vocab = json.loads((folder / "vocab.json").read_text("utf-8"))
+            vocab = _read_json(folder / "vocab.json")
             lines = (folder / "merges.txt").read_text("utf-8").split("\n")
             return _byte_pairs(vocab, [line for line in lines if line.strip() and not line.startswith("#version")])
         if (folder / "vocab.txt").is_file():
             pieces = (folder / "vocab.txt").read_text("utf-8").removesuffix("\n").split("\n")
             return _word_pieces({piece.rstrip("\r"): k for k, piece in enumerate(pieces)}, _bert_settings(folder))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise DataError(f"{folder}: damaged tokenizer files ({error}); fetch them again") from error
     except OSError as error:
         raise DataError(f"{folder}: tokenizer cannot be read ({error.strerror or error})") from error
     raise DataError(f"{folder}: no tokenizer beside the model; expected {_FILES}")
 
 
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested without end") from None
+
+
 def _bert_settings(folder: Path) -> dict[str, Any]:
     file = folder / "tokenizer_config.json"
-    config = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    config = _read_json(file) if file.is_file() else {}
     # BERT's own defaults where the file says nothing.
     return {"lowercase": config.get("do_lower_case", True), "strip_accents": config.get("strip_accents")}
+
+
+def _numbered(vocab: Mapping[str, int]) -> Mapping[str, int]:
+    if not all(type(number) is int for number in vocab.values()):
+        raise ValueError("a piece whose number is none")
+    return vocab
 
 
 def _byte_pairs(vocab: Mapping[str, int], merges: list[Any]) -> Tokenizer:
     pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
     if any(len(pair) != 2 for pair in pairs):
         raise ValueError(f"merge {next(p for p in pairs if len(p) != 2)} is not of two pieces")
+    vocab = _numbered(vocab)
     return Tokenizer("byte-level BPE", vocab, byte_pair_encoder(vocab, [(a, b) for a, b in pairs]))
 
 
 def _word_pieces(vocab: Mapping[str, int], settings: Mapping[str, Any], **marks: str) -> Tokenizer:
-    lower, accents = bool(settings.get("lowercase")), settings.get("strip_accents")
+    vocab, lower, accents = _numbered(vocab), bool(settings.get("lowercase")), settings.get("strip_accents")
     # Unless told otherwise BERT removes accents where it lowers.
     encode = word_piece_encoder(vocab, lower=lower, strip_accents=lower if accents is None else bool(accents), **marks)
     return Tokenizer("WordPiece", vocab, encode)

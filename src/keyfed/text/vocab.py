@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import Literal, TypeAlias
+from math import inf
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +82,42 @@ def _pattern() -> re.Pattern[str]:
     )
 
 
+class Vote(NamedTuple):
+    """What a vote with noisy counts cost the clients that voted: `privacy` of a vocabulary's file.
+
+    Attributes:
+      id: random name, by which a register of votes knows it.
+      verdict: GUARANTEE, BOUND ONLY or SIMULATED, as of a run's ledger (`keyfed.private.budget`).
+      epsilon, delta: of this vote, threshold included.
+      votes: votes of the same clients so far that are known, this one among them; `all_epsilon` and `all_delta` are the
+        sums over them.
+    """
+
+    id: str
+    verdict: str
+    epsilon: float
+    delta: float
+    votes: int
+    all_epsilon: float
+    all_delta: float
+
+    @classmethod
+    def read(cls, found: object) -> Vote:
+        """Read the entry `privacy` of a vocabulary's file; DataError where it is none."""
+        if isinstance(found, dict) and set(found) == set(cls._fields):
+            numbers = [found[key] for key in cls._fields if key not in ("id", "verdict")]
+            named = isinstance(found["id"], str) and len(found["id"]) <= 64 and found["verdict"] in VERDICTS
+            if named and all(type(n) in (int, float) and 0 <= n < inf for n in numbers):
+                return cls(**{**found, "votes": int(found["votes"])})
+        raise DataError(
+            f"vocabulary: 'privacy' should hold {', '.join(cls._fields)} of a vote; make the file again "
+            "(`keyfed vocab --dp`)"
+        )
+
+
+VERDICTS = ("GUARANTEE", "BOUND ONLY", "SIMULATED")  # of a vote; one without noise is refused
+
+
 @dataclass(frozen=True, slots=True)
 class Vocab:
     """A list of words or characters; the place in the list is the number.
@@ -90,6 +127,7 @@ class Vocab:
       words: All entries, the four specials first.
       lower: Whether text is written in lower case before it is looked up.
       tokenised: Whether text is cut at white space only (`words_of`).
+      privacy: What the vote that made it cost, None for a vocabulary that was not elected with noise.
 
     Example:
       >>> vocab = Vocab("word", (*SPECIALS, "the", "cat"), lower=True, tokenised=True)
@@ -103,6 +141,7 @@ class Vocab:
     words: tuple[str, ...]
     lower: bool
     tokenised: bool
+    privacy: Vote | None = field(default=None, compare=False)
     _index: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -153,7 +192,10 @@ class Vocab:
 
     def to_json(self) -> str:
         """Return the vocabulary as one JSON object (`vocab.json` of a run)."""
-        return json.dumps({"kind": self.kind, "lower": self.lower, "tokenised": self.tokenised, "words": self.words})
+        vote = {} if self.privacy is None else {"privacy": self.privacy._asdict()}
+        return json.dumps(
+            {"kind": self.kind, "lower": self.lower, "tokenised": self.tokenised, **vote, "words": self.words}
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Vocab:
@@ -164,6 +206,8 @@ class Vocab:
         """
         try:
             found = json.loads(text)
+        except RecursionError:
+            raise DataError("vocabulary: nested deeper than any vocabulary; is it a vocab.json?") from None
         except ValueError as error:
             raise DataError(f"vocabulary: not JSON ({error}); is vocab.json cut short?") from None
         if not isinstance(found, dict):
@@ -171,25 +215,32 @@ class Vocab:
         expected = {"kind": str, "lower": bool, "tokenised": bool, "words": list}
         for key, kind in expected.items():
             if not isinstance(found.get(key), kind):
-                got = repr(found[key])[:40] if key in found else "nothing"
+                got = type(found[key]).__name__ if key in found else "nothing"
                 raise DataError(f"vocabulary: {key!r} should be of type {kind.__name__}, got {got}")
         if not all(isinstance(word, str) for word in found["words"]):
             raise DataError("vocabulary: 'words' holds something that is not a string")
-        return cls(found["kind"], tuple(found["words"]), lower=found["lower"], tokenised=found["tokenised"])
+        vote = Vote.read(found["privacy"]) if "privacy" in found else None
+        return cls(
+            found["kind"], tuple(found["words"]), lower=found["lower"], tokenised=found["tokenised"], privacy=vote
+        )
 
 
 def _problem_of(kind: str, words: tuple[str, ...]) -> str | None:
     if kind not in KINDS:
-        return f"kind {kind!r} is neither {KINDS[0]!r} nor {KINDS[1]!r}"
+        return f"its kind is neither {KINDS[0]!r} nor {KINDS[1]!r}"
     if words[: len(SPECIALS)] != SPECIALS:
-        return f"the first {len(SPECIALS)} entries should be {' '.join(SPECIALS)}, got {words[:4]}"
+        return f"the first {len(SPECIALS)} entries should be {' '.join(SPECIALS)}, and are others"
     if len(set(words)) != len(words):
-        return f"{Counter(words).most_common(1)[0][0]!r} is listed twice"
-    for word in words[len(SPECIALS) :]:
+        twice = Counter(words).most_common(1)[0][0]
+        first, again = [place for place, word in enumerate(words) if word == twice][:2]
+        return f"a word is listed twice, as entries {first} and {again}"
+    for place, word in enumerate(words):
+        if place < len(SPECIALS):
+            continue
         if kind == "char" and (len(word) != 1 or word == "\n"):
-            return f"{word!r} is not a single character other than the line end"
+            return f"entry {place} is not a single character other than the line end"
         if kind == "word" and word.split() != [word]:
-            return f"{word!r} is empty or holds white space"
+            return f"entry {place} is empty or holds white space"
     return None
 
 

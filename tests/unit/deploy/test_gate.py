@@ -57,7 +57,7 @@ def call(path, client=FAR, kind="http", method="POST", body=(b"",), leave=lambda
     scope = {
         "type": kind, "path": path, "method": method, "client": (client, 5), "server": (HERE, 9092), "headers": headers,
     }  # fmt: skip
-    asyncio.run(Gate(app, leave)(scope, receive, send))
+    asyncio.run(Gate(app, leave, lambda headers: 0)(scope, receive, send))
     return reached, sent
 
 
@@ -84,7 +84,7 @@ def test_what_is_no_request_passes():
     async def app(scope, receive, send):
         reached.append(scope["type"])
 
-    asyncio.run(Gate(app, lambda wish: False)({"type": "lifespan"}, None, None))
+    asyncio.run(Gate(app, lambda wish: False, lambda headers: 0)({"type": "lifespan"}, None, None))
     assert reached == ["lifespan"]
 
 
@@ -99,5 +99,5 @@ def test_a_wish_to_leave_never_reaches_flower_and_is_capped():
     assert (reached, sent[0]["status"], wishes) == ([], 202, [b"signed"])
     assert call(LEAVE, body=(b"forged",), leave=leave)[1][0]["status"] == 403
     assert call(LEAVE, method="GET", body=(b"signed",), leave=leave)[1][0]["status"] == 403
-    assert call(LEAVE, body=(b"x" * LEAVE_CAP, b"x", b"never read"), leave=leave)[1][0]["status"] == 403
+    assert call(LEAVE, body=(b"x" * LEAVE_CAP, b"x", b"never read"), leave=leave)[1][0]["status"] == 413
     assert wishes == [b"signed", b"forged"]

@@ -47,7 +47,7 @@ METHODS = [
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("spec", METHODS, ids=lambda s: f"{s.name}-{s.options.get('optimiser', '')}")
-@pytest.mark.parametrize(("kind", "dropout"), [("stream", 0.0), ("sentences", 0.3)])
+@pytest.mark.parametrize(("kind", "dropout"), [("stream", 0.0), ("sentences", 0.3), ("packed", 0.3)])
 def test_a_block_on_a_track_is_the_block_step_by_step(monkeypatch, device, spec, kind, dropout):
     method, plain = build_method(spec), a_problem("cpu", kind, dropout)
     theta = init_params(plain.spec, 1)
@@ -70,6 +70,18 @@ def test_a_block_on_a_track_is_the_block_step_by_step(monkeypatch, device, spec,
         torch.testing.assert_close(getattr(got, counted).cpu(), getattr(want, counted), rtol=1e-5, atol=1e-6)
     again = solve_block(problem, there, range(5), method, 3, works)
     assert all(torch.equal(again.upload[name], u) for name, u in got.upload.items()), "the same round, other bits"
+
+
+@pytest.mark.parametrize("kind", ["sentences", "packed"])
+def test_lines_in_another_order_each_epoch_are_staged_anew(monkeypatch, kind):
+    method = build_method(MethodSpec("fedavg", {"optimiser": "sgd", "lr": 0.5, "epochs": 3}))
+    plain, problem = a_problem("cpu", kind, 0.0), a_problem("cpu", kind, 0.0)
+    theta = init_params(plain.spec, 1)
+    want = solve_block(plain, theta, [2, 4], method, 3)
+    replayed(monkeypatch, problem)
+    got = solve_block(problem, theta, [2, 4], method, 3)
+    for name, u in want.upload.items():
+        torch.testing.assert_close(got.upload[name], u, rtol=2e-4, atol=2e-6)
 
 
 def test_staged_steps_hold_every_token_once_and_shrink_with_those_at_work():

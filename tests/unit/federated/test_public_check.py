@@ -46,9 +46,10 @@ def test_public_numbers_that_moved_are_accepted():
     public = calibrated(fedavg())
     for _ in range(40):
         facts = {f"{use}/{name}": [0.0] for use in ("large", "small") for name in LAYERS}
-        public = rule.learn(public, facts | {"rule/saturated": [1.0], "rule/small": [0.0], "out of range": [1.0]}, 3)
+        rooms = [2.0] + [0.0] * 12  # two always have far more
+        public = rule.learn(public, facts | {"rule/room": rooms, "out of range": [1.0]}, 3)
         check_public(public, LAYERS)
-    assert public["rule"]["most"] == 256 * 32, "somebody always has more, and does not round the others away"
+    assert public["rule"]["most"] == 2.0**32, "as far as sizes go"
 
 
 ODD = {
@@ -104,3 +105,13 @@ def test_top_k_is_refused_where_clients_are_real():
             refuse_isolating(method)
     with pytest.raises(ConfigError, match=r"method\.beta"):
         refuse_isolating(replace(fedavg(), mediator=mediate.top_k(0.5, mediate.uniform())))
+
+
+def test_fixed_weights_are_refused_beyond_the_ratio_of_a_sum():
+    for weights, ratio in (({}, 1), ({"a": 16.0}, 16), ({"a": 0.5, "b": 2.0}, 4), ({"a": 1 / 3}, 3)):
+        refuse_isolating(replace(fedavg(), mediator=mediate.fixed(weights)), ratio)
+        refuse_isolating(privately(replace(fedavg(), mediator=mediate.fixed(weights))), ratio)
+    odd = [({"a": 16.1}, 16, "16.1 times"), ({"a": 0.5, "b": 2.0}, 3, "4 times"), ({"a": 0.0}, 16, "a weight of 0")]
+    for weights, ratio, message in odd:
+        with pytest.raises(ConfigError, match=rf"fixed weights \(fedavg\): .*{message}.* allows {ratio}"):
+            refuse_isolating(replace(fedavg(), mediator=mediate.fixed(weights)), ratio)

@@ -184,14 +184,15 @@ def test_typing_never_fails_and_the_typed_word_stays_recoverable(keys):
         assert not part or part in texts(strip)
 
 
-def test_a_model_of_single_lines_reads_the_last_line_behind_bos():
+@pytest.mark.parametrize("batches", ["sentences", "packed"])
+def test_a_model_of_single_lines_reads_the_last_line_behind_bos(batches):
     source = NetworkSource(reader_of(SPEC, PARAMS), lines=True)
     line = VOCAB.encode_context("the cat").tolist()
     whole, _ = reader_of(SPEC, PARAMS).after(torch.tensor([[BOS, *line]]), None)
     want = whole[0].double().log_softmax(-1).numpy()
     np.testing.assert_allclose(source([EOS, *VOCAB.encode_context("hello world\nthe cat").tolist()]), want, atol=1e-6)
     np.testing.assert_allclose(source([EOS, *line]), want, atol=1e-6)
-    trained = Trained(None, Config(data=DataConfig(batches="sentences")), "fedavg", SPEC, PARAMS, VOCAB)
+    trained = Trained(None, Config(data=DataConfig(batches=batches)), "fedavg", SPEC, PARAMS, VOCAB)
     board, other = keyboard_of(trained), keyboard_of(replace(trained, config=Config()))
     assert texts(board.suggest("hello world\nthe cat ")) == texts(board.suggest("the cat "))
     assert texts(board.suggest("the cat ")) != texts(other.suggest("the cat "))

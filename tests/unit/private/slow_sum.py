@@ -138,8 +138,9 @@ class SlowSum:
         base = (9).to_bytes(32, "little")
         self.public = {n: (x25519(mask, base), x25519(channel, base)) for n, (_, mask, channel) in private.items()}
         members = [p for n in self.names for p in (n.encode(), private[n][0].to_bytes(8, "big"), *self.public[n])]
-        numbers = [number.to_bytes(8, "big") for number in (threshold, length, len(self.names))]
-        self.digest = sha(b"keyfed secure sum 1", context, *numbers, *members)
+        ratio = min(16, threshold - 1)
+        numbers = [number.to_bytes(8, "big") for number in (threshold, ratio, length, len(self.names))]
+        self.digest = sha(b"keyfed secure sum 2", context, *numbers, *members)
         self.seed, self.shares, self.packages = {}, {}, {}
         for name in self.names:
             random = entropy(name)
@@ -155,8 +156,10 @@ class SlowSum:
         committed = sha(b"keyfed seed commitment", self.digest, names[0], self.seed[sender])
         agreed = x25519(self.private[sender][2], self.public[to][1])
         key = hkdf(agreed, b"keyfed share channel", self.digest, *names)
+        pair = zip((b"seed", b"mask key"), self.shares[sender][to], strict=True)
+        head = committed + b"".join(sha(b"keyfed share", self.digest, *names, what, share) for what, share in pair)
         plain = b"".join(self.shares[sender][to])
-        return committed + nonce + gcm(key, nonce, plain, frame(self.digest, *names, committed))
+        return head + nonce + gcm(key, nonce, plain, frame(self.digest, *names, head))
 
     def masked(self, name: str, values: Sequence[int], alive: Sequence[str]) -> list[int]:
         """The values and four ones, own mask added, masks with later names added, with earlier ones taken away."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from keyfed.errors import PrivacyError
 from keyfed.private import budget
 from keyfed.private.accounting import Release, TreeRelease, epsilon
-from keyfed.private.budget import HEAD, LEDGER, Terms, check_against_metrics, open_ledger, read_ledger
+from keyfed.private.budget import HEAD, LEDGER, MOST_DELTA, Terms, check_against_metrics, open_ledger, read_ledger
 
 TERMS = Terms(
     delta=1e-6, population=10_000, clients=10_000, cohort=100, called=100, z=1.0, mechanism="gaussian", sensitivity="S",
@@ -229,6 +230,10 @@ def test_verdicts(tmp_path):
         return ledger.verdict()
 
     assert verdict("real") == "GUARANTEE"
+    assert verdict("just", delta=MOST_DELTA, population=500, clients=500, cohort=5, called=5) == "GUARANTEE"
+    beyond = math.nextafter(MOST_DELTA, 1)
+    assert verdict("few", delta=beyond, population=500, clients=500, cohort=5, called=5) == "BOUND ONLY"
+    assert verdict("few in a simulation", delta=beyond, population=500, randomness="derived") == "SIMULATED"
     assert verdict("seed", randomness="derived") == "SIMULATED"
     assert verdict("imagined", clients=40) == "SIMULATED"
     assert verdict("scaled", called=5) == "SIMULATED"

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from keyfed.config import Config, apply_settings
-from keyfed.errors import ConfigError, PrivacyError
+from keyfed.errors import ConfigError, DataError, PrivacyError
 from keyfed.private.budget import read_ledger
-from keyfed.run.private_vocabulary import PrivateElection
+from keyfed.private.noise import system
+from keyfed.run import private_vocabulary
+from keyfed.run.private_vocabulary import PrivateElection, read_votes, register_of
 from keyfed.text.clients import ClientText
 from keyfed.text.private_ballots import ngrams, threshold
+from keyfed.text.vocab import SPECIALS, Vocab, Vote
 
 K, CLIENTS, Z = 36, 3_000, 2.0
 COMMON = [f"w{k}" for k in range(K + 1)]  # whose pairs are K: the ballot of everybody who says them in order
@@ -33,7 +37,7 @@ CROWD = [person(f"c{k}", " ".join(COMMON)) for k in range(CLIENTS)]
 
 def pairs(path, clients, seed=1):
     """What is written of the pairs of some clients, after a vote on words under the same budget."""
-    election = PrivateElection(voting(seed), path / f"{seed}.json", CLIENTS, K, 2)
+    election = PrivateElection(voting(seed), path / f"{seed}.json", CLIENTS, K, 2, seeded=True)
     election.elect([["w"]] * CLIENTS, "words", None, 3)
     election.write_phrases(path / f"{seed}.pairs", clients, lower=True, tokenised=True)
     return json.loads((path / f"{seed}.pairs").read_text("utf-8")), election
@@ -78,3 +82,88 @@ def test_what_makes_no_vote_under_a_budget_is_refused(tmp_path):
     PrivateElection(voting(), tmp_path / "v.json", CLIENTS, K, 1).elect([["w"]] * CLIENTS, "words", None, 3)
     with pytest.raises(PrivacyError, match="a vote is not repeated"):  # the file was never written; the row was
         PrivateElection(voting(), tmp_path / "v.json", CLIENTS, K, 1)
+
+
+def vote(path, *settings, **more):
+    """A vote on words alone; the files of all of them lie in folders of their own."""
+    path.mkdir()
+    election = PrivateElection(voting(1, *settings), path / "v.json", CLIENTS, K, 1, **more)
+    found = election.elect([COMMON[:K]] * CLIENTS, "words", None, 3)
+    return election, dict(zip(found.words, found.votes, strict=True))
+
+
+def test_two_votes_have_noise_of_their_own_and_seeded_ones_repeat_and_are_simulated(tmp_path):
+    (one, a), (two, b) = vote(tmp_path / "a"), vote(tmp_path / "b")
+    assert a.keys() == b.keys()
+    assert sum(a[word] != b[word] for word in a) > K / 2
+    assert one.vote.verdict == one.account()["verdict"] == "GUARANTEE"
+    assert one.vote.id != two.vote.id
+    (three, c), (_, d) = vote(tmp_path / "c", seeded=True), vote(tmp_path / "d", seeded=True)
+    assert c == d
+    assert three.vote.verdict == three.account()["verdict"] == "SIMULATED"
+    assert "derives from its seed" in three.account()["statement"][0]
+
+
+def test_votes_on_one_corpus_add_up_wherever_their_files_lie(tmp_path):
+    first, _ = vote(tmp_path / "a")
+    assert (first.vote.votes, first.vote.all_epsilon) == (1, pytest.approx(first.account()["pld"]))
+    assert not any("earlier" in line for line in first.account()["statement"])
+    second, _ = vote(tmp_path / "b", "privacy.noise=4", "privacy.delta=1e-6")
+    v = second.vote
+    assert v.votes == 2
+    assert v.all_epsilon == pytest.approx(first.vote.epsilon + v.epsilon)
+    assert v.all_delta == pytest.approx(1e-5 + 1e-6)
+    assert f"With 1 earlier vote of these clients: (ε, δ) = ({v.all_epsilon:.4g}, 1.1e-05)" in second.account()[
+        "statement"
+    ][-1]  # fmt: skip
+    other, _ = vote(tmp_path / "c", "data.name=wikitext-2")
+    assert other.vote.votes == 1
+    unseeded = [vote(tmp_path / name, seeded=True)[0] for name in ("d", "e")][1]
+    assert "1 of the earlier ones are SIMULATED" in unseeded.account()["statement"][-1]
+
+
+def test_a_vote_is_in_the_register_before_its_noise_is_drawn(tmp_path, monkeypatch):
+    register = register_of(voting().data)
+    seen = []
+    monkeypatch.setattr(private_vocabulary, "system", lambda: seen.append(read_votes(register)) or system())
+    vote(tmp_path / "a")
+    assert [len(votes) for votes in seen] == [1]
+    register.write_bytes(register.read_bytes() + b'{"torn')  # killed while a vote was booked: nothing was released
+    election, _ = vote(tmp_path / "b")
+    assert election.vote.votes == 2
+    assert len(read_votes(register)) == 2
+    register.write_bytes(b"{}\n")
+    with pytest.raises(PrivacyError, match="what was spent is not known"):
+        vote(tmp_path / "c")
+
+
+def test_words_behind_an_elected_vocabulary_add_its_vote_where_the_register_lacks_it(tmp_path):
+    elsewhere = Vote("elsewhere", "GUARANTEE", 1.0, 1e-7, 2, 3.0, 2e-7)
+    election, _ = vote(tmp_path / "a", known=elsewhere)
+    assert (election.vote.votes, election.vote.all_epsilon) == (3, pytest.approx(3 + election.vote.epsilon))
+    again, _ = vote(tmp_path / "b", known=election.vote)  # which the register has
+    assert again.vote.votes == 2
+
+
+def test_a_vocabularys_file_carries_its_vote_and_damage_is_said():
+    vocab = Vocab("word", (*SPECIALS, "a"), lower=True, tokenised=True)
+    elected = replace(vocab, privacy=Vote("id", "GUARANTEE", 1.5, 1e-6, 1, 1.5, 1e-6))
+    assert "privacy" not in vocab.to_json()  # files and their sums stay as they were
+    assert Vocab.from_json(elected.to_json()).privacy == elected.privacy
+    for key, value in (("epsilon", -1), ("epsilon", "2"), ("delta", None), ("verdict", "SAFE"), ("id", 7), ("x", 1)):
+        broken = json.loads(elected.to_json())
+        broken["privacy"][key] = value
+        with pytest.raises(DataError, match="'privacy' should hold"):
+            Vocab.from_json(json.dumps(broken))
+    for value in (None, [], "GUARANTEE"):
+        with pytest.raises(DataError, match="'privacy' should hold"):
+            Vocab.from_json(json.dumps({**json.loads(vocab.to_json()), "privacy": value}))
+
+
+def test_a_few_clients_get_a_bound_and_no_guarantee(tmp_path):
+    """The whole δ is judged, of which the ledger has half."""
+    election, _ = vote(tmp_path / "a", "privacy.delta=1.5e-3", "privacy.population=600")
+    assert election.vote.verdict == "SIMULATED"
+    few = PrivateElection(voting(1, "privacy.delta=1.5e-3"), tmp_path / "few.json", 600, K, 1)
+    assert few.vote.verdict == few.account()["verdict"] == "BOUND ONLY"
+    assert "no meaningful guarantee: δ = 0.0015 is above 0.001" in few.account()["statement"][0]

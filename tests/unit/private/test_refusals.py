@@ -162,7 +162,9 @@ def test_an_upload_that_different_lists_of_survivors_could_open(make_cohort):
 
 
 def test_survivors_below_its_own_floor(make_cohort):
-    cohort = make_cohort(5, threshold=3)
+    with pytest.raises(Refused, match="threshold 3: so many could open a sum, and it takes part among 4 or more"):
+        make_cohort(5, threshold=3).member("c0", floors=Floors(4))
+    cohort = make_cohort(5, threshold=4)
     members = {name: cohort.member(name, floors=Floors(4)) for name in cohort.names}
     packages = {name: member.shares() for name, member in members.items()}
     members["c0"].masked(ZEROS, ALIVE, {name: packages[name]["c0"] for name in ALIVE[1:]})

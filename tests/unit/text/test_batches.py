@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from keyfed.text.batches import (
     epoch_steps,
     length_order,
     limit_text,
+    line_starts,
     lines_of,
+    packed_steps,
     sentence_steps,
     stacked_width,
     stream_steps,
@@ -231,6 +234,71 @@ def test_lines_are_cut_after_their_ends_and_lose_nothing(text):
     assert all(line[-1] == EOS for line in lines[:-1])
 
 
+# Packed lines
+
+
+def rows_of(steps) -> list[list[tuple[int, int]]]:
+    """What each row reads over all windows: (input, target) of its real places."""
+    real, inputs, targets = (joined(steps, part) for part in ("mask", "inputs", "targets"))
+    return [
+        list(zip(inputs[row][real[row] > 0].tolist(), targets[row][real[row] > 0].tolist(), strict=True))
+        for row in range(len(real))
+    ]
+
+
+@settings(max_examples=120, deadline=None)
+@given(text=texts(), seed=st.integers(0, 10**6), **sizes)
+def test_packed_rows_hold_every_line_whole_and_once_each_from_its_start(text, rows, window, seed):
+    steps = packed_steps(text, rows, window, seed)
+    check_shapes(steps)
+    if not len(text):
+        assert steps == []
+        return
+    found: Counter = Counter()
+    for row in rows_of(steps):
+        begins = [k for k, (given, _) in enumerate(row) if given == BOS]
+        assert begins[0] == 0, "a row begins in the middle of a line"
+        for begin, end in pairwise([*begins, len(row)]):
+            line = [target for _, target in row[begin:end]]
+            assert [given for given, _ in row[begin:end]] == [BOS, *line[:-1]], "an input is not the token before"
+            found[tuple(line)] += 1
+    assert found == Counter(tuple(line.tolist()) for line in lines_of(text))
+
+
+@settings(max_examples=120, deadline=None)
+@given(text=texts(), seed=st.integers(0, 10**6), **sizes)
+def test_packed_rows_are_padded_at_their_ends_only_and_end_near_each_other(text, rows, window, seed):
+    steps = packed_steps(text, rows, window, seed)
+    if not len(text):
+        return
+    lines = lines_of(text)
+    real = joined(steps, "mask") > 0
+    assert (np.diff(real.astype(int), axis=1) <= 0).all(), "padding before a row's end"
+    assert len(real) == max(1, min(rows, len(text) // window, len(lines)))
+    lengths = real.sum(1)
+    assert lengths.min() >= 1
+    assert lengths.max() - lengths.min() <= max(map(len, lines))
+    assert lengths.max() == real.shape[1]
+    assert [s.fresh for s in steps] == [True] + [False] * (len(steps) - 1)
+    assert all(s.inputs.shape[1] == window for s in steps[:-1])
+    starts = np.concatenate([line_starts(s.inputs) for s in steps], 1)
+    assert starts.sum() == len(lines)
+    assert not starts[~real].any()
+    ends = joined(steps, "targets")[:, :-1] == EOS  # a line begins behind each line end inside a row
+    assert (starts[:, 1:] >= ends & real[:, 1:]).all()
+
+
+def test_packed_lines_are_drawn_anew_by_their_seed_and_by_nothing_else():
+    text = ids(t for k in range(40) for t in (*range(FIRST + 10 * k, FIRST + 10 * k + k % 6), EOS))
+
+    def read(seed: int) -> list[list[tuple[int, int]]]:
+        return rows_of(packed_steps(text, 3, 8, seed))
+
+    assert read(5) == read(5) != read(6)
+    batching = Batching("packed", 3, 8)
+    assert rows_of(epoch_steps(text, batching, 5, 1)) == rows_of(epoch_steps(text, batching, 5, 2)) == read(5)
+
+
 # Limits
 
 
@@ -240,7 +308,7 @@ def test_lines_are_cut_after_their_ends_and_lose_nothing(text):
     seed=st.integers(0, 10**6),
     sentences=st.none() | st.integers(1, 10),
     tokens=st.none() | st.integers(1, 60),
-    kind=st.sampled_from(["stream", "sentences"]),
+    kind=st.sampled_from(["stream", "sentences", "packed"]),
 )
 def test_limits_are_kept(text, seed, sentences, tokens, kind):
     batching = Batching(kind, 3, 7, sentences, tokens)
@@ -263,7 +331,7 @@ def test_limits_are_kept(text, seed, sentences, tokens, kind):
         assert any(whole[i : i + len(start)] == start for i in range(len(whole) - len(start) + 1))
 
 
-@pytest.mark.parametrize("kind", ["stream", "sentences"])
+@pytest.mark.parametrize("kind", ["stream", "sentences", "packed"])
 def test_a_limit_of_tokens_is_used_up(kind):
     text = ids(t for k in range(30) for t in (FIRST + k, FIRST + 100 + k, EOS))
     batching = Batching(kind, 3, 7, max_tokens=20)
@@ -323,12 +391,16 @@ def test_a_sweep_of_sentences_mixes_lengths_to_its_end():
 
 @settings(max_examples=40, deadline=None)
 @given(
-    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30), budget=st.integers(1, 200), window=st.integers(1, 9)
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30),
+    budget=st.integers(1, 200),
+    window=st.integers(1, 9),
+    kind=st.sampled_from(["sentences", "packed"]),
 )
-def test_a_sweep_of_sentences_reads_about_its_budget_and_every_line(lengths, budget, window):
+def test_a_sweep_of_lines_reads_about_its_budget_and_every_line(lengths, budget, window, kind):
     text = ids([token for n in lengths for token in [*range(5, 4 + n), EOS]])
-    batching = Batching("sentences", 3, window)
-    total, longest = sum(min(n, window) for n in lengths), min(max(lengths), window)
+    batching = Batching(kind, 3, window)
+    most = window if kind == "sentences" else max(lengths)  # packed lines are never cut
+    total, longest = sum(min(n, most) for n in lengths), min(max(lengths), most)
     turns = -(-total // budget)
     read = [sum(int(s.mask.sum()) for s in sweep_steps(text, batching, budget, turn)) for turn in range(turns)]
     passes = budget // total + 2

