@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.deployed import train_deployed
+from keyfed.run.folder import load_model
 from keyfed.run.planning import with_limits
 from keyfed.run.train import train
 
@@ -27,3 +31,25 @@ def test_a_federation_equals_the_simulation_bit_for_bit(tmp_path, method, secure
         assert torch.equal(p, deployed[name]), name
     assert result["rounds"] == 3
     assert result["refused"] == 0
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
+def test_the_average_and_the_schedule_of_a_federation_are_those_of_the_simulation(tmp_path, secure):
+    texts = write_texts(tmp_path / "texts", 5)
+    vocab, path = vocabulary(tmp_path)
+    config = with_limits(small_config(tmp_path / "texts", path, "fednesterov", secure=secure, rounds=4))
+    over = {"average": 0.05, "schedule": "cosine", "warmup": 0.25, "final": 0.5}
+    config = replace(config, train=replace(config.train, **over))
+    train(config, tmp_path / "simulated")
+    transport, roster = federation(tmp_path / "clients", texts)
+    result = train_deployed(config, vocab, tmp_path / "deployed", transport, roster, patience=QUICK)
+    found = [load_checkpoint(tmp_path / run / "checkpoint", 1 << 40, print) for run in ("simulated", "deployed")]
+    assert found[0] is not None
+    assert found[1] is not None
+    for key, t in found[0].state.server.items():
+        assert torch.equal(t, found[1].state.server[key]), key
+    assert result["best_round"] == 4, "the average of the last round is the best model here"
+    exported = load_model(tmp_path / "deployed").params
+    for name, p in found[1].state.params.items():
+        assert torch.equal(exported[name], found[1].state.server[f"average/{name}"]), name
+        assert not torch.equal(exported[name], p), name

@@ -145,17 +145,20 @@ class Course:
         return self.config.train.rounds + 2 * self.calls.run.attempt
 
     def _chosen(self) -> Params:
-        """Return the model of the best validation."""
+        """Return the model of the best validation.
+
+        During the rounds clients score the θ that they train from. An average over rounds (`train.average`) is scored
+        once, after the last round, so that no second model has to travel in every round.
+        """
         if self.pending is not None:  # the last model's validation: no training follows that would bring it along
-            found = self.federation.evaluate(
-                self.state.params, "valid", self._everyone(), self.method, self._after()
-            )  # fmt: skip
-            if self._validated(self.state, found, self.federation.typical, self.calls.counted):
+            served = self.state.served(self.method)
+            found = self.federation.evaluate(served, "valid", self._everyone(), self.method, self._after())
+            if self._validated(self.state, found, self.federation.typical, self.calls.counted, served):
                 self.state = gone_back(self.good, self.state.round)
         self._flush()
         if self.state.round and all(r["abandoned"] for r in read_metrics(self.out)):
             raise RunError(f"no round of {self.out} was completed: nothing was learnt, and there is no model to test")
-        self.best = self.best or Best(self.state.round, math.nan, self.state.params)
+        self.best = self.best or Best(self.state.round, math.nan, self.state.served(self.method))
         return {name: self.best.params[name] for name in shapes(self.spec)}
 
     def _tested(self, params: Params) -> Score:
@@ -295,7 +298,12 @@ class Course:
         return round % self.config.train.eval_every == 0 or round == self.config.train.rounds
 
     def _validated(
-        self, state: State, counts: Evaluated, typical: float | None, clients: Mapping[ClientId, int]
+        self,
+        state: State,
+        counts: Evaluated,
+        typical: float | None,
+        clients: Mapping[ClientId, int],
+        served: Params | None = None,
     ) -> bool:
         """Write down what clients counted with a model; return whether to go back to the last good one.
 
@@ -303,6 +311,7 @@ class Course:
           typical: nats per token of the median client, which one client's claim does not move; None where only sums
             are seen.
           clients: the rounds of the clients' states that count beside this model.
+          served: the model that was scored, where it is not θ.
         """
         found = score(counts)
         if not found.tokens:
@@ -317,7 +326,7 @@ class Course:
                 self.listen.say(judged_line(state.round, math.exp(min(nats, 700.0)), self.good))
                 return True
         if self.best is None or nats < self.best.nats or not math.isfinite(self.best.nats):
-            self.best = Best(state.round, nats, state.params)
+            self.best = Best(state.round, nats, state.params if served is None else served)
         return False
 
     def _flush(self) -> None:

@@ -13,7 +13,7 @@ from keyfed.federated.mediate import kept
 from keyfed.federated.types import Method, Params
 from keyfed.run.console import human_bytes
 from keyfed.run.frozen import frozen_line, refuse_frozen
-from keyfed.run.planning import cautions, members_of, participations, plan, plan_of_round
+from keyfed.run.planning import cautions, members_of, over_rounds, participations, plan, plan_of_round
 from keyfed.run.prepare import client_tokens, prepare, round_tokens
 from keyfed.run.preview import preview_start
 from keyfed.run.privacy_terms import announcement, make_private
@@ -99,6 +99,7 @@ def describe_plan(config: Config) -> dict[str, Any]:
             else "no state kept on clients"
         ),
         *([masked] if masked else []),
+        *over_rounds(config),
         *cautions(config, method, members, len(prepared.store)),
         *promised,
         f"memory: about {human_bytes(memory)}; {choice.reason}",

@@ -148,6 +148,21 @@ def cautions(config: Config, method: Method, members: int, clients: int) -> list
     ]
 
 
+def over_rounds(config: Config) -> list[str]:
+    """Say what spans the rounds of a run: the schedule of the local step size, and the average that is served."""
+    t, said = config.train, []
+    if t.warmup:
+        said.append(f"the local step size rises over the first {int(t.warmup * t.rounds)} of {t.rounds} rounds")
+    if t.schedule != "constant":
+        said.append(f"the local step size falls to {t.final:g} of its size by round {t.rounds} ({t.schedule})")
+    if t.average:
+        said.append(
+            f"validated, tested and exported is the average of the model over about {1 / (1 - t.average):.0f} rounds "
+            f"(train.average={t.average:g})"
+        )
+    return said
+
+
 def with_limits(config: Config, begun: Config | None = None) -> Config:
     """Return the configuration of a federation with the limits on uploads that it gets by default.
 

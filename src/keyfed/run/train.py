@@ -44,7 +44,7 @@ from keyfed.run.folder import (
 )
 from keyfed.run.frozen import FROZEN, frozen_line, refuse_frozen
 from keyfed.run.outside import names
-from keyfed.run.planning import cautions, limits_of, members_of, plan, plan_of_round
+from keyfed.run.planning import cautions, limits_of, members_of, over_rounds, plan, plan_of_round
 from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, prepare
 from keyfed.run.privacy import PrivateRun, public_record, public_result, refuse_start
 from keyfed.run.privacy_terms import make_private
@@ -159,7 +159,7 @@ def _train(
                 listen.say(line)
         count = parameter_count(prepared.spec)
         listen.say(f"model {prepared.spec.name}: {count:,} parameters; {choice.reason}")
-        for line in cautions(config, method, members, len(prepared.store)):
+        for line in (*over_rounds(config), *cautions(config, method, members, len(prepared.store))):
             listen.say(line)
         if config.train.curves:
             listen.say(LINE)
