@@ -530,8 +530,13 @@ def test_a_client_that_refused_a_secure_round_gives_nothing_away(tmp_path, recor
     record_property("outcome", "refused: there is nothing to be asked for")
 
 
-@pytest.mark.parametrize("attempt", [1, 9], ids=["same attempt", "new attempt"])
-def test_a_round_is_summed_once(tmp_path, attempt, record_property):
+@pytest.mark.parametrize(
+    ("attempt", "asks"),
+    [(1, {}), (9, {}), (1, {"evaluate": None}), (1, {"evaluate": "valid"}), (9, {"evaluate": "test"}),
+     (1, {"purpose": "calibration"}), (1, {"purpose": "evaluation", "evaluate": "valid"})],
+    ids=["same attempt", "new attempt", "nothing evaluated", "valid", "test", "calibration", "evaluation alone"],
+)  # fmt: skip
+def test_a_round_is_summed_once(tmp_path, attempt, asks, record_property):
     """A second sum over one client fewer would show that client's vector by the difference."""
     first: dict[str, bytes] = {}
     second: list[Answer] = []
@@ -546,7 +551,7 @@ def test_a_round_is_summed_once(tmp_path, attempt, record_property):
                 told, model = unpack(first["train"])
                 keys = unpack(deliver(client, Post("hello", first["hello"]), handler)).head["keys"]
                 cohort = [keys if k["client"] == client else k for k in told["cohort"]]
-                body = pack(told | {"cohort": cohort, "attempt": attempt}) + model
+                body = pack(told | {"cohort": cohort, "attempt": attempt} | asks) + model
                 deliver(client, Post("train", body), handler)
                 named = {"run": told["run"], "round": ROUND, "attempt": attempt, "alive": [], "parcels": {}}
                 second.append(deliver(client, Post("upload", pack(named)), handler))
@@ -556,7 +561,7 @@ def test_a_round_is_summed_once(tmp_path, attempt, record_property):
 
     run(tmp_path, "faulty", again, secure=True)
     assert [answer.reason for answer in second if isinstance(answer, Lost)] == ["summed before"]
-    record_property("fault", f"server: sums the same round again ({'same' if attempt == 1 else 'new'} attempt)")
+    record_property("fault", f"server: sums the same round again (attempt {attempt}, {asks or 'the same message'})")
     record_property("outcome", "refused: a client sends its part of a round once")
 
 

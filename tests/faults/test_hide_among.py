@@ -79,6 +79,29 @@ def test_who_wants_exactly_as_many_as_there_are_takes_part_and_all_must_stay(tmp
     assert len(record["contributors"]) == 5
 
 
+def test_a_client_that_wants_everybody_to_stay_and_goes_itself_stops_two_rounds(tmp_path, monkeypatch, record_property):
+    """Its own number raises the threshold to all of them; twice is enough to see that it is not to be had."""
+
+    def mute(client, post, handler):
+        return Lost("no answer") if client == VICTIM and post.kind == "unmask" else deliver(client, post, handler)
+
+    def lines(name):
+        transport, roster, vocab, config = build(tmp_path / name, 6, victim=6, rounds=5)
+        transport.fault = mute
+        train_deployed(config, vocab, tmp_path / name / "run", transport, roster, patience=QUICK)
+        return read_metrics(tmp_path / name / "run")
+
+    found = lines("mended")
+    assert [line["abandoned"] for line in found] == [True, True, False, False, False]
+    assert all(VICTIM not in line["contributors"] and len(line["contributors"]) == 5 for line in found[2:])
+    assert found[-1]["lost"][VICTIM] == "hides among more"
+    monkeypatch.setattr("keyfed.engine.remote_secure.MOST_STRAINED", 10**9)  # the mutant
+    with pytest.raises(RunError, match="no round"):
+        lines("mutant")
+    record_property("fault", "secure: a client that hides among all, and is mute when the sum is opened")
+    record_property("outcome", "two rounds closed; then it is left out, and the others go on")
+
+
 def test_one_drop_out_below_the_number_keeps_the_sum_closed(tmp_path, record_property):
     transport, roster, vocab, config = build(tmp_path, 5, victim=5, rounds=2)
     seen = []

@@ -29,6 +29,7 @@ from keyfed.federated.spec import Part
 from keyfed.private import member as member_side
 from keyfed.private import shamir
 from keyfed.private.keys import SIGNATURE_BYTES, Identity, check_answer, signed_answer
+from keyfed.private.secure_sum import Floors
 from keyfed.private.suspects import Suspects
 from keyfed.private.wire import package_text
 from keyfed.run.checkpoint import load_checkpoint
@@ -199,17 +200,22 @@ def prepared(folder: Path, fault: Fault, rounds: int, clients: int) -> tuple[Con
     return config, vocab, *federation(folder / "clients", texts, fault=fault)
 
 
-def soak(
-    folder: Path, lies: Callable[[int], Lie | None], rounds: int, clients: int = CLIENTS, **more: Any
-) -> list[dict[str, Any]]:
-    """Train with one liar, which in every round does as `lies` says; return the lines of all rounds."""
+def acting(lies: Callable[[int], Lie | None]) -> Fault:
+    """One liar, which in every round does as `lies` says."""
 
     def fault(client: str, post: Post, handler: Handler) -> Answer:
         can = client == LIAR and post.kind in ("train", "upload", "unmask")
         lie = lies(unpack(post.body).head["round"]) if can else None
         return (lie or deliver)(client, post, handler)
 
-    config, vocab, transport, roster = prepared(folder, fault, rounds, clients)
+    return fault
+
+
+def soak(
+    folder: Path, lies: Callable[[int], Lie | None], rounds: int, clients: int = CLIENTS, **more: Any
+) -> list[dict[str, Any]]:
+    """Train with one liar, which in every round does as `lies` says; return the lines of all rounds."""
+    config, vocab, transport, roster = prepared(folder, acting(lies), rounds, clients)
     train_deployed(config, vocab, folder / "run", transport, roster, patience=QUICK, **more)
     return read_metrics(folder / "run")
 
@@ -291,6 +297,18 @@ def test_a_run_that_is_resumed_remembers_its_suspects(tmp_path):
     lines = read_metrics(tmp_path / "run")
     check(lines, 2)
     assert list(lines[-1]["shut_out"]) == [LIAR]
+
+
+def test_clients_that_hide_among_more_than_a_group_has_are_not_split(tmp_path):
+    """A liar that lied twice does not end a run whose clients want to hide among more than half of them."""
+    fault = acting(lambda round: out_of_range if round < 2 else None)
+    config, vocab, transport, roster = prepared(tmp_path, fault, 4, 6)
+    for session in transport.handlers.values():
+        session._floors = Floors(4)  # type: ignore[attr-defined]
+    train_deployed(config, vocab, tmp_path / "run", transport, roster, patience=QUICK)
+    lines = read_metrics(tmp_path / "run")
+    assert [line["abandoned"] for line in lines] == [True, True, False, False]
+    assert [len(line["contributors"]) for line in lines[2:]] == [6, 6]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedadmm"])

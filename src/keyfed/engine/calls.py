@@ -35,7 +35,7 @@ from keyfed.errors import SecureSumError
 from keyfed.federated.types import ClientId, Params, Reason, Refusal
 from keyfed.private.accusation import is_usable
 from keyfed.private.hinge import MOST_MEMBERS
-from keyfed.private.keys import SignedKeys, check_answer, is_signature, verify
+from keyfed.private.keys import SignedKeys, check_answer, is_possessed, is_signature, verify
 from keyfed.private.suspects import Suspects
 
 HELLO_SECONDS, SILENCE_SECONDS = 60.0, 300.0  # who leaves a hello unanswered is not called for a while
@@ -80,6 +80,7 @@ class Calls:
       steps: of a private run, the step in which each client last took part, as it said in its hello.
       suspects: who lied, proved or found by splitting cohorts; part of a checkpoint.
       hide_among: the fewest clients of a secure sum that each client takes part in, as it signed in its hello.
+      strained: sums, one after the other, that stayed closed below a threshold which a client's own number had raised.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Calls:
         self.steps: dict[ClientId, int] = {}
         self.suspects = Suspects() if suspects is None else suspects
         self.hide_among: dict[ClientId, int] = {}
+        self.strained = 0
         self._transport = transport
         self._shut_out: set[ClientId] = set()  # cannot go on in this run
         self._silent: dict[ClientId, float] = {}  # left a hello unanswered: not asked again before this moment
@@ -193,6 +195,8 @@ class Calls:
             raise Rejected("malformed", f"{client} sent a public key twice, or another client's")
         if not (is_usable(keys.mask) and is_usable(keys.channel)):
             raise Rejected("malformed", f"{client} sent a public key that no private key has")
+        if not is_possessed(keys):
+            raise Rejected("malformed", f"{client} does not prove that its channel key is its own")
         return keys
 
     def identity(self, client: ClientId) -> bytes:

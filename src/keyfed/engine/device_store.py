@@ -238,14 +238,18 @@ class DeviceStore:
     def refuse_second(self, run: str, round: int, purpose: str, part: str | None) -> None:
         """Note that a masked vector is about to be sent; a second one for the same is refused, whoever asks.
 
-        Two sums over cohorts that differ by one client would show that client's vector by their difference.
+        Two sums over cohorts that differ by one client would show that client's vector by their difference. What was
+        trained in a round is sent once, whatever is evaluated beside it; and a part of the held-out text is counted
+        once a round, whatever the sum is for.
         """
         path = self.run(run) / "summed.json"
         before: list[Any] = _own(path, _triples, [])
-        now = [round, purpose, part]
-        if now in before:
+        now: list[Any] = [] if purpose == "evaluation" else [[round, purpose, None]]
+        now += [] if part is None else [[round, "evaluation", part]]
+        # Notes of an earlier version have what was evaluated in the place of None.
+        if any(note in before or (note[2] is None and note[:2] in [b[:2] for b in before]) for note in now):
             raise Rejected("summed before", f"this client has sent its part of round {round} already")
-        write_atomically(path, json.dumps([*before, now]).encode())
+        write_atomically(path, json.dumps([*before, *now]).encode())
 
     def last_part(self, run: str) -> LastPart | None:
         """Return when this client's last part of a private run left it; None before the first."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_BEGIN = 16 << 20  # bytes of what a server says when a run begins: the configuration and the vocabulary
 MOST_PINS = 20_000  # identities of other clients that are remembered
 MOST_ENDED = 1_000  # ended runs whose names are remembered
-MOST_ROSTER = 100_000  # clients on a roster
+MOST_ROSTER = 30_000  # clients on a roster: twice as many marks are still read again (`messages.MOST_VALUES`)
 MOST_LAYERS = 64
 MOST_STEP_NUMBERS = 1 << 28  # of the recurrent layers' activations in one training step: 1 GiB in float32
 

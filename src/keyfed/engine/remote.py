@@ -273,7 +273,10 @@ class RemoteFederation:
         assert settings is not None, "settings of secure sums"
         found = []
         draw = f"{run.name}/{run.attempt}/{now.number}"
-        for cohort in self.calls.suspects.groups(now.cohort, settings.least_group, draw):
+        groups = self.calls.suspects.groups(now.cohort, settings.least_group, draw)
+        if any(len(self.calls.able_to_hide(group)) < settings.least_group for group in groups):
+            groups = [list(now.cohort)]  # its clients hide among more than a group has: there is no search
+        for cohort in groups:
             group = replace(now, cohort=tuple(cohort))
             try:
                 found.append(work(group))

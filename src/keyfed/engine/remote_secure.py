@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +16,13 @@ from keyfed.engine.messages import Rejected, control_head, most_bytes, pack, rea
 from keyfed.engine.secure_layout import Vector
 from keyfed.engine.secure_round import Purpose, context_of, length
 from keyfed.engine.session_secure import parted_packages
-from keyfed.errors import Lied, SecureSumError
+from keyfed.errors import BelowThreshold, Lied, SecureSumError
 from keyfed.federated.types import ClientId, Method, Params, Public
 from keyfed.private.keys import is_signature
 from keyfed.private.secure_sum import Collector, Terms
 from keyfed.private.wire import package_text
+
+MOST_STRAINED = 2  # sums that stayed closed; then clients that want more to stay than is usual are not called
 
 
 class Summed(NamedTuple):
@@ -68,9 +71,11 @@ def secure_sum(
     run = calls.run
     assert run.secure is not None, "settings of secure sums"
     fitting = set(calls.able_to_hide(heads))
+    if calls.strained >= MOST_STRAINED:  # one of them could stop every sum by saying nothing at its end
+        fitting = {c for c in fitting if calls.hide_among.get(c, 0) <= run.secure.threshold_of(len(heads))}
     for client in [client for client in heads if client not in fitting]:
         least = calls.hide_among[client]
-        calls.leave_out(client, "hides among more", f"it takes part among {least} or more, not among {len(heads)}")
+        calls.leave_out(client, "hides among more", f"it takes part where {least} stay, of {len(heads)}")
     heads = {client: head for client, head in heads.items() if client in fitting}
     if not heads:
         raise SecureSumError("no client is left to sum over")
@@ -80,6 +85,7 @@ def secure_sum(
     words = length(method, params, purpose) if words is None else words
     hide_among = max(calls.hide_among.get(client, 0) for client in heads)
     terms = Terms(context, keys, run.secure.threshold_of(len(keys), hide_among), words)
+    raised = terms.threshold > run.secure.threshold_of(len(keys))
     collector = Collector(terms)
     watch(collector)
     told = {
@@ -122,7 +128,8 @@ def secure_sum(
     expected = {"masked": ((terms.sent_length,), torch.int32)}
     short = 8 + control_head(len(keys))
     calls.gather("train", with_model({c: head | told for c, head in heads.items()}, params), take_shares, most=short)
-    alive, parcels = collector.forward()
+    with _strain(calls, raised):
+        alive, parcels = collector.forward()
     named = calls.named(round)
     posts = {}
     for client in alive:
@@ -137,14 +144,26 @@ def secure_sum(
     opening = pack(named | {"survivors": list(survivors)})
     calls.gather("unmask", dict.fromkeys(survivors, opening), take_unmask, most=short)
     try:
-        total = collector.total()
+        with _strain(calls, raised):
+            total = collector.total()
     except Lied as e:
         for liar in e.by:
             calls.shut_out(liar, str(e))
         raise
+    calls.strained = calls.strained if calls.strained >= MOST_STRAINED else 0
     for client in survivors:
         calls.lost.pop(client, None)  # its vector is in the sum, whether or not it helped to open it
     return Summed(total, len(keys), terms.ratio, survivors)
+
+
+@contextmanager
+def _strain(calls: Calls, raised: bool) -> Iterator[None]:
+    """Count a sum that stays closed below a threshold which a client's own number has raised."""
+    try:
+        yield
+    except BelowThreshold:
+        calls.strained += raised
+        raise
 
 
 def _judged(

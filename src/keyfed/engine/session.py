@@ -312,10 +312,11 @@ class ClientSession:
         if work.sent:
             raise Rejected("stale", "this client has uploaded already")
         try:
-            vector = self._vector(work)
             received, signatures = parted_packages(parcels)
-            self._private.takes_part(work.run, self._learner(work.run).promise, work.asked)
+            # Noted before anything is computed: whether a vector fits its ranges must not be tried again and again.
             self.store.refuse_second(work.run, work.round, work.purpose, work.part)
+            self._private.takes_part(work.run, self._learner(work.run).promise, work.asked)
+            vector = self._vector(work)
             masked = work.member.masked(vector, [str(name) for name in alive], received, signatures)
         except SecureSumOverflow as e:
             self._drop()

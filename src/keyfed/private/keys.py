@@ -6,7 +6,7 @@ without a client that was lost. The `channel` key encrypts those shares and is n
 nowhere by this module; who stores them until a sum (`OneTime.to_bytes`) deletes the file when the sum starts.
 
 References:
-  RFC 7748 (X25519), RFC 8032 (Ed25519), RFC 5869 (HKDF).
+  RFC 7748 (X25519), RFC 8032 (Ed25519), RFC 5869 (HKDF). Perrin, *The XEdDSA and VXEdDSA Signature Schemes*, 2016.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from hashlib import sha256
+from hashlib import sha256, sha512
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -24,12 +24,14 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from keyfed.errors import SecureSumError
+from keyfed.private.curve import BASE, ORDER, clamped, lifted, packed, same, times
 
 Random = Callable[[int], bytes]
 
 KEY_BYTES, SIGNATURE_BYTES, SERIAL_BYTES = 32, 64, 8
 NAME_BYTES = 255
 SIGNED_AS = b"keyfed one-time keys 1"
+POSSESSED_AS = b"keyfed channel key 1"
 
 
 def framed(*parts: bytes) -> bytes:
@@ -126,25 +128,31 @@ class OneTime:
 
 @dataclass(frozen=True, slots=True)
 class SignedKeys:
-    """What a client posts for one secure sum: its name, two public keys with their serial, and its signature."""
+    """What a client posts for one secure sum: its name, two public keys with their serial, and its signature.
+
+    Attributes:
+      proof: that the client knows the private half of its channel key (`possession`).
+    """
 
     client: str
     serial: int
     mask: bytes
     channel: bytes
     signature: bytes
+    proof: bytes
 
     def __post_init__(self) -> None:
         _name(self.client)
         _serial(self.serial)
-        for field, size in (("mask", KEY_BYTES), ("channel", KEY_BYTES), ("signature", SIGNATURE_BYTES)):
+        sizes = {"mask": KEY_BYTES, "channel": KEY_BYTES, "signature": SIGNATURE_BYTES, "proof": SIGNATURE_BYTES}
+        for field, size in sizes.items():
             value = getattr(self, field)
             if not isinstance(value, bytes) or len(value) != size:
                 raise SecureSumError(f"the keys of {self.client}: {field} is not {size} bytes")
 
     def to_json(self) -> dict[str, str | int]:
         """Return a JSON object; keys and signature in hexadecimal."""
-        keys = {"mask": self.mask.hex(), "channel": self.channel.hex(), "signature": self.signature.hex()}
+        keys = {key: getattr(self, key).hex() for key in ("mask", "channel", "signature", "proof")}
         return {"client": self.client, "serial": self.serial, **keys}
 
     @classmethod
@@ -154,16 +162,51 @@ class SignedKeys:
         if not isinstance(data, Mapping) or set(data) != names:
             raise SecureSumError(f"signed keys are a JSON object with exactly {', '.join(sorted(names))}")
         return cls(
-            data["client"], data["serial"], *(_from_hex(data[key], key) for key in ("mask", "channel", "signature"))
+            data["client"],
+            data["serial"],
+            *(_from_hex(data[key], key) for key in ("mask", "channel", "signature", "proof")),
         )
 
 
 def make_keys(identity: Identity, client: str, serial: int, random: Random = os.urandom) -> tuple[OneTime, SignedKeys]:
     """Draw the keys for one secure sum; return what the client keeps and what it posts."""
-    private = OneTime.from_bytes(_serial(serial).to_bytes(SERIAL_BYTES, "big") + random(2 * KEY_BYTES))
+    drawn = random(2 * KEY_BYTES)
+    private = OneTime.from_bytes(_serial(serial).to_bytes(SERIAL_BYTES, "big") + drawn)
     mask, channel = private.mask_public, private.channel_public
-    signature = identity.sign(_signed(client, serial, mask, channel))
-    return private, SignedKeys(client, serial, mask, channel, signature)
+    text = _signed(client, serial, mask, channel)
+    proof = possession(X25519PrivateKey.from_private_bytes(drawn[KEY_BYTES:]), framed(POSSESSED_AS, text))
+    return private, SignedKeys(client, serial, mask, channel, identity.sign(text), proof)
+
+
+def possession(private: X25519PrivateKey, text: bytes) -> bytes:
+    r"""Prove that one knows the private half of an X25519 key: a signature of a text under it (XEdDSA).
+
+    .. math::  A = aB,\quad r = H(a, \text{text}),\quad R = rB,\quad s = r + H(R, A, \text{text})\, a \bmod ℓ
+
+    A is the point over the public key with even x; a is the private key or its negative, whichever has that point. The
+    hash has A in it, so a proof for one key is none for a multiple of it.
+    """
+    public = private.public_key().public_bytes_raw()
+    point = lifted(public)
+    assert point is not None, "a public key that a private key has"
+    secret = clamped(private.private_bytes_raw()) % ORDER
+    if not same(times(secret, BASE), point):
+        secret = ORDER - secret
+    nonce = _hashed(b"keyfed possession nonce", secret.to_bytes(KEY_BYTES, "little"), framed(text))
+    committed, own = packed(times(nonce, BASE)), packed(point)
+    answer = (nonce + _hashed(committed, own, text) * secret) % ORDER
+    return committed + answer.to_bytes(KEY_BYTES, "little")
+
+
+def is_possessed(keys: SignedKeys) -> bool:
+    """Say whether the owner of these keys has proved that it knows the private half of its channel key."""
+    point = lifted(keys.channel)
+    text = framed(POSSESSED_AS, _signed(keys.client, keys.serial, keys.mask, keys.channel))
+    return point is not None and is_signature(keys.proof, text, packed(point))
+
+
+def _hashed(*parts: bytes) -> int:
+    return int.from_bytes(sha512(b"".join(parts)).digest(), "little") % ORDER
 
 
 def verify(keys: SignedKeys, identity_public: bytes) -> None:

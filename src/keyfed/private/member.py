@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from keyfed.errors import Refused, SecureSumError
 from keyfed.private import shamir
 from keyfed.private.accusation import evidence
-from keyfed.private.keys import OneTime, Random, agree, framed, is_signature
+from keyfed.private.keys import OneTime, Random, agree, framed, is_possessed, is_signature
 from keyfed.private.ring import add_mask
 from keyfed.private.terms import CHECK_WORDS, Floors, Terms, check_terms
 from keyfed.private.threshold import least_alive
@@ -171,7 +171,9 @@ class Member:
             return unseal(secrets.agreed[sender], self._digest, sender, self.me, package)
         except SecureSumError as error:
             shown = None
-            if is_signature(signature, package_text(self._digest, sender, self.me, package), self._identities[sender]):
+            text = package_text(self._digest, sender, self.me, package)
+            own = is_signature(signature, text, self._identities[sender])
+            if own and is_possessed(self._keys[sender]):  # else the key may be made from an honest client's
                 bound = framed(self._digest, self.me.encode(), sender.encode())
                 shown = evidence(secrets.channel, self._keys[sender].channel, bound, self._random)
             raise Refused(f"{self.me} refuses to upload: {error}", sender, shown) from error

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from keyfed.errors import Refused, SecureSumError
-from keyfed.private import accusation
+from keyfed.private import accusation, curve
 from keyfed.private import member as member_side
-from keyfed.private.accusation import EVIDENCE_BYTES, FIELD, ORDER, evidence, is_usable, shown_key
+from keyfed.private.accusation import EVIDENCE_BYTES, evidence, is_usable, shown_key
+from keyfed.private.curve import FIELD, ORDER
+from keyfed.private.keys import Identity, is_possessed, make_keys, possession
 from keyfed.private.wire import package_text, seal, unseal
 
 from .conftest import identity_of
@@ -39,18 +43,18 @@ def test_what_is_shown_is_what_x25519_agrees_on(one, other):
         shown_key(public(other), public(one), b"sum", shown)
 
 
-def order_eight() -> accusation.Point:
+def order_eight() -> curve.Point:
     """Return a point of order 8: ℓ times a point of the curve."""
     for y in range(2, 100):
-        point = accusation._of_height(y, 0)
+        point = curve._of_height(y, 0)
         if point is not None:
-            small = accusation._times(ORDER, point)
-            if not accusation._same(accusation._times(4, small), accusation.ZERO):
+            small = curve.times(ORDER, point)
+            if not curve.same(curve.times(4, small), curve.ZERO):
                 return small
     raise AssertionError
 
 
-def u_of(point: accusation.Point) -> bytes:
+def u_of(point: curve.Point) -> bytes:
     _, y, z, _ = point
     return ((z + y) * pow(z - y, -1, FIELD) % FIELD).to_bytes(32, "little")
 
@@ -58,9 +62,9 @@ def u_of(point: accusation.Point) -> bytes:
 def test_odd_public_keys_change_nothing():
     """A key with a part of low order, or with its top bit set, agrees as X25519 says, and so it is proved."""
     one, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
-    lifted = accusation._lifted(public(other))
+    lifted = curve.lifted(public(other))
     assert lifted is not None
-    mixed = u_of(accusation._plus(lifted, order_eight()))
+    mixed = u_of(curve.plus(lifted, order_eight()))
     topped = public(other)[:31] + bytes([public(other)[31] | 128])
     for odd in (mixed, topped):
         shown = evidence(one, odd, b"sum")
@@ -71,9 +75,9 @@ def test_odd_public_keys_change_nothing():
 def test_no_other_key_can_be_proved():
     one, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
     shown = evidence(one, public(other), b"sum")
-    agreed, small = accusation._unpacked(shown[:32]), order_eight()
+    agreed, small = curve.unpacked(shown[:32]), order_eight()
     assert agreed is not None
-    moved = accusation._packed(accusation._plus(agreed, small)) + shown[32:]
+    moved = curve.packed(curve.plus(agreed, small)) + shown[32:]
     wrong = [os.urandom(EVIDENCE_BYTES), moved, shown[:-1], b"", bytes(EVIDENCE_BYTES)]
     wrong += [shown[:at] + bytes([shown[at] ^ 1]) + shown[at + 1 :] for at in range(0, EVIDENCE_BYTES, 5)]
     for data in wrong:
@@ -86,24 +90,24 @@ def test_a_point_of_another_group_proves_nothing_even_if_its_challenge_is_lucky(
     one, other, small = X25519PrivateKey.generate(), X25519PrivateKey.generate(), order_eight()
 
     def forged() -> bytes:
-        times, wanted = accusation._times, accusation._times(8, accusation._lifted(public(other)))
-        secret = accusation._clamped(one.private_bytes_raw()) // 8 % ORDER
-        own = accusation._lifted(public(one))
-        base = times(8, accusation._BASE)
-        if not accusation._same(times(secret, base), own):
+        times, wanted = curve.times, curve.times(8, curve.lifted(public(other)))
+        secret = curve.clamped(one.private_bytes_raw()) // 8 % ORDER
+        own = curve.lifted(public(one))
+        base = times(8, curve.BASE)
+        if not curve.same(times(secret, base), own):
             secret = ORDER - secret
-        agreed = accusation._plus(times(secret, wanted), small)
+        agreed = curve.plus(times(secret, wanted), small)
         while True:
             nonce = int.from_bytes(os.urandom(64), "little") % ORDER
             c = accusation._challenge(b"sum", own, wanted, agreed, times(nonce, base), times(nonce, wanted))
             if (ORDER - c) % 8 == 0:
                 z = (nonce + c * secret) % ORDER
-                return accusation._packed(agreed) + c.to_bytes(32, "little") + z.to_bytes(32, "little")
+                return curve.packed(agreed) + c.to_bytes(32, "little") + z.to_bytes(32, "little")
 
     data = forged()
     with pytest.raises(SecureSumError, match="outside the group"):
         shown_key(public(one), public(other), b"sum", data)
-    monkeypatch.setattr(accusation, "_in_group", lambda point: True)
+    monkeypatch.setattr(accusation, "in_group", lambda point: True)
     assert shown_key(public(one), public(other), b"sum", data) != one.exchange(other.public_key())
 
 
@@ -114,6 +118,40 @@ def test_keys_that_no_private_key_has_are_not_usable():
     assert all(is_usable(public(X25519PrivateKey.generate())) for _ in range(20))
     half = sum(is_usable(os.urandom(32)) for _ in range(200))  # the others lie on the twist
     assert 60 < half < 140
+
+
+def related(channel: bytes, factor: int, shift: int) -> bytes:
+    """A public key that is made from another one, of which nobody knows the private half."""
+    point = curve.lifted(channel)
+    assert point is not None
+    return u_of(curve.plus(curve.times(factor, point), curve.times(shift, curve.BASE)))
+
+
+@pytest.mark.parametrize(("factor", "shift"), [(2, 0), (1, 5), (ORDER - 1, 8)])
+def test_a_channel_key_made_from_anothers_is_not_proved_to_be_ones_own(factor, shift):
+    """With such a key the agreed secret of an accusation would tell that of an honest pair."""
+    identity = Identity.make()
+    _, honest = make_keys(identity, "k", 7)
+    _, own = make_keys(identity, "j", 7)
+    assert is_possessed(honest)
+    assert is_possessed(own)
+    made = replace(own, channel=related(honest.channel, factor, shift))
+    assert is_usable(made.channel)
+    for proof in (own.proof, honest.proof, bytes(64), os.urandom(64)):
+        assert not is_possessed(replace(made, proof=proof))
+    topped = honest.channel[:31] + bytes([honest.channel[31] | 128])
+    assert not is_possessed(replace(own, channel=topped, proof=honest.proof))
+    for change in ({"client": "j"}, {"serial": 8}, {"mask": own.mask}, {"channel": own.channel}):
+        assert not is_possessed(replace(honest, **change))
+
+
+def test_the_proof_is_the_signature_that_ed25519_verifies():
+    """XEdDSA against the library: the same key read as an Ed25519 key."""
+    for _ in range(8):
+        private = X25519PrivateKey.generate()
+        point = curve.lifted(public(private))
+        assert point is not None
+        Ed25519PublicKey.from_public_bytes(curve.packed(point)).verify(possession(private, b"text"), b"text")
 
 
 # In a sum.
@@ -224,3 +262,21 @@ def test_the_key_of_a_pair_opens_nothing_of_others(make_cohort, share):
     assert sums.members["c0"]._secrets is None  # and the accuser is out of this sum
     with pytest.raises(Refused, match="out of turn"):
         sums.members["c0"].masked(ONES, sums.alive, sums.parcels["c0"])
+
+
+def test_no_key_is_shown_of_a_channel_key_that_is_made_from_an_honest_clients(make_cohort, share, monkeypatch):
+    """The mutant: without the look at the proof, the secret of an honest pair follows from what is shown."""
+    cohort = make_cohort(4)
+    sums = share(cohort)
+    member, honest = sums.members["c0"], sums.members["c0"]._keys["c3"]
+    made = replace(member._keys["c2"], channel=related(honest.channel, 2, 0))
+    monkeypatch.setitem(member._keys, "c2", made)
+    bad = sums.parcels["c0"]["c2"][:-1] + bytes([sums.parcels["c0"]["c2"][-1] ^ 1])
+    secret = member._secrets.agreed["c3"]
+    channel = member._secrets.channel
+    assert accused(sums, "c0", "c2", bad, signed(cohort, "c2", "c0", bad)).evidence is None
+    shown = evidence(channel, made.channel, b"sum")  # what the mutant would show
+    twice = curve.unpacked(shown[:32])
+    assert twice is not None
+    half = curve.times(pow(2, -1, ORDER), twice)
+    assert u_of(half) == secret
