@@ -130,7 +130,7 @@ def configured(secure: bool, rounds: int, seed: int, unlimited: bool, more: Sequ
     config = replace(config, secure=replace(config.secure, on=secure))
     if unlimited:
         config = replace(
-            config, upload=UploadConfig(limit=0.0, token_limit=0.0), train=replace(config.train, rollback=None)
+            config, upload=UploadConfig(limit=0.0, token_limit=0.0), train=replace(config.train, rollback=0.0)
         )
     return check(config)
 

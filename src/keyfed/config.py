@@ -224,8 +224,8 @@ def check(config: Config) -> Config:
         got = getattr(config.upload, key)
         if got is not None and got != 0 and not got >= 1:
             problems.append(f"upload.{key} is {got}; expected a multiple of the median of at least 1, or 0 for none")
-    if t.rollback is not None and not t.rollback > 1:
-        problems.append(f"train.rollback is {t.rollback}; expected a factor above 1, or none")
+    if t.rollback and not t.rollback > 1:
+        problems.append(f"train.rollback is {t.rollback}; expected a factor above 1, or 0 for never")
     problems += config.participation.problems() + config.privacy.problems()
     if config.privacy.on and t.central:
         problems.append("train.central reads as many tokens as the clients did, which --dp does not tell; leave it out")

@@ -124,6 +124,11 @@ class DoesNotFit(SecureSumOverflow):
     public_text = "this client does not fit the public numbers of the run; nothing was sent"
 
 
+def cut(text: str, most: int = 500) -> str:
+    """Return the beginning of a text that may quote what somebody else sent."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+
+
 def described(error: BaseException) -> str:
     """Return an error for a log: ours with its message, others with type and place, as their words may quote text.
 
@@ -132,7 +137,7 @@ def described(error: BaseException) -> str:
       ('KeyfedError: no text', 'KeyError')
     """
     if isinstance(error, KeyfedError):
-        return f"{type(error).__name__}: {error}"
+        return cut(f"{type(error).__name__}: {error}")
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next

@@ -121,10 +121,10 @@ class TrainConfig:
         default=False, metadata={"help": "write loss and accuracy of every local batch and epoch to curves.jsonl"}
     )
     rollback: float | None = field(
-        default=3.0,
+        default=None,
         metadata={
-            "help": "go back to the last good model when validation perplexity is this many times the least so far; "
-            "none: never. A private run never does: validation is not noised"
+            "help": "go back to the last good model when validation perplexity is this many times the least so far; 0: "
+            "never. none: 3 with real clients, never in a simulation. Private runs never do: validation is not noised"
         },
     )
     ngram_order: int = field(default=5, metadata={"help": "order of the Kneser–Ney baseline"})

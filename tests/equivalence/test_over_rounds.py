@@ -97,7 +97,7 @@ def test_a_schedule_comes_on_top_of_the_methods_decay():
 @settings(max_examples=60, deadline=None)
 def test_a_schedule_rises_to_one_then_falls_to_its_end(shape, rounds, warmup, final):
     schedule = Schedule(shape, rounds, warmup, final)
-    warm = int(warmup * rounds)
+    warm = min(int(warmup * rounds + 0.5), rounds - 1)
     factors = [progress(schedule, t) for t in range(rounds + 2)]
     assert all(0 <= f <= 1 for f in factors)
     assert factors[:warm] == sorted(factors[:warm])

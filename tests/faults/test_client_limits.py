@@ -122,13 +122,29 @@ def test_the_count_is_that_of_the_model_that_would_be_made(name, hidden, layers)
 
 def test_the_numbers_of_a_step_are_bounded():
     spec = build_spec("cifg", 50, hidden=64)
-    most = MOST_STEP_NUMBERS // (3 * 64)
+    most = MOST_STEP_NUMBERS // (3 * 64 + 2 * spec.embed)
     check_size(spec, 1, 1, most, Limits())
-    with pytest.raises(Rejected, match="numbers in the recurrent layers"):
+    with pytest.raises(Rejected, match="numbers in its layers"):
         check_size(spec, 1, 1, most + 1, Limits())
+    wide = build_spec("lstm", 26, embed=300_000, hidden=1)  # 9 million parameters, and gigabytes in a step
+    with pytest.raises(Rejected, match="numbers in its layers"):
+        check_size(wide, 1, 200, 20, Limits())
 
 
 # Minutes
+
+
+def test_scoring_ends_when_its_minutes_are_over(tmp_path, monkeypatch):
+    """A clock that moves by a minute with every look: held-out text is scored under the same limit."""
+    ticks = count(0, 61.0)
+    texts = write_texts(tmp_path / "texts", 1, lines=900)
+    config = small_config(tmp_path / "texts", vocabulary(tmp_path)[1])
+    learner = own_text("client-0", texts[0], limits=Limits(minutes=1))(hello(tmp_path, config))
+    theta = init_params(learner._spec, 0)  # type: ignore[attr-defined]
+    assert learner.evaluate(theta, "valid").tokens > 0
+    monkeypatch.setattr(on_device, "time_limit", lambda given: time_limit(given, lambda: next(ticks)))
+    with pytest.raises(Rejected, match="longer than this client's 1 minutes"):
+        learner.evaluate(theta, "valid")
 
 
 def test_training_ends_when_its_minutes_are_over(tmp_path, monkeypatch, record_property):

@@ -11,6 +11,7 @@ import datetime
 import selectors
 from types import SimpleNamespace
 
+import httptools
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.deploy import gate as gates
-from keyfed.deploy.door import Connections, Door, Limits, most_connections
+from keyfed.deploy.door import Connections, Door, Limits, _without_trailers, most_connections
 from keyfed.deploy.enrolment import KnownKeys, key_sum, write_roster
 from keyfed.deploy.gate import BODY_SECONDS, FLEET_CAP, HERE_CAP, LEAVE, Gate, node_proof
 from keyfed.deploy.superlink import ServerHome
@@ -344,16 +345,57 @@ def test_the_mutant_without_a_timer_keeps_half_sent_requests_for_ever(monkeypatc
     play(main())
 
 
+@pytest.mark.parametrize("mended", [True, False])
+def test_headers_after_a_chunked_body_are_not_kept(mended):
+    """uvicorn's parser hands trailers on as headers, and would keep every one of them with the request."""
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    class Kept(HttpToolsProtocol):
+        """Only what keeps headers."""
+
+        def __init__(self):
+            self.headers, self.url, self.expect_100_continue = [], b"", False
+            self.parser = httptools.HttpRequestParser(self)
+
+        def on_message_begin(self):
+            pass
+
+        def on_headers_complete(self):
+            self.complete = len(self.headers)
+
+        def on_body(self, body):
+            pass
+
+        def on_message_complete(self):
+            pass
+
+    made = (_without_trailers(Kept) if mended else Kept)()
+    made.parser.feed_data(b"POST /keyfed/leave HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
+    for _ in range(100):
+        made.parser.feed_data(b"aa: bb\r\n")
+    assert made.complete == 2
+    assert len(made.headers) == 2 if mended else len(made.headers) > 100
+
+
 def test_a_long_head_and_a_request_beyond_all_bodies_end_the_connection():
     async def main():
         head, body = wires(2)
-        limits = Limits(request_bytes=5_000_000)
-        doors = arrive(Connections(limits), head, body)
+        limits = Limits(request_bytes=5_000_000, stranger_bytes=300_000)
+        connections = Connections(limits)
+        (stranger,) = wires(1, first=9)
+        doors = arrive(connections, head, body, stranger)
         for _ in range(16):
             doors[0].data_received(bytes(1024))
             assert not head.ended
         doors[0].data_received(b"x")
         assert head.ended
+        doors[2].data_received(HEAD)
+        for _ in range(3):
+            doors[2].data_received(bytes(100_000))
+            assert not stranger.ended
+        doors[2].data_received(b"x")  # trailers, or a body that no gate has asked for
+        assert stranger.ended
+        connections.proven(body.get_extra_info("peername"))
         doors[1].data_received(HEAD)
         sent = 0
         while not body.ended:

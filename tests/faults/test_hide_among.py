@@ -94,7 +94,7 @@ def test_a_client_that_wants_everybody_to_stay_and_goes_itself_stops_two_rounds(
     found = lines("mended")
     assert [line["abandoned"] for line in found] == [True, True, False, False, False]
     assert all(VICTIM not in line["contributors"] and len(line["contributors"]) == 5 for line in found[2:])
-    assert found[-1]["lost"][VICTIM] == "hides among more"
+    assert found[-1]["refused"][VICTIM] == "hides among more"
     monkeypatch.setattr("keyfed.engine.remote_secure.MOST_STRAINED", 10**9)  # the mutant
     with pytest.raises(RunError, match="no round"):
         lines("mutant")

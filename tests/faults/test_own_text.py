@@ -371,3 +371,33 @@ def test_how_much_text_there_is_stays_with_the_client(tmp_path):
         own_text("client-0", path)(hello(tmp_path))
     assert caught.value.reason == "no text"
     assert caught.value.detail == "too little text to learn from: a window has 8 tokens"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "12/03/2024, 21:05 - {}: ",
+        "[12/03/2024 \u00e0 21:05:11] {}: ",
+        "2024-03-12T21:05:11 {}: ",
+        "2024-03-12 21:05 <{}> ",
+    ],
+)
+def test_long_messages_of_several_people_are_still_a_chat(tmp_path, head):
+    """Six lines a message: the heads are a sixth of the lines, and there are two people all the same."""
+    lines = []
+    for k in range(12):
+        lines += [head.format("Anna" if k % 2 else "Ben") + "hello there"] + [
+            f"more words of line {n}" for n in range(5)
+        ]
+    path = tmp_path / "chat.txt"
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    with pytest.raises(DataError, match="messages of 2 people"):
+        look_at(path)
+    found = own_corpus(load_corpus(str(path)), path, "Anna")
+    assert len(found.authors[0].lines) == 36
+    assert not [line for line in found.authors[0].lines if "Anna" in line or "2024" in line]
+
+
+def test_what_a_server_wrote_into_a_message_does_not_fill_the_log():
+    assert len(described(DataError("x" * 10**6))) < 600
+    assert described(DataError("short")) == "DataError: short"

@@ -76,7 +76,7 @@ def configured(texts, *, secure: bool, rounds: int = ROUNDS, unlimited: bool = F
     config = replace(config, data=replace(config.data, max_tokens=120))  # everybody has more, as in `keyfed up`
     if unlimited:
         off = UploadConfig(limit=0.0, token_limit=0.0)
-        config = replace(config, upload=off, train=replace(config.train, rollback=None))
+        config = replace(config, upload=off, train=replace(config.train, rollback=0.0))
     return config
 
 

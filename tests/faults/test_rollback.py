@@ -28,6 +28,7 @@ from keyfed.run import course
 from keyfed.run.checkpoint import _seal, load_checkpoint
 from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import load_model, read_metrics, save_model
+from keyfed.run.planning import with_limits
 from keyfed.run.train import Silent, train
 from keyfed.sections import UploadConfig
 
@@ -40,7 +41,8 @@ BAD = 2  # the number of the round (from 0) whose step destroys the model
 def configured(tmp_path: Path, method: str = "fedavg", clients: int = 4, rounds: int = 6, **options) -> Config:
     write_texts(tmp_path / "texts", clients)
     _, path = vocabulary(tmp_path)
-    return small_config(tmp_path / "texts", path, method, rounds=rounds, cohort=clients, **options)
+    config = small_config(tmp_path / "texts", path, method, rounds=rounds, cohort=clients, **options)
+    return replace(config, train=replace(config.train, rollback=3.0))
 
 
 def spoiling(config: Config, factor: float, rounds: tuple[int, ...] = (BAD,)) -> Method:
@@ -127,7 +129,7 @@ def test_a_step_that_is_not_finite_is_not_taken(tmp_path):
 def test_without_the_check_the_model_is_gone_for_good(tmp_path, monkeypatch):
     monkeypatch.setattr(round_module, "finite", lambda *models: True)
     config = configured(tmp_path)
-    config = replace(config, train=replace(config.train, rollback=None))
+    config = replace(config, train=replace(config.train, rollback=0.0))
     train(config, tmp_path / "run", method=spoiling(config, math.inf))
     assert not finite(last_model(tmp_path / "run"))
 
@@ -161,7 +163,7 @@ def test_an_exploded_model_is_gone_back_from_and_said(tmp_path):
 
 def test_without_roll_back_the_model_stays_destroyed(tmp_path):
     config = configured(tmp_path)
-    config = replace(config, train=replace(config.train, rollback=None))
+    config = replace(config, train=replace(config.train, rollback=0.0))
     train(config, tmp_path / "run", method=spoiling(config, -1000.0))
     assert read_metrics(tmp_path / "run")[-1]["valid"]["nats"] > 10
     assert checkpoint(tmp_path / "run").good is None
@@ -299,7 +301,7 @@ def test_a_federation_goes_back_from_a_model_that_a_client_destroyed(tmp_path):
     result = deployed(tmp_path, "spoilt", liar(once(scaled(-1000.0))))
     lines = read_metrics(tmp_path / "spoilt" / "run")
     # Round 3 destroys the model, clients of round 4 notice.
-    assert [line.get("rolled_back") for line in lines] == [None, None, None, BAD, None, None]
+    assert [line.get("rolled_back") for line in lines] == [None, None, BAD, None, None, None]
     assert lines[BAD]["valid"]["nats"] > 20
     assert result["rolled_back"] == 1
     assert result["test"]["perplexity"] < 30
@@ -307,7 +309,7 @@ def test_a_federation_goes_back_from_a_model_that_a_client_destroyed(tmp_path):
 
 
 def test_without_roll_back_a_federation_stays_destroyed(tmp_path):
-    deployed(tmp_path, "spoilt", liar(once(scaled(-1000.0))), rollback=None)
+    deployed(tmp_path, "spoilt", liar(once(scaled(-1000.0))), rollback=0.0)
     assert read_metrics(tmp_path / "spoilt" / "run")[-1]["valid"]["nats"] > 10
 
 
@@ -336,7 +338,7 @@ def test_a_federation_rolls_back_alike_after_a_restart_and_its_clients_keep_the_
     whole = deployed(tmp_path, "whole", method=method)
     assert whole["rolled_back"] == 1
     assert whole["lost"] == {}
-    assert read_metrics(tmp_path / "whole" / "run")[3]["rolled_back"] == 2
+    assert read_metrics(tmp_path / "whole" / "run")[2]["rolled_back"] == 2
     for killed in (2, 3, 4):  # in which round the server dies, before any answer of it is read
 
         def kill(name: str, post: Post, handler: Handler, at: int = killed) -> Answer:
@@ -384,3 +386,32 @@ def test_an_older_checkpoint_without_a_good_model_is_gone_on_from(tmp_path):
     train(config, tmp_path / "run", resume=True)
     train(config, tmp_path / "whole")
     assert bits(last_model(tmp_path / "run")) == bits(last_model(tmp_path / "whole"))
+
+
+def test_a_checkpoint_that_knows_no_good_model_keeps_the_clients_it_has(tmp_path):
+    """Going back to where such a run stands must not let clients join its running mean a second time."""
+    from keyfed.engine.client_state import Version
+    from keyfed.run.checkpoint import Checkpoint, good_in
+
+    state = State({"a": torch.zeros(2)}, None, {}, 4)
+    good = good_in(Checkpoint(state, None, 0, 0.0, {"anna": Version(3, "")}), state, 50)
+    assert good.clients == {"anna": 3}
+    assert good.state is state
+
+
+def test_limits_follow_the_schedule_of_the_step_size(tmp_path):
+    """In a warm-up uploads grow with the step size; no honest one is shortened for that."""
+    config = configured(tmp_path, clients=4, rounds=6)
+    config = replace(config, train=replace(config.train, warmup=0.6), upload=replace(config.upload, limit=1.5))
+    train(config, tmp_path / "run")
+    assert not [line for line in read_metrics(tmp_path / "run") if line.get("shortened")]
+
+
+def test_a_simulation_goes_back_only_if_it_is_asked_to(tmp_path):
+    config = configured(tmp_path)
+    config = replace(config, train=replace(config.train, rollback=None))
+    train(config, tmp_path / "run", method=spoiling(config, -1000.0))
+    lines = read_metrics(tmp_path / "run")
+    assert not [line for line in lines if "rolled_back" in line]
+    assert with_limits(config).train.rollback == 3.0
+    assert with_limits(replace(config, train=replace(config.train, rollback=0.0))).train.rollback == 0.0

@@ -15,7 +15,6 @@ from flwr.supernode import start_client_internal
 from keyfed.deploy import node
 
 DRIP_SECONDS = 6.0
-mode = Path(sys.argv[1]) / "mode"
 last = [""]
 honest_refusal, honest_push = node.refusal, start_client_internal.push_object_contents_from_iterable
 
@@ -28,7 +27,7 @@ def refusal(home, kind):
 
 def push(contents, push_object_fn, **more):
     """Send the objects of a reply, or not."""
-    how, _, kind = mode.read_text().strip().partition(" ")
+    how, _, kind = (Path(sys.argv[1]) / "mode").read_text().strip().partition(" ")
     if kind != last[0] or how not in ("mute", "drip"):
         honest_push(contents, push_object_fn, **more)
     elif how == "drip":

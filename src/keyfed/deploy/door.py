@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from keyfed.deploy.gate import HERE_CAP, from_here
+from keyfed.deploy.gate import FLEET_CAP, HERE_CAP, from_here
 
 SPARE_FILES = 256  # for the database, logs and processes of the SuperLink
 
@@ -38,7 +38,8 @@ class Limits:
       handshake_seconds: a TLS handshake.
       head_seconds: a request's head, from the handshake or its own first byte to its end.
       head_bytes: a request's head. Flower's have about 1 kB.
-      request_bytes: a request with everything around its body.
+      request_bytes: a request with everything around its body; `here_bytes` from this machine, which sends programs.
+      stranger_bytes: a request with everything around its body, while its sender has proved nothing.
       write_seconds: an answer that its receiver does not read.
       close_seconds: the end of a TLS connection.
     """
@@ -50,7 +51,9 @@ class Limits:
     handshake_seconds: float = 10.0
     head_seconds: float = 10.0
     head_bytes: int = 16_384
-    request_bytes: int = 2 * HERE_CAP
+    request_bytes: int = 2 * FLEET_CAP
+    here_bytes: int = 2 * HERE_CAP
+    stranger_bytes: int = 1 << 19
     write_seconds: float = 120.0
     close_seconds: float = 5.0
 
@@ -86,6 +89,12 @@ class Connections:
     def proven(self, peer: Any) -> None:
         """Note that a connection's sender is known."""
         self._strangers.pop(self._peers.get(peer), None)
+
+    def most_bytes(self, connection: object) -> int:
+        """Return how many bytes a request on this connection may have, its trailers too, which are no body."""
+        if not self._networks.get(connection, "?"):  # this machine: programs are submitted from here
+            return self.limits.here_bytes
+        return self.limits.stranger_bytes if connection in self._strangers else self.limits.request_bytes
 
     def leave(self, connection: object, peer: Any) -> None:
         """Forget a connection; again is no harm."""
@@ -212,7 +221,7 @@ class Door(asyncio.Protocol):
         elif self._timer is not None:  # the head is complete; what comes now is body
             self._timer.cancel()
             self._timer, self._bytes = None, 0
-        elif self._bytes > self._limits.request_bytes:
+        elif self._bytes > self._connections.most_bytes(self):
             self._abort()
 
     def _wait_for_head(self) -> None:
@@ -249,6 +258,31 @@ class Door(asyncio.Protocol):
             self._http.connection_lost(exc)
 
 
+def _without_trailers(protocol: Any) -> Any:
+    """Return uvicorn's protocol with headers that come after a chunked body left out; it would keep every one."""
+    if not hasattr(protocol, "on_header"):  # h11 bounds them itself
+        return protocol
+
+    class Heads(protocol):  # type: ignore[misc]
+        """Takes headers while a head is read."""
+
+        in_head = True
+
+        def on_message_begin(self) -> None:
+            self.in_head = True
+            super().on_message_begin()
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self.in_head:
+                super().on_header(name, value)
+
+        def on_headers_complete(self) -> None:
+            self.in_head = False
+            super().on_headers_complete()
+
+    return Heads
+
+
 def serve(connections: Connections) -> Callable[..., None]:
     """Return what Flower calls as `uvicorn.run`: the same server, behind doors."""
 
@@ -258,7 +292,7 @@ def serve(connections: Connections) -> Callable[..., None]:
 
         def door(**its: Any) -> Door:
             loop = asyncio.get_running_loop()
-            http: Any = AutoHTTPProtocol(**{**its, "_loop": loop})
+            http: Any = _without_trailers(AutoHTTPProtocol)(**{**its, "_loop": loop})
             return Door(http, connections, tls, loop)
 
         # No access log: Flower leaves routine successes out of it, so that it is a file for strangers to fill.

@@ -21,7 +21,7 @@ from keyfed.deploy.client_home import REFUSED, ClientHome, expire
 from keyfed.deploy.consent import need_consent
 from keyfed.deploy.processes import die_with, locked
 from keyfed.engine.flower_frames import SOCKET, FrameError, reachable, read_frame, write_frame
-from keyfed.errors import DeployError, KeyfedError, described
+from keyfed.errors import DeployError, KeyfedError, cut, described
 from keyfed.files import write_atomically
 
 Handle = Callable[[str, bytes], bytes]
@@ -81,7 +81,7 @@ def serve(home: Path, handle: Handle, idle: Callable[[], None] = lambda: None) -
                 try:
                     _answer(link, handle)
                 except (OSError, FrameError) as e:  # who asked has gone, or sent what is no frame
-                    _say(f"a question was not answered: {e}")
+                    _say(cut(f"a question was not answered: {e}"))
 
 
 def _answer(link: socket.socket, handle: Handle) -> None:
@@ -108,7 +108,7 @@ def noting(home: Path, handle: Handle) -> Handle:
         except KeyfedError as e:
             if getattr(e, "reason", "client error") in OWNERS:
                 with contextlib.suppress(KeyfedError):
-                    write_atomically(home / REFUSED, str(e).encode(errors="replace"), durable=False)
+                    write_atomically(home / REFUSED, cut(str(e)).encode(errors="replace"), durable=False)
             raise
 
     return note
@@ -117,7 +117,7 @@ def noting(home: Path, handle: Handle) -> Handle:
 def _told(error: Exception) -> dict[str, Any]:
     """Return what the server learns of an error: a typed reason; of other errors the type only, as some quote text."""
     if isinstance(error, KeyfedError) and hasattr(error, "reason"):
-        return {"error": str(error.reason), "reason": str(getattr(error, "detail", ""))}
+        return {"error": str(error.reason), "reason": cut(str(getattr(error, "detail", "")))}
     return {"error": "client error", "reason": type(error).__name__}
 
 

@@ -39,7 +39,7 @@ from keyfed.private.keys import SignedKeys, check_answer, is_possessed, is_signa
 from keyfed.private.suspects import Suspects
 
 HELLO_SECONDS, SILENCE_SECONDS = 60.0, 300.0  # who leaves a hello unanswered is not called for a while
-NOTICE_SECONDS = 10.0  # for telling clients of protocol 1 that they are too old
+NOTICE_SECONDS = 1.0  # for telling clients of protocol 1 that they are too old
 MOST_UNDELIVERED = 2  # answers that a client announced and did not send, after which it is called no more in this run
 
 SIGNED: tuple[Kind, ...] = ("train", "upload", "unmask")  # answers that carry a signature; a hello has its own proof

@@ -23,7 +23,7 @@ MOST_PINS = 20_000  # identities of other clients that are remembered
 MOST_ENDED = 1_000  # ended runs whose names are remembered
 MOST_ROSTER = 30_000  # clients on a roster: twice as many marks are still read again (`messages.MOST_VALUES`)
 MOST_LAYERS = 64
-MOST_STEP_NUMBERS = 1 << 28  # of the recurrent layers' activations in one training step: 1 GiB in float32
+MOST_STEP_NUMBERS = 1 << 28  # of embeddings and recurrent layers in one training step: 1 GiB in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,11 @@ def check_size(spec: ModelSpec, epochs: int, rows: int, window: int, limits: Lim
         raise Rejected(
             "over limit", f"{epochs:,} epochs a round; this client takes at most {limits.epochs:,} (--most-epochs)"
         )
-    numbers = rows * window * gates_of(spec.cell) * spec.hidden * spec.layers
+    numbers = rows * window * (gates_of(spec.cell) * spec.hidden * spec.layers + 2 * spec.embed)
     if numbers > MOST_STEP_NUMBERS:
         raise Rejected(
             "over limit",
-            f"steps of {rows:,} lines of {window:,} tokens: {numbers:,} numbers in the recurrent layers; this client "
+            f"steps of {rows:,} lines of {window:,} tokens: {numbers:,} numbers in its layers; this client "
             f"takes at most {MOST_STEP_NUMBERS:,}",
         )
 

@@ -75,7 +75,7 @@ def secure_sum(
         fitting = {c for c in fitting if calls.hide_among.get(c, 0) <= run.secure.threshold_of(len(heads))}
     for client in [client for client in heads if client not in fitting]:
         least = calls.hide_among[client]
-        calls.leave_out(client, "hides among more", f"it takes part where {least} stay, of {len(heads)}")
+        calls.leave_out(client, "hides among more", f"it takes part among {least} or more, not among {len(heads)}")
     heads = {client: head for client, head in heads.items() if client in fitting}
     if not heads:
         raise SecureSumError("no client is left to sum over")

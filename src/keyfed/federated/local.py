@@ -32,7 +32,7 @@ def progress(schedule: Schedule, round: int) -> float:
 
     w is the number of warm-up rounds, f the share that is left in the end. A run that goes on beyond R stays at f.
     """
-    warm = int(schedule.warmup * schedule.rounds)
+    warm = min(int(schedule.warmup * schedule.rounds + 0.5), max(0, schedule.rounds - 1))
     if round < warm:
         return (round + 1) / (warm + 1)
     if schedule.shape == "constant":

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from keyfed.federated.local import progress
 from keyfed.federated.private_shares import saturated_clients
 from keyfed.federated.soundness import Limits, caps_of, finite, norm_of, seen_with
 from keyfed.federated.types import (
@@ -83,7 +84,7 @@ def run_round(
     if method.hidden:
         return _hidden_round(method, state, cohort, federation, minimum, limits)
     if limits is not None:
-        federation.limit(caps_of(limits, state.seen))
+        federation.limit(caps_of(limits, state.seen, _pace(method, state.round)))
     if method.mediator.released is not None:
         share = method.mediator.released(state.server)
         method = replace(method, mediator=method.mediator._replace(share=share))
@@ -101,8 +102,15 @@ def run_round(
     federation.acknowledge(aggregate.contributors)
     seen = state.seen
     if limits is not None:
-        seen = seen_with(seen, aggregate.norms, [report.tokens for report in reports.values()])
+        norms = [norm / _pace(method, state.round) for norm in aggregate.norms]
+        seen = seen_with(seen, norms, [report.tokens for report in reports.values()])
     return State(params, memory, server, state.round + 1, seen), summary
+
+
+def _pace(method: Method, round: int) -> float:
+    """Return the factor that a schedule has on a round's step size, by which uploads are longer or shorter."""
+    schedule = None if method.spec is None else method.spec.schedule
+    return 1.0 if schedule is None else max(progress(schedule, round), 1e-6)
 
 
 def _not_taken(state: State, federation: Federation, summary: RoundSummary, why: str) -> tuple[State, RoundSummary]:
@@ -139,12 +147,12 @@ def _hidden_round(
     moved = 0.0 if limits is None else _moved(method, state.params, params, aggregate)
     why = None if finite(params, server) else NOT_FINITE
     if why is None and limits is not None:
-        why = _too_far(moved, caps_of(limits, state.seen).norm, limits.norm)
+        why = _too_far(moved, caps_of(limits, state.seen, _pace(method, state.round)).norm, limits.norm)
     if why is not None:  # a sum that is not believed teaches nothing either, but for who was out of range
         outside = {name: numbers for name, numbers in aggregate.facts.items() if name == "out of range"}
         return _not_taken(replace(state, mediator=rule.learn(used, outside, 0)), federation, summary, why)
     federation.acknowledge(aggregate.contributors)
-    seen = state.seen if limits is None else seen_with(state.seen, [moved], [])
+    seen = state.seen if limits is None else seen_with(state.seen, [moved / _pace(method, state.round)], [])
     return State(params, rule.learn(used, aggregate.facts, arrived), server, state.round + 1, seen), summary
 
 

@@ -15,7 +15,7 @@ A server step whose θ or server state is not finite is never taken. A model who
 
 .. math::  \mathrm{bad}(ν) \iff ν \notin ℝ \;\text{ or }\; ν ≥ \min(ν_{\mathrm{good}}) + \ln(\mathrm{factor})
 
-with ν the mean nats per token. Before the first validation the least one is ln V, that of a uniform guess over V words.
+with ν the mean nats per token. Before the first validation the least one is ln(1000 V): first steps may overshoot.
 Going back means θ, the server rule's state, the mediator's memory, what the run has seen, and the states of clients
 that keep any. The round counter does not go back: the next cohort is drawn as usual.
 """
@@ -33,6 +33,7 @@ import torch
 from keyfed.federated.types import Caps, ClientId, Params, Seen, State
 
 WINDOW = 8  # rounds that limits look back on
+OVERSHOOT = 1000.0  # times the perplexity of a uniform guess, which a first model may have
 MOST_RETURNS = 5  # to the same model, one after the other; then the run ends with it
 
 
@@ -72,8 +73,11 @@ class Limits(NamedTuple):
     most: int | None = None
 
 
-def caps_of(limits: Limits, seen: Seen) -> Caps:
+def caps_of(limits: Limits, seen: Seen, pace: float = 1.0) -> Caps:
     """Return what uploads of the next round may be at most.
+
+    Args:
+      pace: the schedule's factor on this round's step size; what was seen is per unit of it.
 
     Example:
       >>> caps_of(Limits(3.0, 4.0), Seen((1.0, 2.0, 9.0), (100.0, 50.0)))
@@ -81,7 +85,7 @@ def caps_of(limits: Limits, seen: Seen) -> Caps:
       >>> caps_of(Limits(3.0, 4.0, most=200), Seen())
       Caps(norm=None, tokens=200)
     """
-    norm = limits.norm * statistics.median(seen.norms) if limits.norm and seen.norms else None
+    norm = pace * limits.norm * statistics.median(seen.norms) if limits.norm and seen.norms else None
     tokens = [] if limits.most is None else [limits.most]
     if limits.tokens and seen.tokens:
         tokens.append(math.ceil(limits.tokens * statistics.median(seen.tokens)))
@@ -112,8 +116,12 @@ class Judged(NamedTuple):
 
 
 def first_good(state: State, words: int) -> Good:
-    """Return the model before the first round; it is expected to guess as well as a uniform one over so many words."""
-    return Good(state, math.log(max(2, words)))
+    """Return the model before the first round, of which nothing is known.
+
+    A first step may overshoot: until a model was validated, only one is bad that is far worse than a uniform guess over
+    so many words, `OVERSHOOT` times.
+    """
+    return Good(state, math.log(max(2, words)) + math.log(OVERSHOOT))
 
 
 def exploded(nats: float, least: float, factor: float) -> bool:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from safetensors.torch import save
 
 from keyfed.engine.client_state import Version, check_versions, parse_tensors
 from keyfed.errors import RunError
-from keyfed.federated.soundness import Good, same
+from keyfed.federated.soundness import Good, first_good, same
 from keyfed.federated.types import ClientId, Params, Seen, State
 from keyfed.files import BROKEN, read_json, write_atomically
 
@@ -188,6 +188,24 @@ def read_checkpoint(folder: Path, number: int) -> Checkpoint:
         good_clients={} if good is None else {c: Version(**version) for c, version in good["clients"].items()},
         suspects=dict(manifest.get("suspects", {})),
     )
+
+
+def good_in(saved: Checkpoint, state: State, words: int, device: str = "cpu") -> Good:
+    """Return the last good model of a checkpoint; that of an older one, which knows of none, is the one it is at.
+
+    Args:
+      state: that of the checkpoint, its tensors where the run computes (`device`).
+      words: of the vocabulary.
+    """
+    found = saved.good
+    if found is None:
+        return replace(first_good(state, words), clients={client: v.round for client, v in saved.clients.items()})
+    params, server = state.params, state.server
+    if not same(found.state.params, saved.state.params):
+        params = {name: found.state.params[name].to(device) for name in state.params}
+    if not same(found.state.server, saved.state.server):
+        server = {name: t.to(device) for name, t in found.state.server.items()}
+    return replace(found, state=replace(found.state, params=params, server=server))
 
 
 def _good_of(told: Mapping[str, Any], parts: Mapping[str, Params]) -> Good:

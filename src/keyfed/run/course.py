@@ -22,10 +22,10 @@ from keyfed.engine.transport import Transport
 from keyfed.errors import RunError
 from keyfed.federated.participation import cohort_size, draw
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.soundness import Good, first_good, gone_back, judge, same
+from keyfed.federated.soundness import first_good, gone_back, judge, same
 from keyfed.federated.types import ClientId, Method, Params, State
 from keyfed.private.suspects import Suspects
-from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, save_checkpoint
+from keyfed.run.checkpoint import Best, Checkpoint, good_in, load_checkpoint, save_checkpoint
 from keyfed.run.evaluate import Score
 from keyfed.run.folder import append_line, read_metrics, save_model, strict
 from keyfed.run.planning import limits_of
@@ -86,7 +86,7 @@ class Course:
             server, kept = self._apart(saved.state.server)
             self.state = replace(saved.state, params=params, server=server)
             self.best, self.length, before = saved.best, saved.metrics_length, saved.seconds
-            self.good = self._saved_good(saved, words)
+            self.good = good_in(saved, self.state, words)
             listen.say(f"resuming after round {self.state.round} of {config.train.rounds}")
         if self.metrics.exists():
             os.truncate(self.metrics, self.length)
@@ -100,15 +100,6 @@ class Course:
         self.pending: dict[str, Any] | None = dict(saved.pending) if saved is not None and saved.pending else None
         self.done = False
         self._begin(kept)
-
-    def _saved_good(self, saved: Checkpoint, words: int) -> Good:
-        """Return the last good model of a checkpoint; that of an older one, which knows of none, is where it stands."""
-        if saved.good is None:
-            return first_good(self.state, words)
-        found = saved.good
-        params = {name: found.state.params[name] for name in self.state.params}
-        server = self.state.server if same(found.state.server, saved.state.server) else found.state.server
-        return replace(found, state=replace(found.state, params=params, server=server))
 
     def _apart(self, server: Params) -> tuple[Params, Params]:
         """Part what a checkpoint has under the server rule's state: the rule's own, and what a course keeps there."""
@@ -151,14 +142,16 @@ class Course:
         once, after the last round, so that no second model has to travel in every round.
         """
         if self.pending is not None:  # the last model's validation: no training follows that would bring it along
-            served = self.state.served(self.method)
-            found = self.federation.evaluate(served, "valid", self._everyone(), self.method, self._after())
+            model = self.state.served(self.method)
+            served = None if model is self.state.params else model
+            found = self.federation.evaluate(model, "valid", self._everyone(), self.method, self._after())
             if self._validated(self.state, found, self.federation.typical, self.calls.counted, served):
                 self.state = gone_back(self.good, self.state.round)
         self._flush()
         if self.state.round and all(r["abandoned"] for r in read_metrics(self.out)):
             raise RunError(f"no round of {self.out} was completed: nothing was learnt, and there is no model to test")
-        self.best = self.best or Best(self.state.round, math.nan, self.state.served(self.method))
+        stands = self.good.state.round if same(self.state.params, self.good.state.params) else self.state.round
+        self.best = self.best or Best(stands, math.nan, self.state.served(self.method))
         return {name: self.best.params[name] for name in shapes(self.spec)}
 
     def _tested(self, params: Params) -> Score:
@@ -198,8 +191,6 @@ class Course:
             record["secure_failed"] = federation.failed
         for client in summary.shortened:
             self.listen.say(f"round {record['round']}: the upload of {client} is shortened (upload.limit)")
-        if back:
-            record["rolled_back"] = self.good.state.round
         self._tell_liars()
         if self._shut_out:
             record["shut_out"] = dict(self._shut_out)
@@ -214,7 +205,7 @@ class Course:
         versions = {client: Version(round, "") for client, round in self.calls.counted.items()}
         seconds = time.monotonic() - self.started
         whole = replace(after, server={**after.server, **self._kept()})
-        good = None if self.config.train.rollback is None or self.config.privacy.on else self.good
+        good = None if not self.config.train.rollback or self.config.privacy.on else self.good
         suspects = self.calls.suspects.to_json()
         saved = Checkpoint(whole, self.best, self.length, seconds, versions, self.pending, good, suspects=suspects)
         save_checkpoint(self.out / "checkpoint", saved)
@@ -319,12 +310,17 @@ class Course:
         if self.pending is not None and self.pending["round"] == state.round:
             self.pending["valid"] = found.summary()
         self.listen.say(f"validation after round {state.round}: perplexity {found.perplexity:.1f}")
-        factor, nats = self.config.train.rollback, found.mean_nats if typical is None else typical
-        if factor is not None:
+        factor, nats = self.config.train.rollback or None, found.mean_nats if typical is None else typical
+        averaged = self.config.train.average is not None
+        if factor is not None and served is None:  # an average is not compared with the models that it is made of
             self.good, back = judge(self.good, state, nats, factor, clients)
             if back:
+                if self.pending is not None and self.pending["round"] == state.round:
+                    self.pending["rolled_back"] = self.good.state.round
                 self.listen.say(judged_line(state.round, math.exp(min(nats, 700.0)), self.good))
                 return True
+        if averaged and served is None:
+            return False  # what is exported is the average of the last round
         if self.best is None or nats < self.best.nats or not math.isfinite(self.best.nats):
             self.best = Best(state.round, nats, state.params if served is None else served)
         return False

@@ -149,9 +149,31 @@ def evaluate(spec: Network, params: Params, streams: Mapping[str, Ids], device: 
     return {name: out[name] for name in streams}
 
 
-def evaluate_together(spec: Network, params: Params, streams: Mapping[str, Ids], device: str = "cpu") -> Score:
-    """The total of `evaluate`, without a score for each of thousands of streams."""
-    return _score_all(reader_of(spec, params, device), list(streams.values()), device, SIDE_BY_SIDE, SIDE_BY_SIDE_GPU)
+Look = Callable[[], None]  # called now and then while text is read; it may raise
+
+
+def _looking(reader: Reader, look: Look) -> Reader:
+    """Return a reader that looks before every window."""
+    own = reader.read
+
+    def read(*given: Any) -> Any:
+        look()
+        return own(*given)
+
+    setattr(reader, "read", read)  # noqa: B010
+    return reader
+
+
+def evaluate_together(
+    spec: Network, params: Params, streams: Mapping[str, Ids], device: str = "cpu", look: Look = lambda: None
+) -> Score:
+    """The total of `evaluate`, without a score for each of thousands of streams.
+
+    Args:
+      look: called before every window that is read.
+    """
+    reader = _looking(reader_of(spec, params, device), look)
+    return _score_all(reader, list(streams.values()), device, SIDE_BY_SIDE, SIDE_BY_SIDE_GPU)
 
 
 def _score_all(reader: Reader, streams: Sequence[Ids], device: str, rows: int, rows_gpu: int) -> Score:
@@ -163,10 +185,13 @@ def _score_all(reader: Reader, streams: Sequence[Ids], device: str, rows: int, r
     return all_sums
 
 
-def evaluate_sentences(spec: Network, params: Params, streams: Mapping[str, Ids], device: str = "cpu") -> Score:
+def evaluate_sentences(
+    spec: Network, params: Params, streams: Mapping[str, Ids], device: str = "cpu", look: Look = lambda: None
+) -> Score:
     """Score every line on its own, <bos> first and the state reset: the `sentence` perplexity."""
     lines = [np.concatenate([np.array([BOS], np.int32), line]) for s in streams.values() for line in lines_of(s)]
-    return _score_all(reader_of(spec, params, device), lines, device, LINES_SIDE_BY_SIDE, LINES_SIDE_BY_SIDE_GPU)
+    reader = _looking(reader_of(spec, params, device), look)
+    return _score_all(reader, lines, device, LINES_SIDE_BY_SIDE, LINES_SIDE_BY_SIDE_GPU)
 
 
 def evaluate_lines(spec: Network, params: Params, streams: Mapping[str, Ids], device: str = "cpu") -> dict[str, Score]:
@@ -203,7 +228,7 @@ def judge(kind: Kind) -> Judge:
     return evaluate_lines if kind == "packed" else evaluate
 
 
-def validator(kind: Kind) -> Callable[[Network, Params, Mapping[str, Ids], str], Score]:
+def validator(kind: Kind) -> Callable[..., Score]:
     """Return what a model is chosen by: a model of single lines has never seen a state that is carried on."""
     return evaluate_sentences if reads_lines(kind) else evaluate_together
 

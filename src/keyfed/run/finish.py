@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,8 @@ def finish(
     listen: Listener,
 ) -> dict[str, Any]:
     """Test the chosen model once, score the baselines on the same tokens, write the model."""
-    chosen = "chosen on validation" if prepared.valid else "the last: there is no validation text"
+    chosen = "chosen on validation" if math.isfinite(best.nats) else "no validation was good"
+    chosen = chosen if prepared.valid else "the last: there is no validation text"
     listen.say(f"testing the model of round {best.round} ({chosen})")
     params: Params = {name: best.params[name] for name in shapes(prepared.spec)}
     save_model(out, params, prepared.vocab)

@@ -40,6 +40,7 @@ from keyfed.text.named import load_corpus
 from keyfed.text.own import own_corpus
 from keyfed.text.vocab import UNK, Tokens, Vocab
 
+MOST_TREE_ROUNDS = 50_000
 MOST_WORDS = 1 << 20  # of a vocabulary that a client reads
 TOLD: dict[str, tuple[str, ...] | None] = {  # what clients hear of a configuration: sections, and which of their keys
     "data": ("batches", "window", "max_sentences", "max_tokens"),
@@ -96,6 +97,8 @@ def promise_of(config: Config) -> Promise | None:
     if p.mechanism == "tree" and p.separation is None:
         raise Rejected("malformed", "a private run by tree noise that does not say how long clients wait")
     ratio, rounds = run_bounded(config).ratio, config.train.rounds
+    if p.mechanism == "tree" and rounds > MOST_TREE_ROUNDS:  # its account is looked at before every part
+        raise Rejected("over limit", f"tree noise over {rounds:,} rounds; this client counts {MOST_TREE_ROUNDS:,}")
     return Promise(p.clip, p.quantile, p.clip_rate, ratio, p.noise, rounds, p.separation)
 
 
@@ -166,9 +169,14 @@ class OwnText:
             torch.set_num_threads(threads)
 
     def evaluate(self, theta: Params, part: str) -> Evaluated:
-        """Count nats and hits on this client's held-out text."""
+        """Count nats and hits on this client's held-out text.
+
+        Raises:
+          Rejected: it takes longer than the client's owner allows.
+        """
         streams = limit_streams(self._held_out[part], self._limits[part])
-        return Evaluated(*asdict(self._score(self._spec, theta, streams, "cpu")).values())
+        look = time_limit(self._limits_of_owner)
+        return Evaluated(*asdict(self._score(self._spec, theta, streams, "cpu", look)).values())
 
 
 def _person(config: Config, name: str, vocab: Vocab, me: str | None) -> tuple[ClientText, Vocab]:

@@ -24,6 +24,7 @@ from keyfed.run.prepare import Prepared, round_tokens, usual_members
 from keyfed.run.secure import alike_line, hidden, sizes_in
 from keyfed.sections import LIMIT, SUM_LIMIT, TOKEN_LIMIT
 
+ROLLBACK = 3.0  # times the least validation perplexity of a federation
 FEW_PARTICIPATIONS = 3  # a client, below which duals have hardly begun to work
 
 
@@ -151,8 +152,8 @@ def cautions(config: Config, method: Method, members: int, clients: int) -> list
 def over_rounds(config: Config) -> list[str]:
     """Say what spans the rounds of a run: the schedule of the local step size, and the average that is served."""
     t, said = config.train, []
-    if t.warmup:
-        said.append(f"the local step size rises over the first {int(t.warmup * t.rounds)} of {t.rounds} rounds")
+    if warm := int(t.warmup * t.rounds + 0.5):
+        said.append(f"the local step size rises over the first {warm} of {t.rounds} rounds")
     if t.schedule != "constant":
         said.append(f"the local step size falls to {t.final:g} of its size by round {t.rounds} ({t.schedule})")
     if t.average:
@@ -164,7 +165,7 @@ def over_rounds(config: Config) -> list[str]:
 
 
 def with_limits(config: Config, begun: Config | None = None) -> Config:
-    """Return the configuration of a federation with the limits on uploads that it gets by default.
+    """Return the configuration of a federation with the limits and the roll-back that it gets by default.
 
     They are written into the run's folder: a simulation with the same numbers limits alike. A private run has its clip,
     and in secure sums clients clamp their own tokens.
@@ -179,7 +180,9 @@ def with_limits(config: Config, begun: Config | None = None) -> Config:
     usual = replace(given, limit=norm, token_limit=tokens) if begun is None else begun.upload
     limit = usual.limit if given.limit is None else given.limit
     token_limit = usual.token_limit if given.token_limit is None else given.token_limit
-    return replace(config, upload=replace(given, limit=limit, token_limit=token_limit))
+    back = (ROLLBACK if begun is None else begun.train.rollback) if config.train.rollback is None else None
+    train = config.train if back is None else replace(config.train, rollback=back)
+    return replace(config, upload=replace(given, limit=limit, token_limit=token_limit), train=train)
 
 
 def limits_of(config: Config) -> Limits | None:

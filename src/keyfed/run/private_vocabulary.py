@@ -6,6 +6,7 @@ SIMULATED. All votes on one corpus are in one register, wherever their files lie
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -64,8 +65,10 @@ def book_vote(register: Path, vote: Vote) -> None:
     """Append a vote, durably; only then may it be held."""
     try:
         register.parent.mkdir(parents=True, exist_ok=True)
-        whole = register.read_bytes() if register.exists() else b""
-        with register.open("r+b" if whole else "ab") as f:
+        with register.open("a+b") as f:
+            fcntl.flock(f, fcntl.LOCK_EX)  # two votes at once are both in it
+            f.seek(0)
+            whole = f.read()
             f.truncate(whole.rfind(b"\n") + 1)
             f.seek(0, os.SEEK_END)
             f.write(json.dumps(vote._asdict()).encode() + b"\n")

@@ -26,7 +26,7 @@ from keyfed.federated.soundness import Good, first_good, gone_back, judge, same
 from keyfed.federated.types import Method, Params, State
 from keyfed.files import write_atomically
 from keyfed.launch import place
-from keyfed.run.checkpoint import Best, Checkpoint, load_checkpoint, named_states, save_checkpoint
+from keyfed.run.checkpoint import Best, Checkpoint, good_in, load_checkpoint, named_states, save_checkpoint
 from keyfed.run.choose import Choice, usable_cores
 from keyfed.run.curves import LINE, append_curves, cut_curves
 from keyfed.run.evaluate import limit_streams, validator
@@ -232,7 +232,7 @@ def _rounds(
         params = _moved({name: saved.state.params[name] for name in shapes(prepared.spec)}, home)
         state = replace(saved.state, params=params, server=_moved(saved.state.server, home))
         best, length, before = saved.best, saved.metrics_length, saved.seconds
-        good = _good(saved, state, len(prepared.vocab), home)
+        good = good_in(saved, state, len(prepared.vocab), home)
         listen.say(f"resuming after round {state.round} of {config.train.rounds}")
     if metrics.exists():
         os.truncate(metrics, length)  # lines written after the last checkpoint will be written again
@@ -253,7 +253,7 @@ def _rounds(
         guard.check(read_metrics(out))
         minimum = 0  # an empty cohort is released too: its noise is what hides that it was empty
     done = reached(read_metrics(out), target) is not None
-    factor = None if guard is not None else config.train.rollback  # a private run's validation is not noised
+    factor = None if guard is not None else config.train.rollback or None  # a private run's validation is not noised
     limits = None if method.cohort == "pooled" else limits_of(config)
     spent = guard is not None and not guard.allows()
     started = time.monotonic() - before
@@ -370,7 +370,8 @@ def _rounds(
     if spent and state.round < config.train.rounds:
         listen.say(f"the privacy budget is spent after round {state.round}: another would exceed it")
     if best is None:
-        best = Best(state.round, math.nan, state.served(method))
+        stands = good.state.round if same(state.params, good.state.params) else state.round
+        best = Best(stands, math.nan, state.served(method))
     return best, time.monotonic() - started
 
 
@@ -381,18 +382,6 @@ def _settle_clients(states: ClientStates | None, good: Good, back: bool) -> None
     if back:
         states.go_back(good.clients)
     states.keep_good(good.clients)
-
-
-def _good(saved: Checkpoint, state: State, words: int, device: str) -> Good:
-    """Return the last good model of a checkpoint; that of an older one, which knows of none, is the one it is at."""
-    if saved.good is None:
-        return first_good(state, words)
-    found, params, server = saved.good, state.params, state.server
-    if not same(found.state.params, saved.state.params):
-        params = _moved({name: found.state.params[name] for name in state.params}, device)
-    if not same(found.state.server, saved.state.server):
-        server = _moved(found.state.server, device)
-    return replace(found, state=replace(found.state, params=params, server=server))
 
 
 def _moved(params: Params, device: str) -> Params:

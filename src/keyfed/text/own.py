@@ -4,8 +4,9 @@ A client trains on its owner's text only. A table or a LEAF file names its autho
 message. Where there are several, the owner says which one it is (`keyfed client --me NAME`). Files of a folder are
 taken as one person's, except chat exports among them.
 
-Two forms of chat exports are known: `12/03/2024, 21:05 - Anna: hello` (also in brackets, with seconds, am or pm), and
-`[21:05] <anna> hello`. Lines without such a start belong to the message before them.
+Two forms of chat exports are known: `12/03/2024, 21:05 - Anna: hello` (also in brackets, with seconds, am or pm, `T` or
+`à` before the time), and `[21:05] <anna> hello` (also with a date). Lines without such a start belong to the message
+before them.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from keyfed.text.corpus import Author, Corpus, pseudonym
 from keyfed.text.named import load_corpus
 
 LEAST_WORDS = 20  # fewer teach a model nothing
-LEAST_HEADS, HEAD_SHARE = 3, 0.2  # messages, and their share of a file's lines, from which it is a chat export
+LEAST_HEADS, HEAD_SHARE = 3, 0.2  # messages, and (of one person) their share of a file's lines: a chat export
 LONGEST_NAME = 64
 
 _STAMPED = re.compile(
-    r"[\u200e\u202a]?\[?\d{1,4}[./-]\d{1,2}[./-]\d{1,4},?\s\d{1,2}[:.]\d\d(?:[:.]\d\d)?(?:\s?[AaPp]\.?\s?[Mm]\.?)?\]?"
+    r"[\u200e\u202a]?\[?\d{1,4}[./-]\d{1,2}[./-]\d{1,4},?(?:\s(?:[^\W\d_]{1,3}\s)?|T)\d{1,2}[:.]\d\d(?:[:.]\d\d)?(?:\s?[AaPp]\.?\s?[Mm]\.?)?\]?"
     r"\s(?:[-\u2013]\s)?(?P<rest>.*)"
 )
-_BRACKETED = re.compile(r"(?:\[?\d{1,2}:\d\d(?::\d\d)?\]?\s)?<[@+ ]?(?P<who>[^<>\s]{1,64})>\s(?P<said>.*)")
+_BRACKETED = re.compile(
+    r"(?:\d{4}-\d\d-\d\d[\sT])?(?:\[?\d{1,2}:\d\d(?::\d\d)?\]?\s)?<[@+ ]?(?P<who>[^<>\s]{1,64})>\s(?P<said>.*)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +104,9 @@ def _of_file(lines: Sequence[str], me: str | None, path: Path) -> Iterable[str]:
     """Lines of a text file; of a chat export only its owner's messages, without their heads."""
     heads = [_head(line) for line in lines]
     said = [head for head in heads if head is not None and head[0]]
-    if len(said) < LEAST_HEADS or len(said) < HEAD_SHARE * len(lines):
-        return lines
     people = {who for who, _ in said}
+    if len(said) < LEAST_HEADS or (len(said) < HEAD_SHARE * len(lines) and len(people) < 2):
+        return lines
     if me is None and len(people) == 1:
         (me,) = people
     if me not in people:

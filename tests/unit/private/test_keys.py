@@ -121,7 +121,7 @@ def test_damaged_json_is_an_error(change, says):
 
 @pytest.mark.parametrize("data", [None, [], "x", {}], ids=repr)
 def test_other_json_is_an_error(data):
-    with pytest.raises(SecureSumError, match="exactly channel, client, mask, serial, signature"):
+    with pytest.raises(SecureSumError, match="exactly channel, client, mask, proof, serial, signature"):
         SignedKeys.from_json(data)
 
 
