@@ -15,6 +15,7 @@ from flwr.supernode import start_client_internal
 from keyfed.deploy import node
 
 DRIP_SECONDS = 6.0
+mode: list[Path] = []  # the node has other arguments once it runs
 last = [""]
 honest_refusal, honest_push = node.refusal, start_client_internal.push_object_contents_from_iterable
 
@@ -27,7 +28,7 @@ def refusal(home, kind):
 
 def push(contents, push_object_fn, **more):
     """Send the objects of a reply, or not."""
-    how, _, kind = (Path(sys.argv[1]) / "mode").read_text().strip().partition(" ")
+    how, _, kind = mode[0].read_text().strip().partition(" ")
     if kind != last[0] or how not in ("mute", "drip"):
         honest_push(contents, push_object_fn, **more)
     elif how == "drip":
@@ -37,6 +38,7 @@ def push(contents, push_object_fn, **more):
 
 
 if __name__ == "__main__":
+    mode.append(Path(sys.argv[1]) / "mode")
     node.refusal = refusal
     start_client_internal.push_object_contents_from_iterable = push
     node.main()
