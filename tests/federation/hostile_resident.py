@@ -17,6 +17,7 @@ from keyfed.deploy.client_home import ClientHome
 from keyfed.deploy.processes import die_with
 from keyfed.deploy.training import make_session
 from keyfed.engine.messages import MAGIC
+from keyfed.private.keys import signed_answer
 
 BOMBS = {"bomb": b'{"' + b'\\"' * 60_000, "bomblet": b'{"' + b'\\"' * 15_000}
 
@@ -32,6 +33,7 @@ if __name__ == "__main__":
         how, _, wanted = (home.path / "mode").read_text().strip().partition(" ")
         if how not in BOMBS or kind != wanted:
             return answer
-        return MAGIC + struct.pack("<I", len(BOMBS[how])) + BOMBS[how]
+        bomb = MAGIC + struct.pack("<I", len(BOMBS[how])) + BOMBS[how]
+        return signed_answer(session.store.identity(), session.name, kind, bomb)
 
     resident.serve(home.path, handle)
