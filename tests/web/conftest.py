@@ -226,6 +226,10 @@ class Visit:
     def close_panel(self) -> None:
         self.page.click("#close-panel")
         self.page.locator("#panel:not(.open)").wait_for(state="attached")
+        for _ in range(100):  # until it has faded it lies over the keys
+            if self.page.evaluate("document.getAnimations().length") == 0:
+                break
+            self.page.wait_for_timeout(20)
         self.page.focus("#text")
 
     def set(self, name: str, value: Any) -> None:
