@@ -60,15 +60,18 @@ class RunningSum:
 
     def add(self, client: ClientId, upload: Params, share: Share) -> None:
         """Add one client."""
-        for name, total in self.total.items():
+        alike: dict[float, list[str]] = {}  # layers by their factor: a GPU adds those of one factor in one kernel
+        for name in self.total:
             scale, mass = share.scale[name], share.mass[name]
             if scale == 0 and mass == 0:
                 continue
             factor = self._relative(name, 0.0 if share.log is None else share.log[name])
-            total.add_(upload[name], alpha=scale * factor)
+            alike.setdefault(scale * factor, []).append(name)
             self.mass[name] += mass * factor
             self.weight[name] += scale * factor
             self.squares[name] += (scale * factor) ** 2
+        for by, names in alike.items():
+            torch._foreach_add_([self.total[n] for n in names], [upload[n] for n in names], alpha=by)
         self._shares[client] = share
 
     def refuse(self, client: ClientId) -> None:
@@ -127,10 +130,12 @@ def refusal(client: ClientId, done: Finished, theta: Params, bound: float | None
     shapes = {name: (u.shape, u.dtype) for name, u in done.upload.items()}
     if shapes != {name: (p.shape, p.dtype) for name, p in theta.items()}:
         return Refusal(client, "wrong shape")
-    largest = torch.stack([u.abs().amax() for u in done.upload.values()]).tolist()  # read once: a GPU waits each time
-    if not all(math.isfinite(x) for x in largest):
+    largest = done.largest
+    if largest is None:
+        largest = float(torch.stack([u.abs().amax() for u in done.upload.values()]).amax())
+    if not math.isfinite(largest):
         return Refusal(client, "non-finite upload")
-    if max(largest) > LARGEST_CHANGE:
+    if largest > LARGEST_CHANGE:
         return Refusal(client, "exploding upload")
     if bound is not None and max(change_norm(done, theta), *done.distance.values(), 0.0) > bound:
         return Refusal(client, "exploding upload")

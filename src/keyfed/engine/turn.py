@@ -44,6 +44,7 @@ class Finished(NamedTuple):
       error: ‖what the server reads − what was meant‖ / ‖what was meant‖; 0 without compression.
       clipped: the upload was longer than the turn's clip, and is shortened to it.
       curve: what its steps saw, where they were counted.
+      largest: largest magnitude in the upload, where the block was looked at as a whole; None: not looked at.
     """
 
     client: int
@@ -57,6 +58,7 @@ class Finished(NamedTuple):
     error: float = 0.0
     clipped: bool = False
     curve: Curve | None = None
+    largest: float | None = None
 
 
 def keeps_state(method: Method) -> bool:
@@ -78,6 +80,7 @@ def take_turns(
     weight = [0.0] * len(turns) if standing is None else standing.weight.tolist()
     joining = [False] * len(turns) if standing is None else standing.joining.tolist()
     curves = unstack(solution.curve, len(turns))
+    largest = _largest(solution.upload) if len(turns) > 1 else [None]
     out = []
     for k, turn in enumerate(turns):
         meant = {name: u[k] for name, u in solution.upload.items()}
@@ -108,9 +111,16 @@ def take_turns(
             Finished(
                 turn.client, upload, loss[k], int(tokens[k]), int(worked[k]), distances[k],
                 float(weight[k]), bool(joining[k]) and not member, error, shortened, curves[k],
+                largest[k] if upload is meant else None,
             )
         )  # fmt: skip
     return out
+
+
+def _largest(uploads: Params) -> list[float | None]:
+    """Largest magnitude of every client's stacked upload, read once: a GPU waits each time. Not a number stays so."""
+    layers = [u.flatten(1).abs().amax(1) for u in uploads.values()]
+    return list(torch.stack(layers).amax(0).tolist())
 
 
 def _send(
