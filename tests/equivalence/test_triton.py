@@ -5,6 +5,8 @@ There one program runs after the other, so a client's slices must fit one progra
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -171,3 +173,14 @@ def test_a_whole_step_equals_the_plain_one(cell, dense, tied, packed):
     torch.testing.assert_close(fast.nats, slow.nats, **CLOSE)
     for name, g in slow.grads.items():
         torch.testing.assert_close(fast.grads[name], g, **CLOSE)
+
+
+@pytest.mark.parametrize(("batch", "expected"), [(5, 128), (16, 128), (20, 32), (64, None)])
+def test_a_slice_leaves_room_for_what_its_projection_reads(batch, expected):
+    """50 clients of the CIFG with batches of 20: slices of 128 units asked for 245,760 bytes of 232,448."""
+    hidden, width = 670, 96
+    weight = torch.empty(50, 3 * hidden, width, dtype=torch.bfloat16)
+    beside = triton_kernels._rows(batch) * sum(triton_kernels._pieces(hidden)) * 6
+    held = partial(triton_kernels._held, hidden, width, 3, True)
+    assert triton_kernels._units(50, hidden, held, weight, beside) == expected
+    assert held(128) * 2 + 32 * 768 * 6 == 245_760
