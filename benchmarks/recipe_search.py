@@ -3,7 +3,7 @@
     python benchmarks/recipe_search.py [--part methods scaling] [--device cuda] [--slots 5] [--seconds 580]
                                        [--data-dir FOLDER] [--out benchmarks/recipe_search.json] [--table]
 
-`methods`: fednesterov, fedavg, fedadam and central, six trials each, all of the same number of tokens, on the #ubuntu
+`methods`: fednesterov, fedavg, fedadam and central, eight trials each, all of the same number of tokens, on the #ubuntu
 chat by nick (`irc`) with packed lines, read line by line. `scaling`: fednesterov's local step at three cohorts, three
 batch sizes and three sizes of a client (tokens a client and round), with three steps each. Every trial has a schedule
 over its whole run (cosine to 2 %), seed 1 and the same validation text; test text is not scored. Trials in the file
@@ -37,16 +37,27 @@ STEPS = (5.0, 10.0, 20.0)
 
 
 def _methods() -> Iterator[dict[str, Any]]:
-    """Six trials a method: step and server setting."""
-    for lr, beta in ((5.0, 0.7), (10.0, 0.7), (20.0, 0.7), (10.0, 0.5), (20.0, 0.5), (10.0, 0.85)):
+    """Eight trials a method: step and server setting. The last two went on from the best of the first six."""
+    momenta = ((5.0, 0.7), (10.0, 0.7), (20.0, 0.7), (10.0, 0.5), (20.0, 0.5), (10.0, 0.85), (30.0, 0.7), (20.0, 0.85))
+    for lr, beta in momenta:
         yield {**CLIPPED, "method.name": "fednesterov", "method.server_lr": 1.0, "method.lr": lr, "method.beta": beta}
-    for lr in (10.0, 20.0, 40.0, 80.0):
+    for lr in (10.0, 20.0, 40.0, 80.0, 30.0, 60.0):
         yield {**CLIPPED, "method.name": "fedavg", "method.lr": lr}
     for lr in (0.001, 0.003):
         yield {"method.name": "fedavg", "method.optimiser": "adam", "method.batch_size": 5, "method.lr": lr}
-    for lr, server in ((10.0, 0.003), (10.0, 0.01), (10.0, 0.03), (1.0, 0.01), (1.0, 0.03), (20.0, 0.01)):
+    servers = (
+        (10.0, 0.003),
+        (10.0, 0.01),
+        (10.0, 0.03),
+        (1.0, 0.01),
+        (1.0, 0.03),
+        (20.0, 0.01),
+        (20.0, 0.03),
+        (10.0, 0.1),
+    )
+    for lr, server in servers:
         yield {**CLIPPED, "method.name": "fedadam", "method.lr": lr, "method.server_lr": server}
-    for lr in (5.0, 10.0, 20.0, 40.0):
+    for lr in (5.0, 10.0, 20.0, 40.0, 15.0, 30.0):
         yield {**CLIPPED, "method.name": "central", "method.batch_size": 20, "method.lr": lr}
     for lr in (0.001, 0.003):
         yield {"method.name": "central", "method.optimiser": "adam", "method.batch_size": 20, "method.lr": lr}
