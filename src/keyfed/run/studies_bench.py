@@ -93,7 +93,7 @@ def pinned_options(settings: Settings) -> dict[str, Any]:
     options = {**pinned().get("method", {}).get(method, {}), **tuned}
     out = {f"method.{key}": value for key, value in options.items() if key in method_options(method)}
     for kind in PARTS:
-        part = settings.get(f"{kind}.name")
+        part = str(settings.get(f"{kind}.name"))
         if part in KINDS[kind]:
             given = pinned().get(kind, {}).get(part, {})
             out |= {f"{kind}.{key}": value for key, value in given.items() if key in part_options(kind, part)}
@@ -158,7 +158,7 @@ def _resolve(text: str) -> Mapping[str, Any]:
     document = to_document(config_of(settings, 1, Bench(Path(), "cpu")))
     own = {f"method.{key}": value for key, value in document["method"].items() if key != "name"}
     own |= {f"{kind}.{key}": v for kind in PARTS for key, v in document.get(kind, {}).items()}
-    known, hints = pinned_options(settings), hints_of(METHODS[document["method"]["name"]])
+    known, hints = pinned_options(settings), hints_of(METHODS[str(document["method"]["name"])])
     for key in _unread(settings) & known.keys():
         own[key] = coerce(known[key], hints[key.removeprefix("method.")], key)
     own = {key: value for key, value in own.items() if key in known or key in settings or not _is_newer(key, document)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from keyfed.run.studies import finished
 from keyfed.run.studies_plan import cells_of, load_study, study_names
 from keyfed.run.studies_report import page_text
 from keyfed.run.studies_table import rows_of
-from keyfed.run.studies_verdicts import verdict_on
+from keyfed.run.studies_verdicts import LEARNING, verdict_on
 
 ROOT = Path(__file__).parents[3]
 STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"
@@ -47,6 +48,28 @@ def test_pretrainings_and_fedmeds_claims_are_the_papers():
     assert {c.kind for c in claims_of("fedatt-fig3") if "E" not in c.of or "B" not in c.of} == {"close"}
     order = {(c.of["model"], c.than["model"]) for c in claims_of("gboard")}
     assert ("server-trained CIFG", "5-gram") in order
+
+
+@pytest.mark.parametrize("name", study_names(STUDIES))
+def test_every_claim_says_what_it_is_about(name):
+    tables = tomllib.loads((STUDIES / f"{name}.toml").read_text("utf-8")).get("claims", [])
+    assert [table["says"] for table in tables if "about" not in table] == []
+    trained = {cell.runner for cell in cells_of(load_study(name, STUDIES), "paper")} != {"explore"}
+    assert {table["about"] for table in tables} <= ({"budget", "reach"} if trained else {"text"})
+
+
+def test_gboards_order_waits_until_doubled_runs_gain_nothing():
+    """Of the recipe whose figures were there first nothing is told, and no page says that the order does not hold."""
+    study = load_study("gboard", STUDIES)
+    assert {claim.about for claim in study.claims} == {"reach"}
+    first = {cell.id for cell in cells_of(study, "standard") if cell.labels.get("recipe") != "long recipe"}
+    found = {cell: record for cell, record in finished(RESULTS, study).items() if cell in first}
+    rows = rows_of(study, "standard", found)
+    assert {row.labels["model"]: len(row.records) for row in rows if row.records}.keys() == study.axes["model"].keys()
+    assert {verdict_on(study, rows, claim, "standard") for claim in study.claims} == {LEARNING}
+    page = page_text(study, found)
+    assert "does not hold" not in page
+    assert "federated CIFG, first recipe has no run of twice the rounds" in page
 
 
 @pytest.mark.parametrize("name", study_names(STUDIES))
