@@ -79,11 +79,7 @@ def _compare(own: float, other: float, label: str) -> tuple[int, str]:
 
 def _because(stands: Mapping[str, int], pooled: bool) -> str:
     """Return what the comparison means, the most sobering first."""
-    counts = (
-        "a count model of the same text"
-        if pooled
-        else "a count model of the pooled text, which no federation could have,"
-    )
+    counts = f"a count model of the {'same' if pooled else 'pooled'} text"
     if stands.get("unigram") == -1:
         return "it predicts worse than plain word frequencies"
     if stands.get("kneser_ney") == -1:
@@ -93,5 +89,5 @@ def _because(stands: Mapping[str, int], pooled: bool) -> str:
     if stands.get("kneser_ney") == 0:
         return f"{counts} predicts as well"
     if stands.get("kneser_ney") == 1:
-        return f"it predicts better than {counts.rstrip(',')}"
+        return f"it predicts better than {counts}"
     return ""
