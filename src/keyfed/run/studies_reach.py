@@ -19,6 +19,7 @@ from keyfed.run.studies_table import Row, place
 GAIN = 0.01  # from which twice the rounds are worth having, a share of one
 EQUAL = 1.1  # ratio of two budgets of a search that still counts as equal
 WITH_ROUNDS = ("train", "code-faithful")  # runners that learn by rounds; a count model has read everything at once
+FITTED = ("train.rounds", "method.decay", "train.warmup", "train.average", "train.eval_every", "train.checkpoint_every")
 ROUNDS, DECAY = 20, 1.0  # of a cell that sets none, as in studies_defaults.toml
 
 
@@ -70,7 +71,7 @@ def _learns(rows: Rows, row: Row, spread: Spread) -> str:
     if twice is None:
         return f"{name} has no run of twice the rounds"
     if not _is_refitted(row, twice):
-        return f"{name}: the doubled run has other than twice the rounds, or a schedule that does not fit them"
+        return f"{name}: the doubled run has other settings, not twice the rounds, or a schedule that does not fit them"
     if not twice.records:
         return f"{name}: the run of twice the rounds is open"
     both = row.seeds & twice.seeds
@@ -87,12 +88,22 @@ def _learns(rows: Rows, row: Row, spread: Spread) -> str:
 
 
 def _is_refitted(row: Row, twice: Row) -> bool:
-    """Tell whether a run has twice the rounds of another, and falls to the same step size over them."""
+    """Tell whether a run has twice the rounds of another, falls to the same step size over them, and else is the same.
+
+    What follows from the number of rounds (`FITTED`) may differ: the schedule, the average over rounds, validations.
+    """
+    one, other = (
+        {key: value for key, value in side.cells[0].settings.items() if key not in FITTED} for side in (row, twice)
+    )
     (rounds, decay), (more, slower) = (
         (int(s.get("train.rounds", ROUNDS)), float(s.get("method.decay", DECAY)))
         for s in (side.cells[0].settings for side in (row, twice))
     )
-    return more == 2 * rounds and math.isclose(rounds * math.log(decay), more * math.log(slower), abs_tol=0.05)
+    return (
+        one == other
+        and more == 2 * rounds
+        and math.isclose(rounds * math.log(decay), more * math.log(slower), abs_tol=0.05)
+    )
 
 
 def _unequal(study: Study, sides: Sequence[Row]) -> list[str]:

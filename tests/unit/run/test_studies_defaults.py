@@ -59,6 +59,12 @@ def changed(monkeypatch):
     studies_bench._resolve.cache_clear()
 
 
+def is_old(cell: Cell) -> bool:
+    """Tell whether a cell was planned on the day the defaults were pinned; those added later may be open."""
+    later = cell.study == "models" or cell.labels.get("recipe") == "long recipe"
+    return not later and not (cell.study == "gboard" and cell.seed > 20)
+
+
 def standing() -> tuple[dict[str, dict[str, int]], list[str]]:
     """Finished cells by study and scale, as `keyfed study list` counts them, and the files that are left out."""
     lines: list[str] = []
@@ -67,20 +73,22 @@ def standing() -> tuple[dict[str, dict[str, int]], list[str]]:
         study = load_study(name, STUDIES)
         there = finished(RESULTS, study, lines.append)
         out[name] = {scale: counted(study, scale, there)[0] for scale in study.scales}
+        old = [cell for cell in cells_of(study, "standard") if is_old(cell)]
+        out[name]["old"] = sum(cell.id in there for cell in old)
     return out, lines
 
 
 def test_other_defaults_open_no_finished_cell(changed, monkeypatch):
     before, left_out = standing()
     assert left_out == []
-    assert sum(done["standard"] for done in before.values()) >= SETTLED
+    assert sum(done["old"] for done in before.values()) >= SETTLED
     changed()
     assert standing() == (before, [])
     monkeypatch.setattr(studies_bench, "pinned", dict)  # without the table
     studies_bench._resolve.cache_clear()
     after, left_out = standing()
     assert len(left_out) > 100
-    assert sum(done["standard"] for done in after.values()) < SETTLED
+    assert sum(done["old"] for done in after.values()) < SETTLED
 
 
 def test_other_defaults_change_no_cells_configuration(changed):

@@ -167,10 +167,11 @@ def test_more_is_better_of_shares():
         ("tokens = 1_050_000", "tokens = 1_200_000", "searched with unequal tokens: devices, long, once with 1 M"),
         ('where = { model = "server", recipe = "long" }', 'where = { model = "server", recipe = "short" }',
          "the settings of server, long, once were not searched"),
-        ("twice = { train.rounds = 80 }", "twice = { train.rounds = 60 }", "has other than twice the rounds"),
+        ("twice = { train.rounds = 80 }", "twice = { train.rounds = 60 }", "not twice the rounds"),
+        ("twice = { train.rounds = 80 }", "twice = { train.rounds = 80, method.lr = 9.0 }", "has other settings"),
         ('train.schedule = "cosine" }', "method.decay = 0.9 }", "a schedule that does not fit them"),
     ],
-    ids=["unequal", "not-searched", "rounds", "schedule"],
+    ids=["unequal", "not-searched", "rounds", "settings", "schedule"],
 )  # fmt: skip
 def test_a_search_and_a_schedule_must_fit(old, new, said):
     assert DOCUMENT.count(old) == 1
