@@ -25,6 +25,7 @@ from keyfed.run.studies_verdicts import FAR, LEARNING, Comparison, compare_rows,
 
 COLUMNS = {
     "perplexity": "test perplexity", "top1": "top-1", "top3": "top-3", "top1_words": "top-1 without oov and eos",
+    "top3_words": "top-3 without oov and eos",
     "nats": "nats", "honest_sentence_perplexity": "honest sentence perplexity", "train_nats": "training nats",
     "unseen_perplexity": "perplexity of unseen clients", "sentence_perplexity": "sentence perplexity",
     "sentence_top1": "top-1, line by line", "sentence_top1_words": "top-1 of words, line by line",
