@@ -21,7 +21,18 @@ from hypothesis import strategies as st
 from keyfed.deploy import gate as gates
 from keyfed.deploy.door import Connections, Door, Limits, _without_trailers, most_connections
 from keyfed.deploy.enrolment import KnownKeys, key_sum, write_roster
-from keyfed.deploy.gate import BODY_SECONDS, FLEET_CAP, HERE_CAP, LEAVE, Gate, node_proof
+from keyfed.deploy.gate import (
+    BODY_SECONDS,
+    FLEET,
+    FLEET_CAP,
+    HERE_CAP,
+    LEAVE,
+    LONGEST_ADDRESS,
+    LONGEST_PATH,
+    Gate,
+    allowed,
+    node_proof,
+)
 from keyfed.deploy.superlink import ServerHome
 
 PATH = "/v1/fleet/push-object"
@@ -550,3 +561,37 @@ def test_the_roster_is_parsed_once_a_change(tmp_path, monkeypatch):
     home.roster.unlink()
     assert known() == {}
     assert len(parsed) == 4
+
+
+# long paths and addresses
+
+
+class Read(str):
+    """A path that fails the test where it is looked through."""
+
+    def __contains__(self, part):
+        pytest.fail("looked through")
+
+
+def test_a_path_that_is_too_long_is_refused_by_its_length(monkeypatch):
+    longest = FLEET + "x" * (LONGEST_PATH - len(FLEET))
+    assert allowed(longest, FAR, HERE)
+    assert not allowed(Read(longest + "x"), FAR, HERE)
+    monkeypatch.setattr(gates, "LONGEST_PATH", 10**9)  # the mutant
+    with pytest.raises(pytest.fail.Exception, match="looked through"):
+        allowed(Read(longest + "x"), FAR, HERE)
+
+
+def test_an_address_that_is_too_long_is_not_parsed(monkeypatch):
+    parsed = []
+    real = gates.ipaddress.ip_address
+    monkeypatch.setattr(gates.ipaddress, "ip_address", lambda text: (parsed.append(len(text)), real(text))[1])
+    scoped = "fe80:1111:1111:1111:1111:1111:255.255.255.255%" + "e" * 15
+    assert len(scoped) <= LONGEST_ADDRESS
+    assert allowed("/docs", scoped, scoped)
+    long = "1" * (LONGEST_ADDRESS + 1)
+    assert not allowed("/docs", long, long)
+    assert parsed == [len(scoped)]
+    monkeypatch.setattr(gates, "LONGEST_ADDRESS", 10**9)  # the mutant
+    allowed("/docs", long, long)
+    assert parsed == [len(scoped), len(long)]

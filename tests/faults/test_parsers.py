@@ -101,7 +101,7 @@ def looked_at(check, data: bytes) -> int:
 
 
 def by_doubling(check, shape, sizes) -> list[float]:
-    counts = [looked_at(check, shape(size)) for size in sizes]
+    counts = [looked_at(check, bench.filled(shape, size)) for size in sizes]
     assert min(counts) >= sizes[0] // 4, "a check that looks at bytes without being counted"
     return [b / a for a, b in pairwise(counts)]
 
@@ -209,10 +209,98 @@ def test_peak_memory_is_linear(name):
     gc.collect()
     parser = bench.PARSERS[name]
     for shape, make in bench.SHAPES.items():
-        peaks = [bench.peak_of(parser, make(size)) for size in (8 << 10, 16 << 10)]
+        peaks = [bench.peak_of(parser, bench.filled(make, size)) for size in (8 << 10, 16 << 10)]
         assert peaks[1] <= RATIO * max(peaks[0], 128 << 10), (shape, peaks)
         assert peaks[1] <= 60 * (16 << 10), (shape, peaks)  # of what a parser keeps a few bytes at a time
     assert not tracemalloc.is_tracing()
+
+
+def calls_in(parser, data: bytes) -> int:
+    """Calls of functions, in Python and in C, that a parser makes; a generator's every step is one."""
+    count, before = [0], sys.getprofile()
+
+    def note(frame, event, argument):
+        count[0] += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        bench.attempt(parser, data)
+    finally:
+        sys.setprofile(before)
+    return count[0]
+
+
+def calls_by_doubling(parser, shape) -> float:
+    few, many = (calls_in(parser, bench.filled(shape, size)) for size in (4 << 10, 8 << 10))
+    return many / max(few, 200)
+
+
+@pytest.mark.parametrize("name", bench.PARSERS)
+def test_the_number_of_calls_is_linear(name):
+    found = {shape: calls_by_doubling(bench.PARSERS[name], make) for shape, make in bench.SHAPES.items()}
+    assert max(found.values()) <= RATIO, found
+
+
+def test_a_mutant_that_compares_every_key_with_every_other_is_noticed(monkeypatch):
+    def compared(pairs):
+        if any(a == b for k, (a, _) in enumerate(pairs) for b, _ in pairs[:k]):
+            raise Rejected("malformed", "a key that stands twice in a head")
+        return dict(pairs)
+
+    monkeypatch.setattr(messages, "_object", compared)
+    assert calls_by_doubling(bench.PARSERS["message head"], bench.SHAPES["small numbers in an object"]) > RATIO
+
+
+# the rule of the benchmark
+
+
+@pytest.mark.parametrize("shape", bench.SHAPES)
+def test_the_shapes_lengths_double(shape):
+    short, long = (bench.filled(bench.SHAPES[shape], size) for size in (32 << 10, 64 << 10))
+    assert (len(short), len(long)) == (32 << 10, 64 << 10)
+    assert len(short.rstrip()) >= 0.9 * len(short) or shape == "white space"
+    assert 1.8 <= (long.count(b",") + 1) / (short.count(b",") + 1) <= 2.1 or b"," not in long
+
+
+def timed(monkeypatch, seconds) -> bench.Measured:
+    """Measure a parser on a clock of its own; `seconds` of a length and of how often that length was parsed before."""
+    clock, seen = [0.0], dict.fromkeys([1 << 10, 2 << 10, 4 << 10, 8 << 10], -1)  # the first is for its memory
+
+    def parser(data: bytes) -> None:
+        clock[0] += seconds(len(data), seen[len(data)])
+        seen[len(data)] += 1
+
+    monkeypatch.setattr(bench.time, "process_time", lambda: clock[0])
+    return bench.measure(parser, bench.SHAPES["quotes"], list(seen), 3)
+
+
+def test_a_linear_parser_is_measured_once(monkeypatch):
+    found = timed(monkeypatch, lambda length, before: length * (1.0 if before == 1 else 1.7))
+    assert found.ratios() == pytest.approx((2.0, 0.0), abs=0.1)
+    assert (found.above, found.passes) == (0, 1)
+
+
+def test_a_disturbed_pass_is_measured_again_and_counted(monkeypatch):
+    found = timed(monkeypatch, lambda length, before: length * (3.0 if length == 4 << 10 and before < 3 else 1.0))
+    assert found.ratios()[0] == pytest.approx(2.0)
+    assert (found.above, found.passes) == (1, 1 + bench.PASSES)
+
+
+def test_a_step_above_the_bar_and_a_quadratic_parser_are_not_excused(monkeypatch):
+    step = timed(monkeypatch, lambda length, before: length * (1.3 if length > 2 << 10 else 1.0))
+    assert step.ratios()[0] == pytest.approx(2.6)
+    assert step.above == step.passes == 1 + bench.PASSES
+    square = timed(monkeypatch, lambda length, before: length**2)
+    assert bench.largest(square.seconds, 1e-3) == pytest.approx(4.0)
+    assert bench.fitted(square.seconds, 1e-3) == pytest.approx(4.0)
+    assert square.above == square.passes
+
+
+def test_the_fit_is_of_all_lengths_above_the_least():
+    assert bench.fitted([1.0, 2.0, 4.0, 8.0], 0.5) == pytest.approx(2.0)
+    assert bench.fitted([0.1, 2.0, 8.0, 32.0], 0.5) == pytest.approx(4.0)  # what is below does not count
+    assert bench.fitted([0.1, 0.2, 8.0, 32.0], 0.5) == 0.0  # a line through two points says nothing
+    assert bench.growth([1.0, 2.0, 5.2, 8.0], 0.5) == pytest.approx(2.6)  # one doubling is enough
 
 
 # what is too long is not parsed
@@ -244,10 +332,60 @@ def test_a_client_parses_no_head_that_is_longer_than_its_kind_needs(tmp_path, ne
         client.handle(kind, message(cap))
 
 
+def zeros(values: int) -> bytes:
+    """A message whose head has so many values: an object, a list, and numbers."""
+    head = b'{"a":[0' + b",0" * (values - 2) + b"]}"
+    return MAGIC + struct.pack("<I", len(head)) + head
+
+
+@pytest.mark.parametrize(
+    ("cap", "most"),
+    [(control_head(), 1024), (control_head(10), 1149), (COHORT_HEAD, MOST_VALUES), (BEGIN_HEAD, MOST_VALUES)],
+)
+def test_no_head_with_more_values_than_its_kind_needs_is_parsed(never_parsed, monkeypatch, cap, most):
+    assert len(zeros(most + 1)) < cap
+    with pytest.raises(Rejected, match=f"more than {most:,} values"):
+        unpack(zeros(most + 1), head=cap)
+    with pytest.raises(AssertionError, match="parsed"):
+        unpack(zeros(most), head=cap)
+    monkeypatch.setattr(messages, "most_values", lambda head: 10**9)  # the mutant
+    with pytest.raises(AssertionError, match="parsed"):
+        unpack(zeros(most + 1), head=cap)
+
+
+shapes = st.lists(st.lists(st.integers(0, 3), max_size=6), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes)
+def test_the_header_of_any_tensors_has_no_more_values_than_it_may(sizes):
+    import torch
+
+    params = {f"layer.{k}": torch.zeros(size) for k, size in enumerate(sizes)}
+    data = unpack(pack({}, params)).tensors
+    found = messages.read_tensors(data, shapes_of(params))
+    assert all(torch.equal(found[name], p) for name, p in params.items())
+
+
+def test_a_tensor_header_with_too_many_values_is_not_parsed(never_parsed, monkeypatch):
+    import torch
+
+    expected = shapes_of({"a": torch.zeros(2, 2)})
+    header = b'{"a":[0' + b",0" * 80 + b"]}"
+    data = struct.pack("<Q", len(header)) + header
+    with pytest.raises(Rejected, match="more than 74 values"):
+        messages.read_tensors(data, expected)
+    monkeypatch.setattr(messages, "tensor_values", lambda expected: 10**9)  # the mutant
+    with pytest.raises(AssertionError, match="parsed"):
+        messages.read_tensors(data, expected)
+
+
 def test_what_a_client_may_list_fits_into_its_cap():
     # Names of 64 letters, packages of 126 bytes in hexadecimal, keys and identities of 4,096 members.
     parcels = {f"{k:064d}": "00" * 126 for k in range(MOST_MEMBERS)}
-    assert len(pack({"run": "r", "parcels": parcels})) < 8 + control_head(MOST_MEMBERS)
+    shares = pack({"run": "r", "round": 1, "attempt": 1, "parcels": parcels})
+    assert len(shares) < 8 + control_head(MOST_MEMBERS)
+    assert unpack(shares, head=control_head(MOST_MEMBERS)).head["parcels"] == parcels
     keys = {"client": "c" * 64, "serial": 2**62, "mask": "0" * 64, "channel": "0" * 64, "signature": "0" * 128}
     told = {"cohort": [keys] * MOST_MEMBERS, "identities": {f"{k:064d}": "0" * 64 for k in range(MOST_MEMBERS)}}
     data = pack(told)
@@ -262,6 +400,7 @@ def test_a_model_fits_into_its_cap_and_a_longer_one_does_not():
     report = {"distance": dict.fromkeys(params, 0.1234567890123456), "tokens": 2**39, "loss": 1.0}
     whole, most = pack({"report": report}, params), most_bytes(shapes_of(params))
     assert len(whole) <= most < len(whole) + (256 << 10)
+    assert unpack(whole, most, control_head(len(params))).head["report"] == report
     header = struct.pack("<Q", tensor_head(shapes_of(params)) + 1)
     with pytest.raises(Rejected, match="header of"):
         messages.read_tensors(header + bytes(1 << 20), shapes_of(params))
@@ -294,7 +433,7 @@ def run(tmp_path, name, fault, clients=3):
 def test_the_servers_cap_is_by_kind_too(tmp_path, monkeypatch, kind):
     lengths = []
     real = messages.read_json
-    monkeypatch.setattr(messages, "read_json", lambda data: (lengths.append(len(data)), real(data))[1])
+    monkeypatch.setattr(messages, "read_json", lambda data, *more: (lengths.append(len(data)), real(data, *more))[1])
 
     def bomb(client: str, post: Post, handler: Handler) -> Answer:
         answer = deliver(client, post, handler)
