@@ -40,7 +40,7 @@ _TYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 
-_NO_MARKS = bytes(sorted(set(range(256)) - set(b'"[]{},')))
+_NO_MARKS = bytes(sorted(set(range(256)) - set(b'"[]{},:')))
 
 Kind = Literal["who", "hello", "train", "upload", "unmask", "bye", "update keyfed: server protocol 2"]
 TOO_OLD: Kind = (
@@ -149,14 +149,14 @@ def read_json(data: bytes, values: int = MOST_VALUES) -> dict[str, Any]:
     return head
 
 
-def check_structure(data: bytes, deepest: int = DEEPEST, values: int = MOST_VALUES) -> None:
-    """Refuse JSON that nests deeper or holds more values than it may; found without parsing, in one pass.
+def check_structure(data: bytes, deepest: int = DEEPEST, values: int = MOST_VALUES, keys: int = MOST_VALUES) -> None:
+    """Refuse JSON that nests deeper or holds more values or keys than it may; found without parsing, in one pass.
 
     Escapes are taken out first: a run of backslashes pairs off from its left. What remains of a string has no quote in
     it, so that its quotes alone say what is inside a string.
     """
     marks = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
-    depth = count = 0
+    depth = count = named = 0
     inside = False
     for mark in marks:
         if mark == 0x22:  # a quote
@@ -165,6 +165,10 @@ def check_structure(data: bytes, deepest: int = DEEPEST, values: int = MOST_VALU
             continue
         elif mark in b"]}":
             depth -= 1
+        elif mark == 0x3A:  # a colon: what stands before it is a key
+            named += 1
+            if named > keys:
+                raise Rejected("malformed", f"a head of more than {keys:,} keys")
         else:  # a comma, or what opens an object or a list
             count += 1
             depth += mark != 0x2C

@@ -42,6 +42,7 @@ from keyfed.text.vocab import UNK, Tokens, Vocab
 
 MOST_TREE_ROUNDS = 50_000
 MOST_WORDS = 1 << 20  # of a vocabulary that a client reads
+MOST_FIELDS = 64  # of a vocabulary: its own, and those of a vote
 TOLD: dict[str, tuple[str, ...] | None] = {  # what clients hear of a configuration: sections, and which of their keys
     "data": ("batches", "window", "max_sentences", "max_tokens"),
     "model": None,
@@ -262,7 +263,7 @@ def _vocab_of(about: Mapping[str, Any]) -> Vocab:
     given = about.get("vocab")
     if not isinstance(given, str):
         raise Rejected("malformed", "a run without a vocabulary")
-    check_structure(given.encode("utf-8", "surrogatepass"), deepest=2, values=MOST_WORDS)
+    check_structure(given.encode("utf-8", "surrogatepass"), deepest=2, values=MOST_WORDS, keys=MOST_FIELDS)
     try:
         return Vocab.from_json(given)
     except KeyfedError as e:
