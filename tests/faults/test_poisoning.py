@@ -29,7 +29,7 @@ from keyfed.engine.turn import Finished
 from keyfed.errors import SecureSumError
 from keyfed.federated.methods import build_method
 from keyfed.federated.private_shares import privately
-from keyfed.federated.soundness import WINDOW, Limits, caps_of, norm_of, seen_with
+from keyfed.federated.soundness import WINDOW, UploadLimits, caps_of, norm_of, seen_with
 from keyfed.federated.spec import MethodSpec
 from keyfed.federated.types import Caps, Params, Refusal, Seen
 from keyfed.private.threshold import most_ratio, usual_threshold
@@ -209,7 +209,7 @@ def test_one_liar_moves_no_coordinate_of_an_opened_mean_beyond_its_room(clients,
     st.floats(1, 8),
 )
 def test_one_claim_moves_a_cap_to_a_neighbours_at_most(honest, claim, factor):
-    with_liar = caps_of(Limits(factor, factor), seen_with(Seen(), [*honest, claim], [*honest, claim]))
+    with_liar = caps_of(UploadLimits(factor, factor), seen_with(Seen(), [*honest, claim], [*honest, claim]))
     ordered = sorted(honest)
     middle = len(ordered) // 2
     least, most = ordered[max(0, middle - 1)], ordered[min(len(ordered) - 1, middle + 1)]

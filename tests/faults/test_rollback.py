@@ -22,7 +22,7 @@ from keyfed.engine.messages import pack, unpack
 from keyfed.engine.transport import Answer, Handler, InProcess, Lost, Post, deliver
 from keyfed.errors import RunError
 from keyfed.federated.methods import build_method
-from keyfed.federated.soundness import MOST_RETURNS, Good, exploded, finite, first_good, gone_back, judge
+from keyfed.federated.soundness import MOST_RETURNS, Good, exploded, finite, first_good, gone_back, judge_model
 from keyfed.federated.types import Aggregate, Method, Params, State
 from keyfed.run import course
 from keyfed.run.checkpoint import _seal, load_checkpoint
@@ -86,7 +86,7 @@ def test_the_model_that_goes_on_is_never_an_exploded_one(validations, factor):
     good, state = first_good(MODELS[0], 50), MODELS[0]
     for n, nats in enumerate(validations, 1):
         state, least = MODELS[n], good.nats
-        good, back = judge(good, state, nats, factor, {"a": n})
+        good, back = judge_model(good, state, nats, factor, {"a": n})
         assert back == exploded(nats, least, factor)
         assert good.nats <= least
         if back:
@@ -99,8 +99,8 @@ def test_the_model_that_goes_on_is_never_an_exploded_one(validations, factor):
 
 def test_a_model_validated_once_more_is_not_a_new_good_one():
     good = Good(MODELS[3], 4.0, {}, returns=2)
-    assert judge(good, gone_back(good, 7), 4.1, 3.0, {}) == (good, False)
-    again, back = judge(good, gone_back(good, 7), 99.0, 3.0, {})
+    assert judge_model(good, gone_back(good, 7), 4.1, 3.0, {}) == (good, False)
+    again, back = judge_model(good, gone_back(good, 7), 99.0, 3.0, {})
     assert (again.returns, back) == (3, False)
     assert not again.exhausted
     assert replace(good, returns=MOST_RETURNS).exhausted
@@ -200,12 +200,12 @@ class Stopped(Silent):
 
 def exploding(monkeypatch, module, rounds: set[int]) -> None:
     """Let the models after some rounds be validated as exploded, whatever they are."""
-    real = judge
+    real = judge_model
 
     def lying(good, state, nats, factor, clients):
         return real(good, state, 99.0 if state.round in rounds else nats, factor, clients)
 
-    monkeypatch.setattr(module, "judge", lying)
+    monkeypatch.setattr(module, "judge_model", lying)
 
 
 @pytest.mark.parametrize(("method", "eval_every"), [("fedavg", 1), ("fedadam", 2), ("fedadmm", 1), ("fedadmm", 2)])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from keyfed.federated.local import progress
 from keyfed.federated.private_shares import saturated_clients
-from keyfed.federated.soundness import Limits, caps_of, finite, norm_of, seen_with
+from keyfed.federated.soundness import UploadLimits, caps_of, finite, norm_of, seen_with
 from keyfed.federated.types import (
     Aggregate,
     ClientId,
@@ -73,7 +73,7 @@ def run_round(
     cohort: Sequence[ClientId],
     federation: Federation,
     minimum: int = 0,
-    limits: Limits | None = None,
+    limits: UploadLimits | None = None,
 ) -> tuple[State, RoundSummary]:
     """Train the cohort, weigh, sum, step: local solver + report + mediator + linear sum + server rule.
 
@@ -125,7 +125,7 @@ def _hidden_round(
     cohort: Sequence[ClientId],
     federation: Federation,
     minimum: int,
-    limits: Limits | None,
+    limits: UploadLimits | None,
 ) -> tuple[State, RoundSummary]:
     """Run a round without reports: clients weigh themselves by public numbers, and those learn from the sum.
 

@@ -59,7 +59,7 @@ class Good:
         return self.returns >= MOST_RETURNS
 
 
-class Limits(NamedTuple):
+class UploadLimits(NamedTuple):
     """Multiples of medians that an upload may be at most; None for no limit.
 
     Attributes:
@@ -73,16 +73,16 @@ class Limits(NamedTuple):
     most: int | None = None
 
 
-def caps_of(limits: Limits, seen: Seen, pace: float = 1.0) -> Caps:
+def caps_of(limits: UploadLimits, seen: Seen, pace: float = 1.0) -> Caps:
     """Return what uploads of the next round may be at most.
 
     Args:
       pace: the schedule's factor on this round's step size; what was seen is per unit of it.
 
     Example:
-      >>> caps_of(Limits(3.0, 4.0), Seen((1.0, 2.0, 9.0), (100.0, 50.0)))
+      >>> caps_of(UploadLimits(3.0, 4.0), Seen((1.0, 2.0, 9.0), (100.0, 50.0)))
       Caps(norm=6.0, tokens=300)
-      >>> caps_of(Limits(3.0, 4.0, most=200), Seen())
+      >>> caps_of(UploadLimits(3.0, 4.0, most=200), Seen())
       Caps(norm=None, tokens=200)
     """
     norm = pace * limits.norm * statistics.median(seen.norms) if limits.norm and seen.norms else None
@@ -136,7 +136,7 @@ def exploded(nats: float, least: float, factor: float) -> bool:
     return not math.isfinite(nats) or nats >= least + math.log(factor)
 
 
-def judge(good: Good, state: State, nats: float, factor: float, clients: Mapping[ClientId, int]) -> Judged:
+def judge_model(good: Good, state: State, nats: float, factor: float, clients: Mapping[ClientId, int]) -> Judged:
     """Judge the model of a state by its validation.
 
     Args:

@@ -22,7 +22,7 @@ from keyfed.engine.transport import Transport
 from keyfed.errors import RunError
 from keyfed.federated.participation import cohort_size, draw
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.soundness import first_good, gone_back, judge, same
+from keyfed.federated.soundness import first_good, gone_back, judge_model, same
 from keyfed.federated.types import ClientId, Method, Params, State
 from keyfed.private.suspects import Suspects
 from keyfed.run.checkpoint import Best, Checkpoint, good_in, load_checkpoint, save_checkpoint
@@ -313,7 +313,7 @@ class Course:
         factor, nats = self.config.train.rollback or None, found.mean_nats if typical is None else typical
         averaged = self.config.train.average is not None
         if factor is not None and served is None:  # an average is not compared with the models that it is made of
-            self.good, back = judge(self.good, state, nats, factor, clients)
+            self.good, back = judge_model(self.good, state, nats, factor, clients)
             if back:
                 if self.pending is not None and self.pending["round"] == state.round:
                     self.pending["rolled_back"] = self.good.state.round

@@ -15,7 +15,7 @@ from keyfed.federated.methods import build_method
 from keyfed.federated.participation import Plan, cohort_size, draw, moving_seconds, plan_round
 from keyfed.federated.parts import read_weights
 from keyfed.federated.sampling import derive_seed
-from keyfed.federated.soundness import Limits
+from keyfed.federated.soundness import UploadLimits
 from keyfed.federated.types import Method
 from keyfed.run.choose import Choice, choose, confine
 from keyfed.run.console import plural
@@ -185,12 +185,12 @@ def with_limits(config: Config, begun: Config | None = None) -> Config:
     return replace(config, upload=replace(given, limit=limit, token_limit=token_limit), train=train)
 
 
-def limits_of(config: Config) -> Limits | None:
+def limits_of(config: Config) -> UploadLimits | None:
     """Return what one client of a run may do at most; None for a run without limits."""
     norm, tokens = config.upload.limit or None, config.upload.token_limit or None
     if config.privacy.on or (norm is None and tokens is None):
         return None
-    return Limits(norm, tokens, config.data.max_tokens)
+    return UploadLimits(norm, tokens, config.data.max_tokens)
 
 
 def plan_of_round(

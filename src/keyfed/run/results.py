@@ -15,7 +15,7 @@ from keyfed.engine.trial import MakeModule
 from keyfed.errors import DataError, RunError
 from keyfed.model.conformance import Check, check_model, check_vocabulary
 from keyfed.run.console import human_bytes, plural, render_table
-from keyfed.run.evaluate import headline, judge, spread, total
+from keyfed.run.evaluate import headline, scorer_of, spread, total
 from keyfed.run.folder import Trained, load_model, read_result, resume_command
 from keyfed.run.personalise import Personal, personalise, resolve
 from keyfed.run.prepare import Prepared, prepare
@@ -89,7 +89,7 @@ def evaluate_run(folder: Path, module: MakeModule | None = None, personal: Perso
         personal = resolve(personal, trained, prepared)  # what cannot be done is said before the long evaluation
     kind = trained.config.data.batches
     tested, test = headline(trained.spec, trained.params, prepared.test, kind)
-    unseen = judge(kind)(trained.spec, trained.params, prepared.unseen)
+    unseen = scorer_of(kind)(trained.spec, trained.params, prepared.unseen)
     result = {
         "run": str(folder),
         "method": trained.method,

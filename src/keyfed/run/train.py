@@ -22,7 +22,7 @@ from keyfed.engine.trial import MakeModule
 from keyfed.engine.turn import keeps_state
 from keyfed.errors import ConfigError
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.soundness import Good, first_good, gone_back, judge, same
+from keyfed.federated.soundness import Good, first_good, gone_back, judge_model, same
 from keyfed.federated.types import Method, Params, State
 from keyfed.files import write_atomically
 from keyfed.launch import place
@@ -329,7 +329,7 @@ def _rounds(
                     record["valid"] = score.summary()
                     if factor is not None and score.tokens:
                         counting = states.rounds if states is not None else {}
-                        found, back = judge(good, after, score.mean_nats, factor, counting)
+                        found, back = judge_model(good, after, score.mean_nats, factor, counting)
                     if back:
                         record["rolled_back"] = found.state.round
                         listen.say(judged_line(after.round, score.perplexity, found))
