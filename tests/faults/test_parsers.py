@@ -484,6 +484,24 @@ def test_a_vocabulary_with_many_fields_is_not_parsed(monkeypatch):
     assert parsed == [words, many]
 
 
+def test_the_header_of_a_frame_that_is_too_long_is_not_read():
+    import socket
+
+    from keyfed.deploy.resident import _told
+    from keyfed.engine.flower_frames import HEAD, HEADER_CAP, FrameError, read_frame, write_frame
+    from keyfed.engine.flower_frames import MAGIC as FRAME
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        longest = _told(Rejected("client error", "\U0001f600" * 100_000))
+        write_frame(theirs, longest, b"")
+        assert read_frame(ours) == (longest, b"")
+        theirs.sendall(HEAD.pack(FRAME, HEADER_CAP + 1, 0) + b" " * 5)
+        with pytest.raises(FrameError, match="at most 8,192"):
+            read_frame(ours)
+        assert ours.recv(10) == b" " * 5  # not one byte of it
+
+
 def test_an_enrolment_file_that_is_too_long_is_not_parsed(never_parsed):
     from keyfed.deploy.enrolment import FILE_CAP, read_enrolment
     from keyfed.errors import DeployError
