@@ -73,7 +73,8 @@ def train(
     """Train a run in folder `out` and return its result; see `keyfed train`, and docs/extending.md for the last two.
 
     Args:
-      resume: go on with the run in `out` from its last whole checkpoint.
+      resume: go on with the run in `out` from its last whole checkpoint. More `train.rounds` than it has extend it,
+        finished or not.
       module: a function of the vocabulary's size that returns a new `torch.nn.Module`, to train in place of a preset.
       method: a method of your own, in place of one by name.
     """

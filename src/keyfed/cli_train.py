@@ -40,7 +40,10 @@ VectorsDimOption = Annotated[
 InitOption = Annotated[
     str | None, typer.Option(metavar="RUN", help="Start from this run's weights, carried by word; else random.")
 ]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or start it.")]
+ResumeOption = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with the run in --out, or start it; more --rounds extend a finished one."),
+]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, with sizes; do nothing.")]
 FederationOption = Annotated[
     str | None,

@@ -123,8 +123,9 @@ class TrainConfig:
     rollback: float | None = field(
         default=None,
         metadata={
-            "help": "go back to the last good model when validation perplexity is this many times the least so far; 0: "
-            "never. none: 3 with real clients, never in a simulation. Private runs never do: validation is not noised"
+            "help": "a model is bad when validation perplexity is this many times the least so far: the run goes back "
+            "to the last good one and halves the local step size; 0: never. none: 3 with real clients; in a simulation "
+            "1000 times a uniform guess. A private run looks at θ only: validation is not noised"
         },
     )
     ngram_order: int = field(default=5, metadata={"help": "order of the Kneser–Ney baseline"})

@@ -83,14 +83,14 @@ MODELS = [State({"w": torch.full((2,), float(k))}, None, {}, k) for k in range(1
 
 @given(st.lists(st.floats(0, 40) | st.sampled_from([math.nan, math.inf]), min_size=1, max_size=11), st.floats(1.01, 10))
 def test_the_model_that_goes_on_is_never_an_exploded_one(validations, factor):
-    good, state = first_good(MODELS[0], 50), MODELS[0]
+    good, state = replace(first_good(MODELS[0], 50), uniform=math.inf), MODELS[0]  # nothing is doubtful
     for n, nats in enumerate(validations, 1):
         state, least = MODELS[n], good.nats
         good, back = judge(good, state, nats, factor, {"a": n})
         assert back == exploded(nats, least, factor)
         assert good.nats <= least
         if back:
-            state = gone_back(good, n)
+            state = gone_back(good, state)
             assert state.round == n
             assert state.params is good.state.params
         else:
@@ -99,8 +99,8 @@ def test_the_model_that_goes_on_is_never_an_exploded_one(validations, factor):
 
 def test_a_model_validated_once_more_is_not_a_new_good_one():
     good = Good(MODELS[3], 4.0, {}, returns=2)
-    assert judge(good, gone_back(good, 7), 4.1, 3.0, {}) == (good, False)
-    again, back = judge(good, gone_back(good, 7), 99.0, 3.0, {})
+    assert judge(good, gone_back(good, MODELS[7]), 4.1, 3.0, {}) == (good, False)
+    again, back = judge(good, gone_back(good, MODELS[7]), 99.0, 3.0, {})
     assert (again.returns, back) == (3, False)
     assert not again.exhausted
     assert replace(good, returns=MOST_RETURNS).exhausted
@@ -407,11 +407,11 @@ def test_limits_follow_the_schedule_of_the_step_size(tmp_path):
     assert not [line for line in read_metrics(tmp_path / "run") if line.get("shortened")]
 
 
-def test_a_simulation_goes_back_only_if_it_is_asked_to(tmp_path):
+def test_a_simulation_goes_back_from_a_model_far_worse_than_a_uniform_guess(tmp_path):
     config = configured(tmp_path)
     config = replace(config, train=replace(config.train, rollback=None))
     train(config, tmp_path / "run", method=spoiling(config, -1000.0))
     lines = read_metrics(tmp_path / "run")
-    assert not [line for line in lines if "rolled_back" in line]
+    assert [line.get("rolled_back") for line in lines] == [None, None, BAD, None, None, None]
     assert with_limits(config).train.rollback == 3.0
     assert with_limits(replace(config, train=replace(config.train, rollback=0.0))).train.rollback == 0.0

@@ -337,6 +337,8 @@ class RemoteFederation:
         evaluate = part or self._validates(purpose)
         counted = self.calls.counted.get(client)
         head = {"purpose": purpose, "counted": counted, "good": self.calls.good.get(client), "evaluate": evaluate}
+        if now.method.halvings:  # a run that never diverged sends what it always did
+            head["halvings"] = now.method.halvings
         return self.calls.named(now.number) | head
 
     def _validates(self, purpose: Purpose) -> str | None:

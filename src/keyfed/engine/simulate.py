@@ -23,7 +23,7 @@ from keyfed.engine.problem import LocalProblem, measure
 from keyfed.engine.turn import Finished, Turn, keeps_state, take_turns
 from keyfed.engine.workers import WorkerPool
 from keyfed.errors import SecureSumOverflow
-from keyfed.federated.participation import Fate, Work
+from keyfed.federated.participation import Fate, Work, eased
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.soundness import norm_of
 from keyfed.federated.types import (
@@ -357,6 +357,7 @@ class Simulation:
     def _turn(self, client: ClientId, method: Method, round: int) -> Turn:
         fate = self._fates.get(client)
         turn = Turn(self._place(client), Work()) if fate is None else Turn(fate.client, fate.work)
+        turn = turn._replace(work=eased(turn.work, method.halvings))
         if not keeps_state(method):
             return turn
         if self._states is None:

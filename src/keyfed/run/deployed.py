@@ -23,7 +23,7 @@ from keyfed.engine.network import parameter_count
 from keyfed.engine.roster import Roster, roster_hash
 from keyfed.engine.secure_simulation import SecureSettings
 from keyfed.engine.transport import Transport
-from keyfed.errors import ConfigError
+from keyfed.errors import ConfigError, RunError
 from keyfed.federated.participation import Participation
 from keyfed.federated.types import Method
 from keyfed.files import write_atomically
@@ -67,6 +67,7 @@ def train_deployed(
     """
     listen, patience = listener or Silent(), patience or Patience()
     begun = read_run_toml(out)[0] if resume and (out / "run.toml").exists() else None
+    refuse_extension(out, config, begun)
     config = with_limits(check(config), begun)
     method = deployable(config)
     secure = SecureSettings(config.secure.threshold, config.secure.floor) if config.secure.on else None
@@ -108,6 +109,20 @@ def train_deployed(
         write_atomically(out / "result.json", json.dumps(result, indent=1, allow_nan=False).encode())
         course.part()
         return result
+
+
+def refuse_extension(out: Path, config: Config, begun: Config | None) -> None:
+    """Refuse other rounds than a run began with: its clients were sent their number, and have forgotten a finished run.
+
+    Args:
+      begun: what the run began with; None for one that begins now.
+    """
+    if begun is not None and begun.train.rounds != config.train.rounds:
+        raise RunError(
+            f"{out} is a run of {begun.train.rounds} rounds with real clients, and train.rounds (--rounds) is "
+            f"{config.train.rounds}; its clients agreed to {begun.train.rounds}, and forget a run when it ends. Start "
+            "another run with another --out"
+        )
 
 
 def refuse_long(about: Mapping[str, Any]) -> None:

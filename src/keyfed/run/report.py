@@ -36,6 +36,7 @@ from keyfed.run.markup import (
 )
 from keyfed.run.plots import draw_plots
 from keyfed.run.privacy_report import privacy_blocks
+from keyfed.run.record import diverged_warning, halved_notes
 from keyfed.run.secure import secure_facts
 from keyfed.run.start import start_lines
 from keyfed.run.verdict import baselines_of, verdict
@@ -170,6 +171,9 @@ def result_table(result: Record) -> Rows:
 
 def _cautions(result: Record) -> Iterable[str]:
     """Yield what a reader of the table might overlook."""
+    warning = diverged_warning(result)
+    if warning is not None:
+        yield warning
     test = result.get("test") or {}
     unknown = finite(test.get("oov_rate")) or 0.0
     if test.get("top1_words") == 0:
@@ -245,6 +249,7 @@ def _participation(result: Record) -> list[tuple[str, str]]:
         facts.append(("rounds abandoned, too few uploads", show_count(result["abandoned"])))
     if result.get("rolled_back"):
         facts.append(("roll-backs to the last good model, validation exploded", show_count(result["rolled_back"])))
+    facts += [(f"{name} step size halved, training diverged", note) for name, note in halved_notes(result)]
     if result.get("shortened"):
         facts.append(("uploads shortened to the limit", show_count(result["shortened"])))
     if result.get("unsound"):

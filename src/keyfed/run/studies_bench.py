@@ -74,7 +74,7 @@ def config_of(settings: Settings, seed: int, bench: Bench) -> Config:
             config = set_value(config, key, wanted[key])
     changed: dict[str, Any] = {"seed": seed, "device": bench.device}
     if "train.rollback" not in settings:
-        changed["rollback"] = None  # cells were measured without: one that diverges shows that it does
+        changed["rollback"] = 0.0  # cells were measured without: one that diverges shows that it does
     if "train.baselines" not in settings:
         changed["baselines"] = False
     if bench.where() != "cpu" and "train.precision" not in settings:
