@@ -17,8 +17,11 @@ import keyfed.federated.round as round_module
 import keyfed.run.train as run_train
 from keyfed.config import Config, set_value
 from keyfed.engine import remote_secure, session_secure
+from keyfed.engine.answers import MOST_LOSS, finished_of, report_head
 from keyfed.engine.messages import Rejected, pack, unpack
+from keyfed.engine.secure_round import MOST_NATS, counts_of
 from keyfed.engine.transport import Answer, Handler, Post, deliver
+from keyfed.engine.turn import Finished
 from keyfed.errors import RunError
 from keyfed.federated.soundness import (
     DOUBT,
@@ -483,3 +486,15 @@ def test_an_older_checkpoint_was_never_eased(tmp_path):
     train(config, tmp_path / "run", resume=True)
     train(config, tmp_path / "whole")
     assert bits(last_model(tmp_path / "run")) == bits(last_model(tmp_path / "whole"))
+
+
+def test_training_that_diverged_can_be_reported_and_counted():
+    """A report that the server refused as malformed, or a count that fits no secure sum, would hide what happened."""
+    theta = {"w": torch.zeros(2)}
+    far = Finished(0, {"w": torch.ones(2)}, 1e12, 5000, 5000, {})
+    assert finished_of(report_head(far), theta, far.upload).loss == MOST_LOSS
+    assert diverged(Watch(math.log(1e6)), [MOST_LOSS], aggregate(1, 0)) is not None
+    assert counts_of(far)["nats"] == counts_of(far)["loss"] == MOST_NATS < 2**32
+    usual = far._replace(loss=7.25)
+    assert report_head(usual)["loss"] == counts_of(usual)["loss"] == 7.25
+    assert counts_of(usual)["nats"] == 7.25 * 5000

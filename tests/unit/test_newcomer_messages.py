@@ -275,8 +275,8 @@ def test_a_run_without_test_text_says_so_and_its_commands_can_be_copied(keyfed, 
     assert shlex.split(commands_["report"]) == ["my run/report.html"]
     assert shlex.split(commands_["try"]) == ["keyfed", "suggest", "my run", "the state of"]
 
-    said = refused(keyfed, "train", "--resume", "--out", "my run", "--rounds", 2)
-    assert "train.rounds: 1 → 2" in said
+    said = refused(keyfed, "train", "--resume", "--out", "my run", "--seed", 2)
+    assert "train.seed: 1 → 2" in said
     assert "take another --out (with --init 'my run' from its weights)" in said
     code, _, err = keyfed(*arguments, "--out", "another", "--init", "my run", "--dry-run")
     assert code == 0, err
