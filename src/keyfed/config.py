@@ -224,6 +224,11 @@ def check(config: Config) -> Config:
         got = getattr(config.upload, key)
         if got is not None and got != 0 and not got >= 1:
             problems.append(f"upload.{key} is {got}; expected a multiple of the median of at least 1, or 0 for none")
+    against = config.upload.against
+    if against is not None and not 0 <= against <= 1:
+        problems.append(f"upload.against is {against}; expected 0 < share of the agreement ≤ 1, or 0 for none")
+    if against and config.secure.on:
+        problems.append("upload.against compares single uploads, and secure.on (--secure) hides them; leave one out")
     if t.rollback and not t.rollback > 1:
         problems.append(f"train.rollback is {t.rollback}; expected a factor above 1, or 0 for never")
     problems += config.participation.problems() + config.privacy.problems()

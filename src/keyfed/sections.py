@@ -166,7 +166,7 @@ class SecureConfig:
     )
 
 
-LIMIT, SUM_LIMIT, TOKEN_LIMIT = 1.5, 3.0, 2.0  # of a federation whose configuration sets none
+LIMIT, SUM_LIMIT, TOKEN_LIMIT, AGAINST = 1.5, 3.0, 2.0, 0.25  # of a federation whose configuration sets none
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +196,14 @@ class UploadConfig:
         metadata={
             "help": "most tokens that a client counts for, as a multiple of the run's median (plain sums). "
             f"none: {TOKEN_LIMIT:g} in a federation, no limit in a simulation; 0: no limit"
+        },
+    )
+    against: float | None = field(
+        default=None,
+        metadata={
+            "help": "how far an upload may point against the others of its round, as a share of how much those agree; "
+            "one beyond it is left out (plain sums, from four uploads on; memory for the uploads of a round). "
+            f"none: {AGAINST:g} in a federation, uncompared in a simulation; 0: uncompared"
         },
     )
 

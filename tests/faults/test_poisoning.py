@@ -38,7 +38,7 @@ from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.train import Silent, train
-from keyfed.sections import LIMIT, SUM_LIMIT, TOKEN_LIMIT, UploadConfig
+from keyfed.sections import AGAINST, LIMIT, SUM_LIMIT, TOKEN_LIMIT, UploadConfig
 
 from .deployed import QUICK, federation, last_model, small_config, vocabulary, write_texts
 
@@ -75,7 +75,7 @@ def configured(texts, *, secure: bool, rounds: int = ROUNDS, unlimited: bool = F
     config = small_config(folder / "texts", vocab, rounds=rounds, cohort=CLIENTS, secure=secure)
     config = replace(config, data=replace(config.data, max_tokens=120))  # everybody has more, as in `keyfed up`
     if unlimited:
-        off = UploadConfig(limit=0.0, token_limit=0.0)
+        off = UploadConfig(limit=0.0, token_limit=0.0, against=0.0)
         config = replace(config, upload=off, train=replace(config.train, rollback=0.0))
     return config
 
@@ -100,7 +100,7 @@ def clean(texts, tmp_path_factory):
     return perplexity
 
 
-@pytest.mark.parametrize("attack", poisoning.ATTACKS[1:])
+@pytest.mark.parametrize("attack", poisoning.PLAIN[1:])
 def test_a_liar_of_ten_costs_a_plain_run_a_tenth_at_most(texts, tmp_path, clean, attack):
     found = attacked(texts, tmp_path, attack, secure=False)
     assert found["finite"]
@@ -308,14 +308,14 @@ def test_a_federation_writes_its_limits_down_and_an_older_one_goes_on_without(te
     with pytest.raises(KeyboardInterrupt):
         train_deployed(config, vocab, tmp_path / "new", transport, roster, Stopped(), patience=QUICK)
     written = read_run_toml(tmp_path / "new")[0].upload
-    assert (written.limit, written.token_limit) == (LIMIT, TOKEN_LIMIT)
+    assert (written.limit, written.token_limit, written.against) == (LIMIT, TOKEN_LIMIT, AGAINST)
     with monkeypatch.context() as older:
         older.setattr(deployed, "with_limits", lambda config, begun=None: config)
         with pytest.raises(KeyboardInterrupt):
             train_deployed(config, vocab, tmp_path / "run", transport, roster, Stopped(), patience=QUICK)
     toml = tmp_path / "run" / "run.toml"
     lines = toml.read_text("utf-8").splitlines()
-    toml.write_text("\n".join(x for x in lines if not x.startswith(("limit", "token_limit", "rollback"))) + "\n")
+    toml.write_text("\n".join(x for x in lines if not x.startswith(("limit", "token_limit", "against", "rollback"))) + "\n")
     result = train_deployed(config, vocab, tmp_path / "run", transport, roster, patience=QUICK, resume=True)
     assert result["rounds"] == 2
 

@@ -34,7 +34,7 @@ from keyfed.sections import UploadConfig
 
 from .deployed import QUICK, federation, last_model, resigned, small_config, vocabulary, write_texts
 
-UNLIMITED = UploadConfig(limit=0.0, token_limit=0.0)  # so that one upload destroys a model
+UNLIMITED = UploadConfig(limit=0.0, token_limit=0.0, against=0.0)  # so that one upload destroys a model
 BAD = 2  # the number of the round (from 0) whose step destroys the model
 
 

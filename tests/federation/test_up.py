@@ -18,7 +18,7 @@ from keyfed.deploy.processes import Processes, descendants, running, wait_until
 from keyfed.deploy.superlink import ServerHome, start_superlink
 from keyfed.deploy.up import start_clients
 from keyfed.run.folder import read_metrics
-from keyfed.sections import LIMIT, SUM_LIMIT, TOKEN_LIMIT
+from keyfed.sections import AGAINST, LIMIT, SUM_LIMIT, TOKEN_LIMIT
 
 pytestmark = pytest.mark.federation
 
@@ -84,7 +84,8 @@ def test_fedatt_over_flower_equals_the_simulation(tmp_path, how):
     assert result["cost"]["bytes_per_client_and_round"]["up"] > 0
     simulated = ["--secure", "--set", f"upload.limit={SUM_LIMIT}"]
     if how == "--plain":  # limits that a federation has by default, and a simulation has not
-        simulated = ["--set", f"upload.limit={LIMIT}", "--set", f"upload.token_limit={TOKEN_LIMIT}"]
+        given = {"limit": LIMIT, "token_limit": TOKEN_LIMIT, "against": AGAINST}
+        simulated = [word for key, value in given.items() for word in ("--set", f"upload.{key}={value}")]
     run(["train", "fedatt", "--data", home / "text", *SMALL, "--set", "data.unseen=0", "--out", tmp_path / "simulated",
          *simulated], tmp_path)  # fmt: skip
     real, same = (tmp_path / name / "model.safetensors" for name in ("real", "simulated"))

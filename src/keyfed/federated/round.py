@@ -11,6 +11,7 @@ from keyfed.federated.private_shares import saturated_clients
 from keyfed.federated.soundness import Limits, caps_of, finite, norm_of, seen_with
 from keyfed.federated.types import (
     Aggregate,
+    Caps,
     ClientId,
     Federation,
     LayerNumbers,
@@ -84,7 +85,7 @@ def run_round(
     if method.hidden:
         return _hidden_round(method, state, cohort, federation, minimum, limits)
     if limits is not None:
-        federation.limit(caps_of(limits, state.seen, _pace(method, state.round)))
+        federation.limit(_caps(method, state, limits))
     if method.mediator.released is not None:
         share = method.mediator.released(state.server)
         method = replace(method, mediator=method.mediator._replace(share=share))
@@ -105,6 +106,15 @@ def run_round(
         norms = [norm / _pace(method, state.round) for norm in aggregate.norms]
         seen = seen_with(seen, norms, [report.tokens for report in reports.values()])
     return State(params, memory, server, state.round + 1, seen), summary
+
+
+def _caps(method: Method, state: State, limits: Limits) -> Caps:
+    """Return what uploads may be at most; directions are compared where an upload is a change of the model.
+
+    A client with a dual sends what it stands for, or the increment of that, which may well point against the others.
+    """
+    caps = caps_of(limits, state.seen, _pace(method, state.round))
+    return caps if method.solver.start is None else caps._replace(against=None)
 
 
 def _pace(method: Method, round: int) -> float:
@@ -203,7 +213,7 @@ def summarise(
         loss=nats / tokens if tokens else float("nan"),
         tokens=tokens,
         worked=sum(r.worked for r in reports.values()),
-        reported=len(reports) + len(aggregate.refused),
+        reported=len(reports.keys() | {r.client for r in aggregate.refused}),
         contributors=aggregate.contributors,
         refused=aggregate.refused,
         effective_clients=aggregate.effective_clients(),

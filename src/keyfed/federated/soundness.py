@@ -7,6 +7,14 @@ median to a neighbour's number at most. The first round has no such numbers.
 .. math::  ‖Δ_k‖ ≤ κ · \operatorname{med}_t \operatorname{med}_j ‖Δ_j^t‖, \qquad
            n_k ≤ κ_n · \operatorname{med}_t \operatorname{med}_j n_j^t
 
+Uploads of one round are compared with each other, never with an earlier step: steps may overshoot. One is left out that
+points clearly against the sum of the others' directions, measured by how much those agree among themselves (`opposed`).
+
+.. math::  c_k = \cos(u_k, \sum_{j≠k} u_j), \quad u_k = \frac{Δ_k}{‖Δ_k‖}, \qquad
+           k \text{ is left out} \iff c_k < −\max(ε, γ · \operatorname{med}_{j≠k} c_j^{(−k)})
+
+with c^{(−k)} the cosines among the others alone. Lengths and tokens do not matter here, so no claim of a client does.
+
 Where only sums are seen, a sum whose mean upload is longer than κ times the median one of the rounds before is not
 taken; with clients that keep state it is how far θ moves, since their sum is of increments.
 
@@ -35,6 +43,9 @@ from keyfed.federated.types import Caps, ClientId, Params, Seen, State
 WINDOW = 8  # rounds that limits look back on
 OVERSHOOT = 1000.0  # times the perplexity of a uniform guess, which a first model may have
 MOST_RETURNS = 5  # to the same model, one after the other; then the run ends with it
+LEAST_COMPARED = 4  # uploads of a round, below which their directions say nothing
+CLEARLY = 0.05  # ε: a cosine nearer to zero than this is no direction against anybody
+PIECE = 1 << 16  # numbers of each upload that are compared at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +77,13 @@ class Limits(NamedTuple):
       norm: κ, of its norm.
       tokens: of the tokens it counts for.
       most: tokens that no client of the run can have (`data.max_tokens`), from the first round on.
+      against: γ, how far an upload may point against the others of its round, as a share of their agreement.
     """
 
     norm: float | None = None
     tokens: float | None = None
     most: int | None = None
+    against: float | None = None
 
 
 def caps_of(limits: Limits, seen: Seen, pace: float = 1.0) -> Caps:
@@ -81,15 +94,15 @@ def caps_of(limits: Limits, seen: Seen, pace: float = 1.0) -> Caps:
 
     Example:
       >>> caps_of(Limits(3.0, 4.0), Seen((1.0, 2.0, 9.0), (100.0, 50.0)))
-      Caps(norm=6.0, tokens=300)
+      Caps(norm=6.0, tokens=300, against=None)
       >>> caps_of(Limits(3.0, 4.0, most=200), Seen())
-      Caps(norm=None, tokens=200)
+      Caps(norm=None, tokens=200, against=None)
     """
     norm = pace * limits.norm * statistics.median(seen.norms) if limits.norm and seen.norms else None
     tokens = [] if limits.most is None else [limits.most]
     if limits.tokens and seen.tokens:
         tokens.append(math.ceil(limits.tokens * statistics.median(seen.tokens)))
-    return Caps(norm, min(tokens, default=None))
+    return Caps(norm, min(tokens, default=None), limits.against)
 
 
 def seen_with(seen: Seen, norms: Sequence[float], tokens: Sequence[float]) -> Seen:
@@ -101,6 +114,69 @@ def seen_with(seen: Seen, norms: Sequence[float], tokens: Sequence[float]) -> Se
 def norm_of(change: Params) -> float:
     """Return the Euclidean norm over all layers."""
     return math.sqrt(sum(float(t.double().square().sum()) for t in change.values()))
+
+
+def against_others(uploads: Mapping[ClientId, Params], caps: Caps | None) -> list[ClientId]:
+    """Return the clients of a round whose uploads are left out for their direction."""
+    if caps is None or not caps.against:
+        return []
+    clients = list(uploads)
+    return [clients[k] for k in opposed(cosines_of(list(uploads.values())), caps.against)]
+
+
+def cosines_of(uploads: Sequence[Params]) -> torch.Tensor:
+    """Return the cosine between every two uploads; that with an upload of zeros is 0.
+
+    Memory is O(n · PIECE + n²), time O(n² · model) for n uploads.
+    """
+    products = torch.zeros(len(uploads), len(uploads), dtype=torch.float64)
+    for name in uploads[0] if uploads else ():
+        layer = [upload[name].reshape(-1) for upload in uploads]
+        for start in range(0, layer[0].numel(), PIECE):
+            piece = torch.stack([numbers[start : start + PIECE] for numbers in layer]).double().cpu()
+            products += piece @ piece.T
+    inverse = products.diagonal().rsqrt()
+    inverse[~torch.isfinite(inverse)] = 0.0
+    return products * inverse[:, None] * inverse[None, :]
+
+
+def opposed(cosines: torch.Tensor, share: float) -> list[int]:
+    """Return which uploads point clearly against the others, the most opposed one first.
+
+    One after the other is taken away and the rest compared anew, so that a liar does not make others look opposed. The
+    verdict holds only if more than half of all uploads agree in the end: then those left out are a minority.
+
+    Args:
+      cosines: of every two uploads, see `cosines_of`.
+      share: γ, of the median agreement of the others.
+
+    Example:
+      >>> same, other = {"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([-3.0, -2.0])}
+      >>> opposed(cosines_of([same, same, other, same, same]), 0.25)
+      [2]
+    """
+    count = len(cosines)
+    if count < LEAST_COMPARED:
+        return []
+    kept, out = list(range(count)), list[int]()
+    while 2 * len(kept) > count:
+        found = _agreement(cosines, kept)
+        worst = min(range(len(kept)), key=lambda k: found[k])
+        rest = kept[:worst] + kept[worst + 1 :]
+        if not found[worst] < -max(CLEARLY, share * statistics.median(_agreement(cosines, rest))):
+            return out if 2 * sum(c > 0 for c in found) > count else []
+        out.append(kept[worst])
+        kept = rest
+    return []
+
+
+def _agreement(cosines: torch.Tensor, among: Sequence[int]) -> list[float]:
+    """Return the cosine of each of these uploads with the sum of the others' directions."""
+    part = cosines[among][:, among]
+    own, total = part.diagonal(), part.sum(1)
+    others = (part.sum() - 2 * total + own).clamp_min(0.0).sqrt()  # the norm of that sum
+    found = torch.where(others > 1e-9, (total - own) / others, 0.0)
+    return [float(c) for c in found]
 
 
 class Judged(NamedTuple):

@@ -156,7 +156,7 @@ Reason = Literal[
     # what a client sends cannot be right
     "non-finite report", "non-finite upload", "exploding upload", "wrong shape", "wrong type", "wrong tensors",
     "malformed", "too large", "wrong round", "no text", "out of range",
-    "does not fit",
+    "does not fit", "against the others",
     # who sends it
     "not enrolled", "not signed",
     # it sent what no honest client sends, and is shut out of the run
@@ -363,10 +363,12 @@ class Caps(NamedTuple):
     Attributes:
       norm: its norm, beyond which it is shortened (or refused, where its client keeps state).
       tokens: the tokens it counts for.
+      against: how far it may point against the other uploads of its round (`soundness.opposed`); None: any direction.
     """
 
     norm: float | None = None
     tokens: int | None = None
+    against: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from keyfed.run.console import plural
 from keyfed.run.outside import accept_method
 from keyfed.run.prepare import Prepared, round_tokens, usual_members
 from keyfed.run.secure import alike_line, hidden, sizes_in
-from keyfed.sections import LIMIT, SUM_LIMIT, TOKEN_LIMIT
+from keyfed.sections import AGAINST, LIMIT, SUM_LIMIT, TOKEN_LIMIT
 
 ROLLBACK = 3.0  # times the least validation perplexity of a federation
 FEW_PARTICIPATIONS = 3  # a client, below which duals have hardly begun to work
@@ -176,21 +176,24 @@ def with_limits(config: Config, begun: Config | None = None) -> Config:
     if config.privacy.on:
         return config
     given = config.upload
-    norm, tokens = (SUM_LIMIT, 0.0) if config.secure.on else (LIMIT, TOKEN_LIMIT)
-    usual = replace(given, limit=norm, token_limit=tokens) if begun is None else begun.upload
+    norm, tokens, against = (SUM_LIMIT, 0.0, 0.0) if config.secure.on else (LIMIT, TOKEN_LIMIT, AGAINST)
+    usual = replace(given, limit=norm, token_limit=tokens, against=against) if begun is None else begun.upload
     limit = usual.limit if given.limit is None else given.limit
     token_limit = usual.token_limit if given.token_limit is None else given.token_limit
+    against_limit = usual.against if given.against is None else given.against
     back = (ROLLBACK if begun is None else begun.train.rollback) if config.train.rollback is None else None
     train = config.train if back is None else replace(config.train, rollback=back)
-    return replace(config, upload=replace(given, limit=limit, token_limit=token_limit), train=train)
+    upload = replace(given, limit=limit, token_limit=token_limit, against=against_limit)
+    return replace(config, upload=upload, train=train)
 
 
 def limits_of(config: Config) -> Limits | None:
     """Return what one client of a run may do at most; None for a run without limits."""
-    norm, tokens = config.upload.limit or None, config.upload.token_limit or None
-    if config.privacy.on or (norm is None and tokens is None):
+    own = config.upload
+    norm, tokens, against = own.limit or None, own.token_limit or None, own.against or None
+    if config.privacy.on or (norm is None and tokens is None and against is None):
         return None
-    return Limits(norm, tokens, config.data.max_tokens)
+    return Limits(norm, tokens, config.data.max_tokens, against)
 
 
 def plan_of_round(

@@ -92,11 +92,12 @@ def stopped_line(good: Good) -> str:
 
 
 def soundness_counts(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Count the roll-backs of a run, the server steps that were not taken, and uploads that were shortened."""
+    """Count roll-backs, server steps that were not taken, and uploads that were shortened or left out by direction."""
     return {
         "rolled_back": sum("rolled_back" in r for r in records),
         "unsound": sum("unsound" in r for r in records),
         "shortened": sum(len(r.get("shortened", ())) for r in records),
+        "against": sum(why == "against the others" for r in records for why in (r.get("refused") or {}).values()),
     }
 
 

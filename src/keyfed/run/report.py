@@ -247,6 +247,8 @@ def _participation(result: Record) -> list[tuple[str, str]]:
         facts.append(("roll-backs to the last good model, validation exploded", show_count(result["rolled_back"])))
     if result.get("shortened"):
         facts.append(("uploads shortened to the limit", show_count(result["shortened"])))
+    if result.get("against"):
+        facts.append(("uploads left out, against the others of their round", show_count(result["against"])))
     if result.get("unsound"):
         facts.append(("server steps not taken, not sound", show_count(result["unsound"])))
     error = finite(result.get("compression_error"))
