@@ -14,8 +14,10 @@ on the client in the middle of the list lies about its upload or its tokens:
     at the threshold  plain sums only: three fifths of its update's numbers negated, as long as the limit lets it be. It
                       points against the others by a fifth of their agreement, where a quarter is left out
 
-In secure sums the liar writes any words it likes, as large as the sum may be without being refused. Runs that are in
-the file already are not run again. `--unlimited` switches limits and roll-back off, for what they are good for.
+In secure sums the liar writes any words it likes, as large as the sum may be without being refused. Training is a
+function of the model, the round and a client's text: what a client found from a model is used again by the next attack
+with the same seed that comes by that model. Runs that are in the file already are not run again. `--unlimited` switches
+limits and roll-back off, for what they are good for.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ import torch
 
 from keyfed.config import Config, apply_settings, check
 from keyfed.deploy.parts import parts_of, write_parts
+from keyfed.engine.gather import kept
 from keyfed.engine.learner import Learner
+from keyfed.engine.messages import digest_of
 from keyfed.engine.roster import Enrolled, Roster
 from keyfed.engine.secure_layout import Vector
 from keyfed.engine.session import ClientSession, Work
@@ -71,6 +75,41 @@ SETTINGS = ["data.max_tokens=2000", "train.cohort=10", "train.valid_tokens=300",
 FACTORS = {"x -1000": -1000.0, "x -20": -20.0}
 COUNTED = ("rolled_back", "unsound", "against", "honest_against")
 QUICK = Patience(answer=600, quorum=1, look=0.01)
+
+
+class Remembering:
+    """A client's learner that does nothing twice: the same model in the same round gives the same upload.
+
+    Args:
+      found: what was found before, by clients of this seed.
+    """
+
+    def __init__(self, honest: Learner, name: str, found: dict[tuple[Any, ...], Any]) -> None:
+        self._honest, self._name, self._found = honest, name, found
+        self.method, self.shapes, self.digest = honest.method, honest.shapes, honest.digest
+        self.bound, self.promise, self.floor = honest.bound, honest.promise, honest.floor
+
+    def solve(self, theta: Params, round: int, turn: Turn) -> Finished:
+        """Train, or copy what was trained before; a client that keeps state trains."""
+        if turn.propose is not None:
+            return self._honest.solve(theta, round, turn)
+        key = (self._name, self.digest, digest_of(theta), round, turn.clip)
+        if key not in self._found:
+            self._found[key] = kept(self._honest.solve(theta, round, turn))
+        return kept(self._found[key])
+
+    def evaluate(self, theta: Params, part: str) -> Any:
+        """Count, or return what was counted before."""
+        key = (self._name, digest_of(theta), part)
+        if key not in self._found:
+            self._found[key] = self._honest.evaluate(theta, part)
+        return self._found[key]
+
+
+def remembering(name: str, text: Path, found: dict[tuple[Any, ...], Any]) -> Callable[[Mapping[str, Any]], Remembering]:
+    """Return what makes a client's learner from what a run says of itself."""
+    make = own_text(name, text)
+    return lambda about: Remembering(make(about), name, found)
 
 
 class LyingLearner:
@@ -110,8 +149,10 @@ def mixed(upload: Params, round: int) -> Params:
 class Liar(ClientSession):
     """A client that writes into masked vectors what it likes."""
 
-    def __init__(self, home: Path, name: str, text: Path, attack: str) -> None:
-        make = own_text(name, text)
+    def __init__(
+        self, home: Path, name: str, text: Path, attack: str, found: dict[tuple[Any, ...], Any] | None = None
+    ) -> None:
+        make = remembering(name, text, {} if found is None else found)
         learner: Callable[[Mapping[str, Any]], Any] = lambda about: LyingLearner(make(about), attack, self)  # noqa: E731
         super().__init__(home, name, learner, plain=True, floors=Floors(3))
         self._attack, self._before, self._steps = attack, None, []
@@ -156,17 +197,30 @@ def configured(secure: bool, rounds: int, seed: int, unlimited: bool, base: Conf
     return check(config)
 
 
-def run(config: Config, attack: str, vocab: Vocab, texts: Mapping[str, Path], folder: Path) -> dict[str, Any]:
-    """Train once and return what became of the model."""
+def run(
+    config: Config,
+    attack: str,
+    vocab: Vocab,
+    texts: Mapping[str, Path],
+    folder: Path,
+    found: dict[tuple[Any, ...], Any] | None = None,
+) -> dict[str, Any]:
+    """Train once and return what became of the model.
+
+    Args:
+      found: what clients found in other runs with this configuration; this run adds to it.
+    """
+    found = {} if found is None else found
     roster, sessions = Roster(folder / "roster.json"), {}
     names = sorted(texts)
     liar = names[len(names) // 2]
     for name in names:
         home = folder / "clients" / name
         if name == liar and attack != "none":
-            sessions[name] = Liar(home, name, texts[name], attack)
+            sessions[name] = Liar(home, name, texts[name], attack, found)
         else:
-            sessions[name] = ClientSession(home, name, own_text(name, texts[name]), plain=True, floors=Floors(3))
+            make = remembering(name, texts[name], found)
+            sessions[name] = ClientSession(home, name, make, plain=True, floors=Floors(3))
         key = sessions[name].store.identity().public.hex()
         node = hashlib.sha256(name.encode()).hexdigest()
         roster.add(name, Enrolled(key, node, datetime.now(UTC).isoformat()))
@@ -248,13 +302,17 @@ def main() -> None:
         vocab = prepare(first).vocab
     with tempfile.TemporaryDirectory(prefix="keyfed-poisoning-") as folder:
         texts = write_parts(parts_of(load_corpus(first.data.name), CLIENTS), Path(folder) / "texts") if todo else {}
+        found: dict[tuple[Any, ...], Any] = {}
+        before = None
         for seed, kind, attack in todo:
+            if (seed, kind) != before:
+                before, found = (seed, kind), {}
             key = f"{kind}/{attack}/{seed}"
             if key in rows:
                 continue
             config = configured(kind == "secure", given.rounds, seed, given.unlimited, base, given.settings)
             with tempfile.TemporaryDirectory(dir=folder) as own:
-                rows[key] = run(config, attack, vocab, texts, Path(own))
+                rows[key] = run(config, attack, vocab, texts, Path(own), found)
             print(key, json.dumps(rows[key]), flush=True)
             write_atomically(given.out, json.dumps(rows, indent=1, sort_keys=True).encode())
     print(table(rows, given.seeds))

@@ -315,7 +315,9 @@ def test_a_federation_writes_its_limits_down_and_an_older_one_goes_on_without(te
             train_deployed(config, vocab, tmp_path / "run", transport, roster, Stopped(), patience=QUICK)
     toml = tmp_path / "run" / "run.toml"
     lines = toml.read_text("utf-8").splitlines()
-    toml.write_text("\n".join(x for x in lines if not x.startswith(("limit", "token_limit", "against", "rollback"))) + "\n")
+    toml.write_text(
+        "\n".join(x for x in lines if not x.startswith(("limit", "token_limit", "against", "rollback"))) + "\n"
+    )
     result = train_deployed(config, vocab, tmp_path / "run", transport, roster, patience=QUICK, resume=True)
     assert result["rounds"] == 2
 
