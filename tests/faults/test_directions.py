@@ -133,6 +133,12 @@ def test_two_camps_of_one_size_are_both_kept():
     assert left_out([camp, camp, camp, camp, -camp, -camp]) in ([4, 5], [5, 4])
 
 
+def test_a_pair_of_opposites_among_clients_that_share_nothing_is_kept():
+    """Which of the two is against the others cannot be told: the others have no direction."""
+    *others, one = torch.eye(7)
+    assert left_out([*others, one, -one]) == []
+
+
 def test_an_upload_of_zeros_is_kept():
     assert left_out([torch.zeros(NUMBERS), *cohort(1, 6, 0.5)]) == []
     assert left_out([torch.zeros(NUMBERS)] * 6) == []
