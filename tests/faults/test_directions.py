@@ -13,12 +13,14 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from keyfed.config import check
+from keyfed.config import check, method_spec
 from keyfed.errors import ConfigError
 from keyfed.federated import soundness
+from keyfed.federated.methods import build_method
 from keyfed.federated.soundness import CLEARLY, LEAST_COMPARED, against_others, cosines_of, opposed
 from keyfed.federated.types import Caps, Params
-from keyfed.run import report
+from keyfed.run import ranks, report
+from keyfed.run.choose import Choice
 from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import read_metrics
 from keyfed.run.train import Silent, train
@@ -241,6 +243,15 @@ def test_secure_sums_show_no_direction(tmp_path):
     config, _, _ = made(tmp_path, against=AGAINST)
     with pytest.raises(ConfigError, match=r"upload\.against compares single uploads"):
         check(replace(config, secure=SecureConfig(on=True)))
+
+
+def test_ranks_do_not_compare_uploads(tmp_path):
+    config, _, _ = made(tmp_path, against=AGAINST)
+    method = build_method(method_spec(config))
+    with pytest.raises(ConfigError, match=r"upload\.against needs the uploads in one process"):
+        ranks.among(2, config, method, Choice("cpu", 1, 1, 1, ""))
+    free = replace(config, upload=UploadConfig())
+    assert ranks.among(2, free, method, Choice("cpu", 1, 1, 1, "")).workers == 1
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
