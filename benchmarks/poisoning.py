@@ -267,7 +267,7 @@ def table(rows: Mapping[str, Mapping[str, Any]], seeds: Sequence[int]) -> str:
             found = [row["perplexity"] for row, _ in pairs]
             spread = statistics.stdev(found) if len(found) > 1 else math.nan
             worst = max(row["perplexity"] / clean["perplexity"] for row, clean in pairs)
-            mean = {key: statistics.mean(row[key] for row, _ in pairs) for key in COUNTED}
+            mean = {key: statistics.mean(row.get(key, 0) for row, _ in pairs) for key in COUNTED}
             whole = "yes" if all(row["finite"] for row, _ in pairs) else "NO"
             out.append(
                 f"| {kind} | {attack} | {len(pairs)} | {statistics.mean(found):.1f} ± {spread:.1f} | {worst:.3f} | "
