@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from keyfed.run.train import Listener
 
 RoundsOption = Annotated[int | None, typer.Option(help="Federated rounds.")]
+MinutesOption = Annotated[
+    float | None,
+    typer.Option(help="Train for about so long, in place of --rounds; their number is fixed after measuring."),
+]
 SeedOption = Annotated[int | None, typer.Option(help="Everything random derives from it.")]
 UntilOption = Annotated[str | None, typer.Option(help="Stop once validation is that good: perplexity=200 or nats=2.")]
 VectorsOption = Annotated[
@@ -83,6 +87,23 @@ def _secure(secure: bool, plain: bool, federation: str | None) -> bool | None:
     return not plain if federation is not None else secure or None
 
 
+def refuse_two_lengths(minutes: float | None, rounds: int | None, settings: list[str] | None) -> None:
+    """Refuse a time beside a number of rounds."""
+    counted = rounds is not None or any(s.replace(" ", "").startswith("train.rounds=") for s in settings or [])
+    if minutes is not None and counted:
+        raise ConfigError("--minutes and --rounds both say how long to train; leave one of the two out")
+
+
+def for_federation(config: Config, clients: int | None) -> Config:
+    """Settle what is left open for real clients, and say what was chosen."""
+    from keyfed.run.pilot import choose_for_federation
+
+    resolved, settings = choose_for_federation(config, clients)
+    for setting in settings:
+        typer.echo(f"recipe: {setting.line()}", err=True)
+    return resolved
+
+
 def privacy_settings(dp: str | None, population: int | None, settings: list[str] | None) -> dict[str, Any]:
     """Return what --dp and --population set; clients are then called independently, unless they take turns.
 
@@ -103,12 +124,15 @@ def privacy_settings(dp: str | None, population: int | None, settings: list[str]
 
 
 def train(
-    method: Annotated[str | None, typer.Argument(help="Method (`keyfed methods`); fedavg by default.")] = None,
+    method: Annotated[
+        str | None, typer.Argument(help="Method (`keyfed methods`); else the recipe: what fits the corpus.")
+    ] = None,
     data: DataOption = None,
     data_dir: DirOption = None,
     model: ModelOption = None,
     vocab_file: VocabOption = None,
     rounds: RoundsOption = None,
+    minutes: MinutesOption = None,
     seed: SeedOption = None,
     until: UntilOption = None,
     init: InitOption = None,
@@ -130,8 +154,12 @@ def train(
 ) -> None:
     """Train a model federatedly and report how it stands.
 
-    METHOD is one of `keyfed methods`, fedavg by default. Without options it trains on the built-in corpus (U.S. State
-    of the Union addresses, one client per president) and writes a run folder: report, metrics, checkpoints, model.
+    Without METHOD the recipe chooses method and settings from the corpus (docs/training.md), a short pilot settles the
+    step, and --dry-run says what was chosen and why; what you set stays. METHOD is one of `keyfed methods`, with its
+    own defaults. Without options it trains on the built-in corpus (U.S. State of the Union addresses, one client per
+    president) and writes a run folder: report, metrics, checkpoints, model.
+
+      keyfed train --data my-chats.csv --minutes 10
 
       keyfed train fedavg --data ptb --model gru --rounds 50 --set lr=0.002 --set train.cohort=10
 
@@ -153,12 +181,15 @@ def train(
         "vectors.dim": vectors_dim, "secure.on": _secure(secure, plain, federation), "train.curves": curves or None,
         **privacy_settings(dp, population, settings),
     }  # fmt: skip
+    refuse_two_lengths(minutes, rounds, settings)
     if curves and federation is not None:
         raise ConfigError("--curves works in simulation only; leave it out of a federation")
     base = None
     if resume and out is not None and (out / "run.toml").exists():
         base = read_run_toml(out)[0]
-    resolved = configure(method, config, named, settings, base)
+    resolved = configure(method, config, named, settings, base, recipe=True, minutes=minutes)
+    if federation is not None:
+        resolved = for_federation(resolved, None)
     if dry_run:
         from keyfed.run.dry import describe_plan
 
@@ -195,6 +226,7 @@ def pretrain(
     model: ModelOption = None,
     vocab_file: VocabOption = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds, each as much text as a round of `train` reads.")] = None,
+    minutes: MinutesOption = None,
     seed: SeedOption = None,
     until: UntilOption = None,
     init: InitOption = None,
@@ -229,8 +261,8 @@ def pretrain(
         named = {"data.name": data, "data.dir": data_dir, "model.name": model}
         out = _default_out(configure("central", config, named, settings), resume, "pretrain")
     train(
-        "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, None, None,
-        False, resume, settings, config, dry_run, tensorboard, curves, None, False, as_json,
+        "central", data, data_dir, model, vocab_file, rounds, minutes, seed, until, init, vectors, vectors_dim, out,
+        None, None, False, resume, settings, config, dry_run, tensorboard, curves, None, False, as_json,
     )  # fmt: skip
     if leads() and not dry_run and not as_json:
         typer.echo(

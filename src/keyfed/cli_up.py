@@ -23,7 +23,7 @@ from keyfed.cli_options import (
     configure,
     print_json,
 )
-from keyfed.cli_train import PrivacyOption, privacy_settings
+from keyfed.cli_train import PrivacyOption, for_federation, privacy_settings
 from keyfed.errors import ConfigError, DeployError
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ ATTEMPTS, RETURN_SECONDS, SETTLE_SECONDS = 5, 300.0, 8.0
 
 
 def up(
-    method: Annotated[str | None, typer.Argument(help="Method (`keyfed methods`); fedavg by default.")] = None,
+    method: Annotated[
+        str | None, typer.Argument(help="Method (`keyfed methods`); else the recipe, without a pilot.")
+    ] = None,
     clients: Annotated[int, typer.Option(help="Clients, each with processes and keys of its own.", min=1)] = 3,
     plain: Annotated[
         bool, typer.Option("--plain/--secure", help="Without secure aggregation: the server sees every update.")
@@ -86,7 +88,7 @@ def up(
     if data is None and config is None:  # enough to see it work; presidents wrote up to 200,000 words
         quick = {"data.max_tokens": QUICK_TOKENS, "train.rounds": rounds or QUICK_ROUNDS}
         named |= {key: value for key, value in quick.items() if not any(s.startswith(key) for s in settings or [])}
-    resolved = configure(method, config, named, settings)
+    resolved = for_federation(configure(method, config, named, settings, recipe=True), clients)
     folder = out or _default_out(resolved, False, f"up-{resolved.method}")
     with ExitStack() as stack:
         stack.enter_context(stop_at_signals())

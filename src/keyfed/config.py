@@ -28,11 +28,25 @@ from keyfed.sections import (
 )
 
 __all__ = [
-    "Config", "DataConfig", "ModelConfig", "Participation", "PrivacyConfig", "SecureConfig", "TrainConfig",
+    "Config", "DataConfig", "ModelConfig", "Open", "Participation", "PrivacyConfig", "SecureConfig", "TrainConfig",
     "UploadConfig", "VectorsConfig", "coerce",
 ]  # fmt: skip
 
 Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """What a run settles when it begins (`keyfed.run.pilot`); run.toml has what came of it.
+
+    Attributes:
+      given: `section.key` of what the caller has set; the recipe chooses the rest from the corpus. None: nothing is
+        chosen, because a method was named.
+      minutes: time for training, from which the number of rounds follows; None: rounds are counted, not timed.
+    """
+
+    given: frozenset[str] | None = None
+    minutes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,7 @@ class Config:
 
     Attributes:
       mediator: a mediator in the place of the method's own, and `server` a server rule; None keeps the method's.
+      open: what is settled when training begins; None where all is settled. It is no part of run.toml.
     """
 
     data: DataConfig = field(default_factory=DataConfig)
@@ -55,6 +70,7 @@ class Config:
     options: Mapping[str, Value] = field(default_factory=dict)
     mediator: Part | None = None
     server: Part | None = None
+    open: Open | None = None
 
 
 SECTIONS: dict[str, Any] = {
@@ -68,6 +84,17 @@ SECTIONS: dict[str, Any] = {
     "secure": SecureConfig,
 }
 PARTS = ("mediator", "server")
+RECIPE, RECIPE_PRIVATE = "fednesterov", "fedavg"  # methods of a run that names none
+
+
+def open_config(given: Iterable[str], minutes: float | None = None) -> Config:
+    """Return the configuration of a run that names no method: the recipe chooses what is not among the given keys.
+
+    Under differential privacy the method stays federated averaging: the recipe was not measured under noise.
+    """
+    keys = frozenset(given)
+    private = not keys.isdisjoint(("privacy.epsilon", "privacy.noise"))
+    return Config(method=RECIPE_PRIVATE if private else RECIPE, open=Open(keys, minutes))
 
 
 def method_spec(config: Config) -> MethodSpec:
@@ -143,22 +170,42 @@ def apply_settings(config: Config, settings: Iterable[str]) -> Config:
 
 def read_config(path: Path, method: str | None = None) -> Config:
     """Read a TOML file with sections data, model, train and method (`name` and options)."""
+    return config_from(read_document(path), str(path), method)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Read a TOML file."""
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except OSError as e:
         raise ConfigError(f"{path}: {e.strerror or e}; expected a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
         raise ConfigError(f"{path}: not valid TOML: {e}") from None
-    return config_from(document, str(path), method)
 
 
-def config_from(document: Mapping[str, Any], where: str, method: str | None = None) -> Config:
-    """Build a configuration from a parsed document; sections that describe a run (`made`) are passed over."""
+def keys_of(document: Mapping[str, Any]) -> list[str]:
+    """List the `section.key` that a parsed document sets.
+
+    Example:
+      >>> keys_of({"data": {"name": "sotu"}, "train": {"rounds": 5}})
+      ['data.name', 'train.rounds']
+    """
+    return [f"{section}.{key}" for section, values in document.items() if isinstance(values, Mapping) for key in values]
+
+
+def config_from(
+    document: Mapping[str, Any], where: str, method: str | None = None, base: Config | None = None
+) -> Config:
+    """Build a configuration from a parsed document; sections that describe a run (`made`) are passed over.
+
+    Args:
+      base: what to start from, in place of the method's defaults.
+    """
     table = document.get("method", {})
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where}: method is {table!r}; expected a section [method] with name and options")
     table = dict(table)
-    config = Config(method=method or str(table.pop("name", "fedavg")))
+    config = base or Config(method=method or str(table.get("name", "fedavg")))
     table.pop("name", None)
     for section, values in {**document, "method": table}.items():
         if section == "made":
@@ -215,6 +262,14 @@ def check(config: Config) -> Config:
         problems.append(f"train.final is {t.final}; expected 0 ≤ share of the step size ≤ 1")
     elif t.final and t.schedule == "constant":
         problems.append(f"train.final is {t.final}, and train.schedule=constant does not fall; set linear or cosine")
+    minutes = None if config.open is None else config.open.minutes
+    if minutes is not None and not minutes > 0:
+        problems.append(f"--minutes is {minutes:g}; expected > 0")
+    if minutes is not None and config.privacy.on:
+        problems.append(
+            "--minutes fixes the rounds after measuring, and the noise of --dp is calibrated to their number; set "
+            "--rounds instead"
+        )
     if t.average is not None and not 0 <= t.average < 1:
         problems.append(f"train.average is {t.average}; expected 0 ≤ weight of the past < 1")
     problems += _unread(config, characters=m.name in PRESETS and PRESETS[m.name].characters)

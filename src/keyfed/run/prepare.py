@@ -131,6 +131,13 @@ def prepare(config: Config, module: MakeModule | None = None, *, text: bool = Fa
     )
 
 
+def prepare_again(prepared: Prepared, config: Config, module: MakeModule | None = None) -> Prepared:
+    """Return a prepared corpus for a configuration that differs in dropout, batches or limits: no text is read."""
+    data = config.data
+    batching = Batching(data.batches, 1, window_of(config), data.max_sentences, data.max_tokens)
+    return replace(prepared, spec=build_network(config, len(prepared.vocab), module), batching=batching)
+
+
 def pooled_store(store: ClientStore) -> ClientStore:
     """One client that holds everybody's text, for central training."""
     return ClientStore(store.flat, torch.stack([store.bounds[0], store.bounds[-1]]), (POOLED,))

@@ -44,8 +44,9 @@ from keyfed.run.folder import (
 )
 from keyfed.run.frozen import FROZEN, frozen_line, refuse_frozen
 from keyfed.run.outside import names
+from keyfed.run.pilot import settle
 from keyfed.run.planning import cautions, limits_of, members_of, over_rounds, plan, plan_of_round
-from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, prepare
+from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem
 from keyfed.run.privacy import PrivateRun, public_record, public_result, refuse_start
 from keyfed.run.privacy_terms import make_private
 from keyfed.run.ranks import among, federate, follow, lead, together
@@ -128,7 +129,11 @@ def _train(
     config = check(config)
     with open_folder(out, resume):
         source = find_source(config)  # said before a corpus is read, if it is no run
-        prepared = prepared or prepare(config, module)
+        settled = settle(
+            config, out, resume=resume, listen=listen, carried=source is not None, prepared=prepared, module=module,
+            own=method, ranks=ranks,
+        )  # fmt: skip
+        config, prepared = settled.config, settled.prepared
         method, choice = plan(config, prepared, method)
         refuse_frozen(config, prepared.spec, method)
         members = members_of(method, prepared, config)
@@ -152,7 +157,7 @@ def _train(
                 return finished
         else:
             made = made_by(choice, fingerprint, ranks.world if ranks else 1) | outside
-            write_run_toml(out, config, made | start.made())
+            write_run_toml(out, config, made | start.made() | settled.made())
         about = prepared.describe(private=private is not None)
         for line in (*about, *start_lines(begun), frozen_line(config, prepared.spec)):
             if line:
@@ -171,6 +176,7 @@ def _train(
             lead(ranks, config, out, method, choice, fingerprint)
         best, seconds = _rounds(config, out, prepared, method, choice, listen, budget, ranks, start, guard)
         result = finish(config, out, prepared, method, choice, best, seconds, begun, listen)
+        result["recipe"] = settled.about()
         if guard is not None:
             result = public_result(result)
             result["privacy"] = {**guard.account(count), "perplexity": result["test"]["perplexity"]}
