@@ -143,7 +143,7 @@ def recipe(facts: Facts, given: Mapping[str, Value] | None = None) -> tuple[tupl
     Example:
       >>> settings, reading = recipe(Facts(9_443, (40, 90, 200, 500), 2_000_000, messages=True))
       >>> [s.value for s in settings if s.key in ("train.cohort", "data.batches", "method.lr")]
-      [48, 'packed', 5.0]
+      [48, 5.0, 'packed']
     """
     choose = _Chosen(given or {})
     if facts.private:

@@ -34,6 +34,7 @@ from keyfed.run.markup import (
     to_html,
     to_markdown,
 )
+from keyfed.run.pilot import BETWEEN, SETTLED
 from keyfed.run.plots import draw_plots
 from keyfed.run.privacy_report import privacy_blocks
 from keyfed.run.secure import secure_facts
@@ -114,11 +115,28 @@ def document(
     begun = start_lines(result.get("start") or {})
     if begun:
         blocks += [Heading("Start"), *(Text(line) for line in begun), *pictures("vectors")]
+    blocks += recipe_blocks(result.get("recipe") or {})
     blocks += [Heading("Data and vocabulary"), facts_table(_data(result, config))]
     blocks += [Heading("Configuration"), Code(dump_toml(to_document(config)), "toml")]
     if made:
-        blocks += [Heading("Made by"), facts_table([(str(k), NONE if v is None else str(v)) for k, v in made.items()])]
+        told = [(str(k), NONE if v is None else str(v)) for k, v in made.items() if k not in SETTLED]
+        blocks += [Heading("Made by"), facts_table(told)]
     return [*blocks, Heading("Definitions"), *(Text(line, "note") for line in DEFINITIONS)]
+
+
+def recipe_blocks(settled: Record) -> list[Block]:
+    """What was chosen when the run began: settings with their reasons, the steps that a pilot tried, the time."""
+    blocks: list[Block] = []
+    if settled.get("recipe"):
+        rows = [line.partition(": ") for line in str(settled["recipe"]).split(BETWEEN)]
+        blocks.append(Table([["chosen from the corpus", "why"], *([chosen, why] for chosen, _, why in rows)], False))
+    if settled.get("pilot"):
+        tried = str(settled["pilot"]).replace(BETWEEN, "; ")
+        tokens = f" It read {settled['pilot_tokens']:,} tokens." if settled.get("pilot_tokens") else ""
+        blocks.append(Text(f"A pilot on validation text tried local steps: {tried}.{tokens}"))
+    if settled.get("minutes"):
+        blocks.append(Text(f"The number of rounds was fixed after measuring, for {settled['minutes']:g} minutes."))
+    return [Heading("Recipe"), *blocks] if blocks else []
 
 
 DEFINITIONS = (
