@@ -94,16 +94,6 @@ def refuse_two_lengths(minutes: float | None, rounds: int | None, settings: list
         raise ConfigError("--minutes and --rounds both say how long to train; leave one of the two out")
 
 
-def for_federation(config: Config, clients: int | None) -> Config:
-    """Settle what is left open for real clients, and say what was chosen."""
-    from keyfed.run.pilot import choose_for_federation
-
-    resolved, settings = choose_for_federation(config, clients)
-    for setting in settings:
-        typer.echo(f"recipe: {setting.line()}", err=True)
-    return resolved
-
-
 def privacy_settings(dp: str | None, population: int | None, settings: list[str] | None) -> dict[str, Any]:
     """Return what --dp and --population set; clients are then called independently, unless they take turns.
 
@@ -188,8 +178,11 @@ def train(
     if resume and out is not None and (out / "run.toml").exists():
         base = read_run_toml(out)[0]
     resolved = configure(method, config, named, settings, base, recipe=True, minutes=minutes)
+    chosen: list[str] = []
     if federation is not None:
-        resolved = for_federation(resolved, None)
+        from keyfed.run.pilot import choose_for_federation
+
+        resolved, chosen = choose_for_federation(resolved, None)
     if dry_run:
         from keyfed.run.dry import describe_plan
 
@@ -211,7 +204,7 @@ def train(
             if federation is None:
                 result = run_training(resolved, folder, resume=resume, listener=listener)
             else:
-                result = train_in_federation(resolved, federation, folder, listener, resume=resume)
+                result = train_in_federation(resolved, federation, folder, listener, resume=resume, about=chosen)
         except KeyboardInterrupt:
             narrator.stop()
             typer.echo(f"stopped; go on with: {go_on(folder, federation, plain=plain)}", err=True)

@@ -6,6 +6,7 @@ import shlex
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +24,7 @@ from keyfed.cli_options import (
     configure,
     print_json,
 )
-from keyfed.cli_train import PrivacyOption, for_federation, privacy_settings
+from keyfed.cli_train import PrivacyOption, privacy_settings
 from keyfed.errors import ConfigError, DeployError
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def up(
     from keyfed.deploy.processes import stop_at_signals, tail
     from keyfed.deploy.up import up as run_up
     from keyfed.run.console import Narrator, plural
+    from keyfed.run.pilot import choose_for_federation
     from keyfed.run.results import report_run
 
     if not plain and clients < 3:
@@ -88,7 +90,7 @@ def up(
     if data is None and config is None:  # enough to see it work; presidents wrote up to 200,000 words
         quick = {"data.max_tokens": QUICK_TOKENS, "train.rounds": rounds or QUICK_ROUNDS}
         named |= {key: value for key, value in quick.items() if not any(s.startswith(key) for s in settings or [])}
-    resolved = for_federation(configure(method, config, named, settings, recipe=True), clients)
+    resolved, chosen = choose_for_federation(configure(method, config, named, settings, recipe=True), clients)
     folder = out or _default_out(resolved, False, f"up-{resolved.method}")
     with ExitStack() as stack:
         stack.enter_context(stop_at_signals())
@@ -100,7 +102,7 @@ def up(
         if plain:
             narrator.say("without secure aggregation: the server sees every client's update (--secure is the default)")
         try:
-            result = run_up(resolved, clients, folder, root, narrator, plain=plain)
+            result = run_up(resolved, clients, folder, root, narrator, plain=plain, about=chosen)
         except ConfigError:  # nothing was started
             raise
         except Exception:
@@ -152,7 +154,9 @@ def cost_text(cost: dict[str, Any]) -> str:
     return f"{took}a client and round: {moved}"
 
 
-def train_in_federation(config: Config, address: str, out: Path, listener: Listener, *, resume: bool) -> Any:
+def train_in_federation(
+    config: Config, address: str, out: Path, listener: Listener, *, resume: bool, about: Sequence[str] = ()
+) -> Any:
     """Submit a run to a server, follow it, and return its result: what `keyfed train --federation ADDRESS` does.
 
     A server that goes away is waited for, and the run goes on from its last checkpoint. The vocabulary is that of
@@ -160,6 +164,7 @@ def train_in_federation(config: Config, address: str, out: Path, listener: Liste
 
     Args:
       address: HOST:PORT of the server, or its folder.
+      about: lines to say once it is known that the run can be submitted.
     """
     from keyfed.deploy.client_home import check_server
     from keyfed.deploy.flower import need_flower, write_connection
@@ -178,6 +183,8 @@ def train_in_federation(config: Config, address: str, out: Path, listener: Liste
     else:
         server = ServerHome(default_home())
         check_server(address)
+    for line in about:
+        listener.say(line)
     vocab, wanted = run_vocab(config, listener), config.train.cohort
     with stop_at_signals():  # whatever ends us: the run on the server is stopped, nothing of ours is left
         for attempt in range(ATTEMPTS):

@@ -123,10 +123,22 @@ def aside(work: Callable[[], str]) -> Future[str]:
     return future
 
 
-def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, *, plain: bool) -> Any:
+def up(
+    config: Config,
+    clients: int,
+    out: Path,
+    root: Path,
+    listener: Listener,
+    *,
+    plain: bool,
+    about: Sequence[str] = (),
+) -> Any:
     """Run a federation of `clients` on this machine under the folder `root` and return the run's result.
 
     All processes have ended when this returns or raises.
+
+    Args:
+      about: lines to say once it is known that the run can begin.
     """
     need_flower()
     from keyfed.run.console import plural
@@ -138,6 +150,8 @@ def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, 
     if config.privacy.on:
         terms_for(config, clients)  # what cannot be promised is said before anything starts
     config, files = lay_out(config, clients, root)
+    for line in about:
+        listener.say(line)
     server = ServerHome(root / "server")
     make_certificates(server.path, [])
     with Processes(root) as processes:

@@ -27,6 +27,7 @@ from keyfed.federated.types import Method
 from keyfed.model.presets import preset
 from keyfed.run.facts import facts_of, known_messages, read_corpus_for
 from keyfed.run.folder import read_metrics, read_run_toml
+from keyfed.run.planning import plan
 from keyfed.run.prepare import Prepared, prepare, prepare_again
 from keyfed.run.recipe import AVERAGE_SHARE, VALIDATION_SHARE, Facts, Reading, Setting, recipe, steps_to_try
 
@@ -132,6 +133,7 @@ def settle(
         return Settled(config, prepared or prepare(config, module), before=made)
     refuse_minutes(config, ranks)
     chosen = choose(config, carried=carried, prepared=prepared, module=module)
+    plan(chosen.config, chosen.prepared, own)  # what cannot be trained is said before anything else
     for setting in chosen.settings:
         listen.say(f"recipe: {setting.line()}")
     if ranks is not None:
@@ -197,18 +199,21 @@ def dry_lines(chosen: Settled) -> list[str]:
     return lines if chosen.reading is None else [*lines, chosen.reading.line()]
 
 
-def choose_for_federation(config: Config, clients: int | None) -> tuple[Config, tuple[Setting, ...]]:
-    """Choose for real clients, of whose text nothing is known but what the corpus's name says; there is no pilot."""
+def choose_for_federation(config: Config, clients: int | None) -> tuple[Config, list[str]]:
+    """Choose for real clients, of whose text nothing is known but what the corpus's name says, and say what.
+
+    There is no pilot: it would cost rounds of people's devices.
+    """
     if config.open is not None and config.open.minutes is not None:
         raise ConfigError("--minutes is for a simulation: how long real clients take is not known; set --rounds")
     if config.open is None or config.open.given is None:
-        return replace(config, open=None), ()
+        return replace(config, open=None), []
     facts = Facts(
         clients, messages=known_messages(config), characters=preset(config.model.name).characters,
         carried=config.train.init is not None, private=config.privacy.on,
     )  # fmt: skip
     settings, _ = recipe(facts, given_values(config))
-    return _with(config, settings), settings
+    return _with(config, settings), [f"recipe: {setting.line()}" for setting in settings]
 
 
 def given_values(config: Config) -> dict[str, Value]:

@@ -168,6 +168,8 @@ def recipe(facts: Facts, given: Mapping[str, Value] | None = None) -> tuple[tupl
     weight = round(1 - 1 / horizon, 3) if horizon >= 2 else None
     why = f"the model served is the average of about {horizon:.0f} rounds" if weight else "too few rounds to average"
     choose("train.average", weight, why)
+    if not facts.sizes:  # real clients validate when they are called, at no message of its own
+        return tuple(choose.settings.values()), read
     times = _validations(read.tokens, facts.valid_tokens)
     every = choose("train.eval_every", max(1, math.ceil(rounds / times)), f"about {times} validations")
     choose("train.checkpoint_every", every, "a checkpoint with every validation; Ctrl-C writes one, too")
