@@ -34,7 +34,7 @@ setup: $(VENV)/base ## make .venv with what `make run` needs
 setup-dev: $(VENV)/dev ## … and with what the tests need
 
 run: setup ## train a federated keyboard model on the built-in corpus and report (about 6 minutes)
-	$(BIN)/keyfed train fedavg --out $(RUN) --resume --config first.toml
+	$(BIN)/keyfed train --out $(RUN) --resume --config first.toml
 
 keyboard: $(VENV)/keyboard assets ## type on the model of `make run` in a browser; trains it first where there is none
 	$(BIN)/keyfed keyboard $(if $(filter-out runs/first,$(RUN)),$(RUN))

@@ -111,5 +111,5 @@ def _first_run() -> Path:
     typer.echo(
         f"no run was given and {run} is not there or not finished: training it (minutes; Ctrl-C stops)", err=True
     )
-    train("fedavg", out=run, resume=True, config=settings)
+    train(None, out=run, resume=True, config=settings)
     return run

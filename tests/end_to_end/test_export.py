@@ -139,7 +139,7 @@ def test_without_a_run_it_takes_or_trains_the_first_one(train_quietly, keyfed, p
     code, _, stderr = keyfed("keyboard", "--port", 0)
     assert code == 0, stderr
     assert "training it" in stderr
-    assert asked == [("fedavg", "runs/first", True, "first.toml")]
+    assert asked == [(None, "runs/first", True, "first.toml")]
     assert keyfed("keyboard", "--port", 0)[0] == 0
     assert len(asked) == 1
 

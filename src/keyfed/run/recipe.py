@@ -46,8 +46,8 @@ DROPOUT_UNKNOWN = 0.1
 VALIDATIONS, VALIDATIONS_LEAST, VALIDATION_SHARE, READ_COST = 20, 4, 0.1, 1 / 3
 # Lines are messages, each written on its own, if they are short and of very different lengths. Wrapped prose is not.
 MESSAGE_TOKENS, MESSAGE_SPREAD = 25, 0.6
-# A client whose size is not known: a federation, or a private run.
-UNKNOWN_CLIENT, UNKNOWN_COHORT, UNKNOWN_ROUNDS = 1_000, 10, 200
+# Where clients' sizes are not known (a federation): tokens a client and round on average, their cap, cohort, rounds.
+UNKNOWN_CLIENT, UNKNOWN_CAP, UNKNOWN_COHORT, UNKNOWN_ROUNDS = 1_000, 2_000, 10, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +221,10 @@ def _budget(facts: Facts) -> tuple[int, str]:
 
 def _cap(facts: Facts, cohort: int, usual: tuple[int, str], rounds: int | None) -> tuple[int | None, str]:
     """Cut clients who have much: to a multiple of the mean one, and so that there are enough rounds."""
+    if not facts.sizes:
+        return UNKNOWN_CAP, "the clients' sizes are not known, and one with much text must not outweigh the others"
     enough = usual[0] / (cohort * (rounds or CAP_ROUNDS))
     cap = min(CAP_MOST, round(max(CAP_LEAST, min(CAP_HEAVY * facts.mean(), enough))))
-    if not facts.sizes:
-        return cap, "the clients' sizes are not known, and one with much text must not outweigh the others"
     if facts.sizes[-1] <= cap:
         return None, f"no client has more than {cap:,} tokens"
     return cap, f"the largest client has {facts.sizes[-1]:,} tokens; {cap:,} a round are enough of it"
