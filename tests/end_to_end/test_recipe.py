@@ -146,13 +146,13 @@ def clock(monkeypatch):
 @pytest.mark.parametrize("method", [None, "fedavg"])
 def test_minutes_fix_the_rounds_once(corpus, tmp_path, short_pilot, clock, method):
     options = {**SMALL, "lr": 2.0}
-    config = library.configure(method, data=str(corpus), minutes=3, train_cohort=2, **options)
+    config = library.configure(method, data=str(corpus), minutes=2, train_cohort=2, **options)
     heard = Heard()
     library.train(config, tmp_path / "timed", listener=heard)
     stored, made = read_run_toml(tmp_path / "timed")
-    assert made["minutes"] == 3
-    assert any("rounds fit into 3 minutes" in line for line in heard.lines)
-    assert 0.9 * 180 <= clock.now <= 1.1 * 180  # the whole of it: measuring, training, validations
+    assert made["minutes"] == 2
+    assert any("rounds fit into 2 minutes" in line for line in heard.lines)
+    assert 0.9 * 120 <= clock.now <= 1.1 * 120  # the whole of it: measuring, training, validations
     # From then on it is an ordinary run: the number is stored, and goes on whatever the clock says.
     clock.now += 1_000
     again = library.train(config, tmp_path / "timed", resume=True)
@@ -166,12 +166,14 @@ def test_minutes_fix_the_rounds_once(corpus, tmp_path, short_pilot, clock, metho
     assert model(tmp_path / "counted") == model(tmp_path / "timed")
 
 
-def test_a_pilot_is_part_of_the_time(corpus, tmp_path, short_pilot, clock):
-    library.train(library.configure(data=str(corpus), minutes=5, **SMALL), tmp_path / "run")
+def test_a_pilot_is_part_of_the_time(corpus, tmp_path, monkeypatch, clock):
+    for name, value in {"PILOT_RUN": 2, "PILOT_LEAST": 4, "PILOT_MOST": 4}.items():
+        monkeypatch.setattr(pilot, name, value)
+    library.train(library.configure(data=str(corpus), minutes=2, train_cohort=2, **SMALL), tmp_path / "run")
     config, made = read_run_toml(tmp_path / "run")
     assert "perplexity" in made["pilot"]
-    assert config.train.rounds > 20
-    assert 0.9 * 300 <= clock.now <= 1.1 * 300
+    assert config.train.rounds > 5
+    assert 0.9 * 120 <= clock.now <= 1.1 * 120
 
 
 def test_too_few_minutes_are_refused_after_one_round(corpus, tmp_path, clock, keyfed):
