@@ -1,9 +1,10 @@
 """Settling what a configuration leaves open when a run begins: the recipe's settings, the step, the number of rounds.
 
 The recipe (`keyfed.run.recipe`) reads facts of the corpus. A pilot then trains the recipe's step, half and twice of it
-for a few rounds each, every one a whole small run from the same start with the schedule fitted to its rounds; the best
-on validation is taken, and the run begins from scratch. With `--minutes` the pilot also measures how long a round
-takes, and the number of rounds is fixed once. What came of it all is in run.toml: a run that goes on settles nothing.
+for a few rounds each, from the same start. A trial is the run itself, ended early: a small run with a schedule of its
+own does not show that a step is too large (docs/LOG.md). The best on validation is taken, and the run begins from
+scratch. With `--minutes` the pilot also measures how long a round takes, and the number of rounds is fixed once. What
+came of it all is in run.toml: a run that goes on settles nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from keyfed.run.facts import facts_of, known_messages, read_corpus_for
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.planning import plan
 from keyfed.run.prepare import Prepared, prepare, prepare_again
-from keyfed.run.recipe import AVERAGE_SHARE, VALIDATION_SHARE, Facts, Reading, Setting, recipe, steps_to_try
+from keyfed.run.recipe import VALIDATION_SHARE, Facts, Reading, Setting, recipe, steps_to_try
 
 if TYPE_CHECKING:
     from keyfed.run.train import Listener
@@ -38,11 +39,11 @@ SETTLED = "recipe", "pilot", "pilot_tokens", "minutes"  # keys of run.toml's [ma
 BETWEEN = " | "  # settings, and trials, in one line of run.toml
 FOLDER = "pilot"  # in the run's folder, while the pilot runs
 SHARE = 0.04  # of the rounds that each trial trains
-PILOT_LEAST, PILOT_MOST = 4, 60  # rounds of a trial
+PILOT_LEAST, PILOT_MOST = 6, 60  # rounds of a trial, even numbers: one is judged in its middle and at its end
 GAIN = 0.01  # relative: the recipe's own step stays unless another's validation perplexity is lower by more
-HOPELESS = 1.3  # times the best perplexity at the middle of a trial: it is ended there
+HOPELESS = 2.0  # times the best perplexity at the middle of a trial: it is ended there
 WARM_UP = 3  # rounds that are timed; the first is not counted
-PILOT_RUN = 50  # rounds of a run from which on a pilot is trained
+PILOT_RUN = 60  # rounds of a run from which on a pilot is trained
 BY_ROUNDS = ("train.average", "train.eval_every", "train.checkpoint_every", "train.rounds")  # follow from the rounds
 
 
@@ -347,7 +348,7 @@ class _Pilot:
             middle: float | None = None
             for at, lr in enumerate(steps):
                 records = self._trial(f"step-{at}", rounds, max(1, rounds // 2), {"lr": lr}, middle)
-                tried.append(tried_of(lr, records, rounds, len(chosen.prepared.vocab)))
+                tried.append(tried_of(lr, records, len(chosen.prepared.vocab)))
                 self.listen.say(f"pilot: step {tried[-1].line()}")
                 if at == 0 and self.minutes is not None:
                     pace = pace_of(records)
@@ -363,6 +364,8 @@ class _Pilot:
 
     def _steps(self) -> tuple[float, ...]:
         """Which steps are tried; none where the step is given, or validation cannot judge."""
+        if self.chosen.config.privacy.on and self.chosen.settings:
+            self.listen.say("no pilot with --dp: validation is not noised, and a choice by it would not be covered")
         lr = next((s.value for s in self.chosen.settings if s.key == "method.lr"), None)
         if not isinstance(lr, float):
             return ()
@@ -382,11 +385,9 @@ class _Pilot:
         from keyfed.run.train import train
 
         config = self.chosen.config
-        horizon = rounds * AVERAGE_SHARE
-        average = None if config.train.average is None or horizon < 2 else round(1 - 1 / horizon, 3)
         short = replace(
-            config.train, rounds=rounds, eval_every=every, checkpoint_every=every, average=average, baselines=False,
-            central=False, until=None, curves=False,
+            config.train, rounds=max(rounds, config.train.rounds), eval_every=every, checkpoint_every=every,
+            baselines=False, central=False, until=None, curves=False,
         )  # fmt: skip
         config = check(replace(config, train=short, options={**config.options, **options}))
         folder, watch = self.folder / name, _Watch(self.listen, f"pilot ({name})", rounds, middle, most)
@@ -475,12 +476,12 @@ def pilot_rounds(rounds: int) -> int:
 
     Example:
       >>> pilot_rounds(100), pilot_rounds(1_000), pilot_rounds(10_000)
-      (4, 40, 60)
+      (6, 40, 60)
     """
-    return max(PILOT_LEAST, min(PILOT_MOST, math.ceil(SHARE * rounds)))
+    return max(PILOT_LEAST, min(PILOT_MOST, 2 * math.ceil(SHARE * rounds / 2)))
 
 
-def tried_of(lr: float, records: Sequence[Mapping[str, Any]], rounds: int, vocab: int) -> Tried:
+def tried_of(lr: float, records: Sequence[Mapping[str, Any]], vocab: int) -> Tried:
     """Sum up a trial: its last validation, or nothing where it is worse than guessing evenly among the words."""
     scores = [r["valid"]["perplexity"] for r in records if r.get("valid")]
     last = scores[-1] if scores else None

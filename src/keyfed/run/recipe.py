@@ -147,7 +147,10 @@ def recipe(facts: Facts, given: Mapping[str, Value] | None = None) -> tuple[tupl
     """
     choose = _Chosen(given or {})
     if facts.private:
-        cohort = choose("train.cohort", min(UNKNOWN_COHORT, facts.clients or UNKNOWN_COHORT), "as before, under noise")
+        usual = min(UNKNOWN_COHORT, facts.clients or UNKNOWN_COHORT)
+        cohort = choose(
+            "train.cohort", usual, "the method keeps its own settings: the recipe was not measured with noise"
+        )
         rounds = int(choose.given.get("train.rounds") or 0)
         return tuple(choose.settings.values()), reading_of(facts, cohort, None, rounds)
     cohort = choose("train.cohort", *_cohort(facts))
@@ -165,7 +168,7 @@ def recipe(facts: Facts, given: Mapping[str, Value] | None = None) -> tuple[tupl
     if choose.given.get("train.schedule") != "constant":
         choose("train.final", FINAL, "nearly nothing is left of the step in the last round")
     horizon = min(AVERAGE_ROUNDS, rounds * AVERAGE_SHARE)
-    weight = round(1 - 1 / horizon, 3) if horizon >= 2 else None
+    weight = math.floor(1000 * (1 - 1 / horizon)) / 1000 if horizon >= 2 else None
     why = f"the model served is the average of about {horizon:.0f} rounds" if weight else "too few rounds to average"
     choose("train.average", weight, why)
     if not facts.sizes:  # real clients validate when they are called, at no message of its own

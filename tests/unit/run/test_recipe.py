@@ -190,11 +190,11 @@ def test_a_trial_ends_after_its_rounds_or_where_it_is_clearly_worse():
     lines = [{"round": 1}, {"round": 2, "valid": {"perplexity": 500.0}}]
     assert not is_over(lines, 4, None)
     assert not is_over(lines, 4, 400.0)
-    assert is_over(lines, 4, 300.0)
+    assert is_over(lines, 4, 200.0)
     assert is_over([{"round": 2, "valid": {"perplexity": None}}], 4, 300.0)
     assert is_over(lines, 2, None)
-    assert tried_of(3.0, [{"round": 1, "valid": {"perplexity": 90.0}, "worked": 7}], 1, vocab=80).perplexity is None
-    assert tried_of(3.0, [{"round": 1, "valid": {"perplexity": 70.0}, "worked": 7}], 1, vocab=80).tokens == 7
+    assert tried_of(3.0, [{"round": 1, "valid": {"perplexity": 90.0}, "worked": 7}], vocab=80).perplexity is None
+    assert tried_of(3.0, [{"round": 1, "valid": {"perplexity": 70.0}, "worked": 7}], vocab=80).tokens == 7
     assert PILOT_LEAST >= 2  # a middle to be ended at
 
 
