@@ -207,7 +207,10 @@ def train(
                 result = train_in_federation(resolved, federation, folder, listener, resume=resume, about=chosen)
         except KeyboardInterrupt:
             narrator.stop()
-            typer.echo(f"stopped; go on with: {go_on(folder, federation, plain=plain)}", err=True)
+            later = f"go on with: {go_on(folder, federation, plain=plain)}"
+            if federation is None and folder.exists() and not (folder / "run.toml").exists():
+                later = f"the pilot goes on with the same command, --resume and --out {shlex.quote(str(folder))}"
+            typer.echo(f"stopped; {later}", err=True)
             raise
     report = report_run(folder)
     print_json(result) if as_json else typer.echo(report)

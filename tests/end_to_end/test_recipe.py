@@ -121,6 +121,24 @@ def test_a_method_of_your_own_needs_no_name(corpus, tmp_path):
     assert result["recipe"] is None
 
 
+def test_ctrl_c_in_the_pilot_says_how_to_go_on(corpus, tmp_path, short_pilot, monkeypatch, keyfed):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pilot, "best_step", stop)
+    given = ["train", "--data", corpus, "--rounds", 2, "--out", tmp_path / "run", *FLAGS]
+    code, _, err = keyfed(*given)
+    assert code != 0
+    assert f"stopped; the pilot goes on with the same command, --resume and --out {tmp_path / 'run'}" in err
+    monkeypatch.undo()
+    for name in ("PILOT_RUN", "PILOT_LEAST", "PILOT_MOST"):
+        monkeypatch.setattr(pilot, name, 2)
+    monkeypatch.setattr(training, "run_round", stop)  # no trial is trained again, the run begins
+    code, _, err = keyfed(*given, "--resume")
+    assert "the local step is" in err
+    assert (tmp_path / "run/run.toml").exists()
+
+
 # Time
 
 
