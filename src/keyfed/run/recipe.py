@@ -147,9 +147,9 @@ def recipe(facts: Facts, given: Mapping[str, Value] | None = None) -> tuple[tupl
     """
     choose = _Chosen(given or {})
     if facts.private:
-        usual = min(UNKNOWN_COHORT, facts.clients or UNKNOWN_COHORT)
+        few = min(UNKNOWN_COHORT, facts.clients or UNKNOWN_COHORT)
         cohort = choose(
-            "train.cohort", usual, "the method keeps its own settings: the recipe was not measured with noise"
+            "train.cohort", few, "the method keeps its own settings: the recipe was not measured with noise"
         )
         rounds = int(choose.given.get("train.rounds") or 0)
         return tuple(choose.settings.values()), reading_of(facts, cohort, None, rounds)
