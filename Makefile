@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 RUN    ?= runs/first
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run keyboard gboard assets assets-if-possible test test-slow test-federation lint format bench docs clean
+.PHONY: help setup setup-dev run keyboard base gboard assets assets-if-possible test test-slow test-federation lint format bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,10 +34,14 @@ setup: $(VENV)/base ## make .venv with what `make run` needs
 setup-dev: $(VENV)/dev ## … and with what the tests need
 
 run: setup ## train a federated keyboard model on the built-in corpus and report (about 6 minutes)
-	$(BIN)/keyfed train fedavg --out $(RUN) --resume --config first.toml
+	$(BIN)/keyfed train --out $(RUN) --resume --config first.toml
 
-keyboard: $(VENV)/keyboard assets ## type on the model of `make run` in a browser; trains it first where there is none
+keyboard: $(VENV)/keyboard assets ## type in a browser, on the model of `make run` or on the base model
 	$(BIN)/keyfed keyboard $(if $(filter-out runs/first,$(RUN)),$(RUN))
+
+base: setup ## train the base model that comes along (hours on a CPU, minutes on a GPU) and pack it (docs/starting-smart.md)
+	$(BIN)/keyfed pretrain --config studies/runs/base.toml --out runs/base --resume
+	$(BIN)/keyfed export runs/base --base --out src/keyfed/model/base
 
 gboard: setup ## Gboard's comparison on chat: train (40 minutes on two cores), type, print the table; wants KEYFED_DATA
 	$(BIN)/keyfed train fedavg --config studies/runs/gboard.toml --out runs/gboard --resume

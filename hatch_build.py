@@ -36,8 +36,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             if wrong is not None:
                 self.app.display_warning(f"{wrong}: `keyfed keyboard` will ask for `make assets`")
             return
-        # What `keyfed keyboard` trains where there is no run; the runtime is among the artifacts of pyproject.toml.
-        build_data["force_include"]["first.toml"] = "keyfed/first.toml"
+        # The page's runtime is among the artifacts of pyproject.toml.
         build_data["force_include"]["studies"] = "keyfed/studies"  # where there is no ./studies
         try:
             if wrong is not None:

@@ -2,17 +2,22 @@
 
     python benchmarks/poisoning.py [--seeds 1 2 3 4 5] [--rounds 8] [--out benchmarks/poisoning.json] [--table]
 
-Ten clients have the text of ten presidents and are called through the messages of a real federation, in this process:
-the model and settings of `keyfed up`, with half its tokens, and validation and test read in part. From round 3 on the
-client in the middle of the list lies about its upload or its tokens:
+Ten clients have the text of ten presidents and are called through the messages of a real federation, in this process.
+The configuration is written down here (`PINNED`), so that rows stay comparable when defaults change; `--defaults` takes
+those of the package instead, `--method` and `--set` change either. Validation and test are read in part. From round 3
+on the client in the middle of the list lies about its upload or its tokens:
 
     x -1000, x -20    it sends its own update times this number
     at the bound      its update, negated and as long as the limit lets it be (by what it has seen of the model's steps)
     2^40 tokens       its own update, and says that it has 2^40 tokens (in a secure sum 2^32 - 1, the most that fit)
     bound and tokens  the last two at once
+    at the threshold  plain sums only: three fifths of its update's numbers negated, as long as the limit lets it be. It
+                      points against the others by a fifth of their agreement, where a quarter is left out
 
-In secure sums the liar writes any words it likes, as large as the sum may be without being refused. Runs that are in
-the file already are not run again. `--unlimited` switches limits and roll-back off, for what they are good for.
+In secure sums the liar writes any words it likes, as large as the sum may be without being refused. Training is a
+function of the model, the round and a client's text: what a client found from a model is used again by the next attack
+with the same seed that comes by that model. Runs that are in the file already are not run again. `--unlimited` switches
+limits and roll-back off, for what they are good for.
 """
 
 from __future__ import annotations
@@ -35,7 +40,9 @@ import torch
 
 from keyfed.config import Config, apply_settings, check
 from keyfed.deploy.parts import parts_of, write_parts
+from keyfed.engine.gather import kept
 from keyfed.engine.learner import Learner
+from keyfed.engine.messages import digest_of
 from keyfed.engine.roster import Enrolled, Roster
 from keyfed.engine.secure_layout import Vector
 from keyfed.engine.session import ClientSession, Work
@@ -56,9 +63,53 @@ from keyfed.text.vocab import Vocab
 
 CLIENTS, FIRST = 10, 2  # the first round of the attack, counted from 0
 ATTACKS = ("none", "x -1000", "x -20", "at the bound", "2^40 tokens", "bound and tokens")
+PLAIN = (*ATTACKS, "at the threshold")  # where single uploads are seen
+NEGATED = 0.6  # of the numbers of an upload at the threshold: cosine 0.4 - 0.6 with the honest one
+PINNED = [
+    "data.name=sotu", "data.vocab=10000", "data.lower=true", "data.batches=stream", "model.name=cifg",
+    "model.dropout=0", "method.optimiser=adam", "method.lr=0.006", "method.momentum=0", "method.clip=1",
+    "method.decay=1", "method.epochs=1", "method.batch_size=10", "train.schedule=constant", "train.warmup=0",
+    "train.average=none",
+]  # fmt: skip
 SETTINGS = ["data.max_tokens=2000", "train.cohort=10", "train.valid_tokens=300", "train.test_tokens=1000"]
 FACTORS = {"x -1000": -1000.0, "x -20": -20.0}
+COUNTED = ("rolled_back", "unsound", "against", "honest_against")
 QUICK = Patience(answer=600, quorum=1, look=0.01)
+
+
+class Remembering:
+    """A client's learner that does nothing twice: the same model in the same round gives the same upload.
+
+    Args:
+      found: what was found before, by clients of this seed.
+    """
+
+    def __init__(self, honest: Learner, name: str, found: dict[tuple[Any, ...], Any]) -> None:
+        self._honest, self._name, self._found = honest, name, found
+        self.method, self.shapes, self.digest = honest.method, honest.shapes, honest.digest
+        self.bound, self.promise, self.floor = honest.bound, honest.promise, honest.floor
+
+    def solve(self, theta: Params, round: int, turn: Turn) -> Finished:
+        """Train, or copy what was trained before; a client that keeps state trains."""
+        if turn.propose is not None:
+            return self._honest.solve(theta, round, turn)
+        key = (self._name, self.digest, digest_of(theta), round, turn.clip)
+        if key not in self._found:
+            self._found[key] = kept(self._honest.solve(theta, round, turn))
+        return kept(self._found[key])
+
+    def evaluate(self, theta: Params, part: str) -> Any:
+        """Count, or return what was counted before."""
+        key = (self._name, digest_of(theta), part)
+        if key not in self._found:
+            self._found[key] = self._honest.evaluate(theta, part)
+        return self._found[key]
+
+
+def remembering(name: str, text: Path, found: dict[tuple[Any, ...], Any]) -> Callable[[Mapping[str, Any]], Remembering]:
+    """Return what makes a client's learner from what a run says of itself."""
+    make = own_text(name, text)
+    return lambda about: Remembering(make(about), name, found)
 
 
 class LyingLearner:
@@ -79,7 +130,8 @@ class LyingLearner:
             done = done._replace(tokens=(1 << 32) - 1 if self.method.hidden else 1 << 40)
         if not self.method.hidden:
             factor = self._liar.factor(self._attack, norm_of(done.upload), 1)
-            done = done._replace(upload={name: u * factor for name, u in done.upload.items()})
+            upload = mixed(done.upload, round) if self._attack == "at the threshold" else done.upload
+            done = done._replace(upload={name: u * factor for name, u in upload.items()})
         return done
 
     def evaluate(self, theta: Params, part: str) -> Any:
@@ -87,11 +139,20 @@ class LyingLearner:
         return self._honest.evaluate(theta, part)
 
 
+def mixed(upload: Params, round: int) -> Params:
+    """Negate `NEGATED` of an upload's numbers, drawn anew each round."""
+    draw = torch.Generator().manual_seed(round)
+    signs = {name: torch.rand(u.shape, generator=draw) < NEGATED for name, u in upload.items()}
+    return {name: torch.where(signs[name], -u, u) for name, u in upload.items()}
+
+
 class Liar(ClientSession):
     """A client that writes into masked vectors what it likes."""
 
-    def __init__(self, home: Path, name: str, text: Path, attack: str) -> None:
-        make = own_text(name, text)
+    def __init__(
+        self, home: Path, name: str, text: Path, attack: str, found: dict[tuple[Any, ...], Any] | None = None
+    ) -> None:
+        make = remembering(name, text, {} if found is None else found)
         learner: Callable[[Mapping[str, Any]], Any] = lambda about: LyingLearner(make(about), attack, self)  # noqa: E731
         super().__init__(home, name, learner, plain=True, floors=Floors(3))
         self._attack, self._before, self._steps = attack, None, []
@@ -106,6 +167,8 @@ class Liar(ClientSession):
 
     def factor(self, attack: str, own: float, members: int) -> float:
         """Return what to multiply an update of this norm by."""
+        if attack == "at the threshold":
+            return 100.0
         if "bound" not in attack:
             return FACTORS.get(attack, 1.0)
         if members == 1:  # plain: far beyond the limit, so that it is shortened to it
@@ -124,28 +187,40 @@ class Liar(ClientSession):
         return np.concatenate([words.astype(np.uint32), honest[numbers:]])
 
 
-def configured(secure: bool, rounds: int, seed: int, unlimited: bool, more: Sequence[str] = ()) -> Config:
-    """The settings of `keyfed up` for ten clients."""
-    config = apply_settings(Config(), [*SETTINGS, f"train.rounds={rounds}", f"train.seed={seed}", *more])
+def configured(secure: bool, rounds: int, seed: int, unlimited: bool, base: Config, more: Sequence[str] = ()) -> Config:
+    """The settings of a federation of ten clients."""
+    config = apply_settings(base, [*SETTINGS, f"train.rounds={rounds}", f"train.seed={seed}", *more])
     config = replace(config, secure=replace(config.secure, on=secure))
     if unlimited:
-        config = replace(
-            config, upload=UploadConfig(limit=0.0, token_limit=0.0), train=replace(config.train, rollback=0.0)
-        )
+        off = UploadConfig(limit=0.0, token_limit=0.0, against=0.0)
+        config = replace(config, upload=off, train=replace(config.train, rollback=0.0))
     return check(config)
 
 
-def run(config: Config, attack: str, vocab: Vocab, texts: Mapping[str, Path], folder: Path) -> dict[str, Any]:
-    """Train once and return what became of the model."""
+def run(
+    config: Config,
+    attack: str,
+    vocab: Vocab,
+    texts: Mapping[str, Path],
+    folder: Path,
+    found: dict[tuple[Any, ...], Any] | None = None,
+) -> dict[str, Any]:
+    """Train once and return what became of the model.
+
+    Args:
+      found: what clients found in other runs with this configuration; this run adds to it.
+    """
+    found = {} if found is None else found
     roster, sessions = Roster(folder / "roster.json"), {}
     names = sorted(texts)
     liar = names[len(names) // 2]
     for name in names:
         home = folder / "clients" / name
         if name == liar and attack != "none":
-            sessions[name] = Liar(home, name, texts[name], attack)
+            sessions[name] = Liar(home, name, texts[name], attack, found)
         else:
-            sessions[name] = ClientSession(home, name, own_text(name, texts[name]), plain=True, floors=Floors(3))
+            make = remembering(name, texts[name], found)
+            sessions[name] = ClientSession(home, name, make, plain=True, floors=Floors(3))
         key = sessions[name].store.identity().public.hex()
         node = hashlib.sha256(name.encode()).hexdigest()
         roster.add(name, Enrolled(key, node, datetime.now(UTC).isoformat()))
@@ -161,6 +236,12 @@ def run(config: Config, attack: str, vocab: Vocab, texts: Mapping[str, Path], fo
         "rolled_back": result["rolled_back"],
         "unsound": result["unsound"],
         "shortened": result["shortened"],
+        "against": result["against"],
+        "honest_against": sum(
+            why == "against the others" and (name != liar or attack == "none")
+            for line in lines
+            for name, why in line["refused"].items()
+        ),
         "refused": result["refused"],
         "abandoned": result["abandoned"],
         "finite": finite(saved.state.params),
@@ -171,11 +252,11 @@ def table(rows: Mapping[str, Mapping[str, Any]], seeds: Sequence[int]) -> str:
     """Return the measured runs as a Markdown table: mean ± standard deviation over seeds, ratios to the clean run."""
     out = [
         "| sums | attack | seeds | test perplexity | of the clean run's, worst seed | roll-backs a run | "
-        "steps not taken a run | θ finite |",
-        "|---|---|--:|--:|--:|--:|--:|---|",
+        "steps not taken a run | uploads left out a run, honest ones | θ finite |",
+        "|---|---|--:|--:|--:|--:|--:|--:|---|",
     ]
     for kind in ("plain", "secure"):
-        for attack in ATTACKS:
+        for attack in PLAIN:
             pairs = [
                 (rows[key], rows[clean])
                 for seed in seeds
@@ -186,11 +267,12 @@ def table(rows: Mapping[str, Mapping[str, Any]], seeds: Sequence[int]) -> str:
             found = [row["perplexity"] for row, _ in pairs]
             spread = statistics.stdev(found) if len(found) > 1 else math.nan
             worst = max(row["perplexity"] / clean["perplexity"] for row, clean in pairs)
-            mean = {key: statistics.mean(row[key] for row, _ in pairs) for key in ("rolled_back", "unsound")}
+            mean = {key: statistics.mean(row.get(key, 0) for row, _ in pairs) for key in COUNTED}
             whole = "yes" if all(row["finite"] for row, _ in pairs) else "NO"
             out.append(
                 f"| {kind} | {attack} | {len(pairs)} | {statistics.mean(found):.1f} ± {spread:.1f} | {worst:.3f} | "
-                f"{mean['rolled_back']:.1f} | {mean['unsound']:.1f} | {whole} |"
+                f"{mean['rolled_back']:.1f} | {mean['unsound']:.1f} | "
+                f"{mean['against']:.1f}, {mean['honest_against']:.1f} | {whole} |"
             )
     return "\n".join(out)
 
@@ -202,27 +284,35 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--sums", nargs="+", choices=("plain", "secure"), default=["plain", "secure"])
-    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--attacks", nargs="+", choices=PLAIN, default=list(PLAIN))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/poisoning.json"))
+    parser.add_argument("--defaults", action="store_true", help="the defaults of the package, not those written here")
+    parser.add_argument("--method", default="fedavg", help="with its defaults, where it is not fedavg")
     parser.add_argument("--set", action="append", default=[], dest="settings", help="section.key=value")
     parser.add_argument("--unlimited", action="store_true", help="without limits and roll-back")
     parser.add_argument("--table", action="store_true", help="run nothing, print the table")
     given = parser.parse_args()
     rows: dict[str, Any] = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {}
     grid = itertools.product(given.seeds, given.sums, given.attacks)
-    todo = [] if given.table else list(grid)
+    todo = [] if given.table else [(s, k, a) for s, k, a in grid if k == "plain" or a in ATTACKS]
+    pinned = [] if given.defaults else [p for p in PINNED if given.method == "fedavg" or not p.startswith("method.")]
+    base = apply_settings(Config(method=given.method), pinned)
     if todo:
-        base = configured(False, given.rounds, given.seeds[0], given.unlimited, given.settings)
-        vocab = prepare(base).vocab
+        first = configured(False, given.rounds, given.seeds[0], given.unlimited, base, given.settings)
+        vocab = prepare(first).vocab
     with tempfile.TemporaryDirectory(prefix="keyfed-poisoning-") as folder:
-        texts = write_parts(parts_of(load_corpus("sotu"), CLIENTS), Path(folder) / "texts") if todo else {}
+        texts = write_parts(parts_of(load_corpus(first.data.name), CLIENTS), Path(folder) / "texts") if todo else {}
+        found: dict[tuple[Any, ...], Any] = {}
+        before = None
         for seed, kind, attack in todo:
+            if (seed, kind) != before:
+                before, found = (seed, kind), {}
             key = f"{kind}/{attack}/{seed}"
             if key in rows:
                 continue
-            config = configured(kind == "secure", given.rounds, seed, given.unlimited, given.settings)
+            config = configured(kind == "secure", given.rounds, seed, given.unlimited, base, given.settings)
             with tempfile.TemporaryDirectory(dir=folder) as own:
-                rows[key] = run(config, attack, vocab, texts, Path(own))
+                rows[key] = run(config, attack, vocab, texts, Path(own), found)
             print(key, json.dumps(rows[key]), flush=True)
             write_atomically(given.out, json.dumps(rows, indent=1, sort_keys=True).encode())
     print(table(rows, given.seeds))

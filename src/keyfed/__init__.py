@@ -2,7 +2,7 @@
 
     import keyfed
 
-    config = keyfed.configure("fedavg", data="sotu", model="cifg", rounds=5)
+    config = keyfed.configure("fedavg", data="chat", model="cifg", rounds=5)
     result = keyfed.train(config, "runs/mine")
     model = keyfed.load_model("runs/mine")
     print(result["test"]["perplexity"], keyfed.suggest(model, "the state of the"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from keyfed.config import PARTS, SECTIONS, Config, Value, check, set_value
+from keyfed.config import PARTS, RECIPE, RECIPE_PRIVATE, SECTIONS, Config, Open, Value, check, open_config, set_value
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import METHODS, method_options
@@ -30,15 +31,22 @@ PathLike = str | os.PathLike[str]
 
 
 def configure(
-    method: str = "fedavg",
+    method: str | None = None,
     *,
-    data: str = "sotu",
+    data: str = "chat",
     model: str = "cifg",
-    rounds: int = 20,
+    rounds: int | None = None,
+    minutes: float | None = None,
     seed: int = 1,
     **settings: Value,
 ) -> Config:
     """Describe a run. Other settings are written `section_key=value`, or the bare name of a method's option.
+
+    Args:
+      method: one by name, with its own defaults; None for the recipe, which chooses from the corpus what is not set
+        here when training begins (docs/training.md).
+      rounds: None for 20 of a named method, and for as many as the recipe finds fit.
+      minutes: about how long to train, in place of `rounds`.
 
     Example:
       >>> config = configure("fedavg", rounds=3, lr=1.0, train_cohort=5, data_max_tokens=1000)
@@ -49,13 +57,19 @@ def configure(
       >>> configure("fedadam", model="nwp-small", vectors_file="/v/glove.txt", train_frozen_rounds=5).vectors.file
       '/v/glove.txt'
     """
-    options = method_options(method)
-    config = Config(method=method)
-    named: dict[str, Value] = {"data.name": data, "model.name": model, "train.rounds": rounds, "train.seed": seed}
+    if minutes is not None and (rounds is not None or settings.get("train_rounds") is not None):
+        raise ConfigError("minutes and rounds both say how long to train; leave one of the two out")
+    private = {"privacy_epsilon", "privacy_noise"} & {key for key, value in settings.items() if value is not None}
+    options = method_options(method or (RECIPE_PRIVATE if private else RECIPE))
+    named: dict[str, Value] = {"data.name": data, "model.name": model, "train.seed": seed}
+    named |= {} if rounds is None else {"train.rounds": rounds}
     for key, value in settings.items():
         section, _, rest = key.partition("_")
-        dotted = f"{section}.{rest}" if key not in options and section in SECTION_NAMES and rest else key
-        named[dotted] = value
+        bare = key in options or section not in SECTION_NAMES or not rest
+        named[f"method.{key}" if bare else f"{section}.{rest}"] = value
+    config = open_config(named, minutes) if method is None else Config(method=method)
+    if method is not None and minutes is not None:
+        config = replace(config, open=Open(minutes=minutes))
     for key in sorted(named, key=lambda key: not key.endswith(".name")):  # a part's name says which options it has
         config = set_value(config, key, named[key])
     return check(config)
@@ -73,7 +87,8 @@ def train(
     """Train a run in folder `out` and return its result; see `keyfed train`, and docs/extending.md for the last two.
 
     Args:
-      resume: go on with the run in `out` from its last whole checkpoint.
+      resume: go on with the run in `out` from its last whole checkpoint. More `train.rounds` than it has extend it,
+        finished or not.
       module: a function of the vocabulary's size that returns a new `torch.nn.Module`, to train in place of a preset.
       method: a method of your own, in place of one by name.
     """
@@ -133,7 +148,7 @@ def _options_of(method: str) -> Iterable[str]:
 def compare(
     methods: Sequence[str],
     *,
-    data: str = "sotu",
+    data: str = "chat",
     model: str = "cifg",
     rounds: int = 20,
     seeds: int | Sequence[int] = 1,

@@ -33,7 +33,7 @@ def compare(
         str | None, typer.Option(help="perplexity=200 or nats=2.0; by default what every method has reached.")
     ] = None,
     init: Annotated[
-        str | None, typer.Option(metavar="RUN", help="The run whose weights METHOD+init starts from, by word.")
+        str | None, typer.Option(metavar="RUN", help="The run, or base, whose weights METHOD+init starts from.")
     ] = None,
     vectors: Annotated[
         str | None, typer.Option(metavar="FILE", help="Word vectors that METHOD+vectors starts from.")

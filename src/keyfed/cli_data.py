@@ -31,7 +31,7 @@ def data_list(data_dir: DirOption = None, as_json: JsonOption = False) -> None:
 
 @data_app.command("describe")
 def data_describe(
-    name: Annotated[str, typer.Argument(help="Corpus name or path.")] = "sotu",
+    name: Annotated[str, typer.Argument(help="Corpus name or path.")] = "chat",
     data_dir: DirOption = None,
     model: ModelOption = None,
     settings: SetOption = None,
@@ -62,7 +62,7 @@ def data_get(name: Annotated[str, typer.Argument(help="Corpus name.")], data_dir
 
 @data_app.command("explore")
 def data_explore(
-    name: Annotated[str, typer.Argument(help="Corpus name or path.")] = "sotu",
+    name: Annotated[str, typer.Argument(help="Corpus name or path.")] = "chat",
     out: Annotated[Path, typer.Option(help="Folder for the plots.")] = Path("runs/explore"),
     top: Annotated[int, typer.Option(help="Entries of each table.", min=1)] = 20,
     data_dir: DirOption = None,

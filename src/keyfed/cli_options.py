@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keyfed.errors import RunError, nearest
+from keyfed.errors import ConfigError, RunError, nearest
 from keyfed.launch import leads, place
 
 if TYPE_CHECKING:
@@ -34,14 +37,38 @@ def configure(
     named: dict[str, Any],
     settings: list[str] | None,
     base: Config | None = None,
+    *,
+    recipe: bool = False,
+    minutes: float | None = None,
 ) -> Config:
-    """Defaults (or a run's own), then the TOML file, then named options, then --set."""
-    from keyfed.config import Config, apply_settings, check, read_config, set_value
+    """Defaults (or a run's own), then the TOML file, then named options, then --set.
+
+    Args:
+      recipe: where no method is named, leave what is not set to the recipe (`keyfed.run.recipe`).
+      minutes: let the number of rounds follow from this time.
+    """
+    from keyfed.config import (
+        Config,
+        Open,
+        apply_settings,
+        check,
+        config_from,
+        keys_of,
+        open_config,
+        read_config,
+        read_document,
+        set_value,
+    )
     from keyfed.federated.methods import method_options
 
     if method is not None:
         method_options(method)  # an unknown method is said first
-    if config is not None:
+    document = read_document(config) if config is not None else {}
+    if recipe and method is None and (config is not None or base is None) and not _names_method(document):
+        given = [key for key, value in named.items() if value is not None] + keys_of(document)
+        given += [whole_key(setting.partition("=")[0].strip()) for setting in settings or []]
+        made = config_from(document, str(config), base=open_config(given))
+    elif config is not None:
         made = read_config(config, method)
     elif base is not None:
         if method is not None and method != base.method:
@@ -49,10 +76,31 @@ def configure(
         made = base
     else:
         made = Config(method=method or "fedavg")
+    if minutes is not None:
+        if "train.rounds" in keys_of(document):
+            raise ConfigError(f"{config} sets train.rounds, and --minutes is given: leave one of the two out")
+        made = replace(made, open=replace(made.open or Open(), minutes=minutes))
     for key, value in named.items():
         if value is not None:
             made = set_value(made, key, value)
     return check(apply_settings(made, settings or []))
+
+
+def whole_key(key: str) -> str:
+    """Write an option's key with its section; a bare one is the method's."""
+    return key if "." in key else f"method.{key}"
+
+
+def _names_method(document: Mapping[str, Any]) -> bool:
+    table = document.get("method", {})
+    return not isinstance(table, Mapping) or "name" in table  # what is no section is said where it is read
+
+
+def sets(key: str, settings: list[str] | None, config: Path | None) -> bool:
+    """Whether the caller set a key, by --set or in the file (`configure` has read it: it exists and is TOML)."""
+    section, _, name = key.partition(".")
+    in_file = config is not None and name in tomllib.loads(config.read_text("utf-8")).get(section, {})
+    return in_file or any(setting.partition("=")[0].strip() == key for setting in settings or [])
 
 
 def print_json(value: Any) -> None:

@@ -36,8 +36,8 @@ def study(
 
     A study is a TOML file of studies/: data, models, methods, seeds for each scale, printed values, claims. Every
     configuration with a seed is a cell, its result one small JSON file in RESULTS/data; finished cells are read,
-    interrupted ones go on. Several processes may share RESULTS and WORK: each takes cells that no other works on. A
-    cell that was made with other defaults of its method than today's is run again. Exit code 1 if a cell failed.
+    interrupted ones go on. Several processes may share RESULTS and WORK: each takes cells that no other works on. Cells
+    are made with defaults that do not change, whatever those of `keyfed train` are. Exit code 1 if a cell failed.
 
       keyfed study list
 

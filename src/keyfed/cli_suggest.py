@@ -29,15 +29,19 @@ def suggest(
     corrected, unless a blank ends it, with three suggestions at most. TEXT is taken as whole words, and followed by
     next words. (A character model completes the last word of both.)
 
-      keyfed suggest runs/first "the state of" -k 5
+      keyfed suggest runs/first "i would like to" -k 5
 
       echo "the state o" | keyfed suggest runs/first
+
+    RUN may be `base`, the model that comes with the package:
+
+      keyfed suggest base "how do i"
     """
     from keyfed.keyboard.terminal import PlainLine, harmless, run_terminal, suggestions_of
-    from keyfed.run.folder import load_model
+    from keyfed.run.base import load_run
     from keyfed.run.suggest import suggest as suggest_words
 
-    trained = load_model(run)
+    trained = load_run(run)
 
     def words_after(before: str) -> list[str]:
         return suggest_words(trained.spec, trained.params, trained.vocab, before, count, lines=trained.reads_lines)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,15 +22,21 @@ from keyfed.cli_options import (
     configure,
     follow_rank_0,
     print_json,
+    sets,
 )
 from keyfed.errors import ConfigError
 from keyfed.launch import leads
 
 if TYPE_CHECKING:
     from keyfed.config import Config
+    from keyfed.run.recipe import Setting
     from keyfed.run.train import Listener
 
 RoundsOption = Annotated[int | None, typer.Option(help="Federated rounds.")]
+MinutesOption = Annotated[
+    float | None,
+    typer.Option(help="Train for about so long, in place of --rounds; their number is fixed after measuring."),
+]
 SeedOption = Annotated[int | None, typer.Option(help="Everything random derives from it.")]
 UntilOption = Annotated[str | None, typer.Option(help="Stop once validation is that good: perplexity=200 or nats=2.")]
 VectorsOption = Annotated[
@@ -38,9 +46,15 @@ VectorsDimOption = Annotated[
     int | None, typer.Option(help="Numbers a word in the end, by PCA; the embedding's width by default.")
 ]
 InitOption = Annotated[
-    str | None, typer.Option(metavar="RUN", help="Start from this run's weights, carried by word; else random.")
+    str | None,
+    typer.Option(
+        metavar="RUN", help="Start from this run's weights, carried by word; base: those that come along; none: random."
+    ),
 ]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or start it.")]
+ResumeOption = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with the run in --out, or start it; more --rounds extend a finished one."),
+]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, with sizes; do nothing.")]
 FederationOption = Annotated[
     str | None,
@@ -83,6 +97,13 @@ def _secure(secure: bool, plain: bool, federation: str | None) -> bool | None:
     return not plain if federation is not None else secure or None
 
 
+def refuse_two_lengths(minutes: float | None, rounds: int | None, settings: list[str] | None) -> None:
+    """Refuse a time beside a number of rounds."""
+    counted = rounds is not None or any(s.replace(" ", "").startswith("train.rounds=") for s in settings or [])
+    if minutes is not None and counted:
+        raise ConfigError("--minutes and --rounds both say how long to train; leave one of the two out")
+
+
 def privacy_settings(dp: str | None, population: int | None, settings: list[str] | None) -> dict[str, Any]:
     """Return what --dp and --population set; clients are then called independently, unless they take turns.
 
@@ -103,12 +124,15 @@ def privacy_settings(dp: str | None, population: int | None, settings: list[str]
 
 
 def train(
-    method: Annotated[str | None, typer.Argument(help="Method (`keyfed methods`); fedavg by default.")] = None,
+    method: Annotated[
+        str | None, typer.Argument(help="Method (`keyfed methods`); else the recipe: what fits the corpus.")
+    ] = None,
     data: DataOption = None,
     data_dir: DirOption = None,
     model: ModelOption = None,
     vocab_file: VocabOption = None,
     rounds: RoundsOption = None,
+    minutes: MinutesOption = None,
     seed: SeedOption = None,
     until: UntilOption = None,
     init: InitOption = None,
@@ -130,8 +154,13 @@ def train(
 ) -> None:
     """Train a model federatedly and report how it stands.
 
-    METHOD is one of `keyfed methods`, fedavg by default. Without options it trains on the built-in corpus (U.S. State
-    of the Union addresses, one client per president) and writes a run folder: report, metrics, checkpoints, model.
+    Words of English start from the base model that comes along; --init none starts at random (docs/starting-smart.md).
+    Without METHOD the recipe chooses method and settings from the corpus (docs/training.md), a short pilot settles the
+    step, and --dry-run says what was chosen and why; what you set stays. METHOD is one of `keyfed methods`, with its
+    own defaults. Without options it trains on the built-in corpus (chat of the channel #ubuntu, one client per
+    author) and writes a run folder: report, metrics, checkpoints, model.
+
+      keyfed train --data my-chats.csv --minutes 10
 
       keyfed train fedavg --data ptb --model gru --rounds 50 --set lr=0.002 --set train.cohort=10
 
@@ -153,16 +182,25 @@ def train(
         "vectors.dim": vectors_dim, "secure.on": _secure(secure, plain, federation), "train.curves": curves or None,
         **privacy_settings(dp, population, settings),
     }  # fmt: skip
+    refuse_two_lengths(minutes, rounds, settings)
     if curves and federation is not None:
         raise ConfigError("--curves works in simulation only; leave it out of a federation")
     base = None
     if resume and out is not None and (out / "run.toml").exists():
         base = read_run_toml(out)[0]
-    resolved = configure(method, config, named, settings, base)
+    resolved = configure(method, config, named, settings, base, recipe=True, minutes=minutes)
+    offered = init is None and not sets("train.init", settings, config)
+    if offered and base is not None:  # a run goes on from the start that it had
+        offered, resolved = False, replace(resolved, train=replace(resolved.train, init=base.train.init))
+    chosen: Sequence[Setting] = ()
+    if federation is not None:
+        from keyfed.run.pilot import choose_for_federation
+
+        resolved, chosen = choose_for_federation(resolved, None)
     if dry_run:
         from keyfed.run.dry import describe_plan
 
-        description = describe_plan(resolved)
+        description = describe_plan(resolved, offered=offered)
         print_json(description) if as_json else typer.echo(description["text"])
         return
     from keyfed.cli_up import go_on, train_in_federation
@@ -178,12 +216,17 @@ def train(
             listener = stack.enter_context(EventWriter(folder, narrator))
         try:
             if federation is None:
-                result = run_training(resolved, folder, resume=resume, listener=listener)
+                result = run_training(resolved, folder, resume=resume, listener=listener, offered=offered)
             else:
-                result = train_in_federation(resolved, federation, folder, listener, resume=resume)
+                result = train_in_federation(
+                    resolved, federation, folder, listener, resume=resume, chosen=chosen, offered=offered
+                )
         except KeyboardInterrupt:
             narrator.stop()
-            typer.echo(f"stopped; go on with: {go_on(folder, federation, plain=plain)}", err=True)
+            later = f"go on with: {go_on(folder, federation, plain=plain)}"
+            if federation is None and folder.exists() and not (folder / "run.toml").exists():
+                later = f"the pilot goes on with the same command, --resume and --out {shlex.quote(str(folder))}"
+            typer.echo(f"stopped; {later}", err=True)
             raise
     report = report_run(folder)
     print_json(result) if as_json else typer.echo(report)
@@ -195,6 +238,7 @@ def pretrain(
     model: ModelOption = None,
     vocab_file: VocabOption = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds, each as much text as a round of `train` reads.")] = None,
+    minutes: MinutesOption = None,
     seed: SeedOption = None,
     until: UntilOption = None,
     init: InitOption = None,
@@ -229,8 +273,8 @@ def pretrain(
         named = {"data.name": data, "data.dir": data_dir, "model.name": model}
         out = _default_out(configure("central", config, named, settings), resume, "pretrain")
     train(
-        "central", data, data_dir, model, vocab_file, rounds, seed, until, init, vectors, vectors_dim, out, None, None,
-        False, resume, settings, config, dry_run, tensorboard, curves, None, False, as_json,
+        "central", data, data_dir, model, vocab_file, rounds, minutes, seed, until, init, vectors, vectors_dim, out,
+        None, None, False, resume, settings, config, dry_run, tensorboard, curves, None, False, as_json,
     )  # fmt: skip
     if leads() and not dry_run and not as_json:
         typer.echo(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +17,7 @@ from keyfed.cli_options import (
     SetOption,
     configure,
     print_json,
+    sets,
 )
 
 if TYPE_CHECKING:
@@ -87,13 +87,6 @@ def tune(
     print_json(result) if as_json else typer.echo(tune_text(result))
 
 
-def _sets(key: str, settings: list[str] | None, config: Path | None) -> bool:
-    """Whether the caller set a key, by --set or in the file (`configure` has read it: it exists and is TOML)."""
-    section, _, name = key.partition(".")
-    in_file = config is not None and name in tomllib.loads(config.read_text("utf-8")).get(section, {})
-    return in_file or any(setting.partition("=")[0].strip() == key for setting in settings or [])
-
-
 def _quick(config: Config, settings: list[str] | None, file: Path | None) -> tuple[Config, str | None]:
     """Reduce what a comparison reduces, but for the test text, which a search does not read; say so."""
     from keyfed.config import set_value
@@ -102,7 +95,7 @@ def _quick(config: Config, settings: list[str] | None, file: Path | None) -> tup
     reduced = {
         key: value
         for key, value in quick_values(config.model.name).items()
-        if key != "train.test_tokens" and not _sets(key, settings, file)
+        if key != "train.test_tokens" and not sets(key, settings, file)
     }
     for key, value in reduced.items():
         config = set_value(config, key, value)

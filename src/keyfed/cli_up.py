@@ -6,6 +6,7 @@ import shlex
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,12 +23,14 @@ from keyfed.cli_options import (
     VocabOption,
     configure,
     print_json,
+    sets,
 )
-from keyfed.cli_train import PrivacyOption, privacy_settings
+from keyfed.cli_train import InitOption, PrivacyOption, privacy_settings
 from keyfed.errors import ConfigError, DeployError
 
 if TYPE_CHECKING:
     from keyfed.config import Config
+    from keyfed.run.recipe import Setting
     from keyfed.run.train import Listener
 
 WAIT_SECONDS = 60.0
@@ -36,7 +39,9 @@ ATTEMPTS, RETURN_SECONDS, SETTLE_SECONDS = 5, 300.0, 8.0
 
 
 def up(
-    method: Annotated[str | None, typer.Argument(help="Method (`keyfed methods`); fedavg by default.")] = None,
+    method: Annotated[
+        str | None, typer.Argument(help="Method (`keyfed methods`); else the recipe, without a pilot.")
+    ] = None,
     clients: Annotated[int, typer.Option(help="Clients, each with processes and keys of its own.", min=1)] = 3,
     plain: Annotated[
         bool, typer.Option("--plain/--secure", help="Without secure aggregation: the server sees every update.")
@@ -47,6 +52,7 @@ def up(
     vocab_file: VocabOption = None,
     rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random derives from it.")] = None,
+    init: InitOption = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/up-METHOD-DATA-MODEL by default.")] = None,
     home: Annotated[
         Path | None, typer.Option(help="Folder for keys, text and logs, which is kept; else a temporary one.")
@@ -74,19 +80,21 @@ def up(
     from keyfed.deploy.processes import stop_at_signals, tail
     from keyfed.deploy.up import up as run_up
     from keyfed.run.console import Narrator, plural
+    from keyfed.run.pilot import choose_for_federation
     from keyfed.run.results import report_run
 
     if not plain and clients < 3:
         raise ConfigError(f"{plural(clients, 'client')} cannot hide in each other's sum; take at least 3, or --plain")
     named = {
         "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
-        "data.vocab_file": vocab_file, "train.cohort": clients, "secure.on": not plain,
+        "data.vocab_file": vocab_file, "train.cohort": clients, "secure.on": not plain, "train.init": init,
         **privacy_settings(dp, None, settings),
     }  # fmt: skip
-    if data is None and config is None:  # enough to see it work; presidents wrote up to 200,000 words
+    if data is None and config is None:  # enough to see it work
         quick = {"data.max_tokens": QUICK_TOKENS, "train.rounds": rounds or QUICK_ROUNDS}
         named |= {key: value for key, value in quick.items() if not any(s.startswith(key) for s in settings or [])}
-    resolved = configure(method, config, named, settings)
+    resolved, chosen = choose_for_federation(configure(method, config, named, settings, recipe=True), clients)
+    offered = init is None and not sets("train.init", settings, config)
     folder = out or _default_out(resolved, False, f"up-{resolved.method}")
     with ExitStack() as stack:
         stack.enter_context(stop_at_signals())
@@ -98,7 +106,7 @@ def up(
         if plain:
             narrator.say("without secure aggregation: the server sees every client's update (--secure is the default)")
         try:
-            result = run_up(resolved, clients, folder, root, narrator, plain=plain)
+            result = run_up(resolved, clients, folder, root, narrator, plain=plain, chosen=chosen, offered=offered)
         except ConfigError:  # nothing was started
             raise
         except Exception:
@@ -150,7 +158,16 @@ def cost_text(cost: dict[str, Any]) -> str:
     return f"{took}a client and round: {moved}"
 
 
-def train_in_federation(config: Config, address: str, out: Path, listener: Listener, *, resume: bool) -> Any:
+def train_in_federation(
+    config: Config,
+    address: str,
+    out: Path,
+    listener: Listener,
+    *,
+    resume: bool,
+    chosen: Sequence[Setting] = (),
+    offered: bool = False,
+) -> Any:
     """Submit a run to a server, follow it, and return its result: what `keyfed train --federation ADDRESS` does.
 
     A server that goes away is waited for, and the run goes on from its last checkpoint. The vocabulary is that of
@@ -158,6 +175,8 @@ def train_in_federation(config: Config, address: str, out: Path, listener: Liste
 
     Args:
       address: HOST:PORT of the server, or its folder.
+      chosen: what the recipe chose.
+      offered: the run asks for no start, and takes the base model where that knows enough of the vocabulary.
     """
     from keyfed.deploy.client_home import check_server
     from keyfed.deploy.flower import need_flower, write_connection
@@ -166,6 +185,9 @@ def train_in_federation(config: Config, address: str, out: Path, listener: Liste
     from keyfed.deploy.superlink import ServerHome, default_home
     from keyfed.deploy.up import run_files
     from keyfed.run.deployed import deployable
+    from keyfed.run.pilot import with_carried_step
+    from keyfed.run.start import not_base, offer_start_by_words
+    from keyfed.text.vocab import Vocab
 
     need_flower()
     deployable(config)
@@ -177,6 +199,13 @@ def train_in_federation(config: Config, address: str, out: Path, listener: Liste
         server = ServerHome(default_home())
         check_server(address)
     vocab, wanted = run_vocab(config, listener), config.train.cohort
+    if offered:
+        config, why_not = offer_start_by_words(config, Vocab.from_json(vocab))
+        if why_not:
+            listener.say(not_base(why_not))
+    config, lines = with_carried_step(config, chosen, offered=offered)
+    for line in lines:
+        listener.say(line)
     with stop_at_signals():  # whatever ends us: the run on the server is stopped, nothing of ours is left
         for attempt in range(ATTEMPTS):
             with tempfile.TemporaryDirectory(prefix="keyfed-run-") as temporary:

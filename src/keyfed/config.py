@@ -6,6 +6,7 @@ decided by the data), written `none` on the command line and in TOML.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -28,11 +29,26 @@ from keyfed.sections import (
 )
 
 __all__ = [
-    "Config", "DataConfig", "ModelConfig", "Participation", "PrivacyConfig", "SecureConfig", "TrainConfig",
+    "Config", "DataConfig", "ModelConfig", "Open", "Participation", "PrivacyConfig", "SecureConfig", "TrainConfig",
     "UploadConfig", "VectorsConfig", "coerce",
 ]  # fmt: skip
 
 Value = str | int | float | bool | None
+BASE = "base"  # as train.init: the model that comes with the package
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """What a run settles when it begins (`keyfed.run.pilot`); run.toml has what came of it.
+
+    Attributes:
+      given: `section.key` of what the caller has set; the recipe chooses the rest from the corpus. None: nothing is
+        chosen, because a method was named.
+      minutes: time for training, from which the number of rounds follows; None: rounds are counted, not timed.
+    """
+
+    given: frozenset[str] | None = None
+    minutes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,7 @@ class Config:
 
     Attributes:
       mediator: a mediator in the place of the method's own, and `server` a server rule; None keeps the method's.
+      open: what is settled when training begins; None where all is settled. It is no part of run.toml.
     """
 
     data: DataConfig = field(default_factory=DataConfig)
@@ -55,6 +72,7 @@ class Config:
     options: Mapping[str, Value] = field(default_factory=dict)
     mediator: Part | None = None
     server: Part | None = None
+    open: Open | None = None
 
 
 SECTIONS: dict[str, Any] = {
@@ -68,6 +86,17 @@ SECTIONS: dict[str, Any] = {
     "secure": SecureConfig,
 }
 PARTS = ("mediator", "server")
+RECIPE, RECIPE_PRIVATE = "fednesterov", "fedavg"  # methods of a run that names none
+
+
+def open_config(given: Iterable[str], minutes: float | None = None) -> Config:
+    """Return the configuration of a run that names no method: the recipe chooses what is not among the given keys.
+
+    Under differential privacy the method stays federated averaging: the recipe was not measured under noise.
+    """
+    keys = frozenset(given)
+    private = not keys.isdisjoint(("privacy.epsilon", "privacy.noise"))
+    return Config(method=RECIPE_PRIVATE if private else RECIPE, open=Open(keys, minutes))
 
 
 def method_spec(config: Config) -> MethodSpec:
@@ -143,22 +172,42 @@ def apply_settings(config: Config, settings: Iterable[str]) -> Config:
 
 def read_config(path: Path, method: str | None = None) -> Config:
     """Read a TOML file with sections data, model, train and method (`name` and options)."""
+    return config_from(read_document(path), str(path), method)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Read a TOML file."""
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except OSError as e:
         raise ConfigError(f"{path}: {e.strerror or e}; expected a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
         raise ConfigError(f"{path}: not valid TOML: {e}") from None
-    return config_from(document, str(path), method)
 
 
-def config_from(document: Mapping[str, Any], where: str, method: str | None = None) -> Config:
-    """Build a configuration from a parsed document; sections that describe a run (`made`) are passed over."""
+def keys_of(document: Mapping[str, Any]) -> list[str]:
+    """List the `section.key` that a parsed document sets.
+
+    Example:
+      >>> keys_of({"data": {"name": "sotu"}, "train": {"rounds": 5}})
+      ['data.name', 'train.rounds']
+    """
+    return [f"{section}.{key}" for section, values in document.items() if isinstance(values, Mapping) for key in values]
+
+
+def config_from(
+    document: Mapping[str, Any], where: str, method: str | None = None, base: Config | None = None
+) -> Config:
+    """Build a configuration from a parsed document; sections that describe a run (`made`) are passed over.
+
+    Args:
+      base: what to start from, in place of the method's defaults.
+    """
     table = document.get("method", {})
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where}: method is {table!r}; expected a section [method] with name and options")
     table = dict(table)
-    config = Config(method=method or str(table.pop("name", "fedavg")))
+    config = base or Config(method=method or str(table.get("name", "fedavg")))
     table.pop("name", None)
     for section, values in {**document, "method": table}.items():
         if section == "made":
@@ -171,13 +220,14 @@ def config_from(document: Mapping[str, Any], where: str, method: str | None = No
 
 
 def check(config: Config) -> Config:
-    """Refuse numbers that make no sense, all at once, and write paths so that they hold in any folder."""
+    """Refuse numbers that make no sense, all at once; write whole paths, and how the text is cut."""
     from keyfed.federated.methods import build_method
     from keyfed.model.presets import PRESETS
     from keyfed.text.clients import parse_part
     from keyfed.text.named import is_path
 
     config = _with_whole_paths(config, named=not is_path(config.data.name))
+    config = replace(config, data=replace(config.data, batches=config.data.batching))  # a run's file says which it was
     t, d, m = config.train, config.data, config.model
     if m.name in PRESETS:  # an unknown one is said where the model is built
         tuned = tuned_options(config.method, config.options, characters=PRESETS[m.name].characters)
@@ -215,6 +265,14 @@ def check(config: Config) -> Config:
         problems.append(f"train.final is {t.final}; expected 0 ≤ share of the step size ≤ 1")
     elif t.final and t.schedule == "constant":
         problems.append(f"train.final is {t.final}, and train.schedule=constant does not fall; set linear or cosine")
+    minutes = None if config.open is None else config.open.minutes
+    if minutes is not None and not (minutes > 0 and math.isfinite(minutes)):
+        problems.append(f"--minutes is {minutes:g}; expected a number of minutes > 0")
+    if minutes is not None and config.privacy.on:
+        problems.append(
+            "--minutes fixes the rounds after measuring, and the noise of --dp is calibrated to their number; set "
+            "--rounds instead"
+        )
     if t.average is not None and not 0 <= t.average < 1:
         problems.append(f"train.average is {t.average}; expected 0 ≤ weight of the past < 1")
     problems += _unread(config, characters=m.name in PRESETS and PRESETS[m.name].characters)
@@ -224,6 +282,11 @@ def check(config: Config) -> Config:
         got = getattr(config.upload, key)
         if got is not None and got != 0 and not got >= 1:
             problems.append(f"upload.{key} is {got}; expected a multiple of the median of at least 1, or 0 for none")
+    against = config.upload.against
+    if against is not None and not 0 <= against <= 1:
+        problems.append(f"upload.against is {against}; expected 0 < share of the agreement ≤ 1, or 0 for none")
+    if against and config.secure.on:
+        problems.append("upload.against compares single uploads, and secure.on (--secure) hides them; leave one out")
     if t.rollback and not t.rollback > 1:
         problems.append(f"train.rollback is {t.rollback}; expected a factor above 1, or 0 for never")
     problems += config.participation.problems() + config.privacy.problems()
@@ -250,11 +313,12 @@ PATHS = (("data", "name"), ("data", "dir"), ("data", "vocab_file"), ("vectors", 
 
 
 def _with_whole_paths(config: Config, *, named: bool) -> Config:
-    """Write paths so that they hold in any folder; a corpus known by name has none."""
+    """Write paths so that they hold in any folder; a corpus known by name and the base model have none."""
     for section, key in PATHS:
         values = getattr(config, section)
         path = getattr(values, key)
-        if path is not None and not (named and (section, key) == ("data", "name")):
+        known = (named and (section, key) == ("data", "name")) or ((section, key) == ("train", "init") and path == BASE)
+        if path is not None and not known:
             whole = str(Path(path).expanduser().resolve())
             config = replace(config, **{section: replace(values, **{key: whole})})
     return config

@@ -3,6 +3,7 @@
     KeyfedError                 one line on stderr, exit code 2
     ├── ConfigError             an option, method, model or command that does not exist or makes no sense
     ├── DataError               a corpus that is missing, empty, damaged or too small
+    │   └── TooLittleText       no client has the tokens of one training window
     ├── ShapeMismatch           tensors that do not fit the model
     ├── RunError                a run folder: exists, locked, changed configuration, no valid checkpoint
     │   └── FolderInUse         another process works in it
@@ -38,6 +39,10 @@ class ConfigError(KeyfedError):
 
 class DataError(KeyfedError):
     """A corpus that is missing, empty, damaged or too small."""
+
+
+class TooLittleText(DataError):
+    """No client has the tokens of one training window."""
 
 
 class ShapeMismatch(KeyfedError):

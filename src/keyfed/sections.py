@@ -10,7 +10,7 @@ from typing import Literal
 class DataConfig:
     """Which text, whose, and how it is cut."""
 
-    name: str = field(default="sotu", metadata={"help": "corpus name or path of a folder or file"})
+    name: str = field(default="chat", metadata={"help": "corpus name or path of a folder or file"})
     dir: str | None = field(default=None, metadata={"help": "folder that holds the named corpora (else KEYFED_DATA)"})
     partition: str | None = field(
         default=None, metadata={"help": "natural, iid, contiguous, quantity or dirichlet; none: the corpus's own"}
@@ -36,11 +36,12 @@ class DataConfig:
             "data.lower and data.min_clients are then not read. none: built from the training text"
         },
     )
-    batches: Literal["stream", "sentences", "packed"] = field(
-        default="stream",
+    batches: Literal["stream", "sentences", "packed"] | None = field(
+        default=None,
         metadata={
             "help": "stream: contiguous text with carried state; sentences: single lines of similar length, padded; "
-            "packed: whole lines one after the other, the state reset at each"
+            "packed: whole lines one after the other, the state reset at each; none: packed where the corpus is known "
+            "to hold messages (chat, irc, reddit), else stream"
         },
     )
     window: int | None = field(default=None, metadata={"help": "tokens of a training window; none: the model's own"})
@@ -48,6 +49,14 @@ class DataConfig:
     max_tokens: int | None = field(default=None, metadata={"help": "tokens per client and round; none: all"})
     author_column: str | None = field(default=None, metadata={"help": "author column of a CSV/JSONL; none: detected"})
     text_column: str | None = field(default=None, metadata={"help": "text column of a CSV/JSONL; none: detected"})
+
+    @property
+    def batching(self) -> Literal["stream", "sentences", "packed"]:
+        """`batches`, or what fits the corpus: messages are read one by one, running text goes on from line to line."""
+        from keyfed.text.named import NAMED
+
+        known = NAMED.get(self.name)
+        return self.batches or ("packed" if known is not None and known.messages else "stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +116,11 @@ class TrainConfig:
         default=None, metadata={"help": "stop at a validation result, perplexity=NUMBER or nats=NUMBER; none: never"}
     )
     init: str | None = field(
-        default=None, metadata={"help": "run folder whose weights to start from, carried by word; none: random"}
+        default=None,
+        metadata={
+            "help": "run folder whose weights to start from, carried by word; base: the model that comes along; none: "
+            "random (`keyfed train` and `keyfed up` take base where it fits and nothing is said)"
+        },
     )
     unmatched: Literal["uniform", "mean"] = field(
         default="uniform",
@@ -123,8 +136,9 @@ class TrainConfig:
     rollback: float | None = field(
         default=None,
         metadata={
-            "help": "go back to the last good model when validation perplexity is this many times the least so far; 0: "
-            "never. none: 3 with real clients, never in a simulation. Private runs never do: validation is not noised"
+            "help": "a model is bad when validation perplexity is this many times the least so far: the run goes back "
+            "to the last good one and halves the local step size; 0: never. none: 3 with real clients; in a simulation "
+            "1000 times a uniform guess. A private run looks at θ only: validation is not noised"
         },
     )
     ngram_order: int = field(default=5, metadata={"help": "order of the Kneser–Ney baseline"})
@@ -166,7 +180,7 @@ class SecureConfig:
     )
 
 
-LIMIT, SUM_LIMIT, TOKEN_LIMIT = 1.5, 3.0, 2.0  # of a federation whose configuration sets none
+LIMIT, SUM_LIMIT, TOKEN_LIMIT, AGAINST = 1.5, 3.0, 2.0, 0.25  # of a federation whose configuration sets none
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +210,14 @@ class UploadConfig:
         metadata={
             "help": "most tokens that a client counts for, as a multiple of the run's median (plain sums). "
             f"none: {TOKEN_LIMIT:g} in a federation, no limit in a simulation; 0: no limit"
+        },
+    )
+    against: float | None = field(
+        default=None,
+        metadata={
+            "help": "how far an upload may point against the others of its round, as a share of how much those agree; "
+            "one beyond it is left out (plain sums, from four uploads on; memory for the uploads of a round). "
+            f"none: {AGAINST:g} in a federation, uncompared in a simulation; 0: uncompared"
         },
     )
 

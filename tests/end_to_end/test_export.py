@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,10 @@ import keyfed as library
 from keyfed import cli_keyboard
 from keyfed.keyboard import assets, bundle, extra, serve
 from keyfed.keyboard.ngram_file import from_bytes
+from keyfed.run import base as base_module
+from keyfed.run import train as run_training
+from keyfed.run.base import load_base
+from tests.base_model import LICENCE, NAME, make_base
 from tests.end_to_end.test_extending import Bag, config_for
 from tests.unit.keyboard.conftest import give_runtime
 
@@ -125,23 +130,70 @@ def test_keyboard_exports_what_is_missing_or_old_and_keeps_what_is_not(train_qui
     assert "vocab.json is damaged" in stderr
 
 
-def test_without_a_run_it_takes_or_trains_the_first_one(train_quietly, keyfed, page, served, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def small_base(tmp_path_factory):
+    """A base model in small in place of the package's."""
+    return make_base(tmp_path_factory.mktemp("made"))
+
+
+def test_without_a_run_it_offers_the_base_model_at_once(
+    train_quietly, keyfed, page, served, tmp_path, small_base, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    asked = []
-
-    def train(method, *, out, resume, config):
-        asked.append((method, str(out), resume, config.name))
-        train_quietly(rounds=1, name="runs/first")
-
-    import keyfed.cli_train as training
-
-    monkeypatch.setattr(training, "train", train)
-    code, _, stderr = keyfed("keyboard", "--port", 0)
-    assert code == 0, stderr
-    assert "training it" in stderr
-    assert asked == [("fedavg", "runs/first", True, "first.toml")]
+    monkeypatch.setattr(base_module, "FOLDER", small_base)
+    monkeypatch.setattr(run_training, "train", lambda *given, **options: pytest.fail("trains"))
+    shown = []
+    monkeypatch.setattr(serve, "make_app", lambda folder, port: shown.append(bundle.check_bundle(folder)))
+    for run in ((), ("base",)):
+        code, stdout, stderr = keyfed("keyboard", *run, "--port", 0)
+        assert code == 0, stderr
+        assert "types on the base model" in stdout
+    base = load_base(small_base)
+    for manifest in shown:
+        assert manifest["run"]["model_sha256"] == base.sha256
+        assert (manifest["run"]["data"], manifest["precision"], manifest["reading"]) == (NAME, "int8", "lines")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    first = train_quietly(rounds=1, name="runs/first")
+    monkeypatch.setattr(assets, "WEB", page)
+    monkeypatch.setattr(serve, "page_files", lambda web: {})
+    monkeypatch.setattr(serve, "make_app", lambda folder, port: shown.append(folder))
+    monkeypatch.setattr(serve, "make_server", lambda app: SimpleNamespace(run=lambda sockets: None))
     assert keyfed("keyboard", "--port", 0)[0] == 0
-    assert len(asked) == 1
+    assert shown[-1] == first.relative_to(tmp_path) / "keyboard"
+
+
+def test_the_base_model_is_exported_as_it_is(keyfed, tmp_path, small_base, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(base_module, "FOLDER", small_base)
+    code, _, stderr = keyfed("export", "base")
+    assert (code, "give --out" in stderr) == (2, True)
+    base = load_base()
+    for precision in ("fp32", "int8"):
+        out = tmp_path / precision
+        code, _, stderr = keyfed("export", "base", "--out", out, *(["--int8"] if precision == "int8" else []))
+        assert code == 0, stderr
+        assert bundle.check_bundle(out)["run"]["start"] == {"from": "random"}
+        assert bundle.load_vocab(out) == (base.trained.vocab, dict(base.forms))
+        for name, value in bundle.load_weights(out).items():
+            assert np.allclose(value, base.trained.params[name].numpy(), rtol=1e-6, atol=0), name
+
+
+def test_an_export_says_which_start_its_run_had(train_quietly, keyfed, tmp_path, small_base, monkeypatch):
+    monkeypatch.setattr(base_module, "FOLDER", small_base)
+    own = {"model_embed": None, "model_hidden": None, "train_init": "base"}
+    run = train_quietly(rounds=0, **own)
+    code, stdout, stderr = keyfed("export", run, "--json")
+    assert code == 0, stderr
+    assert json.loads(stdout)["run"]["start"] == {
+        "from": "base", "data": NAME, "licence": LICENCE, "sha256": load_base().sha256, "is_own": True,
+    }  # fmt: skip
+    second = train_quietly(rounds=0, name="second", model_embed=None, model_hidden=None, train_init=str(run))
+    code, stdout, stderr = keyfed("export", second, "--json")
+    assert code == 0, stderr
+    start = json.loads(stdout)["run"]["start"]
+    assert (start["from"], start["run"]) == ("run", "run")
+    assert str(tmp_path) not in json.dumps(start)
 
 
 def test_bad_input_is_one_line(keyfed, page, served, tmp_path, monkeypatch):

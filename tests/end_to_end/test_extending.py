@@ -45,7 +45,7 @@ class Interrupting(Silent):
 
 def config_for(corpus, **settings):
     tiny = {"rounds": 2, "model": "gru", "train_cohort": 3, "data_window": 8, "train_valid_tokens": 300}
-    return api.configure(data=str(corpus), train_baselines=False, **(tiny | settings))
+    return api.configure(**{"method": "fedavg", "data": str(corpus), "train_baselines": False, **tiny, **settings})
 
 
 def own_method(name: str = "mine", **parts) -> Method:

@@ -180,7 +180,7 @@ def test_pretraining_on_half_of_the_clients_and_training_on_the_other(keyfed, co
     code, _, err = keyfed("train", *given, "--out", rest, "--set", "data.clients_part=2/2", "--init", half)
     assert code == 0, err
     first, second = (json.loads((f / "result.json").read_text("utf-8")) for f in (half, rest))
-    assert (first["method"], second["method"]) == ("central", "fedavg")
+    assert (first["method"], second["method"]) == ("central", "fednesterov")
     assert first["clients"] + second["clients"] == 7  # one of the eight is never trained on
     assert first["test"]["tokens"] == second["test"]["tokens"]
     assert second["start"]["run"] == str(half.resolve())

@@ -51,7 +51,11 @@ def small(corpus: Path, vocab_file: Path | None, **data) -> Config:
 
 
 def test_the_built_in_corpus_elects_a_vocabulary_and_trains_with_it(keyfed, tmp_path):
-    vocab_file, run, few = tmp_path / "new" / "vocab.json", tmp_path / "run", ("--set", "data.clients=8")
+    vocab_file, run, few = (
+        tmp_path / "new" / "vocab.json",
+        tmp_path / "run",
+        ("--data", "sotu", "--set", "data.clients=8"),
+    )
     code, stdout, stderr = keyfed("vocab", "--size", 300, "--min-clients", 5, "--out", vocab_file, "--json", *few)
     assert code == 0, stderr
     report = json.loads(stdout)

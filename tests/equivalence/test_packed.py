@@ -32,7 +32,7 @@ from keyfed.model import language_model as lm
 from keyfed.model.cells import CELLS
 from keyfed.model.conformance import check_model
 from keyfed.model.language_model import init_params
-from keyfed.run.evaluate import evaluate_lines, evaluate_sentences, judge, limit_streams, total, validator
+from keyfed.run.evaluate import evaluate_lines, evaluate_sentences, limit_streams, scorer_of, total, validator
 from keyfed.run.folder import load_model, read_metrics, read_result
 from keyfed.run.on_device import own_text
 from keyfed.run.personalise import Personal
@@ -172,7 +172,7 @@ def test_scores_by_stream_add_up_to_the_score_of_all_lines():
         assert score.nats == pytest.approx(alone.nats, rel=1e-6)
         assert replace(score, nats=0.0) == replace(alone, nats=0.0)
     assert evaluate_lines(LSTM, theta, {}) == {}
-    assert judge("packed") is evaluate_lines
+    assert scorer_of("packed") is evaluate_lines
     assert validator("packed") is evaluate_sentences
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from keyfed.engine.flower_client import pack
 from keyfed.engine.flower_guard import CHUNK, FRAME_BYTES, Announced
-from keyfed.engine.flower_server import FlowerTransport
+from keyfed.engine.flower_server import FlowerTransport, Unanswered
 from keyfed.engine.messages import Rejected, control_head
 from keyfed.engine.messages import pack as pack_message
 from keyfed.engine.transport import Answer, Handler, Lost, Post, deliver
@@ -269,6 +269,69 @@ def test_a_long_head_of_an_array_is_not_parsed():
     answers = exchange(link, 10.0)
     assert answers["aaron"].reason == "too large"
     assert answers["anna"] == b"ok"
+
+
+# a SuperLink that fails
+
+
+class Broken(SuperLink):
+    """A SuperLink whose requests fail from a moment on: those named, for a client or for all."""
+
+    def __init__(self, *requests: str, client: str = "", since: float = 1.0) -> None:
+        super().__init__({name: at(1.0) for name in ("aaron", "anna")})
+        self.requests, self.client, self.since = requests, client, since
+
+    def _fail(self, request: str, what: str = "") -> None:
+        if request in self.requests and self.now >= self.since and what.startswith(self.client):
+            raise ConnectionError("a body\nof several lines")
+
+    def get_nodes(self) -> list[Any]:
+        self._fail("get_nodes")
+        return super().get_nodes()
+
+    def push_messages(self, messages: Any) -> list[str]:
+        self._fail("push_messages")
+        return super().push_messages(messages)
+
+    def announced(self, ids: Any) -> list[Announced]:
+        self._fail("announced")
+        return super().announced(ids)
+
+    def fetch(self, name: str) -> bytes | None:
+        self._fail("fetch", name)
+        return super().fetch(name)
+
+
+def test_a_reply_that_cannot_be_fetched_costs_its_client_only():
+    answers = exchange(Broken("fetch", client="aaron"), 10.0)
+    lost = answers["aaron"]
+    assert isinstance(lost, Lost)
+    assert lost == Lost("unreachable", "its reply cannot be fetched from the SuperLink (ConnectionError)")
+    assert answers["anna"] == b"ok"
+
+
+def test_a_client_that_goes_while_a_fetch_fails_harms_no_exchange():
+    link = Broken("fetch", client="aaron")
+    nodes = link.get_nodes
+    link.get_nodes = lambda: nodes() if link.now < 1.0 else []  # by then all have disconnected
+    answers = exchange(link, 10.0)
+    assert answers["anna"] == b"ok"
+
+
+@pytest.mark.parametrize(
+    ("requests", "since"),
+    [
+        (("fetch", "get_nodes"), 1.0),
+        (("announced", "get_nodes"), 1.0),
+        (("push_messages",), 0.0),
+        (("get_nodes",), 0.0),
+    ],
+)
+def test_a_superlink_that_is_gone_is_one_line(requests, since):
+    with pytest.raises(Unanswered) as found:
+        exchange(Broken(*requests, since=since), 10.0)
+    said = "the SuperLink does not answer (ConnectionError); start the server and submit the run again to resume"
+    assert str(found.value) == said
 
 
 # who is called again

@@ -19,9 +19,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.deploy import gate as gates
-from keyfed.deploy.door import Connections, Door, Limits, _without_trailers, most_connections
+from keyfed.deploy.door import ConnectionLimits, Connections, Door, _without_trailers, most_connections
 from keyfed.deploy.enrolment import KnownKeys, key_sum, write_roster
-from keyfed.deploy.gate import BODY_SECONDS, FLEET_CAP, HERE_CAP, LEAVE, Gate, node_proof
+from keyfed.deploy.gate import (
+    BODY_SECONDS,
+    FLEET,
+    FLEET_CAP,
+    HERE_CAP,
+    LEAVE,
+    LONGEST_ADDRESS,
+    LONGEST_PATH,
+    Gate,
+    allowed,
+    node_proof,
+)
 from keyfed.deploy.superlink import ServerHome
 
 PATH = "/v1/fleet/push-object"
@@ -273,7 +284,7 @@ class Http:
         self.paused -= 1
 
 
-LIMITS = Limits(total=100, address=10, strangers=20, strangers_address=4)
+LIMITS = ConnectionLimits(total=100, address=10, strangers=20, strangers_address=4)
 
 
 def arrive(connections, *wires):
@@ -299,7 +310,7 @@ HEAD = b"POST /v1/fleet/push-object HTTP/1.1\r\n\r\n"
 def test_a_head_that_does_not_end_ends_the_connection_however_it_drips():
     async def main():
         mute, dripping, honest = wires(3)
-        doors = arrive(Connections(Limits()), mute, dripping, honest)
+        doors = arrive(Connections(ConnectionLimits()), mute, dripping, honest)
         doors[2].data_received(HEAD)
         for _ in range(9):
             doors[1].data_received(b"x")
@@ -318,7 +329,7 @@ def test_a_head_that_does_not_end_ends_the_connection_however_it_drips():
 def test_the_next_head_on_a_connection_has_the_same_limit():
     async def main():
         (wire,) = wires(1)
-        (door,) = arrive(Connections(Limits()), wire)
+        (door,) = arrive(Connections(ConnectionLimits()), wire)
         door.data_received(HEAD)
         await after(60.0)
         door._http.cycle.response_complete = True
@@ -338,7 +349,7 @@ def test_the_mutant_without_a_timer_keeps_half_sent_requests_for_ever(monkeypatc
 
     async def main():
         (wire,) = wires(1)
-        arrive(Connections(Limits()), wire)[0].data_received(b"POST")
+        arrive(Connections(ConnectionLimits()), wire)[0].data_received(b"POST")
         await after(10**6)
         assert not wire.ended
 
@@ -380,7 +391,7 @@ def test_headers_after_a_chunked_body_are_not_kept(mended):
 def test_a_long_head_and_a_request_beyond_all_bodies_end_the_connection():
     async def main():
         head, body = wires(2)
-        limits = Limits(request_bytes=5_000_000, stranger_bytes=300_000)
+        limits = ConnectionLimits(request_bytes=5_000_000, stranger_bytes=300_000)
         connections = Connections(limits)
         (stranger,) = wires(1, first=9)
         doors = arrive(connections, head, body, stranger)
@@ -409,7 +420,7 @@ def test_a_long_head_and_a_request_beyond_all_bodies_end_the_connection():
 def test_an_answer_that_is_not_read_ends_the_connection():
     async def main():
         lazy, slow = wires(2)
-        doors = arrive(Connections(Limits()), lazy, slow)
+        doors = arrive(Connections(ConnectionLimits()), lazy, slow)
         for door in doors:
             door.data_received(HEAD)
             door.pause_writing()
@@ -490,7 +501,7 @@ def test_addresses_of_one_ipv6_network_count_together():
 )
 @settings(max_examples=200, deadline=None)
 def test_counts_are_those_of_the_connections_that_are_open(steps):
-    limits = Limits(total=9, address=4, strangers=6, strangers_address=2)
+    limits = ConnectionLimits(total=9, address=4, strangers=6, strangers_address=2)
 
     async def main():
         connections, doors = Connections(limits), {}
@@ -550,3 +561,37 @@ def test_the_roster_is_parsed_once_a_change(tmp_path, monkeypatch):
     home.roster.unlink()
     assert known() == {}
     assert len(parsed) == 4
+
+
+# long paths and addresses
+
+
+class Read(str):
+    """A path that fails the test where it is looked through."""
+
+    def __contains__(self, part):
+        pytest.fail("looked through")
+
+
+def test_a_path_that_is_too_long_is_refused_by_its_length(monkeypatch):
+    longest = FLEET + "x" * (LONGEST_PATH - len(FLEET))
+    assert allowed(longest, FAR, HERE)
+    assert not allowed(Read(longest + "x"), FAR, HERE)
+    monkeypatch.setattr(gates, "LONGEST_PATH", 10**9)  # the mutant
+    with pytest.raises(pytest.fail.Exception, match="looked through"):
+        allowed(Read(longest + "x"), FAR, HERE)
+
+
+def test_an_address_that_is_too_long_is_not_parsed(monkeypatch):
+    parsed = []
+    real = gates.ipaddress.ip_address
+    monkeypatch.setattr(gates.ipaddress, "ip_address", lambda text: (parsed.append(len(text)), real(text))[1])
+    scoped = "fe80:1111:1111:1111:1111:1111:255.255.255.255%" + "e" * 15
+    assert len(scoped) <= LONGEST_ADDRESS
+    assert allowed("/docs", scoped, scoped)
+    long = "1" * (LONGEST_ADDRESS + 1)
+    assert not allowed("/docs", long, long)
+    assert parsed == [len(scoped)]
+    monkeypatch.setattr(gates, "LONGEST_ADDRESS", 10**9)  # the mutant
+    allowed("/docs", long, long)
+    assert parsed == [len(scoped), len(long)]

@@ -101,7 +101,7 @@ def looked_at(check, data: bytes) -> int:
 
 
 def by_doubling(check, shape, sizes) -> list[float]:
-    counts = [looked_at(check, shape(size)) for size in sizes]
+    counts = [looked_at(check, bench.filled(shape, size)) for size in sizes]
     assert min(counts) >= sizes[0] // 4, "a check that looks at bytes without being counted"
     return [b / a for a, b in pairwise(counts)]
 
@@ -147,12 +147,18 @@ def test_the_mutant_and_the_pass_agree_on_what_is_well_formed(data):
         check_structure(data, deepest=deep - 1)
 
 
-texts = st.text(st.sampled_from('ab"\\[]{},é\U0001f600\n'), max_size=8)
+texts = st.text(st.sampled_from('ab"\\[]{},:é\U0001f600\n'), max_size=8)
 values = st.recursive(
     st.none() | st.integers(-9, 9) | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=12,
 )
+
+
+def keys_in(value: object) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(map(keys_in, value.values()))
+    return sum(map(keys_in, value)) if isinstance(value, list) else 0
 
 
 def depth_and_values(value: object) -> tuple[int, int]:
@@ -167,7 +173,11 @@ def depth_and_values(value: object) -> tuple[int, int]:
 def test_depth_and_number_of_values_are_those_of_the_json(value, ascii_only):
     data = json.dumps(value, ensure_ascii=ascii_only).encode()
     deep, count = depth_and_values(value)
-    check_structure(data, deepest=deep, values=count)
+    keys = keys_in(value)
+    check_structure(data, deepest=deep, values=count, keys=keys)
+    if keys:
+        with pytest.raises(Rejected, match="keys"):
+            check_structure(data, deepest=deep, values=count, keys=keys - 1)
     if deep:
         with pytest.raises(Rejected):
             check_structure(data, deepest=deep - 1, values=count)
@@ -209,10 +219,142 @@ def test_peak_memory_is_linear(name):
     gc.collect()
     parser = bench.PARSERS[name]
     for shape, make in bench.SHAPES.items():
-        peaks = [bench.peak_of(parser, make(size)) for size in (8 << 10, 16 << 10)]
+        peaks = [bench.peak_of(parser, bench.filled(make, size)) for size in (8 << 10, 16 << 10)]
         assert peaks[1] <= RATIO * max(peaks[0], 128 << 10), (shape, peaks)
         assert peaks[1] <= 60 * (16 << 10), (shape, peaks)  # of what a parser keeps a few bytes at a time
     assert not tracemalloc.is_tracing()
+
+
+def calls_in(parser, data: bytes) -> int:
+    """Calls of functions, in Python and in C, that a parser makes; a generator's every step is one."""
+    count, before = [0], sys.getprofile()
+
+    def note(frame, event, argument):
+        count[0] += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        bench.attempt(parser, data)
+    finally:
+        sys.setprofile(before)
+    return count[0]
+
+
+def calls_by_doubling(parser, shape) -> float:
+    few, many = (calls_in(parser, bench.filled(shape, size)) for size in (4 << 10, 8 << 10))
+    return many / max(few, 200)
+
+
+@pytest.mark.parametrize("name", bench.PARSERS)
+def test_the_number_of_calls_is_linear(name):
+    found = {shape: calls_by_doubling(bench.PARSERS[name], make) for shape, make in bench.SHAPES.items()}
+    assert max(found.values()) <= RATIO, found
+
+
+def test_a_mutant_that_compares_every_key_with_every_other_is_noticed(monkeypatch):
+    def compared(pairs):
+        if any(a == b for k, (a, _) in enumerate(pairs) for b, _ in pairs[:k]):
+            raise Rejected("malformed", "a key that stands twice in a head")
+        return dict(pairs)
+
+    monkeypatch.setattr(messages, "_object", compared)
+    assert calls_by_doubling(bench.PARSERS["message head"], bench.SHAPES["small numbers in an object"]) > RATIO
+
+
+# the rule of the benchmark
+
+
+@pytest.mark.parametrize("shape", bench.SHAPES)
+def test_the_shapes_lengths_double(shape):
+    short, long = (bench.filled(bench.SHAPES[shape], size) for size in (32 << 10, 64 << 10))
+    assert (len(short), len(long)) == (32 << 10, 64 << 10)
+    assert len(short.rstrip()) >= 0.9 * len(short) or shape == "white space"
+    assert 1.8 <= (long.count(b",") + 1) / (short.count(b",") + 1) <= 2.1 or b"," not in long
+
+
+LENGTHS = [1 << 10, 2 << 10, 4 << 10, 8 << 10]
+
+
+def timed(monkeypatch, seconds) -> bench.Measured:
+    """Measure a parser on a clock of its own; `seconds` of a length and of how often that length was parsed before."""
+    clock, seen = [0.0], dict.fromkeys(LENGTHS, -1)  # the first is for its memory
+
+    def parser(data: bytes) -> None:
+        clock[0] += seconds(len(data), seen[len(data)])
+        seen[len(data)] += 1
+
+    monkeypatch.setattr(bench.time, "process_time", lambda: clock[0])
+    pair = ("a parser", "quotes")
+    return bench.measure({pair: (parser, bench.SHAPES["quotes"])}, LENGTHS, 3)[pair]
+
+
+def test_a_linear_parser_is_measured_once_and_by_its_least_time(monkeypatch):
+    found = timed(monkeypatch, lambda length, before: length * (1.0 if before == 1 else 1.7))
+    assert found.ratios() == pytest.approx((2.0, 0.0), abs=0.1)
+    assert found.seconds == LENGTHS
+    assert found.even == []
+
+
+def test_the_passes_of_pairs_above_take_turns_are_all_made_and_parse_as_many_bytes_of_each_length(monkeypatch):
+    order, clock = [], [0.0]
+
+    def parser(name, seconds):
+        def parse(data: bytes) -> None:
+            order.append((name, len(data)))
+            clock[0] += seconds(len(data))
+
+        return parse, bench.SHAPES["quotes"]
+
+    monkeypatch.setattr(bench.time, "process_time", lambda: clock[0])
+    pairs = {"a": parser("a", lambda n: n**2), "b": parser("b", lambda n: n), "c": parser("c", lambda n: n**3)}
+    short, long = LENGTHS[:2]
+    bench.measure(pairs, [short, long], 1)
+    first = [(name, size) for name in "abc" for size in (short, long) * 2]
+    even = [(name, size) for name in "ac" for size in (short, short, long)]
+    assert order == first + even * bench.PASSES
+
+
+def test_a_disturbed_first_pass_is_measured_anew_and_disturbed_passes_are_counted(monkeypatch):
+    # Of 4 kB the first pass is disturbed, and the first of the even passes, of three times two parses.
+    found = timed(monkeypatch, lambda length, before: length * (3.0 if length == 4 << 10 and before < 9 else 1.0))
+    assert found.ratios()[0] == pytest.approx(2.0)
+    assert (found.above, len(found.even)) == (1, bench.PASSES)
+
+
+def test_a_step_above_the_bar_and_a_quadratic_parser_are_not_excused(monkeypatch):
+    step = timed(monkeypatch, lambda length, before: length * (1.3 if length > 2 << 10 else 1.0))
+    assert step.ratios()[0] == pytest.approx(2.6)
+    assert step.above == len(step.even) == bench.PASSES
+    square = timed(monkeypatch, lambda length, before: length**2)
+    assert bench.largest(square.seconds, 1e-3) == pytest.approx(4.0)
+    assert bench.fitted(square.seconds, 1e-3) == pytest.approx(4.0)
+    assert square.above == len(square.even) == bench.PASSES
+
+
+def test_work_that_is_disturbed_by_its_length_does_not_look_quadratic_in_even_passes(monkeypatch):
+    """Cores that are busy from the fifth kB of each time on: only the longest input of a first pass meets them."""
+    clock, spent = [0.0], [0]
+
+    def parser(data: bytes) -> None:
+        spent[0] += len(data)
+        clock[0] += len(data) + max(0, spent[0] - (4 << 10))
+
+    def now() -> float:
+        spent[0] = 0  # a time begins or ends
+        return clock[0]
+
+    monkeypatch.setattr(bench.time, "process_time", now)
+    pair = ("a parser", "quotes")
+    found = bench.measure({pair: (parser, bench.SHAPES["quotes"])}, LENGTHS, 3)[pair]
+    assert bench.growth(found.first, 1e-3) > RATIO
+    assert found.ratios()[0] <= RATIO
+
+
+def test_the_fit_is_of_all_lengths_above_the_least():
+    assert bench.fitted([1.0, 2.0, 4.0, 8.0], 0.5) == pytest.approx(2.0)
+    assert bench.fitted([0.1, 2.0, 8.0, 32.0], 0.5) == pytest.approx(4.0)  # what is below does not count
+    assert bench.fitted([0.1, 0.2, 8.0, 32.0], 0.5) == 0.0  # a line through two points says nothing
+    assert bench.growth([1.0, 2.0, 5.2, 8.0], 0.5) == pytest.approx(2.6)  # one doubling is enough
 
 
 # what is too long is not parsed
@@ -244,10 +386,60 @@ def test_a_client_parses_no_head_that_is_longer_than_its_kind_needs(tmp_path, ne
         client.handle(kind, message(cap))
 
 
+def zeros(values: int) -> bytes:
+    """A message whose head has so many values: an object, a list, and numbers."""
+    head = b'{"a":[0' + b",0" * (values - 2) + b"]}"
+    return MAGIC + struct.pack("<I", len(head)) + head
+
+
+@pytest.mark.parametrize(
+    ("cap", "most"),
+    [(control_head(), 1024), (control_head(10), 1149), (COHORT_HEAD, MOST_VALUES), (BEGIN_HEAD, MOST_VALUES)],
+)
+def test_no_head_with_more_values_than_its_kind_needs_is_parsed(never_parsed, monkeypatch, cap, most):
+    assert len(zeros(most + 1)) < cap
+    with pytest.raises(Rejected, match=f"more than {most:,} values"):
+        unpack(zeros(most + 1), head=cap)
+    with pytest.raises(AssertionError, match="parsed"):
+        unpack(zeros(most), head=cap)
+    monkeypatch.setattr(messages, "most_values", lambda head: 10**9)  # the mutant
+    with pytest.raises(AssertionError, match="parsed"):
+        unpack(zeros(most + 1), head=cap)
+
+
+shapes = st.lists(st.lists(st.integers(0, 3), max_size=6), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes)
+def test_the_header_of_any_tensors_has_no_more_values_than_it_may(sizes):
+    import torch
+
+    params = {f"layer.{k}": torch.zeros(size) for k, size in enumerate(sizes)}
+    data = unpack(pack({}, params)).tensors
+    found = messages.read_tensors(data, shapes_of(params))
+    assert all(torch.equal(found[name], p) for name, p in params.items())
+
+
+def test_a_tensor_header_with_too_many_values_is_not_parsed(never_parsed, monkeypatch):
+    import torch
+
+    expected = shapes_of({"a": torch.zeros(2, 2)})
+    header = b'{"a":[0' + b",0" * 80 + b"]}"
+    data = struct.pack("<Q", len(header)) + header
+    with pytest.raises(Rejected, match="more than 74 values"):
+        messages.read_tensors(data, expected)
+    monkeypatch.setattr(messages, "tensor_values", lambda expected: 10**9)  # the mutant
+    with pytest.raises(AssertionError, match="parsed"):
+        messages.read_tensors(data, expected)
+
+
 def test_what_a_client_may_list_fits_into_its_cap():
     # Names of 64 letters, packages of 126 bytes in hexadecimal, keys and identities of 4,096 members.
     parcels = {f"{k:064d}": "00" * 126 for k in range(MOST_MEMBERS)}
-    assert len(pack({"run": "r", "parcels": parcels})) < 8 + control_head(MOST_MEMBERS)
+    shares = pack({"run": "r", "round": 1, "attempt": 1, "parcels": parcels})
+    assert len(shares) < 8 + control_head(MOST_MEMBERS)
+    assert unpack(shares, head=control_head(MOST_MEMBERS)).head["parcels"] == parcels
     keys = {"client": "c" * 64, "serial": 2**62, "mask": "0" * 64, "channel": "0" * 64, "signature": "0" * 128}
     told = {"cohort": [keys] * MOST_MEMBERS, "identities": {f"{k:064d}": "0" * 64 for k in range(MOST_MEMBERS)}}
     data = pack(told)
@@ -262,6 +454,7 @@ def test_a_model_fits_into_its_cap_and_a_longer_one_does_not():
     report = {"distance": dict.fromkeys(params, 0.1234567890123456), "tokens": 2**39, "loss": 1.0}
     whole, most = pack({"report": report}, params), most_bytes(shapes_of(params))
     assert len(whole) <= most < len(whole) + (256 << 10)
+    assert unpack(whole, most, control_head(len(params))).head["report"] == report
     header = struct.pack("<Q", tensor_head(shapes_of(params)) + 1)
     with pytest.raises(Rejected, match="header of"):
         messages.read_tensors(header + bytes(1 << 20), shapes_of(params))
@@ -273,6 +466,50 @@ def test_a_vocabulary_is_checked_before_it_is_parsed():
     deep = '{"words":' + "[" * 100_000 + "]" * 100_000 + "}"
     with pytest.raises(Rejected, match="deeper than 2"):
         _vocab_of({"vocab": deep})
+
+
+def test_a_vocabulary_with_many_fields_is_not_parsed(monkeypatch):
+    from keyfed.run import on_device
+
+    parsed = []
+    monkeypatch.setattr(on_device.Vocab, "from_json", parsed.append)
+    words = json.dumps({"kind": "words", "words": [":", '":', '\\":'] * 1000})
+    on_device._vocab_of({"vocab": words})  # colons of words are no keys
+    many = json.dumps({str(k): 0 for k in range(on_device.MOST_FIELDS + 1)})
+    with pytest.raises(Rejected, match="more than 64 keys"):
+        on_device._vocab_of({"vocab": many})
+    assert parsed == [words]
+    monkeypatch.setattr(on_device, "MOST_FIELDS", 10**9)  # the mutant
+    on_device._vocab_of({"vocab": many})
+    assert parsed == [words, many]
+
+
+def test_the_header_of_a_frame_that_is_too_long_is_not_read():
+    import socket
+
+    from keyfed.deploy.resident import _told
+    from keyfed.engine.flower_frames import HEAD, HEADER_CAP, FrameError, read_frame, write_frame
+    from keyfed.engine.flower_frames import MAGIC as FRAME
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        longest = _told(Rejected("client error", "\U0001f600" * 100_000))
+        write_frame(theirs, longest, b"")
+        assert read_frame(ours) == (longest, b"")
+        theirs.sendall(HEAD.pack(FRAME, HEADER_CAP + 1, 0) + b" " * 5)
+        with pytest.raises(FrameError, match="at most 8,192"):
+            read_frame(ours)
+        assert ours.recv(10) == b" " * 5  # not one byte of it
+
+
+def test_an_enrolment_file_that_is_too_long_is_not_parsed(never_parsed):
+    from keyfed.deploy.enrolment import FILE_CAP, read_enrolment
+    from keyfed.errors import DeployError
+
+    with pytest.raises(DeployError, match="at most 8,192 are read"):
+        read_enrolment(b" " * (FILE_CAP + 1))
+    with pytest.raises(AssertionError, match="parsed"):
+        read_enrolment(b" " * FILE_CAP)
 
 
 def test_a_run_that_no_client_would_read_is_refused_at_the_server():
@@ -294,7 +531,7 @@ def run(tmp_path, name, fault, clients=3):
 def test_the_servers_cap_is_by_kind_too(tmp_path, monkeypatch, kind):
     lengths = []
     real = messages.read_json
-    monkeypatch.setattr(messages, "read_json", lambda data: (lengths.append(len(data)), real(data))[1])
+    monkeypatch.setattr(messages, "read_json", lambda data, *more: (lengths.append(len(data)), real(data, *more))[1])
 
     def bomb(client: str, post: Post, handler: Handler) -> Answer:
         answer = deliver(client, post, handler)

@@ -22,7 +22,7 @@ from keyfed.engine.messages import pack, unpack
 from keyfed.engine.transport import Answer, Handler, InProcess, Lost, Post, deliver
 from keyfed.errors import RunError
 from keyfed.federated.methods import build_method
-from keyfed.federated.soundness import MOST_RETURNS, Good, exploded, finite, first_good, gone_back, judge
+from keyfed.federated.soundness import MOST_RETURNS, Good, exploded, finite, first_good, gone_back, judge_model
 from keyfed.federated.types import Aggregate, Method, Params, State
 from keyfed.run import course
 from keyfed.run.checkpoint import _seal, load_checkpoint
@@ -34,7 +34,7 @@ from keyfed.sections import UploadConfig
 
 from .deployed import QUICK, federation, last_model, resigned, small_config, vocabulary, write_texts
 
-UNLIMITED = UploadConfig(limit=0.0, token_limit=0.0)  # so that one upload destroys a model
+UNLIMITED = UploadConfig(limit=0.0, token_limit=0.0, against=0.0)  # so that one upload destroys a model
 BAD = 2  # the number of the round (from 0) whose step destroys the model
 
 
@@ -83,14 +83,14 @@ MODELS = [State({"w": torch.full((2,), float(k))}, None, {}, k) for k in range(1
 
 @given(st.lists(st.floats(0, 40) | st.sampled_from([math.nan, math.inf]), min_size=1, max_size=11), st.floats(1.01, 10))
 def test_the_model_that_goes_on_is_never_an_exploded_one(validations, factor):
-    good, state = first_good(MODELS[0], 50), MODELS[0]
+    good, state = replace(first_good(MODELS[0], 50), uniform=math.inf), MODELS[0]  # nothing is doubtful
     for n, nats in enumerate(validations, 1):
         state, least = MODELS[n], good.nats
-        good, back = judge(good, state, nats, factor, {"a": n})
+        good, back = judge_model(good, state, nats, factor, {"a": n})
         assert back == exploded(nats, least, factor)
         assert good.nats <= least
         if back:
-            state = gone_back(good, n)
+            state = gone_back(good, state)
             assert state.round == n
             assert state.params is good.state.params
         else:
@@ -99,8 +99,8 @@ def test_the_model_that_goes_on_is_never_an_exploded_one(validations, factor):
 
 def test_a_model_validated_once_more_is_not_a_new_good_one():
     good = Good(MODELS[3], 4.0, {}, returns=2)
-    assert judge(good, gone_back(good, 7), 4.1, 3.0, {}) == (good, False)
-    again, back = judge(good, gone_back(good, 7), 99.0, 3.0, {})
+    assert judge_model(good, gone_back(good, MODELS[7]), 4.1, 3.0, {}) == (good, False)
+    again, back = judge_model(good, gone_back(good, MODELS[7]), 99.0, 3.0, {})
     assert (again.returns, back) == (3, False)
     assert not again.exhausted
     assert replace(good, returns=MOST_RETURNS).exhausted
@@ -200,12 +200,12 @@ class Stopped(Silent):
 
 def exploding(monkeypatch, module, rounds: set[int]) -> None:
     """Let the models after some rounds be validated as exploded, whatever they are."""
-    real = judge
+    real = judge_model
 
     def lying(good, state, nats, factor, clients):
         return real(good, state, 99.0 if state.round in rounds else nats, factor, clients)
 
-    monkeypatch.setattr(module, "judge", lying)
+    monkeypatch.setattr(module, "judge_model", lying)
 
 
 @pytest.mark.parametrize(("method", "eval_every"), [("fedavg", 1), ("fedadam", 2), ("fedadmm", 1), ("fedadmm", 2)])
@@ -407,11 +407,11 @@ def test_limits_follow_the_schedule_of_the_step_size(tmp_path):
     assert not [line for line in read_metrics(tmp_path / "run") if line.get("shortened")]
 
 
-def test_a_simulation_goes_back_only_if_it_is_asked_to(tmp_path):
+def test_a_simulation_goes_back_from_a_model_far_worse_than_a_uniform_guess(tmp_path):
     config = configured(tmp_path)
     config = replace(config, train=replace(config.train, rollback=None))
     train(config, tmp_path / "run", method=spoiling(config, -1000.0))
     lines = read_metrics(tmp_path / "run")
-    assert not [line for line in lines if "rolled_back" in line]
+    assert [line.get("rolled_back") for line in lines] == [None, None, BAD, None, None, None]
     assert with_limits(config).train.rollback == 3.0
     assert with_limits(replace(config, train=replace(config.train, rollback=0.0))).train.rollback == 0.0

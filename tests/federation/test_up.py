@@ -17,8 +17,9 @@ from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.processes import Processes, descendants, running, wait_until
 from keyfed.deploy.superlink import ServerHome, start_superlink
 from keyfed.deploy.up import start_clients
-from keyfed.run.folder import read_metrics
-from keyfed.sections import LIMIT, SUM_LIMIT, TOKEN_LIMIT
+from keyfed.run.base import load_base
+from keyfed.run.folder import read_metrics, read_run_toml
+from keyfed.sections import AGAINST, LIMIT, SUM_LIMIT, TOKEN_LIMIT
 
 pytestmark = pytest.mark.federation
 
@@ -84,7 +85,8 @@ def test_fedatt_over_flower_equals_the_simulation(tmp_path, how):
     assert result["cost"]["bytes_per_client_and_round"]["up"] > 0
     simulated = ["--secure", "--set", f"upload.limit={SUM_LIMIT}"]
     if how == "--plain":  # limits that a federation has by default, and a simulation has not
-        simulated = ["--set", f"upload.limit={LIMIT}", "--set", f"upload.token_limit={TOKEN_LIMIT}"]
+        given = {"limit": LIMIT, "token_limit": TOKEN_LIMIT, "against": AGAINST}
+        simulated = [word for key, value in given.items() for word in ("--set", f"upload.{key}={value}")]
     run(["train", "fedatt", "--data", home / "text", *SMALL, "--set", "data.unseen=0", "--out", tmp_path / "simulated",
          *simulated], tmp_path)  # fmt: skip
     real, same = (tmp_path / name / "model.safetensors" for name in ("real", "simulated"))
@@ -183,3 +185,15 @@ def test_a_run_goes_on_after_its_server_was_killed(tmp_path):
 
 def alive(process):
     return lambda: process.poll() is None
+
+
+def test_words_of_english_start_from_the_base_model(tmp_path):
+    write_texts(tmp_path / "text")
+    given = ["up", "fedavg", "--clients", 3, "--data", tmp_path / "text", "--rounds", 1, "--set", "data.window=8"]
+    result = json.loads(run([*given, "--out", tmp_path / "real", "--json"], tmp_path))
+    base = load_base()
+    assert (result["start"]["from"], result["start"]["sha256"]) == ("base", base.sha256)
+    config, made = read_run_toml(tmp_path / "real")
+    assert (config.train.init, made["init_sha256"]) == ("base", base.sha256)
+    result = json.loads(run([*given, "--init", "none", "--out", tmp_path / "closed", "--json"], tmp_path))
+    assert result["start"] == {"from": "random"}

@@ -87,7 +87,7 @@ def test_settings_are_applied_in_order():
     assert config.train.rounds == 4
     assert config.options == {"lr": 0.5, "clip": None}
     assert config.data.vocab is None
-    assert config.data.name == "sotu"
+    assert config.data.name == "chat"
 
 
 # Values
@@ -157,6 +157,10 @@ def test_other_values_are_refused_with_what_was_expected(value, annotation, expe
         coerce(value, annotation, "data.key")
 
 
+def is_union(hint) -> bool:
+    return isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union  # the latter of a Literal
+
+
 def test_every_field_and_option_has_a_type_that_coerce_knows():
     known = (int, float, bool, str)
     hints = [hint for section in SECTIONS.values() for hint in typing.get_type_hints(section).values()]
@@ -164,7 +168,7 @@ def test_every_field_and_option_has_a_type_that_coerce_knows():
         hint for method in METHODS.values() for key, hint in typing.get_type_hints(method).items() if key != "return"
     ]
     for hint in hints:
-        parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        parts = typing.get_args(hint) if is_union(hint) else (hint,)
         kinds = [p for p in parts if p is not type(None)]
         assert len(kinds) == 1, hint
         assert kinds[0] in known or typing.get_origin(kinds[0]) is Literal, hint
@@ -176,7 +180,7 @@ def test_every_field_and_option_has_a_type_that_coerce_knows():
 @functools.cache
 def values(hint) -> st.SearchStrategy:
     """Values of a field, None where it is allowed; a text is never the word "none" where None is."""
-    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    parts = typing.get_args(hint) if is_union(hint) else (hint,)
     options = []
     for part in parts:
         if part is type(None):
@@ -307,8 +311,29 @@ def test_differences_name_every_key_that_changed():
 # Sense
 
 
+def cut(config: Config, batches: str) -> Config:
+    return replace(config, data=replace(config.data, batches=batches))
+
+
 def test_the_defaults_make_sense():
-    assert check(Config()) == Config()
+    assert check(Config()) == cut(Config(), Config().data.batching)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "taken"),
+    [
+        ("sotu", None, "stream"),
+        ("chat", None, "packed"),
+        ("irc", None, "packed"),
+        ("chat", "stream", "stream"),
+        ("sotu", "packed", "packed"),
+        ("./notes", None, "stream"),
+    ],
+)
+def test_messages_are_packed_unless_the_user_says_otherwise(name, given, taken):
+    config = check(Config(data=DataConfig(name=name, batches=given)))
+    assert config.data.batches == config.data.batching == taken
+    assert to_document(config)["data"]["batches"] == taken  # which is what run.toml has
 
 
 def test_all_problems_are_listed_at_once():
@@ -346,7 +371,7 @@ def test_all_problems_are_listed_at_once():
     ],
 )
 def test_limits_that_make_sense_are_taken(config):
-    assert check(config) == config
+    assert check(config) == cut(config, config.data.batching)
 
 
 # Nothing is an option that nobody reads

@@ -180,14 +180,14 @@ def test_a_private_vote_that_exists_is_not_said_to_be_removable(keyfed, tmp_path
 
 def test_too_few_people_are_dealt_out_as_shards_if_that_is_wanted(keyfed, tmp_path):
     write_clients(tmp_path / "text", 3, 8)
-    said = refused(keyfed, "train", "--data", "text", "--dry-run", *sets(*SMALL))
+    said = refused(keyfed, "train", "fedavg", "--data", "text", "--dry-run", *sets(*SMALL))
     assert "text has 3 clients with enough text" in said
     assert "set train.cohort to at most 3, or data.partition=iid and data.clients=10" in said
     for advice in (["train.cohort=3"], ["data.partition=iid", "data.clients=10"]):
-        code, _, err = keyfed("train", "--data", "text", "--dry-run", *sets(*SMALL, *advice))
+        code, _, err = keyfed("train", "fedavg", "--data", "text", "--dry-run", *sets(*SMALL, *advice))
         assert code == 0, err
     said = refused(
-        keyfed, "train", "--data", "text", "--dry-run", *sets(*SMALL, "data.partition=iid", "data.clients=4")
+        keyfed, "train", "fedavg", "--data", "text", "--dry-run", *sets(*SMALL, "data.partition=iid", "data.clients=4")
     )
     assert "or data.clients higher" in said
 
@@ -268,15 +268,15 @@ def test_a_run_without_test_text_says_so_and_its_commands_can_be_copied(keyfed, 
     code, out, err = keyfed(*arguments)
     assert code == 0, err
     assert "valid perplexity –  top-1 –  top-3 –" in err
-    assert "There is no test text, so fedavg was not tested" in out
+    assert "There is no test text, so fednesterov was not tested" in out
     assert not any(word in out + err for word in (" inf", "nan", "diverged"))
     assert "\n1 round in" in out
     commands_ = dict(line.split(":", 1) for line in out.splitlines() if line.startswith(("report:", "try:")))
     assert shlex.split(commands_["report"]) == ["my run/report.html"]
-    assert shlex.split(commands_["try"]) == ["keyfed", "suggest", "my run", "the state of"]
+    assert shlex.split(commands_["try"]) == ["keyfed", "suggest", "my run", "i would like to"]
 
-    said = refused(keyfed, "train", "--resume", "--out", "my run", "--rounds", 2)
-    assert "train.rounds: 1 → 2" in said
+    said = refused(keyfed, "train", "--resume", "--out", "my run", "--seed", 2)
+    assert "train.seed: 1 → 2" in said
     assert "take another --out (with --init 'my run' from its weights)" in said
     code, _, err = keyfed(*arguments, "--out", "another", "--init", "my run", "--dry-run")
     assert code == 0, err

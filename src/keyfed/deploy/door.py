@@ -24,7 +24,7 @@ SPARE_FILES = 256  # for the database, logs and processes of the SuperLink
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """The limits of connections.
 
     This machine's own addresses have no limit of their own: `keyfed up` runs all its clients there. Clients behind one
@@ -61,7 +61,7 @@ class Limits:
 class Connections:
     """The connections that are open, by address, and which of them are strangers'."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self._networks: dict[object, str] = {}  # every connection, and where it is from; "" for this machine
         self._counts: Counter[str] = Counter()

@@ -27,7 +27,7 @@ from keyfed.files import BROKEN, read_json, write_atomically
 
 FORMAT = "keyfed-enrol-1"
 LEAVE = "keyfed-leave-1"
-FILE_CAP = 64 * 1024
+FILE_CAP = 8 * 1024  # bytes of an enrolment file or a wish to leave; both have under one thousand
 NODES = "nodes.json"
 FLWR_SECONDS = 60.0
 KEY_IS_THERE = "already in use"

@@ -28,6 +28,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 Proof = Callable[[Headers], int]
 
 FLEET, HEALTH, LEAVE = "/v1/fleet/", "/health", "/keyfed/leave"
+LONGEST_PATH, LONGEST_ADDRESS = 1024, 64  # characters; an IPv6 address and its scope have 61
 LEAVE_CAP = 4096
 FLEET_CAP = 8_000_000  # Flower sends arrays in chunks of 5 MiB
 HERE_CAP = 64_000_000  # programs and results of this machine's own runs
@@ -57,6 +58,8 @@ def allowed(path: str, client: str | None, server: str | None) -> bool:
       >>> allowed("/v1/control/start-run", "127.0.0.1", "127.0.0.1")
       True
     """
+    if len(path) > LONGEST_PATH:
+        return False
     if "//" in path or "/." in path or "%" in path or "\\" in path:  # what another layer might read differently
         return False
     return path in (HEALTH, LEAVE) or path.startswith(FLEET) or from_here(client, server)
@@ -64,8 +67,10 @@ def allowed(path: str, client: str | None, server: str | None) -> bool:
 
 def from_here(client: str | None, server: str | None) -> bool:
     """Whether an address is this machine's own."""
+    if client is None or len(client) > LONGEST_ADDRESS:
+        return False
     try:
-        address = ipaddress.ip_address(client or "")
+        address = ipaddress.ip_address(client)
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None)

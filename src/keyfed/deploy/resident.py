@@ -88,7 +88,7 @@ def _answer(link: socket.socket, handle: Handle) -> None:
     header, body = read_frame(link)
     kind, deadline = str(header.get("kind", "?")), header.get("deadline", 0)
     if not isinstance(deadline, int | float) or time.time() >= deadline:
-        write_frame(link, {"error": "no answer", "reason": f'"{kind}" was read after its deadline'}, b"")
+        write_frame(link, {"error": "no answer", "reason": f'"{kind[:32]}" was read after its deadline'}, b"")
         return
     try:
         told: dict[str, Any] = {}

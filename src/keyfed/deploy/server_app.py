@@ -22,7 +22,7 @@ from keyfed.deploy.processes import die_with
 from keyfed.deploy.submit import event_line
 from keyfed.deploy.superlink import HOME_VARIABLE, ServerHome
 from keyfed.engine.flower_guard import GridMailbox
-from keyfed.engine.flower_server import FlowerTransport
+from keyfed.engine.flower_server import FlowerTransport, Unanswered
 from keyfed.errors import KeyfedError
 
 RUN, VOCAB = "run.json", "vocab.json"
@@ -61,6 +61,8 @@ def make_app(file: str) -> ServerApp:
         die_with(os.getppid())
         try:
             emit("result", train_submitted(Path(file).parent, grid, str(context.run_id), Printer()))
+        except Unanswered:
+            raise  # no "error", which is final: the run is unfinished, and can be submitted again
         except KeyfedError as e:
             emit("error", str(e))
 
@@ -84,8 +86,13 @@ def train_submitted(folder: Path, grid: Grid, run: str, listener: Printer) -> An
     config = config_from(told["config"], RUN)
     return train_deployed(
         config, vocab, Path(told["out"]), transport, Roster(home.roster), listener,
-        resume=bool(told["resume"]), raw_vocabulary=told.get("raw_vocabulary") is True,
+        resume=bool(told["resume"]), raw_vocabulary=told.get("raw_vocabulary") is True, own=_share(told.get("own")),
     )  # fmt: skip
+
+
+def _share(found: Any) -> float | None:
+    """Return a share between 0 and 1 of a submission, None where it has none."""
+    return float(found) if isinstance(found, int | float) and 0 <= found <= 1 else None
 
 
 def wait_for(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from keyfed.deploy.door import Connections, Limits, most_connections, serve
+from keyfed.deploy.door import ConnectionLimits, Connections, most_connections, serve
 from keyfed.deploy.enrolment import KnownKeys
 from keyfed.deploy.gate import Gate, node_proof
 from keyfed.deploy.leaving import take_wish
@@ -33,7 +33,7 @@ def main() -> None:
     before = extensions.get_middleware
     home = Path(os.environ[HOME_VARIABLE])
     known = KnownKeys(ServerHome(home))
-    connections = Connections(replace(Limits(), total=most_connections(Limits().total)))
+    connections = Connections(replace(ConnectionLimits(), total=most_connections(ConnectionLimits().total)))
     gate = Middleware(
         Gate, leave=lambda wish: take_wish(home, wish), proof=node_proof(lambda key: key in known()),
         proven=connections.proven,

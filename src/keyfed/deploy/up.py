@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from keyfed.deploy import consent
 from keyfed.deploy.certificates import make_certificates
@@ -24,7 +24,9 @@ from keyfed.engine.roster import mark_of, roster_hash
 
 if TYPE_CHECKING:
     from keyfed.config import Config
+    from keyfed.run.recipe import Setting
 
+T = TypeVar("T")
 CONNECT_SECONDS = 120.0
 TEXT = "text"
 
@@ -50,19 +52,28 @@ def lay_out(config: Config, clients: int, root: Path) -> tuple[Config, dict[str,
 
 
 def run_files(
-    config: Config, vocab: str, out: Path, *, clients: int, wait: float, resume: bool, raw_vocabulary: bool = False
+    config: Config,
+    vocab: str,
+    out: Path,
+    *,
+    clients: int,
+    wait: float,
+    resume: bool,
+    raw_vocabulary: bool = False,
+    own: float | None = None,
 ) -> dict[str, bytes]:
     """Return the files of a submission.
 
     Args:
       raw_vocabulary: the vocabulary was made from the clients' text.
+      own: share of the clients' lines that are in the base model's own text, where it was measured.
     """
     from keyfed.config import to_document
     from keyfed.deploy.server_app import RUN, VOCAB
 
     told = {
         "config": to_document(config), "out": str(out.resolve()), "resume": resume,
-        "clients": clients, "wait": wait, "raw_vocabulary": raw_vocabulary,
+        "clients": clients, "wait": wait, "raw_vocabulary": raw_vocabulary, "own": own,
     }  # fmt: skip
     return {RUN: json.dumps(told).encode(), VOCAB: vocab.encode()}
 
@@ -109,9 +120,9 @@ def _trust(server: ServerHome, given: Sequence[Enrolment], clients: Sequence[Cli
         one.home.write(replace(settings, limits=replace(settings.limits, roster=trusted)))
 
 
-def aside(work: Callable[[], str]) -> Future[str]:
+def aside(work: Callable[[], T]) -> Future[T]:
     """Do something beside; Ctrl-C does not wait for it, as it would for an executor's thread."""
-    future: Future[str] = Future()
+    future: Future[T] = Future()
 
     def do() -> None:
         try:
@@ -123,16 +134,32 @@ def aside(work: Callable[[], str]) -> Future[str]:
     return future
 
 
-def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, *, plain: bool) -> Any:
+def up(
+    config: Config,
+    clients: int,
+    out: Path,
+    root: Path,
+    listener: Listener,
+    *,
+    plain: bool,
+    chosen: Sequence[Setting] = (),
+    offered: bool = False,
+) -> Any:
     """Run a federation of `clients` on this machine under the folder `root` and return the run's result.
 
     All processes have ended when this returns or raises.
+
+    Args:
+      chosen: what the recipe chose.
+      offered: the run asks for no start, and takes the base model where that fits the clients' text.
     """
     need_flower()
     from keyfed.run.console import plural
     from keyfed.run.deployed import deployable
     from keyfed.run.deployed_terms import terms_for
+    from keyfed.run.pilot import with_carried_step
     from keyfed.run.prepare import prepare
+    from keyfed.run.start import find_source, make_ready, not_base, offer_start
 
     deployable(config)
     if config.privacy.on:
@@ -141,16 +168,25 @@ def up(config: Config, clients: int, out: Path, root: Path, listener: Listener, 
     server = ServerHome(root / "server")
     make_certificates(server.path, [])
     with Processes(root) as processes:
-        preparing = aside(lambda: prepare(config).vocab.to_json())  # while the server starts
+        preparing = aside(lambda: prepare(config))  # while the server starts
         address = start_superlink(processes, server, "127.0.0.1", 0)
         listener.say(
             f"server on {address}: TLS, node keys; {plural(clients, 'client')}, each a process with its own text"
         )
         homes = {name: root / "clients" / name for name in files}
         start_clients(processes, server, address, homes, files, plain=plain)
+        prepared = preparing.result()
+        if offered:
+            config, _, why_not = offer_start(config, prepared)
+            if why_not:
+                listener.say(not_base(why_not))
+        config, lines = with_carried_step(config, chosen, offered=offered)
+        for line in lines:
+            listener.say(line)
+        _, start = make_ready(config, prepared, find_source(config), listener.say)
         files_of_run = run_files(
-            config, preparing.result(), out, clients=clients, wait=CONNECT_SECONDS, resume=False,
-            raw_vocabulary=config.data.vocab_file is None,
+            config, prepared.vocab.to_json(), out, clients=clients, wait=CONNECT_SECONDS, resume=False,
+            raw_vocabulary=config.data.vocab_file is None, own=start.get("own"),
         )  # fmt: skip
         build_app(root / "app", files_of_run)
         return submit(server, root / "app", listener)

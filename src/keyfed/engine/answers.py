@@ -11,6 +11,8 @@ from keyfed.engine.messages import Rejected, number, whole_number
 from keyfed.engine.turn import Finished
 from keyfed.federated.types import Params, Report
 
+MOST_LOSS = 1e6  # nats per token that a report may say; a uniform guess over a million words has 14
+
 
 def hello_text(name: str, run: str, nonce: str, hide_among: int) -> bytes:
     """Return what a client signs to prove who it is; the nonce is the server's, so that no old proof will do.
@@ -36,10 +38,10 @@ def sum_context(run: str, attempt: int, about: str, part: str | None, round_cont
 
 
 def report_head(done: Finished | Report) -> dict[str, Any]:
-    """Return a report as it is sent."""
+    """Return a report as it is sent; of training that diverged it says `MOST_LOSS`."""
     return {
-        "tokens": done.tokens, "loss": done.loss, "worked": done.worked, "distance": dict(done.distance),
-        "weight": done.weight, "joining": done.joining,
+        "tokens": done.tokens, "loss": min(done.loss, MOST_LOSS), "worked": done.worked,
+        "distance": dict(done.distance), "weight": done.weight, "joining": done.joining,
     }  # fmt: skip
 
 
@@ -56,7 +58,7 @@ def finished_of(report: Any, layers: Mapping[str, object], upload: Params) -> Fi
     return Finished(
         0,
         upload,
-        number(report, "loss", 0.0, 1e6),
+        number(report, "loss", 0.0, MOST_LOSS),
         whole_number(report, "tokens", 0, 1 << 40),
         whole_number(report, "worked", 0, 1 << 40),
         {name: number(distance, name, 0.0) for name in distance},

@@ -177,7 +177,7 @@ class Calls:
         return sorted(left)
 
     def leave_out(self, client: ClientId, reason: Reason, detail: str) -> None:
-        """Note that a client is not called now, through no fault of its own; its one-time keys stay unused."""
+        """Note that a client is in no sum of this round and stays in the run; its one-time keys stay unused."""
         self.lost[client], self.details[client] = reason, detail
 
     def signed_keys(self, client: ClientId, data: object) -> SignedKeys:

@@ -25,7 +25,7 @@ from keyfed.errors import DeployError
 SOCKET = "resident.sock"
 MAGIC = b"KFR1"
 HEAD = struct.Struct(">4sIQ")
-HEADER_CAP = 64 * 1024
+HEADER_CAP = 8 * 1024  # a reason is cut at 500 characters, each of which JSON may write in twelve bytes
 BODY_CAP = 1 << 30  # a model of 268 million parameters; Flower itself has no limit
 PATH_CAP = 100  # bytes of a socket's path; the system allows 104 to 108
 

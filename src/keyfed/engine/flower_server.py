@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 from flwr.app import Message
 
 from keyfed.engine.flower_client import MESSAGE_TYPE, REASON_CAP, pack, unpack
 from keyfed.engine.flower_guard import Announced, Coming, Mailbox, TooLarge
 from keyfed.engine.transport import Answer, Lost, Post
+from keyfed.errors import DeployError
 from keyfed.federated.types import ClientId, Reason
 
 POLL_SECONDS = 0.25  # each look costs the SuperLink some 10 ms of its one core
@@ -28,6 +29,20 @@ GRACE_SECONDS = 5.0  # a message lives that much longer than we wait: its reply 
 REASONS: tuple[Reason, ...] = get_args(Reason)
 # Of Flower's ErrorCode: what is gone or cannot be had; everything else is a defect on the client's side.
 UNREACHABLE = (3, 4, 5)
+
+
+class Unanswered(DeployError):
+    """The SuperLink does not answer, after all that Flower tries; the run goes on from its checkpoint."""
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Turn whatever a request to the SuperLink ends with into one line."""
+    try:
+        yield
+    except Exception as e:  # how Flower's transports fail is not part of its interface
+        why = f"the SuperLink does not answer ({type(e).__name__}); start the server and submit the run again to resume"
+        raise Unanswered(why) from e
 
 
 class FlowerTransport:
@@ -58,9 +73,14 @@ class FlowerTransport:
 
     def clients(self) -> Sequence[ClientId]:
         """Return the names of the enrolled clients that are connected now, in order."""
-        found = ((self._name_of(node.public_key), node.node_id) for node in self._mailbox.get_nodes())
+        found = ((self._name_of(node.public_key), node.node_id) for node in self._connected())
         self._nodes = {name: node for name, node in found if name is not None}
         return sorted(self._nodes)
+
+    def _connected(self) -> Sequence[Any]:
+        """Return the nodes that are connected; `Unanswered` where the SuperLink does not say."""
+        with _answering():
+            return list(self._mailbox.get_nodes())
 
     def exchange(self, posts: Mapping[ClientId, Post], seconds: float) -> Mapping[ClientId, Answer]:
         """Send every client its post and return the replies that come within `seconds`; the others are lost."""
@@ -101,7 +121,8 @@ class FlowerTransport:
             )
             for name, post in posts.items()
         ]
-        ids = list(self._mailbox.push_messages(messages)) or [""] * len(messages)
+        with _answering():
+            ids = list(self._mailbox.push_messages(messages)) or [""] * len(messages)
         answers |= {
             name: Lost("unreachable", "the SuperLink took no message for it")
             for name, sent in zip(posts, ids, strict=True)
@@ -135,15 +156,14 @@ class FlowerTransport:
         """Return what was announced; where one answer breaks the request, all others still, and its client is lost.
 
         Raises:
-          Exception: the SuperLink does not answer at all.
+          Unanswered: the SuperLink does not answer at all.
         """
         if not ids:
             return []
         try:
             return self._mailbox.announced(ids)
         except Exception:
-            if not self._reachable():
-                raise
+            self._connected()  # does the SuperLink answer at all?
         found: list[Announced] = []
         for sent in ids:
             try:
@@ -171,7 +191,11 @@ class FlowerTransport:
                 self._drop(coming.pop(sent).announced.name)
 
     def _fetched(self, coming: Coming, until: float) -> Lost | None:
-        """Fetch the objects of a reply that are there; return why it is lost, or None."""
+        """Fetch the objects of a reply that are there; return why it is lost, or None.
+
+        Raises:
+          Unanswered: the SuperLink does not answer at all.
+        """
         try:
             while self._clock() < until and coming.step(self._mailbox.fetch):
                 pass
@@ -179,6 +203,9 @@ class FlowerTransport:
             return Lost("too large", str(e))
         except LookupError:
             return Lost("not delivered", "an object that it announced is gone from the SuperLink")
+        except Exception as e:  # Flower has tried again by itself
+            self._connected()  # does the SuperLink answer at all?
+            return Lost("unreachable", f"its reply cannot be fetched from the SuperLink ({type(e).__name__})")
         return None
 
     def _missed(self, coming: Coming | None, seconds: float) -> Lost:
@@ -195,12 +222,6 @@ class FlowerTransport:
     def _drop(self, name: str) -> None:
         with contextlib.suppress(Exception):  # the SuperLink deletes it by itself when its run is over
             self._mailbox.drop(name)
-
-    def _reachable(self) -> bool:
-        try:
-            return self._mailbox.get_nodes() is not None
-        except Exception:
-            return False
 
     def _check(self, coming: Coming, kind: str, node: int) -> Answer:
         try:

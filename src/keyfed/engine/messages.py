@@ -31,7 +31,8 @@ CONTROL_HEAD = 64 << 10  # bytes of any other head, besides its entries
 ENTRY_HEAD = 800  # bytes of a head per entry: a member's package of shares, a layer's numbers
 MEMBER_HEAD = 1 << 10  # bytes of a head per member whose keys and identity it lists
 DEEPEST = 12  # nesting of a head
-MOST_VALUES = 1 << 16  # values in a head: an empty list takes two bytes to write and a hundred to keep
+MOST_VALUES = 1 << 16  # values in any head: an empty list takes two bytes to write and a hundred to keep
+VALUE_HEAD = 64  # bytes that a kind of head may have, per value that it may have
 LONGEST_NUMBER = 40  # characters of a number in a head
 LARGEST = 1e300  # of a number in a head
 _TYPES = {
@@ -39,7 +40,7 @@ _TYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 
-_NO_MARKS = bytes(sorted(set(range(256)) - set(b'"[]{},')))
+_NO_MARKS = bytes(sorted(set(range(256)) - set(b'"[]{},:')))
 
 Kind = Literal["who", "hello", "train", "upload", "unmask", "bye", "update keyfed: server protocol 2"]
 TOO_OLD: Kind = (
@@ -82,6 +83,11 @@ def control_head(entries: int = 0) -> int:
     return CONTROL_HEAD + ENTRY_HEAD * entries
 
 
+def most_values(head: int) -> int:
+    """Values that a head may have whose kind may have so many bytes: 1,024, and twelve for each entry."""
+    return min(MOST_VALUES, head // VALUE_HEAD)
+
+
 def check_protocol(message: bytes, here: Literal["client", "server"]) -> None:
     """Refuse a message of another version of the protocol, and say which side is older.
 
@@ -106,7 +112,7 @@ def unpack(message: bytes, most: int | None = None, head: int = BEGIN_HEAD) -> R
 
     Args:
       most: bytes beyond which it is not even looked at; None for no limit but the head's own.
-      head: bytes that the head may have.
+      head: bytes that the head may have; it may have `most_values` of them.
     """
     if most is not None and len(message) > most:
         raise Rejected("too large", f"{len(message):,} bytes; expected at most {most:,}")
@@ -118,16 +124,16 @@ def unpack(message: bytes, most: int | None = None, head: int = BEGIN_HEAD) -> R
         raise Rejected(
             "malformed", f"a head of {length:,} bytes in a message of {len(message):,}; expected at most {head:,}"
         )
-    return Received(read_json(message[8 : 8 + length]), message[8 + length :])
+    return Received(read_json(message[8 : 8 + length], most_values(head)), message[8 + length :])
 
 
-def read_json(data: bytes) -> dict[str, Any]:
+def read_json(data: bytes, values: int = MOST_VALUES) -> dict[str, Any]:
     """Read a JSON object, in time and memory linear in its length.
 
-    Refused before anything is parsed: deep nesting, more values than any head has. Refused while it is parsed: NaN,
+    Refused before anything is parsed: deep nesting, more than so many values. Refused while it is parsed: NaN,
     Infinity, long numbers, a key that stands twice, other encodings than UTF-8, anything but an object.
     """
-    check_structure(data)
+    check_structure(data, values=values)
     try:
         head = json.loads(
             data.decode(),
@@ -143,14 +149,14 @@ def read_json(data: bytes) -> dict[str, Any]:
     return head
 
 
-def check_structure(data: bytes, deepest: int = DEEPEST, values: int = MOST_VALUES) -> None:
-    """Refuse JSON that nests deeper or holds more values than it may; found without parsing, in one pass.
+def check_structure(data: bytes, deepest: int = DEEPEST, values: int = MOST_VALUES, keys: int = MOST_VALUES) -> None:
+    """Refuse JSON that nests deeper or holds more values or keys than it may; found without parsing, in one pass.
 
     Escapes are taken out first: a run of backslashes pairs off from its left. What remains of a string has no quote in
     it, so that its quotes alone say what is inside a string.
     """
     marks = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
-    depth = count = 0
+    depth = count = named = 0
     inside = False
     for mark in marks:
         if mark == 0x22:  # a quote
@@ -159,6 +165,10 @@ def check_structure(data: bytes, deepest: int = DEEPEST, values: int = MOST_VALU
             continue
         elif mark in b"]}":
             depth -= 1
+        elif mark == 0x3A:  # a colon: what stands before it is a key
+            named += 1
+            if named > keys:
+                raise Rejected("malformed", f"a head of more than {keys:,} keys")
         else:  # a comma, or what opens an object or a list
             count += 1
             depth += mark != 0x2C
@@ -213,6 +223,11 @@ def tensor_head(expected: Shapes) -> int:
     return 1024 + sum(200 + 6 * len(name.encode()) + 20 * len(shape) for name, (shape, _) in expected.items())
 
 
+def tensor_values(expected: Shapes) -> int:
+    """Values that the safetensors header of these tensors may have; a few more for what describes the file."""
+    return 64 + sum(8 + len(shape) for shape, _ in expected.values())
+
+
 def read_tensors(data: bytes, expected: Shapes) -> Params:
     """Read tensors that must have exactly these names, shapes and types; compared before anything is allocated."""
     if len(data) < 8:
@@ -220,7 +235,7 @@ def read_tensors(data: bytes, expected: Shapes) -> Params:
     (length,) = struct.unpack("<Q", data[:8])
     if length > min(tensor_head(expected), len(data) - 8):
         raise Rejected("malformed", f"a safetensors header of {length:,} bytes; at most {tensor_head(expected):,}")
-    described = read_json(data[8 : 8 + length])
+    described = read_json(data[8 : 8 + length], tensor_values(expected))
     described.pop("__metadata__", None)
     if set(described) != set(expected):
         odd = min(set(described) ^ set(expected))

@@ -11,7 +11,7 @@ before the sums are added. Client states are files, which all ranks see in the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from keyfed.engine.client_state import ClientStates
@@ -75,7 +75,10 @@ class RankedSimulation:
             joined = {c: self._states.rounds[c] for c in self._trained if c in self._states.rounds}
         fates = {c: asdict(self._fates[c]) for c in self._trained if c in self._fates}
         self._ranks.tell(
-            {"do": "train", "round": round, "clients": self._trained, "fates": fates, "joined": joined}
+            {
+                "do": "train", "round": round, "clients": self._trained, "fates": fates, "joined": joined,
+                "halvings": method.halvings,
+            }
         )  # fmt: skip
         self._ranks.spread(params)
         self._local.expect(self._fates)
@@ -121,7 +124,8 @@ def serve(local: Simulation, ranks: Ranks, method: Method, like: Params, states:
             local.expect({c: Fate(**{**fate, "work": Work(**fate["work"])}) for c, fate in order["fates"].items()})
             if states is not None:
                 states.rounds = order["joined"]  # rank 0 acknowledges, and removes what no longer counts
-            _train_part(local, ranks, like, trained, method, order["round"])
+            eased = replace(method, halvings=order["halvings"])
+            _train_part(local, ranks, like, trained, eased, order["round"])
         else:
             told = order["shares"]
             shares = None if told is None else {client: Share(**share) for client, share in told.items()}

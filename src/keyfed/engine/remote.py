@@ -46,6 +46,7 @@ from keyfed.engine.simulate import RunningSum, capped, limited, refusal
 from keyfed.engine.turn import Finished, keeps_state
 from keyfed.errors import Lied, SecureSumError
 from keyfed.federated.sampling import derive_seed
+from keyfed.federated.soundness import against_others
 from keyfed.federated.types import (
     Aggregate,
     Caps,
@@ -159,12 +160,16 @@ class RemoteFederation:
                 "upload", dict.fromkeys(wanted, body), lambda c, a: self._take_upload(now, c, a), most=most
             )
         running = RunningSum(now.params)
-        for client in [c for c in now.cohort if c in now.uploads]:
+        uploads = {c: now.uploads.pop(c) for c in now.cohort if c in now.uploads}
+        for client in against_others(uploads, self._caps):
+            del uploads[client]
+            self.calls.leave_out(client, "against the others", "its upload points against those of the others")
+        for client in list(uploads):
             share = (
                 shares[client] if shares is not None else own(now.reports[client], list(now.params)) if own else None
             )
             assert share is not None, "an upload that came has a share"
-            running.add(client, now.uploads.pop(client), share)
+            running.add(client, uploads.pop(client), share)
         noise = now.method.noise
         if noise is not None and noise.at == "server":
             seed = derive_seed(self.calls.run.seed, now.number, "server noise")
@@ -337,6 +342,8 @@ class RemoteFederation:
         evaluate = part or self._validates(purpose)
         counted = self.calls.counted.get(client)
         head = {"purpose": purpose, "counted": counted, "good": self.calls.good.get(client), "evaluate": evaluate}
+        if now.method.halvings:  # a run that never diverged sends what it always did
+            head["halvings"] = now.method.halvings
         return self.calls.named(now.number) | head
 
     def _validates(self, purpose: Purpose) -> str | None:

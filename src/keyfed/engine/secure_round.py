@@ -58,6 +58,7 @@ class Evaluated(NamedTuple):
     unknown: int = 0
 
 
+MOST_NATS = 2.0**31  # that are counted of one client
 TRAINED = ("count", "tokens", "worked", "nats", "loss")
 EVALUATED = ("evaluated/clients", *(f"evaluated/{name}" for name in Evaluated._fields))
 
@@ -68,10 +69,22 @@ def report_of(client: ClientId, done: Finished) -> Report:
 
 
 def counts_of(done: Finished) -> dict[str, float]:
-    """Return what is counted of a client's training, by the names of `TRAINED`."""
-    return {
-        "count": 1.0, "tokens": done.tokens, "worked": done.worked, "nats": done.loss * done.tokens, "loss": done.loss
-    }  # fmt: skip
+    """Return what is counted of a client's training, by the names of `TRAINED`.
+
+    Of training that diverged `MOST_NATS` are counted at most: the client takes part, and the server sees what happened.
+    """
+    nats, loss = min(done.loss * done.tokens, MOST_NATS), min(done.loss, MOST_NATS)
+    return {"count": 1.0, "tokens": done.tokens, "worked": done.worked, "nats": nats, "loss": loss}
+
+
+def countable(evaluated: Evaluated) -> Evaluated:
+    """Return counts that can be sent: of a model that exploded `MOST_NATS`, also where its nats are no number.
+
+    Example:
+      >>> countable(Evaluated(7, float("nan"))).nats == countable(Evaluated(7, float("inf"))).nats == MOST_NATS
+      True
+    """
+    return evaluated if evaluated.nats < MOST_NATS else evaluated._replace(nats=MOST_NATS)
 
 
 def vector_of(
@@ -275,7 +288,7 @@ def length(method: Method, theta: Params, purpose: Purpose = "upload") -> int:
 
 
 def context_of(theta: Params, method: Method, public: Public, round: int, purpose: Purpose) -> bytes:
-    """Return 32 bytes that say which model, method, public numbers, round and purpose a secure sum is for.
+    """Return 32 bytes that say which model, method, step size, public numbers, round and purpose a sum is for.
 
     Masks are bound to them: if a server gives two clients different models, their masks do not cancel.
     """
@@ -285,6 +298,8 @@ def context_of(theta: Params, method: Method, public: Public, round: int, purpos
         "purpose": purpose, "round": round, "method": method.name, "spec": None if spec is None else asdict(spec),
         "public": public, "layers": {name: [list(p.shape), str(p.dtype)] for name, p in theta.items()},
     }  # fmt: skip
+    if method.halvings:  # else a server could still all clients but one, and read that one's upload off the sum
+        told["halvings"] = method.halvings
     digest.update(json.dumps(told, sort_keys=True).encode())
     for p in theta.values():
         digest.update(p.detach().cpu().contiguous().numpy().tobytes())

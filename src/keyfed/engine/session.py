@@ -51,6 +51,7 @@ from keyfed.engine.secure_round import (
     Evaluated,
     Purpose,
     calibration_vector_of,
+    countable,
     evaluation_vector_of,
     vector_of,
 )
@@ -59,7 +60,9 @@ from keyfed.engine.session_secure import Work, join_sum, parted_packages, signed
 from keyfed.engine.simulate import refusal
 from keyfed.engine.turn import Finished, Turn, keeps_state
 from keyfed.errors import Refused, SecureSumError, SecureSumOverflow, described
+from keyfed.federated.participation import eased
 from keyfed.federated.public_check import check_public
+from keyfed.federated.soundness import MOST_HALVINGS
 from keyfed.federated.types import Params, Refusal
 from keyfed.files import make_durable
 from keyfed.private.hinge import MOST_MEMBERS
@@ -196,7 +199,7 @@ class ClientSession:
         if work.asked is None:
             self._private.shown(run)
         if work.part is not None:
-            work.evaluated = learner.evaluate(theta, work.part)
+            work.evaluated = countable(learner.evaluate(theta, work.part))
         if work.purpose != "evaluation":
             counted, good = (None if head.get(key) is None else whole_number(head, key) for key in ("counted", "good"))
             found = self._solve(learner, work, digest_of(theta), counted, good)
@@ -251,17 +254,21 @@ class ClientSession:
             raise Rejected("malformed", f'an evaluation of "{str(part)[:20]}"')
         members = whole_number(head, "members", 1, MOST_MEMBERS) if secure else 0
         given = public if isinstance(public, dict) else None
-        return Work(run, round, attempt, purpose, theta, given, members, None, None, part, secure, asked)
+        halvings = whole_number(head, "halvings", 0, MOST_HALVINGS) if "halvings" in head else 0
+        return Work(
+            run, round, attempt, purpose, theta, given, members, None, None, part, secure, asked, halvings=halvings
+        )
 
     def _solve(
         self, learner: Learner, work: Work, model: str, counted: int | None, good: int | None
     ) -> Finished | Refusal:
         """Train, or take what was trained for the same model and round just before (the calibration's)."""
-        key = (work.run, work.round, model, counted, work.asked)
+        key = (work.run, work.round, model, counted, work.asked, work.halvings)
         if self._solved is not None and self._solved[0] == key:
             return self._solved[1]
         self._solved = None
         turn = Turn(0)
+        turn = turn._replace(work=eased(turn.work, work.halvings))
         if keeps_state(learner.method):
             state = self.store.state(work.run, counted, good)
             clip = None if work.asked is None else work.asked.clip  # it books what it sent, which is clipped

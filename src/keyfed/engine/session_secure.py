@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from keyfed.engine.answers import sum_context
@@ -42,6 +42,7 @@ class Work:
     asked: Asked | None = None  # of a private round
     member: Member | None = None
     sent: bool = False
+    halvings: int = 0  # of the local step size, since the run diverged
 
 
 def signed_packages(member: Member, identity: Identity) -> dict[str, bytes]:
@@ -76,7 +77,8 @@ def join_sum(
             raise Rejected("refused by client", "the cohort has no keys of this client, or others")
         private = work.asked is not None
         size = words_of(work.theta) if private else length(learner.method, work.theta, work.purpose)
-        round_context = context_of(work.theta, learner.method, work.public or {}, work.round, work.purpose)
+        method = replace(learner.method, halvings=work.halvings)
+        round_context = context_of(work.theta, method, work.public or {}, work.round, work.purpose)
         context = sum_context(work.run, work.attempt, about, work.part, round_context)
         terms = Terms(context, cohort, whole_number(head, "threshold", 1, MOST_MEMBERS), size)
         store.refuse_strangers({client: keys[client] for client in terms.names}, name)

@@ -1,7 +1,8 @@
 """The simulation: a federation inside this machine.
 
 Uploads are scaled and summed as each client ends, in client order whatever the block or the number of workers, so
-memory is O(block × model) for any cohort. A mediator that must see all reports first has the uploads kept until then.
+memory is O(block × model) for any cohort. A mediator that must see all reports first has the uploads kept until then,
+and so has a run that compares their directions (`upload.against`): O(cohort × model).
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ import torch
 
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.curves import CohortCurves
-from keyfed.engine.gather import Gathering, HiddenGathering, HiddenRound, MakeHidden
+from keyfed.engine.gather import Gathering, HiddenGathering, HiddenRound, MakeHidden, kept
 from keyfed.engine.hidden_sum import HiddenSum
 from keyfed.engine.problem import LocalProblem, measure
 from keyfed.engine.turn import Finished, Turn, keeps_state, take_turns
 from keyfed.engine.workers import WorkerPool
 from keyfed.errors import SecureSumOverflow
-from keyfed.federated.participation import Fate, Work
+from keyfed.federated.participation import Fate, Work, eased
 from keyfed.federated.sampling import derive_seed
-from keyfed.federated.soundness import norm_of
+from keyfed.federated.soundness import against_others, norm_of
 from keyfed.federated.types import (
     Aggregate,
     Caps,
@@ -217,6 +218,7 @@ class Simulation:
         self._sum: Gathering | None = None
         self._hidden: HiddenGathering | None = None  # of a round whose reports stay with the clients
         self._kept: dict[ClientId, Finished] = {}
+        self._shares: dict[ClientId, Share] = {}  # of kept uploads that are within their caps already
         self._caps: Caps | None = None  # of the uploads of a round; None in a run without limits
         self._theta: Params = {}
         self._method: Method | None = None
@@ -250,7 +252,7 @@ class Simulation:
         """Train the cohort; sum at once where clients weigh themselves, else keep the uploads."""
         self._sum, self._kept, self._refused, self._noise = self._gather(params), {}, [], None
         self._theta, self._method, self._norms, self._shortened = params, method, {}, []
-        self._hidden, self.secure, self.curves = None, None, None
+        self._hidden, self.secure, self.curves, self._shares = None, None, None, {}
         self._round, self._remembering = round, keeps_state(method)
         self._trained = [c for c in cohort if c not in self._fates or self._fates[c].reports]
         if method.hidden:
@@ -292,9 +294,13 @@ class Simulation:
                     self._refused.append(Refusal(client, e.reason))
             elif method.mediator.share is not None:
                 share = method.mediator.share(reports[client], layers)
-                self._sum.add(client, done.upload, replace(share, clipped=True) if done.clipped else share)
+                share = replace(share, clipped=True) if done.clipped else share
+                if self._caps is None or not self._caps.against:
+                    self._sum.add(client, done.upload, share)
+                else:
+                    self._kept[client], self._shares[client] = kept(done), share
             else:
-                self._kept[client] = done._replace(upload={name: u.clone() for name, u in done.upload.items()})
+                self._kept[client] = kept(done)
         self.compression_error = sum(errors) / len(errors) if errors and method.codec is not None else None
         return reports if self._hidden is None else {}
 
@@ -325,16 +331,25 @@ class Simulation:
 
     def _gathered(self, shares: Mapping[ClientId, Share] | None) -> Gathering:
         assert self._sum is not None, "collect() follows train()"
+        own, held = self._shares, dict[ClientId, Params]()
         for client, done in self._kept.items():
-            if shares is not None and client in shares:
+            if client in own:
+                held[client] = done.upload
+            elif shares is not None and client in shares:
                 found = self._limited(client, done)
                 if isinstance(found, Refusal):
                     self._refused.append(found)
                 else:
-                    self._sum.add(client, found.upload, shares[client])
+                    held[client] = found.upload
+        for client in against_others(held, self._caps):
+            del held[client]
+            self._refused.append(Refusal(client, "against the others"))
+            self._sum.refuse(client)
+        for client, upload in held.items():
+            self._sum.add(client, upload, own[client] if shares is None else shares[client])
         if self._noise is not None:
             self._sum.shift(self._noise)  # by noise · mass, which is linear: parts of a round may each do it
-        summed, self._sum, self._kept = self._sum, None, {}
+        summed, self._sum, self._kept, self._shares = self._sum, None, {}, {}
         return summed
 
     def _limited(self, client: ClientId, done: Finished) -> Finished | Refusal:
@@ -362,6 +377,7 @@ class Simulation:
     def _turn(self, client: ClientId, method: Method, round: int) -> Turn:
         fate = self._fates.get(client)
         turn = Turn(self._place(client), Work()) if fate is None else Turn(fate.client, fate.work)
+        turn = turn._replace(work=eased(turn.work, method.halvings))
         if not keeps_state(method):
             return turn
         if self._states is None:

@@ -80,12 +80,13 @@ def take_turns(
     weight = [0.0] * len(turns) if standing is None else standing.weight.tolist()
     joining = [False] * len(turns) if standing is None else standing.joining.tolist()
     curves = unstack(solution.curve, len(turns))
-    largest = _largest(solution.upload) if len(turns) > 1 else [None]
+    noisy = method.noise is not None and method.noise.at == "client"
+    largest = _largest(solution.upload) if len(turns) > 1 and not noisy else [None] * len(turns)
     out = []
     for k, turn in enumerate(turns):
         meant = {name: u[k] for name, u in solution.upload.items()}
         name = problem.names[turn.client]
-        if method.noise is not None and method.noise.at == "client":
+        if noisy and method.noise is not None:
             drawn = method.noise.draw(theta, _generator(problem, round, name, "noise"))
             meant = {layer: u + drawn[layer] for layer, u in meant.items()}
         # With a clip everybody stands for θ from the start, and sends what has changed: no clip bounds θ itself.
@@ -119,7 +120,7 @@ def take_turns(
 
 def _largest(uploads: Params) -> list[float | None]:
     """Largest magnitude of every client's stacked upload, read once: a GPU waits each time. Not a number stays so."""
-    layers = [u.flatten(1).abs().amax(1) for u in uploads.values()]
+    layers = [u.reshape(len(u), -1).abs().amax(1) for u in uploads.values()]
     return list(torch.stack(layers).amax(0).tolist())
 
 

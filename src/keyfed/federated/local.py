@@ -183,4 +183,4 @@ def full_gradient() -> Solver:
             g.div_(per_client(-count.to(g), g))
         return solution
 
-    return Solver(solve)
+    return Solver(solve, still=True)

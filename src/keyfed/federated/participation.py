@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from keyfed.federated.sampling import (
@@ -110,6 +110,16 @@ class Work:
     epochs: int | None = None
     share: float = 1.0
     pace: float = 1.0
+
+
+def eased(work: Work, halvings: int) -> Work:
+    """Return the same work with the step size halved so often.
+
+    Example:
+      >>> eased(Work(pace=0.8), 2).pace
+      0.2
+    """
+    return replace(work, pace=work.pace * 0.5**halvings) if halvings else work
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,20 @@ from dataclasses import dataclass, replace
 
 from keyfed.federated.local import progress
 from keyfed.federated.private_shares import saturated_clients
-from keyfed.federated.soundness import Limits, caps_of, finite, norm_of, seen_with
+from keyfed.federated.soundness import (
+    UploadLimits,
+    Watch,
+    by_server,
+    caps_of,
+    diverged,
+    failed,
+    finite,
+    norm_of,
+    seen_with,
+)
 from keyfed.federated.types import (
     Aggregate,
+    Caps,
     ClientId,
     Federation,
     LayerNumbers,
@@ -19,6 +30,7 @@ from keyfed.federated.types import (
     Refusal,
     Report,
     State,
+    Sums,
 )
 
 
@@ -39,6 +51,7 @@ class RoundSummary:
       saturated: clients cut off by a public cap, in the layer where there are most; hidden rounds only.
       shortened: clients whose upload was longer than this run's limit.
       unsound: why the server's step was not taken, which is then an abandoned round; None where it was.
+      diverged: `unsound` because local training or the step diverged: a step size is halved.
       clamped: clients whose weight was held at either end of its public range, in any layer; hidden rounds only.
     """
 
@@ -57,6 +70,7 @@ class RoundSummary:
     clamped: int = 0
     unsound: str | None = None
     shortened: tuple[ClientId, ...] = ()
+    diverged: bool = False
 
 
 NOT_FINITE = "the step of the server gives numbers that are not finite"
@@ -73,18 +87,23 @@ def run_round(
     cohort: Sequence[ClientId],
     federation: Federation,
     minimum: int = 0,
-    limits: Limits | None = None,
+    limits: UploadLimits | None = None,
+    watch: Watch | None = None,
 ) -> tuple[State, RoundSummary]:
     """Train the cohort, weigh, sum, step: local solver + report + mediator + linear sum + server rule.
 
     Args:
       minimum: uploads below which the round is abandoned; it counts as a round, and everything stays as it was.
       limits: what one client may do at most, by what the run has seen; None for no limits.
+      watch: how a round that diverged is noticed: its step is not taken and a step size is halved
+        (`soundness`). None: only a step that is not finite is not taken, and nothing is halved.
     """
+    if state.halvings:
+        method = replace(method, halvings=state.halvings)
     if method.hidden:
-        return _hidden_round(method, state, cohort, federation, minimum, limits)
+        return _hidden_round(method, state, cohort, federation, minimum, limits, watch)
     if limits is not None:
-        federation.limit(caps_of(limits, state.seen, _pace(method, state.round)))
+        federation.limit(_caps(method, state, limits))
     if method.mediator.released is not None:
         share = method.mediator.released(state.server)
         method = replace(method, mediator=method.mediator._replace(share=share))
@@ -93,24 +112,54 @@ def run_round(
     aggregate = federation.collect(shares)
     abandoned = len(aggregate.contributors) < minimum
     summary = summarise(state.round, reports, aggregate, abandoned)
+    losses, eased = [r.loss for r in reports.values()], state.halvings + state.server_halvings > 0
+    why = None if watch is None else diverged(watch, losses, aggregate, eased=eased)
+    if why is not None:
+        state = failed(state, server=method.solver.still)
+        return _not_taken(state, federation, replace(summary, diverged=True), why)
     if abandoned:
         federation.acknowledge(())
         return replace(state, round=state.round + 1), summary
-    params, server = method.server.step(state.params, aggregate, state.server)
+    params, server = method.server.step(state.params, _eased(state, aggregate), state.server)
     if not finite(params, server):
-        return _not_taken(state, federation, summary, NOT_FINITE)
+        return _not_finite(method, state, federation, summary, watch)
     federation.acknowledge(aggregate.contributors)
     seen = state.seen
     if limits is not None:
         norms = [norm / _pace(method, state.round) for norm in aggregate.norms]
         seen = seen_with(seen, norms, [report.tokens for report in reports.values()])
-    return State(params, memory, server, state.round + 1, seen), summary
+    return State(params, memory, server, state.round + 1, seen, state.halvings, state.server_halvings), summary
+
+
+def _caps(method: Method, state: State, limits: UploadLimits) -> Caps:
+    """Return what uploads may be at most; directions are compared where an upload is a change of the model.
+
+    A client with a dual sends what it stands for, or the increment of that, which may well point against the others.
+    """
+    caps = caps_of(limits, state.seen, _pace(method, state.round))
+    return caps if method.solver.start is None else caps._replace(against=None)
 
 
 def _pace(method: Method, round: int) -> float:
-    """Return the factor that a schedule has on a round's step size, by which uploads are longer or shorter."""
+    """Return the factor that schedule and halvings have on a round's step size, and so on the length of uploads."""
     schedule = None if method.spec is None else method.spec.schedule
-    return 1.0 if schedule is None else max(progress(schedule, round), 1e-6)
+    factor = 1.0 if schedule is None else max(progress(schedule, round), 1e-6)
+    return factor * 0.5**method.halvings
+
+
+def _eased(state: State, aggregate: Aggregate) -> Aggregate:
+    """Let the server take its step by the factor that is left of it."""
+    return replace(aggregate, step=0.5**state.server_halvings) if state.server_halvings else aggregate
+
+
+def _not_finite(
+    method: Method, state: State, federation: Federation, summary: RoundSummary, watch: Watch | None
+) -> tuple[State, RoundSummary]:
+    """Do not take a step that is not finite; a run that is watched halves a step size."""
+    if watch is not None:
+        server = watch.uniform is not None and by_server(method, summary.loss, watch.uniform)
+        state, summary = failed(state, server=server), replace(summary, diverged=True)
+    return _not_taken(state, federation, summary, NOT_FINITE)
 
 
 def _not_taken(state: State, federation: Federation, summary: RoundSummary, why: str) -> tuple[State, RoundSummary]:
@@ -125,7 +174,8 @@ def _hidden_round(
     cohort: Sequence[ClientId],
     federation: Federation,
     minimum: int,
-    limits: Limits | None,
+    limits: UploadLimits | None,
+    watch: Watch | None,
 ) -> tuple[State, RoundSummary]:
     """Run a round without reports: clients weigh themselves by public numbers, and those learn from the sum.
 
@@ -140,20 +190,35 @@ def _hidden_round(
     abandoned = arrived < max(1, minimum)
     used = state.mediator if aggregate.public is None else aggregate.public
     summary = _summarise_sums(state.round, aggregate, abandoned)
+    # One client can claim any loss in a sum: only refusals count here.
+    diverging = None if watch is None else diverged(watch, [], aggregate)
+    if diverging is not None:
+        before = replace(state, mediator=rule.learn(used, _outside(aggregate), 0))
+        before = failed(before, server=method.solver.still)
+        return _not_taken(before, federation, replace(summary, diverged=True), diverging)
     if abandoned:
         federation.acknowledge(())
         return replace(state, mediator=rule.learn(used, aggregate.facts, 0), round=state.round + 1), summary
-    params, server = method.server.step(state.params, aggregate, state.server)
+    params, server = method.server.step(state.params, _eased(state, aggregate), state.server)
     moved = 0.0 if limits is None else _moved(method, state.params, params, aggregate)
-    why = None if finite(params, server) else NOT_FINITE
-    if why is None and limits is not None:
+    bad = not finite(params, server)
+    why = None
+    if not bad and limits is not None:
         why = _too_far(moved, caps_of(limits, state.seen, _pace(method, state.round)).norm, limits.norm)
-    if why is not None:  # a sum that is not believed teaches nothing either, but for who was out of range
-        outside = {name: numbers for name, numbers in aggregate.facts.items() if name == "out of range"}
-        return _not_taken(replace(state, mediator=rule.learn(used, outside, 0)), federation, summary, why)
+    if bad or why is not None:  # a sum that is not believed teaches nothing either, but for who was out of range
+        before = replace(state, mediator=rule.learn(used, _outside(aggregate), 0))
+        if why is None:
+            return _not_finite(method, before, federation, summary, watch)
+        return _not_taken(before, federation, summary, why)
     federation.acknowledge(aggregate.contributors)
     seen = state.seen if limits is None else seen_with(state.seen, [moved / _pace(method, state.round)], [])
-    return State(params, rule.learn(used, aggregate.facts, arrived), server, state.round + 1, seen), summary
+    learnt = rule.learn(used, aggregate.facts, arrived)
+    return State(params, learnt, server, state.round + 1, seen, state.halvings, state.server_halvings), summary
+
+
+def _outside(aggregate: Aggregate) -> Sums:
+    """Return the one fact that is learnt from a sum that is not taken: how many clients were out of range."""
+    return {name: numbers for name, numbers in aggregate.facts.items() if name == "out of range"}
 
 
 def _moved(method: Method, before: Params, after: Params, aggregate: Aggregate) -> float:
@@ -203,7 +268,7 @@ def summarise(
         loss=nats / tokens if tokens else float("nan"),
         tokens=tokens,
         worked=sum(r.worked for r in reports.values()),
-        reported=len(reports) + len(aggregate.refused),
+        reported=len(reports.keys() | {r.client for r in aggregate.refused}),
         contributors=aggregate.contributors,
         refused=aggregate.refused,
         effective_clients=aggregate.effective_clients(),

@@ -1,8 +1,8 @@
 r"""Server rules: how θ moves once the sum is there.
 
 Δ below is the mean upload Σγ_kΔ_k; it points towards the clients, so −Δ is the pseudo-gradient. A layer of mass 0 takes
-no step, and its moments stay as they are. State is flat: "first/…" and "second/…" with the layer's name, "average/…"
-for the average over rounds.
+no step, and its moments stay as they are. η is lr times `Aggregate.step`, which is 1 unless the run has diverged. State
+is flat: "first/…" and "second/…" with the layer's name, "average/…" for the average over rounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def sgd(lr: float = 1.0) -> ServerRule:
 
     def step(params: Params, aggregate: Aggregate, state: Params) -> tuple[Params, Params]:
         mean = aggregate.mean()
-        return {name: p + lr * mean[name] for name, p in params.items()}, state
+        return {name: p + lr * aggregate.step * mean[name] for name, p in params.items()}, state
 
     return ServerRule(init=lambda params: {}, step=step)
 
@@ -50,7 +50,7 @@ def _with_velocity(lr: float, beta: float, direction: Callable[[Tensor, Tensor],
         for name, p in params.items():
             if aggregate.mass[name] > 0:
                 velocity = moments[f"first/{name}"] = beta * state[f"first/{name}"] + mean[name]
-                after[name] = p + lr * direction(mean[name], velocity)
+                after[name] = p + lr * aggregate.step * direction(mean[name], velocity)
         return after, moments
 
     return ServerRule(init, step)
@@ -136,7 +136,7 @@ def _adaptive(lr: float, beta1: float, tau: float, second: SecondMoment) -> Serv
             if aggregate.mass[name] > 0:
                 m = moments[f"first/{name}"] = beta1 * state[f"first/{name}"] + (1 - beta1) * mean[name]
                 v = moments[f"second/{name}"] = second(state[f"second/{name}"], mean[name] ** 2)
-                after[name] = p + lr * m / (v.sqrt() + tau)
+                after[name] = p + lr * aggregate.step * m / (v.sqrt() + tau)
         return after, moments
 
     return ServerRule(init, step)

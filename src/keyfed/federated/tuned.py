@@ -28,10 +28,19 @@ CHARACTERS: dict[str, dict[str, float]] = {
 }
 
 
-def tuned_options(method: str, options: Mapping[str, Any], *, characters: bool) -> dict[str, Any]:
+def tuned_options(
+    method: str,
+    options: Mapping[str, Any],
+    *,
+    characters: bool,
+    table: Mapping[str, Mapping[str, float]] = CHARACTERS,
+) -> dict[str, Any]:
     """Return a method's options with the tuned defaults of a character model where the caller has set none.
 
     A step size tuned for Adam says nothing about SGD: with `optimiser=sgd` it is left alone.
+
+    Args:
+      table: the tuned defaults by method; those of another day where a study asks.
 
     Example:
       >>> tuned_options("fedprox", {"mu": 0.5}, characters=True)
@@ -39,7 +48,7 @@ def tuned_options(method: str, options: Mapping[str, Any], *, characters: bool) 
       >>> tuned_options("fedprox", {"mu": 0.5}, characters=False)
       {'mu': 0.5}
     """
-    found = dict(CHARACTERS.get(method, {})) if characters else {}
+    found = dict(table.get(method, {})) if characters else {}
     if options.get("optimiser", "adam") != "adam":
         found.pop("lr", None)
     return {**found, **options}

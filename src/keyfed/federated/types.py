@@ -107,10 +107,12 @@ class Solver(NamedTuple):
     Attributes:
       solve: (θ, objective, round) → Solution; with `start`, the clients' stacked state is the fourth argument.
       start: the state of a client that has none yet, from θ (not stacked); None where clients keep nothing.
+      still: clients take no step of their own; the server's step is the only one.
     """
 
     solve: Callable[..., Solution]
     start: Callable[[Params], Params] | None = None
+    still: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ Reason = Literal[
     # what a client sends cannot be right
     "non-finite report", "non-finite upload", "exploding upload", "wrong shape", "wrong type", "wrong tensors",
     "malformed", "too large", "wrong round", "no text", "out of range",
-    "does not fit",
+    "does not fit", "against the others",
     # who sends it
     "not enrolled", "not signed",
     # it sent what no honest client sends, and is shut out of the run
@@ -191,6 +193,7 @@ class Aggregate:
       public: the public numbers that this sum was formed with, where clients weigh themselves by such; else None.
       norms: of the uploads, as they came, where they are limited; else empty.
       shortened: clients whose upload was longer than its cap.
+      step: factor on the server's step size; 1 unless the run has diverged (`soundness`).
     """
 
     total: Params
@@ -204,6 +207,7 @@ class Aggregate:
     public: Public | None = None
     norms: tuple[float, ...] = ()
     shortened: tuple[ClientId, ...] = ()
+    step: float = 1.0
 
     def mean(self) -> Params:
         """Return total / mass, layer by layer; a layer of mass 0 takes no step."""
@@ -327,6 +331,7 @@ class Method:
       spec: how to build this method again elsewhere; None for a method written outside the package.
       hidden: clients weigh themselves by public numbers (`Mediator.private`) and no report leaves them. The mediator's
         memory is then those numbers; see `private_shares.privately`.
+      halvings: how often the local step size of this round is halved, since the run diverged; `run_round` sets it.
     """
 
     name: str
@@ -342,6 +347,7 @@ class Method:
     codec: Codec | None = None
     spec: MethodSpec | None = None
     hidden: bool = False
+    halvings: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,21 +369,32 @@ class Caps(NamedTuple):
     Attributes:
       norm: its norm, beyond which it is shortened (or refused, where its client keeps state).
       tokens: the tokens it counts for.
+      against: how far it may point against the other uploads of its round (`soundness.opposed`); None: any direction.
     """
 
     norm: float | None = None
     tokens: int | None = None
+    against: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that survives a round. A checkpoint is this value and nothing else."""
+    """Everything that survives a round. A checkpoint is this value and nothing else.
+
+    Attributes:
+      halvings: how often the local step size was halved because training diverged.
+      server_halvings: the same of the server's step size.
+      failed: rounds in a row that diverged.
+    """
 
     params: Params
     mediator: Memory
     server: Params
     round: int
     seen: Seen = Seen()
+    halvings: int = 0
+    server_halvings: int = 0
+    failed: int = 0
 
     def served(self, method: Method) -> Params:
         """Return the model that is validated, tested and exported: θ, or the server rule's average of it."""

@@ -21,7 +21,7 @@ from safetensors.numpy import load, save
 
 import keyfed
 from keyfed.config import Config
-from keyfed.errors import DataError, DownloadError, RunError
+from keyfed.errors import ConfigError, DataError, DownloadError, RunError
 from keyfed.keyboard import bundle
 from keyfed.keyboard.extra import need
 from keyfed.keyboard.forms import written_forms
@@ -31,6 +31,7 @@ from keyfed.keyboard.parity import Parity, make_vectors, measure, refuse_differe
 from keyfed.keyboard.quantise import quantise, widen
 from keyfed.model.language_model import ModelSpec, parameter_count, shapes
 from keyfed.model.presets import PRESETS
+from keyfed.run.base import Base, is_base, load_base
 from keyfed.run.console import human_bytes
 from keyfed.run.evaluate import limit_streams
 from keyfed.run.folder import Trained, load_model, read_result, read_run_toml, resume_command
@@ -63,18 +64,25 @@ class Exported:
 def export_run(folder: Path, out: Path | None = None, int8: bool = False) -> Exported:
     """Export a finished run's model to `out` (RUN/keyboard by default), in eight bits if asked.
 
+    Args:
+      folder: the run, or `base` for the base model: its numbers are those of eight bits, in either precision. It has
+        its own written forms, and no n-grams come along.
+
     Raises:
       RunError: the run is not finished or not of a preset, `out` is something else, or the graph does not say what the
         network says; nothing is left behind.
     """
     need("onnx", "onnxruntime")
+    base = load_base() if is_base(folder) else None
+    if base is not None and out is None:
+        raise ConfigError("the base model has no folder of its own to be exported to; give --out")
     target = out or folder / "keyboard"
-    trained, spec = _load(folder)
+    trained, spec = _load(folder) if base is None else _of_base(base)
     params = {name: trained.params[name].float().numpy() for name in shapes(spec)}
     if not all(np.isfinite(value).all() for value in params.values()):
         raise RunError(f"{folder}: the model holds numbers that are not finite; it cannot be exported")
     _refuse_other(target)
-    text, notes = _text_at_hand(trained)
+    text, notes = _text_at_hand(trained) if base is None else (None, [])
     with _appearing(target) as temporary:
         graph = step_graph(spec).SerializeToString()
         files = {bundle.GRAPH: graph, bundle.WEIGHTS: bytes(save(quantise(params) if int8 else params))}
@@ -85,11 +93,11 @@ def export_run(folder: Path, out: Path | None = None, int8: bool = False) -> Exp
             notes.append(
                 f"in eight bits {found.top3_agreement:.1%} of the words shown are the same, fewer than {GOAL:.0%}"
             )
-        files[bundle.VOCAB] = _vocabulary(trained, text)
+        files[bundle.VOCAB] = _vocabulary(trained, text, {} if base is None else base.forms)
         files[bundle.VECTORS] = json.dumps(make_vectors(spec, shipped, trained.vocab)).encode()
         if text is not None and trained.vocab.kind == "word":
             files[bundle.NGRAM] = _ngram(text)
-        manifest = _manifest(trained, spec, files, found, int8=int8)
+        manifest = _manifest(trained, spec, files, found, base, int8=int8)
         for name, data in files.items():
             (temporary / name).write_bytes(data)
         (temporary / bundle.MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
@@ -136,6 +144,11 @@ def _load(folder: Path) -> tuple[Trained, ModelSpec]:
     return trained, trained.spec
 
 
+def _of_base(base: Base) -> tuple[Trained, ModelSpec]:
+    assert isinstance(base.trained.spec, ModelSpec)
+    return base.trained, base.trained.spec
+
+
 def _text_at_hand(trained: Trained) -> tuple[Prepared | None, list[str]]:
     """The run's corpus if it is here and still the same; nothing is fetched for an export.
 
@@ -173,9 +186,10 @@ def _measure(
     return measure(spec, graph, shipped, params, tokens, what)
 
 
-def _vocabulary(trained: Trained, text: Prepared | None) -> bytes:
-    forms = written_forms((c.train for c in text.population.trained), trained.vocab) if text is not None else {}
-    return json.dumps({**json.loads(trained.vocab.to_json()), "forms": forms}).encode()
+def _vocabulary(trained: Trained, text: Prepared | None, forms: Mapping[str, str]) -> bytes:
+    if text is not None:
+        forms = written_forms((c.train for c in text.population.trained), trained.vocab)
+    return json.dumps({**json.loads(trained.vocab.to_json()), "forms": dict(forms)}).encode()
 
 
 def _ngram(text: Prepared) -> bytes:
@@ -185,9 +199,13 @@ def _ngram(text: Prepared) -> bytes:
 
 
 def _manifest(
-    trained: Trained, spec: ModelSpec, files: dict[str, bytes], found: Parity, *, int8: bool
+    trained: Trained, spec: ModelSpec, files: dict[str, bytes], found: Parity, base: Base | None, *, int8: bool
 ) -> dict[str, Any]:
-    config, result = trained.config, read_result(trained.folder) or {}
+    config = trained.config
+    if base is None:
+        result, weights = read_result(trained.folder) or {}, model_sum(trained.folder)
+    else:
+        result, weights = {"best_round": base.manifest["training"]["rounds"], "start": {"from": "random"}}, base.sha256
     name = config.data.name
     return {
         "format": bundle.FORMAT,
@@ -203,7 +221,8 @@ def _manifest(
             "data": Path(name).name if is_path(name) else name,
             "rounds": result.get("best_round", config.train.rounds),
             "seed": config.train.seed,
-            "model_sha256": model_sum(trained.folder),
+            "model_sha256": weights,
+            "start": _start(config, result.get("start") or {}),
         },
         "precision": "int8" if int8 else "fp32",
         "states": [{"name": state, "width": width} for state, width in state_widths(spec).items()],
@@ -218,6 +237,14 @@ def _manifest(
         "ngram": bundle.NGRAM in files,
         **_privacy(config, result),
     }
+
+
+def _start(config: Config, start: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the run's weights came from before its first round; a folder is named without its path."""
+    said = {key: start[key] for key in ("from", "data", "licence", "sha256", "is_own") if key in start}
+    if start.get("from") == "run" and config.train.init is not None:
+        said["run"] = Path(config.train.init).name
+    return said
 
 
 def _privacy(config: Config, result: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from keyfed.errors import RunError
 from keyfed.federated.sampling import derive_seed
 from keyfed.model.language_model import Params
 from keyfed.private.audit.membership import attack
-from keyfed.run.evaluate import judge
+from keyfed.run.evaluate import scorer_of
 from keyfed.run.folder import Trained
 from keyfed.run.prepare import Prepared
 
@@ -71,7 +71,7 @@ def _losses(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean nats of each piece, read from a zero state as the model's test text is."""
     named: Mapping[str, Ids] = {str(n): piece for n, piece in enumerate([*members, *others])}
-    scores = judge(trained.config.data.batches)(trained.spec, params, named, device)
+    scores = scorer_of(trained.config.data.batching)(trained.spec, params, named, device)
     nats = np.array([score.mean_nats for score in scores.values()])
     return nats[: len(members)], nats[len(members) :]
 

@@ -33,7 +33,7 @@ def score_baselines(prepared: Prepared, order: int) -> dict[str, Any]:
 
 
 def _headline(model: Unigram | KneserNey, prepared: Prepared, streams: Streams) -> Score:
-    """Score a count model on the tokens that the network's headline counts (`evaluate.judge`)."""
+    """Score a count model on the tokens that the network's headline counts (`evaluate.scorer_of`)."""
     if prepared.batching.kind == "packed":
         return evaluate_ngram_sentences(model.nats, model.top, streams)
     return total(evaluate_ngram(model.nats, model.top, streams))

@@ -95,7 +95,7 @@ def refuse_other_architecture(old: ModelSpec, new: ModelSpec, origin: str) -> No
     if any(getattr(old, side) != getattr(new, side) for side in sides):
         raise ShapeMismatch(
             f"{origin} has the model {old.name} ({_in_words(old, sides)}), and this run trains {new.name} "
-            f"({_in_words(new, sides)}); start from a model of the same shape"
+            f"({_in_words(new, sides)}); start from a model of the same shape, or at random (--init none)"
         )
 
 

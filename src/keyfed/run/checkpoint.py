@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +22,7 @@ from safetensors.torch import save
 
 from keyfed.engine.client_state import Version, check_versions, parse_tensors
 from keyfed.errors import RunError
-from keyfed.federated.soundness import Good, first_good, same
+from keyfed.federated.soundness import Good, first_good, same, uniform_nats
 from keyfed.federated.types import ClientId, Params, Seen, State
 from keyfed.files import BROKEN, read_json, write_atomically
 
@@ -73,6 +74,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "seconds": checkpoint.seconds,
         "mediator": state.mediator,
         "seen": asdict(state.seen),
+        "eased": [state.halvings, state.server_halvings, state.failed],
         "best": None if best is None else {"round": best.round, "nats": best.nats},
         "clients": {client: asdict(version) for client, version in checkpoint.clients.items()},
         "pending": None if checkpoint.pending is None else dict(checkpoint.pending),
@@ -103,7 +105,8 @@ def _good_tensors(checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, Params
         tensors |= {f"{server}{n}": t.clone() for n, t in good.state.server.items()}
     told = {
         "round": good.state.round, "nats": good.nats, "returns": good.returns, "mediator": good.state.mediator,
-        "seen": asdict(good.state.seen),
+        "seen": asdict(good.state.seen), "doubts": good.doubts,
+        "lowest": good.lowest if math.isfinite(good.lowest) else None,
         "params": params, "server": server, "joined": dict(good.clients),
         "clients": {client: asdict(version) for client, version in checkpoint.good_clients.items()},
     }  # fmt: skip
@@ -177,8 +180,9 @@ def read_checkpoint(folder: Path, number: int) -> Checkpoint:
     if manifest["round"] != number or not isinstance(pending, dict | None):
         raise RunError("the manifest is not that of this round")
     parts = {prefix: part(prefix) for prefix in ("params/", "server/", "best/", "good/params/", "good/server/")}
+    eased = [int(number) for number in manifest.get("eased", (0, 0, 0))]  # older checkpoints do not say
     return Checkpoint(
-        state=State(parts["params/"], manifest["mediator"], parts["server/"], number, _seen_of(manifest)),
+        state=State(parts["params/"], manifest["mediator"], parts["server/"], number, _seen_of(manifest), *eased),
         best=None if best is None else Best(int(best["round"]), float(best["nats"]), parts["best/"]),
         metrics_length=int(manifest["metrics_length"]),
         seconds=float(manifest["seconds"]),
@@ -205,7 +209,7 @@ def good_in(saved: Checkpoint, state: State, words: int, device: str = "cpu") ->
         params = {name: found.state.params[name].to(device) for name in state.params}
     if not same(found.state.server, saved.state.server):
         server = {name: t.to(device) for name, t in found.state.server.items()}
-    return replace(found, state=replace(found.state, params=params, server=server))
+    return replace(found, state=replace(found.state, params=params, server=server), uniform=uniform_nats(words))
 
 
 def _good_of(told: Mapping[str, Any], parts: Mapping[str, Params]) -> Good:
@@ -213,7 +217,11 @@ def _good_of(told: Mapping[str, Any], parts: Mapping[str, Params]) -> Good:
     params, server = parts[told["params"]], parts[told["server"]]
     state = State(params, told["mediator"], server, int(told["round"]), _seen_of(told))
     joined = {str(client): int(round) for client, round in told["joined"].items()}
-    return Good(state, float(told["nats"]), joined, int(told["returns"]))
+    lowest = told.get("lowest")  # older checkpoints know of no doubts
+    lowest = math.inf if lowest is None else float(lowest)
+    return Good(
+        state, float(told["nats"]), joined, int(told["returns"]), doubts=int(told.get("doubts", 0)), lowest=lowest
+    )
 
 
 def _seen_of(told: Mapping[str, Any]) -> Seen:

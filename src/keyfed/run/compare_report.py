@@ -33,6 +33,7 @@ from keyfed.run.markup import (
     to_markdown,
 )
 from keyfed.run.report import DEFINITIONS
+from keyfed.run.verdict import not_beaten
 
 REFERENCES = (("kneser_ney", "Kneser–Ney"), ("unigram", "unigram"))
 
@@ -108,15 +109,15 @@ COMPARED = (
 
 
 def verdict(summary: Record) -> str:
-    """Say in one sentence who is best, or that this many seeds cannot tell."""
+    """Say who is best, or that this many seeds cannot tell; first of all, where no method beats the counts."""
     ranked, seeds = contenders(summary["rows"]), len(summary["seeds"])
     over = f" over {seeds} seeds" if seeds > 1 else ""
     if not ranked:
         return "No method has a finite test perplexity: every run failed or diverged."
     first = ranked[0]
-    start = (
-        f"{first['label']} has {'a' if len(ranked) == 1 else 'the lowest'} test perplexity of {_scored(first)}{over}"
-    )
+    level = not_beaten("No method beats", first["test_mean"]["perplexity"], summary["baselines"])
+    lowest = "a" if len(ranked) == 1 else "the lowest"
+    start = f"{level}{first['label']} has {lowest} test perplexity of {_scored(first)}{over}"
     if len(ranked) == 1:
         return f"{start}; there is no other method with a result to compare it with."
     second = ranked[1]

@@ -196,7 +196,8 @@ def start_notes(rows: Sequence[Record]) -> Iterable[str]:
     """Yield what each variant starts from, what is frozen for whom, and which random start is missing."""
     labels = {row["label"] for row in rows}
     for row in rows:
-        for line in start_lines(row.get("start") or {}) if row.get("starts") else ():
+        start = {key: value for key, value in (row.get("start") or {}).items() if (key, value) != ("from", "random")}
+        for line in start_lines(start) if row.get("starts") else ():
             yield f"{row['label']}: {line}."
         if row.get("starts") and row["plain"] not in labels:
             yield f"{row['label']} has no random start beside it: compare {row['plain']} too to see what it saves."

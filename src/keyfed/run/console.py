@@ -147,6 +147,8 @@ class Narrator:
             line += "  abandoned"
         if "rolled_back" in record:
             line += f"  rolled back to round {record['rolled_back']}"
+        if "halved" in record:
+            line += f"  step halved: {record['halved'][0]} times so far, the server's {record['halved'][1]}"
         if record["refused"]:
             reasons = sorted(set(record["refused"].values()))
             line += f"  refused {len(record['refused'])}: {', '.join(reasons)}"

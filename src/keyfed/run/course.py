@@ -14,7 +14,7 @@ from typing import Any
 from keyfed.config import Config, parse_target
 from keyfed.engine.calls import Calls, RemoteRun
 from keyfed.engine.client_state import Version
-from keyfed.engine.network import Network, init_params, parameter_count, shapes
+from keyfed.engine.network import Network, parameter_count, shapes
 from keyfed.engine.remote import RemoteFederation
 from keyfed.engine.roster import Roster
 from keyfed.engine.secure_round import Evaluated
@@ -22,14 +22,23 @@ from keyfed.engine.transport import Transport
 from keyfed.errors import RunError
 from keyfed.federated.participation import cohort_size, draw
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.soundness import first_good, gone_back, judge, same
+from keyfed.federated.soundness import by_server, first_good, given_up, gone_back, judge_model, same, suspect
 from keyfed.federated.types import ClientId, Method, Params, State
 from keyfed.private.suspects import Suspects
 from keyfed.run.checkpoint import Best, Checkpoint, good_in, load_checkpoint, save_checkpoint
 from keyfed.run.evaluate import Score
 from keyfed.run.folder import append_line, read_metrics, save_model, strict
-from keyfed.run.planning import limits_of
-from keyfed.run.record import judged_line, reached, record_of, soundness_counts, stopped_line
+from keyfed.run.planning import limits_of, watch_of
+from keyfed.run.record import (
+    diverged_warning,
+    halvings_of,
+    judged_line,
+    reached,
+    record_of,
+    soundness_counts,
+    stopped_line,
+    unsound_line,
+)
 from keyfed.run.secure import clamped_result
 from keyfed.run.traffic import sizes_of
 from keyfed.run.train import Listener
@@ -68,16 +77,19 @@ class Course:
         listen: Listener,
         patience: Patience,
         words: int,
+        first: Params,
+        start: Mapping[str, Any],
     ) -> None:
         self.config, self.out, self.spec, self.method = config, out, spec, method
         self.listen, self.patience, self.secure = listen, patience, run.secure
-        self.limits = limits_of(config)
+        self.start = start  # where the weights come from, for result.json
+        self.limits, self.watch = limits_of(config), watch_of(config, words)
         self.metrics = out / "metrics.jsonl"
         logged = self.metrics.stat().st_size if self.metrics.exists() else 0
         saved = load_checkpoint(out / "checkpoint", logged, listen.say)
         kept: Params = {}
         if saved is None:
-            self.state = initial_state(method, init_params(spec, config.train.seed))
+            self.state = initial_state(method, first)
             self.best: Best | None = None
             self.good = first_good(self.state, words)
             self.length, before = 0, 0.0
@@ -101,6 +113,17 @@ class Course:
         self.done = False
         self._begin(kept)
 
+    @property
+    def _looks(self) -> bool:
+        """Whether validation decides where the run goes on."""
+        return self.watch is not None and not self.config.privacy.on
+
+    @property
+    def _by_server(self) -> bool:
+        """Whether the round that made the present model was sound at its clients: then its server's step was not."""
+        loss = None if self.pending is None else self.pending["loss"]
+        return by_server(self.method, math.inf if loss is None else loss, self.good.uniform)
+
     def _apart(self, server: Params) -> tuple[Params, Params]:
         """Part what a checkpoint has under the server rule's state: the rule's own, and what a course keeps there."""
         return server, {}
@@ -120,15 +143,18 @@ class Course:
         while self.state.round < config.train.rounds and not self.done and self._may_go_on():
             self._round()
             self.done = reached(read_metrics(self.out), target) is not None
-        if self.good.exhausted:
-            self.listen.say(stopped_line(self.good))
+        if given_up(self.good, self.state):
+            self.listen.say(stopped_line(self.good, self.state))
         params = self._chosen()
         save_model(self.out, params, vocab)
-        return self._result(params, vocab, self._tested(params))
+        result = self._result(params, vocab, self._tested(params))
+        if (warning := diverged_warning(result)) is not None:
+            self.listen.say(warning)
+        return result
 
     def _may_go_on(self) -> bool:
         """Whether another round may be begun."""
-        return not self.good.exhausted
+        return not given_up(self.good, self.state)
 
     def _after(self) -> int:
         """Return the number under which clients evaluate when all rounds are over."""
@@ -146,7 +172,7 @@ class Course:
             served = None if model is self.state.params else model
             found = self.federation.evaluate(model, "valid", self._everyone(), self.method, self._after())
             if self._validated(self.state, found, self.federation.typical, self.calls.counted, served):
-                self.state = gone_back(self.good, self.state.round)
+                self.state = gone_back(self.good, self.state)
         self._flush()
         if self.state.round and all(r["abandoned"] for r in read_metrics(self.out)):
             raise RunError(f"no round of {self.out} was completed: nothing was learnt, and there is no model to test")
@@ -166,13 +192,20 @@ class Course:
         present = self._quorum()
         cohort = self._draw(present)
         moved, counted = dict(self.calls.moved), dict(self.calls.counted)
-        after, summary = run_round(method, state, cohort, federation, self._prepared(), self.limits)
+        after, summary = run_round(method, state, cohort, federation, self._prepared(), self.limits, self.watch)
         counts, clients = federation.evaluated or (None, 0)
         back = False
         if counts is not None and clients:
             back = self._validated(state, counts, federation.typical, counted)
+        if back and summary.diverged:  # from a model that was bad already: a step is halved for that alone
+            after = replace(after, halvings=state.halvings, server_halvings=state.server_halvings)
+        server = self._by_server
+        suspected = False
+        if self._looks and not back:
+            self.good, suspected = suspect(self.good, after)
+            back = suspected
         if back:  # what was trained in this round began at a model that had exploded
-            after = gone_back(self.good, after.round)
+            after = gone_back(self.good, after, server=server, claimed=federation.typical is None and not suspected)
             self.calls.counted = dict(self.good.clients)
         self.calls.good = dict(self.good.clients)
         self._flush()
@@ -196,16 +229,20 @@ class Course:
             record["shut_out"] = dict(self._shut_out)
         record |= {"seconds": time.monotonic() - began, "elapsed": time.monotonic() - self.started}
         record = self._line(record, state)
+        if suspected:
+            record["rolled_back"] = self.good.state.round
+        if (halvings := halvings_of(state, after)) is not None:
+            record["halved"] = halvings
         if summary.unsound is not None:
             record["unsound"] = summary.unsound
-            self.listen.say(f"round {record['round']} is abandoned: {summary.unsound}")
+            self.listen.say(unsound_line(summary, state, after, self.good))
         self._tell_lost()
         self.state = after
         self.pending = dict(strict(record))
         versions = {client: Version(round, "") for client, round in self.calls.counted.items()}
         seconds = time.monotonic() - self.started
         whole = replace(after, server={**after.server, **self._kept()})
-        good = None if not self.config.train.rollback or self.config.privacy.on else self.good
+        good = self.good if self._looks else None
         suspects = self.calls.suspects.to_json()
         saved = Checkpoint(whole, self.best, self.length, seconds, versions, self.pending, good, suspects=suspects)
         save_checkpoint(self.out / "checkpoint", saved)
@@ -310,14 +347,16 @@ class Course:
         if self.pending is not None and self.pending["round"] == state.round:
             self.pending["valid"] = found.summary()
         self.listen.say(f"validation after round {state.round}: perplexity {found.perplexity:.1f}")
-        factor, nats = self.config.train.rollback or None, found.mean_nats if typical is None else typical
+        nats = found.mean_nats if typical is None else typical
         averaged = self.config.train.average is not None
-        if factor is not None and served is None:  # an average is not compared with the models that it is made of
-            self.good, back = judge(self.good, state, nats, factor, clients)
+        # An average is not compared with the models that it is made of.
+        if self.watch is not None and self._looks and served is None:
+            self.good, back = judge_model(self.good, state, nats, self.watch.factor, clients)
             if back:
                 if self.pending is not None and self.pending["round"] == state.round:
                     self.pending["rolled_back"] = self.good.state.round
-                self.listen.say(judged_line(state.round, math.exp(min(nats, 700.0)), self.good))
+                after = gone_back(self.good, state, server=self._by_server, claimed=typical is None)
+                self.listen.say(judged_line(math.exp(min(nats, 700.0)), self.good, after))
                 return True
         if averaged and served is None:
             return False  # what is exported is the average of the last round
@@ -349,6 +388,7 @@ class Course:
             "cohort": max((r["cohort"] for r in records), default=0),
             "rounds": len(records),
             "seed": self.config.train.seed,
+            "start": dict(self.start),
             "secure": self.secure is not None,
             "clamped": clamped_result(records),
             "best_round": self.best.round,

@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keyfed.config import Config, check, to_document
+from keyfed.config import BASE, Config, check, to_document
 from keyfed.engine.calls import RemoteRun
 from keyfed.engine.messages import BEGIN_HEAD, CONTROL_HEAD
 from keyfed.engine.network import parameter_count
 from keyfed.engine.roster import Roster, roster_hash
 from keyfed.engine.secure_simulation import SecureSettings
 from keyfed.engine.transport import Transport
-from keyfed.errors import ConfigError
+from keyfed.errors import ConfigError, RunError
 from keyfed.federated.participation import Participation
 from keyfed.federated.types import Method
 from keyfed.files import write_atomically
@@ -37,6 +37,7 @@ from keyfed.run.on_device import method_digest, run_method, told
 from keyfed.run.outside import build_network
 from keyfed.run.planning import with_limits
 from keyfed.run.secure import alike_line, refuse_unmasked
+from keyfed.run.start import refuse_other_start, start_lines, start_without_text
 from keyfed.run.train import Listener, Silent
 from keyfed.text.vocab import Vocab
 
@@ -54,6 +55,7 @@ def train_deployed(
     resume: bool = False,
     patience: Patience | None = None,
     raw_vocabulary: bool = False,
+    own: float | None = None,
 ) -> dict[str, Any]:
     """Train a run with the clients of a roster and return its result (also in out/result.json).
 
@@ -61,27 +63,31 @@ def train_deployed(
       config: what to train; without `secure.on` the server sees every upload.
       vocab: the run's vocabulary, from public text or from `keyfed vocab`.
       raw_vocabulary: it was made from these clients' text without noise; a private run says so.
+      own: share of the clients' lines that are in the base model's own text; None where that was not compared.
 
     Raises:
       KeyfedError: anything the caller can mend; nothing that was checkpointed is lost.
     """
     listen, patience = listener or Silent(), patience or Patience()
     begun = read_run_toml(out)[0] if resume and (out / "run.toml").exists() else None
+    refuse_extension(out, config, begun)
     config = with_limits(check(config), begun)
     method = deployable(config)
     secure = SecureSettings(config.secure.threshold, config.secure.floor) if config.secure.on else None
     spec = build_network(config, len(vocab), None)
+    first, start, began = start_without_text(config, spec, vocab, own)
     settled = settle(config, out, roster, raw_vocabulary=raw_vocabulary)
     with open_folder(out, resume):
         fingerprint = hashlib.sha256(vocab.to_json().encode()).hexdigest()  # the only text a server has
         if resume and (out / "run.toml").exists():
-            refuse_changes(out, config, fingerprint, may_start=False)
+            made = refuse_changes(out, config, fingerprint, may_start=False)
+            refuse_other_start(out, made, start)
             finished = read_result(out)
             if finished is not None:
                 listen.say(f"{out} is finished; nothing to do")
                 return finished
         else:
-            write_run_toml(out, config, made_by(HERE, fingerprint))
+            write_run_toml(out, config, made_by(HERE, fingerprint) | start.made())
             write_atomically(out / "vocab.json", vocab.to_json().encode())
         if settled is not None:
             keep_enrolled(out, settled)
@@ -95,19 +101,35 @@ def train_deployed(
             _run_name(out), about, _next_attempt(out), patience.answer, secure, config.upload.bound, config.train.seed
         )
         listen.say(f"model {spec.name}: {parameter_count(spec):,} parameters; {HERE.reason}")
+        for line in start_lines(began):
+            listen.say(line)
         listen.say("secure sums: the server sees no upload" if secure else "PLAIN: the server sees every upload")
         alike = alike_line(config, method)
         if alike is not None:
             listen.say(alike)
         marks = roster.marks()
         listen.say(f"roster {roster_hash(marks)} ({len(marks)} clients); clients see it with `keyfed client --status`")
-        given = (config, out, spec, method, transport, roster, run, listen, patience, len(vocab))
+        given = (config, out, spec, method, transport, roster, run, listen, patience, len(vocab), first, began)
         course = Course(*given) if settled is None else PrivateCourse(*given, settled=settled)
         result = course.train(vocab)
         result = dict(strict(result))
         write_atomically(out / "result.json", json.dumps(result, indent=1, allow_nan=False).encode())
         course.part()
         return result
+
+
+def refuse_extension(out: Path, config: Config, begun: Config | None) -> None:
+    """Refuse other rounds than a run began with: its clients were sent their number, and have forgotten a finished run.
+
+    Args:
+      begun: what the run began with; None for one that begins now.
+    """
+    if begun is not None and begun.train.rounds != config.train.rounds:
+        raise RunError(
+            f"{out} is a run of {begun.train.rounds} rounds with real clients, and train.rounds (--rounds) is "
+            f"{config.train.rounds}; its clients agreed to {begun.train.rounds}, and forget a run when it ends. Start "
+            "another run with another --out"
+        )
 
 
 def refuse_long(about: Mapping[str, Any]) -> None:
@@ -155,8 +177,11 @@ def refuse_simulated(config: Config, method: Method) -> None:
     refuse_imagined(config)
     if config.train.curves:
         raise ConfigError("train.curves (--curves) works in simulation only; leave it out of a federation")
-    if config.train.init is not None or config.vectors.file is not None or config.train.frozen_rounds:
-        raise ConfigError("a federation starts from random weights: leave out init, vectors and frozen_rounds")
+    if config.train.init not in (None, BASE) or config.vectors.file is not None or config.train.frozen_rounds:
+        raise ConfigError(
+            "a federation starts from the base model or from random weights: set init to base or none, and leave out "
+            "vectors and frozen_rounds"
+        )
 
 
 def _run_name(out: Path) -> str:

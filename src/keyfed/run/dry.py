@@ -13,11 +13,13 @@ from keyfed.federated.mediate import kept
 from keyfed.federated.types import Method, Params
 from keyfed.run.console import human_bytes
 from keyfed.run.frozen import frozen_line, refuse_frozen
+from keyfed.run.pilot import choose, dry_lines
 from keyfed.run.planning import cautions, members_of, over_rounds, participations, plan, plan_of_round
-from keyfed.run.prepare import client_tokens, prepare, round_tokens
+from keyfed.run.prepare import client_tokens, round_tokens
 from keyfed.run.preview import preview_start
 from keyfed.run.privacy_terms import announcement, make_private
 from keyfed.run.secure import secure_line, sizes_in
+from keyfed.run.start import find_source, start_lines
 from keyfed.run.traffic import model_bytes
 
 TORCH_ITSELF = 300_000_000  # resident memory of an idle training process
@@ -32,12 +34,20 @@ def state_bytes(method: Method, params: Params) -> int:
     return model_bytes(params)  # what compression left out
 
 
-def describe_plan(config: Config) -> dict[str, Any]:
-    """Return sizes, traffic and expected memory of a run, and the same as text."""
-    prepared = prepare(config)
+def describe_plan(config: Config, *, offered: bool = False) -> dict[str, Any]:
+    """Return sizes, traffic and expected memory of a run, and the same as text.
+
+    Args:
+      offered: the run asks for no start, and takes the base model where that fits.
+    """
+    settled = choose(config, carried=find_source(config) is not None, offered=offered)
+    config, prepared, why_not, recipe = settled.config, settled.prepared, settled.why_not, dry_lines(settled)
     method, choice = plan(config, prepared)
     refuse_frozen(config, prepared.spec, method)
     start, started = preview_start(config, prepared)
+    if why_not is not None and start["from"] == "random":
+        start = {**start, "why": why_not}
+        started = start_lines(start)
     frozen = frozen_line(config, prepared.spec)
     members = members_of(method, prepared, config)
     params = init_params(prepared.spec, config.train.seed)
@@ -65,6 +75,7 @@ def describe_plan(config: Config) -> dict[str, Any]:
         modelled, called = first.seconds, len(first.fates)
     description: dict[str, Any] = {
         "config": to_document(config),
+        "recipe": recipe or None,
         "start": start,
         "parameters": parameter_count(prepared.spec),
         "clients": len(prepared.store),
@@ -85,6 +96,7 @@ def describe_plan(config: Config) -> dict[str, Any]:
     }
     lines = [
         dump_toml(to_document(config)),
+        *recipe,
         *prepared.describe(private=config.privacy.on),
         *started,
         *([frozen] if frozen else []),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from keyfed.config import Config
 from keyfed.engine.problem import ClientStore, make_store
-from keyfed.errors import DataError
+from keyfed.errors import TooLittleText
 from keyfed.model.presets import preset
 from keyfed.text.clients import ClientText, Population, partition
 from keyfed.text.corpus import Corpus
@@ -174,9 +174,9 @@ def draw_streams(having: NDArray[np.int64], keys: NDArray[np.int64] | None) -> l
     return sorted(having[np.argsort(keys[having], kind="stable")[:MOST_STREAMS]].tolist())
 
 
-def no_window(corpus: str, clients: int, longest: int, window: int) -> DataError:
+def no_window(corpus: str, clients: int, longest: int, window: int) -> TooLittleText:
     """Say that no client has enough text."""
-    return DataError(
+    return TooLittleText(
         f"{corpus}: no client has the {window + 1} tokens of one window (the largest of "
         f"{clients} has {longest}); lower data.window or give more text"
     )

@@ -2,7 +2,7 @@
 
 Headline: exp(mean nats per predicted token) over each stream in order, state carried, zero at the start, every token
 after the first predicted, line ends included, nothing padded counted. Of a model trained on packed lines: over each
-line on its own, <bos> first and the state reset (`judge`).
+line on its own, <bos> first and the state reset (`scorer_of`).
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def evaluate_lines(spec: Network, params: Params, streams: Mapping[str, Ids], de
     return {name: Score(*counted) for name, counted in zip(streams, zip(*kinds, strict=True), strict=True)}
 
 
-class Judge(Protocol):
+class Scorer(Protocol):
     """Scores every stream of a model's test text."""
 
     def __call__(
@@ -223,7 +223,7 @@ class Judge(Protocol):
     ) -> dict[str, Score]: ...
 
 
-def judge(kind: Kind) -> Judge:
+def scorer_of(kind: Kind) -> Scorer:
     """Return what the headline is counted by: lines on their own for packed lines, else whole streams."""
     return evaluate_lines if kind == "packed" else evaluate
 
@@ -242,8 +242,8 @@ def by_line(score: Score) -> dict[str, float]:
 def headline(
     spec: Network, params: Params, streams: Mapping[str, Ids], kind: Kind, device: str = "cpu"
 ) -> tuple[dict[str, Score], dict[str, Any]]:
-    """Return every stream's score by the model's `judge`, and the figures of a test: the total, and line by line."""
-    scores = judge(kind)(spec, params, streams, device)
+    """Return every stream's score by the model's scorer, and the figures of a test: the total, and line by line."""
+    scores = scorer_of(kind)(spec, params, streams, device)
     every = total(scores)
     lines = every if kind == "packed" else evaluate_sentences(spec, params, streams, device)
     return scores, {**every.summary(), **by_line(lines)}

@@ -16,7 +16,7 @@ from keyfed.federated.types import Method, Params
 from keyfed.run.baselines import score_baselines
 from keyfed.run.checkpoint import Best
 from keyfed.run.choose import Choice
-from keyfed.run.evaluate import headline, judge, spread, total
+from keyfed.run.evaluate import headline, scorer_of, spread, total
 from keyfed.run.folder import read_metrics, save_model
 from keyfed.run.planning import members_of
 from keyfed.run.prepare import Prepared
@@ -47,7 +47,7 @@ def finish(
     began = time.monotonic()
     kind = prepared.batching.kind
     tested, test = headline(prepared.spec, params, prepared.test, kind, choice.device)
-    unseen = judge(kind)(prepared.spec, params, prepared.unseen, choice.device)
+    unseen = scorer_of(kind)(prepared.spec, params, prepared.unseen, choice.device)
     evaluated = time.monotonic() - began
     began = time.monotonic()
     baselines = score_baselines(prepared, config.train.ngram_order) if config.train.baselines else {}

@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -177,6 +178,55 @@ def refuse_changes(
     return made
 
 
+def extended(folder: Path, config: Config) -> tuple[Config, Config]:
+    """Return the configuration that a run goes on with, and the same with the rounds that the run has so far.
+
+    `train.rounds` may be more than the run has; both are the same where it is not. `train.frozen_rounds` that covered
+    all rounds covers the new ones, too.
+
+    Raises:
+      RunError: the run cannot have these rounds.
+    """
+    old, _ = read_run_toml(folder)
+    has, wanted = old.train.rounds, config.train.rounds
+    if has == wanted:
+        return config, config
+    done = len(read_metrics(folder))
+    if wanted < has:
+        raise RunError(
+            f"{folder} is a run of {has} rounds, {done} of them done, and train.rounds (--rounds) is {wanted}; a run "
+            f"can be extended to more than {has} rounds, and not cut: leave --rounds out, or take another --out"
+        )
+    if old.privacy.on:
+        raise RunError(
+            f"{folder} is a private run, whose noise and account are for {has} rounds, and train.rounds (--rounds) is "
+            f"{wanted}; it cannot be extended: start another run with --rounds {wanted} and another --out"
+        )
+    met = (read_result(folder) or {}).get("reached")
+    if met:
+        raise RunError(
+            f"{folder} has reached its target ({old.train.until}) after round {met['round']}: more rounds would not be "
+            f"trained. Take another --out with --init {shlex.quote(str(folder))}, which starts from its weights"
+        )
+    begun = replace(config, train=replace(config.train, rounds=has))
+    if has and old.train.frozen_rounds == config.train.frozen_rounds == has:
+        config = replace(config, train=replace(config.train, frozen_rounds=wanted))
+    return config, begun
+
+
+def note_extension(folder: Path, config: Config, made: Mapping[str, Any], has: int) -> None:
+    """Write down that a run has more rounds now.
+
+    The result goes first: a run whose extension was not written yet is finished again, and one that was written is
+    never taken for finished. What was trained beside the run, for as many rounds, is trained anew.
+    """
+    step = f"from {has} to {config.train.rounds} rounds"
+    noted = {**made, "extended": f"{made['extended']}; {step}" if "extended" in made else step}
+    (folder / "result.json").unlink(missing_ok=True)
+    shutil.rmtree(folder / "central", ignore_errors=True)
+    write_run_toml(folder, config, noted)
+
+
 def as_before(made: Mapping[str, Any], choice: Choice, say: Callable[[str], None], ranks: int = 1) -> Choice:
     """Train on as the run began: the same device, block, workers and threads; say when torch or ranks are others."""
     try:
@@ -218,7 +268,7 @@ class Trained:
     @property
     def reads_lines(self) -> bool:
         """Whether the model learnt from single lines, each from a zero state behind <bos>, not from a stream."""
-        return reads_lines(self.config.data.batches)
+        return reads_lines(self.config.data.batching)
 
 
 def save_model(folder: Path, params: Params, vocab: Vocab) -> None:

@@ -42,12 +42,13 @@ from keyfed.text.vocab import UNK, Tokens, Vocab
 
 MOST_TREE_ROUNDS = 50_000
 MOST_WORDS = 1 << 20  # of a vocabulary that a client reads
+MOST_FIELDS = 64  # of a vocabulary: its own, and those of a vote
 TOLD: dict[str, tuple[str, ...] | None] = {  # what clients hear of a configuration: sections, and which of their keys
     "data": ("batches", "window", "max_sentences", "max_tokens"),
     "model": None,
     "train": ("rounds", "schedule", "warmup", "final", "average", "seed", "valid_tokens", "test_tokens"),
     "secure": ("on", "floor"),
-    "upload": None,
+    "upload": ("keep", "quantise", "bound", "limit", "token_limit"),  # what is left out by direction, the server sees
     "privacy": (
         "epsilon", "noise", "delta", "mechanism", "clip", "quantile", "clip_rate", "count_noise", "separation",
         "weight_cap", "mean_weight", "floor",
@@ -133,7 +134,7 @@ class OwnText:
         if not enough and not config.privacy.on:  # a private run must not notice: its client takes part with zeros
             raise Rejected("no text", f"too little text to learn from: a window has {window} tokens")
         data = config.data
-        batching = Batching(data.batches, 1, window, data.max_sentences, data.max_tokens)
+        batching = Batching(data.batching, 1, window, data.max_sentences, data.max_tokens)
         self.method = method
         self.digest = method_digest(method)
         self.floor = config.secure.floor
@@ -149,7 +150,7 @@ class OwnText:
         held_out = {"valid": vocab.encode(person.valid), "test": vocab.encode(person.test)}
         self._held_out = {part: {name: ids} if len(ids) > 1 else {} for part, ids in held_out.items()}
         self._limits = {"valid": config.train.valid_tokens, "test": config.train.test_tokens}
-        self._score = validator(data.batches)
+        self._score = validator(data.batching)
         self.shapes: Shapes = {layer: (shape, torch.float32) for layer, shape in shapes(spec).items()}
 
     def solve(self, theta: Params, round: int, turn: Turn) -> Finished:
@@ -262,7 +263,7 @@ def _vocab_of(about: Mapping[str, Any]) -> Vocab:
     given = about.get("vocab")
     if not isinstance(given, str):
         raise Rejected("malformed", "a run without a vocabulary")
-    check_structure(given.encode("utf-8", "surrogatepass"), deepest=2, values=MOST_WORDS)
+    check_structure(given.encode("utf-8", "surrogatepass"), deepest=2, values=MOST_WORDS, keys=MOST_FIELDS)
     try:
         return Vocab.from_json(given)
     except KeyfedError as e:

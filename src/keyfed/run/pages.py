@@ -119,4 +119,6 @@ def write_pages(folder: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python -m keyfed.run.pages FOLDER")
     write_pages(Path(sys.argv[1]))

@@ -23,7 +23,7 @@ from keyfed.federated.types import Method, MethodSpec, Params
 from keyfed.files import write_atomically
 from keyfed.run.console import follow, render_table
 from keyfed.run.drawing import HIGHEST, Plot, Theme, both_themes, single
-from keyfed.run.evaluate import Score, judge, spread, total
+from keyfed.run.evaluate import Score, scorer_of, spread, total
 from keyfed.run.folder import Trained
 from keyfed.run.markup import show
 from keyfed.run.prepare import Prepared, make_problem
@@ -129,7 +129,7 @@ def personalise(personal: Personal, trained: Trained, prepared: Prepared) -> dic
     problem = make_problem(prepared, config, method, "cpu")
     params: Params = {name: trained.params[name] for name in shapes(spec)}
     places = {name: k for k, name in enumerate(prepared.store.names) if name in prepared.test}
-    test = judge(config.data.batches)
+    test = scorer_of(config.data.batching)
     before = test(spec, params, {name: prepared.test[name] for name in places})
     after: dict[str, Score] = {}
     worked = 0

@@ -10,19 +10,20 @@ from numpy.typing import NDArray
 from keyfed.config import Config, method_spec
 from keyfed.engine.network import init_params
 from keyfed.errors import ConfigError, DataError, nearest
+from keyfed.federated.local import learning_rate, progress
 from keyfed.federated.mediate import kept
 from keyfed.federated.methods import build_method
 from keyfed.federated.participation import Plan, cohort_size, draw, moving_seconds, plan_round
 from keyfed.federated.parts import read_weights
 from keyfed.federated.sampling import derive_seed
-from keyfed.federated.soundness import Limits
+from keyfed.federated.soundness import UploadLimits, Watch, uniform_nats
 from keyfed.federated.types import Method
 from keyfed.run.choose import Choice, choose, confine
 from keyfed.run.console import plural
 from keyfed.run.outside import accept_method
 from keyfed.run.prepare import Prepared, round_tokens, usual_members
 from keyfed.run.secure import alike_line, hidden, sizes_in
-from keyfed.sections import LIMIT, SUM_LIMIT, TOKEN_LIMIT
+from keyfed.sections import AGAINST, LIMIT, SUM_LIMIT, TOKEN_LIMIT
 
 ROLLBACK = 3.0  # times the least validation perplexity of a federation
 FEW_PARTICIPATIONS = 3  # a client, below which duals have hardly begun to work
@@ -164,6 +165,36 @@ def over_rounds(config: Config) -> list[str]:
     return said
 
 
+def extension_line(config: Config, method: Method, has: int, before: Method) -> str:
+    """Say that a run of so many rounds is extended, and what becomes of its local step size.
+
+    Args:
+      method: the run's method over its new rounds; `before` that over the ones it had.
+    """
+    t = config.train
+    said = f"the run of {has} rounds is extended to {t.rounds}"
+    first, last = _local_step(method, has), _local_step(method, t.rounds - 1)
+    was = _local_step(before, max(0, has - 1))
+    if first is None or last is None or was is None:
+        return said
+    if t.schedule == "constant" and first == last == was:
+        return f"{said}; the local step size stays {last:.4g}"
+    return (
+        f"{said}; the local step size was {was:.4g} in round {has}, is {first:.4g} in round {has + 1} and goes to "
+        f"{last:.4g} in round {t.rounds} (train.schedule={t.schedule}, over the new whole)"
+    )
+
+
+def _local_step(method: Method, round: int) -> float | None:
+    """Return the local step size of a round (from 0); None for a method without one."""
+    options = {} if method.spec is None else method.spec.options
+    lr, decay = options.get("lr"), options.get("decay", 1.0)
+    if method.solver.still or not isinstance(lr, int | float) or not isinstance(decay, int | float):
+        return None
+    schedule = None if method.spec is None else method.spec.schedule
+    return learning_rate(lr, decay, round) * (1.0 if schedule is None else progress(schedule, round))
+
+
 def with_limits(config: Config, begun: Config | None = None) -> Config:
     """Return the configuration of a federation with the limits and the roll-back that it gets by default.
 
@@ -176,21 +207,34 @@ def with_limits(config: Config, begun: Config | None = None) -> Config:
     if config.privacy.on:
         return config
     given = config.upload
-    norm, tokens = (SUM_LIMIT, 0.0) if config.secure.on else (LIMIT, TOKEN_LIMIT)
-    usual = replace(given, limit=norm, token_limit=tokens) if begun is None else begun.upload
+    norm, tokens, against = (SUM_LIMIT, 0.0, 0.0) if config.secure.on else (LIMIT, TOKEN_LIMIT, AGAINST)
+    usual = replace(given, limit=norm, token_limit=tokens, against=against) if begun is None else begun.upload
     limit = usual.limit if given.limit is None else given.limit
     token_limit = usual.token_limit if given.token_limit is None else given.token_limit
+    against_limit = usual.against if given.against is None else given.against
     back = (ROLLBACK if begun is None else begun.train.rollback) if config.train.rollback is None else None
     train = config.train if back is None else replace(config.train, rollback=back)
-    return replace(config, upload=replace(given, limit=limit, token_limit=token_limit), train=train)
+    upload = replace(given, limit=limit, token_limit=token_limit, against=against_limit)
+    return replace(config, upload=upload, train=train)
 
 
-def limits_of(config: Config) -> Limits | None:
-    """Return what one client of a run may do at most; None for a run without limits."""
-    norm, tokens = config.upload.limit or None, config.upload.token_limit or None
-    if config.privacy.on or (norm is None and tokens is None):
+def watch_of(config: Config, words: int) -> Watch | None:
+    """Return how a run notices that it diverges; None for one that never goes back (train.rollback=0).
+
+    A private run looks at nothing but its released θ: losses, refusals and validation are not noised.
+    """
+    if config.train.rollback == 0:
         return None
-    return Limits(norm, tokens, config.data.max_tokens)
+    return Watch() if config.privacy.on else Watch(uniform_nats(words), config.train.rollback)
+
+
+def limits_of(config: Config) -> UploadLimits | None:
+    """Return what one client of a run may do at most; None for a run without limits."""
+    own = config.upload
+    norm, tokens, against = own.limit or None, own.token_limit or None, own.against or None
+    if config.privacy.on or (norm is None and tokens is None and against is None):
+        return None
+    return UploadLimits(norm, tokens, config.data.max_tokens, against)
 
 
 def plan_of_round(

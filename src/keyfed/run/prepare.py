@@ -113,7 +113,7 @@ def prepare(config: Config, module: MakeModule | None = None, *, text: bool = Fa
     data, most = config.data, config.train.test_tokens
     found = encoded(config, text=text)
     spec = build_network(config, len(found.vocab), module)
-    if data.batches == "packed" and isinstance(spec, ModuleNetwork) and (why := spec.unpackable()) is not None:
+    if data.batching == "packed" and isinstance(spec, ModuleNetwork) and (why := spec.unpackable()) is not None:
         raise ConfigError(f"data.batches=packed: {why}; use stream or sentences")
     return Prepared(
         corpus=found.corpus,
@@ -122,13 +122,20 @@ def prepare(config: Config, module: MakeModule | None = None, *, text: bool = Fa
         vocab_summary=found.vocab_summary,
         spec=spec,
         store=found.store,
-        batching=Batching(data.batches, 1, window_of(config), data.max_sentences, data.max_tokens),
+        batching=Batching(data.batching, 1, window_of(config), data.max_sentences, data.max_tokens),
         valid=found.valid,
         test=limit_streams(found.test, most),
         unseen=limit_streams(found.unseen, most),
         excluded=found.excluded,
         oov=found.oov,
     )
+
+
+def prepare_again(prepared: Prepared, config: Config, module: MakeModule | None = None) -> Prepared:
+    """Return a prepared corpus for a configuration that differs in dropout, batches or limits: no text is read."""
+    data = config.data
+    batching = Batching(data.batching, 1, window_of(config), data.max_sentences, data.max_tokens)
+    return replace(prepared, spec=build_network(config, len(prepared.vocab), module), batching=batching)
 
 
 def pooled_store(store: ClientStore) -> ClientStore:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keyfed.config import Config
+from keyfed.config import BASE, Config
 from keyfed.engine.gather import HiddenRound
 from keyfed.engine.noised_sum import NoisedSum
 from keyfed.errors import PrivacyError
@@ -166,7 +166,7 @@ class PrivateRun:
         t = self.ledger.terms
         ratio = noise_to_clip(self._std, parameters, t.cohort)
         found = account(self.ledger)
-        said = [*found["statement"], *vocabulary_lines(self._config, self._out, found), *begun_from(self._config)]
+        said = [*found["statement"], *vocabulary_lines(self._config, self._out, found), *begun_from(self._out)]
         return {**found, "count_noise": self._bit_std, "noise_to_clip": ratio, "statement": said}
 
 
@@ -217,7 +217,7 @@ def account_of_run(run: Path) -> dict[str, Any]:
     ledger = read_ledger(run)
     check_against_metrics(ledger, read_metrics(run))
     found = account(ledger, fine=True)
-    return {**found, "statement": [*found["statement"], *vocabulary_lines(config, run, found), *begun_from(config)]}
+    return {**found, "statement": [*found["statement"], *vocabulary_lines(config, run, found), *begun_from(run)]}
 
 
 def vocabulary_lines(config: Config, run: Path, account: Mapping[str, Any]) -> list[str]:
@@ -240,14 +240,22 @@ def vocabulary_lines(config: Config, run: Path, account: Mapping[str, Any]) -> l
     return [f"The vocabulary was elected by {votes} with noise of its own, {vote.verdict}, {cost}, which adds.{both}"]
 
 
-def begun_from(config: Config) -> list[str]:
+def begun_from(run: Path) -> list[str]:
     """Say which model or word vectors a run started from: the ledger knows nothing of them."""
-    given = [name for name in (config.train.init, config.vectors.file) if name is not None]
-    if not given:
+    if not (run / "run.toml").exists():  # a ledger alone
         return []
-    return [
-        f"Started from {' and '.join(map(str, given))}: what went into that is not in this ledger; its ε, if any, adds."
-    ]
+    config, made = read_run_toml(run)
+    lines = []
+    if config.train.init == BASE:
+        lines.append(
+            f"Public start, not covered: the base model that comes with keyfed, SHA-256 {made.get('init_sha256')}. It "
+            "was made from public text without noise; this ledger does not protect who wrote that."
+        )
+    given = [name for name in (config.train.init, config.vectors.file) if name not in (None, BASE)]
+    if given:
+        names = " and ".join(map(str, given))
+        lines.append(f"Started from {names}: what went into that is not in this ledger; its ε, if any, adds.")
+    return lines
 
 
 def refuse_start(config: Config, source: Source | None) -> None:

@@ -66,8 +66,9 @@ def among(ranks: int, config: Config, method: Method, choice: Choice) -> Choice:
         )
     if config.secure.on or config.secure.clear:
         raise ConfigError(f"secure.on is set beside {ranks} ranks, which see each other's clients; start one process")
-    if config.upload.limit or config.upload.token_limit:
-        raise ConfigError(f"upload.limit and upload.token_limit are for one process, not {ranks} ranks; leave them out")
+    for key in ("limit", "token_limit", "against"):
+        if getattr(config.upload, key):
+            raise ConfigError(f"upload.{key} needs the uploads in one process, not in {ranks} ranks; leave it out")
     if config.train.workers and config.train.workers > 1:
         raise ConfigError(
             f"train.workers is {config.train.workers} beside {ranks} ranks, and a rank is a worker; leave it out and "

@@ -8,8 +8,8 @@ from typing import Any
 
 from keyfed.federated.participation import Plan
 from keyfed.federated.round import RoundSummary
-from keyfed.federated.soundness import Good
-from keyfed.federated.types import ClientId, Method
+from keyfed.federated.soundness import Good, same
+from keyfed.federated.types import ClientId, Method, State
 from keyfed.run.traffic import Sizes, round_traffic
 
 MOST_DRAWN = 100  # clients of a round whose attention is written down one by one
@@ -75,29 +75,104 @@ def judge_attention(summary: RoundSummary) -> tuple[str, str] | None:
     return None
 
 
-def judged_line(round: int, perplexity: float, good: Good) -> str:
-    """Say that a model has exploded, and where the run goes on."""
+def judged_line(perplexity: float, good: Good, after: State) -> str:
+    """Say that a model has exploded, and how the run goes on.
+
+    Args:
+      after: the state that it goes on from.
+    """
+    least = f"the least so far is {math.exp(good.nats):.4g}" if good.state.round else "and it is the first"
     return (
-        f"ROLL-BACK after round {round}: validation perplexity {perplexity:.4g}, the least so far is "
-        f"{math.exp(good.nats):.4g}; going on from the last good model, of round {good.state.round}"
+        f"ROLL-BACK after round {after.round}: validation perplexity {perplexity:.4g}, {least}; going on from the last "
+        f"good model, of round {good.state.round}, with {step_of(after)}"
     )
 
 
-def stopped_line(good: Good) -> str:
+def unsound_line(summary: RoundSummary, before: State, after: State, good: Good) -> str:
+    """Say why a round's step was not taken, and how the run goes on where training diverged.
+
+    Args:
+      after: the state that the run goes on from; `good` is the last good model.
+    """
+    if not summary.diverged:
+        return f"round {summary.round + 1} is abandoned: {summary.unsound}"
+    stays = same(before.params, after.params)
+    where = "from the model before" if stays else f"from the last good model, of round {good.state.round}"
+    return f"DIVERGED in round {summary.round + 1}: {summary.unsound}; going on {where}, with {step_of(after)}"
+
+
+def step_of(state: State) -> str:
+    """Say what is left of the step sizes of a run that has diverged.
+
+    Example:
+      >>> step_of(State({}, None, {}, 3, halvings=3, server_halvings=1))
+      "1/8 of the local step size and 1/2 of the server's"
+    """
+    parts = []
+    if state.halvings or not state.server_halvings:
+        parts.append(f"1/{2**state.halvings} of the local step size")
+    if state.server_halvings:
+        parts.append(f"1/{2**state.server_halvings} of the server's" + " step size" * (not parts))
+    return " and ".join(parts)
+
+
+def stopped_line(good: Good, state: State) -> str:
     """Say that a run ends early."""
+    if not good.exhausted:
+        return (
+            f"{state.failed} rounds in a row diverged, and the last with {step_of(state)}: the run ends with the last "
+            "good model. Look at the text and at the method's options"
+        )
     return (
         f"{good.returns} roll-backs to the model of round {good.state.round}, and no better one since: the run ends "
         "with the last good model. A step size that is too large does this, or a client that lies"
     )
 
 
-def soundness_counts(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Count the roll-backs of a run, the server steps that were not taken, and uploads that were shortened."""
+def soundness_counts(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Count roll-backs, server steps that were not taken, and uploads that were shortened or left out by direction.
+
+    `halved` says after which rounds step sizes were halved, and how often: [round, the clients', the server's].
+    """
     return {
         "rolled_back": sum("rolled_back" in r for r in records),
         "unsound": sum("unsound" in r for r in records),
         "shortened": sum(len(r.get("shortened", ())) for r in records),
+        "against": sum(why == "against the others" for r in records for why in (r.get("refused") or {}).values()),
+        "halved": [[r["round"], *r["halved"]] for r in records if "halved" in r],
     }
+
+
+def halvings_of(before: State, after: State) -> list[int] | None:
+    """Return how often a round has halved the clients' step size and the server's; None where it halved none."""
+    times = [after.halvings - before.halvings, after.server_halvings - before.server_halvings]
+    return times if any(times) else None
+
+
+def halved_notes(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Say after which rounds step sizes were halved; nothing for a run in which they never were.
+
+    Example:
+      >>> halved_notes({"halved": [[1, 1, 0], [2, 2, 0], [9, 0, 1]]})
+      [('local', '3 times, after rounds 1, 2; 1/8 is left'), ("server's", 'once, after round 9; 1/2 is left')]
+    """
+    notes = []
+    for column, name in enumerate(("local", "server's"), 1):
+        found = [(int(row[0]), int(row[column])) for row in result.get("halved") or () if row[column]]
+        total = sum(times for _, times in found)
+        if found:
+            rounds = f"round{'s' * (len(found) > 1)} {', '.join(str(number) for number, _ in found)}"
+            notes.append((name, f"{'once' if total == 1 else f'{total} times'}, after {rounds}; 1/{2**total} is left"))
+    return notes
+
+
+def diverged_warning(result: Mapping[str, Any]) -> str | None:
+    """Say at the end of a run that it has diverged, and what to do; None for one that has not."""
+    notes = halved_notes(result)
+    if not notes:
+        return None
+    said = "; ".join(f"the {name} step size was halved {note}" for name, note in notes)
+    return f"WARNING: training diverged: {said}. Begin the next run with a smaller one (method.lr, method.server_lr)"
 
 
 def reached(records: Iterable[Mapping[str, Any]], target: tuple[str, float] | None) -> dict[str, Any] | None:

@@ -34,8 +34,10 @@ from keyfed.run.markup import (
     to_html,
     to_markdown,
 )
+from keyfed.run.pilot import BETWEEN, SETTLED
 from keyfed.run.plots import draw_plots
 from keyfed.run.privacy_report import privacy_blocks
+from keyfed.run.record import diverged_warning, halved_notes
 from keyfed.run.secure import secure_facts
 from keyfed.run.start import start_lines
 from keyfed.run.verdict import baselines_of, verdict
@@ -114,11 +116,28 @@ def document(
     begun = start_lines(result.get("start") or {})
     if begun:
         blocks += [Heading("Start"), *(Text(line) for line in begun), *pictures("vectors")]
+    blocks += recipe_blocks(result.get("recipe") or {})
     blocks += [Heading("Data and vocabulary"), facts_table(_data(result, config))]
     blocks += [Heading("Configuration"), Code(dump_toml(to_document(config)), "toml")]
     if made:
-        blocks += [Heading("Made by"), facts_table([(str(k), NONE if v is None else str(v)) for k, v in made.items()])]
+        told = [(str(k), NONE if v is None else str(v)) for k, v in made.items() if k not in SETTLED]
+        blocks += [Heading("Made by"), facts_table(told)]
     return [*blocks, Heading("Definitions"), *(Text(line, "note") for line in DEFINITIONS)]
+
+
+def recipe_blocks(settled: Record) -> list[Block]:
+    """What was chosen when the run began: settings with their reasons, the steps that a pilot tried, the time."""
+    blocks: list[Block] = []
+    if settled.get("recipe"):
+        rows = [line.partition(": ") for line in str(settled["recipe"]).split(BETWEEN)]
+        blocks.append(Table([["chosen from the corpus", "why"], *([chosen, why] for chosen, _, why in rows)], False))
+    if settled.get("pilot"):
+        tried = str(settled["pilot"]).replace(BETWEEN, "; ")
+        tokens = f" It read {settled['pilot_tokens']:,} tokens." if settled.get("pilot_tokens") else ""
+        blocks.append(Text(f"A pilot on validation text tried local steps: {tried}.{tokens}"))
+    if settled.get("minutes"):
+        blocks.append(Text(f"The number of rounds was fixed after measuring, for {settled['minutes']:g} minutes."))
+    return [Heading("Recipe"), *blocks] if blocks else []
 
 
 DEFINITIONS = (
@@ -170,6 +189,9 @@ def result_table(result: Record) -> Rows:
 
 def _cautions(result: Record) -> Iterable[str]:
     """Yield what a reader of the table might overlook."""
+    warning = diverged_warning(result)
+    if warning is not None:
+        yield warning
     test = result.get("test") or {}
     unknown = finite(test.get("oov_rate")) or 0.0
     if test.get("top1_words") == 0:
@@ -245,8 +267,11 @@ def _participation(result: Record) -> list[tuple[str, str]]:
         facts.append(("rounds abandoned, too few uploads", show_count(result["abandoned"])))
     if result.get("rolled_back"):
         facts.append(("roll-backs to the last good model, validation exploded", show_count(result["rolled_back"])))
+    facts += [(f"{name} step size halved, training diverged", note) for name, note in halved_notes(result)]
     if result.get("shortened"):
         facts.append(("uploads shortened to the limit", show_count(result["shortened"])))
+    if result.get("against"):
+        facts.append(("uploads left out, against the others of their round", show_count(result["against"])))
     if result.get("unsound"):
         facts.append(("server steps not taken, not sound", show_count(result["unsound"])))
     error = finite(result.get("compression_error"))
@@ -287,7 +312,7 @@ def _data(result: Record, config: Config) -> list[tuple[str, str]]:
     facts += [(f"unknown tokens, {part}", show_percent(rate, 2)) for part, rate in oov.items()]
     if unseen:
         facts.append(("unknown tokens, unseen clients", show_percent(unseen.get("oov_rate"), 2)))
-    if config.data.batches == "packed":
+    if config.data.batching == "packed":
         facts.append(("test text is read", "line by line, the state reset at every line"))
     elif finite(test.get("sentence_perplexity")) is not None:
         facts.append(

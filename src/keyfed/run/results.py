@@ -15,7 +15,7 @@ from keyfed.engine.trial import MakeModule
 from keyfed.errors import DataError, RunError
 from keyfed.model.conformance import Check, check_model, check_vocabulary
 from keyfed.run.console import human_bytes, plural, render_table
-from keyfed.run.evaluate import headline, judge, spread, total
+from keyfed.run.evaluate import headline, scorer_of, spread, total
 from keyfed.run.folder import Trained, load_model, read_result, resume_command
 from keyfed.run.personalise import Personal, personalise, resolve
 from keyfed.run.prepare import Prepared, prepare
@@ -58,7 +58,7 @@ def report_run(folder: Path, module: MakeModule | None = None) -> str:
         f"{plural(result['rounds'], 'round')}{took}{trained_on}; "
         f"down {human_bytes(traffic['down'])}, up {human_bytes(traffic['up'])}",
         f"report: {shlex.quote(str(next((p for p in written if p.suffix == '.html'), folder)))}",
-        f'try:    keyfed suggest {shlex.quote(str(folder))} "the state of"',
+        f'try:    keyfed suggest {shlex.quote(str(folder))} "i would like to"',
     ]
     return "\n".join(lines)
 
@@ -87,9 +87,9 @@ def evaluate_run(folder: Path, module: MakeModule | None = None, personal: Perso
     private = trained.config.privacy.on
     if personal is not None:
         personal = resolve(personal, trained, prepared)  # what cannot be done is said before the long evaluation
-    kind = trained.config.data.batches
+    kind = trained.config.data.batching
     tested, test = headline(trained.spec, trained.params, prepared.test, kind)
-    unseen = judge(kind)(trained.spec, trained.params, prepared.unseen)
+    unseen = scorer_of(kind)(trained.spec, trained.params, prepared.unseen)
     result = {
         "run": str(folder),
         "method": trained.method,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,45 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keyfed.config import Config
+from keyfed.config import BASE, Config
 from keyfed.engine.module import ModuleNetwork
-from keyfed.engine.network import init_params
+from keyfed.engine.network import Network, init_params
 from keyfed.errors import ConfigError, RunError, ShapeMismatch
 from keyfed.model.language_model import ModelSpec, Params
+from keyfed.run.base import (
+    LEAST_KNOWN,
+    Base,
+    Fit,
+    describe_base,
+    fit_of,
+    known_share,
+    knows_line,
+    load_base,
+    not_offered,
+    offer,
+    own_warning,
+)
 from keyfed.run.carry import carry, match_words, refuse_other_architecture, report_match
 from keyfed.run.folder import Trained, load_model
-from keyfed.run.prepare import Prepared
+from keyfed.run.prepare import Prepared, prepare
 from keyfed.run.word_vectors import Given, find_vectors, matched_share, vectors_line
+from keyfed.text.vocab import Vocab
 
 CHUNK = 1 << 24  # tokens counted at once: those of a large corpus are mapped, not in memory
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The run that another starts from.
+    """The run that another starts from, or the base model.
 
     Attributes:
-      sha256: of its model.safetensors.
+      sha256: of its weights file.
+      base: the base model, None for a run.
     """
 
     trained: Trained
     sha256: str
+    base: Base | None = None
 
     def made(self) -> dict[str, str]:
         """For run.toml, whose [train] has the folder."""
@@ -43,13 +59,16 @@ class Source:
 
 
 def find_source(config: Config) -> Source | None:
-    """Load the run that `train.init` names; None for a random start.
+    """Load the run, or the base model, that `train.init` names; None for a random start.
 
     Raises:
-      RunError: it is not a finished run.
+      RunError: it is not a finished run, or the base model is missing or damaged.
     """
     if config.train.init is None:
         return None
+    if config.train.init == BASE:
+        base = load_base()
+        return Source(base.trained, base.sha256, base)
     folder = Path(config.train.init)
     trained = load_model(folder)
     return Source(trained, hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest())
@@ -133,28 +152,92 @@ def make_ready(
 def _describe_source(
     config: Config, prepared: Prepared, source: Source, counts: NDArray[np.int64] | None
 ) -> dict[str, Any]:
-    same_shape(source, prepared)
+    spec = same_shape(source, prepared)
     refuse_overlap(source.trained, config)
     rows = match_words(source.trained.vocab, prepared.vocab)
-    matched = report_match(rows, counts)
-    return {
-        "from": "run",
-        "run": str(source.trained.folder),
-        "sha256": source.sha256,
-        "unmatched": config.train.unmatched,
-        **matched.as_dict(),
-    }
+    matched = {"unmatched": config.train.unmatched, **report_match(rows, counts).as_dict()}
+    if source.base is not None:
+        fit = fit_of(source.base, prepared, counts)
+        return describe_base(source.base, spec, prepared.vocab, fit, matched, private=config.privacy.on)
+    return {"from": "run", "run": str(source.trained.folder), "sha256": source.sha256, **matched}
+
+
+def offer_start(config: Config, prepared: Prepared | None = None) -> tuple[Config, Prepared | None, str | None]:
+    """Return the configuration of a run that asks for no start: with the base model where it fits.
+
+    Args:
+      prepared: its corpus, if it was prepared with this configuration already.
+
+    Returns:
+      The configuration; its corpus, if that is at hand now; why it is not given the base, if that is worth a word.
+    """
+    why = not_offered(config)
+    if why is None:
+        prepared = prepared or prepare(config)
+        config, why = offer(config, prepared, None if config.privacy.on else token_counts(prepared))
+    return config, prepared, why or None
+
+
+def offer_start_by_words(config: Config, vocab: Vocab) -> tuple[Config, str | None]:
+    """Return a run with clients elsewhere that asks for no start: the base model is judged by the vocabulary alone."""
+    why = not_offered(config)
+    if why is None:
+        fit = Fit(known_share(load_base(), vocab, None), None)
+        if fit.known >= LEAST_KNOWN:
+            return replace(config, train=replace(config.train, init=BASE)), None
+        why = knows_line(fit, private=config.privacy.on)
+    return config, why or None
+
+
+def start_without_text(
+    config: Config, spec: Network, vocab: Vocab, own: float | None
+) -> tuple[Params, Start, dict[str, Any]]:
+    """Return θ before the first round where clients have the text: drawn at random, or the base model's by word.
+
+    Args:
+      own: share of the clients' lines that are in the base's own text, if somebody has compared them.
+
+    Returns:
+      The parameters, what they come from, and the same for result.json.
+    """
+    source = find_source(config)
+    if source is None:
+        return init_params(spec, config.train.seed), Start(), {"from": "random"}
+    assert source.base is not None, "a federation starts from no run (`deployed.refuse_simulated`)"
+    assert isinstance(spec, ModelSpec)
+    matched = report_match(match_words(source.trained.vocab, vocab)).as_dict()
+    fit = Fit(known_share(source.base, vocab, None), own)
+    about = {"unmatched": config.train.unmatched, **matched}
+    begun = describe_base(source.base, spec, vocab, fit, about, private=config.privacy.on)
+    params = carry(source.trained.params, source.trained.vocab, spec, vocab, config.train.seed, config.train.unmatched)
+    return params.params, Start(source), begun
 
 
 def start_lines(start: Mapping[str, Any]) -> list[str]:
-    """Say where the weights come from; nothing for a random start, which needs no word."""
+    """Say where the weights come from."""
     lines = []
-    if start.get("from") == "run":
+    if start.get("from") == "random":
+        lines.append("starts from random weights" + (f", {not_base(start['why'])}" if start.get("why") else ""))
+    elif start.get("from") in ("run", "base"):
         rest = {"uniform": "drawn anew", "mean": "the mean vector"}[start["unmatched"]]
-        lines.append(f"starts from {start['run']}: {matched_share(start)}; the others are {rest}")
+        lines.append(f"starts from {start_name(start)}: {matched_share(start)}; the others are {rest}")
+    if start.get("is_own"):
+        lines.append(own_warning(start["own"]))
     if start.get("vectors"):
         lines.append(vectors_line(start["vectors"]))
     return lines
+
+
+def not_base(why: str) -> str:
+    """Say that a run is not given the base model."""
+    return f"not from the base model: {why}"
+
+
+def start_name(start: Mapping[str, Any]) -> str:
+    """Name the run or the base model that a result says it started from."""
+    if start["from"] == "base":
+        return f"the base model ({start['data']}, {start['licence']}; SHA-256 {start['sha256'][:12]})"
+    return str(start["run"])
 
 
 def token_counts(prepared: Prepared) -> NDArray[np.int64]:

@@ -1,10 +1,15 @@
-"""Where the cells of a study run, and the configuration that a cell's settings make, defaults included."""
+"""Where the cells of a study run, and the configuration that a cell's settings make, defaults included.
+
+A cell's defaults are not the program's but those of `studies_defaults.toml`, which do not change: a better default of
+`keyfed train` neither opens a finished cell nor makes an open one compute something else beside finished ones.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,15 +17,21 @@ from typing import Any, Protocol
 
 import torch
 
-from keyfed.config import PARTS, Config, check, set_value, to_document
+from keyfed.coercion import coerce, hints_of
+from keyfed.config import PARTS, SECTIONS, Config, check, set_value, to_document
 from keyfed.errors import DataError
-from keyfed.federated.methods import method_options
+from keyfed.federated.methods import METHODS, method_options
+from keyfed.federated.parts import KINDS, READ_BY, part_options
+from keyfed.federated.tuned import tuned_options
+from keyfed.model.presets import PRESETS
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.run.studies_plan import Settings
 from keyfed.run.train import Listener
 
 OWN = ("study.", "first.")  # settings that are not the run's
 WITH_METHOD = ("train", "code-faithful")  # runners that train with a method
+DEFAULTS = Path(__file__).with_name("studies_defaults.toml")
+ASLEEP = ("vectors", "privacy", "secure")  # sections that nothing reads unless a cell sets something of them
 
 
 class Patient(Listener, Protocol):
@@ -62,24 +73,63 @@ class Bench:
         return self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@functools.cache
+def pinned() -> Mapping[str, Mapping[str, Any]]:
+    """The defaults that cells are made with, as their file has them."""
+    return tomllib.loads(DEFAULTS.read_text("utf-8"))
+
+
+def pinned_section(section: str) -> dict[str, Any]:
+    """The pinned values of a section, of those options that the program has."""
+    return {key: value for key, value in pinned().get(section, {}).items() if key in hints_of(SECTIONS[section])}
+
+
+def pinned_options(settings: Settings) -> dict[str, Any]:
+    """The pinned options of a cell's method, as `method.key`, and of the parts that it exchanges, as `mediator.key`."""
+    method, model = str(settings.get("method.name", "fedavg")), str(settings.get("model.name", "cifg"))
+    own = {key.partition(".")[2]: value for key, value in settings.items() if key.startswith("method.")}
+    characters = model in PRESETS and PRESETS[model].characters
+    tuned = tuned_options(method, own, characters=characters, table=pinned().get("characters", {}))
+    options = {**pinned().get("method", {}).get(method, {}), **tuned}
+    out = {f"method.{key}": value for key, value in options.items() if key in method_options(method)}
+    for kind in PARTS:
+        part = str(settings.get(f"{kind}.name"))
+        if part in KINDS[kind]:
+            given = pinned().get(kind, {}).get(part, {})
+            out |= {f"{kind}.{key}": value for key, value in given.items() if key in part_options(kind, part)}
+    return {**out, **{key: value for key, value in settings.items() if key in out}}
+
+
+def _unread(settings: Settings) -> set[str]:
+    """Options that an exchanged part reads in the method's place."""
+    method = str(settings.get("method.name", "fedavg"))
+    kinds = [kind for kind in PARTS if settings.get(f"{kind}.name") in KINDS[kind]]
+    return {f"method.{key}" for kind in kinds for key in READ_BY[kind].get(method, ())} - settings.keys()
+
+
 def config_of(settings: Settings, seed: int, bench: Bench) -> Config:
     """Build a run's configuration; options of `method` that the cell's method does not have are others'."""
     method = str(settings.get("method.name", "fedavg"))
     options = method_options(method)
     config = Config(method=method)
     wanted = {key: value for key, value in settings.items() if not key.startswith(OWN) and key != "method.name"}
+    awake = [name for name in SECTIONS if name not in ASLEEP or any(key.startswith(f"{name}.") for key in wanted)]
+    before = {f"{name}.{key}": value for name in awake for key, value in pinned_section(name).items()}
+    if "train.init" not in wanted:
+        before.pop("train.unmatched", None)
+    unread = _unread(settings)
+    before |= {key: value for key, value in pinned_options(settings).items() if key not in unread}
+    wanted = {**before, **wanted}
     for key in sorted(wanted, key=lambda key: (not key.endswith(".name"), key)):
         section, _, name = key.partition(".")
         if section != "method" or name in options:
             config = set_value(config, key, wanted[key])
     changed: dict[str, Any] = {"seed": seed, "device": bench.device}
-    if "train.rollback" not in settings:
-        changed["rollback"] = None  # cells were measured without: one that diverges shows that it does
-    if "train.baselines" not in settings:
-        changed["baselines"] = False
     if bench.where() != "cpu" and "train.precision" not in settings:
         changed["precision"] = bench.precision or "bf16"
     config = replace(config, train=replace(config.train, **changed))
+    if "data.batches" not in settings:  # cells were measured with streams, of chat too
+        config = replace(config, data=replace(config.data, batches="stream"))
     if bench.data_dir is not None:
         config = replace(config, data=replace(config.data, dir=bench.data_dir))
     return check(_with_vectors(config, bench))
@@ -88,8 +138,9 @@ def config_of(settings: Settings, seed: int, bench: Bench) -> Config:
 def options_of(runner: str, settings: Settings) -> dict[str, Any]:
     """Every option that a cell's method has, defaults too: they are no settings, and change what is computed.
 
-    Those of an exchanged part are `mediator.…` and `server.…`, those of the run that this one starts from `first.…`;
-    nothing for a runner without a method.
+    An option that is newer than the pinned defaults is left out, unless a setting of the cell is about it. Options of
+    an exchanged part are `mediator.…` and `server.…`, those of the run that this one starts from `first.…`; nothing for
+    a runner without a method.
     """
     if runner not in WITH_METHOD or settings.get("study.positional"):
         return {}
@@ -104,10 +155,22 @@ def _resolved(settings: Settings) -> dict[str, Any]:
 
 
 @functools.cache  # the same few for hundreds of cells
-def _resolve(settings: str) -> Mapping[str, Any]:
-    document = to_document(config_of(json.loads(settings), 1, Bench(Path(), "cpu")))
-    own = {key: value for key, value in document["method"].items() if key != "name"}
-    return own | {f"{kind}.{key}": v for kind in PARTS for key, v in document.get(kind, {}).items()}
+def _resolve(text: str) -> Mapping[str, Any]:
+    settings = json.loads(text)
+    document = to_document(config_of(settings, 1, Bench(Path(), "cpu")))
+    own = {f"method.{key}": value for key, value in document["method"].items() if key != "name"}
+    own |= {f"{kind}.{key}": v for kind in PARTS for key, v in document.get(kind, {}).items()}
+    known, hints = pinned_options(settings), hints_of(METHODS[str(document["method"]["name"])])
+    for key in _unread(settings) & known.keys():
+        own[key] = coerce(known[key], hints[key.removeprefix("method.")], key)
+    own = {key: value for key, value in own.items() if key in known or key in settings or not _is_newer(key, document)}
+    return {key.removeprefix("method."): value for key, value in own.items()}
+
+
+def _is_newer(key: str, document: Mapping[str, Any]) -> bool:
+    """Tell whether an option was added to a method, or to a part, after its defaults were pinned."""
+    kind, _, name = key.partition(".")
+    return name != "name" and document[kind]["name"] in pinned().get(kind, {})
 
 
 def _with_vectors(config: Config, bench: Bench) -> Config:

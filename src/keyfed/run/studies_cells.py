@@ -25,7 +25,7 @@ from keyfed.run.curves import read_curves
 from keyfed.run.folder import open_folder, read_metrics, read_result, read_run_toml, refuse_changes, strict
 from keyfed.run.prepare import prepare, round_tokens, usual_members
 from keyfed.run.studies_across import train_across
-from keyfed.run.studies_bench import Bench, Patient, config_of, options_of
+from keyfed.run.studies_bench import Bench, Patient, config_of, options_of, pinned_section
 from keyfed.run.studies_curves import training_curves
 from keyfed.run.studies_faithful import positional_unigram, train_faithfully
 from keyfed.run.studies_plan import Cell, Settings
@@ -89,7 +89,8 @@ def _trained(cell: Cell, bench: Bench, listen: Patient, curves: bool) -> dict[st
         hashes["first_data_sha256"] = read_run_toml(before)[1]["data_sha256"]
         if cell.settings.get("study.rows") == "by number":
             before = renamed = _renamed(before, prepared.vocab, bench.work / "first" / f"{before.name}-{cell.id}")
-        config = replace(config, train=replace(config.train, init=str(before)))
+        unmatched = pinned_section("train").get("unmatched", config.train.unmatched)
+        config = replace(config, train=replace(config.train, init=str(before), unmatched=unmatched))
     budget, passes = None, 1
     if "study.central_epochs" in cell.settings:  # central training reads what a cohort reads in so many epochs
         members, passes = usual_members(config, len(prepared.store)), int(cell.settings["study.central_epochs"])

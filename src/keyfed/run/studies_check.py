@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from keyfed.errors import ConfigError, nearest
-from keyfed.run.studies_claims import BOUNDED, CLAIMS
+from keyfed.run.studies_claims import ABOUT, BOUNDED, CLAIMS
 from keyfed.run.studies_curves import BY, PLACES
 
 Table = Mapping[str, Any]
 HEAD = ("title", "paper", "about", "measures", "notes", "targets", "curves", "plots", "base", "axis", "when", "grid",
-        "scale", "published", "claims")  # fmt: skip
+        "scale", "published", "searched", "claims")  # fmt: skip
 NEEDED = ("title", "paper", "about", "measures", "axis", "grid", "scale")
 CURVE = {"train_nats": 1, "perplexity": 2, "nats": 2, "top1": 3, "accuracy": 3}  # places in a point of a curve by round
 PLOTS = ("bars", "lines", "curves", "terms")
@@ -62,6 +62,8 @@ def check_document(document: Table, where: str, scales: Sequence[str], runners: 
         _scale(expect(table, dict, where, f"scale.{name}"), axes, where, f"scale.{name}")
     for measure, table in expect(document.get("published", {}), dict, where, "published").items():
         _published(expect(table, dict, where, f"published.{measure}"), axes, where, f"published.{measure}")
+    for entry in _list(document.get("searched", []), dict, where, "searched"):
+        _searched(entry, axes, where)
     for claim in _list(document.get("claims", []), dict, where, "claims"):
         _claim(claim, axes, where)
         _claimed_measure(claim.get("measure", "perplexity"), document, where)
@@ -190,7 +192,7 @@ def published_labels(key: str) -> list[str]:
 
 CLAIM: dict[str, type] = {
     "says": str, "kind": str, "of": dict, "than": dict, "measure": str, "within": float, "bound": float, "front": bool,
-    "ours": bool, "some": bool, "name": str, "cause": list,
+    "ours": bool, "some": bool, "name": str, "cause": list, "about": str, "twice": dict,
 }  # fmt: skip
 
 AGAINST = ("lower", "higher", "close", "costs")  # kinds that compare rows with rows
@@ -204,19 +206,38 @@ def _claim(table: Table, axes: Table, where: str) -> None:
     _list(table.get("cause", []), str, where, "cause of a claim")
     if not table["says"].strip():
         raise ConfigError(f"{where}: says of a claim is empty; expected a sentence")
-    for key in ("of", "than"):
+    for key in ("of", "than", "twice"):
         _labels(_table(table, key, where), axes, where, "a claim")
-    for axis, label in _table(table, "than", where).items():
-        expect(label, str, where, f"{axis} of than of a claim")  # one row is compared with one
+    for key in ("than", "twice"):  # one row is compared with one
+        for axis, label in _table(table, key, where).items():
+            expect(label, str, where, f"{axis} of {key} of a claim")
+    known([table.get("about", "budget")], ABOUT, where, "about of a claim")
     kind, told = table["kind"], f'a claim of kind {table["kind"]}: "{table["says"]}"'
     if kind in AGAINST and not table.get("than"):
         raise ConfigError(f"{where}: than is missing in {told}; give it the labels to compare with")
+    if (table.get("about") == "reach") != bool(table.get("twice")):
+        raise ConfigError(
+            f'{where}: about = "reach" and twice go together in {told}; give twice the labels of the runs with twice '
+            "the rounds, or leave both out"
+        )
     if kind in BOUNDED:
         if "bound" not in table:
             raise ConfigError(f"{where}: bound is missing in {told}; give it one")
         _above(table["bound"], -1 if kind == "costs" else 0, where, f"bound of {told}")
     if table.get("within", 0) < 0:
         raise ConfigError(f"{where}: within is {table['within']} in {told}; expected 0 or more, a share of one")
+
+
+SEARCHED: dict[str, type] = {"where": dict, "trials": int, "tokens": float, "record": str}
+
+
+def _searched(table: Table, axes: Table, where: str) -> None:
+    _keys(table, tuple(SEARCHED), (), where, "a [[searched]]")
+    for key, kind in SEARCHED.items():
+        expect(table[key], kind, where, f"{key} of a [[searched]]")
+    _labels(_table(table, "where", where), axes, where, "a [[searched]]")
+    for key in ("trials", "tokens"):
+        _above(table[key], 0, where, f"{key} of a [[searched]]")
 
 
 def _claimed_measure(measure: str, document: Table, where: str) -> None:

@@ -84,6 +84,22 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
+class Searched:
+    """How the settings of some rows were found.
+
+    Attributes:
+      where: labels of the rows.
+      trials: settings that were tried; `tokens`: those that all trials trained on together.
+      record: where every trial is listed.
+    """
+
+    where: Mapping[str, Any]
+    trials: int
+    tokens: float
+    record: str
+
+
+@dataclass(frozen=True, slots=True)
 class Study:
     """A study file, checked.
 
@@ -108,6 +124,7 @@ class Study:
     published: Mapping[str, tuple[tuple[Labels, float], ...]]
     claims: tuple[Claim, ...]
     curves: bool = False
+    searched: tuple[Searched, ...] = ()
 
     def printed(self, labels: Labels, measure: str) -> float | None:
         """The published value of a row; the most specific entry that matches."""
@@ -233,6 +250,7 @@ def study_from(document: Mapping[str, Any], path: Path) -> Study:
         published={m: tuple(_published(table)) for m, table in document.get("published", {}).items()},
         claims=tuple(map(read_claim, document.get("claims", ()))),
         curves=document.get("curves", False),
+        searched=tuple(Searched(**entry) for entry in document.get("searched", ())),
     )
     tables = [study.base, *(s for values in study.axes.values() for s in values.values())]
     tables += [more for _, more in study.when] + [scale.settings for scale in study.scales.values()]

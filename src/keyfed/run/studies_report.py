@@ -21,10 +21,11 @@ from keyfed.run.studies_plan import Study
 from keyfed.run.studies_plots import describe, draw_plots, drawn
 from keyfed.run.studies_spread import FIXED, spreads_of
 from keyfed.run.studies_table import Row, main_scale, rows_of, write_printed, write_row, write_seeds, write_value
-from keyfed.run.studies_verdicts import FAR, Comparison, compare_rows, verdict_on
+from keyfed.run.studies_verdicts import FAR, LEARNING, Comparison, compare_rows, said_verdict
 
 COLUMNS = {
     "perplexity": "test perplexity", "top1": "top-1", "top3": "top-3", "top1_words": "top-1 without oov and eos",
+    "top3_words": "top-3 without oov and eos",
     "nats": "nats", "honest_sentence_perplexity": "honest sentence perplexity", "train_nats": "training nats",
     "unseen_perplexity": "perplexity of unseen clients", "sentence_perplexity": "sentence perplexity",
     "sentence_top1": "top-1, line by line", "sentence_top1_words": "top-1 of words, line by line",
@@ -110,7 +111,7 @@ def verdict_lines(study: Study, rows: Sequence[Row], scale: str) -> list[str]:
 
 
 def _said(study: Study, rows: Sequence[Row], claim: Claim, scale: str) -> str:
-    return f"{claim.says[0].upper()}{claim.says[1:]}: {verdict_on(study, rows, claim, scale)}."
+    return f"{claim.says[0].upper()}{claim.says[1:]}: {said_verdict(study, rows, claim, scale)}."
 
 
 def result_table(study: Study, rows: Sequence[Row]) -> list[list[str]]:
@@ -156,10 +157,18 @@ def claim_blocks(
             blocks.append(Text(_said(study, rows, claim, scale)))
             if scale != "smoke" and (why := causes(claim, study, found, folder)):
                 blocks.append(Text(" ".join(why)))
+            if scale != "smoke" and any(c.verdict == LEARNING for c in comparisons):
+                blocks.append(Text(_waits(comparisons)))
             if comparisons:
                 table = [_head(claim), *(_cells(c, claim, scale) for c in comparisons)]
                 blocks += [Text(_spreads(rows, comparisons, claim)), Table(table)]
     return [*blocks, Links([("How a verdict is told", STANDING)])] if blocks else []
+
+
+def _waits(comparisons: Sequence[Comparison]) -> str:
+    """Why rows do not count for a claim about what methods can reach."""
+    reasons = dict.fromkeys(reason for c in comparisons for reason in c.waits.split("; ") if reason)
+    return f"It is about what a method can reach. What keeps rows from being judged: {'; '.join(reasons)}."
 
 
 def _spreads(rows: Sequence[Row], comparisons: Sequence[Comparison], claim: Claim) -> str:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from keyfed.run.studies_claims import Claim
 from keyfed.run.studies_plan import Study, matches
+from keyfed.run.studies_reach import EQUAL, GAIN, Rows, waits
 from keyfed.run.studies_spread import Spread, joint_margin, pooled_spread, same_shuffles, shuffled, spreads_of, stepped
 from keyfed.run.studies_table import OPEN, Row, place
 
 HOLDS, FAILS, UNSURE = "holds", "does not hold", "cannot be told at this spread"
+LEARNING = "cannot be told: still learning"
 NOT_JUDGED, ABSENT = "not judged at smoke scale", "cannot be run here, what it needs is absent"
 FAR = 1.5  # a ratio beyond which one seed is enough
 MOST_NAMED = 2  # comparisons that a summary names
@@ -43,6 +45,12 @@ RULE = (
     "there is one, is told and nothing else. A claim holds if it does in every comparison; where comparisons differ "
     "they are counted, and where they are readings of the same thing one is enough. They are not corrected for their "
     "number. Nothing is judged at smoke scale: it only shows that a study runs.",
+    "A claim at a stated budget of rounds or tokens is judged at that budget, and its rounds stand beside the verdict. "
+    "A claim about what a method can reach is judged, either way, only on rows that have stopped learning. For that, "
+    f"twice the rounds, with the schedule of the step size fitted to them, gain less than {100 * GAIN:g} % or less "
+    "than one seed's standard deviation. Both sides need it, at settings that were searched with equal budgets of "
+    f"tokens (within {100 * (EQUAL - 1):.0f} %). A count model has neither rounds nor a step size. Else the verdict is "
+    f"“{LEARNING}”. Where a claim has rows of several settings, those that have stopped learning count.",
 )
 
 
@@ -58,6 +66,7 @@ class Comparison:
       limits: of the change, as logarithms: between them an order or a bound cannot be told, and a printed or a close
         figure holds; None where there are none. `outer`: beyond them a printed or a close figure does not hold.
       printed: the printed values of both, where both are.
+      waits: what keeps a claim about what methods can reach from being judged here; empty where nothing does.
     """
 
     where: str
@@ -72,19 +81,19 @@ class Comparison:
     outer: tuple[float, float] | None = None
     printed: tuple[float, float] | None = None
     beyond: tuple[bool, bool] = (False, False)
+    waits: str = ""
 
 
 def compare_rows(study: Study, rows: Sequence[Row], claim: Claim) -> list[Comparison]:
     """Check a claim wherever it can be."""
     spreads = spreads_of(rows, claim.measure)
-    told = [row.known(claim.measure) for row in rows]
-    by_labels = {tuple(sorted(row.labels.items())): row for row in told}
+    told = Rows(study, claim, [row.known(claim.measure) for row in rows])
     found = []
-    for row in told:
-        if not matches(row.labels, claim.of) or row.absent:
+    for row in told.rows:
+        if not matches(row.labels, claim.of) or row.absent or told.is_doubled(row):
             continue
         if claim.kind in ("lower", "higher", "close", "costs"):
-            other = by_labels.get(tuple(sorted({**row.labels, **claim.than}.items())))
+            other = told.against(row)
             if other is not None and not other.absent:
                 found.append(_ordered(study, *_with_shared_seeds(row, other), claim, spreads))
         elif claim.kind == "below":
@@ -93,7 +102,20 @@ def compare_rows(study: Study, rows: Sequence[Row], claim: Claim) -> list[Compar
             printed = study.printed(row.labels, claim.measure)
             if printed is not None:
                 found.append(_as_printed(row, printed, claim, spreads[row.runner]))
-    return found
+    return [_waiting(c, told, spreads) for c in found] if claim.about == "reach" else found
+
+
+def _waiting(c: Comparison, rows: Rows, spreads: Mapping[str, Spread]) -> Comparison:
+    """The comparison, without a verdict where one of its sides may still learn."""
+    why = waits(rows, [side for side in (c.row, c.against) if side is not None], spreads)
+    return replace(c, verdict=LEARNING, waits=why) if why and c.verdict != OPEN else c
+
+
+def settled(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Those that a verdict is told by: of a claim about what methods can reach, rows that have stopped learning."""
+    if not any(c.verdict == LEARNING for c in comparisons):
+        return list(comparisons)
+    return [c for c in comparisons if c.verdict not in (LEARNING, OPEN)] or list(comparisons)
 
 
 def _with_shared_seeds(row: Row, other: Row) -> tuple[Row, Row]:
@@ -199,12 +221,15 @@ def judge(comparisons: Sequence[Comparison], scale: str, some: bool = False) -> 
     Args:
       some: whether one comparison that holds is enough.
     """
+    comparisons = settled(comparisons)
     words = [c.verdict for c in comparisons]
     told, waiting = [word for word in words if word != OPEN], words.count(OPEN)
     if not told:
         return OPEN
     if scale == "smoke":
         return NOT_JUDGED
+    if LEARNING in told:
+        return LEARNING
     held, count = told.count(HOLDS), len(told)
     after = f", {waiting} open" if waiting else ""
     if some and (held or waiting):
@@ -229,3 +254,22 @@ def judge(comparisons: Sequence[Comparison], scale: str, some: bool = False) -> 
 def verdict_on(study: Study, rows: Sequence[Row], claim: Claim, scale: str) -> str:
     """The verdict on a claim, in words."""
     return ABSENT if is_absent(rows, claim) else judge(compare_rows(study, rows, claim), scale, claim.some)
+
+
+def budget_of(comparisons: Sequence[Comparison], claim: Claim) -> str:
+    """After how many rounds a claim was judged, in words; empty where nothing was trained or it is not at a budget."""
+    sides = [side for c in comparisons for side in (c.row, c.against) if side is not None and c.verdict != OPEN]
+    found = sorted({int(r["rounds"]) for side in sides for r in side.records if r.get("rounds")})
+    if claim.about != "budget" or not found:
+        return ""
+    ends = " to ".join(dict.fromkeys(f"{number:,}" for number in (found[0], found[-1])))
+    return f"{'within' if claim.measure.startswith('rounds_to') else 'at'} {ends} round{'' if ends == '1' else 's'}"
+
+
+def said_verdict(study: Study, rows: Sequence[Row], claim: Claim, scale: str) -> str:
+    """The verdict on a claim and the budget at which it was told."""
+    told = verdict_on(study, rows, claim, scale)
+    if told in (OPEN, NOT_JUDGED, ABSENT):
+        return told
+    budget = budget_of(compare_rows(study, rows, claim), claim)
+    return f"{told}, {budget}" if budget else told

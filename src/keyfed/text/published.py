@@ -23,6 +23,7 @@ _BYLINE = "by William Shakespeare"
 _POEMS = frozenset({"THE SONNETS", "A LOVER'S COMPLAINT", "THE PASSIONATE PILGRIM", "THE PHOENIX AND THE TURTLE"})
 _POEMS |= {"THE RAPE OF LUCRECE", "VENUS AND ADONIS"}  # in other editions
 _BOT = re.compile(r"ubottu|ubotu|.*bot[0-9]*", re.IGNORECASE)
+_MARK = re.compile(r"<(?:link|email|address|phone|key|name)>")  # placeholders of `chat`
 _GONE = frozenset({"[deleted]", "[removed]"})
 
 
@@ -157,6 +158,27 @@ def read_irc(folder: Path) -> Corpus:
         raise DataError(f"{path}: unreadable ({why_unreadable(error)}); fetch it again") from None
     skipped = (Skipped(f"{broken} messages", "not five columns of UTF-8"),) if broken else ()
     return _by_author("irc", records, folder, {"from a bot": lambda r: bool(_BOT.fullmatch(r.author))}, skipped)
+
+
+def packaged_chat() -> Path:
+    """Return the folder of the corpus that comes with Keyfed."""
+    return Path(__file__).parent / "chat"
+
+
+def read_chat(folder: Path) -> Corpus:
+    """The #ubuntu channel by pseudonym, made by corpora/chat/make.py: one author per pseudonym, in the file's order.
+
+    Placeholders of links, addresses and names are read as `<unk>`: no vocabulary has them and no keyboard suggests
+    them.
+    """
+    path = _existing(folder, "chat.tsv.gz")
+    lines: dict[str, list[str]] = {}
+    for number, row in enumerate(raw_lines(path), 1):
+        name, tab, text = row.partition("\t")
+        if not (name and tab and text):
+            raise DataError(f"{path}, line {number}: not a name and a text with a tab between; install Keyfed again")
+        lines.setdefault(name, []).append(_MARK.sub("<unk>", text))
+    return must_have_text(Corpus("chat", tuple(Author(name, tuple(own)) for name, own in lines.items())), folder)
 
 
 def read_reddit(folder: Path) -> Corpus:

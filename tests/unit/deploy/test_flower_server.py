@@ -13,7 +13,7 @@ from flwr.supercore.run import Run
 from keyfed.engine import flower_server
 from keyfed.engine.flower_client import pack, unpack
 from keyfed.engine.flower_guard import Announced, Coming, GridMailbox, TooLarge, check_size
-from keyfed.engine.flower_server import FlowerTransport
+from keyfed.engine.flower_server import FlowerTransport, Unanswered
 from keyfed.engine.transport import Lost, Post
 from keyfed.errors import DeployError
 
@@ -212,7 +212,7 @@ def test_a_superlink_that_is_gone_is_not_a_clients_fault():
             self.get_nodes = None  # whatever is asked from now on fails
             raise ConnectionError("gone")
 
-    with pytest.raises(ConnectionError):
+    with pytest.raises(Unanswered, match="the SuperLink does not answer"):
         exchange(Gone())
 
 

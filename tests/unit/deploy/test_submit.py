@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tomllib
 
@@ -165,3 +166,22 @@ def test_too_many_clients_for_the_text():
 @pytest.mark.parametrize(("text", "name"), [("Ünö", "n"), ("---", "client"), ("A B/c.txt", "a-b-c.txt")])
 def test_names_of_clients(text, name):
     assert client_name(text) == name
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_superlink_that_is_gone_leaves_a_run_unfinished_and_other_errors_are_final(monkeypatch, capsys, gone):
+    from types import SimpleNamespace
+
+    from keyfed.deploy import server_app
+    from keyfed.engine.flower_server import Unanswered
+
+    def fail(*arguments):
+        raise (Unanswered if gone else DeployError)("one line")
+
+    monkeypatch.setattr(server_app, "die_with", lambda parent: None)
+    monkeypatch.setattr(server_app, "train_submitted", fail)
+    with contextlib.suppress(Unanswered):
+        server_app.make_app("folder/app.py")(SimpleNamespace(), SimpleNamespace(run_id=1))
+    with pytest.raises(DeployError) as found:
+        follow(iter(capsys.readouterr().out.splitlines()), Heard())
+    assert isinstance(found.value, Unfinished) is gone

@@ -16,6 +16,7 @@ import pytest
 
 from keyfed.errors import ConfigError
 from keyfed.keyboard import assets
+from keyfed.text.published import packaged_chat
 
 ROOT = Path(__file__).parents[3]
 NPM = """#!{python}
@@ -120,10 +121,13 @@ def project(tmp_path) -> Path:
     for name in ("pyproject.toml", "hatch_build.py", "first.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
     shutil.copytree(ROOT / "studies", folder / "studies")
+    (folder / "src" / "keyfed" / "model" / "base").mkdir(parents=True)
+    (folder / "src" / "keyfed" / "model" / "base" / "manifest.json").write_text("{}")
     (folder / "src" / "keyfed" / "__init__.py").write_text('__version__ = "0.0.1"\n')
     shutil.copy(assets.__file__, keyboard / "assets.py")
     for name in assets.LOCKED:
         shutil.copy(assets.WEB / name, keyboard / "web" / name)
+    shutil.copytree(packaged_chat(), folder / "src" / "keyfed" / "text" / "chat")
     return folder
 
 
@@ -140,7 +144,8 @@ def test_a_wheel_holds_the_runtime(project, tmp_path, monkeypatch):
     (wheel,) = (project / "dist").glob("*.whl")
     names = ZipFile(wheel).namelist()
     vendor = [f"keyfed/keyboard/web/vendor/{name}" for name in (*assets.FILES, "LICENSE.txt", "MANIFEST.json")]
-    assert {*vendor, "keyfed/first.toml", "keyfed/keyboard/web/package-lock.json"} <= set(names)
+    assert {*vendor, "keyfed/model/base/manifest.json", "keyfed/keyboard/web/package-lock.json"} <= set(names)
+    assert {f"keyfed/text/chat/{name}" for name in ("chat.tsv.gz", "LICENSE", "ATTRIBUTION.md")} <= set(names)
     studies = [path.relative_to(ROOT) for path in (ROOT / "studies").rglob("*.toml")]
     assert {f"keyfed/{path.as_posix()}" for path in studies} <= set(names)
     ZipFile(wheel).extractall(tmp_path / "installed")

@@ -193,7 +193,8 @@ def test_a_model_of_single_lines_reads_the_last_line_behind_bos(batches):
     np.testing.assert_allclose(source([EOS, *VOCAB.encode_context("hello world\nthe cat").tolist()]), want, atol=1e-6)
     np.testing.assert_allclose(source([EOS, *line]), want, atol=1e-6)
     trained = Trained(None, Config(data=DataConfig(batches=batches)), "fedavg", SPEC, PARAMS, VOCAB)
-    board, other = keyboard_of(trained), keyboard_of(replace(trained, config=Config()))
+    stream = Config(data=DataConfig(batches="stream"))
+    board, other = keyboard_of(trained), keyboard_of(replace(trained, config=stream))
     assert texts(board.suggest("hello world\nthe cat ")) == texts(board.suggest("the cat "))
     assert texts(board.suggest("the cat ")) != texts(other.suggest("the cat "))
 

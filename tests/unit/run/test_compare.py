@@ -273,6 +273,21 @@ def test_nothing_finite():
     assert "no other method" in summary_of(cells_of("fedavg", 5.0, 6.0))["verdict"]
 
 
+@pytest.mark.parametrize(
+    ("unigram", "kneser_ney", "first"),
+    [
+        (60.0, 50.0, "No method beats plain word frequencies (unigram, 60.00). "),
+        (400.0, 90.0, "No method beats counts of word sequences (Kneser–Ney-5, 90.00). "),
+        (400.0, 150.0, ""),
+    ],
+)
+def test_that_nothing_beats_the_counts_is_said_before_a_winner_is_named(unigram, kneser_ney, first):
+    scores = {"unigram": {"test": {"perplexity": unigram}}, "kneser_ney": {"test": {"perplexity": kneser_ney}}}
+    scores["kneser_ney"]["order"] = 5
+    for methods in ([cells_of("fedavg", 100.0, 102.0), cells_of("fedatt", 130.0, 130.0)], [cells_of("fedavg", 100.0)]):
+        assert summary_of(*methods, baselines=scores)["verdict"].startswith(f"{first}fedavg has ")
+
+
 def test_the_table_says_what_was_not_reached_and_shows_the_references():
     score = {"perplexity": 60.0, "nats": math.log(60), "top1": 0.3, "top3": 0.4}
     baselines = mean_baselines([{"unigram": {"test": score, "unseen": None}}] * 2)

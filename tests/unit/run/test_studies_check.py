@@ -110,6 +110,27 @@ MISTAKES = {
         'measure of a claim "perplexty" is not known (did you mean perplexity?); one of perplexity, rounds_to_120, ',
     ),
     "claim-target": ('kind = "lower"', 'kind = "lower"\nmeasure = "rounds_to_90"', '"rounds_to_90" is not known'),
+    "claim-about": ('kind = "lower"', 'kind = "lower"\nabout = "rich"', 'about of a claim "rich" is not known'),
+    "claim-reach": ('kind = "lower"', 'kind = "lower"\nabout = "reach"', 'about = "reach" and twice go together in a'),
+    "claim-twice": (
+        'kind = "lower"', 'kind = "lower"\ntwice = { C = "0.5" }', 'about = "reach" and twice go together in a claim',
+    ),
+    "claim-twice-label": (
+        'kind = "lower"', 'kind = "lower"\nabout = "reach"\ntwice = { C = "0.9" }', 'C of a claim "0.9" is not known',
+    ),
+    "claim-twice-list": (
+        'kind = "lower"', 'kind = "lower"\nabout = "reach"\ntwice = { C = ["0.5"] }',
+        "C of twice of a claim is ['0.5']; expected text",
+    ),
+    "searched": ("[[claims]]", '[[searched]]\ntrials = 3\n[[claims]]', "where is missing in a [[searched]]; it needs"),
+    "searched-tokens": (
+        "[[claims]]", '[[searched]]\nwhere = {}\ntrials = 3\ntokens = 0\nrecord = "r"\n[[claims]]',
+        "tokens of a [[searched]] is 0; expected a number above 0",
+    ),
+    "searched-label": (
+        "[[claims]]", '[[searched]]\nwhere = { C = "1" }\ntrials = 3\ntokens = 9\nrecord = "r"\n[[claims]]',
+        'C of a [[searched]] "1" is not known',
+    ),
     "published-zero": ("= 100.0", "= 0", '"0.1 | FedAvg" of published.perplexity is 0; expected a number above 0'),
     "published-infinite": ("= 100.0", "= inf", '"0.1 | FedAvg" of published.perplexity is inf; expected a number'),
     "runner-setting": ('data.name = "ptb"', 'study.shuffles = "x"', "study.shuffles is 'x'; expected a whole number"),

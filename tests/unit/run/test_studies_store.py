@@ -72,7 +72,12 @@ def test_a_cell_made_with_another_default_is_open_and_said(tmp_path, monkeypatch
     lines = []
     assert list(finished(tmp_path, STUDY, lines.append)) == [cell.id]
     assert (lines, is_finished(tmp_path, cell, ())) == ([], True)
-    monkeypatch.setitem(tuned.CHARACTERS, "liadmm", {"rho": 0.5, "r": 0.15})
+    other = {"liadmm": {"rho": 0.5, "r": 0.15}}
+    monkeypatch.setitem(tuned.CHARACTERS, "liadmm", other["liadmm"])  # the program's default is not the cells'
+    studies_bench._resolve.cache_clear()
+    assert list(finished(tmp_path, STUDY, lines.append)) == [cell.id]
+    table = {**studies_bench.pinned(), "characters": other}
+    monkeypatch.setattr(studies_bench, "pinned", lambda: table)
     studies_bench._resolve.cache_clear()
     assert finished(tmp_path, STUDY, lines.append) == {}
     assert not is_finished(tmp_path, cell, ())
