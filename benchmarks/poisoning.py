@@ -62,6 +62,7 @@ from keyfed.text.named import load_corpus
 from keyfed.text.vocab import Vocab
 
 CLIENTS, FIRST = 10, 2  # the first round of the attack, counted from 0
+TEXT_SEED = 3  # of the split into training and held-out text and of the vocabulary, the same for all runs
 ATTACKS = ("none", "x -1000", "x -20", "at the bound", "2^40 tokens", "bound and tokens")
 PLAIN = (*ATTACKS, "at the threshold")  # where single uploads are seen
 NEGATED = 0.6  # of the numbers of an upload at the threshold: cosine 0.4 - 0.6 with the honest one
@@ -298,7 +299,7 @@ def main() -> None:
     pinned = [] if given.defaults else [p for p in PINNED if given.method == "fedavg" or not p.startswith("method.")]
     base = apply_settings(Config(method=given.method), pinned)
     if todo:
-        first = configured(False, given.rounds, given.seeds[0], given.unlimited, base, given.settings)
+        first = configured(False, given.rounds, TEXT_SEED, given.unlimited, base, given.settings)
         vocab = prepare(first).vocab
     with tempfile.TemporaryDirectory(prefix="keyfed-poisoning-") as folder:
         texts = write_parts(parts_of(load_corpus(first.data.name), CLIENTS), Path(folder) / "texts") if todo else {}
