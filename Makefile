@@ -57,7 +57,7 @@ assets-if-possible: setup
 # One process more than there are cores, and the browser first: its tests wait more than they compute.
 test: setup-dev lint assets-if-possible ## lint, types, all tests but the slow ones (at most 10 minutes)
 	$(BIN)/pytest -n $$($(BIN)/python -c "import os; print(os.cpu_count() + 1)") --dist loadfile --doctest-modules \
-	    --doctest-ignore-import-errors tests/web tests/end_to_end src tests
+	    tests/web tests/end_to_end src tests
 
 test-slow: setup-dev ## training to a quality on real corpora (minutes each)
 	$(BIN)/pytest -m slow

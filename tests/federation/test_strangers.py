@@ -15,7 +15,7 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from keyfed.deploy.door import Limits
+from keyfed.deploy.door import ConnectionLimits
 from keyfed.deploy.gate import NOT_ENROLLED, UNPROVEN
 
 pytestmark = pytest.mark.federation
@@ -112,7 +112,7 @@ def test_half_sent_requests_are_closed_and_clients_get_through_meanwhile(federat
     drip = links[-1]
     found = federation.play({"kind": "hello", "body": "x", "seconds": 60.0})
     assert found[0]["answers"] == {"anna": "same", "bert": "same"}
-    its = Limits()
+    its = ConnectionLimits()
     limit = its.handshake_seconds + its.head_seconds + its.close_seconds
     closed = []
     while len(closed) < len(links) and time.monotonic() - began < 3 * limit:
