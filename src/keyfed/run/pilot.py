@@ -299,7 +299,7 @@ class _Enough(Exception):
     """A trial has trained long enough."""
 
 
-class _Watch:
+class _TrialListener:
     """Follows a trial: ends it after its rounds or where it is clearly worse, and refuses a time that is too short."""
 
     def __init__(self, listen: Listener, label: str, rounds: int, middle: float | None, most: float | None) -> None:
@@ -435,7 +435,7 @@ class _Pilot:
             baselines=False, central=False, until=None, curves=False, rollback=0.0,
         )  # fmt: skip
         config = check(replace(config, train=short, options={**config.options, **options}))
-        folder, watch = self.folder / name, _Watch(self.listen, f"pilot ({name})", rounds, middle, most)
+        folder, watch = self.folder / name, _TrialListener(self.listen, f"pilot ({name})", rounds, middle, most)
         if not is_over(read_metrics(folder), rounds, middle):  # a pilot that was stopped goes on with its trials
             with suppress(_Enough):
                 train(

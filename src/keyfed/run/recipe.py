@@ -33,7 +33,9 @@ ROUND_TOKENS, COHORT_SMALL = 2_000, 10  # small clients: more of them, until a r
 # The cap of heavy clients, in tokens of a client and round.
 CAP_MOST = 8_000  # sotu, 32 M tokens
 CAP_LEAST = 1_000  # below it rounds cost more than they teach
-CAP_HEAVY = 4  # times the mean client: who has more outweighs a cohort (irc: 54.8 with a cap of 1,000, 66.7 with none)
+# Times the mean client: one that has more may outweigh its cohort. The cap alone was not measured: irc has 54.8 with 1,000
+# and 66.8 without, but cohort, rounds and β differ between those two runs as well (docs/LOG.md).
+CAP_HEAVY = 4
 # How much is read.
 TOKENS_CPU, TOKENS_GPU = 1_000_000, 30_000_000  # about 3 minutes of two cores, or of one H200
 PASSES = 20  # times the text at most
@@ -250,7 +252,7 @@ def _locally(choose: _Chosen, facts: Facts) -> None:
     if choose("method.optimiser", optimiser, why) == optimiser:  # another optimiser has steps of its own
         less = f" × {CARRIED:g}, because the start is trained" if facts.carried else ""
         scale = CARRIED if facts.carried else 1.0
-        found = "20 was best with 1 to 2 million tokens, 10 with 15 million"
+        found = "20 was best with 1 to 2 million tokens, 10 with 15 million of streams"
         choose("method.lr", lr * scale, f"{'found by search for characters' if facts.characters else found}{less}")
         choose("method.clip", clip, "clipping makes it nearly normalised descent")
     choose("method.batch_size", batch, "rows of a local step")
