@@ -248,6 +248,21 @@ def test_a_dry_run_says_what_was_chosen_why_and_how_much_is_read(keyfed, corpus,
     assert "recipe: " not in out
 
 
+def test_a_dry_run_counts_one_client_in_the_singular(keyfed, corpus):
+    code, out, err = keyfed("train", "fedavg", "--data", corpus, "--dry-run", "--set", "train.cohort=1", *FLAGS)
+    assert code == 0, err
+    assert "a round: 1 client called, " in out
+
+
+def test_a_dry_run_of_a_private_run_does_not_say_what_it_reads(keyfed, corpus):
+    """The recipe does not choose its rounds and reads nothing off its text: a number would be made up."""
+    code, out, err = keyfed("train", "--data", corpus, "--dp", "epsilon=8", "--dry-run", *FLAGS)
+    assert code == 0, err
+    assert "recipe: train.cohort = " in out
+    assert "to be read" not in out
+    assert " 0 rounds" not in out
+
+
 # Six notes of one person
 
 

@@ -26,6 +26,7 @@ from keyfed.engine.trial import MakeModule
 from keyfed.errors import ConfigError
 from keyfed.federated.types import Method
 from keyfed.model.presets import preset
+from keyfed.run.console import plural
 from keyfed.run.facts import facts_of, known_messages, read_corpus_for
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.planning import plan
@@ -60,7 +61,7 @@ class Tried:
     def line(self) -> str:
         """Say it in a few words."""
         found = "diverged" if self.perplexity is None else f"perplexity {self.perplexity:.1f}"
-        return f"{self.lr:g}: {found} after {self.rounds} rounds"
+        return f"{self.lr:g}: {found} after {plural(self.rounds, 'round')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,7 @@ def dry_lines(chosen: Settled) -> list[str]:
         steps = ", ".join(f"{step:g}" for step in steps_to_try(lr))
         lines.append(f"pilot: local steps {steps}, {pilot_rounds(rounds)} rounds each, before the run")
     if chosen.minutes is not None:
-        lines.append(f"the number of rounds is fixed after measuring, for {chosen.minutes:g} minutes")
+        lines.append(f"the number of rounds is fixed after measuring, for {plural(chosen.minutes, 'minute')}")
     return lines if chosen.reading is None else [*lines, chosen.reading.line()]
 
 
@@ -446,13 +447,17 @@ class _Pilot:
 
     # The clock
 
+    def _time(self) -> str:
+        assert self.minutes is not None
+        return plural(self.minutes, "minute")
+
     def _left(self) -> float:
         assert self.minutes is not None
         return 60 * self.minutes - (time.monotonic() - self.began)
 
     def _measure(self) -> tuple[Pace, float]:
         """Train a few rounds and return how long they took, and how many tokens a round read."""
-        self.listen.say(f"measuring: {WARM_UP} rounds, to find how many fit into {self.minutes:g} minutes")
+        self.listen.say(f"measuring: {WARM_UP} rounds, to find how many fit into {self._time()}")
         records = self._trial("pace", WARM_UP, WARM_UP, {}, most=self._left())
         worked = [r["worked"] or 0 for r in records]
         return pace_of(records), float(np.mean(worked))
@@ -473,7 +478,7 @@ class _Pilot:
         was = {setting.key: setting.value for setting in before.settings}
         for setting in found.settings:
             if was.get(setting.key, setting.value) != setting.value:
-                self.listen.say(f"recipe: for {self.minutes:g} minutes {setting.line()}")
+                self.listen.say(f"recipe: for {self._time()} {setting.line()}")
         return replace(found, settings=tuple(settings.values()), why_not=before.why_not)
 
     def _fixed(self, keys: Sequence[str]) -> dict[str, Value]:
@@ -507,7 +512,7 @@ class _Pilot:
                 f"{pace.round:.1f} s and a validation of {pace.validation:.1f} s; give more minutes"
             )
         self.listen.say(
-            f"{rounds:,} rounds fit into {self.minutes:g} minutes: {pace.round:.2f} s a round, {pace.validation:.2f} s "
+            f"{rounds:,} rounds fit into {self._time()}: {pace.round:.2f} s a round, {pace.validation:.2f} s "
             "a validation; their number is fixed now"
         )
         train = replace(chosen.config.train, rounds=rounds)
@@ -518,7 +523,7 @@ class _Pilot:
         facts = facts_of(chosen.config, chosen.prepared, carried=self.carried, own_model=self.module is not None)
         settings, reading = recipe(facts, self._fixed(["train.rounds", "method.lr", *stay]))
         new = {s.key: s for s in settings}
-        timed = Setting("train.rounds", rounds, f"what fits into {self.minutes:g} minutes, measured")
+        timed = Setting("train.rounds", rounds, f"what fits into {self._time()}, measured")
         merged = tuple(timed if s.key == "train.rounds" else new.get(s.key, s) for s in chosen.settings)
         return replace(chosen, config=_with(self.chosen.config, settings), settings=merged, reading=reading)
 

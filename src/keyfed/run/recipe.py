@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from keyfed.config import RECIPE, Value
+from keyfed.run.console import plural
 
 V = TypeVar("V", int, float, str, int | None, float | None)
 
@@ -33,8 +34,8 @@ ROUND_TOKENS, COHORT_SMALL = 2_000, 10  # small clients: more of them, until a r
 # The cap of heavy clients, in tokens of a client and round.
 CAP_MOST = 8_000  # sotu, 32 M tokens
 CAP_LEAST = 1_000  # below it rounds cost more than they teach
-# Times the mean client: one that has more may outweigh its cohort. The cap alone was not measured: irc has 54.8 with 1,000
-# and 66.8 without, but cohort, rounds and β differ between those two runs as well (docs/LOG.md).
+# Times the mean client: one that has more may outweigh its cohort. The cap alone was not measured: irc has 54.8 with
+# 1,000 tokens and 66.8 with no cap, but cohort, rounds and β differ between those two runs, too (docs/LOG.md).
 CAP_HEAVY = 4
 # How much is read.
 TOKENS_CPU, TOKENS_GPU = 1_000_000, 30_000_000  # about 3 minutes of two cores, or of one H200
@@ -119,7 +120,7 @@ class Reading:
         """Say it in one line."""
         times = "" if self.passes is None else f", {self.passes:.1f} times the training text"
         share = "" if self.clients is None else f"; about {self.clients:.0%} of the clients are called at least once"
-        return f"to be read: about {self.tokens:,} tokens in {self.rounds:,} rounds{times}{share}"
+        return f"to be read: about {plural(self.tokens, 'token')} in {plural(self.rounds, 'round')}{times}{share}"
 
 
 class _Chosen:
@@ -135,8 +136,10 @@ class _Chosen:
         return value
 
 
-def recipe(facts: Facts, given: Mapping[str, Value] | None = None) -> tuple[tuple[Setting, ...], Reading]:
+def recipe(facts: Facts, given: Mapping[str, Value] | None = None) -> tuple[tuple[Setting, ...], Reading | None]:
     """Choose what the user has left open; return the settings, each with its reason, and how much will be read.
+
+    How much a private run reads is not returned: nothing is read off its text.
 
     Args:
       given: `section.key` and value of what the user has set; it stays, and the others follow from it.
@@ -149,11 +152,8 @@ def recipe(facts: Facts, given: Mapping[str, Value] | None = None) -> tuple[tupl
     choose = _Chosen(given or {})
     if facts.private:
         few = min(UNKNOWN_COHORT, facts.clients or UNKNOWN_COHORT)
-        cohort = choose(
-            "train.cohort", few, "the method keeps its own settings: the recipe was not measured with noise"
-        )
-        rounds = int(choose.given.get("train.rounds") or 0)
-        return tuple(choose.settings.values()), reading_of(facts, cohort, None, rounds)
+        choose("train.cohort", few, "the method keeps its own settings: the recipe was not measured with noise")
+        return tuple(choose.settings.values()), None
     usual = _budget(facts)
     cohort = choose("train.cohort", *_cohort(facts, usual[0]))
     asked = choose.given.get("train.rounds")
