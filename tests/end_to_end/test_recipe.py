@@ -289,6 +289,23 @@ def test_six_notes_of_one_person_train(keyfed, tmp_path, words):
     assert read_run_toml(tmp_path / "one")[0].data.clients in (1, None, 0)
 
 
+def test_an_extended_run_gives_the_new_reason_for_its_rounds(corpus, tmp_path):
+    out = tmp_path / "run"
+    few = SMALL | {"train_cohort": 3}
+    library.train(library.configure(data=str(corpus), **few), out)
+    config, made = read_run_toml(out)
+    has = config.train.rounds
+    chosen = dict(line.partition(" = ")[::2] for line in made["recipe"].split(pilot.BETWEEN))
+    assert chosen["train.rounds"].startswith(f"{has}: the text is read ")
+    result = library.train(library.configure(data=str(corpus), rounds=has + 2, **few), out, resume=True)
+    extended = f"{has + 2}: extended from {has} rounds by --rounds"
+    for said in (read_run_toml(out)[1]["recipe"], result["recipe"]["recipe"]):
+        now = dict(line.partition(" = ")[::2] for line in said.split(pilot.BETWEEN))
+        assert now == chosen | {"train.rounds": extended}  # and the others stay
+    again = library.train(library.configure(data=str(corpus), rounds=has + 2, **few), out, resume=True)
+    assert again["recipe"] == result["recipe"]
+
+
 @pytest.mark.parametrize("named", [[], ["fedavg"]])
 def test_the_same_command_goes_on_with_its_run(keyfed, corpus, tmp_path, monkeypatch, short_pilot, named):
     """As `make run` does: settings from a file and `--resume`, from the first time on."""

@@ -179,6 +179,24 @@ def as_begun(config: Config, begun: Config, opened: Open) -> Config:
     return check(merged)
 
 
+def with_more_rounds(made: Mapping[str, Any], rounds: int, has: int) -> dict[str, Any]:
+    """Return run.toml's [made] of a run that is extended: what the recipe said of its rounds holds no longer.
+
+    Args:
+      has: rounds that the run had.
+
+    Example:
+      >>> with_more_rounds({"recipe": "train.cohort = 5: few | train.rounds = 200: a few minutes"}, 300, 200)
+      {'recipe': 'train.cohort = 5: few | train.rounds = 300: extended from 200 rounds by --rounds'}
+    """
+    if "recipe" not in made:
+        return dict(made)
+    now = Setting("train.rounds", rounds, f"extended from {plural(has, 'round')} by --rounds").line()
+    lines = str(made["recipe"]).split(BETWEEN)
+    said = BETWEEN.join(now if line.startswith("train.rounds = ") else line for line in lines)
+    return {**made, "recipe": said}
+
+
 def refuse_minutes(config: Config, ranks: Ranks | None = None) -> None:
     """Refuse a time where the number of rounds cannot follow from it."""
     if config.open is None or config.open.minutes is None:

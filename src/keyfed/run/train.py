@@ -47,7 +47,7 @@ from keyfed.run.folder import (
 )
 from keyfed.run.frozen import FROZEN, frozen_line, refuse_frozen
 from keyfed.run.outside import names
-from keyfed.run.pilot import as_it_began, settle
+from keyfed.run.pilot import as_it_began, settle, with_more_rounds
 from keyfed.run.planning import (
     cautions,
     extension_line,
@@ -187,6 +187,8 @@ def _train(
             if config.train.rounds > has:
                 earlier = method if method.spec is None else build_method(method_spec(begun_with))
                 listen.say(extension_line(config, method, has, earlier))
+                made = with_more_rounds(made, config.train.rounds, has)
+                settled = replace(settled, before=made)
                 note_extension(out, config, made, has)
             finished = read_result(out)
             if finished is not None:
