@@ -31,7 +31,7 @@ from keyfed.run.facts import facts_of, known_messages, read_corpus_for
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.planning import plan
 from keyfed.run.prepare import Prepared, prepare, prepare_again
-from keyfed.run.recipe import CARRIED, VALIDATION_SHARE, Facts, Reading, Setting, recipe, steps_to_try
+from keyfed.run.recipe import CARRIED, CENTRAL, VALIDATION_SHARE, Facts, Reading, Setting, recipe, steps_to_try
 from keyfed.run.start import offer_start
 
 if TYPE_CHECKING:
@@ -102,6 +102,11 @@ class Settled:
         found: dict[str, Any] = {**self.before, **self.made()}
         told = {key: found[key] for key in SETTLED if key in found}
         return told or None
+
+    def central_options(self) -> Mapping[str, Value]:
+        """Return the options of central training for comparison: the recipe's where it chose SGD, else the defaults."""
+        lines = str((self.about() or {}).get("recipe", "")).split(BETWEEN)
+        return CENTRAL if any(line.startswith("method.optimiser = sgd: ") for line in lines) else {}
 
 
 def settle(
