@@ -254,7 +254,7 @@ def _locally(choose: _Chosen, facts: Facts) -> None:
     if choose("method.optimiser", optimiser, why) == optimiser:  # another optimiser has steps of its own
         less = f" × {CARRIED:g}, because the start is trained" if facts.carried else ""
         scale = CARRIED if facts.carried else 1.0
-        found = "20 was best with 1 to 2 million tokens, 10 with 15 million of streams"
+        found = "20 was best with 1 to 2 million tokens, 10 with 15 million read as streams"
         choose("method.lr", lr * scale, f"{'found by search for characters' if facts.characters else found}{less}")
         choose("method.clip", clip, "clipping makes it nearly normalised descent")
     choose("method.batch_size", batch, "rows of a local step")
