@@ -133,8 +133,7 @@ def keep_limit(home: ClientHome) -> Callable[[], None]:
             with contextlib.suppress(DeployError):
                 gone = expire(home.text, home.settings().keep_days)
                 if gone:
-                    kept = plural(home.settings().keep_days, "day")
-                    _say(f"deleted {plural(len(gone), 'file')} of text older than {kept}")
+                    _say(f"deleted {plural(len(gone), 'file')} of text older than {home.settings().keep_days} days")
 
     return check
 
