@@ -33,7 +33,7 @@ $(VENV)/keyboard: $(VENV)/base
 setup: $(VENV)/base ## make .venv with what `make run` needs
 setup-dev: $(VENV)/dev ## … and with what the tests need
 
-run: setup ## train a federated keyboard model on the built-in corpus and report (about 6 minutes)
+run: setup ## train a federated keyboard model on the built-in corpus and report (about 4 minutes)
 	$(BIN)/keyfed train --out $(RUN) --resume --config first.toml
 
 keyboard: $(VENV)/keyboard assets ## type in a browser, on the model of `make run` or on the base model

@@ -137,11 +137,11 @@ def enroll(
         for who, entry in sorted(read_roster(place).items()):
             rows.append([who, entry["enrolled"], entry["identity"][:16], "revoked" if entry["revoked"] else "enrolled"])
         from keyfed.engine.roster import mark_of, roster_hash
-        from keyfed.run.console import print_table
+        from keyfed.run.console import plural, print_table
 
         print_table(rows)
         taken_in = [mark_of(who, e["identity"]) for who, e in read_roster(place).items() if not e["revoked"]]
-        typer.echo(f"roster {roster_hash(taken_in)} ({len(taken_in)} clients); clients see it with --status")
+        typer.echo(f"roster {roster_hash(taken_in)} ({plural(len(taken_in), 'client')}); clients see it with --status")
     else:
         typer.echo("; ".join(f"{what}: {who}" for what, who in said.items()))
 
@@ -350,10 +350,11 @@ def _status(place: ClientHome) -> dict[str, Any]:
 
 def _roster(home: Path) -> str:
     from keyfed.files import parse_json
+    from keyfed.run.console import plural
 
     try:
         found = parse_json(_read(home / "roster.json") or "{}")
-        return f"{found['hash']} ({found['clients']} clients)"
+        return f"{found['hash']} ({plural(found['clients'], 'client')})"
     except (ValueError, KeyError, TypeError):
         return "none was published yet"
 

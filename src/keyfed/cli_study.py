@@ -92,6 +92,7 @@ def _say(lines: Iterable[str]) -> None:
 
 
 def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> None:
+    from keyfed.run.console import plural
     from keyfed.run.studies import finished
     from keyfed.run.studies_front import write_front
     from keyfed.run.studies_plan import load_study, study_names
@@ -122,7 +123,9 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> No
         return
     for name, found in out.items():
         where = f"scale {found['scale'] or 'smoke'}"
-        typer.echo(f"{name}: {where}, {found['finished']} cells finished, {found['open']} open; {found['page']}")
+        typer.echo(
+            f"{name}: {where}, {plural(found['finished'], 'cell')} finished, {found['open']} open; {found['page']}"
+        )
         for line in found["verdicts"]:
             typer.echo(f"  {line}")
 
@@ -132,6 +135,7 @@ def _run(
     folder: Path, results: Path, work: Path, as_json: bool,
 ) -> None:  # fmt: skip
     from keyfed.run.compare_plan import parse_seeds
+    from keyfed.run.console import plural
     from keyfed.run.studies import Lines, finished, run_study
     from keyfed.run.studies_bench import Bench
     from keyfed.run.studies_front import write_front
@@ -154,6 +158,6 @@ def _run(
         from keyfed.run.results import as_text
 
         typer.echo(as_text(result_table(study, rows), narrow=True))
-        typer.echo("\n".join([*verdicts, f"{len(progress.open)} cells open; page: {page}"]))
+        typer.echo("\n".join([*verdicts, f"{plural(len(progress.open), 'cell')} open; page: {page}"]))
     if progress.failed:
         raise typer.Exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import types
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from keyfed.errors import ConfigError, RunError
 from keyfed.run import pilot
 from keyfed.run import train as training
 from keyfed.run.folder import read_run_toml
+from keyfed.run.recipe import CENTRAL
 from keyfed.run.train import Silent
 
 SMALL = {
@@ -248,6 +250,61 @@ def test_a_dry_run_says_what_was_chosen_why_and_how_much_is_read(keyfed, corpus,
     assert "recipe: " not in out
 
 
+def test_a_dry_run_counts_one_client_in_the_singular(keyfed, corpus):
+    code, out, err = keyfed("train", "fedavg", "--data", corpus, "--dry-run", "--set", "train.cohort=1", *FLAGS)
+    assert code == 0, err
+    assert "a round: 1 client called, " in out
+
+
+def test_a_dry_run_of_a_private_run_does_not_say_what_it_reads(keyfed, corpus):
+    """The recipe does not choose its rounds and reads nothing off its text: a number would be made up."""
+    code, out, err = keyfed("train", "--data", corpus, "--dp", "epsilon=8", "--dry-run", *FLAGS)
+    assert code == 0, err
+    assert "recipe: train.cohort = " in out
+    assert "to be read" not in out
+    assert " 0 rounds" not in out
+
+
+# Central training for comparison
+
+
+def central_settings(out: Path) -> tuple[dict[str, object], str, float]:
+    config, _ = read_run_toml(out / "central")
+    return dict(config.options), config.train.schedule, config.train.final
+
+
+def test_central_training_for_comparison_has_the_recipes_kind_of_optimiser(corpus, tmp_path):
+    out = tmp_path / "run"
+    config = settings(corpus, train_central=True)
+    library.train(config, out)
+    options, *over_rounds = central_settings(out)
+    assert CENTRAL.items() <= options.items()
+    assert over_rounds == ["cosine", 0.02]
+    (out / "result.json").unlink()  # the same where the choice is read from run.toml
+    shutil.rmtree(out / "central")
+    library.train(config, out, resume=True)
+    assert central_settings(out) == (options, *over_rounds)
+
+
+@pytest.mark.parametrize("given", [{"optimiser": "adam"}, {"method": "fedavg", "train_cohort": 3}])
+def test_with_settings_of_your_own_central_training_keeps_its_defaults(corpus, tmp_path, given):
+    library.train(settings(corpus, train_central=True, **given), tmp_path / "run")
+    options, *_ = central_settings(tmp_path / "run")
+    assert (options["optimiser"], options["lr"], options["clip"]) == ("adam", 0.002, 1.0)
+
+
+def test_central_training_that_has_begun_goes_on_with_its_own_options(corpus, tmp_path, monkeypatch):
+    out, config = tmp_path / "run", settings(corpus, train_central=True)
+    with monkeypatch.context() as before:  # a version that knew no such options
+        before.setattr(pilot, "CENTRAL", {})
+        began = library.train(config, out)
+    for finished in (out, out / "central"):
+        (finished / "result.json").unlink()
+    result = library.train(config, out, resume=True)
+    assert result["baselines"]["central"]["test"] == began["baselines"]["central"]["test"]
+    assert central_settings(out)[0]["optimiser"] == "adam"
+
+
 # Six notes of one person
 
 
@@ -272,6 +329,23 @@ def test_six_notes_of_one_person_train(keyfed, tmp_path, words):
     code, _, err = keyfed("train", "--data", tmp_path / "all.txt", "--rounds", 2, "--out", tmp_path / "one", *arguments)
     assert code == 0, err
     assert read_run_toml(tmp_path / "one")[0].data.clients in (1, None, 0)
+
+
+def test_an_extended_run_gives_the_new_reason_for_its_rounds(corpus, tmp_path):
+    out = tmp_path / "run"
+    few = SMALL | {"train_cohort": 3}
+    library.train(library.configure(data=str(corpus), **few), out)
+    config, made = read_run_toml(out)
+    has = config.train.rounds
+    chosen = dict(line.partition(" = ")[::2] for line in made["recipe"].split(pilot.BETWEEN))
+    assert chosen["train.rounds"].startswith(f"{has}: the text is read ")
+    result = library.train(library.configure(data=str(corpus), rounds=has + 2, **few), out, resume=True)
+    extended = f"{has + 2}: extended from {has} rounds by --rounds"
+    for said in (read_run_toml(out)[1]["recipe"], result["recipe"]["recipe"]):
+        now = dict(line.partition(" = ")[::2] for line in said.split(pilot.BETWEEN))
+        assert now == chosen | {"train.rounds": extended}  # and the others stay
+    again = library.train(library.configure(data=str(corpus), rounds=has + 2, **few), out, resume=True)
+    assert again["recipe"] == result["recipe"]
 
 
 @pytest.mark.parametrize("named", [[], ["fedavg"]])

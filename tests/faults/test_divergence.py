@@ -17,9 +17,10 @@ import keyfed.federated.round as round_module
 import keyfed.run.train as run_train
 from keyfed.config import Config, set_value
 from keyfed.engine import remote_secure, session_secure
+from keyfed.engine import session as session_module
 from keyfed.engine.answers import MOST_LOSS, finished_of, report_head
 from keyfed.engine.messages import Rejected, pack, unpack
-from keyfed.engine.secure_round import MOST_NATS, counts_of
+from keyfed.engine.secure_round import MOST_NATS, Evaluated, counts_of
 from keyfed.engine.transport import Answer, Handler, Post, deliver
 from keyfed.engine.turn import Finished
 from keyfed.errors import RunError
@@ -39,6 +40,7 @@ from keyfed.federated.soundness import (
     suspect,
 )
 from keyfed.federated.types import Aggregate, Params, Refusal, State
+from keyfed.run import course
 from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import load_model, read_metrics
@@ -461,6 +463,48 @@ def test_one_client_that_claims_a_loss_does_not_halve_anything(tmp_path, monkeyp
     monkeypatch.setattr(round_module, "diverged", by_mean)
     with pytest.raises(RunError, match="no round"):  # its claim is in the mean, and stops every round
         deployed(tmp_path, "believed", config, claiming)
+
+
+def claims_of_explosion(monkeypatch, liars: set[str], rounds: set[int]):
+    """Clients that count a validation of 2^31 nats in messages of some rounds (from 0)."""
+    real, lying = session_module.countable, [False]
+
+    def count(evaluated: Evaluated) -> Evaluated:
+        return evaluated._replace(nats=MOST_NATS) if lying[0] else real(evaluated)
+
+    def fault(name: str, post: Post, handler: Handler) -> Answer:
+        lying[0] = post.kind == "train" and name in liars and unpack(post.body).head.get("round") in rounds
+        return deliver(name, post, handler)
+
+    monkeypatch.setattr(session_module, "countable", count)
+    return fault
+
+
+def rolled_back(run: Path) -> list[int]:
+    return [line["round"] for line in read_metrics(run) if "rolled_back" in line]
+
+
+def test_one_false_validation_in_a_secure_sum_rolls_back_and_halves_nothing(tmp_path, monkeypatch):
+    config = configured(tmp_path, "fedavg", {"train.rollback": 3.0}, rounds=4, secure=True)
+    fault = claims_of_explosion(monkeypatch, {"client-1"}, {2})
+    heard = Heard()
+    assert deployed(tmp_path, "claimed", config, fault, heard)["halved"] == []
+    (said,) = [line for line in heard.lines if line.startswith("ROLL-BACK")]
+    assert said.endswith("with the same step sizes")
+    assert rolled_back(tmp_path / "claimed" / "run") == [2], "the claim was believed that far"
+    real = course.gone_back
+    monkeypatch.setattr(course, "gone_back", lambda *given, claimed=False, **named: real(*given, **named))
+    (halved,) = deployed(tmp_path, "believed", config, fault)["halved"]
+    assert sum(halved[1:]) == 1
+
+
+def test_where_single_validations_are_seen_the_first_return_halves_the_step(tmp_path, monkeypatch):
+    """The median of four is judged, so three must say it: that is no one client's claim."""
+    config = configured(tmp_path, "fedavg", {"train.rollback": 3.0}, rounds=4)
+    fault = claims_of_explosion(monkeypatch, {"client-1", "client-2", "client-3"}, {2})
+    (halved,) = deployed(tmp_path, "seen", config, fault)["halved"]
+    assert rolled_back(tmp_path / "seen" / "run") == [2]
+    assert sum(halved[1:]) == 1
 
 
 def test_a_server_that_was_killed_goes_on_with_the_halved_step(tmp_path):

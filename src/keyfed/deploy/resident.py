@@ -23,6 +23,7 @@ from keyfed.deploy.processes import die_with, locked
 from keyfed.engine.flower_frames import SOCKET, FrameError, reachable, read_frame, write_frame
 from keyfed.errors import DeployError, KeyfedError, cut, described
 from keyfed.files import write_atomically
+from keyfed.run.console import plural
 
 Handle = Callable[[str, bytes], bytes]
 LINK_SECONDS = 60.0  # for one frame to come or go
@@ -132,7 +133,7 @@ def keep_limit(home: ClientHome) -> Callable[[], None]:
             with contextlib.suppress(DeployError):
                 gone = expire(home.text, home.settings().keep_days)
                 if gone:
-                    _say(f"deleted {len(gone)} files of text that were older than {home.settings().keep_days} days")
+                    _say(f"deleted {plural(len(gone), 'file')} of text older than {home.settings().keep_days} days")
 
     return check
 

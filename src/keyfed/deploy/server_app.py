@@ -24,6 +24,7 @@ from keyfed.deploy.superlink import HOME_VARIABLE, ServerHome
 from keyfed.engine.flower_guard import GridMailbox
 from keyfed.engine.flower_server import FlowerTransport, Unanswered
 from keyfed.errors import KeyfedError
+from keyfed.run.console import plural
 
 RUN, VOCAB = "run.json", "vocab.json"
 LOOK_SECONDS = 0.5
@@ -106,5 +107,5 @@ def wait_for(
             said = found
         time.sleep(look)
         found = len(clients())
-    say(f"{found} clients are connected")
+    say(f"{plural(found, 'client')} {'is' if found == 1 else 'are'} connected")
     return found

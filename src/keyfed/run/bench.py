@@ -23,6 +23,7 @@ import torch
 from keyfed.errors import ConfigError, KeyfedError, nearest
 from keyfed.model.presets import PRESETS, preset
 from keyfed.run.bench_measure import Cost, Say, contenders_of, measure_apart, measure_cuda, missing
+from keyfed.run.console import plural
 from keyfed.run.contenders import BATCH, LR, MOMENTUM, SPECIALS, Task
 
 AGREE = {"fp32": 1e-3, "bf16": 5e-2}  # largest relative difference of the movement from `plain`'s
@@ -119,7 +120,7 @@ def measure_table(task: Task, chosen: Sequence[str], repeats: int, say: Say) -> 
                     continue  # it failed
                 runs[who].append(measure_apart(who, asdict(task)))
                 spent = runs[who][-1].get("cpu_seconds")
-                say(f"V = {task.vocab:,}, {task.clients} clients, run {number + 1} of {repeats}: {who} "
+                say(f"V = {task.vocab:,}, {plural(task.clients, 'client')}, run {number + 1} of {repeats}: {who} "
                     + (f"{spent:.2f} CPU s" if spent is not None else runs[who][-1]["note"]))  # fmt: skip
     else:
         runs = measure_cuda({who: replace(task, precision=known[who].precision) for who in able}, repeats, say)
@@ -194,7 +195,7 @@ def bench_text(result: dict[str, Any]) -> str:
 
 def table_text(table: dict[str, Any], device: str) -> str:
     """Write one vocabulary and cohort."""
-    lines = [f"V = {table['vocab']:,}, {table['clients']:,} clients"]
+    lines = [f"V = {table['vocab']:,}, {plural(table['clients'], 'client')}"]
     cells = CPU_COLUMNS if device == "cpu" else CUDA_COLUMNS
     lines.append(f"{'':<18}" + "".join(f"{title:>{width}}" for title, _, width, _ in cells) + "   as plain")
     for who, row in table["rows"].items():

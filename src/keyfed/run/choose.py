@@ -12,6 +12,7 @@ from keyfed.config import TrainConfig
 from keyfed.engine.module import ModuleNetwork
 from keyfed.engine.network import Network, parameter_count
 from keyfed.errors import ConfigError
+from keyfed.run.console import plural
 
 WORTH_A_WORKER = 2e12  # operations below which starting processes costs more than it saves (about 20 s of one core)
 
@@ -94,7 +95,7 @@ def _on_gpu(train: TrainConfig, spec: Network, members: int, device: str, step_t
         block,
         1,
         usable_cores(),
-        f"{device}, {train.precision}, block {block}: {members} clients a round, {fits} fit in memory",
+        f"{device}, {train.precision}, block {block}: {plural(members, 'client')} a round, {fits} fit in memory",
     )
 
 

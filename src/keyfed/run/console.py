@@ -32,10 +32,10 @@ def plural(count: float, what: str) -> str:
     """Write a number of things; all that are counted here take an s.
 
     Example:
-      >>> plural(1, "round"), plural(0, "client"), plural(1200, "line")
-      ('1 round', '0 clients', '1,200 lines')
+      >>> plural(1, "round"), plural(0, "client"), plural(1200, "line"), plural(1.0, "minute")
+      ('1 round', '0 clients', '1,200 lines', '1 minute')
     """
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{count:{'g' if isinstance(count, float) else ','}} {what}{'' if count == 1 else 's'}"
 
 
 def print_table(
@@ -148,7 +148,7 @@ class Narrator:
         if "rolled_back" in record:
             line += f"  rolled back to round {record['rolled_back']}"
         if "halved" in record:
-            line += f"  step halved: {record['halved'][0]} times so far, the server's {record['halved'][1]}"
+            line += f"  step halved: {plural(record['halved'][0], 'time')} so far, the server's {record['halved'][1]}"
         if record["refused"]:
             reasons = sorted(set(record["refused"].values()))
             line += f"  refused {len(record['refused'])}: {', '.join(reasons)}"

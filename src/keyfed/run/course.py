@@ -26,6 +26,7 @@ from keyfed.federated.soundness import by_server, first_good, given_up, gone_bac
 from keyfed.federated.types import ClientId, Method, Params, State
 from keyfed.private.suspects import Suspects
 from keyfed.run.checkpoint import Best, Checkpoint, good_in, load_checkpoint, save_checkpoint
+from keyfed.run.console import plural
 from keyfed.run.evaluate import Score
 from keyfed.run.folder import append_line, read_metrics, save_model, strict
 from keyfed.run.planning import limits_of, watch_of
@@ -300,7 +301,8 @@ class Course:
                 told = True
                 lost = {c: f"hides among {self.calls.hide_among[c]} or more" for c in sorted(alone)} | self.calls.lost
                 why = "; ".join(f"{c}: {reason}" for c, reason in lost.items())
-                self.listen.say(f"{len(present)} clients are there, {needed} are needed; waiting {why}".rstrip())
+                there = f"{plural(len(present), 'client')} {'is' if len(present) == 1 else 'are'} there"
+                self.listen.say(f"{there}, {needed} {'is' if needed == 1 else 'are'} needed; waiting {why}".rstrip())
             if time.monotonic() > until:
                 raise RunError(
                     f"only {len(present)} of at least {needed} clients came within {self.patience.quorum:.0f} seconds; "

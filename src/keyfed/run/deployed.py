@@ -28,6 +28,7 @@ from keyfed.federated.participation import Participation
 from keyfed.federated.types import Method
 from keyfed.files import write_atomically
 from keyfed.run.choose import Choice
+from keyfed.run.console import plural
 from keyfed.run.course import Course
 from keyfed.run.course import Patience as Patience
 from keyfed.run.deployed_private import PrivateCourse
@@ -108,7 +109,8 @@ def train_deployed(
         if alike is not None:
             listen.say(alike)
         marks = roster.marks()
-        listen.say(f"roster {roster_hash(marks)} ({len(marks)} clients); clients see it with `keyfed client --status`")
+        enrolled = plural(len(marks), "client")
+        listen.say(f"roster {roster_hash(marks)} ({enrolled}); clients see it with `keyfed client --status`")
         given = (config, out, spec, method, transport, roster, run, listen, patience, len(vocab), first, began)
         course = Course(*given) if settled is None else PrivateCourse(*given, settled=settled)
         result = course.train(vocab)

@@ -11,7 +11,7 @@ from keyfed.engine.network import init_params, parameter_count
 from keyfed.engine.turn import keeps_state
 from keyfed.federated.mediate import kept
 from keyfed.federated.types import Method, Params
-from keyfed.run.console import human_bytes
+from keyfed.run.console import human_bytes, plural
 from keyfed.run.frozen import frozen_line, refuse_frozen
 from keyfed.run.pilot import choose, dry_lines
 from keyfed.run.planning import cautions, members_of, over_rounds, participations, plan, plan_of_round
@@ -102,7 +102,7 @@ def describe_plan(config: Config, *, offered: bool = False) -> dict[str, Any]:
         *([frozen] if frozen else []),
         f"model {prepared.spec.name}: {description['parameters']:,} parameters, "
         f"{human_bytes(sizes.down)} down and {human_bytes(sizes.up)} up a client",
-        f"a round: {called} clients called, about {description['tokens_per_round']:,} tokens, "
+        f"a round: {plural(called, 'client')} called, about {plural(description['tokens_per_round'], 'token')}, "
         f"{human_bytes(sizes.down * called)} down, {human_bytes(sizes.up * uploads)} up, "
         f"about {modelled:.0f} modelled seconds; "
         + (

@@ -21,7 +21,7 @@ from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.options import Optimiser
 from keyfed.federated.types import Method, MethodSpec, Params
 from keyfed.files import write_atomically
-from keyfed.run.console import follow, render_table
+from keyfed.run.console import follow, plural, render_table
 from keyfed.run.drawing import HIGHEST, Plot, Theme, both_themes, single
 from keyfed.run.evaluate import Score, scorer_of, spread, total
 from keyfed.run.folder import Trained
@@ -203,7 +203,7 @@ def personal_text(block: Mapping[str, Any]) -> str:
         (left["unseen"], "never trained on, all of whose text is held out"),
     ):
         if count:
-            lines.append(f"left out: {count} clients {why}")
+            lines.append(f"left out: {plural(count, 'client')} {why}")
     if block["plot"]:
         lines.append(f"plot: {block['plot']}")
     return render_table(rows) + "\n".join(lines)

@@ -26,11 +26,12 @@ from keyfed.engine.trial import MakeModule
 from keyfed.errors import ConfigError
 from keyfed.federated.types import Method
 from keyfed.model.presets import preset
+from keyfed.run.console import plural
 from keyfed.run.facts import facts_of, known_messages, read_corpus_for
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.planning import plan
 from keyfed.run.prepare import Prepared, prepare, prepare_again
-from keyfed.run.recipe import CARRIED, VALIDATION_SHARE, Facts, Reading, Setting, recipe, steps_to_try
+from keyfed.run.recipe import CARRIED, CENTRAL, VALIDATION_SHARE, Facts, Reading, Setting, recipe, steps_to_try
 from keyfed.run.start import offer_start
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Tried:
     def line(self) -> str:
         """Say it in a few words."""
         found = "diverged" if self.perplexity is None else f"perplexity {self.perplexity:.1f}"
-        return f"{self.lr:g}: {found} after {self.rounds} rounds"
+        return f"{self.lr:g}: {found} after {plural(self.rounds, 'round')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,11 @@ class Settled:
         found: dict[str, Any] = {**self.before, **self.made()}
         told = {key: found[key] for key in SETTLED if key in found}
         return told or None
+
+    def central_options(self) -> Mapping[str, Value]:
+        """Return the options of central training for comparison: the recipe's where it chose SGD, else the defaults."""
+        lines = str((self.about() or {}).get("recipe", "")).split(BETWEEN)
+        return CENTRAL if any(line.startswith("method.optimiser = sgd: ") for line in lines) else {}
 
 
 def settle(
@@ -178,6 +184,24 @@ def as_begun(config: Config, begun: Config, opened: Open) -> Config:
     return check(merged)
 
 
+def with_more_rounds(made: Mapping[str, Any], rounds: int, has: int) -> dict[str, Any]:
+    """Return run.toml's [made] of a run that is extended: what the recipe said of its rounds holds no longer.
+
+    Args:
+      has: rounds that the run had.
+
+    Example:
+      >>> with_more_rounds({"recipe": "train.cohort = 5: few | train.rounds = 200: a few minutes"}, 300, 200)
+      {'recipe': 'train.cohort = 5: few | train.rounds = 300: extended from 200 rounds by --rounds'}
+    """
+    if "recipe" not in made:
+        return dict(made)
+    now = Setting("train.rounds", rounds, f"extended from {plural(has, 'round')} by --rounds").line()
+    lines = str(made["recipe"]).split(BETWEEN)
+    said = BETWEEN.join(now if line.startswith("train.rounds = ") else line for line in lines)
+    return {**made, "recipe": said}
+
+
 def refuse_minutes(config: Config, ranks: Ranks | None = None) -> None:
     """Refuse a time where the number of rounds cannot follow from it."""
     if config.open is None or config.open.minutes is None:
@@ -224,7 +248,7 @@ def dry_lines(chosen: Settled) -> list[str]:
         steps = ", ".join(f"{step:g}" for step in steps_to_try(lr))
         lines.append(f"pilot: local steps {steps}, {pilot_rounds(rounds)} rounds each, before the run")
     if chosen.minutes is not None:
-        lines.append(f"the number of rounds is fixed after measuring, for {chosen.minutes:g} minutes")
+        lines.append(f"the number of rounds is fixed after measuring, for {plural(chosen.minutes, 'minute')}")
     return lines if chosen.reading is None else [*lines, chosen.reading.line()]
 
 
@@ -299,7 +323,7 @@ class _Enough(Exception):
     """A trial has trained long enough."""
 
 
-class _Watch:
+class _TrialListener:
     """Follows a trial: ends it after its rounds or where it is clearly worse, and refuses a time that is too short."""
 
     def __init__(self, listen: Listener, label: str, rounds: int, middle: float | None, most: float | None) -> None:
@@ -435,7 +459,7 @@ class _Pilot:
             baselines=False, central=False, until=None, curves=False, rollback=0.0,
         )  # fmt: skip
         config = check(replace(config, train=short, options={**config.options, **options}))
-        folder, watch = self.folder / name, _Watch(self.listen, f"pilot ({name})", rounds, middle, most)
+        folder, watch = self.folder / name, _TrialListener(self.listen, f"pilot ({name})", rounds, middle, most)
         if not is_over(read_metrics(folder), rounds, middle):  # a pilot that was stopped goes on with its trials
             with suppress(_Enough):
                 train(
@@ -446,13 +470,17 @@ class _Pilot:
 
     # The clock
 
+    def _time(self) -> str:
+        assert self.minutes is not None
+        return plural(self.minutes, "minute")
+
     def _left(self) -> float:
         assert self.minutes is not None
         return 60 * self.minutes - (time.monotonic() - self.began)
 
     def _measure(self) -> tuple[Pace, float]:
         """Train a few rounds and return how long they took, and how many tokens a round read."""
-        self.listen.say(f"measuring: {WARM_UP} rounds, to find how many fit into {self.minutes:g} minutes")
+        self.listen.say(f"measuring: {WARM_UP} rounds, to find how many fit into {self._time()}")
         records = self._trial("pace", WARM_UP, WARM_UP, {}, most=self._left())
         worked = [r["worked"] or 0 for r in records]
         return pace_of(records), float(np.mean(worked))
@@ -473,7 +501,7 @@ class _Pilot:
         was = {setting.key: setting.value for setting in before.settings}
         for setting in found.settings:
             if was.get(setting.key, setting.value) != setting.value:
-                self.listen.say(f"recipe: for {self.minutes:g} minutes {setting.line()}")
+                self.listen.say(f"recipe: for {self._time()} {setting.line()}")
         return replace(found, settings=tuple(settings.values()), why_not=before.why_not)
 
     def _fixed(self, keys: Sequence[str]) -> dict[str, Value]:
@@ -507,7 +535,7 @@ class _Pilot:
                 f"{pace.round:.1f} s and a validation of {pace.validation:.1f} s; give more minutes"
             )
         self.listen.say(
-            f"{rounds:,} rounds fit into {self.minutes:g} minutes: {pace.round:.2f} s a round, {pace.validation:.2f} s "
+            f"{rounds:,} rounds fit into {self._time()}: {pace.round:.2f} s a round, {pace.validation:.2f} s "
             "a validation; their number is fixed now"
         )
         train = replace(chosen.config.train, rounds=rounds)
@@ -518,7 +546,7 @@ class _Pilot:
         facts = facts_of(chosen.config, chosen.prepared, carried=self.carried, own_model=self.module is not None)
         settings, reading = recipe(facts, self._fixed(["train.rounds", "method.lr", *stay]))
         new = {s.key: s for s in settings}
-        timed = Setting("train.rounds", rounds, f"what fits into {self.minutes:g} minutes, measured")
+        timed = Setting("train.rounds", rounds, f"what fits into {self._time()}, measured")
         merged = tuple(timed if s.key == "train.rounds" else new.get(s.key, s) for s in chosen.settings)
         return replace(chosen, config=_with(self.chosen.config, settings), settings=merged, reading=reading)
 

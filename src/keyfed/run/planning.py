@@ -172,7 +172,7 @@ def extension_line(config: Config, method: Method, has: int, before: Method) -> 
       method: the run's method over its new rounds; `before` that over the ones it had.
     """
     t = config.train
-    said = f"the run of {has} rounds is extended to {t.rounds}"
+    said = f"the run of {plural(has, 'round')} is extended to {t.rounds}"
     first, last = _local_step(method, has), _local_step(method, t.rounds - 1)
     was = _local_step(before, max(0, has - 1))
     if first is None or last is None or was is None:

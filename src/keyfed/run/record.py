@@ -107,9 +107,13 @@ def step_of(state: State) -> str:
     Example:
       >>> step_of(State({}, None, {}, 3, halvings=3, server_halvings=1))
       "1/8 of the local step size and 1/2 of the server's"
+      >>> step_of(State({}, None, {}, 3))
+      'the same step sizes'
     """
     parts = []
-    if state.halvings or not state.server_halvings:
+    if not state.halvings and not state.server_halvings:
+        return "the same step sizes"
+    if state.halvings:
         parts.append(f"1/{2**state.halvings} of the local step size")
     if state.server_halvings:
         parts.append(f"1/{2**state.server_halvings} of the server's" + " step size" * (not parts))

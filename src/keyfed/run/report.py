@@ -15,6 +15,7 @@ from keyfed.documents import dump_toml
 from keyfed.errors import RunError
 from keyfed.files import write_atomically
 from keyfed.private.statement import no_account
+from keyfed.run.console import plural
 from keyfed.run.drawing import Plot, validation
 from keyfed.run.folder import read_metrics, read_result, read_run_toml, resume_command
 from keyfed.run.markup import (
@@ -133,10 +134,12 @@ def recipe_blocks(settled: Record) -> list[Block]:
         blocks.append(Table([["chosen from the corpus", "why"], *([chosen, why] for chosen, _, why in rows)], False))
     if settled.get("pilot"):
         tried = str(settled["pilot"]).replace(BETWEEN, "; ")
-        tokens = f" It read {settled['pilot_tokens']:,} tokens." if settled.get("pilot_tokens") else ""
+        tokens = f" It read {plural(settled['pilot_tokens'], 'token')}." if settled.get("pilot_tokens") else ""
         blocks.append(Text(f"A pilot on validation text tried local steps: {tried}.{tokens}"))
     if settled.get("minutes"):
-        blocks.append(Text(f"The number of rounds was fixed after measuring, for {settled['minutes']:g} minutes."))
+        blocks.append(
+            Text(f"The number of rounds was fixed after measuring, for {plural(settled['minutes'], 'minute')}.")
+        )
     return [Heading("Recipe"), *blocks] if blocks else []
 
 

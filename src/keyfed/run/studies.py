@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.errors import ConfigError, DataError, DownloadError, FolderInUse, KeyfedError, RunError
+from keyfed.run.console import plural
 from keyfed.run.studies_bench import Bench
 from keyfed.run.studies_cells import run_cell
 from keyfed.run.studies_plan import SCALES, Cell, Settings, Study, cells_of, load_study, study_folder, with_settings
@@ -166,7 +167,7 @@ def run_study(
     closed: set[str] = set()
     skipped: list[Cell] = []
     failed: list[tuple[str, str]] = []
-    listen.say(f"{study.name} at scale {scale}: {len(cells)} cells, {len(cells) - len(todo)} finished")
+    listen.say(f"{study.name} at scale {scale}: {plural(len(cells), 'cell')}, {len(cells) - len(todo)} finished")
     try:
         for number, cell in enumerate(todo, 1):
             if most is not None and len(done) >= most:
@@ -191,7 +192,7 @@ def run_study(
             shown = {key: value for key, value in record["measures"].items() if isinstance(value, float)}
             listen.say("  ".join(f"{key} {value:.4g}" for key, value in list(shown.items())[:4]))
     except TimeIsUp:
-        listen.say(f"{minutes:g} minutes are spent; the same call goes on with what is open")
+        listen.say(f"stopped after {plural(minutes or 0, 'minute')}; the same call goes on with what is open")
     except KeyboardInterrupt:
         listen.say(f"stopped after {len(done)} of {len(todo)} open cells; the same call goes on")
         raise
@@ -232,7 +233,7 @@ class Lines:
     def start(self, what: str, rounds: int, done: int) -> None:
         """Write what begins."""
         self._rounds = rounds
-        self.say(f"{what}: {rounds} rounds" + (f", {done} done" if done else ""))
+        self.say(f"{what}: {plural(rounds, 'round')}" + (f", {done} done" if done else ""))
 
     def round(self, record: dict[str, Any]) -> None:
         """Write every tenth round."""

@@ -101,6 +101,8 @@ def _trained(cell: Cell, bench: Bench, listen: Patient, curves: bool) -> dict[st
     records = read_metrics(folder)
     if config.vectors.file is not None:
         hashes["vectors_sha256"] = _sha256(Path(config.vectors.file), made["vectors_sha256"])
+    if "train.init" in cell.settings and "init_sha256" in made:  # a name, behind which other weights may lie one day
+        hashes["init_sha256"] = made["init_sha256"]
     training = training_curves(read_curves(folder), passes) if curves else None
     shutil.rmtree(folder)
     if renamed is not None:
@@ -185,9 +187,9 @@ MEASURES = ("perplexity", "nats", "top1", "top3", "top1_words", "top3_words", "s
             "sentence_top1", "sentence_top1_words", "sentence_top3_words", "honest_sentence_perplexity",
             "honest_nats", "oov_rate")  # fmt: skip
 OF_RUN = ("unseen_perplexity", "train_nats")  # measures beside those of the test
-FACTS = ("data", "data_sha256", "vectors_sha256", "first_data_sha256", "method", "model", "clients", "cohort",
-         "parameters", "vocabulary", "rounds", "best_round", "tokens_trained", "train_tokens", "precision", "shuffles",
-         "facts")  # fmt: skip
+FACTS = ("data", "data_sha256", "vectors_sha256", "first_data_sha256", "init_sha256", "method", "model", "clients",
+         "cohort", "parameters", "vocabulary", "rounds", "best_round", "tokens_trained", "train_tokens", "precision",
+         "shuffles", "facts")  # fmt: skip
 
 
 def _result(cell: Cell, bench: Bench, found: Mapping[str, Any], targets: Sequence[float]) -> dict[str, Any]:

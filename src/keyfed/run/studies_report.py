@@ -240,6 +240,8 @@ def facts(study: Study, rows: Sequence[Row]) -> list[tuple[str, str]]:
     hashes = {(f"SHA-256 of {r['data']}", r["data_sha256"]) for r in records if r.get("data_sha256")}
     for key, of in (("vectors_sha256", "vectors.file"), ("first_data_sha256", "first.data.name")):
         hashes |= {(f"SHA-256 of {r['settings'][of]}", r[key]) for r in records if r.get(key)}
+    starts = [r for r in records if r.get("init_sha256")]
+    hashes |= {(f"SHA-256 of the starting weights, {r['settings']['train.init']}", r["init_sha256"]) for r in starts}
     out = [
         ("seeds", ", ".join(map(str, sorted({r["seed"] for r in records})))),
         ("hardware", several([m["hardware"] for m in made])),

@@ -57,7 +57,7 @@ def _is_spread(value: Any) -> bool:
 
 NUMBERS = ("clients", "cohort", "parameters", "vocabulary", "rounds", "best_round", "tokens_trained", "train_tokens",
            "seconds")  # fmt: skip
-TEXTS = ("data", "data_sha256", "vectors_sha256", "first_data_sha256", "model")
+TEXTS = ("data", "data_sha256", "vectors_sha256", "first_data_sha256", "init_sha256", "model")
 SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {  # of what pages read, where a cell has it
     "measures": (lambda v: all(map(_is_number_or_none, v.values())), "a number or null for each"),
     "curve": (lambda v: _are_points(v, 4), "points of 4 numbers"),
@@ -69,7 +69,8 @@ SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {  # of what pages rea
     **dict.fromkeys(TEXTS, (lambda v: isinstance(v, str), "text")),
 }  # fmt: skip
 BESIDE = {"data_sha256": "data", "parameters": "model", "facts": "data"}  # what cannot be shown without another thing
-BESIDE_SETTINGS = {"vectors_sha256": "vectors.file", "first_data_sha256": "first.data.name"}
+BESIDE_SETTINGS = {"vectors_sha256": "vectors.file", "first_data_sha256": "first.data.name",
+                   "init_sha256": "train.init"}  # fmt: skip
 
 
 def data_folder(results: Path, study: str) -> Path:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from keyfed.config import Config, PrivacyConfig, check, method_spec, parse_target
+from keyfed.config import Config, PrivacyConfig, Value, check, method_spec, parse_target
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.network import parameter_count, shapes
 from keyfed.engine.ranks import Ranks
@@ -41,13 +41,14 @@ from keyfed.run.folder import (
     open_folder,
     read_metrics,
     read_result,
+    read_run_toml,
     refuse_changes,
     strict,
     write_run_toml,
 )
 from keyfed.run.frozen import FROZEN, frozen_line, refuse_frozen
 from keyfed.run.outside import names
-from keyfed.run.pilot import as_it_began, settle
+from keyfed.run.pilot import as_it_began, settle, with_more_rounds
 from keyfed.run.planning import (
     cautions,
     extension_line,
@@ -187,6 +188,8 @@ def _train(
             if config.train.rounds > has:
                 earlier = method if method.spec is None else build_method(method_spec(begun_with))
                 listen.say(extension_line(config, method, has, earlier))
+                made = with_more_rounds(made, config.train.rounds, has)
+                settled = replace(settled, before=made)
                 note_extension(out, config, made, has)
             finished = read_result(out)
             if finished is not None:
@@ -222,23 +225,32 @@ def _train(
             if config.privacy.twin:
                 result["privacy"]["twin"] = _twin(config, out, prepared, listen, result["rounds"])
         if config.train.central and method.cohort != "pooled":
-            result["baselines"]["central"] = _central(config, out, prepared, listen, result)
+            result["baselines"]["central"] = _central(config, out, prepared, listen, result, settled.central_options())
         result = dict(strict(result))
         write_atomically(out / "result.json", json.dumps(result, indent=1, allow_nan=False).encode())
         return result
 
 
 def _central(
-    config: Config, out: Path, prepared: Prepared, listen: Listener, federated: Mapping[str, Any]
+    config: Config,
+    out: Path,
+    prepared: Prepared,
+    listen: Listener,
+    federated: Mapping[str, Any],
+    options: Mapping[str, Value],
 ) -> dict[str, Any]:
-    """Train the same model on the pooled text with as many tokens, as a run of its own beside this one.
+    """Train the same model on the pooled text with as many tokens, as a run of its own in this one's folder.
 
-    It has the central method's own defaults: a step size that suits ten averaged clients is too large for one.
+    Args:
+      options: of the method `central`. The federation's own are not taken: a step size that suits ten averaged clients
+        is too large for one. A central run that has begun goes on with the options it has.
     """
+    if (out / "central" / "run.toml").exists():
+        options = read_run_toml(out / "central")[0].options
     rounds = federated["rounds"]
     budget = max(1, round(federated["tokens_trained"] / max(1, rounds)))
     settings = replace(config.train, central=False, baselines=False, until=None, rounds=rounds)
-    central = Config(config.data, config.model, settings, method="central")
+    central = Config(config.data, config.model, settings, method="central", options=options)
     result = _train(central, out / "central", True, listen, prepared, budget, None, None, False, None)
     return {"test": result["test"], "unseen": result["unseen"], "seconds": result["seconds"]}
 

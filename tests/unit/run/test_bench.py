@@ -138,7 +138,7 @@ def test_json_is_one_object_with_the_table_and_a_plot_is_drawn(monkeypatch, caps
     assert table["rows"]["keyfed"]["agrees"] is True
     assert len(table["runs"]["keyfed"]) == 1
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert "V = 50, 1 clients" in bench_text(result)
+    assert "V = 50, 1 client\n" in bench_text(result)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from keyfed.run.pilot import (
     tried_of,
     with_carried_step,
 )
-from keyfed.run.recipe import Facts, recipe
+from keyfed.run.recipe import Facts, Reading, recipe
 
 sizes = st.lists(st.integers(1, 300_000), min_size=1, max_size=40).map(lambda found: tuple(sorted(found)))
 some_facts = st.builds(
@@ -74,8 +74,17 @@ def test_whatever_the_facts_are_the_settings_can_be_trained_and_what_is_given_st
         assert config.train.rounds >= constants.ROUNDS_LEAST
     if config.train.average is not None:
         assert 1 / (1 - config.train.average) <= constants.AVERAGE_SHARE * config.train.rounds * 1.01
-    assert reading.tokens >= 0
-    assert reading.clients is None or 0 <= reading.clients <= 1
+    assert (reading is None) == facts.private
+    if reading is not None:
+        assert reading.rounds == config.train.rounds
+        assert reading.tokens >= 0
+        assert reading.clients is None or 0 <= reading.clients <= 1
+
+
+def test_one_of_a_kind_is_said_in_the_singular():
+    assert Reading(1, 1, None, None).line() == "to be read: about 1 token in 1 round"
+    assert Reading(2, 1_000, None, None).line() == "to be read: about 1,000 tokens in 2 rounds"
+    assert Tried(5.0, 80.0, 1, 10).line() == "5: perplexity 80.0 after 1 round"
 
 
 def test_the_corpora_that_were_measured():

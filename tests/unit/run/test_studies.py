@@ -455,7 +455,7 @@ def test_a_cell_without_a_checkpoint_that_is_stopped_says_that_it_starts_anew(tm
     done = run_study(study, "smoke", results=tmp_path, bench=Bench(tmp_path / "work", "cpu"), minutes=5, listener=heard)
     assert len(done.open) == 4
     assert "will start anew; give more minutes than it takes" in heard.lines[-2]
-    assert heard.lines[-1] == "5 minutes are spent; the same call goes on with what is open"
+    assert heard.lines[-1] == "stopped after 5 minutes; the same call goes on with what is open"
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):

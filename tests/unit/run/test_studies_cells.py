@@ -9,12 +9,15 @@ import pytest
 
 from keyfed.errors import RunError
 from keyfed.run import studies_cells
+from keyfed.run.base import load_base
 from keyfed.run.folder import read_run_toml
 from keyfed.run.studies import run_study
 from keyfed.run.studies_bench import Bench
 from keyfed.run.studies_cells import run_cell
 from keyfed.run.studies_plan import Cell, load_study
-from keyfed.run.studies_store import finished
+from keyfed.run.studies_report import facts
+from keyfed.run.studies_store import finished, write_cell
+from keyfed.run.studies_table import Row
 from keyfed.run.train import Silent
 
 STUDIES = Path(__file__).parents[3] / "studies"
@@ -73,6 +76,26 @@ def test_the_renamed_copy_goes_with_its_cell_and_the_first_run_stays(tmp_path, p
     assert (kept / "model.safetensors").exists()
     assert {r["first_data_sha256"] for r in records} == {read_run_toml(kept)[1]["data_sha256"]}
     assert prepared.count("text.txt") == 1
+
+
+def test_a_cell_that_starts_from_the_base_model_says_which_one(tmp_path):
+    """Its name is the same when the package has another one; an older cell without the hash counts as before."""
+    settings = {key: value for key, value in small(tmp_path).items() if not key.startswith("model.")}
+    bench = Bench(tmp_path / "work", "cpu")
+    study = replace(load_study("models", STUDIES), name="s")
+    starts = ({"train.init": "base", "model.name": "cifg"}, {"model.name": "cifg"})
+    based, random = (Cell("s", "train", {}, settings | start, 1, "smoke") for start in starts)
+    found = {"base": run_cell(based, bench, (), Patient()), "none": run_cell(random, bench, (), Patient())}
+    for cell, record in zip((based, random), found.values(), strict=True):
+        write_cell(tmp_path / "results", cell, record)
+    assert found["base"]["init_sha256"] == load_base().sha256
+    assert "init_sha256" not in found["none"]
+    assert finished(tmp_path / "results", study) == {record["id"]: record for record in found.values()}
+    told = dict(facts(study, [Row({}, "train", (based,), (found["base"],))]))
+    assert told["SHA-256 of the starting weights, base"] == load_base().sha256
+    older = {key: value for key, value in found["base"].items() if key != "init_sha256"}
+    write_cell(tmp_path / "results", based, older)
+    assert finished(tmp_path / "results", study)[older["id"]] == older
 
 
 def test_a_study_with_targets_runs_a_cell_that_another_ran_without(tmp_path):

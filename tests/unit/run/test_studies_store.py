@@ -149,6 +149,8 @@ DAMAGE = {
     "parameters-of-no-model": ({"parameters": 3}, "model is missing"),
     "hash-of-no-data": ({"data_sha256": "00"}, "data is missing"),
     "hash-of-no-vectors": ({"vectors_sha256": "00"}, "setting vectors.file is missing"),
+    "hash-of-no-start": ({"init_sha256": "00"}, "setting train.init is missing"),
+    "hash-no-text": ({"init_sha256": 7}, "init_sha256 is 7; expected text"),
     "shuffles": ({"shuffles": {"count": 3, "sd": 1.0, "lowest": 2.0}}, "expected count, sd, lowest and highest"),
     "shuffles-list": ({"shuffles": [1]}, "shuffles is [1]; expected count, sd, lowest and highest"),
     "facts": ({"facts": "none", "data": "x"}, "facts is 'none'; expected a table with unigrams and bigrams"),
