@@ -108,6 +108,15 @@ def test_the_command_wants_a_folder_of_its_own(keyfed, made, tmp_path, monkeypat
     assert (code, "holds something else" in err) == (2, True)
 
 
+def test_a_private_run_is_not_packed_under_a_card_that_says_otherwise(made, tmp_path, monkeypatch):
+    trained = library.load_model(made / "run")
+    noised = replace(trained.config, privacy=replace(trained.config.privacy, noise=1.0))
+    monkeypatch.setattr(base_pack, "with_data", lambda *given, **more: (replace(trained, config=noised), None))
+    with pytest.raises(RunError, match="trained with differential privacy"):
+        base_pack.pack_base(made / "run", tmp_path / "base")
+    assert not (tmp_path / "base").exists()
+
+
 def test_a_file_too_large_is_not_written(made, tmp_path, monkeypatch):
     monkeypatch.setattr(base_module, "MOST_BYTES", 100_000)
     with pytest.raises(RunError, match="bytes, at most 100,000"):

@@ -50,8 +50,8 @@ def pack_base(run: Path, out: Path) -> Packed:
     """Write a run's model to `out` in the format of the base model; the run may come from another machine.
 
     Raises:
-      RunError: the run is not finished, reads characters, started from another model, has a text whose licence is not
-        known to permit it, or its files are too large; nothing is written then.
+      RunError: the run is not finished, reads characters, is private, started from another model, has a text whose
+        licence is not known to permit it, or its files are too large; nothing is written then.
     """
     if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {base.MANIFEST, base.CARD, *base.FILES}):
         raise RunError(f"{out} holds something else than a base model; choose another --out")
@@ -103,6 +103,8 @@ def _fitting(trained: Trained, result: Mapping[str, Any] | None) -> ModelSpec:
         raise RunError(f"{folder} holds a model of characters or of a module; a base model is a preset of words")
     if config.vectors.file is not None:
         raise RunError(f"{folder} started from {config.vectors.file}: the card could not say what is in it")
+    if config.privacy.on:
+        raise RunError(f"{folder} was trained with differential privacy: the card would say that no noise was added")
     return trained.spec
 
 
@@ -267,7 +269,7 @@ def _card(m: Mapping[str, Any]) -> Iterator[str]:
         "",
         "## Figures",
         "",
-        "On text that was held out from training. The validation text chose the round; test text chose nothing.",
+        "On text that was held out from training. The validation text chose the round.",
         "",
         "| text | tokens | perplexity | top-1 of words | top-3 of words | perplexity before rounding |",
         "|---|---:|---:|---:|---:|---:|",
