@@ -41,7 +41,6 @@ from keyfed.run.start import (
 from keyfed.text.named import load_corpus
 from keyfed.text.vocab import SPECIALS, Vocab, words_of
 from tests.base_model import GERMAN, LICENCE, NAME, SETTINGS, write_lines
-from tests.end_to_end.conftest import TINY
 from tests.end_to_end.test_extending import Heard
 from tests.end_to_end.test_init import small_corpus
 from tests.faults.deployed import QUICK as QUICK_ANSWERS
@@ -51,7 +50,6 @@ QUICK = ["data.window=8", "optimiser=sgd", "lr=2", "train.cohort=2", "train.work
          "train.valid_tokens=200"]  # fmt: skip
 PACKAGED = base_module.FOLDER
 OPTIONS = [part for setting in QUICK for part in ("--set", setting)]
-SMALL = [part for setting in (*TINY, "train.baselines=false") for part in ("--set", setting)]
 OWN = {**SETTINGS, "data_batches": "stream"}
 pytestmark = pytest.mark.usefixtures("made")  # a small base stands for that of the package
 
