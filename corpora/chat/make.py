@@ -7,11 +7,13 @@ The source has five columns (split, day, minute, nick, text), the result two (ps
     1. rows     bots, actions and unreadable lines go; nicks of one person (`ann`, `ann_`, `Ann|away`) are one author
     2. scrub    links, addresses, telephone numbers and keys become placeholders (`RULES`)
     3. names    a leading `nick:` goes; a nick elsewhere becomes <name> unless `words.txt` has it
-    4. floods   what several authors copied and what an author repeats goes
-    5. authors  those with fewer than `LEAST_LINES` lines go; the others get pseudonyms under a salt that is not kept
+    4. lines    lines with slurs, lists of nicks, floods and what several authors copied go
+    5. authors  those with fewer than `LEAST_LINES` lines and those who flood or insult (`unwanted_authors`) go; the
+                others get pseudonyms under a salt that is not kept
 
 Everything but the salt is deterministic. Days and minutes are not kept; the lines of an author keep their order.
-Nothing here is imported by the package, which reads the result only.
+The slurs are those of the keyboard's list of offensive words (`SLURS`). Nothing here is imported by the package, which
+reads the result only.
 """
 
 from __future__ import annotations
@@ -23,16 +25,24 @@ import json
 import re
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
+SLURS = HERE.parents[1] / "src" / "keyfed" / "keyboard" / "web" / "data" / "offensive.json"
 LEAST_LINES = 5  # of an author who is kept
 LEAST_NAME = 3  # characters of a nick that is looked for: xD and :P are no names
 SHORT_LINE = 5  # words; an author may repeat shorter lines ("yes", "thank you")
 MOST_IN_A_ROW = 3  # of the same short line
-COPIED_WORDS, COPIED_BY = 8, 3  # a line this long by so many authors is pasted, not typed
+COPIED_WORDS, COPIED_BY = 8, 2  # a line this long by so many authors is pasted, not typed
+FLOOD_WORDS, FLOOD_SHARE = 8, 0.5  # a line this long of which one word is this share is no message
+FLOOD_TIMES = 20  # nor is one with the same characters so many times in a row
+SAME_START = 12  # words; long lines of one author that begin with the same are one line, sent again
+MOST_NAMES = 4  # of a line; one with more is a list of nicks, and not all of them are known
+COMPOUND = 6  # letters of a slur that is looked for at the start of longer words, too
+SLUR_LINES, SLUR_SHARE = 2, 0.1  # an author of so many lines with slurs, this share of all, goes
+UNWANTED_SHARE = 0.5  # an author goes of whose lines more than this share went
 REPEATING, REPEATING_LINES = 0.5, 20  # an author of so many lines who repeats this share of them is a program
 
 PLACEHOLDERS = ("<link>", "<email>", "<address>", "<phone>", "<key>", "<name>")
@@ -48,6 +58,9 @@ _PLAIN_TLD = (
     "th|tk|tr|tv|tw|ua|uk|us|za|ws|fm|cc|ly"
 )
 _ANY_TLD = rf"{_PLAIN_TLD}|at|be|ch|id|in|is|it|me|my|no|pl|sh|so|to|la|gd|gl|st|vu|li|am|im|as|cx|ph|sg|py|md|bg|by"
+_SECOND = "com|co|net|org|ac|edu|gov"  # before a country's ending of any kind (net.in)
+_END = r"(?!\w|-\w|\.\w)"  # openoffice.org-base is a package
+_FRONT = r"(?:(?<![\w@.-])(?:[\w.-]*\*+[.-]|\.)?|(?<=\.\.))"  # also "*.example.com", ".example.com", "so...example.com"
 _NOT_HOSTS = r"(?!(?:x\.org|rc\.local|asp\.net|paint\.net|vb\.net|ado\.net|node\.io|socket\.io)\b)"
 _PATH = r"(?:(?::\d+)?(?:/\S*|[?#]\w\S*))"
 _HEX = r"[0-9a-f]{1,4}"
@@ -78,8 +91,10 @@ RULES = (
     _rule("email", r"\S+\s?@\s?(?:gmail|hotmail|yahoo|googlemail|msn|aol)\b\S*", "<email>"),
     _rule("address", r"(?<![\w@])(?!\d+x\d+@)[\w.+=!~%-]+@[\w.\[\]-]+", "<address>"),
     _rule("link", rf"(?<![\w@./-]){_NOT_HOSTS}(?:{_LABEL}\.)+(?:{_ANY_TLD}){_PATH}", "<link>"),
-    _rule("address", rf"(?<![\w@.-]){_NOT_HOSTS}(?:{_LABEL}\.)+(?:{_PLAIN_TLD})(?![\w-]|\.\w)", "<address>"),
-    _rule("address", rf"@(?:{_LABEL}\.)+(?:{_PLAIN_TLD})(?![\w-]|\.\w)", "<address>"),
+    _rule("address", rf"(?<![\w@.-])(?:{_LABEL}\.)+(?:com|org|net)_\S+", "<address>"),  # lists of apt
+    _rule("address", rf"{_FRONT}{_NOT_HOSTS}(?:{_LABEL}\.)+(?:{_PLAIN_TLD}){_END}", "<address>"),
+    _rule("address", rf"{_FRONT}{_NOT_HOSTS}(?:{_LABEL}\.)+(?:{_SECOND})\.[a-z]{{2}}{_END}", "<address>"),
+    _rule("address", rf"@(?:{_LABEL}\.)+(?:{_PLAIN_TLD}){_END}", "<address>"),
     _rule(
         "address",
         r"(?<=\d\d:\d\d:\d\d )[\w.-]+(?= [\w./-]+(?:\[\d+\])?:)|(?<=\blinux )[\w-]+(?= [2-6]\.\d)",
@@ -87,7 +102,8 @@ RULES = (
     ),
     _rule("address", r"(?<![\w-])(?!sub-|non-|net-)[a-z]\w*-(?:laptop|notebook|netbook)(?![\w-])", "<address>"),
     _rule("address", rf"(?<![\w@./-])(?:{_LABEL}\.){{2,}}(?:at|be|ch|it|no|pl|me)(?![\w-]|\.\w)", "<address>"),
-    _rule("address", rf"(?<![\w.])(?:{_BYTE}\.){{3}}{_BYTE}(?![\w]|\.\d)", "<address>"),
+    _rule("address", rf"(?<![\w.])(?:{_BYTE}\.){{3}}{_BYTE}(?:\.\d{{5}})?(?![\w]|\.\d)", "<address>"),
+    _rule("address", rf"(?:[\w-]+[.-])?<address>(?:\.{_LABEL})*\.(?:{_ANY_TLD}){_END}", "<address>"),
     _rule("address", r"(?<![\w:-])[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5,}(?![\w:-])", "<address>"),
     _rule("address", rf"(?<![\w:])(?:{_HEX}:){{4,}}(?:{_HEX}|:)+(?:/\d+)?(?!\w)", "<address>"),
     _rule("address", rf"(?<![\w:])(?:{_HEX}(?::{_HEX})*)?::{_HEX}(?::{_HEX})*(?:/\d+)?(?![\w:])", "<address>"),
@@ -113,6 +129,10 @@ _CONTROL = re.compile(r"\x03\d{0,2}(?:,\d{1,2})?|[\x00-\x1f\x7f-\x9f\u200b-\u200
 _WRAPPED = re.compile(r"[<(\[{|`^_\\-]*(<name>)[>\]}|`^_\\-]*")
 _MARK = re.compile(rf"({'|'.join(PLACEHOLDERS)})")
 _TOKEN = re.compile(r"<[a-z]+>|\w+(?:['-]\w+)*|[^\w\s]")
+_LETTERS = re.compile(r"[^\W\d_]+")
+_AROUND = ".,;:!?()'\"*"
+_STRETCHED = re.compile(r"(?:([^\W\d_])\1{3,}(?!\1)){4}")
+_AGAIN = re.compile(rf"(.{{1,20}}?)\1{{{FLOOD_TIMES - 1},}}")
 
 
 class Message(NamedTuple):
@@ -275,11 +295,47 @@ def put_names(text: str, names: set[str], words: frozenset[str]) -> tuple[str, i
     return _WRAPPED.sub(r"\1", "".join(pieces)), count
 
 
-def without_floods(lines: Sequence[str]) -> list[str]:
-    """Keep an author's long lines once, and a short line at most three times in a row.
+def read_slurs(path: Path = SLURS) -> re.Pattern[str]:
+    """Return what finds a slur: a whole word of the list, or a word that begins with one of `COMPOUND` letters."""
+    words: list[str] = json.loads(path.read_text(encoding="utf-8"))["slurs"]
+    either = "|".join(re.escape(word) + (r"\w*" if len(word) >= COMPOUND else "") for word in sorted(words))
+    return re.compile(rf"(?<![^\W_])(?:{either})(?![^\W_])", re.IGNORECASE)
+
+
+def shape(line: str) -> str:
+    """Return a line's letters: lines that differ in case, numbers and marks have the same.
 
     Example:
-      >>> without_floods(["ok", "why does it not boot ?", "why does it not boot ?", "ok", "ok", "ok", "ok"])
+      >>> shape("Why won't 10.04 boot?!") == shape("why won't 10.10 boot")
+      True
+    """
+    return " ".join(_LETTERS.findall(line.lower())) or line.lower()
+
+
+def is_flood(line: str) -> bool:
+    """Tell whether a line is one word, or the same characters, again and again, or spells with each letter fourfold.
+
+    A ruler of one sign is no flood.
+
+    Example:
+      >>> [is_flood(line) for line in ("buy buy buy now and buy buy buy", ":)" * 30, "bbbbuuuuyyyyiiiitttt", "-" * 60)]
+      [True, True, True, False]
+    """
+    words = [word.strip(_AROUND) for word in line.lower().split()]
+    if len(words) >= FLOOD_WORDS:
+        word, times = Counter(words).most_common(1)[0]
+        if times >= FLOOD_SHARE * len(words) and _LETTERS.search(_MARK.sub("", word)):
+            return True
+    if _STRETCHED.search(line):
+        return True
+    return any(len(set(found[1])) > 1 or found[1].isalpha() for found in _AGAIN.finditer(line))
+
+
+def without_floods(lines: Sequence[str]) -> list[str]:
+    """Keep an author's long lines once, by `shape` and start, and a short line at most three times in a row.
+
+    Example:
+      >>> without_floods(["ok", "why does it not boot ?", "Why does it not boot", "ok", "ok", "ok", "ok"])
       ['ok', 'why does it not boot ?', 'ok', 'ok', 'ok']
     """
     kept: list[str] = []
@@ -287,13 +343,25 @@ def without_floods(lines: Sequence[str]) -> list[str]:
     for line in lines:
         low = line.lower()
         if len(line.split()) >= SHORT_LINE:
-            if low in seen:
+            letters = shape(line)
+            forms = {letters, " ".join(letters.split()[:SAME_START])}
+            if forms & seen:
                 continue
-            seen.add(low)
+            seen |= forms
         elif [k.lower() for k in kept[-MOST_IN_A_ROW:]] == [low] * MOST_IN_A_ROW:
             continue
         kept.append(line)
     return kept
+
+
+def unwanted_authors(written: Mapping[str, int], left: Mapping[str, int], slurs: Mapping[str, int]) -> set[str]:
+    """Return the authors who go as a whole, from how many lines each wrote, how many are left, how many had slurs."""
+    return {
+        who
+        for who, lines in written.items()
+        if lines - left.get(who, 0) > UNWANTED_SHARE * lines
+        or (slurs.get(who, 0) >= SLUR_LINES and slurs[who] >= SLUR_SHARE * lines)
+    }
 
 
 def pseudonyms(people: Iterable[str], salt: bytes) -> dict[str, str]:
@@ -304,7 +372,7 @@ def pseudonyms(people: Iterable[str], salt: bytes) -> dict[str, str]:
     return found
 
 
-def make(messages: Sequence[Message], words: frozenset[str], salt: bytes) -> Made:
+def make(messages: Sequence[Message], words: frozenset[str], slurs: re.Pattern[str], salt: bytes) -> Made:
     """Make the corpus: all five steps."""
     lost: Counter[str] = Counter()
     touched: Counter[str] = Counter()
@@ -340,20 +408,27 @@ def make(messages: Sequence[Message], words: frozenset[str], salt: bytes) -> Mad
         touched["nick elsewhere"] += others
         cleaned.append(message._replace(text=" ".join(text.split())))
     rows = keep(cleaned, "empty", lambda m: bool(_MARK.sub("", m.text).strip()))
+    written = Counter(person(m.nick) for m in rows)
+    insults = Counter(person(m.nick) for m in rows if slurs.search(m.text))
+    rows = keep(rows, "slurs", lambda m: not slurs.search(m.text))
+    rows = keep(rows, "lists of nicks", lambda m: m.text.count("<name>") <= MOST_NAMES)
+    rows = keep(rows, "floods", lambda m: not is_flood(m.text))
     writers: dict[str, set[str]] = defaultdict(set)
     for message in rows:
-        if len(message.text.split()) >= COPIED_WORDS:
-            writers[message.text.lower()].add(person(message.nick))
-    rows = keep(rows, "copied", lambda m: len(writers.get(m.text.lower(), ())) < COPIED_BY)
+        if len(shape(message.text).split()) >= COPIED_WORDS:
+            writers[shape(message.text)].add(person(message.nick))
+    rows = keep(rows, "copied", lambda m: len(writers.get(shape(m.text), ())) < COPIED_BY)
 
     lines: dict[str, list[str]] = defaultdict(list)
     for message in rows:
         lines[person(message.nick)].append(message.text)
     before = sum(map(len, lines.values()))
     lines = defaultdict(list, {who: without_floods(own) for who, own in lines.items()})
-    lost["floods"] = before - sum(map(len, lines.values()))
+    lost["floods"] += before - sum(map(len, lines.values()))
     few = [who for who, own in lines.items() if len(own) < LEAST_LINES]
     lost["authors of few lines"] = sum(len(lines.pop(who)) for who in few)
+    unwanted = unwanted_authors(written, {who: len(own) for who, own in lines.items()}, insults) & lines.keys()
+    lost["unwanted authors"] = sum(len(lines.pop(who)) for who in sorted(unwanted))
     known = pseudonyms(lines, salt)
     authors = sorted((known[who], own) for who, own in lines.items())
     tokens = Counter(token for _, own in authors for line in own for token in _TOKEN.findall(line))
@@ -362,6 +437,7 @@ def make(messages: Sequence[Message], words: frozenset[str], salt: bytes) -> Mad
         {
             "source": {"lines": len(messages), "tokens": source, "nicks": len({m.nick for m in messages})},
             "lines dropped": dict(lost),
+            "authors dropped": {"few lines": len(few), "unwanted": len(unwanted)},
             "bots": dict(Counter(why for why in bots.values())),
             "tokens touched": dict(touched),
             "result": {
@@ -385,7 +461,7 @@ def main() -> None:
     parser.add_argument("source", type=Path, help="messages.tsv.gz")
     parser.add_argument("out", type=Path, help="chat.tsv.gz to write")
     args = parser.parse_args()
-    made = make(read_rows(args.source), read_words(), secrets.token_bytes(32))
+    made = make(read_rows(args.source), read_words(), read_slurs(), secrets.token_bytes(32))
     write(made, args.out)
     sha256 = hashlib.sha256(args.out.read_bytes()).hexdigest()
     print(json.dumps({**made.counts, "file": {"bytes": args.out.stat().st_size, "sha256": sha256}}, indent=2))

@@ -131,3 +131,19 @@ def train_tiny(keyfed, corpus, tmp_path):
         return out, json.loads(stdout)
 
     return call
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with `base`, the `run` it was packed from, and its `corpus`, for tests of the base; none writes to it.
+
+    While it is used, the small base stands for that of the package.
+    """
+    from keyfed.run import base
+    from tests.base_model import make_base
+
+    root = tmp_path_factory.mktemp("made")
+    make_base(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "FOLDER", root / "base")
+        yield root

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 import keyfed as library
 from keyfed.config import Config
 from keyfed.errors import ConfigError, PrivacyError, RunError
-from keyfed.keyboard.quantise import quantise, widen
+from keyfed.keyboard.quantise import widen
 from keyfed.model.presets import build_spec
 from keyfed.run import base as base_module
 from keyfed.run import base_pack
@@ -40,8 +40,7 @@ from keyfed.run.start import (
 )
 from keyfed.text.named import load_corpus
 from keyfed.text.vocab import SPECIALS, Vocab, words_of
-from tests.base_model import GERMAN, LICENCE, NAME, SETTINGS, make_base, write_lines
-from tests.end_to_end.conftest import TINY
+from tests.base_model import GERMAN, LICENCE, NAME, SETTINGS, write_lines
 from tests.end_to_end.test_extending import Heard
 from tests.end_to_end.test_init import small_corpus
 from tests.faults.deployed import QUICK as QUICK_ANSWERS
@@ -51,22 +50,8 @@ QUICK = ["data.window=8", "optimiser=sgd", "lr=2", "train.cohort=2", "train.work
          "train.valid_tokens=200"]  # fmt: skip
 PACKAGED = base_module.FOLDER
 OPTIONS = [part for setting in QUICK for part in ("--set", setting)]
-SMALL = [part for setting in (*TINY, "train.baselines=false") for part in ("--set", setting)]
 OWN = {**SETTINGS, "data_batches": "stream"}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """A folder with `base`, the `run` it was packed from, and its `corpus`; no test writes to it."""
-    root = tmp_path_factory.mktemp("made")
-    make_base(root)
-    return root
-
-
-@pytest.fixture(autouse=True)
-def it_comes_along(made, monkeypatch):
-    """The small base stands for that of the package."""
-    monkeypatch.setattr(base_module, "FOLDER", made / "base")
+pytestmark = pytest.mark.usefixtures("made")  # a small base stands for that of the package
 
 
 @pytest.fixture
@@ -93,42 +78,6 @@ def test_the_package_has_one_that_is_whole_and_small_enough():
         assert found["int8"]["perplexity"] <= 1.01 * found["fp32"]["perplexity"]
 
 
-def test_packing_rounds_once_and_loses_nothing_else(made):
-    base, trained = load_base(), library.load_model(made / "run")
-    whole = {name: value.numpy() for name, value in trained.params.items()}
-    for name, value in widen(quantise(whole)).items():
-        assert np.array_equal(base.trained.params[name].numpy(), value), name
-        if value.ndim == 2:
-            step = np.abs(whole[name]).max(axis=1, keepdims=True) / 127
-            assert (np.abs(value - whole[name]) <= step / 2 + 1e-6).all()
-        else:
-            assert np.array_equal(value, whole[name])
-    assert base.trained.vocab == trained.vocab
-    assert base.trained.spec == replace(trained.spec, dropout=0.0)
-    assert base.trained.reads_lines
-    assert sum((made / "base" / name).stat().st_size for name in (MANIFEST, CARD, *FILES)) <= MOST_BYTES
-    for found in base.manifest["figures"].values():
-        assert found["int8"]["perplexity"] == pytest.approx(found["fp32"]["perplexity"], rel=0.01)
-    assert base.manifest["figures"]["test"]["fp32"]["perplexity"] == pytest.approx(
-        result_of(made / "run")["test"]["perplexity"], rel=1e-5
-    )
-
-
-def test_manifest_and_card_say_what_it_is_and_nothing_of_the_machine(made):
-    base = load_base()
-    card = (made / "base" / CARD).read_text("utf-8")
-    assert card == base_pack.card_text(base.manifest)
-    corpus = prepare(library.configure("central", data=str(made / "corpus"), **SETTINGS)).corpus
-    assert base.manifest["data"]["sha256"] == corpus.fingerprint()
-    for said in (NAME, LICENCE, base.sha256, corpus.fingerprint()):
-        assert said in card
-    everything = b"".join((made / "base" / name).read_bytes() for name in (MANIFEST, CARD, *FILES))
-    assert str(made).encode() not in everything
-    assert base.manifest["data"]["licence"] == LICENCE
-    weights = (made / "run" / "model.safetensors").read_bytes()
-    assert base.manifest["training"]["model_sha256"] == hashlib.sha256(weights).hexdigest()
-
-
 @settings(max_examples=60, deadline=None)
 @given(name=st.sampled_from((MANIFEST, *FILES)), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_anywhere_is_seen(made, name, place, bit):
@@ -139,7 +88,7 @@ def test_a_flipped_bit_anywhere_is_seen(made, name, place, bit):
     data[int(place * len(data))] ^= 1 << bit
     (folder / name).write_bytes(data)
     try:
-        with pytest.raises(RunError, match="--init none"):
+        with pytest.raises(RunError, match=r"; install keyfed again$"):
             load_base(folder)
     finally:
         shutil.copy(made / "base" / name, folder / name)
@@ -165,7 +114,7 @@ def test_a_file_that_is_not_there_or_cut_is_said(made, tmp_path, name, harm):
         (folder / name).mkdir()
     elif harm != "missing":
         (folder / name).write_bytes(data[: 0 if harm == "empty" else len(data) // 2])
-    with pytest.raises(RunError, match=re.escape(name) + r".*--init none"):
+    with pytest.raises(RunError, match=re.escape(name) + r".*; install keyfed again$"):
         load_base(folder)
 
 
@@ -468,66 +417,6 @@ def test_numbers_that_are_not_finite_are_refused(made, tmp_path, monkeypatch):
         load_base()
 
 
-def test_what_cannot_be_a_base_is_not_packed(made, corpus, tmp_path):
-    other = tmp_path / "other"
-    library.train(library.configure("central", data=str(corpus), rounds=0, **SETTINGS), other)
-    for about, extra, said in (
-        ("text of a friend (all rights reserved)", {}, "names no licence"),
-        ("", {}, "names no licence"),
-        (f"text ({LICENCE})", {"model": "char-lstm", "model_hidden": 8, "model_embed": 8}, "preset of words"),
-        (f"text ({LICENCE})", {"train_init": str(other)}, "no finished run from scratch on the same corpus"),
-        (f"text ({LICENCE})", {"train_init": "base"}, "started from the base model"),
-    ):
-        root = tmp_path / str(len(list(tmp_path.iterdir())))
-        root.mkdir()
-        with pytest.raises(RunError, match=said):
-            make_base(root, about, **extra)
-        assert not (root / "base").exists()
-
-
-def test_a_run_on_the_mended_text_of_the_same_corpus_says_what_was_before(made, tmp_path):
-    folder = make_base(tmp_path, rounds=0, train_init=str(made / "run"), train_unmatched="mean")
-    base, first = load_base(folder), load_base(made / "base")
-    before = base.manifest["training"]["before"]
-    assert before["model_sha256"] == first.manifest["training"]["model_sha256"]
-    assert before["data_sha256"] == first.manifest["data"]["sha256"]
-    assert str(made) not in (folder / MANIFEST).read_text("utf-8")
-    assert set(base.manifest["figures"]) == {"valid", "test"}
-    assert set(first.manifest["figures"]) == {"valid", "test", "unseen"}
-    assert "an earlier text of the same corpus" in (folder / CARD).read_text("utf-8")
-    assert "an earlier text" not in (made / "base" / CARD).read_text("utf-8")
-    for name, value in first.trained.params.items():  # the same text: the same words
-        assert torch.allclose(base.trained.params[name], value, atol=1e-6), name
-
-
-def test_the_command_wants_a_folder_of_its_own(keyfed, made, tmp_path, monkeypatch):
-    code, _, err = keyfed("export", made / "run", "--base")
-    assert (code, "give --out" in err) == (2, True)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "letter.txt").write_text("dear", "utf-8")
-    monkeypatch.setattr(base_pack, "with_data", lambda run, module, text: pytest.fail("asked before the folder"))
-    code, _, err = keyfed("export", made / "run", "--base", "--out", tmp_path / "mine")
-    assert (code, "holds something else" in err) == (2, True)
-
-
-def test_a_file_too_large_is_not_written(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(base_module, "MOST_BYTES", 100_000)
-    with pytest.raises(RunError, match="bytes, at most 100,000"):
-        make_base(tmp_path)
-    assert not (tmp_path / "base").exists()
-
-
-def test_more_lines_than_fit_are_thinned_evenly(made, monkeypatch):
-    prepared = prepare(library.configure("central", data=str(made / "corpus"), **SETTINGS))
-    every, whole = base_pack.own_lines(prepared)
-    assert every == 1
-    monkeypatch.setattr(base_pack, "LINES_BYTES", len(whole) // 3)
-    every, fewer = base_pack.own_lines(prepared)
-    assert every >= 4
-    assert 0 < len(fewer) <= len(whole) // 3
-    assert set(np.frombuffer(fewer, "<u4")) < set(np.frombuffer(whole, "<u4"))
-
-
 def test_a_server_and_a_simulation_begin_alike(made, poems):
     config = replace(library.configure("fedavg", data=str(poems), **OWN))
     config = replace(config, train=replace(config.train, init="base"))
@@ -615,6 +504,23 @@ def test_its_shape_is_that_of_the_preset():
         base_module.describe_base(load_base(), spec, load_base().trained.vocab, Fit(0.5, None), {}, private=False)
     with pytest.raises(PrivacyError):
         base_module.describe_base(load_base(), spec, load_base().trained.vocab, Fit(1.0, 0.5), {}, private=True)
+
+
+def test_a_damaged_base_is_said_with_what_the_command_can_do(keyfed, poems, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(base_module, "FOLDER", tmp_path / "nowhere")
+    code, _, err = keyfed("suggest", "base", "the president")
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    assert err.strip().endswith("; install keyfed again")
+    assert "--init" not in err  # suggest has no such option
+
+
+def test_a_start_that_is_nothing_says_what_there_is(keyfed, poems, tmp_path):
+    out = tmp_path / "out"
+    code, _, err = keyfed("train", "fedavg", "--data", poems, "--init", "nonsense", "--out", out, *OPTIONS)
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    assert "nonsense, which has no run.toml; expected a run folder, base or none" in err
+    assert not (out / "run.toml").exists()
 
 
 def test_suggest_types_on_it_where_no_run_has_that_name(keyfed, made, tmp_path, monkeypatch):

@@ -205,7 +205,9 @@ def _manifest(
     if base is None:
         result, weights = read_result(trained.folder) or {}, model_sum(trained.folder)
     else:
-        result, weights = {"best_round": base.manifest["training"]["rounds"], "start": {"from": "random"}}, base.sha256
+        said = base.manifest["training"]  # one packed by an older version has the chosen round only
+        best = said.get("best_round", said["rounds"])
+        result, weights = {"best_round": best, "start": {"from": "random"}}, base.sha256
     name = config.data.name
     return {
         "format": bundle.FORMAT,

@@ -56,7 +56,7 @@ LEAST_KNOWN = 0.6  # share of a text's words that the base must know to be offer
 OWN_SHARE = 0.01  # share of a text's lines from which on it counts as the base's own
 MOST_LINES, SLICES = 20_000, 200  # lines of a corpus that are compared, and places of a large one they are read from
 TOKENS_A_SLICE = 4_000
-ANEW = "install keyfed again, or start from random weights with --init none"
+ANEW = "install keyfed again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,14 @@ def load_base(folder: Path | None = None) -> Base:
     check_shapes(expected, params, spec.name, str(folder / WEIGHTS))
     trained = Trained(Path(BASE), config, config.method, spec, {name: params[name] for name in expected}, vocab)
     return Base(trained, found["files"][WEIGHTS]["sha256"], found, forms, lines)
+
+
+def load_start() -> Base:
+    """Read the base model for a run that could start without it: the error says so, where `load_base` has no choice."""
+    try:
+        return load_base()
+    except RunError as e:
+        raise RunError(f"{e}, or start from random weights with --init none") from None
 
 
 def is_base(run: Path) -> bool:
@@ -337,7 +345,7 @@ def offer(config: Config, prepared: Prepared, counts: NDArray[np.int64] | None) 
     Raises:
       RunError: the base model is missing or damaged.
     """
-    base = load_base()
+    base = load_start()
     if config.privacy.on:  # a choice by clients' lines would be un-noised: the corpus's name and the words decide
         name = base.manifest["data"]["name"]
         if config.data.name in (name, *SAME_SOURCE.get(name, ())):

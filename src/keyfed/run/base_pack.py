@@ -29,6 +29,7 @@ from keyfed.run.evaluate import headline
 from keyfed.run.folder import Trained, load_model, read_result, read_run_toml
 from keyfed.run.prepare import Prepared
 from keyfed.run.results import with_data
+from keyfed.text.vocab import SPECIALS, UNK, words_of
 
 LINES_BYTES = 300_000  # of the hashes of its lines
 # Licences under which a model of the text may come along, as a corpus's own line names them.
@@ -49,8 +50,8 @@ def pack_base(run: Path, out: Path) -> Packed:
     """Write a run's model to `out` in the format of the base model; the run may come from another machine.
 
     Raises:
-      RunError: the run is not finished, reads characters, started from another model, has a text whose licence is not
-        known to permit it, or its files are too large; nothing is written then.
+      RunError: the run is not finished, reads characters, is private, started from another model, has a text whose
+        licence is not known to permit it, or its files are too large; nothing is written then.
     """
     if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {base.MANIFEST, base.CARD, *base.FILES}):
         raise RunError(f"{out} holds something else than a base model; choose another --out")
@@ -77,11 +78,7 @@ def pack_base(run: Path, out: Path) -> Packed:
         "precision": "int8",
         "data": _about(prepared, licence),
         "lines": {"least_words": base.LEAST_WORDS, "every": every, "kept": len(hashes) // 4},
-        "training": {
-            "method": trained.method, "rounds": result["best_round"], "tokens": result["tokens_trained"],
-            "seed": trained.config.train.seed, "model_sha256": _sha256((run / "model.safetensors").read_bytes()),
-            "before": before,
-        },
+        "training": {"method": trained.method, **_rounds(trained.config, result, run), "before": before},
         "figures": _figures(spec, trained.params, rounded, prepared, again=before is not None),
         "settings": _settings(trained.config),
         "files": {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in files.items()},
@@ -106,6 +103,8 @@ def _fitting(trained: Trained, result: Mapping[str, Any] | None) -> ModelSpec:
         raise RunError(f"{folder} holds a model of characters or of a module; a base model is a preset of words")
     if config.vectors.file is not None:
         raise RunError(f"{folder} started from {config.vectors.file}: the card could not say what is in it")
+    if config.privacy.on:
+        raise RunError(f"{folder} was trained with differential privacy: the card would say that no noise was added")
     return trained.spec
 
 
@@ -126,11 +125,19 @@ def _before(trained: Trained) -> dict[str, Any] | None:
             f"{trained.folder} started from {folder}, which is no finished run from scratch on the same corpus: the "
             "card could not say what is in it; train one from scratch"
         )
+    rounds = _rounds(old.config, result, folder)
+    return {"data_sha256": made.get("data_sha256"), **rounds, "settings": _settings(old.config)}
+
+
+def _rounds(config: Config, result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return how long a run trained, what it read in all its rounds, and which round's model was chosen."""
     return {
-        "data_sha256": made.get("data_sha256"), "rounds": result["best_round"], "tokens": result["tokens_trained"],
-        "seed": old.config.train.seed, "model_sha256": _sha256((folder / "model.safetensors").read_bytes()),
-        "settings": _settings(old.config),
-    }  # fmt: skip
+        "rounds": result["rounds"],
+        "best_round": result["best_round"],
+        "tokens": result["tokens_trained"],
+        "seed": config.train.seed,
+        "model_sha256": _sha256((folder / "model.safetensors").read_bytes()),
+    }
 
 
 def _licence(prepared: Prepared) -> str:
@@ -160,8 +167,36 @@ def _about(prepared: Prepared, licence: str) -> dict[str, Any]:
         "licence": licence,
         "sha256": corpus.fingerprint(),
         "clients": len(people.clients) + len(people.unseen),
+        "trained_clients": len(prepared.store),
+        "unseen_clients": len(people.unseen),
         "training_tokens": len(prepared.store.flat),
+        "held_out": "clients" if people.valid is None and people.test is None else "corpus",
+        "parts": count_parts(prepared),
     }
+
+
+def count_parts(prepared: Prepared) -> dict[str, dict[str, int]]:
+    """Count in the training text and in each held-out text.
+
+    Returns:
+      for each: `placeholders`, tokens that the text itself has as `<unk>`; `lines`, different lines of
+      `base.LEAST_WORDS` words or more; `shared`, how many of these are in the training text.
+    """
+    people, names = prepared.population, frozenset(prepared.store.names)
+    texts = {
+        "train": [c.train for c in people.clients if c.name in names],
+        "valid": [*(c.valid for c in people.clients), people.valid or ()],
+        "test": [*(c.test for c in people.clients), people.test or ()],
+        "unseen": [c.test for c in people.unseen],
+    }
+    found, trained = {}, frozenset[int]()
+    for part, lines in texts.items():
+        cut = [words_of(line, tokenised=prepared.corpus.tokenised, lower=True) for text in lines for line in text]
+        hashes = frozenset(base.line_hashes(cut).tolist())
+        trained = trained or hashes
+        placeholders = sum(words.count(SPECIALS[UNK]) for words in cut)
+        found[part] = {"placeholders": placeholders, "lines": len(hashes), "shared": len(hashes & trained)}
+    return found
 
 
 def _figures(spec: ModelSpec, whole: Params, rounded: Params, prepared: Prepared, *, again: bool) -> dict[str, Any]:
@@ -201,61 +236,90 @@ def card_text(manifest: Mapping[str, Any]) -> str:
     return "\n".join(_card(manifest)) + "\n"
 
 
+PARTS = {"train": "training", "valid": "validation", "test": "test", "unseen": "authors never trained on"}
+HELD_OUT = {
+    "clients": "Validation and test text are the ends of the authors' own texts.",
+    "corpus": "Validation and test text belong to the corpus as a whole, not to one author.",
+}
+
+
 def _card(m: Mapping[str, Any]) -> Iterator[str]:
     model, data, training, size = m["model"], m["data"], m["training"], sum(f["bytes"] for f in m["files"].values())
+    where = "in one place" if training["method"] == "central" else "over simulated clients"
+    idle = data["clients"] - data["trained_clients"] - data["unseen_clients"]
     yield from (
         "# The base model",
         "",
-        f"A next-word model of English chat: {model['name']}, {model['vocab']:,} entries, {model['parameters']:,} "
-        f"parameters in eight bits, {size / 1e6:.2f} MB. `keyfed train` and `keyfed up` start from it where it fits; "
-        "`--init none` does not. `keyfed keyboard base` types on it.",
+        f"A next-word model of the corpus `{data['name']}`: {model['name']}, {model['vocab']:,} entries, "
+        f"{model['parameters']:,} parameters in eight bits, {size / 1e6:.2f} MB. `keyfed train` and `keyfed up` start "
+        "from it where it fits; `--init none` does not. `keyfed keyboard base` types on it.",
         "",
         "## Text and licence",
         "",
-        f"Trained in one place, without differential privacy, on the corpus `{data['name']}`: {data['about']}.",
-        f"{data['clients']:,} authors, {data['training_tokens']:,} training tokens. SHA-256 of the text:",
+        f"Trained {where}, without differential privacy, on the corpus `{data['name']}`: {data['about']}.",
+        f"The corpus has {data['clients']:,} authors. The model was trained on {data['training_tokens']:,} tokens of "
+        f"{data['trained_clients']:,} of them.",
+        f"{data['unseen_clients']:,} authors were held out with all their text"
+        + (f"; {idle:,} have too little text to train on." if idle else "."),
+        HELD_OUT[data["held_out"]],
+        "SHA-256 of the text:",
         f"`{data['sha256']}`.",
         "",
         f"Licence of the text: {data['licence']}. Who passes the model on names that text and its licence, as here.",
         "",
         "## Figures",
         "",
-        "On the corpus's own held-out text, which the model has not been trained on:",
+        "On text that was held out from training. The validation text chose the round.",
         "",
         "| text | tokens | perplexity | top-1 of words | top-3 of words | perplexity before rounding |",
         "|---|---:|---:|---:|---:|---:|",
     )
-    names = {"valid": "validation", "test": "test", "unseen": "authors never trained on"}
     for part, found in m["figures"].items():
         own, before = found["int8"], found["fp32"]
         yield (
-            f"| {names[part]} | {own['tokens']:,} | {own['perplexity']:.2f} | {own['top1_words']:.2%} | "
+            f"| {PARTS[part]} | {own['tokens']:,} | {own['perplexity']:.2f} | {own['top1_words']:.2%} | "
             f"{own['top3_words']:.2%} | {before['perplexity']:.2f} |"
         )
+    yield from (
+        "",
+        "Perplexity counts every token, line ends and unknown words too. Figures of words count neither of these. A",
+        "placeholder of the text is read as `<unk>`: it is never suggested, figures of words leave it out, and",
+        "perplexity counts it.",
+        "",
+        f"| text | placeholders | different lines of {m['lines']['least_words']} words or more | also in the training "
+        "text |",
+        "|---|---:|---:|---:|",
+    )
+    for part, counted in data["parts"].items():
+        if part == "train" or part in m["figures"]:
+            shared = "" if part == "train" else f"{counted['shared']:,}"
+            yield f"| {PARTS[part]} | {counted['placeholders']:,} | {counted['lines']:,} | {shared} |"
     yield from ("", "## How it was made", "")
     before = training["before"]
     if before is None:
-        yield f"`make base` with keyfed {m['keyfed']}: {_trained(training)}. All settings are in `manifest.json`."
+        yield f"Packed by keyfed {m['keyfed']} from one run: {_trained(training)}."
+        yield "All settings are in `manifest.json`."
     else:
         yield from (
-            f"{_trained({**training, **before}).capitalize()}, on an earlier text of the same corpus, SHA-256",
+            f"{_trained({**training, **before}).capitalize()}; on an earlier text of the same corpus, SHA-256",
             f"`{before['data_sha256']}`. That text was mended afterwards.",
             "The weights were carried by word into the vocabulary of the mended text; words that are no longer in it",
-            f"went. After that: {training['rounds']:,} rounds. All settings are in `manifest.json`; `make base` trains",
-            "from scratch on the mended text.",
+            f"went. After that: {_trained(training)}. All settings are in `manifest.json`; `make base`",
+            "trains from scratch on the mended text.",
         )
     yield from (
         "",
         "## Limits",
         "",
-        "- It is a start for training on other text. By itself it knows one channel's subject and manner.",
+        "- It is a start for training on other text. By itself it knows the subject and manner of its own.",
         "- People wrote the text, as they are. The model may suggest what is wrong, rude or unfair.",
         "- No noise was added: that somebody's public line was in the text can be guessed from the model. A run with",
         "  `--dp` that starts here protects its own clients; its statement names the start as public and not covered.",
-        "- It is of English. Of a text of which it knows less than 60 % of the words it is not taken.",
-        "- A corpus that shares 1 % or more of its lines with this text does not get it unless it is named: what is",
-        f"  tested there has been read. `lines.bin` has hashes of one in {m['lines']['every']} of the lines of "
-        f"{m['lines']['least_words']} words or more.",
+        f"- It knows the words of its text. A text of which it knows fewer than {base.LEAST_KNOWN:.0%} of the words",
+        "  does not get it.",
+        f"- A corpus that shares {base.OWN_SHARE:.0%} or more of its lines with this text does not get it unless it is",
+        "  named: what is tested there has been read. `lines.bin` has hashes of one in "
+        f"{m['lines']['every']} of the lines of {m['lines']['least_words']} words or more.",
         "",
         "## Checksums (SHA-256)",
         "",
@@ -264,8 +328,11 @@ def _card(m: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _trained(training: Mapping[str, Any]) -> str:
-    tokens = f", {training['tokens']:,} tokens read" if training["tokens"] else ""
-    return f"method {training['method']}, {training['rounds']:,} rounds{tokens}, seed {training['seed']}"
+    tokens = f", {training['tokens']:,} tokens read in them" if training["tokens"] else ""
+    return (
+        f"method {training['method']}, {training['rounds']:,} rounds trained{tokens}, seed {training['seed']}; "
+        f"the model of round {training['best_round']:,} was chosen on validation text"
+    )
 
 
 def packed_text(done: Packed) -> str:

@@ -26,7 +26,7 @@ from keyfed.run.base import (
     fit_of,
     known_share,
     knows_line,
-    load_base,
+    load_start,
     not_offered,
     offer,
     own_warning,
@@ -67,9 +67,13 @@ def find_source(config: Config) -> Source | None:
     if config.train.init is None:
         return None
     if config.train.init == BASE:
-        base = load_base()
+        base = load_start()
         return Source(base.trained, base.sha256, base)
     folder = Path(config.train.init)
+    if not (folder / "run.toml").exists():
+        raise RunError(
+            f"the start (--init, train.init) is {folder}, which has no run.toml; expected a run folder, base or none"
+        )
     trained = load_model(folder)
     return Source(trained, hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest())
 
@@ -182,7 +186,7 @@ def offer_start_by_words(config: Config, vocab: Vocab) -> tuple[Config, str | No
     """Return a run with clients elsewhere that asks for no start: the base model is judged by the vocabulary alone."""
     why = not_offered(config)
     if why is None:
-        fit = Fit(known_share(load_base(), vocab, None), None)
+        fit = Fit(known_share(load_start(), vocab, None), None)
         if fit.known >= LEAST_KNOWN:
             return replace(config, train=replace(config.train, init=BASE)), None
         why = knows_line(fit, private=config.privacy.on)
