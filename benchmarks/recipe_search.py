@@ -26,6 +26,7 @@ from keyfed.files import write_atomically
 
 TOKENS = {"methods": 2_000_000, "scaling": 1_000_000}  # of every trial
 VALID = 40_000
+DIVERGED = 1e6  # perplexity: a hundred times worse than a uniform guess of 10,000 words
 SHARED: Mapping[str, Any] = {
     "data.name": "irc", "data.batches": "packed", "data.max_tokens": 1000, "model.name": "cifg", "model.dropout": 0.0,
     "train.cohort": 50, "train.schedule": "cosine", "train.final": 0.02, "train.average": 0.9,
@@ -94,7 +95,7 @@ def _run(part: str, trial: Mapping[str, Any], device: str, data_dir: str | None,
     from keyfed.run.studies_bench import Bench, config_of
     from keyfed.run.train import train
 
-    settings = {**SHARED, **trial}
+    settings = {**SHARED, **trial, **({"train.workers": 1} if device == "cpu" else {})}  # slots are processes already
     bench = Bench(work, device, data_dir, "bf16" if device == "cuda" else "fp32")
     prepared = bench.prepared(config_of(settings, 1, bench))
     sizes = [min(int(n), settings["data.max_tokens"]) for n in client_tokens(prepared)]
@@ -177,7 +178,7 @@ def table(out: Path) -> str:
             or (k == "method.server_lr" and r["settings"]["method.name"] == "fedadam")
         )  # fmt: skip
         method = r["settings"]["method.name"]
-        figures = f"{r['last']:.1f} ({r['best']:.1f})"
+        figures = f"{r['last']:.1f} ({r['best']:.1f})" if r["last"] < DIVERGED else "diverged"
         lines.append(f"| {r['part']} | {method}: {said} | {r['rounds']:,} | {r['tokens']:,} | {figures} |")
     return "\n".join(lines)
 
