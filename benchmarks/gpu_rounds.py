@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig, check
+from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, check
 from keyfed.engine.problem import Problem, TextObjective
 from keyfed.engine.simulate import Simulation
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Method, MethodSpec, Params
+from keyfed.lab.bench.contenders import PlainModel, Task, detached, mean_loss, weighted_mean
+from keyfed.lab.bench.contenders_graph import plain_graph
 from keyfed.model.language_model import init_params
-from keyfed.run.contenders import PlainModel, Task, detached, mean_loss, weighted_mean
-from keyfed.run.contenders_graph import plain_graph
 from keyfed.run.evaluate import evaluate_together, limit_streams
 from keyfed.run.prepare import Prepared, make_problem, prepare
 from keyfed.text.batches import stream_steps

@@ -36,22 +36,22 @@ from typing import Any, NamedTuple
 import torch
 
 from keyfed.deploy.enrolment import read_enrolment, read_leave
-from keyfed.deploy.gate import allowed
-from keyfed.engine.answers import finished_of
-from keyfed.engine.flower_frames import HEAD, read_frame
-from keyfed.engine.flower_frames import MAGIC as FRAME_MAGIC
-from keyfed.engine.flower_guard import Announced, Coming
-from keyfed.engine.messages import BEGIN_HEAD, MAGIC, control_head, read_tensors, unpack
-from keyfed.engine.private_part import Promise, share_of
-from keyfed.engine.remote import _evaluated
-from keyfed.engine.session import COHORT_HEAD
 from keyfed.errors import KeyfedError
-from keyfed.federated.public_check import check_public
-from keyfed.private.hinge import MOST_MEMBERS
-from keyfed.private.keys import Identity, SignedKeys, make_keys
-from keyfed.private.secure_sum import Collector, Terms
-from keyfed.private.wire import unseal
-from keyfed.run.on_device import _vocab_of, own_config
+from keyfed.federated.public.check import check_public
+from keyfed.private.dp.opening import MOST_MEMBERS
+from keyfed.private.secagg.keys import Identity, SignedKeys, make_keys
+from keyfed.private.secagg.secure_sum import Collector, Terms
+from keyfed.private.secagg.wire import unseal
+from keyfed.wire.answers import finished_of
+from keyfed.wire.client import COHORT_HEAD
+from keyfed.wire.device import _vocab_of, own_config
+from keyfed.wire.flower.frames import HEAD, read_frame
+from keyfed.wire.flower.frames import MAGIC as FRAME_MAGIC
+from keyfed.wire.flower.gate import allowed
+from keyfed.wire.flower.guard import Announced, Coming
+from keyfed.wire.messages import BEGIN_HEAD, MAGIC, control_head, read_tensors, unpack
+from keyfed.wire.private_part import Promise, share_of
+from keyfed.wire.server import _evaluated
 
 Shape = Callable[[int], bytes]
 Parser = Callable[[bytes], object]

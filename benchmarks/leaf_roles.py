@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig
-from keyfed.run.train import train
+from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig
+from keyfed.run.loop import train
 
 
 class Talk:

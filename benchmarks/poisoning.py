@@ -38,28 +38,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from keyfed.config import Config, apply_settings, check
+from keyfed.config.load import Config, apply_settings, check
+from keyfed.config.schema import SUM_LIMIT, UploadConfig
 from keyfed.deploy.parts import parts_of, write_parts
-from keyfed.engine.gather import kept
-from keyfed.engine.learner import Learner
-from keyfed.engine.messages import digest_of
-from keyfed.engine.roster import Enrolled, Roster
-from keyfed.engine.secure_layout import Vector
-from keyfed.engine.session import ClientSession, Work
-from keyfed.engine.transport import InProcess
-from keyfed.engine.turn import Finished, Turn
+from keyfed.engine.sums.codec import Vector
+from keyfed.engine.sums.gather import kept
+from keyfed.engine.task import Finished, Turn
 from keyfed.federated.soundness import WINDOW, finite, norm_of
 from keyfed.federated.types import Params
 from keyfed.files import write_atomically
-from keyfed.private.secure_sum import Floors
+from keyfed.private.secagg.secure_sum import Floors
 from keyfed.run.checkpoint import load_checkpoint
-from keyfed.run.deployed import Patience, train_deployed
 from keyfed.run.folder import read_metrics
-from keyfed.run.on_device import own_text
 from keyfed.run.prepare import prepare
-from keyfed.sections import SUM_LIMIT, UploadConfig
-from keyfed.text.named import load_corpus
+from keyfed.run.remote.train import Patience, train_deployed
+from keyfed.text.catalogue import load_corpus
 from keyfed.text.vocab import Vocab
+from keyfed.wire.client import ClientSession, Work
+from keyfed.wire.device import own_text
+from keyfed.wire.learner import Learner
+from keyfed.wire.messages import digest_of
+from keyfed.wire.roster import Enrolled, Roster
+from keyfed.wire.transport import InProcess
 
 CLIENTS, FIRST = 10, 2  # the first round of the attack, counted from 0
 TEXT_SEED = 3  # of the split into training and held-out text and of the vocabulary, the same for all runs

@@ -27,14 +27,14 @@ from typing import Any
 
 import numpy as np
 
-from keyfed.config import Config, apply_settings, check
+from keyfed.config.load import Config, apply_settings, check
 from keyfed.files import write_atomically
-from keyfed.private.audit.exposure import CHANCE_BITS
-from keyfed.run.audit_canaries import draw_canaries, look_for_canaries, plant
+from keyfed.lab.audit.canaries import draw_canaries, look_for_canaries, plant
+from keyfed.lab.audit.exposure import CHANCE_BITS
 from keyfed.run.baselines import score_baselines
 from keyfed.run.folder import load_model
+from keyfed.run.loop import train
 from keyfed.run.prepare import Prepared, prepare
-from keyfed.run.train import train
 
 SETTINGS = [
     "data.vocab=3000", "data.partition=iid", "data.clients=600", "data.window=20", "data.max_tokens=3000",

@@ -90,10 +90,10 @@ def _run(part: str, trial: Mapping[str, Any], device: str, data_dir: str | None,
 
     import torch
 
+    from keyfed.lab.experiment.workspace import Bench, config_of
     from keyfed.run.folder import read_metrics
+    from keyfed.run.loop import train
     from keyfed.run.prepare import client_tokens
-    from keyfed.run.studies_bench import Bench, config_of
-    from keyfed.run.train import train
 
     settings = {**SHARED, **trial, **({"train.workers": 1} if device == "cpu" else {})}  # slots are processes already
     bench = Bench(work, device, data_dir, "bf16" if device == "cuda" else "fp32")

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from keyfed.private.keys import Identity, is_signed, make_keys
-from keyfed.private.secure_sum import Collector, Member, Terms, usual_threshold
+from keyfed.private.secagg.keys import Identity, is_signed, make_keys
+from keyfed.private.secagg.secure_sum import Collector, Member, Terms, usual_threshold
 
 
 class Meter:

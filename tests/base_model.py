@@ -8,9 +8,9 @@ import pytest
 
 import keyfed as library
 from keyfed.keyboard import export
+from keyfed.keyboard.base_pack import pack_base
 from keyfed.run import encode
-from keyfed.run.base_pack import pack_base
-from keyfed.text import named
+from keyfed.text import catalogue
 from keyfed.text.corpus import read_corpus
 from tests.end_to_end.conftest import write_corpus
 
@@ -37,10 +37,10 @@ def write_lines(folder: Path, lines: list[str], writers: int = 4) -> Path:
 def make_base(root: Path, about: str = f"a small language ({LICENCE})", **settings: object) -> Path:
     """Train a model of the base's shape on a small corpus with a name and a licence, and pack it; return its folder."""
     corpus = write_corpus(root / "corpus")
-    known = named.Named(NAME, "", (), about, lambda folder: read_corpus(corpus), "natural", messages=True)
+    known = catalogue.Named(NAME, "", (), about, lambda folder: read_corpus(corpus), "natural", messages=True)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (named, encode, export):
-            patch.setattr(module, "NAMED", {**named.NAMED, NAME: known})
+        for module in (catalogue, encode, export):
+            patch.setattr(module, "NAMED", {**catalogue.NAMED, NAME: known})
         config = library.configure("central", data=NAME, **{"rounds": 2, **SETTINGS, **settings})
         library.train(config, root / "run")
         return pack_base(root / "run", root / "base").out

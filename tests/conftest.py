@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from keyfed import cli
+from keyfed.cli import app
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported: its kernels then run on a CPU
@@ -38,7 +38,7 @@ def workers_are_forked() -> Iterator[None]:
     """Worker processes come from one that has imported torch, which takes seconds, and has computed nothing.
 
     What they are given is pickled as before. That a run can start its own is seen by the benchmark of two workers, in
-    tests/unit/run/test_bench.py.
+    tests/unit/lab/test_bench.py.
     """
     from keyfed.engine import workers
 
@@ -57,7 +57,7 @@ def keyfed(monkeypatch, capfd):
         monkeypatch.setattr(sys, "argv", ["keyfed", *map(str, arguments)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            app.main()
         out, err = capfd.readouterr()
         return int(stop.value.code or 0), out, err
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from keyfed.api import (
+    from keyfed.cli.api import (
         compare,
         configure,
         conformance,
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
     from keyfed.federated.types import Method
     from keyfed.model.conformance import check_model
     from keyfed.model.presets import PRESETS
-    from keyfed.text.named import load_corpus
+    from keyfed.text.catalogue import load_corpus
 
 _HOME = {
-    "configure": "keyfed.api",
-    "train": "keyfed.api",
-    "pretrain": "keyfed.api",
-    "vocab": "keyfed.api",
-    "compare": "keyfed.api",
-    "load_model": "keyfed.api",
-    "suggest": "keyfed.api",
-    "evaluate": "keyfed.api",
-    "personalise": "keyfed.api",
-    "tune": "keyfed.api",
-    "report": "keyfed.api",
-    "conformance": "keyfed.api",
+    "configure": "keyfed.cli.api",
+    "train": "keyfed.cli.api",
+    "pretrain": "keyfed.cli.api",
+    "vocab": "keyfed.cli.api",
+    "compare": "keyfed.cli.api",
+    "load_model": "keyfed.cli.api",
+    "suggest": "keyfed.cli.api",
+    "evaluate": "keyfed.cli.api",
+    "personalise": "keyfed.cli.api",
+    "tune": "keyfed.cli.api",
+    "report": "keyfed.cli.api",
+    "conformance": "keyfed.cli.api",
     "check_model": "keyfed.model.conformance",
-    "load_corpus": "keyfed.text.named",
+    "load_corpus": "keyfed.text.catalogue",
     "METHODS": "keyfed.federated.methods",
     "Method": "keyfed.federated.types",
     "PRESETS": "keyfed.model.presets",

@@ -86,8 +86,8 @@ class Refused(SecureSumError):
 
     Attributes:
       accused: the client whose doing it is; None where that is the server's.
-      evidence: what lets the server check the accusation (`private.accusation`); None where the accused did not sign
-        what it is accused of.
+      evidence: what lets the server check the accusation (`private.secagg.accusation`); None where the accused did not
+        sign what it is accused of.
     """
 
     def __init__(self, message: str, accused: str | None = None, evidence: bytes | None = None) -> None:

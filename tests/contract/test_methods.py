@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.problem import Problem
 from keyfed.engine.simulate import RunningSum, Simulation
-from keyfed.engine.turn import keeps_state
+from keyfed.engine.task import keeps_state
 from keyfed.errors import ConfigError
-from keyfed.federated import mediate, server
+from keyfed.federated import server, weigh
 from keyfed.federated.methods import METHODS, build_method, method_options
 from keyfed.federated.round import RoundSummary, initial_state, run_round
 from keyfed.federated.types import Aggregate, Mediator, Method, MethodSpec, Part, Report, State
@@ -123,7 +123,7 @@ def test_it_trains_and_leaves_its_arguments_alone(name, options):
     for s in summaries:
         assert math.isfinite(s.loss)
         assert s.reported == 4
-        assert len(s.contributors) == mediate.kept(method.uploading, 4)
+        assert len(s.contributors) == weigh.kept(method.uploading, 4)
         assert all(1 - 1e-9 <= e <= len(s.contributors) + 1e-9 for e in s.effective_clients.values())
 
 
@@ -187,7 +187,7 @@ def test_the_order_of_the_cohort_changes_nothing(name, options):
 @pytest.mark.parametrize("block", [1, 3])
 def test_streamed_shares_equal_shares_in_two_phases(name, options, block):
     method, problem, theta = build(name, options), problem_of(FOUR), theta_of()
-    later = replace(method, mediator=mediate.in_two_phases(method.mediator))
+    later = replace(method, mediator=weigh.in_two_phases(method.mediator))
     if block == 1:
         states, summaries = trained(name, options)
         one, first = states[2], summaries[:2]
@@ -248,15 +248,15 @@ def test_worker_processes_change_nothing(name, workers):
 
 LAYERS = ["a", "b"]
 MEDIATORS: dict[str, Mediator] = {
-    "by_tokens": mediate.by_tokens(),
-    "uniform": mediate.uniform(),
-    "fixed": mediate.fixed({"c0": 3.0, "c1": 1e-6}),
-    "softmax": mediate.softmax_of_distance(),
-    "cold softmax": mediate.softmax_of_distance(temperature=0.01),
-    "bounded softmax": mediate.softmax_of_distance(temperature=0.1, bound=5.0),
-    "switch": mediate.switch_on_loss(mediate.softmax_of_distance(), mediate.by_tokens()),
-    "top-K": mediate.top_k(0.5, mediate.softmax_of_distance()),
-    "top-K of switch": mediate.top_k(0.3, mediate.switch_on_loss(mediate.softmax_of_distance(), mediate.uniform())),
+    "by_tokens": weigh.by_tokens(),
+    "uniform": weigh.uniform(),
+    "fixed": weigh.fixed({"c0": 3.0, "c1": 1e-6}),
+    "softmax": weigh.softmax_of_distance(),
+    "cold softmax": weigh.softmax_of_distance(temperature=0.01),
+    "bounded softmax": weigh.softmax_of_distance(temperature=0.1, bound=5.0),
+    "switch": weigh.switch_on_loss(weigh.softmax_of_distance(), weigh.by_tokens()),
+    "top-K": weigh.top_k(0.5, weigh.softmax_of_distance()),
+    "top-K of switch": weigh.top_k(0.3, weigh.switch_on_loss(weigh.softmax_of_distance(), weigh.uniform())),
 }
 distances = st.sampled_from([0.0, 1e-9, 1e4]) | st.floats(0, 1e4)
 client_reports = st.lists(
@@ -281,7 +281,7 @@ def weights_of(shares, order) -> dict[str, dict[str, float]]:
 @settings(max_examples=40, deadline=None)
 @given(given_reports=client_reports, data=st.data())
 def test_weights_are_a_distribution_over_survivors_in_any_order(name, given_reports, data):
-    mediator = mediate.in_two_phases(MEDIATORS[name])
+    mediator = weigh.in_two_phases(MEDIATORS[name])
     reports = {
         f"c{k}": Report(f"c{k}", tokens, loss, tokens, {"a": a, "b": b})
         for k, (tokens, loss, a, b) in enumerate(given_reports)
@@ -304,7 +304,7 @@ def test_weights_are_a_distribution_over_survivors_in_any_order(name, given_repo
 @settings(max_examples=40, deadline=None)
 @given(scores=st.lists(distances, min_size=1, max_size=7), temperature=st.sampled_from([0.01, 1.0, 100.0]))
 def test_the_streamed_softmax_is_the_softmax(scores, temperature):
-    share = mediate.softmax_of_distance(temperature).share
+    share = weigh.softmax_of_distance(temperature).share
     shares = {f"c{k}": share(Report(f"c{k}", 1, 1.0, 1, {"a": d, "b": 0.0}), LAYERS) for k, d in enumerate(scores)}
     want = torch.softmax(torch.tensor(scores, dtype=torch.float64) / temperature, 0).tolist()
     got = weights_of(shares, list(shares))
@@ -370,4 +370,4 @@ def test_numbers_that_make_no_sense_are_refused_by_name(name, key, value):
 def test_fixed_weights_must_be_numbers_of_at_least_zero():
     for weight in (-1.0, math.nan, math.inf):
         with pytest.raises(ConfigError, match="client c1"):
-            mediate.fixed({"c1": weight})
+            weigh.fixed({"c1": weight})

@@ -17,9 +17,9 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 
 from pathlib import Path
-from keyfed.config import Config, apply_settings
-from keyfed.run.studies_cells import run_cell
-from keyfed.run.train import train
+from keyfed.config.load import Config, apply_settings
+from keyfed.lab.experiment.cell import run_cell
+from keyfed.run.loop import train
 
 settings = ["data.name={data}", "data.vocab=100", "model.embed=8", "model.hidden=8", "train.cohort=2", "train.rounds=1",
             "train.workers=1", "data.window=5", "data.unseen=0"]

@@ -14,8 +14,8 @@ import pytest
 import typer
 
 import keyfed as library
-from keyfed import cli
-from keyfed.run import drawing
+from keyfed.cli import app
+from keyfed.reports import figures
 
 SUBJECTS = ["the president", "a farmer", "the congress", "my sister", "the river", "an old friend"]
 VERBS = ["sees", "helps", "follows", "remembers", "calls"]
@@ -58,8 +58,8 @@ def pictures_are_painted_once_and_not_rendered():
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    def in_light(paint: drawing.Paint, theme: drawing.Theme, size: tuple[float, float] = drawing.SIZE) -> bytes:
-        return DOT if theme is drawing.DARK else painted(paint, theme, size)
+    def in_light(paint: figures.Paint, theme: figures.Theme, size: tuple[float, float] = figures.SIZE) -> bytes:
+        return DOT if theme is figures.DARK else painted(paint, theme, size)
 
     def dot(canvas: FigureCanvasAgg, out: BinaryIO | str, **options: object) -> None:
         if "draw" in vars(canvas.figure):  # replaced for the moment: only the size of things is asked for
@@ -69,16 +69,16 @@ def pictures_are_painted_once_and_not_rendered():
         else:
             out.write(DOT)
 
-    painted = drawing.png
+    painted = figures.png
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FigureCanvasAgg, "print_png", dot)
-        patch.setattr(drawing, "png", in_light)
+        patch.setattr(figures, "png", in_light)
         yield
 
 
 @pytest.fixture(autouse=True, scope="module")
 def the_command_line_is_built_once():
-    """Typer reads all signatures for every `cli.main`: a process calls it once, these tests hundreds of times."""
+    """Typer reads all signatures for every `cli.app.main`: a process calls it once, these tests hundreds of times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
         yield
@@ -89,7 +89,7 @@ def run_command(*arguments: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["keyfed", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            app.main()
     assert not stop.value.code, arguments
 
 
@@ -139,7 +139,7 @@ def made(tmp_path_factory):
 
     While it is used, the small base stands for that of the package.
     """
-    from keyfed.run import base
+    from keyfed.run.start import base
     from tests.base_model import make_base
 
     root = tmp_path_factory.mktemp("made")

@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import keyfed as library
-from keyfed.config import Config
+from keyfed.config.load import Config
 from keyfed.errors import ConfigError, PrivacyError, RunError
-from keyfed.keyboard.quantise import widen
+from keyfed.keyboard import base_pack
 from keyfed.model.presets import build_spec
-from keyfed.run import base as base_module
-from keyfed.run import base_pack
-from keyfed.run import start as start_module
-from keyfed.run.base import CARD, FILES, MANIFEST, MOST_BYTES, Base, Fit, load_base
-from keyfed.run.deployed import deployable, train_deployed
+from keyfed.model.quantise import widen
 from keyfed.run.folder import read_result, read_run_toml
 from keyfed.run.prepare import prepare
-from keyfed.run.start import (
+from keyfed.run.remote.train import deployable, train_deployed
+from keyfed.run.start import base as base_module
+from keyfed.run.start import weights as start_module
+from keyfed.run.start.base import CARD, FILES, MANIFEST, MOST_BYTES, Base, Fit, load_base
+from keyfed.run.start.weights import (
     find_source,
     initial_params,
     make_ready,
@@ -38,7 +38,7 @@ from keyfed.run.start import (
     offer_start_by_words,
     start_without_text,
 )
-from keyfed.text.named import load_corpus
+from keyfed.text.catalogue import load_corpus
 from keyfed.text.vocab import SPECIALS, Vocab, words_of
 from tests.base_model import GERMAN, LICENCE, NAME, SETTINGS, write_lines
 from tests.end_to_end.test_extending import Heard
@@ -271,12 +271,12 @@ def test_only_train_and_up_offer_it():
     source = Path(library.__file__).parent
     read = {p.relative_to(source).as_posix(): p.read_text("utf-8") for p in source.rglob("*.py")}
     users = {p for p, text in read.items() if "offer_start" in text}
-    assert users == {"run/start.py", "run/pilot.py", "cli_up.py", "deploy/up.py"}
+    assert users == {"run/start/weights.py", "run/recipe/pilot.py", "cli/up.py", "deploy/up.py"}
     assert {p for p, text in read.items() if "offered=offered" in text} == {
-        "cli_train.py",
-        "cli_up.py",
-        "run/pilot.py",
-        "run/train.py",
+        "cli/train.py",
+        "cli/up.py",
+        "run/recipe/pilot.py",
+        "run/loop.py",
         "run/dry.py",
         "deploy/up.py",
     }

@@ -15,12 +15,12 @@ import torch
 
 import keyfed as library
 from keyfed.errors import RunError
-from keyfed.keyboard.quantise import quantise, widen
-from keyfed.run import base as base_module
-from keyfed.run import base_pack
-from keyfed.run.base import CARD, FILES, MANIFEST, MOST_BYTES, load_base
+from keyfed.keyboard import base_pack
+from keyfed.model.quantise import quantise, widen
 from keyfed.run.folder import read_result
 from keyfed.run.prepare import prepare
+from keyfed.run.start import base as base_module
+from keyfed.run.start.base import CARD, FILES, MANIFEST, MOST_BYTES, load_base
 from tests.base_model import LICENCE, NAME, SETTINGS, make_base, write_lines
 
 pytestmark = pytest.mark.usefixtures("made")  # a small base stands for that of the package

@@ -172,7 +172,7 @@ def test_bad_files_are_skipped_counted_and_named(keyfed, corpus, tmp_path):
 
 
 def test_help_does_not_import_torch():
-    script = "import sys, keyfed.cli; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    script = "import sys, keyfed.cli.app; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 

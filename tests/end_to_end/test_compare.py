@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import keyfed as library
-from keyfed.run import compare as comparing
-from keyfed.run import train as training
+from keyfed.lab.experiment import compare as comparing
+from keyfed.run import loop as training
 from keyfed.run.console import Narrator
 from tests.end_to_end.conftest import TINY, write_corpus
 from tests.end_to_end.test_cli import one_line

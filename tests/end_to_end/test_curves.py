@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from keyfed.config import PrivacyConfig, SecureConfig, check
+from keyfed.config.load import PrivacyConfig, SecureConfig, check
 from keyfed.errors import ConfigError, RunError
 from keyfed.run.curves import read_curves
 from keyfed.run.folder import read_metrics
-from keyfed.run.train import train
+from keyfed.run.loop import train
 
 from .conftest import TINY
 from .test_resume import Interrupting, tiny, write_corpus
@@ -109,9 +109,9 @@ def test_a_configuration_is_refused_like_the_options(corpus):
 
 
 def test_a_federation_refuses_curves_from_a_file(corpus):
-    from keyfed.config import method_spec
+    from keyfed.config.load import method_spec
     from keyfed.federated.methods import build_method
-    from keyfed.run.deployed import refuse_simulated
+    from keyfed.run.remote.train import refuse_simulated
 
     config = tiny(corpus, curves=True)
     with pytest.raises(ConfigError, match="works in simulation only"):

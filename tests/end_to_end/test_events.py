@@ -10,8 +10,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import keyfed as library
-from keyfed.run.events import EventWriter
-from keyfed.run.train import Silent
+from keyfed.reports.events import EventWriter
+from keyfed.run.loop import Silent
 from tests.end_to_end.conftest import TINY
 
 

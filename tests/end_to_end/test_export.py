@@ -21,12 +21,12 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 import keyfed as library
-from keyfed import cli_keyboard
+from keyfed.cli import keyboard
 from keyfed.keyboard import assets, bundle, extra, serve
 from keyfed.keyboard.ngram_file import from_bytes
-from keyfed.run import base as base_module
-from keyfed.run import train as run_training
-from keyfed.run.base import load_base
+from keyfed.run import loop as run_training
+from keyfed.run.start import base as base_module
+from keyfed.run.start.base import load_base
 from tests.base_model import LICENCE, NAME, make_base
 from tests.end_to_end.test_extending import Bag, config_for
 from tests.unit.keyboard.conftest import give_runtime
@@ -216,7 +216,7 @@ def test_bad_input_is_one_line(keyfed, page, served, tmp_path, monkeypatch):
 
 SERVE = """
 import sys
-from keyfed import cli
+from keyfed.cli import app as cli
 from keyfed.keyboard import assets, serve
 from pathlib import Path
 assets.WEB = Path(sys.argv.pop(1))
@@ -250,4 +250,4 @@ def test_ctrl_c_ends_the_real_server(train_quietly, page):
 def test_the_default_port_is_the_servers():
     from inspect import signature
 
-    assert signature(cli_keyboard.keyboard).parameters["port"].default == serve.PORT
+    assert signature(keyboard.keyboard).parameters["port"].default == serve.PORT

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import keyfed.run.train as run_train
-from keyfed import api
-from keyfed.config import Config
+import keyfed.run.loop as run_train
+from keyfed.cli import api
+from keyfed.config.load import Config
 from keyfed.errors import RunError
 from keyfed.federated import local
 from keyfed.run import folder as run_folder
 from keyfed.run.folder import read_metrics, read_run_toml
-from keyfed.run.train import train
+from keyfed.run.loop import train
 from tests.end_to_end.test_resume import (
     ROUNDS,
     Interrupting,
@@ -221,7 +221,7 @@ def test_the_command_line_extends_a_run_and_writes_its_report_again(train_tiny, 
 
 
 def test_a_federation_refuses_more_rounds(tmp_path):
-    from keyfed.run.deployed import train_deployed
+    from keyfed.run.remote.train import train_deployed
     from tests.faults.deployed import QUICK, federation, small_config, vocabulary, write_texts
 
     texts = write_texts(tmp_path / "texts", 4)

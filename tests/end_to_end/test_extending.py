@@ -16,9 +16,9 @@ import torch
 
 import keyfed as api
 from keyfed.errors import ConfigError, KeyfedError, RunError
-from keyfed.federated.mediate import by_tokens, separable
 from keyfed.federated.types import Mediator, Method, ServerRule, Share
-from keyfed.run.train import Silent
+from keyfed.federated.weigh import by_tokens, separable
+from keyfed.run.loop import Silent
 
 from .conftest import sentence
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from keyfed.run.folder import load_model, read_metrics
-from keyfed.run.train import Silent, train
+from keyfed.run.loop import Silent, train
 
 from .test_resume import checkpoints, tiny, without_times
 

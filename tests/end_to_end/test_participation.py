@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from keyfed.config import Participation, UploadConfig, check
+from keyfed.config.load import Participation, UploadConfig, check
 from keyfed.engine.network import init_params
 from keyfed.engine.simulate import Simulation
 from keyfed.errors import ConfigError
 from keyfed.federated.types import Part
 from keyfed.run import evaluate as evaluation
-from keyfed.run import planning
+from keyfed.run import plan
 from keyfed.run.folder import read_metrics
+from keyfed.run.loop import train
 from keyfed.run.prepare import client_tokens, make_problem, prepare
-from keyfed.run.train import train
 
 from .conftest import write_corpus
 from .test_methods import Hearing, Stop, with_method
@@ -104,8 +104,8 @@ def test_a_client_weighs_what_it_has_wherever_it_stops(long_corpus, tmp_path):
     plain = with_method(tiny(long_corpus, rounds=1, cohort=7), "fedatt", epochs=2)
     weighed = replace(plain, mediator=Part("tokens"), participation=Participation(least_work=0.1))
     prepared = prepare(check(weighed))
-    method, _ = planning.plan(check(weighed), prepared)
-    called = planning.plan_of_round(weighed, method, prepared, 0, client_tokens(prepared), 1, 1)
+    method, _ = plan.plan(check(weighed), prepared)
+    called = plan.plan_of_round(weighed, method, prepared, 0, client_tokens(prepared), 1, 1)
     assert min(f.work.share for f in called.fates) < 0.6
     with Simulation(make_problem(prepared, weighed, method, "cpu")) as federation:
         federation.expect({prepared.store.names[f.client]: f for f in called.fates})

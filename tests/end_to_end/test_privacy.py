@@ -10,17 +10,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from keyfed.config import Config, apply_settings
+from keyfed.config.load import Config, apply_settings
+from keyfed.config.schema import PrivacyConfig
 from keyfed.errors import ConfigError, PrivacyError
-from keyfed.private.accounting import COARSE, Release, epsilon
-from keyfed.private.budget import HEAD, LEDGER, read_ledger
-from keyfed.private.hinge import Opening, chance
+from keyfed.private.dp.accounting import COARSE, Release, epsilon
+from keyfed.private.dp.ledger import HEAD, LEDGER, read_ledger
+from keyfed.private.dp.opening import Opening, chance
 from keyfed.run.folder import load_model, read_metrics, read_result
+from keyfed.run.loop import Silent, train
 from keyfed.run.prepare import prepare
 from keyfed.run.privacy import account_of_run
-from keyfed.run.start import token_counts
-from keyfed.run.train import Silent, train
-from keyfed.sections import PrivacyConfig
+from keyfed.run.start.weights import token_counts
 from keyfed.text.vocab import SPECIALS, Vocab
 
 TINY = [
@@ -136,7 +136,7 @@ def test_a_round_that_is_done_again_costs_again_and_has_other_noise(corpus, tmp_
 
 def test_a_round_that_is_done_again_calls_other_clients(corpus, tmp_path, monkeypatch):
     """Two releases of one sample would cost ε of noise z/√2, and the ledger has two rows of noise z."""
-    from keyfed.run import train as training
+    from keyfed.run import loop as training
 
     called = []
 
@@ -385,7 +385,7 @@ def test_an_audit_says_what_it_does(keyfed, tmp_path, monkeypatch):
         listener.say("audit: something that takes long")
         return {"verdict": "NONE", "contradicted": True, "contradictions": ["ledger: two releases are missing"]}
 
-    monkeypatch.setattr("keyfed.run.audit.audit_run", audit_run)
+    monkeypatch.setattr("keyfed.lab.audit.audit.audit_run", audit_run)
     code, out, err = keyfed("privacy", "audit", tmp_path, "--quick")
     assert code == 1  # a claim is contradicted
     assert out.startswith("contradicted: ledger: two releases are missing\nNONE; see")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from keyfed import configure
-from keyfed.config import method_spec
+from keyfed.config.load import method_spec
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
 from keyfed.run.checkpoint import load_checkpoint

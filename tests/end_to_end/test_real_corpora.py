@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keyfed.config import Config, apply_settings
+from keyfed.config.load import Config, apply_settings
+from keyfed.run.loop import train
 from keyfed.run.prepare import prepare
-from keyfed.run.train import train
 
 DATA = Path(os.environ.get("KEYFED_DATA") or Path(__file__).parents[3] / "shared" / "data")
 

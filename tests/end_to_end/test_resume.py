@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import torch
 
-import keyfed.run.train as run_train
-from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig, to_document
-from keyfed.documents import dump_toml
+import keyfed.run.loop as run_train
+from keyfed.config.documents import dump_toml
+from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, to_document
 from keyfed.errors import RunError
 from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.folder import load_model, open_folder, read_metrics
-from keyfed.run.train import Silent, train
+from keyfed.run.loop import Silent, train
 
 ROUNDS = 6
 CLIENTS = 8
@@ -35,8 +35,8 @@ TIMES = {"seconds", "elapsed"}
 SCRIPT = """
 import os, sys, tomllib
 from pathlib import Path
-from keyfed.config import config_from
-from keyfed.run.train import Silent, train
+from keyfed.config.load import config_from
+from keyfed.run.loop import Silent, train
 
 class Speaking(Silent):
     def start(self, what, rounds, done):

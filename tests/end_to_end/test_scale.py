@@ -12,12 +12,12 @@ from multiprocessing.reduction import ForkingPickler
 import numpy as np
 import pytest
 
-from keyfed.config import Config, DataConfig, ModelConfig, Participation, TrainConfig
+from keyfed.config.load import Config, DataConfig, ModelConfig, Participation, TrainConfig
 from keyfed.engine.problem import Problem, make_store, map_store
 from keyfed.engine.simulate import Simulation
 from keyfed.errors import DataError
+from keyfed.federated.cohort import draw, plan_round
 from keyfed.federated.methods import build_method
-from keyfed.federated.participation import draw, plan_round
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.sampling import LISTED, derive_seed, sample_by_place
 from keyfed.federated.types import MethodSpec
@@ -25,8 +25,8 @@ from keyfed.model.language_model import init_params
 from keyfed.model.presets import build_spec
 from keyfed.run import cache, encode
 from keyfed.run.folder import read_metrics
+from keyfed.run.loop import train
 from keyfed.run.prepare import client_tokens, make_problem, prepare
-from keyfed.run.train import train
 from keyfed.text.batches import Batching, lines_of
 from keyfed.text.shards import ShardWriter
 

@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from keyfed.config import Participation, PrivacyConfig, SecureConfig, TrainConfig, UploadConfig, check
+from keyfed.config.load import Participation, PrivacyConfig, SecureConfig, TrainConfig, UploadConfig, check
 from keyfed.errors import ConfigError, PrivacyError
 from keyfed.federated.methods import fedavg
 from keyfed.federated.types import Mediator, Part
-from keyfed.run import planning, ranks
+from keyfed.run import plan as planning
+from keyfed.run import ranks
 from keyfed.run.folder import load_model, read_metrics
+from keyfed.run.loop import train
 from keyfed.run.prepare import prepare
 from keyfed.run.secure import secure_facts
-from keyfed.run.train import train
 
 from .conftest import TINY
 from .test_methods import Stop, with_method

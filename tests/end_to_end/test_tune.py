@@ -8,8 +8,8 @@ import pytest
 
 import keyfed as library
 from keyfed.errors import ConfigError
-from keyfed.run.train import Silent
-from keyfed.run.tune import Tuning
+from keyfed.lab.experiment.tune import Tuning
+from keyfed.run.loop import Silent
 from tests.end_to_end.conftest import TINY
 
 
@@ -160,7 +160,7 @@ def test_the_text_a_client_reads_is_reduced_only_if_nothing_was_said(keyfed, tmp
         asked.append(tuning)
         raise ConfigError("seen")
 
-    monkeypatch.setattr("keyfed.run.tune.tune", refuse)
+    monkeypatch.setattr("keyfed.lab.experiment.tune.tune", refuse)
     file = tmp_path / "given.toml"
     file.write_text("[data]\nmax_tokens = 123\n")
     for name, arguments, most in (

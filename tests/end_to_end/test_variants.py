@@ -16,12 +16,12 @@ import typer
 from safetensors.torch import load_file
 
 import keyfed as library
-from keyfed.cli import app
-from keyfed.run import compare as comparing
-from keyfed.run import preview
-from keyfed.run import train as training
-from keyfed.run.compare_plan import resolve
+from keyfed.cli.app import app
+from keyfed.lab.experiment import compare as comparing
+from keyfed.lab.experiment.compare_plan import resolve
+from keyfed.run import loop as training
 from keyfed.run.folder import read_metrics
+from keyfed.run.start import preview
 from tests.end_to_end.conftest import TINY, write_corpus
 from tests.end_to_end.test_cli import one_line
 from tests.end_to_end.test_vectors import write_vectors

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig, check, to_document
-from keyfed.documents import dump_toml
+from keyfed.config.documents import dump_toml
+from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, check, to_document
 from keyfed.errors import RankError, RunError
 from keyfed.run import cache, ranks
 from keyfed.run.encode import read_people
+from keyfed.run.loop import train
 from keyfed.run.prepare import prepare
-from keyfed.run.train import train
 from keyfed.text.vocab import SPECIALS, Vocab, words_of
 
 from .conftest import TINY, write_corpus

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 
 from keyfed.engine.simulate import Simulation
+from keyfed.federated.cohort import Fate, Work
 from keyfed.federated.descent import walk
-from keyfed.federated.participation import Fate, Work
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Gradient, Method, Params, State
 

@@ -22,8 +22,8 @@ from keyfed.engine.ranked import RankedSimulation, serve
 from keyfed.engine.ranks import Ranks
 from keyfed.engine.simulate import Simulation
 from keyfed.errors import RankError
+from keyfed.federated.cohort import Fate, Work
 from keyfed.federated.methods import build_method, method_options
-from keyfed.federated.participation import Fate, Work
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Method, MethodSpec
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from keyfed.engine.curves import CohortCurves, joined_curves, unstack
-from keyfed.engine.padding import fill_copies, layouts, make_copies, widened
+from keyfed.engine.kernels.padding import fill_copies, layouts, make_copies, widened
+from keyfed.engine.kernels.step import count_hits
 from keyfed.engine.problem import Problem, TextObjective, solve_block
 from keyfed.engine.simulate import Simulation
-from keyfed.engine.step import count_hits
+from keyfed.federated.cohort import Work
 from keyfed.federated.methods import METHODS, build_method
-from keyfed.federated.participation import Work
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import MethodSpec
 from keyfed.model import language_model as lm

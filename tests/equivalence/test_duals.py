@@ -9,8 +9,8 @@ import torch
 
 from keyfed.engine.client_state import ClientStates, read_state
 from keyfed.engine.simulate import Simulation
+from keyfed.federated.cohort import Fate, Work
 from keyfed.federated.methods import build_method
-from keyfed.federated.participation import Fate, Work
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Method, MethodSpec
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from keyfed.engine import captured
+from keyfed.engine.kernels import capture
 from keyfed.engine.problem import Problem, TextObjective, solve_block
 from keyfed.engine.simulate import Simulation
 from keyfed.federated import local, server
-from keyfed.federated.mediate import by_tokens
 from keyfed.federated.methods import METHODS, build_method
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Method, MethodSpec
+from keyfed.federated.weigh import by_tokens
 from keyfed.model.language_model import ModelSpec, init_params
 
 from . import oracle
@@ -71,8 +71,8 @@ def test_on_a_track_the_frozen_layer_stays_too(monkeypatch, kernels, bf16):
     if kernels == "plain" and bf16:
         pytest.skip("bf16 needs Triton")
     if kernels == "triton":
-        triton = pytest.importorskip("keyfed.engine.triton_kernels")
-        monkeypatch.setattr(captured, "kernels_for", lambda gpu: triton.TRITON)
+        triton = pytest.importorskip("keyfed.engine.kernels.triton.kernels")
+        monkeypatch.setattr(capture, "kernels_for", lambda gpu: triton.TRITON)
     spec = replace(GRU, tied=False)
     monkeypatch.setattr(TextObjective, "walk", lambda self, way, d: self._replay(spec, way, d))
     problem = replace(frozen_problem(spec), precision="bf16" if bf16 else "fp32")

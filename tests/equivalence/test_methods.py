@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.engine import turn
+from keyfed.engine import task
 from keyfed.engine.problem import Problem, make_store, solve_block
 from keyfed.engine.simulate import RunningSum, Simulation
-from keyfed.federated import local, mediate, server
+from keyfed.federated import local, server, weigh
 from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Aggregate, Method, MethodSpec, Params, Report, Share, State
@@ -121,7 +121,7 @@ def test_identical_clients_give_any_one_of_them(two_phases):
     theta = theta_of()
     method = method_of(lr=0.5, epochs=2, momentum=0.5, batch_size=2)
     if two_phases:
-        method = replace(method, mediator=mediate.in_two_phases(method.mediator))
+        method = replace(method, mediator=weigh.in_two_phases(method.mediator))
     many, _ = rounds(problem_of([40] * 5, seeds=[7] * 5), method, theta, 2)
     one, _ = rounds(problem_of([40], seeds=[7]), method, theta, 2)
     assert_equal(many.params, one.params, 1e-12)
@@ -138,7 +138,7 @@ def test_identical_clients_give_any_one_of_them_however_they_are_weighed(weights
         numbers = dict.fromkeys(layers, names[report.client])
         return Share(numbers, numbers)
 
-    method = replace(method_of(lr=0.5, batch_size=2), mediator=mediate.separable(share))
+    method = replace(method_of(lr=0.5, batch_size=2), mediator=weigh.separable(share))
     many, _ = rounds(problem_of([20] * 3, seeds=[7] * 3), method, theta)
     one, _ = rounds(problem_of([20], seeds=[7]), method, theta)
     assert_equal(many.params, one.params, 1e-12)
@@ -190,7 +190,7 @@ def test_streamed_shares_equal_shares_in_two_phases():
     problem = problem_of([50, 11, 23, 31])
     theta = theta_of()
     method = method_of(lr=0.5, batch_size=2)
-    later = replace(method, mediator=mediate.in_two_phases(method.mediator))
+    later = replace(method, mediator=weigh.in_two_phases(method.mediator))
     assert later.mediator.share is None
     for block in (1, 3):
         streamed, one = rounds(problem, method, theta, 2, block=block)
@@ -241,7 +241,7 @@ def test_worker_processes_change_nothing():
 
 def spoil(monkeypatch: pytest.MonkeyPatch, client: int, how: str) -> None:
     """Let one client return rubbish."""
-    solve = turn.solve_block
+    solve = task.solve_block
 
     def spoiled(problem, theta, clients, *rest):
         solution = solve(problem, theta, clients, *rest)
@@ -253,7 +253,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, client: int, how: str) -> None:
                 solution.upload["output.bias"][k, 3] = {"nan": math.nan, "inf": math.inf}[how]
         return solution
 
-    monkeypatch.setattr(turn, "solve_block", spoiled)
+    monkeypatch.setattr(task, "solve_block", spoiled)
 
 
 @pytest.mark.parametrize("block", [1, 3])
@@ -267,7 +267,7 @@ def test_rubbish_is_refused_and_the_rest_averaged_exactly(monkeypatch, block, ho
     theta = theta_of()
     method = method_of(lr=0.5, batch_size=2)
     if two_phases:
-        method = replace(method, mediator=mediate.in_two_phases(method.mediator))
+        method = replace(method, mediator=weigh.in_two_phases(method.mediator))
     alone = [solve_block(problem, theta, [k], method, 0).upload for k in (0, 2)]
     spoil(monkeypatch, 1, how)
     aggregate = aggregate_of(problem, method, theta, block=block)
@@ -309,7 +309,7 @@ def test_a_layer_of_mass_zero_takes_no_step():
         numbers = {name: 0.0 if name == still else 1.0 for name in layers}
         return Share(numbers, numbers)
 
-    method = replace(method_of(lr=0.5), mediator=mediate.separable(share))
+    method = replace(method_of(lr=0.5), mediator=weigh.separable(share))
     state, (summary,) = rounds(problem_of([50, 11]), method, theta)
     assert torch.equal(state.params[still], theta[still])
     assert_moved({n: p for n, p in theta.items() if n != still}, state.params)
@@ -335,7 +335,7 @@ cohorts = st.lists(st.integers(0, 10**7), min_size=1, max_size=8)
 @given(tokens=cohorts, data=st.data())
 def test_token_weights_are_a_distribution_over_survivors_in_any_order(tokens, data):
     layers = ["a", "b"]
-    share = mediate.by_tokens().share
+    share = weigh.by_tokens().share
     clients = {f"c{k}": share(Report(f"c{k}", n, 1.0, n), layers) for k, n in enumerate(tokens)}
     survivors = data.draw(st.lists(st.sampled_from(sorted(clients)), min_size=1, unique=True))
     order = data.draw(st.permutations(survivors))

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from keyfed.config import Config, TrainConfig
+from keyfed.config.load import Config, TrainConfig
 from keyfed.engine.problem import measure, solve_block
 from keyfed.errors import ConfigError
-from keyfed.federated import distance, local, mediate, server
+from keyfed.federated import distance, local, server, weigh
 from keyfed.federated.descent import walk
 from keyfed.federated.types import Aggregate, Gradient, Report
-from keyfed.run import planning
+from keyfed.run import plan
 from keyfed.run.traffic import report_bytes, round_traffic, sizes_of
 
 from .test_methods import SPEC, aggregate_of, assert_equal, assert_moved, method_of, problem_of, rounds, theta_of
@@ -42,7 +42,7 @@ def test_fedprox_without_its_term_is_fedavg(optimiser, block):
     by_tokens, _ = rounds(problem, method_of("fedprox", mu=0.0, by_tokens=True, **options), theta, 2, block=block)
     identical(by_tokens.params, rounds(problem, fedavg, theta, 2, block=block)[0].params)
     uniform, _ = rounds(problem, method_of("fedprox", mu=0.0, **options), theta, 2, block=block)
-    evenly = replace(fedavg, mediator=mediate.uniform())
+    evenly = replace(fedavg, mediator=weigh.uniform())
     identical(uniform.params, rounds(problem, evenly, theta, 2, block=block)[0].params)
     pulled, _ = rounds(problem, method_of("fedprox", mu=0.5, **options), theta, 2, block=block)
     assert_moved(uniform.params, pulled.params)
@@ -237,7 +237,7 @@ def report(client: str, loss: float, tokens: int = 10, d: float = 0.0) -> Report
 
 
 def test_the_switch_by_hand():
-    switch = mediate.switch_on_loss(mediate.softmax_of_distance(), mediate.by_tokens(), threshold=0.1)
+    switch = weigh.switch_on_loss(weigh.softmax_of_distance(), weigh.by_tokens(), threshold=0.1)
     memory = switch.init()
     chosen = []
     # Means of all losses, each client alike: 3.0, 2.85, 2.7, 2.75, 2.9, 2.0
@@ -251,7 +251,7 @@ def test_the_switch_by_hand():
 
 
 def test_a_threshold_of_exactly_the_change_is_adaptive():
-    switch = mediate.switch_on_loss(mediate.softmax_of_distance(), mediate.by_tokens(), threshold=0.25)
+    switch = weigh.switch_on_loss(weigh.softmax_of_distance(), weigh.by_tokens(), threshold=0.25)
     memory, _ = switch.weigh(switch.init(), {"a": report("a", 1.0)}, ["x"])
     _, at = switch.weigh(memory, {"a": report("a", 0.75)}, ["x"])
     _, below = switch.weigh(memory, {"a": report("a", 0.875)}, ["x"])
@@ -268,11 +268,11 @@ def test_top_k_by_hand():
         (0.8, {"d", "e", "a", "b"}),
         (1.0, set("abcde")),
     ]:
-        mediator = mediate.top_k(beta, mediate.uniform())
+        mediator = weigh.top_k(beta, weigh.uniform())
         memory, shares = mediator.weigh(mediator.init(), reports, ["x"])
         assert set(shares) == want, beta
         assert memory is None
-    switch = mediate.top_k(0.4, mediate.switch_on_loss(mediate.softmax_of_distance(), mediate.by_tokens()))
+    switch = weigh.top_k(0.4, weigh.switch_on_loss(weigh.softmax_of_distance(), weigh.by_tokens()))
     memory, _ = switch.weigh(switch.init(), reports, ["x"])
     assert memory["loss"] == pytest.approx(14.5 / 5)  # of all reports, not of the two that upload
 
@@ -423,6 +423,6 @@ def test_blocks_of_any_size_give_the_same_attention():
 
 @pytest.mark.parametrize("name", ["fedatt", "fedmed"])
 def test_attention_with_a_cohort_of_one_is_refused(name, monkeypatch):
-    monkeypatch.setattr(planning, "members_of", lambda *_: 1)
+    monkeypatch.setattr(plan, "members_of", lambda *_: 1)
     with pytest.raises(ConfigError, match=rf"{name} weighs the clients .* cohort of 1"):
-        planning.plan(Config(method=name, train=TrainConfig(cohort=1)), SimpleNamespace(store=[0]))
+        plan.plan(Config(method=name, train=TrainConfig(cohort=1)), SimpleNamespace(store=[0]))

@@ -20,7 +20,7 @@ from keyfed.engine.problem import Problem, solve_block
 from keyfed.errors import ConfigError
 from keyfed.model.language_model import Batch, ModelSpec, init_params
 from keyfed.run.evaluate import evaluate, evaluate_sentences
-from keyfed.run.train import Silent
+from keyfed.run.loop import Silent
 
 from .oracle import Local
 from .test_stacking import GRU, LSTM, PACKED, SENTENCES, SIZES, STREAM, VOCAB, method_of, problem_of, stream

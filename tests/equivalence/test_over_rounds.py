@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.config import Config, TrainConfig, check, method_spec
+from keyfed.config.load import Config, TrainConfig, check, method_spec
 from keyfed.errors import ConfigError
 from keyfed.federated.local import progress
 from keyfed.federated.methods import METHODS, build_method

@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig, to_document
-from keyfed.engine import step
-from keyfed.engine.kernels import KERNELS, LAYERS
+from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, to_document
+from keyfed.engine.kernels import step
+from keyfed.engine.kernels.cells import KERNELS, LAYERS
 from keyfed.engine.module import ModuleNetwork, line_pieces
 from keyfed.engine.network import predictor
 from keyfed.engine.problem import Problem, make_store, solve_block, stack_steps
-from keyfed.engine.turn import Turn
+from keyfed.engine.task import Turn
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
 from keyfed.federated.types import MethodSpec
@@ -32,16 +32,16 @@ from keyfed.model import language_model as lm
 from keyfed.model.cells import CELLS
 from keyfed.model.conformance import check_model
 from keyfed.model.language_model import init_params
+from keyfed.reports.results import evaluate_run, personalise_run
 from keyfed.run.evaluate import evaluate_lines, evaluate_sentences, limit_streams, scorer_of, total, validator
 from keyfed.run.folder import load_model, read_metrics, read_result
-from keyfed.run.on_device import own_text
+from keyfed.run.loop import Silent, train
 from keyfed.run.personalise import Personal
 from keyfed.run.prepare import make_problem, prepare
-from keyfed.run.results import evaluate_run, personalise_run
 from keyfed.run.suggest import suggest
-from keyfed.run.train import Silent, train
 from keyfed.text.batches import Batching, line_starts, lines_of, packed_steps
 from keyfed.text.vocab import BOS, EOS
+from keyfed.wire.device import own_text
 
 from .oracle import Local, Oracle
 from .test_cells import CASES, make, weights_of

@@ -9,19 +9,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from keyfed.engine import secure_round, secure_simulation
-from keyfed.engine.hidden_sum import HiddenSum
-from keyfed.engine.secure_round import Evaluated, evaluation_of, evaluation_vector_of
-from keyfed.engine.secure_simulation import MaskedSum, SecureSettings
 from keyfed.engine.simulate import RunningSum, Simulation
+from keyfed.engine.sums import secure_round, secure_simulation
+from keyfed.engine.sums.plain import HiddenSum
+from keyfed.engine.sums.secure_round import Evaluated, evaluation_of, evaluation_vector_of
+from keyfed.engine.sums.secure_simulation import MaskedSum, SecureSettings
 from keyfed.errors import SecureSumError
-from keyfed.federated import mediate
-from keyfed.federated.mediate import in_two_phases, kept
-from keyfed.federated.participation import Fate, Work
-from keyfed.federated.private_shares import LOSS_STEP, magnitude, privately
+from keyfed.federated import weigh as mediate
+from keyfed.federated.cohort import Fate, Work
+from keyfed.federated.public.rules import LOSS_STEP, magnitude, privately
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Mediator, Method, Params
-from keyfed.private.threshold import most_ratio, usual_threshold
+from keyfed.federated.weigh import in_two_phases, kept
+from keyfed.private.secagg.threshold import most_ratio, usual_threshold
 
 from .test_methods import assert_moved, method_of, problem_of, theta_of
 

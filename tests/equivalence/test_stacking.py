@@ -10,8 +10,8 @@ import torch
 
 from keyfed.engine.problem import Problem, make_store, solve_block
 from keyfed.federated import local, server
-from keyfed.federated.mediate import by_tokens
 from keyfed.federated.types import Method
+from keyfed.federated.weigh import by_tokens
 from keyfed.model.language_model import ModelSpec, init_params
 from keyfed.text.batches import Batching
 from keyfed.text.vocab import EOS, SPECIALS

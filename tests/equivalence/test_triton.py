@@ -13,12 +13,12 @@ import torch
 GPU = torch.cuda.is_available()
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from keyfed.engine import triton_kernels  # noqa: E402
-from keyfed.engine.kernels import LAYERS  # noqa: E402
-from keyfed.engine.padding import Layout, fill_copies  # noqa: E402
-from keyfed.engine.step import PLAIN, gradient  # noqa: E402
-from keyfed.engine.step import add_rows as plain_add_rows  # noqa: E402
-from keyfed.engine.triton_kernels import TRITON  # noqa: E402
+from keyfed.engine.kernels.cells import LAYERS  # noqa: E402
+from keyfed.engine.kernels.padding import Layout, fill_copies  # noqa: E402
+from keyfed.engine.kernels.step import PLAIN, gradient  # noqa: E402
+from keyfed.engine.kernels.step import add_rows as plain_add_rows  # noqa: E402
+from keyfed.engine.kernels.triton import kernels as triton_kernels  # noqa: E402
+from keyfed.engine.kernels.triton.kernels import TRITON  # noqa: E402
 from keyfed.federated import descent as descents  # noqa: E402
 from keyfed.federated.descent import AdamRule, SgdRule, Tally, Way  # noqa: E402
 from keyfed.federated.types import Gradient  # noqa: E402

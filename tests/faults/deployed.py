@@ -7,19 +7,19 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from keyfed.config import Config, DataConfig, ModelConfig, Participation, TrainConfig, to_document
-from keyfed.engine.calls import SIGNED, Calls, RemoteRun
-from keyfed.engine.roster import Enrolled, Roster
-from keyfed.engine.session import ClientSession
-from keyfed.engine.transport import Answer, Fault, Handler, InProcess, Post
+from keyfed.config.load import Config, DataConfig, ModelConfig, Participation, TrainConfig, to_document
+from keyfed.config.schema import SecureConfig
 from keyfed.federated.types import Params
-from keyfed.private.keys import SIGNATURE_BYTES, signed_answer
-from keyfed.private.secure_sum import Floors
+from keyfed.private.secagg.keys import SIGNATURE_BYTES, signed_answer
+from keyfed.private.secagg.secure_sum import Floors
 from keyfed.run.checkpoint import load_checkpoint
-from keyfed.run.deployed import Patience
-from keyfed.run.on_device import method_digest, own_text, run_method, told
-from keyfed.sections import SecureConfig
+from keyfed.run.remote.train import Patience
 from keyfed.text.vocab import Vocab, build_vocab
+from keyfed.wire.calls import SIGNED, Calls, RemoteRun
+from keyfed.wire.client import ClientSession
+from keyfed.wire.device import method_digest, own_text, run_method, told
+from keyfed.wire.roster import Enrolled, Roster
+from keyfed.wire.transport import Answer, Fault, Handler, InProcess, Post
 
 QUICK = Patience(answer=5, quorum=1, look=0.01)
 WORDS = "the a cat dog bird sat ran flew on under over mat tree house and then it was small big red .".split()  # noqa: SIM905

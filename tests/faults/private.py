@@ -11,17 +11,18 @@ from typing import Any
 
 import torch
 
-from keyfed.config import Config
-from keyfed.engine.messages import unpack
-from keyfed.engine.roster import Roster
-from keyfed.engine.transport import InProcess
+from keyfed.config.load import Config
+from keyfed.config.schema import PrivacyConfig
 from keyfed.federated.types import Params
-from keyfed.private.keys import SIGNATURE_BYTES
-from keyfed.private.noise import Draw
-from keyfed.run import deployed_private, privacy
+from keyfed.private.dp.noise import Draw
+from keyfed.private.secagg.keys import SIGNATURE_BYTES
+from keyfed.run import privacy
 from keyfed.run.checkpoint import read_checkpoint
-from keyfed.run.deployed import train_deployed
-from keyfed.sections import PrivacyConfig
+from keyfed.run.remote import private as deployed_private
+from keyfed.run.remote.train import train_deployed
+from keyfed.wire.messages import unpack
+from keyfed.wire.roster import Roster
+from keyfed.wire.transport import InProcess
 
 from .deployed import QUICK, federation, small_config, vocabulary, write_texts
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from keyfed.config import to_document
-from keyfed.engine.turn import _largest
+from keyfed.config.load import to_document
+from keyfed.config.schema import AGAINST, UploadConfig
+from keyfed.engine.task import _largest
 from keyfed.run.folder import read_metrics
-from keyfed.run.on_device import told
-from keyfed.run.train import train
-from keyfed.sections import AGAINST, UploadConfig
+from keyfed.run.loop import train
+from keyfed.wire.device import told
 
 from .deployed import small_config, vocabulary, write_texts
 

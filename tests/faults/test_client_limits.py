@@ -15,26 +15,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.config import to_document
+from keyfed.config.load import to_document
 from keyfed.deploy.client_home import REFUSED, ClientHome, Settings
 from keyfed.deploy.consent import words
-from keyfed.deploy.resident import noting
-from keyfed.engine import device_store
-from keyfed.engine import session as session_module
-from keyfed.engine.device_store import DeviceStore
-from keyfed.engine.limits import MOST_BEGIN, MOST_STEP_NUMBERS, Limits, check_size, time_limit
-from keyfed.engine.messages import BEGIN_HEAD, MAGIC, Rejected, pack, unpack
+from keyfed.deploy.trainer import noting
 from keyfed.engine.network import init_params
-from keyfed.engine.roster import roster_hash
-from keyfed.engine.session import ClientSession
-from keyfed.engine.turn import Turn
+from keyfed.engine.task import Turn
 from keyfed.errors import ConfigError, PrivacyError
 from keyfed.model.presets import build_spec
-from keyfed.private.accounting import Release, epsilon, forest_sensitivity
-from keyfed.private.own_ledger import DELTA, FILE, HEAD, OwnLedger, Spend
-from keyfed.run import on_device
+from keyfed.private.dp.accounting import Release, epsilon, forest_sensitivity
+from keyfed.private.dp.own_ledger import DELTA, FILE, HEAD, OwnLedger, Spend
 from keyfed.run.folder import read_metrics
-from keyfed.run.on_device import method_digest, own_text, run_method, told
+from keyfed.wire import client as session_module
+from keyfed.wire import device, device_store
+from keyfed.wire.client import ClientSession
+from keyfed.wire.device import method_digest, own_text, run_method, told
+from keyfed.wire.device_store import DeviceStore
+from keyfed.wire.limits import MOST_BEGIN, MOST_STEP_NUMBERS, Limits, check_size, time_limit
+from keyfed.wire.messages import BEGIN_HEAD, MAGIC, Rejected, pack, unpack
+from keyfed.wire.roster import roster_hash
 
 from .deployed import small_config, vocabulary, write_texts
 from .private import VICTIM, deploy, enrol, private_config, tree_config
@@ -99,7 +98,7 @@ def test_a_huge_run_is_refused_before_anything_of_its_size_is_allocated(tmp_path
 
 def test_without_the_check_the_client_would_take_such_a_run(tmp_path, monkeypatch):
     """The mutant: nothing else stands between a server and the memory of a client."""
-    monkeypatch.setattr(on_device, "check_size", lambda *ignored: None)
+    monkeypatch.setattr(device, "check_size", lambda *ignored: None)
     one = client(tmp_path)
     with pytest.raises(Rejected, match="other method"):  # it goes on to compare the method, whose epochs were changed
         one.handle("hello", pack(hello(tmp_path, method_epochs=10**6)))
@@ -142,7 +141,7 @@ def test_scoring_ends_when_its_minutes_are_over(tmp_path, monkeypatch):
     learner = own_text("client-0", texts[0], limits=Limits(minutes=1))(hello(tmp_path, config))
     theta = init_params(learner._spec, 0)  # type: ignore[attr-defined]
     assert learner.evaluate(theta, "valid").tokens > 0
-    monkeypatch.setattr(on_device, "time_limit", lambda given: time_limit(given, lambda: next(ticks)))
+    monkeypatch.setattr(device, "time_limit", lambda given: time_limit(given, lambda: next(ticks)))
     with pytest.raises(Rejected, match="longer than this client's 1 minutes"):
         learner.evaluate(theta, "valid")
 
@@ -156,7 +155,7 @@ def test_training_ends_when_its_minutes_are_over(tmp_path, monkeypatch, record_p
         looks.append(next(ticks))
         return looks[-1]
 
-    monkeypatch.setattr(on_device, "time_limit", lambda given: time_limit(given, clock))
+    monkeypatch.setattr(device, "time_limit", lambda given: time_limit(given, clock))
     config = small_config(tmp_path / "texts", vocabulary(tmp_path)[1], epochs=20)
     learner = own_text("client-0", write_texts(tmp_path / "texts", 1)[0], limits=Limits(minutes=1))(
         hello(tmp_path, config)
@@ -183,7 +182,7 @@ def test_a_private_round_that_takes_too_long_adds_zeros_and_tells_nobody(tmp_pat
     def over(given):
         raise Rejected("over limit", "the round took longer")
 
-    monkeypatch.setattr(on_device, "time_limit", over)
+    monkeypatch.setattr(device, "time_limit", over)
     result = deploy(tmp_path, config, transport, roster)
     assert result["rounds"] == 1
     assert (

@@ -22,30 +22,30 @@ import pytest
 import torch
 from safetensors.numpy import save as save_arrays
 
-from keyfed.config import check, read_config
+from keyfed.config.load import check, read_config
 from keyfed.deploy import consent
 from keyfed.deploy.client_home import ClientHome, Settings
 from keyfed.deploy.enrolment import names_by_key, read_nodes, read_roster, write_roster
 from keyfed.deploy.submit import event_line, follow
 from keyfed.deploy.superlink import ServerHome
 from keyfed.engine.client_state import read_state, write_state
-from keyfed.engine.device_store import DeviceStore
-from keyfed.engine.roster import Enrolled, Roster
 from keyfed.errors import KeyfedError
 from keyfed.federated.types import State
-from keyfed.private.accounting import Release
-from keyfed.private.budget import ORIGIN, Terms, _line, check_against_metrics, open_ledger, read_ledger
+from keyfed.lab.papers.resume import find_kept
+from keyfed.private.dp.accounting import Release
+from keyfed.private.dp.ledger import ORIGIN, Terms, _line, check_against_metrics, open_ledger, read_ledger
+from keyfed.reports.events import read_log, scalars
 from keyfed.run.cache import open_cache
 from keyfed.run.checkpoint import Best, Checkpoint, _seal, load_checkpoint, named_states, save_checkpoint
-from keyfed.run.events import read_log, scalars
 from keyfed.run.folder import read_metrics, read_result, read_run_toml
-from keyfed.run.studies_resume import find_kept
 from keyfed.text.corpus import read_corpus
-from keyfed.text.given import read_vocab
 from keyfed.text.shards import PackedNames, ShardWriter, streams_of
-from keyfed.text.token_vectors import read_tokenizer
-from keyfed.text.vectors import load_vectors
+from keyfed.text.vectors.load import load_vectors
+from keyfed.text.vectors.transformer import read_tokenizer
 from keyfed.text.vocab import SPECIALS, Vocab
+from keyfed.text.vocab_file import read_vocab
+from keyfed.wire.device_store import DeviceStore
+from keyfed.wire.roster import Enrolled, Roster
 
 QUICK, THOROUGH = 120, 6000  # payloads a target
 VALUES = (

@@ -13,18 +13,19 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from keyfed.config import check, method_spec
+from keyfed.config.load import check, method_spec
+from keyfed.config.schema import AGAINST, SecureConfig, UploadConfig
 from keyfed.errors import ConfigError
 from keyfed.federated import soundness
 from keyfed.federated.methods import build_method
 from keyfed.federated.soundness import CLEARLY, LEAST_COMPARED, against_others, cosines_of, opposed
 from keyfed.federated.types import Caps, Params
-from keyfed.run import ranks, report
+from keyfed.reports import run_page as report
+from keyfed.run import ranks
 from keyfed.run.choose import Choice
-from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import read_metrics
-from keyfed.run.train import Silent, train
-from keyfed.sections import AGAINST, SecureConfig, UploadConfig
+from keyfed.run.loop import Silent, train
+from keyfed.run.remote.train import train_deployed
 
 from .deployed import QUICK, federation, last_model, small_config, vocabulary, write_texts
 from .test_poisoning import bits, poisoning

@@ -14,15 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyfed.federated.round as round_module
-import keyfed.run.train as run_train
-from keyfed.config import Config, set_value
-from keyfed.engine import remote_secure, session_secure
-from keyfed.engine import session as session_module
-from keyfed.engine.answers import MOST_LOSS, finished_of, report_head
-from keyfed.engine.messages import Rejected, pack, unpack
-from keyfed.engine.secure_round import MOST_NATS, Evaluated, counts_of
-from keyfed.engine.transport import Answer, Handler, Post, deliver
-from keyfed.engine.turn import Finished
+import keyfed.run.loop as run_train
+from keyfed.config.load import Config, set_value
+from keyfed.engine.sums.secure_round import MOST_NATS, Evaluated, counts_of
+from keyfed.engine.task import Finished
 from keyfed.errors import RunError
 from keyfed.federated.soundness import (
     DOUBT,
@@ -40,14 +35,19 @@ from keyfed.federated.soundness import (
     suspect,
 )
 from keyfed.federated.types import Aggregate, Params, Refusal, State
-from keyfed.run import course
+from keyfed.reports.results import report_run
 from keyfed.run.checkpoint import load_checkpoint
-from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import load_model, read_metrics
-from keyfed.run.planning import watch_of, with_limits
-from keyfed.run.record import diverged_warning
-from keyfed.run.results import report_run
-from keyfed.run.train import Silent, train
+from keyfed.run.loop import Silent, train
+from keyfed.run.metrics_line import diverged_warning
+from keyfed.run.plan import watch_of, with_limits
+from keyfed.run.remote import rounds as course
+from keyfed.run.remote.train import train_deployed
+from keyfed.wire import client as session_module
+from keyfed.wire import client_secure, server_secure
+from keyfed.wire.answers import MOST_LOSS, finished_of, report_head
+from keyfed.wire.messages import Rejected, pack, unpack
+from keyfed.wire.transport import Answer, Handler, Post, deliver
 
 from .deployed import QUICK, federation, last_model, resigned, session, small_config, vocabulary, write_texts
 
@@ -344,7 +344,7 @@ def test_a_run_that_never_stops_diverging_ends_with_its_last_good_model(tmp_path
 
 
 def test_studies_keep_what_they_measured():
-    from keyfed.run.studies_bench import Bench, config_of
+    from keyfed.lab.experiment.workspace import Bench, config_of
 
     assert config_of({"method.name": "fedavg"}, 1, Bench(Path(), "cpu")).train.rollback == 0.0
     assert config_of({"train.rollback": 3.0}, 1, Bench(Path(), "cpu")).train.rollback == 3.0
@@ -407,12 +407,12 @@ def test_no_server_can_still_all_clients_but_one_in_a_secure_sum(tmp_path, monke
     attack = eased_otherwise("client-1", MOST_HALVINGS)
     with pytest.raises(RunError, match=r"no round of .* was completed"):
         deployed(tmp_path, "attacked", config, attack)
-    real = session_secure.context_of
+    real = client_secure.context_of
 
     def unbound(theta, method, *rest):
         return real(theta, replace(method, halvings=0), *rest)
 
-    for module in (session_secure, remote_secure):
+    for module in (client_secure, server_secure):
         monkeypatch.setattr(module, "context_of", unbound)
     assert deployed(tmp_path, "unbound", config, attack)["abandoned"] == 0
 
@@ -520,8 +520,8 @@ def test_a_server_that_was_killed_goes_on_with_the_halved_step(tmp_path):
         deployed(tmp_path, "killed", config, kill)
     vocab, _ = vocabulary(tmp_path)
     texts, home = sorted((tmp_path / "texts").glob("*.txt")), tmp_path / "killed" / "clients"
-    from keyfed.engine.roster import Roster
-    from keyfed.engine.transport import InProcess
+    from keyfed.wire.roster import Roster
+    from keyfed.wire.transport import InProcess
 
     transport = InProcess({path.stem: session(home, path) for path in texts})
     roster = Roster(home / "roster.json")

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from keyfed.run.checkpoint import load_checkpoint
-from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import load_model
-from keyfed.run.planning import with_limits
-from keyfed.run.train import train
+from keyfed.run.loop import train
+from keyfed.run.plan import with_limits
+from keyfed.run.remote.train import train_deployed
 
 from .deployed import QUICK, federation, last_model, small_config, vocabulary, write_texts
 

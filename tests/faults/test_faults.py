@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from keyfed.engine.messages import MAGIC, Rejected, pack, read_tensors, shapes_of, unpack
-from keyfed.engine.roster import Roster
-from keyfed.engine.transport import Answer, Handler, InProcess, Lost, Post, deliver
 from keyfed.errors import ConfigError, RunError
 from keyfed.run.checkpoint import load_checkpoint
-from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import read_metrics
+from keyfed.run.remote.train import train_deployed
+from keyfed.wire.messages import MAGIC, Rejected, pack, read_tensors, shapes_of, unpack
+from keyfed.wire.roster import Roster
+from keyfed.wire.transport import Answer, Handler, InProcess, Lost, Post, deliver
 
 from .deployed import QUICK, federation, last_model, resigned, session, small_config, vocabulary, write_texts
 
@@ -242,7 +242,7 @@ def test_another_model_for_one_client_gives_no_sum_at_all(tmp_path, record_prope
             if head["round"] == ROUND:
                 from safetensors.torch import load
 
-                from keyfed.engine.messages import digest_of
+                from keyfed.wire.messages import digest_of
 
                 changed = {n: t + 0.5 for n, t in load(tensors).items()}
                 return deliver(client, Post("train", pack(head | {"model": digest_of(changed)}, changed)), handler)
@@ -336,7 +336,7 @@ def test_clients_refuse_old_and_broken_messages(tmp_path, record_property):
     head, tensors = unpack(bodies[2])
     model = read_tensors(tensors, shapes_of(last_model(tmp_path / "run")))
     broken = {n: torch.full_like(t, float("nan")) for n, t in model.items()}
-    from keyfed.engine.messages import digest_of
+    from keyfed.wire.messages import digest_of
 
     later = head | {"round": 9}
     assert reason(pack(later | {"model": digest_of(broken)}, broken)) == "non-finite model"
@@ -658,7 +658,7 @@ def test_numbers_and_counts_that_nobody_asked_for_do_not_count(tmp_path, record_
 
 
 def test_a_sum_that_cannot_be_right_is_not_used(tmp_path, monkeypatch, record_property):
-    import keyfed.engine.session as client_side
+    import keyfed.wire.client as client_side
 
     honest = client_side.vector_of
 

@@ -18,10 +18,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.deploy import gate as gates
-from keyfed.deploy.door import ConnectionLimits, Connections, Door, _without_trailers, most_connections
 from keyfed.deploy.enrolment import KnownKeys, key_sum, write_roster
-from keyfed.deploy.gate import (
+from keyfed.deploy.superlink import ServerHome
+from keyfed.wire.flower import gate as gates
+from keyfed.wire.flower.door import ConnectionLimits, Connections, Door, _without_trailers, most_connections
+from keyfed.wire.flower.gate import (
     BODY_SECONDS,
     FLEET,
     FLEET_CAP,
@@ -33,7 +34,6 @@ from keyfed.deploy.gate import (
     allowed,
     node_proof,
 )
-from keyfed.deploy.superlink import ServerHome
 
 PATH = "/v1/fleet/push-object"
 FAR, HERE = "203.0.113.9", "203.0.113.1"

@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.engine.answers import hello_text
-from keyfed.engine.calls import Calls
-from keyfed.engine.device_store import DeviceStore
-from keyfed.engine.messages import Rejected, pack, unpack
-from keyfed.engine.roster import Enrolled, Roster, mark_of, roster_hash
-from keyfed.engine.secure_simulation import SecureSettings
-from keyfed.engine.transport import Lost, deliver
+from keyfed.config.schema import SecureConfig
+from keyfed.engine.sums.secure_simulation import SecureSettings
 from keyfed.errors import RunError
-from keyfed.private import member as member_module
-from keyfed.private.keys import Identity
-from keyfed.private.secure_sum import Floors
-from keyfed.private.terms import check_terms
-from keyfed.run import on_device
-from keyfed.run.deployed import train_deployed
+from keyfed.private.secagg import member as member_module
+from keyfed.private.secagg.keys import Identity
+from keyfed.private.secagg.secure_sum import Floors
+from keyfed.private.secagg.terms import check_terms
 from keyfed.run.folder import read_metrics
-from keyfed.sections import SecureConfig
+from keyfed.run.remote.train import train_deployed
+from keyfed.wire import device
+from keyfed.wire.answers import hello_text
+from keyfed.wire.calls import Calls
+from keyfed.wire.device_store import DeviceStore
+from keyfed.wire.messages import Rejected, pack, unpack
+from keyfed.wire.roster import Enrolled, Roster, mark_of, roster_hash
+from keyfed.wire.transport import Lost, deliver
 
 from .deployed import QUICK, federation, session, small_config, vocabulary, write_texts
 from .private import deploy, enrol, private_config
@@ -95,7 +95,7 @@ def test_a_client_that_wants_everybody_to_stay_and_goes_itself_stops_two_rounds(
     assert [line["abandoned"] for line in found] == [True, True, False, False, False]
     assert all(VICTIM not in line["contributors"] and len(line["contributors"]) == 5 for line in found[2:])
     assert found[-1]["refused"][VICTIM] == "hides among more"
-    monkeypatch.setattr("keyfed.engine.remote_secure.MOST_STRAINED", 10**9)  # the mutant
+    monkeypatch.setattr("keyfed.wire.server_secure.MOST_STRAINED", 10**9)  # the mutant
     with pytest.raises(RunError, match="no round"):
         lines("mutant")
     record_property("fault", "secure: a client that hides among all, and is mute when the sum is opened")
@@ -134,7 +134,7 @@ def test_a_server_that_ignores_the_number_gets_nothing_from_that_client(tmp_path
             "check_terms",
             lambda me, keys, terms, known, floors: check_terms(me, keys, terms, known, Floors(2)),
         )
-        monkeypatch.setattr("keyfed.engine.session.Floors", lambda cohort: Floors(3))
+        monkeypatch.setattr("keyfed.wire.client.Floors", lambda cohort: Floors(3))
     train_deployed(config, vocab, tmp_path / "run", transport, roster, patience=QUICK)
     (record,) = read_metrics(tmp_path / "run")
     assert (VICTIM in record["contributors"]) == mutant
@@ -153,11 +153,11 @@ def test_a_threshold_below_the_number_is_refused_though_the_cohort_is_large_enou
 def test_the_runs_own_floor_reaches_the_clients(tmp_path, monkeypatch, mutant):
     """`secure.floor` is told, and a client refuses a smaller cohort. When it is not told, four hide among four."""
     if mutant:
-        monkeypatch.setitem(on_device.TOLD, "secure", ("on",))
+        monkeypatch.setitem(device.TOLD, "secure", ("on",))
     transport, roster, vocab, config = build(tmp_path, 5, floor=5)
     monkeypatch.setattr(Calls, "able_to_hide", lambda self, clients: sorted(clients))
     monkeypatch.setattr(SecureSettings, "threshold_of", lambda self, members, hide_among=0: 2 * members // 3 + 1)
-    monkeypatch.setattr("keyfed.run.course.Course._draw", lambda self, present: list(present)[:4])
+    monkeypatch.setattr("keyfed.run.remote.rounds.Course._draw", lambda self, present: list(present)[:4])
     with nullcontext() if mutant else pytest.raises(RunError, match="was completed: nothing was learnt"):
         train_deployed(config, vocab, tmp_path / "run", transport, roster, patience=QUICK)
     (record,) = read_metrics(tmp_path / "run")

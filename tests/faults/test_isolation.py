@@ -19,30 +19,32 @@ import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from keyfed.config import Config
-from keyfed.engine import masked_noised_sum, noised_sum, private_part, secure_round, session, session_secure
-from keyfed.engine.gather import HiddenRound
-from keyfed.engine.masked_noised_sum import MaskedNoisedSum, fixed_point
-from keyfed.engine.private_part import Promise
-from keyfed.engine.remote_private import OpenedSum, most_called
-from keyfed.engine.remote_secure import Summed
-from keyfed.engine.secure_simulation import SecureSettings
-from keyfed.engine.turn import Finished
+from keyfed.config.load import Config
+from keyfed.config.schema import PrivacyConfig
+from keyfed.engine.sums import masked, noised, secure_round
+from keyfed.engine.sums.gather import HiddenRound
+from keyfed.engine.sums.masked import MaskedNoisedSum, fixed_point
+from keyfed.engine.sums.secure_simulation import SecureSettings
+from keyfed.engine.task import Finished
 from keyfed.errors import ConfigError, PrivacyError, RunError, SecureSumOverflow
-from keyfed.federated import private_shares
 from keyfed.federated.methods import METHODS, build_method
 from keyfed.federated.parts import MEDIATORS
-from keyfed.federated.private_shares import privately
-from keyfed.federated.public_check import check_public, refuse_isolating
+from keyfed.federated.public import rules
+from keyfed.federated.public.check import check_public, refuse_isolating
+from keyfed.federated.public.rules import privately
 from keyfed.federated.types import Method, MethodSpec, Params, Part, Report, Share
-from keyfed.private.hinge import MOST_MEMBERS
-from keyfed.private.mechanism import bound
-from keyfed.private.noise import Noising
-from keyfed.private.threshold import most_ratio
-from keyfed.run import deployed, on_device
-from keyfed.run.deployed import train_deployed
+from keyfed.private.dp.noise import Noising
+from keyfed.private.dp.opening import MOST_MEMBERS
+from keyfed.private.dp.private_method import bound
+from keyfed.private.secagg.threshold import most_ratio
 from keyfed.run.folder import read_metrics
-from keyfed.sections import PrivacyConfig
+from keyfed.run.remote import train
+from keyfed.run.remote.train import train_deployed
+from keyfed.wire import client as session
+from keyfed.wire import client_secure, device, private_part
+from keyfed.wire.private_part import Promise
+from keyfed.wire.server_private import OpenedSum, most_called
+from keyfed.wire.server_secure import Summed
 
 from .deployed import QUICK, federation, small_config, vocabulary, write_texts
 from .private import deploy, enrol, private_config
@@ -137,7 +139,7 @@ def public_numbers(draw: st.DrawFn, method: Method) -> dict[str, Any]:
         if name == "caps":
             return {layer: draw(st.one_of(st.floats(0, 10), st.floats(0, 4096))) for layer in LAYERS}
         if name == "limit":
-            return draw(st.one_of(st.none(), st.integers(1, 500).map(lambda n: n * private_shares.LOSS_STEP)))
+            return draw(st.one_of(st.none(), st.integers(1, 500).map(lambda n: n * rules.LOSS_STEP)))
         if name == "losses":
             return [draw(st.one_of(st.none(), st.floats(0, 20))) for _ in range(2)]
         return {key: drawn(key, x) for key, x in value.items()} if isinstance(value, dict) else value
@@ -328,7 +330,7 @@ def test_the_mutant_without_the_clamp_in_private_sums_is_caught(monkeypatch):
         return column[0] / sum(column)
 
     assert largest() == pytest.approx(1 / 2, rel=1e-3)
-    for module in (private_part, noised_sum):
+    for module in (private_part, noised):
         monkeypatch.setattr(module, "held", lambda share, ratio, silent=False: share)
     assert largest() > 0.99
 
@@ -353,7 +355,7 @@ class Seen:
             return self.opened[-1]
 
         monkeypatch.setattr(session, "vector_of", writing)
-        monkeypatch.setattr("keyfed.engine.remote.aggregate_of", reading)
+        monkeypatch.setattr("keyfed.wire.server.aggregate_of", reading)
 
     def cosine(self, client: str, layers: Sequence[str]) -> float:
         """The cosine between what was opened and one client's upload, over some layers."""
@@ -370,19 +372,19 @@ class Seen:
 
 def hostile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the server check nothing of what it asks for."""
-    real = on_device.run_method
+    real = device.run_method
 
     def unchecked(config: Config, *, secure: bool) -> Method:
         return privately(real(config, secure=False)) if secure else real(config, secure=secure)
 
-    monkeypatch.setattr(deployed, "run_method", unchecked)
-    monkeypatch.setattr(deployed, "refuse_unmasked", lambda config, method, members: None)
+    monkeypatch.setattr(train, "run_method", unchecked)
+    monkeypatch.setattr(train, "refuse_unmasked", lambda config, method, members: None)
 
 
 def obedient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant: clients that refuse and clamp nothing."""
-    monkeypatch.setattr(on_device, "refuse_isolating", lambda method: None)
-    monkeypatch.setattr(session_secure, "refuse_isolating", lambda method, ratio: None)
+    monkeypatch.setattr(device, "refuse_isolating", lambda method: None)
+    monkeypatch.setattr(client_secure, "refuse_isolating", lambda method, ratio: None)
     monkeypatch.setattr(secure_round, "weighed", unclamped)
     check = secure_round._check
     monkeypatch.setattr(
@@ -476,7 +478,7 @@ def nearest(seen: Seen) -> float:
 
 
 def test_attention_of_any_temperature_isolates_nobody(tmp_path, monkeypatch, record_property):
-    monkeypatch.setattr(private_shares, "best_top", at_the_largest)  # as a hostile server would
+    monkeypatch.setattr(rules, "best_top", at_the_largest)  # as a hostile server would
     seen = Seen(monkeypatch)
     run, _ = attack(tmp_path, 8, **SHARP)
     (line,) = read_metrics(run)
@@ -532,15 +534,15 @@ def sent_by_the_others(
     monkeypatch: pytest.MonkeyPatch, step: Callable[[float, int], float] | None = None
 ) -> set[bytes]:
     """Return the different vectors that one client sends in rounds of 3 to 4,096 drawn clients."""
-    monkeypatch.setattr(masked_noised_sum, "MaskedSum", Heard)
-    monkeypatch.setattr(masked_noised_sum, "context_of", lambda *ignored: b"")
+    monkeypatch.setattr(masked, "MaskedSum", Heard)
+    monkeypatch.setattr(masked, "context_of", lambda *ignored: b"")
     names = tuple(f"c{k}" for k in range(MOST_MEMBERS))
     method, found = build_method(MethodSpec("fedavg")), set()
     share = Share(dict.fromkeys(LAYERS, 0.7), dict.fromkeys(LAYERS, 0.7))
     upload = {name: torch.tensor([0.123456789, -0.987654321]) for name in LAYERS}
     for members in range(3, MOST_MEMBERS + 1):
         if step is not None:
-            monkeypatch.setattr(masked_noised_sum, "fixed_point", lambda clip, m=members: step(clip, m))
+            monkeypatch.setattr(masked, "fixed_point", lambda clip, m=members: step(clip, m))
         hidden = HiddenRound(THETA, method, {}, 0, names[:members], ())
         total = MaskedNoisedSum(THETA, noising(), hidden, SecureSettings())
         total.add("c0", upload, share)
@@ -588,7 +590,7 @@ def test_a_private_run_ignores_a_bound_by_which_a_server_could_silence_clients(t
     config = replace(config, upload=replace(config.upload, bound=1e-3))
     private = replace(config, privacy=replace(PRIVACY, delta=1e-5, twin=False))
     for made, expected in ((config, 1e-3), (private, None)):
-        own = on_device.OwnText(replace(made, data=replace(made.data, name=str(texts[0]))), build_method(
+        own = device.OwnText(replace(made, data=replace(made.data, name=str(texts[0]))), build_method(
             MethodSpec("fedavg")), "client-0", vocab)  # fmt: skip
         assert own.bound == expected
 
@@ -599,8 +601,8 @@ def test_a_private_sum_whose_threshold_allows_no_ratio_of_two_is_refused_by_both
     with pytest.raises(ConfigError, match=r"secure\.threshold is 2 with --dp, and clients take part from 3 on"):
         deploy(tmp_path, config, *enrol(tmp_path, 3))
     joined: list[str] = []
-    real = session_secure.Member
-    monkeypatch.setattr(session_secure, "Member", lambda me, *rest: joined.append(me) or real(me, *rest))
+    real = client_secure.Member
+    monkeypatch.setattr(client_secure, "Member", lambda me, *rest: joined.append(me) or real(me, *rest))
     hostile(monkeypatch)
     deploy(tmp_path, config, *enrol(tmp_path, 3, "others"), name="hostile")  # its rounds release noise alone
     assert not joined, "no client joins such a sum"

@@ -18,25 +18,25 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import keyfed.engine.session as client_side
-from keyfed.config import Config
-from keyfed.engine import calls as calls_side
-from keyfed.engine.messages import pack, unpack
-from keyfed.engine.roster import Roster
-from keyfed.engine.transport import Answer, Fault, Handler, InProcess, Lost, Post, deliver
+import keyfed.wire.client as client_side
+from keyfed.config.load import Config
 from keyfed.errors import RunError, SecureSumError
 from keyfed.federated.spec import Part
-from keyfed.private import member as member_side
-from keyfed.private import shamir
-from keyfed.private.keys import SIGNATURE_BYTES, Identity, check_answer, signed_answer
-from keyfed.private.secure_sum import Floors
-from keyfed.private.suspects import Suspects
-from keyfed.private.wire import package_text
+from keyfed.private.secagg import member as member_side
+from keyfed.private.secagg import shamir
+from keyfed.private.secagg.keys import SIGNATURE_BYTES, Identity, check_answer, signed_answer
+from keyfed.private.secagg.secure_sum import Floors
+from keyfed.private.secagg.suspects import Suspects
+from keyfed.private.secagg.wire import package_text
 from keyfed.run.checkpoint import load_checkpoint
-from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import read_metrics
-from keyfed.run.train import Silent
+from keyfed.run.loop import Silent
+from keyfed.run.remote.train import train_deployed
 from keyfed.text.vocab import Vocab
+from keyfed.wire import calls as calls_side
+from keyfed.wire.messages import pack, unpack
+from keyfed.wire.roster import Roster
+from keyfed.wire.transport import Answer, Fault, Handler, InProcess, Lost, Post, deliver
 
 from .deployed import QUICK, federation, last_model, resigned, small_config, vocabulary, write_texts
 from .private import deploy, enrol, private_config

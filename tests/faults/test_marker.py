@@ -19,22 +19,22 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 import keyfed.keyboard.export as exporting
-from keyfed import cli_keyboard
+from keyfed.cli import keyboard
+from keyfed.config.schema import PrivacyConfig
 from keyfed.keyboard import bundle, table
 from keyfed.keyboard.export import LEFT_OUT, export_run
 from keyfed.keyboard.ngram_file import fit_small, to_bytes
 from keyfed.keyboard.session import keyboard_of
-from keyfed.private import statement
-from keyfed.private.budget import Terms
-from keyfed.run.audit import audit_run
-from keyfed.run.audit_lint import Claim
-from keyfed.run.deployed import train_deployed
-from keyfed.run.events import EventWriter
+from keyfed.lab.audit.audit import audit_run
+from keyfed.lab.audit.lint import Claim
+from keyfed.lab.audit.private_files import MEANING, RULES, WHERE, file_findings, files_in, rule_for
+from keyfed.private.dp import statement
+from keyfed.private.dp.ledger import Terms
+from keyfed.reports.events import EventWriter
+from keyfed.reports.results import report_run
 from keyfed.run.folder import load_model
-from keyfed.run.private_files import MEANING, RULES, WHERE, file_findings, files_in, rule_for
-from keyfed.run.results import report_run
-from keyfed.run.train import Silent, train
-from keyfed.sections import PrivacyConfig
+from keyfed.run.loop import Silent, train
+from keyfed.run.remote.train import train_deployed
 from keyfed.text.vocab import Vocab
 
 from .deployed import QUICK
@@ -88,7 +88,7 @@ def every_command(run, keyfed):
         code, out, err = keyfed(*command)
         assert code == 0 or command[0] == "conformance", (command, err)  # which needs more held-out text
         (said / f"{number:02d}-{command[0]}.txt").write_text(f"{out}\n{err}", "utf-8")
-    assert cli_keyboard._exported(run) == run / "keyboard"
+    assert keyboard._exported(run) == run / "keyboard"
     return said
 
 
@@ -143,7 +143,7 @@ def test_the_export_without_the_guard_is_found_by_search_and_audit_and_made_agai
     for what in ("keyboard/ngram.safetensors", "keyboard/vocab.json (written forms)", "keyboard/manifest.json"):
         assert what in against
     assert "export the run again" in against
-    assert cli_keyboard._exported(run) == run / "keyboard"  # before it is served
+    assert keyboard._exported(run) == run / "keyboard"  # before it is served
     assert "is private, and its export holds ngram.safetensors" in capsys.readouterr().err
     assert marked(run, vocab) == []
     audited = audit_run(run)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.engine.messages import Rejected, digest_of, pack, read_tensors, shapes_of, unpack
+from keyfed.wire.messages import Rejected, digest_of, pack, read_tensors, shapes_of, unpack
 
 PARAMS = {"a.weight": torch.arange(12.0).reshape(3, 4), "b": torch.tensor([1.5, -2.0])}
 WHOLE = pack({"run": "r", "round": 3}, PARAMS)

@@ -11,21 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keyfed
-from keyfed.deploy import resident
+from keyfed.deploy import trainer
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.supernode import Client
-from keyfed.engine.messages import Rejected
 from keyfed.errors import DataError, DeployError, KeyfedError, described
 from keyfed.keyboard.personal import checked
 from keyfed.keyboard.tables import constants
-from keyfed.run.on_device import own_text
 from keyfed.text import posts, published, records
+from keyfed.text.catalogue import load_corpus
 from keyfed.text.corpus import Author, Corpus, read_corpus
-from keyfed.text.given import read_vocab
-from keyfed.text.linetable import tabulate
-from keyfed.text.named import load_corpus
 from keyfed.text.own import look_at, own_corpus
+from keyfed.text.table import tabulate
 from keyfed.text.vocab import SPECIALS, Vocab
+from keyfed.text.vocab_file import read_vocab
+from keyfed.wire.device import own_text
+from keyfed.wire.messages import Rejected
 
 from .deployed import vocabulary, write_texts
 from .test_client_limits import hello
@@ -197,13 +197,13 @@ def test_an_error_of_another_kind_is_logged_by_its_type_and_place(capsys, tmp_pa
         """A link that takes whatever is written."""
 
     frames = []
-    original = resident.read_frame, resident.write_frame
-    resident.read_frame = lambda link: ({"kind": "train", "deadline": 1e12}, b"")
-    resident.write_frame = lambda link, told, data: frames.append(told)
+    original = trainer.read_frame, trainer.write_frame
+    trainer.read_frame = lambda link: ({"kind": "train", "deadline": 1e12}, b"")
+    trainer.write_frame = lambda link, told, data: frames.append(told)
     try:
-        resident._answer(Link(), broken)
+        trainer._answer(Link(), broken)
     finally:
-        resident.read_frame, resident.write_frame = original
+        trainer.read_frame, trainer.write_frame = original
     assert frames == [{"error": "client error", "reason": "KeyError"}]
     said = capsys.readouterr().err
     assert re.search(r"train: KeyError in broken, line \d+", said)
@@ -345,7 +345,7 @@ def test_a_run_reads_the_owners_messages_only(tmp_path, monkeypatch, mutant):
         everything = lambda corpus, path, me: Corpus(  # noqa: E731
             corpus.name, (Author("me", tuple(line for a in corpus.authors for line in a.lines)),)
         )
-        monkeypatch.setattr("keyfed.run.on_device.own_corpus", everything)
+        monkeypatch.setattr("keyfed.wire.device.own_corpus", everything)
         assert tokens_of(tmp_path, path, None) > 1.9 * 40 * 8 * 0.8
         return
     with pytest.raises(DataError, match="messages of 2 people"):

@@ -22,8 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keyfed
-from keyfed.engine import messages
-from keyfed.engine.messages import (
+from keyfed.errors import ConfigError
+from keyfed.private.dp.opening import MOST_MEMBERS
+from keyfed.run.folder import read_metrics
+from keyfed.run.remote.train import refuse_long, train_deployed
+from keyfed.wire import messages
+from keyfed.wire.client import COHORT_HEAD, ClientSession
+from keyfed.wire.messages import (
     BEGIN_HEAD,
     DEEPEST,
     MAGIC,
@@ -40,12 +45,7 @@ from keyfed.engine.messages import (
     tensor_head,
     unpack,
 )
-from keyfed.engine.session import COHORT_HEAD, ClientSession
-from keyfed.engine.transport import Answer, Handler, InProcess, Lost, Post, deliver
-from keyfed.errors import ConfigError
-from keyfed.private.hinge import MOST_MEMBERS
-from keyfed.run.deployed import refuse_long, train_deployed
-from keyfed.run.folder import read_metrics
+from keyfed.wire.transport import Answer, Handler, InProcess, Lost, Post, deliver
 
 from .deployed import QUICK, calls_of, federation, session, small_config, vocabulary, write_texts
 
@@ -461,7 +461,7 @@ def test_a_model_fits_into_its_cap_and_a_longer_one_does_not():
 
 
 def test_a_vocabulary_is_checked_before_it_is_parsed():
-    from keyfed.run.on_device import _vocab_of
+    from keyfed.wire.device import _vocab_of
 
     deep = '{"words":' + "[" * 100_000 + "]" * 100_000 + "}"
     with pytest.raises(Rejected, match="deeper than 2"):
@@ -469,27 +469,27 @@ def test_a_vocabulary_is_checked_before_it_is_parsed():
 
 
 def test_a_vocabulary_with_many_fields_is_not_parsed(monkeypatch):
-    from keyfed.run import on_device
+    from keyfed.wire import device
 
     parsed = []
-    monkeypatch.setattr(on_device.Vocab, "from_json", parsed.append)
+    monkeypatch.setattr(device.Vocab, "from_json", parsed.append)
     words = json.dumps({"kind": "words", "words": [":", '":', '\\":'] * 1000})
-    on_device._vocab_of({"vocab": words})  # colons of words are no keys
-    many = json.dumps({str(k): 0 for k in range(on_device.MOST_FIELDS + 1)})
+    device._vocab_of({"vocab": words})  # colons of words are no keys
+    many = json.dumps({str(k): 0 for k in range(device.MOST_FIELDS + 1)})
     with pytest.raises(Rejected, match="more than 64 keys"):
-        on_device._vocab_of({"vocab": many})
+        device._vocab_of({"vocab": many})
     assert parsed == [words]
-    monkeypatch.setattr(on_device, "MOST_FIELDS", 10**9)  # the mutant
-    on_device._vocab_of({"vocab": many})
+    monkeypatch.setattr(device, "MOST_FIELDS", 10**9)  # the mutant
+    device._vocab_of({"vocab": many})
     assert parsed == [words, many]
 
 
 def test_the_header_of_a_frame_that_is_too_long_is_not_read():
     import socket
 
-    from keyfed.deploy.resident import _told
-    from keyfed.engine.flower_frames import HEAD, HEADER_CAP, FrameError, read_frame, write_frame
-    from keyfed.engine.flower_frames import MAGIC as FRAME
+    from keyfed.deploy.trainer import _told
+    from keyfed.wire.flower.frames import HEAD, HEADER_CAP, FrameError, read_frame, write_frame
+    from keyfed.wire.flower.frames import MAGIC as FRAME
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -612,7 +612,7 @@ def test_a_client_of_protocol_1_hears_that_it_is_too_old(tmp_path):
 
 
 def test_the_kind_that_an_old_client_logs_is_this_protocols_and_is_not_cut():
-    from keyfed.engine.flower_client import KINDS_CAP
+    from keyfed.wire.flower.client import KINDS_CAP
 
     assert messages.TOO_OLD.endswith(f"protocol {PROTOCOL}")
     assert len(messages.TOO_OLD) <= KINDS_CAP
@@ -630,11 +630,12 @@ def test_a_home_of_protocol_1_still_loads(tmp_path):
 # no regular expression over what comes from outside
 
 NO_PATTERNS = [
-    "engine/messages", "engine/answers", "engine/calls", "engine/remote", "engine/remote_private", "engine/session",
-    "engine/session_private", "engine/session_secure", "engine/private_part", "engine/transport",
-    "engine/flower_client", "engine/flower_frames", "engine/flower_guard", "engine/flower_server", "private/keys",
-    "private/wire", "private/terms", "private/member", "private/collector", "private/shamir", "deploy/gate",
-    "deploy/leaving", "deploy/resident", "federated/public_check",
+    "wire/messages", "wire/answers", "wire/calls", "wire/server", "wire/server_private", "wire/client",
+    "wire/client_private", "wire/client_secure", "wire/private_part", "wire/transport",
+    "wire/flower/client", "wire/flower/frames", "wire/flower/guard", "wire/flower/server", "private/secagg/keys",
+    "private/secagg/wire", "private/secagg/terms", "private/secagg/member", "private/secagg/collector",
+    "private/secagg/shamir", "wire/flower/gate",
+    "deploy/leaving", "deploy/trainer", "federated/public/check",
 ]  # fmt: skip
 
 
@@ -657,7 +658,7 @@ def test_what_reads_messages_uses_no_regular_expression(name):
 
 
 def test_a_lost_reason_of_our_own_is_known():
-    from keyfed.engine.flower_server import REASONS
+    from keyfed.wire.flower.server import REASONS
 
     assert {"not delivered", "other protocol", "too large"} <= set(REASONS)
     assert Lost("not delivered").detail == ""

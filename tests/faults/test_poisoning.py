@@ -20,25 +20,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
 
-from keyfed.config import Config
-from keyfed.engine.messages import unpack
-from keyfed.engine.secure_round import aggregate_of, vector_of
+from keyfed.config.load import Config
+from keyfed.config.schema import AGAINST, LIMIT, SUM_LIMIT, TOKEN_LIMIT, UploadConfig
 from keyfed.engine.simulate import STATEFUL, limited
-from keyfed.engine.transport import Answer, Handler, Post, deliver
-from keyfed.engine.turn import Finished
+from keyfed.engine.sums.secure_round import aggregate_of, vector_of
+from keyfed.engine.task import Finished
 from keyfed.errors import SecureSumError
 from keyfed.federated.methods import build_method
-from keyfed.federated.private_shares import privately
+from keyfed.federated.public.rules import privately
 from keyfed.federated.soundness import WINDOW, UploadLimits, caps_of, norm_of, seen_with
 from keyfed.federated.spec import MethodSpec
 from keyfed.federated.types import Caps, Params, Refusal, Seen
-from keyfed.private.threshold import most_ratio, usual_threshold
-from keyfed.run import deployed
+from keyfed.private.secagg.threshold import most_ratio, usual_threshold
 from keyfed.run.checkpoint import load_checkpoint
-from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import read_metrics, read_run_toml
-from keyfed.run.train import Silent, train
-from keyfed.sections import AGAINST, LIMIT, SUM_LIMIT, TOKEN_LIMIT, UploadConfig
+from keyfed.run.loop import Silent, train
+from keyfed.run.remote import train as deployed
+from keyfed.run.remote.train import train_deployed
+from keyfed.wire.messages import unpack
+from keyfed.wire.transport import Answer, Handler, Post, deliver
 
 from .deployed import QUICK, federation, last_model, small_config, vocabulary, write_texts
 

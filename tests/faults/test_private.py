@@ -12,23 +12,23 @@ import pytest
 import torch
 from scipy import stats
 
-from keyfed.engine import session
-from keyfed.engine.messages import unpack
 from keyfed.engine.network import init_params
-from keyfed.engine.transport import Lost, deliver
 from keyfed.errors import ConfigError, PrivacyError
 from keyfed.federated.sampling import poisson_cohort
-from keyfed.private import noise
-from keyfed.private.accounting import Release, epsilon
-from keyfed.private.budget import read_ledger
-from keyfed.run import deployed_private
+from keyfed.lab.audit.audit import audit_run
+from keyfed.private.dp import noise
+from keyfed.private.dp.accounting import Release, epsilon
+from keyfed.private.dp.ledger import read_ledger
+from keyfed.reports.run_page import write_report
 from keyfed.run import privacy as run_privacy
-from keyfed.run.audit import audit_run
+from keyfed.run.custom import build_network
 from keyfed.run.folder import read_metrics
-from keyfed.run.outside import build_network
+from keyfed.run.loop import train
 from keyfed.run.privacy import account_of_run
-from keyfed.run.report import write_report
-from keyfed.run.train import train
+from keyfed.run.remote import private as deployed_private
+from keyfed.wire import client as session
+from keyfed.wire.messages import unpack
+from keyfed.wire.transport import Lost, deliver
 
 from .deployed import last_model, vocabulary
 from .private import Stops, deploy, enrol, models_of, private_config, recorded, without_noise

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from keyfed.engine.messages import unpack
-from keyfed.engine.transport import Lost, deliver
 from keyfed.errors import PrivacyError, RunError
-from keyfed.private.accounting import COARSE, Release, epsilon
-from keyfed.private.budget import Ledger, read_ledger
-from keyfed.run import deployed_private
+from keyfed.private.dp.accounting import COARSE, Release, epsilon
+from keyfed.private.dp.ledger import Ledger, read_ledger
+from keyfed.run.remote import private as deployed_private
+from keyfed.wire.messages import unpack
+from keyfed.wire.transport import Lost, deliver
 
 from .private import (
     Killed,

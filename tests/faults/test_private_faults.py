@@ -9,22 +9,23 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from keyfed.engine.masked_noised_sum import fixed_point
-from keyfed.engine.messages import unpack
 from keyfed.engine.network import init_params
-from keyfed.engine.noised_sum import words_of
-from keyfed.engine.private_part import Promise
-from keyfed.engine.remote_private import OpenedSum, most_called
-from keyfed.engine.remote_secure import Summed
-from keyfed.engine.transport import Lost, deliver
+from keyfed.engine.sums.masked import fixed_point
+from keyfed.engine.sums.noised import words_of
 from keyfed.errors import RunError
 from keyfed.federated.types import Share
-from keyfed.private.budget import read_ledger
-from keyfed.private.keys import SIGNATURE_BYTES
-from keyfed.private.noise import Noising, norm_of
-from keyfed.run import course, deployed_private
+from keyfed.private.dp.ledger import read_ledger
+from keyfed.private.dp.noise import Noising, norm_of
+from keyfed.private.secagg.keys import SIGNATURE_BYTES
+from keyfed.run.custom import build_network
 from keyfed.run.folder import read_metrics
-from keyfed.run.outside import build_network
+from keyfed.run.remote import private as deployed_private
+from keyfed.run.remote import rounds
+from keyfed.wire.messages import unpack
+from keyfed.wire.private_part import Promise
+from keyfed.wire.server_private import OpenedSum, most_called
+from keyfed.wire.server_secure import Summed
+from keyfed.wire.transport import Lost, deliver
 
 from .deployed import last_model, resigned
 from .private import (
@@ -44,7 +45,7 @@ from .test_faults import on_head, on_tensors, poisoned
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
 def test_killed_between_the_ledger_and_the_checkpoint(tmp_path, monkeypatch, secure):
     """The round is done again: a row of its own, other noise, a cohort of its own."""
-    cohorts, drawn, save = [], recorded(monkeypatch), course.save_checkpoint
+    cohorts, drawn, save = [], recorded(monkeypatch), rounds.save_checkpoint
     draw, kill = deployed_private.drawn, once(2)
 
     def note(names, rate):
@@ -56,7 +57,7 @@ def test_killed_between_the_ledger_and_the_checkpoint(tmp_path, monkeypatch, sec
         save(*given)
 
     monkeypatch.setattr(deployed_private, "drawn", note)
-    monkeypatch.setattr(course, "save_checkpoint", saves)
+    monkeypatch.setattr(rounds, "save_checkpoint", saves)
     config = private_config(tmp_path, secure=secure)
     transport, roster = enrol(tmp_path)
     with pytest.raises(Killed):
@@ -135,7 +136,7 @@ def test_a_hostile_upload_moves_the_sum_by_the_clip_at_most(tmp_path, monkeypatc
         return inner(self, record, before)
 
     captured = []
-    from keyfed.engine.noised_sum import NoisedSum
+    from keyfed.engine.sums.noised import NoisedSum
 
     aggregate = NoisedSum.aggregate
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from keyfed.engine.device_store import LastPart
-from keyfed.engine.messages import Rejected, unpack
 from keyfed.engine.network import init_params
-from keyfed.engine.private_part import Promise
-from keyfed.engine.transport import Lost, deliver
-from keyfed.private.budget import read_ledger
+from keyfed.private.dp.ledger import read_ledger
 from keyfed.run import privacy_terms as run_privacy
-from keyfed.run.outside import build_network
+from keyfed.run.custom import build_network
+from keyfed.wire.device_store import LastPart
+from keyfed.wire.messages import Rejected, unpack
+from keyfed.wire.private_part import Promise
+from keyfed.wire.transport import Lost, deliver
 
 from .deployed import session
 from .private import (

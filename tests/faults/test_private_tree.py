@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from keyfed.engine.network import init_params
-from keyfed.private.accounting import TreeRelease
-from keyfed.private.budget import read_ledger
-from keyfed.run import course, deployed_private
+from keyfed.private.dp.accounting import TreeRelease
+from keyfed.private.dp.ledger import read_ledger
 from keyfed.run import privacy as run_privacy
 from keyfed.run.checkpoint import read_checkpoint
-from keyfed.run.outside import build_network
+from keyfed.run.custom import build_network
+from keyfed.run.remote import private as deployed_private
+from keyfed.run.remote import rounds
 
 from .deployed import last_model, session, vocabulary
 from .private import (
@@ -93,13 +94,13 @@ def test_the_noise_in_the_model_is_that_of_the_blocks_in_the_checkpoint(tmp_path
 
 def killed_before_checkpoint(monkeypatch, number):
     """Kill the server once, after the release of a round and before its checkpoint is written."""
-    save, kill = course.save_checkpoint, once(number)
+    save, kill = rounds.save_checkpoint, once(number)
 
     def saves(*given):
         kill()
         save(*given)
 
-    monkeypatch.setattr(course, "save_checkpoint", saves)
+    monkeypatch.setattr(rounds, "save_checkpoint", saves)
 
 
 def test_a_release_that_is_not_in_the_checkpoint_begins_another_tree(tmp_path, monkeypatch):

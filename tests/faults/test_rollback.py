@@ -14,23 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyfed.federated.round as round_module
-import keyfed.run.train as run_train
-from keyfed.config import Config
-from keyfed.engine import remote
+import keyfed.run.loop as run_train
+from keyfed.config.load import Config
+from keyfed.config.schema import UploadConfig
 from keyfed.engine.client_state import state_file
-from keyfed.engine.messages import pack, unpack
-from keyfed.engine.transport import Answer, Handler, InProcess, Lost, Post, deliver
 from keyfed.errors import RunError
 from keyfed.federated.methods import build_method
 from keyfed.federated.soundness import MOST_RETURNS, Good, exploded, finite, first_good, gone_back, judge_model
 from keyfed.federated.types import Aggregate, Method, Params, State
-from keyfed.run import course
 from keyfed.run.checkpoint import _seal, load_checkpoint
-from keyfed.run.deployed import train_deployed
 from keyfed.run.folder import load_model, read_metrics, save_model
-from keyfed.run.planning import with_limits
-from keyfed.run.train import Silent, train
-from keyfed.sections import UploadConfig
+from keyfed.run.loop import Silent, train
+from keyfed.run.plan import with_limits
+from keyfed.run.remote import rounds as course
+from keyfed.run.remote.train import train_deployed
+from keyfed.wire import server
+from keyfed.wire.messages import pack, unpack
+from keyfed.wire.transport import Answer, Handler, InProcess, Lost, Post, deliver
 
 from .deployed import QUICK, federation, last_model, resigned, small_config, vocabulary, write_texts
 
@@ -47,7 +47,7 @@ def configured(tmp_path: Path, method: str = "fedavg", clients: int = 4, rounds:
 
 def spoiling(config: Config, factor: float, rounds: tuple[int, ...] = (BAD,)) -> Method:
     """The configured method with a server whose step in some rounds is `factor` times what it should be."""
-    from keyfed.config import method_spec
+    from keyfed.config.load import method_spec
 
     method = build_method(method_spec(config))
     taken = {"steps": 0}
@@ -327,7 +327,7 @@ def test_one_client_does_not_decide_that_a_model_exploded(tmp_path, claim, monke
     whole = deployed(tmp_path, "whole")
     assert (result["rolled_back"], result["best_round"]) == (0, whole["best_round"])
     assert bits(last_model(tmp_path / "lied" / "run")) == bits(last_model(tmp_path / "whole" / "run"))
-    monkeypatch.setattr(remote, "_typical", lambda counts: None)  # then its claim is in the mean, and decides
+    monkeypatch.setattr(server, "_typical", lambda counts: None)  # then its claim is in the mean, and decides
     mistaken = deployed(tmp_path, "believed", liar(claim))
     assert mistaken["rolled_back"] or mistaken["best_round"] != whole["best_round"]
 
@@ -360,7 +360,7 @@ def test_a_federation_rolls_back_alike_after_a_restart_and_its_clients_keep_the_
 
 
 def test_a_client_keeps_the_state_of_the_last_good_model(tmp_path):
-    from keyfed.engine.device_store import DeviceStore
+    from keyfed.wire.device_store import DeviceStore
 
     store = DeviceStore(tmp_path)
     folder = store.run("ab" * 12)

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from keyfed.config import Config, apply_settings
-from keyfed.private.budget import read_ledger
-from keyfed.private.noise import system
+from keyfed.config.load import Config, apply_settings
+from keyfed.private.dp.ledger import read_ledger
+from keyfed.private.dp.noise import system
 from keyfed.run import private_vocabulary
 from keyfed.run.private_vocabulary import PrivateElection
-from keyfed.text.clients import ClientText
+from keyfed.text.partition import ClientText
 
 CLIENTS = 200
 BALLOTS = [["the", "a", f"w{k % 7}"] for k in range(CLIENTS)]

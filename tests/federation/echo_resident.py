@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from keyfed.deploy import resident
+from keyfed.deploy import trainer
 from keyfed.deploy.processes import die_with
-from keyfed.engine.messages import Rejected
+from keyfed.wire.messages import Rejected
 
 
 def handle(kind: str, body: bytes) -> bytes:
@@ -22,6 +22,6 @@ def handle(kind: str, body: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, resident._leave)
+    signal.signal(signal.SIGTERM, trainer._leave)
     die_with(int(sys.argv[2]))
-    resident.serve(Path(sys.argv[1]), handle)
+    trainer.serve(Path(sys.argv[1]), handle)

@@ -13,9 +13,9 @@ from flwr.serverapp import ServerApp
 from keyfed.deploy.enrolment import key_sum, names_by_key
 from keyfed.deploy.server_app import emit, wait_for
 from keyfed.deploy.superlink import ServerHome
-from keyfed.engine.flower_guard import GridMailbox
-from keyfed.engine.flower_server import FlowerTransport
-from keyfed.engine.transport import Lost, Post
+from keyfed.wire.flower.guard import GridMailbox
+from keyfed.wire.flower.server import FlowerTransport
+from keyfed.wire.transport import Lost, Post
 
 app = ServerApp()
 

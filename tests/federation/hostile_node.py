@@ -12,12 +12,12 @@ from pathlib import Path
 
 from flwr.supernode import start_client_internal
 
-from keyfed.deploy import node
+from keyfed.deploy import connector
 
 DRIP_SECONDS = 6.0
 mode: list[Path] = []  # the node has other arguments once it runs
 last = [""]
-honest_refusal, honest_push = node.refusal, start_client_internal.push_object_contents_from_iterable
+honest_refusal, honest_push = connector.refusal, start_client_internal.push_object_contents_from_iterable
 
 
 def refusal(home, kind):
@@ -39,6 +39,6 @@ def push(contents, push_object_fn, **more):
 
 if __name__ == "__main__":
     mode.append(Path(sys.argv[1]) / "mode")
-    node.refusal = refusal
+    connector.refusal = refusal
     start_client_internal.push_object_contents_from_iterable = push
-    node.main()
+    connector.main()

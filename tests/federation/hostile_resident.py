@@ -12,18 +12,18 @@ import struct
 import sys
 from pathlib import Path
 
-from keyfed.deploy import resident
+from keyfed.deploy import trainer
 from keyfed.deploy.client_home import ClientHome
 from keyfed.deploy.processes import die_with
 from keyfed.deploy.training import make_session
-from keyfed.engine.messages import MAGIC
-from keyfed.private.keys import signed_answer
+from keyfed.private.secagg.keys import signed_answer
+from keyfed.wire.messages import MAGIC
 
 BOMBS = {"bomb": b'{"' + b'\\"' * 60_000, "bomblet": b'{"' + b'\\"' * 15_000}
 
 if __name__ == "__main__":
     home = ClientHome(Path(sys.argv[1]))
-    signal.signal(signal.SIGTERM, resident._leave)
+    signal.signal(signal.SIGTERM, trainer._leave)
     die_with(int(sys.argv[2]))
     session = make_session(home)
 
@@ -36,4 +36,4 @@ if __name__ == "__main__":
         bomb = MAGIC + struct.pack("<I", len(BOMBS[how])) + BOMBS[how]
         return signed_answer(session.store.identity(), session.name, kind, bomb)
 
-    resident.serve(home.path, handle)
+    trainer.serve(home.path, handle)

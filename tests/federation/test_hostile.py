@@ -13,12 +13,12 @@ from keyfed.deploy import consent
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.client_home import open_home
 from keyfed.deploy.enrolment import enrol, read_enrolment, write_enrolment
-from keyfed.deploy.flower import environment
 from keyfed.deploy.processes import Processes, free_port
 from keyfed.deploy.submit import build_app, submit
 from keyfed.deploy.superlink import ServerHome, start_superlink
 from keyfed.deploy.supernode import NODE, Client
 from keyfed.deploy.up import run_files, start_clients
+from keyfed.wire.flower.environment import environment
 
 from .conftest import Heard
 from .test_up import write_texts
@@ -64,8 +64,8 @@ class Attacked:
 
     def train(self, mode, secure):
         """Train three rounds under an attack; return exchanges and rounds."""
-        from keyfed.config import Config, DataConfig, ModelConfig, TrainConfig
-        from keyfed.sections import SecureConfig
+        from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig
+        from keyfed.config.schema import SecureConfig
         from keyfed.text.vocab import build_vocab
 
         (self.root / HOSTILE / "mode").write_text(mode)

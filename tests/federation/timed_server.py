@@ -9,17 +9,17 @@ from pathlib import Path
 
 from flwr.serverapp import ServerApp
 
-from keyfed.config import config_from
+from keyfed.config.load import config_from
 from keyfed.deploy.enrolment import key_sum, names_by_key
 from keyfed.deploy.server_app import RUN, VOCAB, Printer, emit, wait_for
 from keyfed.deploy.superlink import ServerHome
-from keyfed.engine.flower_guard import GridMailbox
-from keyfed.engine.flower_server import FlowerTransport
-from keyfed.engine.roster import Roster
-from keyfed.engine.transport import Lost
-from keyfed.run.deployed import Patience, train_deployed
 from keyfed.run.folder import read_metrics
+from keyfed.run.remote.train import Patience, train_deployed
 from keyfed.text.vocab import Vocab
+from keyfed.wire.flower.guard import GridMailbox
+from keyfed.wire.flower.server import FlowerTransport
+from keyfed.wire.roster import Roster
+from keyfed.wire.transport import Lost
 
 ANSWER_SECONDS = 20.0
 app = ServerApp()

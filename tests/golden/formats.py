@@ -19,19 +19,19 @@ from typing import Any, get_args
 from safetensors import safe_open
 
 import keyfed
-from keyfed.config import SECTIONS
+from keyfed.config.load import SECTIONS
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.client_home import ClientHome, open_home
 from keyfed.deploy.enrolment import enrol, read_enrolment, write_enrolment
 from keyfed.deploy.superlink import ServerHome
-from keyfed.engine.messages import MAGIC, PROTOCOL, Kind, unpack
-from keyfed.engine.transport import Answer, Handler, Post, deliver
 from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.parts import KINDS, part_options
 from keyfed.federated.types import MethodSpec, Reason
-from keyfed.private.keys import SIGNATURE_BYTES
-from keyfed.run.on_device import method_digest
-from keyfed.run.studies_plan import SCALES, cells_of, load_study, study_names
+from keyfed.lab.experiment.grid import SCALES, cells_of, load_study, study_names
+from keyfed.private.secagg.keys import SIGNATURE_BYTES
+from keyfed.wire.device import method_digest
+from keyfed.wire.messages import MAGIC, PROTOCOL, Kind, unpack
+from keyfed.wire.transport import Answer, Handler, Post, deliver
 from tests.faults.private import deploy, private_config
 from tests.faults.private import enrol as enrolled
 

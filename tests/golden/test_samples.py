@@ -13,13 +13,13 @@ import keyfed
 from keyfed.deploy.client_home import open_home
 from keyfed.deploy.enrolment import names_by_key, read_enrolment, read_nodes
 from keyfed.deploy.superlink import ServerHome
-from keyfed.engine.device_store import DeviceStore
-from keyfed.engine.roster import Roster
 from keyfed.keyboard import bundle
-from keyfed.private.budget import read_ledger
-from keyfed.private.own_ledger import OwnLedger
-from keyfed.run.studies_plan import SCALES, cells_of, load_study
-from keyfed.run.studies_store import finished, is_finished
+from keyfed.lab.experiment.grid import SCALES, cells_of, load_study
+from keyfed.lab.experiment.store import finished, is_finished
+from keyfed.private.dp.ledger import read_ledger
+from keyfed.private.dp.own_ledger import OwnLedger
+from keyfed.wire.device_store import DeviceStore
+from keyfed.wire.roster import Roster
 
 from . import runs, samples
 from .test_theta import COMPARED, SAME_MACHINE

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import typer
 
-from keyfed import cli
-from keyfed.cli_help import plainly
-from keyfed.config import Config, apply_settings, check, config_from, to_document
+from keyfed.cli import app
+from keyfed.cli.help import plainly
+from keyfed.config.load import Config, apply_settings, check, config_from, to_document
 from keyfed.deploy import up
 from keyfed.errors import ConfigError, DataError, PrivacyError, RunError
 from keyfed.files import write_atomically
-from keyfed.private.accounting import LEAST_NOISE, calibrate
+from keyfed.lab.experiment.tune import winning_toml
+from keyfed.lab.experiment.tune_report import tune_text
+from keyfed.private.dp.accounting import LEAST_NOISE, calibrate
+from keyfed.reports.verdict import verdict
 from keyfed.run.console import Narrator, plural
-from keyfed.run.tune import winning_toml
-from keyfed.run.tune_report import tune_text
-from keyfed.run.verdict import verdict
-from keyfed.text.named import load_corpus
+from keyfed.text.catalogue import load_corpus
 
 SMALL = ("model.embed=6", "model.hidden=6", "data.window=4", "train.workers=1", "train.baselines=false")
 
@@ -128,7 +128,7 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 def test_no_help_has_backslashes_and_every_argument_is_explained(keyfed):
-    top = plainly(typer.main.get_command(cli.app))
+    top = plainly(typer.main.get_command(app.app))
     assert len(commands(top)) > 20
     for path in commands(top):
         code, out, _ = keyfed(*path, "--help")
@@ -291,7 +291,7 @@ def test_one_is_not_many():
 
 
 def test_a_default_delta_needs_two_clients():
-    from keyfed.private.plan import delta_for
+    from keyfed.private.dp.plan import delta_for
 
     with pytest.raises(PrivacyError, match="population is 1"):
         delta_for(1)

@@ -7,8 +7,8 @@
     ca.crt           the authority the server's certificate is from
     consent.json     when and to what its owner agreed
     text/            text a keyboard leaves here, kept `keep_days`
-    keys/, runs/, …  what training keeps between rounds (`engine.device_store`)
-    spent.json       what left this client cost in privacy, over all runs (`private.own_ledger`)
+    keys/, runs/, …  what training keeps between rounds (`wire.device_store`)
+    spent.json       what left this client cost in privacy, over all runs (`private.dp.own_ledger`)
     refused.txt      why the client last took no part, in one line
     logs/            what the processes wrote
     paused           there while the owner has paused it
@@ -33,9 +33,9 @@ from typing import Any
 from keyfed.deploy.certificates import check_certificate, write_new, write_private
 from keyfed.deploy.conditions import CONDITIONS
 from keyfed.deploy.processes import locked, private_folder
-from keyfed.engine.limits import Limits
 from keyfed.errors import ConfigError, DeployError, nearest
 from keyfed.files import BROKEN, read_json, write_atomically
+from keyfed.wire.limits import Limits
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")

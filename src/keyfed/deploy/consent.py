@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from keyfed.deploy.client_home import ClientHome, Settings
-from keyfed.engine.limits import Limits
 from keyfed.errors import DeployError
 from keyfed.files import BROKEN, read_json, write_atomically
+from keyfed.wire.limits import Limits
 
 FILE = "consent.json"
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.deploy.client_home import ClientHome, check_name
-from keyfed.deploy.flower import CONNECTION, environment
-from keyfed.deploy.flwr_commands import NODES as LIST_NODES
 from keyfed.deploy.processes import locked, python
 from keyfed.deploy.superlink import ServerHome
 from keyfed.errors import DeployError
 from keyfed.files import BROKEN, read_json, write_atomically
+from keyfed.wire.flower.commands import NODES as LIST_NODES
+from keyfed.wire.flower.environment import CONNECTION, environment
 
 FORMAT = "keyfed-enrol-1"
 LEAVE = "keyfed-leave-1"
@@ -249,7 +249,7 @@ def flwr(home: ServerHome) -> Command:
     def run(commands: Sequence[Sequence[str]]) -> list[str]:
         try:
             done = subprocess.run(
-                python("keyfed.deploy.flwr_commands"), env=environment(home.path), capture_output=True, text=True,
+                python("keyfed.wire.flower.commands"), env=environment(home.path), capture_output=True, text=True,
                 timeout=FLWR_SECONDS, check=False, input=json.dumps([list(c) for c in commands]),
             )  # fmt: skip
         except subprocess.TimeoutExpired:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from keyfed.deploy.client_home import ClientHome
 from keyfed.deploy.enrolment import forget, leave_statement, read_leave, read_nodes, read_roster
-from keyfed.deploy.gate import LEAVE
 from keyfed.deploy.superlink import ServerHome
 from keyfed.errors import DeployError
 from keyfed.files import write_atomically
+from keyfed.wire.flower.gate import LEAVE
 
 FOLDER = "leaves"
 SECONDS = 20.0

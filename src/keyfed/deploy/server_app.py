@@ -21,10 +21,10 @@ from keyfed.deploy.enrolment import KnownKeys, key_sum
 from keyfed.deploy.processes import die_with
 from keyfed.deploy.submit import event_line
 from keyfed.deploy.superlink import HOME_VARIABLE, ServerHome
-from keyfed.engine.flower_guard import GridMailbox
-from keyfed.engine.flower_server import FlowerTransport, Unanswered
 from keyfed.errors import KeyfedError
 from keyfed.run.console import plural
+from keyfed.wire.flower.guard import GridMailbox
+from keyfed.wire.flower.server import FlowerTransport, Unanswered
 
 RUN, VOCAB = "run.json", "vocab.json"
 LOOK_SECONDS = 0.5
@@ -72,10 +72,10 @@ def make_app(file: str) -> ServerApp:
 
 def train_submitted(folder: Path, grid: Grid, run: str, listener: Printer) -> Any:
     """Train what was submitted and return its result."""
-    from keyfed.config import config_from
-    from keyfed.engine.roster import Roster
-    from keyfed.run.deployed import train_deployed
+    from keyfed.config.load import config_from
+    from keyfed.run.remote.train import train_deployed
     from keyfed.text.vocab import Vocab
+    from keyfed.wire.roster import Roster
 
     home = ServerHome(Path(os.environ[HOME_VARIABLE]))
     told = json.loads((folder / RUN).read_text("utf-8"))

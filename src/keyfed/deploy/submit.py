@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from keyfed.deploy.enrolment import flwr
-from keyfed.deploy.flower import CONNECTION, environment, need_flower
 from keyfed.deploy.superlink import ServerHome, answers
 from keyfed.errors import DeployError
 from keyfed.files import BROKEN, parse_json, write_atomically
+from keyfed.wire.flower.environment import CONNECTION, environment, need_flower
 
 PREFIX = "keyfed-event "
 PACKAGE = "keyfed_run"
 APP_CAP = 9_500_000  # Flower takes 10 MB
 SERVER = "from keyfed.deploy.server_app import make_app\n\napp = make_app(__file__)\n"
-CLIENT = "from keyfed.engine import flower_client\n\napp = flower_client.app\n"  # wanted; ours run their own
+CLIENT = "from keyfed.wire.flower import client\n\napp = client.app\n"  # wanted; ours run their own
 PROJECT = f"""\
 [project]
 name = "keyfed-run"

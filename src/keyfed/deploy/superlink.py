@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keyfed.deploy.certificates import CA_CERT, SERVER_CERT, SERVER_KEY, check_certificate
-from keyfed.deploy.flower import environment, need_flower, write_connection
 from keyfed.deploy.processes import Processes, free_port, locked, private_folder, python, wait_until
 from keyfed.errors import DeployError
 from keyfed.files import BROKEN, read_json, write_atomically
+from keyfed.wire.flower.environment import environment, need_flower, write_connection
 
 NAME = "superlink"
 READY_SECONDS = 60.0

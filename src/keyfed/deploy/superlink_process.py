@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from keyfed.deploy.door import ConnectionLimits, Connections, most_connections, serve
 from keyfed.deploy.enrolment import KnownKeys
-from keyfed.deploy.gate import Gate, node_proof
 from keyfed.deploy.leaving import take_wish
 from keyfed.deploy.processes import die_with
 from keyfed.deploy.superlink import HOME_VARIABLE, ServerHome
 from keyfed.errors import DeployError
+from keyfed.wire.flower.door import ConnectionLimits, Connections, most_connections, serve
+from keyfed.wire.flower.gate import Gate, node_proof
 
 
 def main() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from keyfed.deploy.client_home import REFUSED, ClientHome
 from keyfed.deploy.consent import need_consent
-from keyfed.deploy.flower import environment, need_flower
 from keyfed.deploy.processes import Processes, free_port, python, wait_until
-from keyfed.engine.flower_frames import SOCKET
 from keyfed.errors import DeployError
+from keyfed.wire.flower.environment import environment, need_flower
+from keyfed.wire.flower.frames import SOCKET
 
 RESIDENT, NODE = "resident", "node"
 READY_SECONDS = 120.0
@@ -24,7 +24,7 @@ UNKNOWN_KEY = ("NODE_ACTIVATION_FAILED", "activate", "No SuperNode found", "coul
 
 def resident_command(home: Path) -> list[str]:
     """Return the command of a home's training process."""
-    return python("keyfed.deploy.resident", str(home), str(os.getpid()))
+    return python("keyfed.deploy.trainer", str(home), str(os.getpid()))
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Client:
     def start_node(self) -> None:
         """Start the SuperNode."""
         server = self.home.settings().server
-        command = python("keyfed.deploy.node", str(self.home.path), server, str(free_port()), str(os.getpid()))
+        command = python("keyfed.deploy.connector", str(self.home.path), server, str(free_port()), str(os.getpid()))
         self._launch(NODE, command)
 
     def _launch(self, what: str, command: Sequence[str]) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.deploy.client_home import ClientHome, kept_files, strays
-from keyfed.engine.learner import Learner
-from keyfed.engine.session import ClientSession
 from keyfed.files import write_atomically
-from keyfed.private.secure_sum import Floors
-from keyfed.run.on_device import own_text
+from keyfed.private.secagg.secure_sum import Floors
+from keyfed.wire.client import ClientSession
+from keyfed.wire.device import own_text
+from keyfed.wire.learner import Learner
 
 KEPT = "kept"
 FOUND = "found.txt"  # how much text the last run found; counts only

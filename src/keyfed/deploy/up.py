@@ -14,17 +14,17 @@ from keyfed.deploy import consent
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.client_home import open_home
 from keyfed.deploy.enrolment import Enrolment, enrol, read_enrolment, read_roster, write_enrolment
-from keyfed.deploy.flower import need_flower
 from keyfed.deploy.parts import parts_of, write_parts
 from keyfed.deploy.processes import Processes
 from keyfed.deploy.submit import Listener, build_app, submit
 from keyfed.deploy.superlink import ServerHome, start_superlink
 from keyfed.deploy.supernode import Client
-from keyfed.engine.roster import mark_of, roster_hash
+from keyfed.wire.flower.environment import need_flower
+from keyfed.wire.roster import mark_of, roster_hash
 
 if TYPE_CHECKING:
-    from keyfed.config import Config
-    from keyfed.run.recipe import Setting
+    from keyfed.config.load import Config
+    from keyfed.run.recipe.settings import Setting
 
 T = TypeVar("T")
 CONNECT_SECONDS = 120.0
@@ -36,7 +36,7 @@ def lay_out(config: Config, clients: int, root: Path) -> tuple[Config, dict[str,
 
     A simulation on that folder is the same run: every client is trained on, none is held out whole.
     """
-    from keyfed.text.named import load_corpus
+    from keyfed.text.catalogue import load_corpus
 
     data = config.data
     corpus = load_corpus(
@@ -68,7 +68,7 @@ def run_files(
       raw_vocabulary: the vocabulary was made from the clients' text.
       own: share of the clients' lines that are in the base model's own text, where it was measured.
     """
-    from keyfed.config import to_document
+    from keyfed.config.load import to_document
     from keyfed.deploy.server_app import RUN, VOCAB
 
     told = {
@@ -155,11 +155,11 @@ def up(
     """
     need_flower()
     from keyfed.run.console import plural
-    from keyfed.run.deployed import deployable
-    from keyfed.run.deployed_terms import terms_for
-    from keyfed.run.pilot import with_carried_step
     from keyfed.run.prepare import prepare
-    from keyfed.run.start import find_source, make_ready, not_base, offer_start
+    from keyfed.run.recipe.pilot import with_carried_step
+    from keyfed.run.remote.terms import terms_for
+    from keyfed.run.remote.train import deployable
+    from keyfed.run.start.weights import find_source, make_ready, not_base, offer_start
 
     deployable(config)
     if config.privacy.on:

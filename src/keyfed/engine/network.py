@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from keyfed.engine import step
-from keyfed.engine.kernels import KERNELS
+from keyfed.engine.kernels import step
+from keyfed.engine.kernels.cells import KERNELS
+from keyfed.engine.kernels.step import Buffers
 from keyfed.engine.module import ModuleNetwork, ModuleReader
-from keyfed.engine.step import Buffers
 from keyfed.federated.types import Gradient
 from keyfed.model import language_model as lm
 from keyfed.model.conformance import Predictor, predictor_of
@@ -63,7 +63,7 @@ def gradient(
       params: stacked, [m, …].
       state: as returned by the step before; None at the start of a text.
       seeds, taken: each client's seed of the round and its number of this step, for dropout.
-      buffers, count: see `step.gradient`.
+      buffers, count: see `engine.kernels.step.gradient`.
     """
     if not isinstance(network, ModuleNetwork):
         before = lm.initial_state(network, params, batch.inputs.shape[1]) if state is None else state

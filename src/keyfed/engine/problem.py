@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keyfed.engine.captured import Staged, Track, lay_track, others, stage
+from keyfed.engine.kernels.capture import Staged, Track, lay_track, others, stage
+from keyfed.engine.kernels.step import Buffers
 from keyfed.engine.module import ModuleNetwork
 from keyfed.engine.network import Network, NetworkState, gradient
-from keyfed.engine.step import Buffers
+from keyfed.federated.cohort import Work
 from keyfed.federated.descent import Descent, Way, walk
-from keyfed.federated.participation import Work
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Gradient, LayerNumbers, Method, Objective, Params, Solution
 from keyfed.model.language_model import Batch, ModelSpec, stack
@@ -112,7 +112,8 @@ class Problem:
       frozen: layers that clients do not train in the first `frozen_rounds` rounds.
       curves: count every step's first guesses, for `Solution.curve`.
       watch: called before every step that is taken on a CPU; what it raises ends the training.
-      buffers, tracks: what lives from step to step and from round to round, see `step.gradient` and `captured`.
+      buffers, tracks: what lives from step to step and from round to round, see `engine.kernels.step.gradient` and
+        `capture`.
     """
 
     spec: Network

@@ -18,9 +18,9 @@ from keyfed.engine.client_state import ClientStates
 from keyfed.engine.curves import CohortCurves, joined_curves
 from keyfed.engine.ranks import Ranks
 from keyfed.engine.simulate import Simulation
-from keyfed.engine.turn import keeps_state
+from keyfed.engine.task import keeps_state
 from keyfed.errors import RankError
-from keyfed.federated.participation import Fate, Work
+from keyfed.federated.cohort import Fate, Work
 from keyfed.federated.types import (
     Aggregate,
     Caps,

@@ -23,9 +23,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # its stubs forget them
 
+from keyfed.engine.launch import Place
 from keyfed.errors import RankError
 from keyfed.federated.types import Params
-from keyfed.launch import Place
 
 MEETING = 300.0  # seconds in which all ranks must have come, and in which a sum must be through
 SILENCE = 60.0  # seconds without a heartbeat after which a rank counts as dead

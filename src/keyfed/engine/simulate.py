@@ -18,13 +18,13 @@ import torch
 
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.curves import CohortCurves
-from keyfed.engine.gather import Gathering, HiddenGathering, HiddenRound, MakeHidden, kept
-from keyfed.engine.hidden_sum import HiddenSum
 from keyfed.engine.problem import LocalProblem, measure
-from keyfed.engine.turn import Finished, Turn, keeps_state, take_turns
+from keyfed.engine.sums.gather import Gathering, HiddenGathering, HiddenRound, MakeHidden, kept
+from keyfed.engine.sums.plain import HiddenSum
+from keyfed.engine.task import Finished, Turn, keeps_state, take_turns
 from keyfed.engine.workers import WorkerPool
 from keyfed.errors import SecureSumOverflow
-from keyfed.federated.participation import Fate, Work, eased
+from keyfed.federated.cohort import Fate, Work, eased
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.soundness import against_others, norm_of
 from keyfed.federated.types import (

@@ -20,7 +20,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from keyfed.engine.problem import LocalProblem
-from keyfed.engine.turn import Finished, Turn, take_turns
+from keyfed.engine.task import Finished, Turn, take_turns
 from keyfed.errors import KeyfedError, RunError
 from keyfed.federated.methods import build_method
 from keyfed.federated.types import MethodSpec, Params

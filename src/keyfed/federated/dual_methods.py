@@ -1,4 +1,4 @@
-r"""Methods whose clients keep a dual variable between rounds (`federated.admm` explains the common part).
+r"""Methods whose clients keep a dual variable between rounds (`federated.duals` explains the common part).
 
 All three share the running mean over joined clients on the server; they differ in how a client solves its local
 problem. Clients need to come back: with fewer than about three participations each, the duals have nothing to say.
@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Literal
 
 from keyfed.errors import ConfigError
-from keyfed.federated import mediate, server
-from keyfed.federated.admm import StartFrom, once, running_mean
-from keyfed.federated.admm import admm as admm_solver
+from keyfed.federated import server, weigh
+from keyfed.federated.duals import StartFrom, once, running_mean
+from keyfed.federated.duals import admm as admm_solver
 from keyfed.federated.local import descend_sgd
 from keyfed.federated.options import Optimiser, local_descent, positive, with_local_options
 from keyfed.federated.types import Method, Solver
@@ -177,4 +177,4 @@ def fedadmm(
     )
     if not published:
         return _method("fedadmm", solver, weights, batch_size, epochs)
-    return Method("fedadmm", solver, mediate.uniform(), server.sgd(server_lr), batch_size, epochs)
+    return Method("fedadmm", solver, weigh.uniform(), server.sgd(server_lr), batch_size, epochs)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Literal
 
 from keyfed.errors import ConfigError, nearest
-from keyfed.federated import compress, distance, dual_methods, local, mediate, parts, server, server_methods, upload
+from keyfed.federated import compress, distance, dual_methods, local, parts, server, server_methods, upload, weigh
 from keyfed.federated.options import Optimiser, local_solver, positive, with_local_options
 from keyfed.federated.types import Method, MethodSpec
 
@@ -47,7 +47,7 @@ def fedavg(
     return Method(
         name="fedavg",
         solver=local_solver(optimiser, lr, momentum, clip, decay, epochs),
-        mediator=mediate.by_tokens(),
+        mediator=weigh.by_tokens(),
         server=server.sgd(1.0),
         batch_size=batch_size,
         epochs=epochs,
@@ -72,7 +72,7 @@ def fedsgd(*, lr: float = 1.0, batch_size: int = 10) -> Method:
     return Method(
         name="fedsgd",
         solver=local.full_gradient(),
-        mediator=mediate.by_tokens(),
+        mediator=weigh.by_tokens(),
         server=server.sgd(lr),
         batch_size=batch_size,
         epochs=1,
@@ -115,7 +115,7 @@ def fedprox(
     return Method(
         name="fedprox",
         solver=local_solver(optimiser, lr, momentum, clip, decay, epochs, mu=mu),
-        mediator=mediate.by_tokens() if by_tokens else mediate.uniform(),
+        mediator=weigh.by_tokens() if by_tokens else weigh.uniform(),
         server=server.sgd(1.0),
         batch_size=batch_size,
         epochs=epochs,
@@ -167,7 +167,7 @@ def fedatt(
     return Method(
         name="fedatt",
         solver=local_solver(optimiser, lr, momentum, clip, decay, epochs),
-        mediator=mediate.softmax_of_distance(temperature, bound),
+        mediator=weigh.softmax_of_distance(temperature, bound),
         server=server.sgd(step),
         batch_size=batch_size,
         epochs=epochs,
@@ -229,17 +229,17 @@ def fedmed(
       Wu, Liang, Wang, *FedMed: A Federated Learning Framework for Language Modeling*, Sensors 2020, equations 2 to 5
       (adaptive), 6 and 7 (mediation), 8 and 9 (top-K), algorithm 1.
     """
-    attention = mediate.softmax_of_distance(temperature, bound)
-    switch = mediate.switch_on_loss(attention, mediate.by_tokens(), threshold)
+    attention = weigh.softmax_of_distance(temperature, bound)
+    switch = weigh.switch_on_loss(attention, weigh.by_tokens(), threshold)
     if mediation and not adaptive:
         raise ConfigError(
             "method.mediation switches to attention, which method.adaptive=false turns off; set both false"
         )
-    inner = switch if mediation else attention if adaptive else mediate.by_tokens()
+    inner = switch if mediation else attention if adaptive else weigh.by_tokens()
     return Method(
         name="fedmed",
         solver=local_solver(optimiser, lr, momentum, clip, decay, epochs),
-        mediator=inner if beta == 1 else mediate.top_k(beta, inner),
+        mediator=inner if beta == 1 else weigh.top_k(beta, inner),
         server=server.sgd(positive("step", step)),
         batch_size=batch_size,
         epochs=epochs,
@@ -273,7 +273,7 @@ def central(
     return Method(
         name="central",
         solver=local_solver(optimiser, lr, momentum, clip, decay, epochs=1),
-        mediator=mediate.by_tokens(),
+        mediator=weigh.by_tokens(),
         server=server.sgd(1.0),
         batch_size=batch_size,
         epochs=1,

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from keyfed.errors import ConfigError, nearest
-from keyfed.federated import distance, mediate, server
+from keyfed.federated import distance, server, weigh
 from keyfed.federated.types import Distance, Mediator, Method, Part, ServerRule
 
 
@@ -30,7 +30,7 @@ class Mediation(NamedTuple):
 
 
 def _under_top_k(beta: float, mediator: Mediator, measured: Distance | None = None) -> Mediation:
-    return Mediation(mediator if beta == 1 else mediate.top_k(beta, mediator), measured, beta)
+    return Mediation(mediator if beta == 1 else weigh.top_k(beta, mediator), measured, beta)
 
 
 def tokens(*, beta: float = 1.0) -> Mediation:
@@ -39,7 +39,7 @@ def tokens(*, beta: float = 1.0) -> Mediation:
     Options:
       beta: share of the cohort, those of lowest loss, that uploads (top-K).
     """
-    return _under_top_k(beta, mediate.by_tokens())
+    return _under_top_k(beta, weigh.by_tokens())
 
 
 def uniform(*, beta: float = 1.0) -> Mediation:
@@ -48,7 +48,7 @@ def uniform(*, beta: float = 1.0) -> Mediation:
     Options:
       beta: share of the cohort, those of lowest loss, that uploads (top-K).
     """
-    return _under_top_k(beta, mediate.uniform())
+    return _under_top_k(beta, weigh.uniform())
 
 
 def fixed(*, weights: str = "") -> Mediation:
@@ -57,7 +57,7 @@ def fixed(*, weights: str = "") -> Mediation:
     Options:
       weights: "client=number, client=number, …"; who is not named weighs 1.
     """
-    return Mediation(mediate.fixed(read_weights(weights)))
+    return Mediation(weigh.fixed(read_weights(weights)))
 
 
 def read_weights(text: str) -> dict[str, float]:
@@ -95,7 +95,7 @@ def attention(
       beta: share of the cohort, those of lowest loss, that uploads (top-K).
     """
     measured = distance.spectral() if norm == "spectral" else distance.frobenius()
-    return _under_top_k(beta, mediate.softmax_of_distance(temperature, bound), measured)
+    return _under_top_k(beta, weigh.softmax_of_distance(temperature, bound), measured)
 
 
 def divergence(
@@ -115,9 +115,9 @@ def divergence(
       switch: ε of FedMed's mediation: by tokens while the mean loss changes by less; none always weighs by divergence.
       beta: share of the cohort, those of lowest loss, that uploads (top-K).
     """
-    inner = mediate.softmax_of_distance(temperature, bound)
+    inner = weigh.softmax_of_distance(temperature, bound)
     if switch is not None:
-        inner = mediate.switch_on_loss(inner, mediate.by_tokens(), switch)
+        inner = weigh.switch_on_loss(inner, weigh.by_tokens(), switch)
     return _under_top_k(beta, inner, distance.jensen_shannon(reading))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from keyfed.federated.local import progress
-from keyfed.federated.private_shares import saturated_clients
+from keyfed.federated.public.rules import saturated_clients
 from keyfed.federated.soundness import (
     UploadLimits,
     Watch,

@@ -7,9 +7,9 @@ pseudo-gradient for the server. A layer nobody contributed to takes no step, and
 from __future__ import annotations
 
 from keyfed.federated import server
-from keyfed.federated.mediate import by_tokens
 from keyfed.federated.options import Optimiser, local_solver, positive, with_local_options
 from keyfed.federated.types import Method, ServerRule, Solver
+from keyfed.federated.weigh import by_tokens
 
 
 def _method(name: str, rule: ServerRule, solver: Solver, batch_size: int, epochs: int) -> Method:

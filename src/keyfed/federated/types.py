@@ -227,7 +227,7 @@ class PrivateRule(NamedTuple):
     Every number that a client tells lies within [0, 1] (a share's scale and mass too): it fits a sum of fixed point.
     Histograms are one-hot at a client. Whoever sums adds "loss" and "count" to what `learn` is given: the sum of the
     contributors' losses, and their number; and "ratio", r, also to what `start` is given. A scale below 1/r is raised
-    to 1/r before it enters a secure sum (`private_shares.held`), and a scale of 0 is refused there.
+    to 1/r before it enters a secure sum (`federated.public.rules.held`), and a scale of 0 is refused there.
 
     Attributes:
       init: public numbers before the first round.
@@ -330,7 +330,7 @@ class Method:
         holds everybody's text (central training, the limit a federation is measured against).
       spec: how to build this method again elsewhere; None for a method written outside the package.
       hidden: clients weigh themselves by public numbers (`Mediator.private`) and no report leaves them. The mediator's
-        memory is then those numbers; see `private_shares.privately`.
+        memory is then those numbers; see `federated.public.rules.privately`.
       halvings: how often the local step size of this round is halved, since the run diverged; `run_round` sets it.
     """
 

@@ -19,8 +19,8 @@ from safetensors.numpy import load
 from keyfed.errors import KeyfedError, RunError
 from keyfed.keyboard import ngram_file
 from keyfed.keyboard.graph import state_widths
-from keyfed.keyboard.quantise import SCALE, widen
 from keyfed.model.language_model import ModelSpec, shapes
+from keyfed.model.quantise import SCALE, widen
 from keyfed.text.vocab import Vocab
 
 FORMAT = 1

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 import keyfed
-from keyfed.config import Config
+from keyfed.config.load import Config
 from keyfed.errors import ConfigError, DataError, DownloadError, RunError
 from keyfed.keyboard import bundle
 from keyfed.keyboard.extra import need
@@ -28,15 +28,15 @@ from keyfed.keyboard.forms import written_forms
 from keyfed.keyboard.graph import state_widths, step_graph
 from keyfed.keyboard.ngram_file import fit_small, to_bytes
 from keyfed.keyboard.parity import Parity, make_vectors, measure, refuse_difference, sample_tokens
-from keyfed.keyboard.quantise import quantise, widen
 from keyfed.model.language_model import ModelSpec, parameter_count, shapes
 from keyfed.model.presets import PRESETS
-from keyfed.run.base import Base, is_base, load_base
+from keyfed.model.quantise import quantise, widen
 from keyfed.run.console import human_bytes
 from keyfed.run.evaluate import limit_streams
 from keyfed.run.folder import Trained, load_model, read_result, read_run_toml, resume_command
 from keyfed.run.prepare import Prepared, prepare
-from keyfed.text.named import NAMED, at_hand, is_path
+from keyfed.run.start.base import Base, is_base, load_base
+from keyfed.text.catalogue import NAMED, at_hand, is_path
 
 GOAL = 0.97  # of the three words shown, as many are the same in eight bits
 NGRAM_TOKENS = 10_000_000  # training text that the n-grams are counted on

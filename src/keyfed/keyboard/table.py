@@ -22,15 +22,15 @@ from keyfed.keyboard.measure import Clock, Counts, type_lines, words_in
 from keyfed.keyboard.ngram_file import fit_small, to_bytes
 from keyfed.keyboard.personal import Personal
 from keyfed.keyboard.predict import Predictor, Settings
-from keyfed.keyboard.quantise import quantise
 from keyfed.keyboard.session import Keyboard, NetworkSource, Source, ngram_source
 from keyfed.keyboard.tables import constants
 from keyfed.model.language_model import ModelSpec, parameter_count
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
+from keyfed.model.quantise import quantise
+from keyfed.reports.results import as_text, with_data
 from keyfed.run.folder import Trained
 from keyfed.run.prepare import Prepared
-from keyfed.run.results import as_text, with_data
-from keyfed.text.clients import ClientText
+from keyfed.text.partition import ClientText
 
 WORDS = 2_000  # typed of each group
 LINES = 5  # typed of a client, so that many clients are heard

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from keyfed.config import Config
+from keyfed.config.load import Config
 from keyfed.engine.problem import map_store
 from keyfed.errors import DataError
 from keyfed.files import BROKEN, read_json
@@ -38,16 +38,16 @@ from keyfed.run.encode import (
     vocab_rules,
     window_of,
 )
-from keyfed.text.clients import Population, in_part
+from keyfed.text.catalogue import is_path
 from keyfed.text.corpus import Corpus, Skipped
 from keyfed.text.dealing import Dealt, deal
-from keyfed.text.given import summarise, vocab_sha256
 from keyfed.text.lexicon import Lexicon, Streams, count_types, encode_lists, lexicon_of, vocab_of
-from keyfed.text.linetable import LineTable, tabulate
-from keyfed.text.named import is_path
+from keyfed.text.partition import Population, in_part
 from keyfed.text.ragged import Ragged
 from keyfed.text.shards import PackedNames, ShardWriter, streams_of
+from keyfed.text.table import LineTable, tabulate
 from keyfed.text.vocab import UNK, Vocab, VocabSummary
+from keyfed.text.vocab_file import summarise, vocab_sha256
 
 VERSION = 1  # of the folder's layout and of what encoding means; another one makes every corpus be encoded again
 LARGE = 32 << 20  # bytes of a corpus, from which on it is worth keeping

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from keyfed.config import TrainConfig
+from keyfed.config.load import TrainConfig
 from keyfed.engine.module import ModuleNetwork
 from keyfed.engine.network import Network, parameter_count
 from keyfed.errors import ConfigError

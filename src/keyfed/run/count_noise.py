@@ -1,7 +1,7 @@
 """The noise of a run's counts: settled once, written into its ledger, and kept when the run goes on.
 
 Counts (of unclipped clients, of losses) are released beside the sum, and the round's z pays for both. How much noise
-they have is given by the user, or follows from cohort and z when z is known (`private.plan.usual_count_noise`). From
+they have is given by the user, or follows from cohort and z when z is known (`private.dp.plan.usual_count_noise`). From
 then on the first line of the ledger says it.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from keyfed.config import Config
-from keyfed.private.along import WITHIN
-from keyfed.private.budget import Terms, begun_terms
-from keyfed.private.mechanism import Bounded
-from keyfed.private.noise import update_noise
-from keyfed.private.plan import MOST_LOSS_NOISE, usual_count_noise
+from keyfed.config.load import Config
+from keyfed.private.dp.adaptive import WITHIN
+from keyfed.private.dp.ledger import Terms, begun_terms
+from keyfed.private.dp.noise import update_noise
+from keyfed.private.dp.plan import MOST_LOSS_NOISE, usual_count_noise
+from keyfed.private.dp.private_method import Bounded
 
 
 def settle_count_noise(config: Config, bounded: Bounded, cohort: float, z: float) -> float | None:

@@ -12,15 +12,15 @@ from typing import Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from keyfed.config import Config
+from keyfed.config.load import Config
 from keyfed.engine.problem import ClientStore, make_store
 from keyfed.errors import TooLittleText
 from keyfed.model.presets import preset
-from keyfed.text.clients import ClientText, Population, partition
+from keyfed.text.catalogue import NAMED, load_corpus
 from keyfed.text.corpus import Corpus
-from keyfed.text.given import count_words, read_vocab, summarise
-from keyfed.text.named import NAMED, load_corpus
+from keyfed.text.partition import ClientText, Population, partition
 from keyfed.text.vocab import UNK, Vocab, VocabSummary, build_vocab
+from keyfed.text.vocab_file import count_words, read_vocab, summarise
 
 Ids = NDArray[np.int32]
 Streams = dict[str, Ids]  # one held-out stream a client, or one named after the published file

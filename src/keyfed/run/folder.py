@@ -22,8 +22,8 @@ import torch
 from safetensors.torch import load, save
 
 import keyfed
-from keyfed.config import Config, config_from, to_document
-from keyfed.documents import differences, dump_toml
+from keyfed.config.documents import differences, dump_toml
+from keyfed.config.load import Config, config_from, to_document
 from keyfed.engine.network import Network, check_params
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import FolderInUse, RunError
@@ -31,10 +31,10 @@ from keyfed.federated.soundness import finite
 from keyfed.files import parse_json, read_json, write_atomically
 from keyfed.model.language_model import Params
 from keyfed.run.choose import Choice
-from keyfed.run.outside import build_network, refuse_others
+from keyfed.run.custom import build_network, refuse_others
 from keyfed.text.batches import reads_lines
-from keyfed.text.given import vocab_sha256
 from keyfed.text.vocab import Vocab
+from keyfed.text.vocab_file import vocab_sha256
 
 LOCK = "run.lock"
 
@@ -156,7 +156,7 @@ def refuse_changes(
     """Refuse to go on with a run under another configuration or other data; return its `made` section.
 
     Args:
-      outside: module and method that were passed, by name; see `keyfed.run.outside.names`.
+      outside: module and method that were passed, by name; see `keyfed.run.custom.names`.
       may_start: whether another run could start from this one's weights, which is then said.
     """
     old, made = read_run_toml(folder)

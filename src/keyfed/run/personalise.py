@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from keyfed.config import Value, coerce
+from keyfed.config.load import Value, coerce
 from keyfed.engine.network import shapes
 from keyfed.engine.problem import solve_block
 from keyfed.errors import ConfigError, DataError, nearest
@@ -21,11 +21,11 @@ from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.options import Optimiser
 from keyfed.federated.types import Method, MethodSpec, Params
 from keyfed.files import write_atomically
+from keyfed.reports.document import show
+from keyfed.reports.figures import HIGHEST, Plot, Theme, both_themes, single
 from keyfed.run.console import follow, plural, render_table
-from keyfed.run.drawing import HIGHEST, Plot, Theme, both_themes, single
 from keyfed.run.evaluate import Score, scorer_of, spread, total
 from keyfed.run.folder import Trained
-from keyfed.run.markup import show
 from keyfed.run.prepare import Prepared, make_problem
 
 GENTLER = 0.1  # a client alone takes smaller steps than the ones a cohort averages out

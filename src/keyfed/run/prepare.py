@@ -9,23 +9,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from keyfed.config import Config
+from keyfed.config.load import Config
 from keyfed.engine.module import ModuleNetwork
 from keyfed.engine.network import Network
 from keyfed.engine.problem import ClientStore, Problem
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import ConfigError
-from keyfed.federated.participation import cohort_size
+from keyfed.federated.cohort import cohort_size
 from keyfed.federated.types import Method
 from keyfed.run.cache import encoded
 from keyfed.run.console import plural
+from keyfed.run.custom import build_network, refuse_model_options
 from keyfed.run.encode import MOST_STREAMS, Streams, window_of
 from keyfed.run.evaluate import limit_streams
-from keyfed.run.frozen import FROZEN
-from keyfed.run.outside import build_network, refuse_model_options
+from keyfed.run.start.freeze import FROZEN
 from keyfed.text.batches import Batching
-from keyfed.text.clients import Population
 from keyfed.text.corpus import Corpus
+from keyfed.text.partition import Population
 from keyfed.text.vocab import EOS, Vocab, VocabSummary
 
 POOLED = "pooled"

@@ -7,29 +7,29 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keyfed.config import BASE, Config
-from keyfed.engine.gather import HiddenRound
-from keyfed.engine.noised_sum import NoisedSum
+from keyfed.config.load import BASE, Config
+from keyfed.config.schema import DataConfig
+from keyfed.engine.sums.gather import HiddenRound
+from keyfed.engine.sums.noised import NoisedSum
 from keyfed.errors import PrivacyError
-from keyfed.federated.participation import Fate
+from keyfed.federated.cohort import Fate
 from keyfed.federated.types import ClientId, Params, State
-from keyfed.private.accounting import Release, Row, TreeRelease
-from keyfed.private.budget import LEDGER, Ledger, Terms, check_against_metrics, open_ledger, read_ledger
-from keyfed.private.hinge import Stayed, beside
-from keyfed.private.mechanism import CLIP, Bounded
-from keyfed.private.noise import Draw, Noising, derived, update_noise
-from keyfed.private.plan import noise_to_clip
-from keyfed.private.statement import GIVEN_VOCABULARY, RAW_VOCABULARY, account, no_account
-from keyfed.private.threshold import PRIVATE_RATIO
-from keyfed.private.tree import derived_tree, group_of
+from keyfed.private.dp.accounting import Release, Row, TreeRelease
+from keyfed.private.dp.ledger import LEDGER, Ledger, Terms, check_against_metrics, open_ledger, read_ledger
+from keyfed.private.dp.noise import Draw, Noising, derived, update_noise
+from keyfed.private.dp.opening import Stayed, beside
+from keyfed.private.dp.plan import noise_to_clip
+from keyfed.private.dp.private_method import CLIP, Bounded
+from keyfed.private.dp.statement import GIVEN_VOCABULARY, RAW_VOCABULARY, account, no_account
+from keyfed.private.dp.tree import derived_tree, group_of
+from keyfed.private.secagg.threshold import PRIVATE_RATIO
 from keyfed.run.count_noise import as_begun, count_noise_of
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.privacy_terms import announcement, hinge_in, opening_of
 from keyfed.run.secure import settings_of
-from keyfed.run.start import Source
+from keyfed.run.start.weights import Source
 from keyfed.run.traffic import Sizes
-from keyfed.sections import DataConfig
-from keyfed.text.clients import parse_part
+from keyfed.text.partition import parse_part
 from keyfed.text.vocab import Vocab
 
 
@@ -121,7 +121,7 @@ class PrivateRun:
         if not self._config.secure.on:
             ratio = PRIVATE_RATIO if self._config.secure.clear else None
             return lambda like: NoisedSum(like, noising, ratio), clip
-        from keyfed.engine.masked_noised_sum import MaskedNoisedSum
+        from keyfed.engine.sums.masked import MaskedNoisedSum
 
         training = tuple(client for client, fate in fates.items() if fate.reports)
         settings = settings_of(self._config)

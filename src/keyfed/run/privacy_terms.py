@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from keyfed.config import Config
+from keyfed.config.load import Config
 from keyfed.errors import PrivacyError
 from keyfed.federated.types import Method
-from keyfed.private.accounting import calibrate, calibrate_tree
-from keyfed.private.budget import Terms, verdict_of
-from keyfed.private.hinge import MOST_MEMBERS, Opening, chance
-from keyfed.private.mechanism import Bounded, bound, refuse_absence, refuse_participation
-from keyfed.private.noise import update_noise
-from keyfed.private.plan import delta_for, noise_to_clip
+from keyfed.private.dp.accounting import calibrate, calibrate_tree
+from keyfed.private.dp.ledger import Terms, verdict_of
+from keyfed.private.dp.noise import update_noise
+from keyfed.private.dp.opening import MOST_MEMBERS, Opening, chance
+from keyfed.private.dp.plan import delta_for, noise_to_clip
+from keyfed.private.dp.private_method import Bounded, bound, refuse_absence, refuse_participation
 from keyfed.run.count_noise import settle_count_noise
 
 Randomness = Literal["system", "derived"]
@@ -79,7 +79,7 @@ def terms_of(
 
 
 def hinge_in(config: Config, population: int, cohort: float) -> float:
-    """Return the chance that one client decides whether a secure sum of the fleet opens (`private.hinge`).
+    """Return the chance that one client decides whether a secure sum of the fleet opens (`private.dp.opening`).
 
     0 where nothing is masked or nobody is drawn. An imagined fleet has the run's floor, and two thirds must stay;
     cohorts beyond what one sum holds are taken to be summed in parts.

@@ -17,19 +17,19 @@ from typing import Any
 
 import torch
 
-from keyfed.config import Config
+from keyfed.config.load import Config
+from keyfed.config.schema import DataConfig
 from keyfed.errors import ConfigError, DataError, PrivacyError, RunError
 from keyfed.files import write_atomically
-from keyfed.private.accounting import FINE, Release, calibrate, epsilon
-from keyfed.private.budget import Terms, open_ledger, verdict_of
-from keyfed.private.noise import derived, system
-from keyfed.private.plan import delta_for
-from keyfed.private.statement import account
+from keyfed.private.dp.accounting import FINE, Release, calibrate, epsilon
+from keyfed.private.dp.ledger import Terms, open_ledger, verdict_of
+from keyfed.private.dp.noise import derived, system
+from keyfed.private.dp.plan import delta_for
+from keyfed.private.dp.statement import account
 from keyfed.run.console import plural
-from keyfed.sections import DataConfig
-from keyfed.text.ballots import Election
-from keyfed.text.clients import ClientText
-from keyfed.text.named import is_path
+from keyfed.text.catalogue import is_path
+from keyfed.text.election import Election
+from keyfed.text.partition import ClientText
 from keyfed.text.private_ballots import elect_privately, ngrams, threshold
 from keyfed.text.vocab import Vote
 

@@ -14,24 +14,24 @@ from typing import Any
 
 import torch
 
-from keyfed.config import Config, config_from, to_document
-from keyfed.documents import dump_toml
+from keyfed.config.documents import dump_toml
+from keyfed.config.load import Config, config_from, to_document
 from keyfed.engine.client_state import ClientStates
+from keyfed.engine.launch import Place, place
 from keyfed.engine.network import init_params
 from keyfed.engine.problem import LocalProblem
 from keyfed.engine.ranked import RankedSimulation, serve
 from keyfed.engine.ranks import Ended, Ranks, open_ranks
 from keyfed.engine.simulate import Simulation
+from keyfed.engine.task import keeps_state
 from keyfed.engine.trial import MakeModule
-from keyfed.engine.turn import keeps_state
 from keyfed.errors import ConfigError, KeyfedError, RankError
 from keyfed.federated.types import Method
-from keyfed.launch import Place, place
 from keyfed.run.choose import Choice
-from keyfed.run.planning import plan
+from keyfed.run.plan import plan
 from keyfed.run.prepare import make_problem, prepare
 from keyfed.run.secure import sums_of
-from keyfed.text.given import vocab_sha256
+from keyfed.text.vocab_file import vocab_sha256
 
 
 def together(where: Place, work: Callable[[Ranks], dict[str, Any]]) -> dict[str, Any]:

@@ -6,24 +6,24 @@ from collections.abc import Collection, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from keyfed.config import Config
-from keyfed.engine.gather import HiddenRound, MakeHidden
-from keyfed.engine.hidden_sum import HiddenSum
-from keyfed.engine.noised_sum import words_of
-from keyfed.engine.secure_layout import MOST_MEMBERS
-from keyfed.engine.secure_round import length
+from keyfed.config.load import Config
 from keyfed.engine.simulate import RunningSum
+from keyfed.engine.sums.codec import MOST_MEMBERS
+from keyfed.engine.sums.gather import HiddenRound, MakeHidden
+from keyfed.engine.sums.noised import words_of
+from keyfed.engine.sums.plain import HiddenSum
+from keyfed.engine.sums.secure_round import length
 from keyfed.errors import ConfigError
-from keyfed.federated.private_shares import privately
-from keyfed.federated.public_check import refuse_unequal
+from keyfed.federated.public.check import refuse_unequal
+from keyfed.federated.public.rules import privately
 from keyfed.federated.types import Method, Params
-from keyfed.private.hinge import MOST_MEMBERS as MOST_PRIVATE
-from keyfed.private.mechanism import refuse_sized_duals
-from keyfed.private.threshold import PRIVATE_RATIO, most_ratio, usual_threshold
+from keyfed.private.dp.opening import MOST_MEMBERS as MOST_PRIVATE
+from keyfed.private.dp.private_method import refuse_sized_duals
+from keyfed.private.secagg.threshold import PRIVATE_RATIO, most_ratio, usual_threshold
 from keyfed.run.traffic import Sizes, model_bytes, sizes_of
 
 if TYPE_CHECKING:
-    from keyfed.engine.secure_simulation import SecureSettings
+    from keyfed.engine.sums.secure_simulation import SecureSettings
 
 
 def settings_of(config: Config) -> SecureSettings:
@@ -230,7 +230,7 @@ def _wire(words: int, members: int) -> dict[str, int]:
 def _masking() -> ModuleType:
     """Import the masking only where something is masked: it needs a package of its own."""
     try:
-        from keyfed.engine import secure_simulation
+        from keyfed.engine.sums import secure_simulation
     except ImportError as e:
         raise ConfigError(
             f"secure.on needs the package cryptography ({e}); install it with: pip install 'keyfed[federation]'"

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from keyfed.config import Config
+from keyfed.config.load import Config
 from keyfed.errors import ConfigError, RunError
 from keyfed.files import write_atomically
 from keyfed.model.presets import preset
 from keyfed.run.encode import read_people, vocab_rules
 from keyfed.run.private_vocabulary import PrivateElection
-from keyfed.text.ballots import MIN_CLIENTS, Ballot, Election, ballot, elect
-from keyfed.text.clients import statistics
-from keyfed.text.given import read_vocab
+from keyfed.text.election import MIN_CLIENTS, Ballot, Election, ballot, elect
+from keyfed.text.partition import statistics
 from keyfed.text.vocab import SPECIALS, Vocab
+from keyfed.text.vocab_file import read_vocab
 
 SHOWN = 20  # new words that the terminal shows; --json has all
 

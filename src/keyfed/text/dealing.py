@@ -2,7 +2,7 @@
 
 Whole lines are the smallest unit: they are moved, never cut, changed or repeated, and no character is ever shuffled.
 Nothing here looks at text. A line is a number and a size, so that the same rules deal out lines in memory
-(`keyfed.text.clients`) and lines on disk (`keyfed.text.linetable`).
+(`keyfed.text.partition`) and lines on disk (`keyfed.text.table`).
 
 Sizes are whitespace words plus one line end per line, or characters plus one line end.
 """
@@ -77,7 +77,7 @@ class Dealt:
 def deal(
     written: Written, kind: str, *, clients: int | None, seed: int, unseen: float = 0.1, alpha: float = 0.5
 ) -> Dealt:
-    """Deal lines out to clients; the arguments and errors are those of `keyfed.text.clients.partition`."""
+    """Deal lines out to clients; the arguments and errors are those of `keyfed.text.partition.partition`."""
     if kind not in PARTITIONS:
         raise ConfigError(f"partition {kind!r} does not exist{nearest(kind, PARTITIONS)}; use {_listed(PARTITIONS)}")
     if kind == "natural" and not written.natural:

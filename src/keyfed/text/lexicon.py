@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from keyfed.text.linetable import LineTable
 from keyfed.text.ragged import Numbers, Ragged, blocks, bounds_of, ranges
 from keyfed.text.spill import Numbered
+from keyfed.text.table import LineTable
 from keyfed.text.vocab import EOS, UNK, Vocab, VocabSummary, choose_vocab, words_of
 
 LINES = 1 << 16  # that are looked up at once

@@ -18,8 +18,8 @@ from itertools import chain
 from pathlib import Path
 
 from keyfed.errors import DataError
+from keyfed.text.catalogue import load_corpus
 from keyfed.text.corpus import Author, Corpus, pseudonym
-from keyfed.text.named import load_corpus
 
 LEAST_WORDS = 20  # fewer teach a model nothing
 LEAST_HEADS, HEAD_SHARE = 3, 0.2  # messages, and (of one person) their share of a file's lines: a chat export

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable
 from statistics import NormalDist
 
 from keyfed.errors import DataError
-from keyfed.text.ballots import Election
+from keyfed.text.election import Election
 from keyfed.text.vocab import SPECIALS, cutter
 
 

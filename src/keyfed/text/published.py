@@ -1,6 +1,6 @@
 """Readers of the published corpora: each takes the folder of its files and returns a `Corpus`.
 
-Every file may be packed with gzip or not. Nothing here touches the network (see `named`).
+Every file may be packed with gzip or not. Nothing here touches the network (see `catalogue`).
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyfed.errors import DataError
-from keyfed.text.clients import line_sizes
 from keyfed.text.corpus import split_lines
+from keyfed.text.partition import line_sizes
 from keyfed.text.records import Refused, Span, moment, stream_records
 
 # What stands for the end of a line while lines are cut together: something that no text has. Rows with a NUL are

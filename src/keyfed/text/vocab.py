@@ -87,7 +87,7 @@ class Vote(NamedTuple):
 
     Attributes:
       id: random name, by which a register of votes knows it.
-      verdict: GUARANTEE, BOUND ONLY or SIMULATED, as of a run's ledger (`keyfed.private.budget`).
+      verdict: GUARANTEE, BOUND ONLY or SIMULATED, as of a run's ledger (`keyfed.private.dp.ledger`).
       epsilon, delta: of this vote, threshold included.
       votes: votes of the same clients so far that are known, this one among them; `all_epsilon` and `all_delta` are the
         sums over them.

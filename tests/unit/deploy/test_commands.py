@@ -8,12 +8,12 @@ import signal
 import pytest
 from typer.testing import CliRunner
 
-from keyfed.cli import app
+from keyfed.cli.app import app
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.client_home import open_home
-from keyfed.deploy.flower import write_connection
 from keyfed.errors import DeployError, KeyfedError
 from keyfed.text.vocab import SPECIALS, Vocab
+from keyfed.wire.flower.environment import write_connection
 
 VOCAB = Vocab("word", (*SPECIALS, "a"), True, False).to_json()
 

@@ -24,10 +24,10 @@ from keyfed.deploy.enrolment import (
     read_roster,
     write_enrolment,
 )
-from keyfed.deploy.flwr_commands import NODES as LIST_NODES
 from keyfed.deploy.superlink import ServerHome
-from keyfed.engine.roster import Roster
 from keyfed.errors import ConfigError, DeployError
+from keyfed.wire.flower.commands import NODES as LIST_NODES
+from keyfed.wire.roster import Roster
 
 
 class Flwr:

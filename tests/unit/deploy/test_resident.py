@@ -12,11 +12,11 @@ import time
 
 import pytest
 
-from keyfed.deploy.resident import alone, serve
-from keyfed.engine import flower_frames
-from keyfed.engine.flower_frames import HEAD, MAGIC, SOCKET, FrameError, ask, read_frame, write_frame
-from keyfed.engine.messages import Rejected
+from keyfed.deploy.trainer import alone, serve
 from keyfed.errors import DataError, DeployError
+from keyfed.wire.flower import frames
+from keyfed.wire.flower.frames import HEAD, MAGIC, SOCKET, FrameError, ask, read_frame, write_frame
+from keyfed.wire.messages import Rejected
 
 
 def handle(kind, body):
@@ -81,7 +81,7 @@ def test_a_question_past_its_deadline_is_not_put(home):
 
 def test_a_question_that_waited_past_its_deadline_is_not_worked_on(home):
     link = socket.socket(socket.AF_UNIX)
-    with link, flower_frames.reachable(home / SOCKET) as name:
+    with link, frames.reachable(home / SOCKET) as name:
         link.connect(name)
         write_frame(link, {"kind": "echo", "deadline": time.time() - 1}, b"x")
         assert read_frame(link)[0]["error"] == "no answer"
@@ -101,7 +101,7 @@ def test_a_question_that_waited_past_its_deadline_is_not_worked_on(home):
     ids=["http", "huge-header", "huge-body", "no-object", "no-json", "cut-short", "nothing"],
 )
 def test_what_is_no_frame_ends_the_connection_and_nothing_else(home, data, capsys):
-    with socket.socket(socket.AF_UNIX) as link, flower_frames.reachable(home / SOCKET) as name:
+    with socket.socket(socket.AF_UNIX) as link, frames.reachable(home / SOCKET) as name:
         link.settimeout(5)
         link.connect(name)
         link.sendall(data)
@@ -137,7 +137,7 @@ def test_a_socket_left_by_a_killed_process_is_taken_over(tmp_path):
 
 
 def test_a_body_above_the_cap_is_not_sent(monkeypatch):
-    monkeypatch.setattr(flower_frames, "BODY_CAP", 10)
+    monkeypatch.setattr(frames, "BODY_CAP", 10)
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(FrameError, match="at most 10"):
         write_frame(ours, {}, b"x" * 11)

@@ -9,13 +9,13 @@ import tomllib
 import pytest
 
 from keyfed.deploy import submit as submitting
-from keyfed.deploy.flower import environment, write_connection
 from keyfed.deploy.parts import client_name, parts_of, write_parts
 from keyfed.deploy.server_app import wait_for
 from keyfed.deploy.submit import APP_CAP, Unfinished, build_app, event_line, follow, parse_line, submit
 from keyfed.deploy.superlink import ServerHome
 from keyfed.errors import ConfigError, DeployError
 from keyfed.text.corpus import Author, Corpus, read_corpus
+from keyfed.wire.flower.environment import environment, write_connection
 
 
 class Heard:
@@ -173,7 +173,7 @@ def test_a_superlink_that_is_gone_leaves_a_run_unfinished_and_other_errors_are_f
     from types import SimpleNamespace
 
     from keyfed.deploy import server_app
-    from keyfed.engine.flower_server import Unanswered
+    from keyfed.wire.flower.server import Unanswered
 
     def fail(*arguments):
         raise (Unanswered if gone else DeployError)("one line")

@@ -12,8 +12,8 @@ from keyfed.deploy.client_home import open_home
 from keyfed.deploy.consent import ask, words_for
 from keyfed.deploy.superlink import ServerHome, answers, only_one, start_superlink
 from keyfed.deploy.supernode import LONGEST_PAUSE, NODE, RESIDENT, Client
-from keyfed.engine.flower_frames import SOCKET
 from keyfed.errors import DeployError
+from keyfed.wire.flower.frames import SOCKET
 
 
 class Fake:

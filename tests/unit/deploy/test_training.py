@@ -7,10 +7,10 @@ import time
 
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.client_home import DAY, open_home
-from keyfed.deploy.node import Pace, refusal
+from keyfed.deploy.connector import Pace, refusal
 from keyfed.deploy.training import make_session, text_to_read
-from keyfed.engine.device_store import DeviceStore
 from keyfed.text.corpus import read_corpus
+from keyfed.wire.device_store import DeviceStore
 
 
 def home_with(tmp_path, **more):

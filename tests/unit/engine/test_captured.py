@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from keyfed.engine.captured import stage
+from keyfed.engine.kernels.capture import stage
 from keyfed.engine.problem import Problem, make_store, solve_block
+from keyfed.federated.cohort import Work
 from keyfed.federated.methods import build_method
-from keyfed.federated.participation import Work
 from keyfed.federated.types import MethodSpec
 from keyfed.model.language_model import ModelSpec, init_params
 from keyfed.text.batches import Batching, stream_steps

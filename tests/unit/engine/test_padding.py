@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from keyfed.engine.padding import fill_copies, layouts, make_copies, own_gradients, widened
-from keyfed.engine.step import gradient
+from keyfed.engine.kernels.padding import fill_copies, layouts, make_copies, own_gradients, widened
+from keyfed.engine.kernels.step import gradient
 from keyfed.model import language_model as lm
 from keyfed.model.dropout import Dropout
 from keyfed.model.language_model import Batch, ModelSpec, shapes

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyfed.engine.secure_layout import MOST_MEMBERS, Layout
+from keyfed.engine.sums.codec import MOST_MEMBERS, Layout
 from keyfed.errors import SecureSumError, SecureSumOverflow
 from keyfed.federated.types import Share
 

@@ -11,14 +11,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keyfed.errors import ConfigError, DoesNotFit
-from keyfed.federated import mediate, private_shares
-from keyfed.federated.admm import once
+from keyfed.federated import weigh
+from keyfed.federated.duals import once
 from keyfed.federated.guard import guarded
-from keyfed.federated.mediate import kept
 from keyfed.federated.methods import METHODS, fedavg
-from keyfed.federated.private_shares import LOSS_STEP, clamped, held, magnitude, privately
-from keyfed.federated.public_ranges import use_of_range
+from keyfed.federated.public import rules
+from keyfed.federated.public.ranges import use_of_range
+from keyfed.federated.public.rules import LOSS_STEP, clamped, held, magnitude, privately
 from keyfed.federated.types import Mediator, PrivateRule, Report, Share
+from keyfed.federated.weigh import kept
 
 LAYERS = ["bias", "weight"]
 
@@ -49,7 +50,7 @@ def parts(shares: list[Share], layer: str) -> list[float]:
 
 @given(st.integers(1, 2**27), st.lists(st.floats(1, 8), min_size=1, max_size=20))
 def test_token_weights_are_those_of_fedavg_while_clients_lie_within_a_factor_of_eight(least, factors):
-    rule = private_shares.tokens()
+    rule = rules.tokens()
     sizes = [int(least * factor) for factor in factors]
     reports = [report(f"c{k}", n) for k, n in enumerate(sizes)]
     public = started(rule, reports)
@@ -61,7 +62,7 @@ def test_token_weights_are_those_of_fedavg_while_clients_lie_within_a_factor_of_
 
 @given(st.lists(st.integers(1, 2**31), min_size=1, max_size=20), st.sampled_from([1, 2, 3, 6, 16]))
 def test_any_tokens_are_clamped_to_the_public_range_and_most_clients_are_not(sizes, ratio):
-    rule = private_shares.tokens()
+    rule = rules.tokens()
     reports = [report(f"c{k}", n) for k, n in enumerate(sizes)]
     sums = add_up(rule.first(r, LAYERS) for r in reports) | {"ratio": [float(ratio)]}
     most = rule.start(rule.init(), sums)["most"]
@@ -78,7 +79,7 @@ def test_any_tokens_are_clamped_to_the_public_range_and_most_clients_are_not(siz
 @given(st.floats(0, 20), st.lists(st.floats(0, 1.4), min_size=1, max_size=20))
 @example(17.75, [0.0, 1.4])
 def test_the_capped_softmax_is_the_softmax_while_scores_lie_within_the_window(least, more):
-    rule = mediate.softmax_of_distance(temperature=2.0).private
+    rule = weigh.softmax_of_distance(temperature=2.0).private
     distances = [least + x for x in more]
     reports = [report(f"c{k}", distance=d) for k, d in enumerate(distances)]
     public = started(rule, reports)
@@ -93,7 +94,7 @@ def test_the_capped_softmax_is_the_softmax_while_scores_lie_within_the_window(le
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.sampled_from([2, 3, 16]), st.floats(1e-6, 10))
 def test_any_scores_are_clamped_to_the_window_below_the_cap(distances, ratio, temperature):
-    rule = mediate.softmax_of_distance(temperature=temperature).private
+    rule = weigh.softmax_of_distance(temperature=temperature).private
     reports = [report(f"c{k}", distance=d) for k, d in enumerate(distances)]
     sums = add_up(rule.first(r, LAYERS) for r in reports) | {"ratio": [float(ratio)]}
     public = rule.start(rule.init(), sums)
@@ -122,7 +123,7 @@ def test_mass_is_raised_alike_and_clients_at_either_end_are_counted():
     assert sent.scale == {"bias": 0.25, "weight": 0.5}
     assert sent.mass == pytest.approx({"bias": 0.05, "weight": 0.5})
     assert clamped(own, sent, {}) == {"clamped": [1.0]}
-    rule = private_shares.tokens()
+    rule = rules.tokens()
     for tokens, said in ((1, 1.0), (16, 0.0), (256, 0.0), (257, 1.0)):
         told = rule.facts(report("a", tokens), LAYERS, {"most": 256.0})
         share = rule.share(report("a", tokens), LAYERS, {"most": 256.0})
@@ -130,7 +131,7 @@ def test_mass_is_raised_alike_and_clients_at_either_end_are_counted():
 
 
 def test_a_bound_on_scores_bounds_the_cap_and_nobody_is_saturated_by_it():
-    rule = mediate.softmax_of_distance(bound=1.5).private
+    rule = weigh.softmax_of_distance(bound=1.5).private
     reports = [report("a", distance=0.1), report("b", distance=80.0)]
     public = started(rule, reports)
     assert public["caps"] == {"bias": 1.5, "weight": 1.5}
@@ -140,13 +141,13 @@ def test_a_bound_on_scores_bounds_the_cap_and_nobody_is_saturated_by_it():
 
 
 def test_clients_above_the_cap_count_as_at_it_and_several_of_them_lift_it():
-    rule = mediate.softmax_of_distance().private
+    rule = weigh.softmax_of_distance().private
     near = report("a", distance=4.0)
     public = started(rule, [near])
     far = report("b", distance=9.0)
     assert rule.share(far, LAYERS, public).scale["bias"] == 1
     told = rule.facts(far, LAYERS, public)
-    assert private_shares.saturated_clients({f"rule/{name}": numbers for name, numbers in told.items()}) == 1
+    assert rules.saturated_clients({f"rule/{name}": numbers for name, numbers in told.items()}) == 1
     assert learnt(rule, public, [near, far]) == public, "one client alone moves nothing"
     assert learnt(rule, public, [near, near, far, far]) == public, "nor do as many as are exact now"
     for _ in range(3):
@@ -156,7 +157,7 @@ def test_clients_above_the_cap_count_as_at_it_and_several_of_them_lift_it():
 
 
 def test_a_cap_far_above_everybody_comes_down_at_once():
-    rule = mediate.softmax_of_distance().private
+    rule = weigh.softmax_of_distance().private
     public = started(rule, [report("a", distance=40.0)])
     near = [report("a", distance=3.0), report("b", distance=2.0)]
     for _ in range(8):
@@ -165,7 +166,7 @@ def test_a_cap_far_above_everybody_comes_down_at_once():
 
 
 def test_sizes_move_by_powers_of_two():
-    rule = private_shares.tokens()
+    rule = rules.tokens()
     public = started(rule, [report("a", 100)])
     assert public["most"] == 256
     assert learnt(rule, public, [report("b", 300), report("c", 20)]) == public, "one client alone moves nothing"
@@ -179,7 +180,7 @@ def test_sizes_move_by_powers_of_two():
 @settings(max_examples=50)
 @given(st.lists(st.integers(100, 1500), min_size=3, max_size=20), st.lists(st.integers(1, 2**40), max_size=8))
 def test_one_liar_among_clients_that_agree_moves_no_public_size(sizes, lies):
-    rule = private_shares.tokens()
+    rule = rules.tokens()
     public = start = started(rule, [report(f"c{k}", n) for k, n in enumerate(sizes)])
     for lie in lies:
         public = learnt(rule, public, [*(report(f"c{k}", n) for k, n in enumerate(sizes)), report("liar", lie)])
@@ -201,7 +202,7 @@ def test_a_joining_client_of_a_secure_sum_brings_a_mass_of_one_whatever_its_toke
 
 @pytest.mark.parametrize("weights", [{}, {"a": 4.0, "b": 0.0}, {"a": 0.25}])
 def test_fixed_weights_keep_their_ratios_within_one(weights):
-    mediator = mediate.fixed(weights)
+    mediator = weigh.fixed(weights)
     reports = [report(c) for c in "abc"]
     shares = [mediator.private.share(r, LAYERS, {}) for r in reports]
     plain = [mediator.share(r, LAYERS) for r in reports]
@@ -210,7 +211,7 @@ def test_fixed_weights_keep_their_ratios_within_one(weights):
 
 
 def test_the_switch_looks_at_the_two_rounds_before():
-    rule = mediate.switch_on_loss(mediate.softmax_of_distance(), mediate.by_tokens(), 0.1).private
+    rule = weigh.switch_on_loss(weigh.softmax_of_distance(), weigh.by_tokens(), 0.1).private
     losses = [3.0, 2.95, 2.5, 2.45, 2.44]
     public, chosen = started(rule, [report("a", 8, 3.0, 5.0), report("b", 4, 3.0)]), []
     for loss in losses:
@@ -226,7 +227,7 @@ def test_the_switch_looks_at_the_two_rounds_before():
 @settings(max_examples=50)
 @given(st.lists(st.floats(0.01, 15.9), min_size=1, max_size=15), st.floats(0.05, 1.0))
 def test_top_k_keeps_those_below_the_last_rounds_quantile(losses, beta):
-    rule = mediate.top_k(beta, mediate.uniform()).private
+    rule = weigh.top_k(beta, weigh.uniform()).private
     reports = [report(f"c{k}", loss=x) for k, x in enumerate(losses)]
     public = started(rule, reports)
     at = sorted(losses)[kept(beta, len(losses)) - 1]
@@ -238,7 +239,7 @@ def test_top_k_keeps_those_below_the_last_rounds_quantile(losses, beta):
 
 
 def test_top_k_lets_everybody_count_while_losses_are_beyond_the_buckets():
-    rule = mediate.top_k(0.5, mediate.uniform()).private
+    rule = weigh.top_k(0.5, weigh.uniform()).private
     assert started(rule, [report("a", loss=40.0), report("b", loss=50.0)])["limit"] is None
 
 
@@ -266,7 +267,7 @@ def test_every_method_has_a_private_form_whose_memory_a_checkpoint_gives_back(na
 
 def test_ranges_follow_the_largest_numbers():
     rule = privately(fedavg()).mediator.private
-    first = {"rule/sizes": private_shares.one_hot(5, private_shares.SIZES)}
+    first = {"rule/sizes": rules.one_hot(5, rules.SIZES)}
     numbers = {"bias": [0.3, 0.6], "weight": [0.0, 0.0]}
     first |= {f"magnitude/{n}": [sum(c) for c in zip(*map(magnitude, xs), strict=True)] for n, xs in numbers.items()}
     public = rule.start(rule.init(), first)
@@ -275,7 +276,7 @@ def test_ranges_follow_the_largest_numbers():
     def facts(largest: float, clients: int = 2) -> dict[str, list[float]]:
         large, small = use_of_range(largest, public["ranges"]["bias"])
         told = {"large/bias": [large], "small/bias": [small * clients], "large/weight": [0.0], "small/weight": [0.0]}
-        return told | {"rule/room": private_shares.one_hot(7, 13)}
+        return told | {"rule/room": rules.one_hot(7, 13)}
 
     assert rule.learn(public, facts(2.1), 2)["ranges"]["bias"] == 3
     assert rule.learn(public, facts(1.9), 2)["ranges"]["bias"] == 2
@@ -291,9 +292,9 @@ def test_a_mediator_without_a_private_rule_is_refused_by_name():
     own = Mediator(init=lambda: None, weigh=lambda memory, reports, layers: (memory, {}))
     with pytest.raises(ConfigError, match=r"the mediator of mine has no rule .* secure aggregation off"):
         privately(replace(fedavg(), name="mine", mediator=own))
-    assert mediate.top_k(0.5, own).private is None
-    assert mediate.switch_on_loss(own, mediate.by_tokens()).private is None
-    assert mediate.in_two_phases(mediate.by_tokens()).private is not None
+    assert weigh.top_k(0.5, own).private is None
+    assert weigh.switch_on_loss(own, weigh.by_tokens()).private is None
+    assert weigh.in_two_phases(weigh.by_tokens()).private is not None
 
 
 ONES = dict.fromkeys(LAYERS, 1.0)
@@ -313,8 +314,8 @@ def test_a_rule_from_outside_is_held_to_its_word(message):
         "share": (report("a"), LAYERS, {"most": 64.0}), "facts": (report("a"), LAYERS, {"most": 64.0}),
         "first": (report("a"), LAYERS), "start": ({"most": 1.0}, {"sizes": [1.0]}),
     }  # fmt: skip
-    rule = private_shares.tokens()
-    mediator = mediate.by_tokens()._replace(private=rule._replace(**{field: slip}))
+    rule = rules.tokens()
+    mediator = weigh.by_tokens()._replace(private=rule._replace(**{field: slip}))
     own = guarded(replace(fedavg(), name="mine", mediator=mediator)).mediator.private
     with pytest.raises(ConfigError, match=message):
         getattr(own, field)(*given_to[field])

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from keyfed.errors import ConfigError
-from keyfed.federated import mediate
+from keyfed.federated import weigh
 from keyfed.federated.methods import METHODS, fedavg, fedmed
-from keyfed.federated.private_shares import LOSS_STEP, magnitude, privately
-from keyfed.federated.public_check import check_public, refuse_isolating
+from keyfed.federated.public.check import check_public, refuse_isolating
+from keyfed.federated.public.rules import LOSS_STEP, magnitude, privately
 from keyfed.federated.types import Report
 
 LAYERS = ["bias", "weight"]
@@ -104,14 +104,14 @@ def test_top_k_is_refused_where_clients_are_real():
         with pytest.raises(ConfigError, match=r"method.beta is 0.5 \(fedmed\): top-K .* read its upload; set method"):
             refuse_isolating(method)
     with pytest.raises(ConfigError, match=r"method\.beta"):
-        refuse_isolating(replace(fedavg(), mediator=mediate.top_k(0.5, mediate.uniform())))
+        refuse_isolating(replace(fedavg(), mediator=weigh.top_k(0.5, weigh.uniform())))
 
 
 def test_fixed_weights_are_refused_beyond_the_ratio_of_a_sum():
     for weights, ratio in (({}, 1), ({"a": 16.0}, 16), ({"a": 0.5, "b": 2.0}, 4), ({"a": 1 / 3}, 3)):
-        refuse_isolating(replace(fedavg(), mediator=mediate.fixed(weights)), ratio)
-        refuse_isolating(privately(replace(fedavg(), mediator=mediate.fixed(weights))), ratio)
+        refuse_isolating(replace(fedavg(), mediator=weigh.fixed(weights)), ratio)
+        refuse_isolating(privately(replace(fedavg(), mediator=weigh.fixed(weights))), ratio)
     odd = [({"a": 16.1}, 16, "16.1 times"), ({"a": 0.5, "b": 2.0}, 3, "4 times"), ({"a": 0.0}, 16, "a weight of 0")]
     for weights, ratio, message in odd:
         with pytest.raises(ConfigError, match=rf"fixed weights \(fedavg\): .*{message}.* allows {ratio}"):
-            refuse_isolating(replace(fedavg(), mediator=mediate.fixed(weights)), ratio)
+            refuse_isolating(replace(fedavg(), mediator=weigh.fixed(weights)), ratio)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keyfed.federated.public_ranges import (
+from keyfed.federated.public.ranges import (
     HELD_BY_ONE,
     MOST_RAISED,
     PATIENCE,

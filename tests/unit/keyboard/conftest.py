@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keyfed.config import Config
+from keyfed.config.load import Config
 from keyfed.keyboard import assets
 from keyfed.model.language_model import init_params
 from keyfed.model.presets import build_spec

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.config import Config, DataConfig
+from keyfed.config.load import Config, DataConfig
 from keyfed.engine.network import reader_of
 from keyfed.errors import ConfigError
 from keyfed.keyboard.editor import Editor

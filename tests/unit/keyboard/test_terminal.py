@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from keyfed.cli import app
-from keyfed.config import Config, ModelConfig
+from keyfed.cli.app import app
+from keyfed.config.load import Config, ModelConfig
 from keyfed.engine.network import init_params
 from keyfed.keyboard.predict import Slot, Strip
 from keyfed.keyboard.terminal import (
@@ -29,8 +29,8 @@ from keyfed.keyboard.terminal import (
     tail,
     width_of,
 )
+from keyfed.run.custom import build_network
 from keyfed.run.folder import save_model, write_run_toml
-from keyfed.run.outside import build_network
 from keyfed.text.vocab import SPECIALS, Vocab
 
 OWN = re.compile(r"\x1b\[(?:[0-9]*[mJAC])|[\r\n]")  # the sequences that the prompt itself writes

@@ -10,8 +10,8 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from keyfed.private.keys import Identity, OneTime, SignedKeys, make_keys
-from keyfed.private.secure_sum import Collector, Floors, Member, Terms, usual_threshold
+from keyfed.private.secagg.keys import Identity, OneTime, SignedKeys, make_keys
+from keyfed.private.secagg.secure_sum import Collector, Floors, Member, Terms, usual_threshold
 
 PAIR = Floors(2)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.errors import PrivacyError
-from keyfed.private.accounting import (
+from keyfed.private.dp.accounting import (
     COARSE,
     FINE,
     Release,

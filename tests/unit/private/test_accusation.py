@@ -13,12 +13,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from keyfed.errors import Refused, SecureSumError
-from keyfed.private import accusation, curve
-from keyfed.private import member as member_side
-from keyfed.private.accusation import EVIDENCE_BYTES, evidence, is_usable, shown_key
-from keyfed.private.curve import FIELD, ORDER
-from keyfed.private.keys import Identity, is_possessed, make_keys, possession
-from keyfed.private.wire import package_text, seal, unseal
+from keyfed.private.secagg import accusation, curve
+from keyfed.private.secagg import member as member_side
+from keyfed.private.secagg.accusation import EVIDENCE_BYTES, evidence, is_usable, shown_key
+from keyfed.private.secagg.curve import FIELD, ORDER
+from keyfed.private.secagg.keys import Identity, is_possessed, make_keys, possession
+from keyfed.private.secagg.wire import package_text, seal, unseal
 
 from .conftest import identity_of
 
@@ -195,7 +195,7 @@ def test_a_package_that_opens_to_something_else_is_named_too(make_cohort, share,
     shares = (b"\xff" * 33, bytes(33)) if "field" in what else (bytes(33), bytes(33))
     with monkeypatch.context() as patch:
         if "field" not in what:
-            patch.setattr("keyfed.private.wire.share_hash", lambda *given: bytes(32))
+            patch.setattr("keyfed.private.secagg.wire.share_hash", lambda *given: bytes(32))
         bad = seal(agreed, digest, "c2", "c0", bytes(32), shares, bytes(12))
     sums.collector._packages["c2"]["c0"] = bad
     refused = accused(sums, "c0", "c2", bad, signed(cohort, "c2", "c0", bad))

@@ -11,18 +11,18 @@ import pytest
 import torch
 from scipy import stats
 
-from keyfed.engine.noised_sum import NoisedSum, half
+from keyfed.config.schema import PrivacyConfig
 from keyfed.engine.simulate import RunningSum
+from keyfed.engine.sums.noised import NoisedSum, half
 from keyfed.errors import PrivacyError
-from keyfed.federated.mediate import by_tokens, softmax_of_distance, switch_on_loss, top_k, uniform
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import MethodSpec, Part, Report
-from keyfed.private.along import BELOW, LOSS, WITHIN, loss_limit, mean_loss, still_moves
-from keyfed.private.mechanism import FOLLOWED, bound, refuse_absence
-from keyfed.private.noise import clip_factor, norm_of, update_noise
-from keyfed.private.plan import usual_count_noise
-from keyfed.sections import PrivacyConfig
+from keyfed.federated.weigh import by_tokens, softmax_of_distance, switch_on_loss, top_k, uniform
+from keyfed.private.dp.adaptive import BELOW, LOSS, WITHIN, loss_limit, mean_loss, still_moves
+from keyfed.private.dp.noise import clip_factor, norm_of, update_noise
+from keyfed.private.dp.plan import usual_count_noise
+from keyfed.private.dp.private_method import FOLLOWED, bound, refuse_absence
 
 from .neighbours import (
     CALLED,

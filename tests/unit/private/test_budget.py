@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.errors import PrivacyError
-from keyfed.private import budget
-from keyfed.private.accounting import Release, TreeRelease, epsilon
-from keyfed.private.budget import HEAD, LEDGER, MOST_DELTA, Terms, check_against_metrics, open_ledger, read_ledger
+from keyfed.private.dp import ledger as budget
+from keyfed.private.dp.accounting import Release, TreeRelease, epsilon
+from keyfed.private.dp.ledger import HEAD, LEDGER, MOST_DELTA, Terms, check_against_metrics, open_ledger, read_ledger
 
 TERMS = Terms(
     delta=1e-6, population=10_000, clients=10_000, cohort=100, called=100, z=1.0, mechanism="gaussian", sensitivity="S",

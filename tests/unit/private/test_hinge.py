@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from keyfed.config import Config
+from keyfed.config.load import Config
+from keyfed.config.schema import PrivacyConfig, SecureConfig
 from keyfed.errors import PrivacyError
-from keyfed.private.accounting import COARSE, Release, at_rate_one, calibrate, epsilon, most_met
-from keyfed.private.hinge import MOST_MEMBERS, Opening, chance
-from keyfed.run.deployed_terms import hinge_of
-from keyfed.sections import PrivacyConfig, SecureConfig
+from keyfed.private.dp.accounting import COARSE, Release, at_rate_one, calibrate, epsilon, most_met
+from keyfed.private.dp.opening import MOST_MEMBERS, Opening, chance
+from keyfed.run.remote.terms import hinge_of
 
 
 @pytest.mark.parametrize("opening", [Opening(3), Opening(10), Opening(3, 7)], ids=["3", "10", "7 stay"])

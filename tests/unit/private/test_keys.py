@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyfed.errors import SecureSumError
-from keyfed.private.keys import Identity, OneTime, SignedKeys, agree, derive, framed, make_keys, verify
+from keyfed.private.secagg.keys import Identity, OneTime, SignedKeys, agree, derive, framed, make_keys, verify
 
 RFC_7748 = {
     "section 5.2": (

@@ -10,14 +10,14 @@ import torch
 
 pytest.importorskip("cryptography")
 
-from keyfed.engine.gather import HiddenRound
-from keyfed.engine.masked_noised_sum import MaskedNoisedSum, fixed_point
-from keyfed.engine.noised_sum import NoisedSum
-from keyfed.engine.secure_simulation import SecureSettings
-from keyfed.federated.private_shares import held
+from keyfed.engine.sums.gather import HiddenRound
+from keyfed.engine.sums.masked import MaskedNoisedSum, fixed_point
+from keyfed.engine.sums.noised import NoisedSum
+from keyfed.engine.sums.secure_simulation import SecureSettings
+from keyfed.federated.public.rules import held
 from keyfed.federated.types import Share
-from keyfed.private.hinge import MOST_MEMBERS
-from keyfed.private.threshold import PRIVATE_RATIO
+from keyfed.private.dp.opening import MOST_MEMBERS
+from keyfed.private.secagg.threshold import PRIVATE_RATIO
 
 from .neighbours import CLIP, LIKE, bounded, client, noising, share_of, vector
 
@@ -132,8 +132,8 @@ def test_a_refused_client_is_no_contributor_and_counts_neither_way():
 @pytest.mark.parametrize("lost", [None, "dropped before upload"])
 def test_a_simulation_hands_a_refused_client_to_the_sum_unless_it_vanishes(lost, monkeypatch):
     from keyfed.engine import simulate
-    from keyfed.engine.turn import Finished
-    from keyfed.federated.participation import Fate, Work
+    from keyfed.engine.task import Finished
+    from keyfed.federated.cohort import Fate, Work
 
     made, refused = bounded("fedavg"), []
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from keyfed.config.schema import PrivacyConfig
 from keyfed.errors import PrivacyError
+from keyfed.federated.cohort import Participation
 from keyfed.federated.methods import METHODS, build_method
-from keyfed.federated.participation import Participation
 from keyfed.federated.types import Aggregate, MethodSpec, Part, Report
-from keyfed.private.mechanism import CLIP, bound, refuse_participation
-from keyfed.sections import PrivacyConfig
+from keyfed.private.dp.private_method import CLIP, bound, refuse_participation
 
 from .neighbours import CLAIMING
 

@@ -11,23 +11,23 @@ import pytest
 import torch
 from scipy import stats
 
-from keyfed.config import Config, apply_settings, method_spec
-from keyfed.engine.noised_sum import NoisedSum
+from keyfed.config.load import Config, apply_settings, method_spec
+from keyfed.engine.sums.noised import NoisedSum
 from keyfed.errors import PrivacyError
+from keyfed.federated.cohort import Fate, Work
 from keyfed.federated.methods import build_method
-from keyfed.federated.participation import Fate, Work
 from keyfed.federated.types import Share, State
-from keyfed.private.accounting import Release, TreeRelease, epsilon
-from keyfed.private.budget import LEDGER, ORIGIN, _line, _write_head, open_ledger
-from keyfed.private.hinge import Opening, chance
-from keyfed.private.mechanism import CLIP
-from keyfed.private.noise import system
-from keyfed.run.deployed_private import DeployedPrivacy
-from keyfed.run.deployed_terms import Settled, terms_for
-from keyfed.run.markup import Table
+from keyfed.private.dp.accounting import Release, TreeRelease, epsilon
+from keyfed.private.dp.ledger import LEDGER, ORIGIN, _line, _write_head, open_ledger
+from keyfed.private.dp.noise import system
+from keyfed.private.dp.opening import Opening, chance
+from keyfed.private.dp.private_method import CLIP
+from keyfed.reports.document import Table
+from keyfed.reports.privacy import privacy_blocks
 from keyfed.run.privacy import PrivateRun
-from keyfed.run.privacy_report import privacy_blocks
 from keyfed.run.privacy_terms import make_private
+from keyfed.run.remote.private import DeployedPrivacy
+from keyfed.run.remote.terms import Settled, terms_for
 
 Z, COHORT, CALLED, S, BITS = 2.0, 400, 8, 3.0, 20.0
 FLEET = [

@@ -9,13 +9,13 @@ from itertools import pairwise
 
 import pytest
 
-from keyfed.config import Config, apply_settings
+from keyfed.config.load import Config, apply_settings
 from keyfed.errors import ConfigError, DataError, PrivacyError
-from keyfed.private.budget import read_ledger
-from keyfed.private.noise import system
+from keyfed.private.dp.ledger import read_ledger
+from keyfed.private.dp.noise import system
 from keyfed.run import private_vocabulary
 from keyfed.run.private_vocabulary import PrivateElection, read_votes, register_of
-from keyfed.text.clients import ClientText
+from keyfed.text.partition import ClientText
 from keyfed.text.private_ballots import ngrams, threshold
 from keyfed.text.vocab import SPECIALS, Vocab, Vote
 

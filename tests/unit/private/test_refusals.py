@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from keyfed.errors import ConfigError, Refused, SecureSumError
-from keyfed.private.keys import Identity, OneTime, _signed, agree, make_keys
-from keyfed.private.secure_sum import Floors, Member, Terms
-from keyfed.private.wire import seal
+from keyfed.private.secagg.keys import Identity, OneTime, _signed, agree, make_keys
+from keyfed.private.secagg.secure_sum import Floors, Member, Terms
+from keyfed.private.secagg.wire import seal
 
 ZEROS = np.zeros(8, np.uint32)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.errors import SecureSumError
-from keyfed.private import ring
+from keyfed.private.secagg import masks
 
 # NIST CAVP, AESAVS appendix: ECB of a zero block is the first block of our keystream (variable key, 256 bits).
 VARIABLE_KEY = [
@@ -26,7 +26,7 @@ SP_CIPHER = "601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c5"
 
 @pytest.mark.parametrize(("key", "block"), VARIABLE_KEY, ids=["one bit", "two bits", "all bits"])
 def test_the_first_block_is_aes_of_the_zero_counter(key, block):
-    assert ring.expand(bytes.fromhex(key), 4).astype("<u4").tobytes().hex() == block
+    assert masks.expand(bytes.fromhex(key), 4).astype("<u4").tobytes().hex() == block
 
 
 def test_the_cipher_underneath_counts_as_sp_800_38a_says():
@@ -38,30 +38,30 @@ def test_block_i_is_aes_of_the_counter_i():
     key = bytes(range(32))
     blocks = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
     counters = b"".join(i.to_bytes(16, "big") for i in range(300))
-    assert ring.expand(key, 1200).astype("<u4").tobytes() == blocks.update(counters)
+    assert masks.expand(key, 1200).astype("<u4").tobytes() == blocks.update(counters)
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, ring.CHUNK - 1, ring.CHUNK, ring.CHUNK + 1, 2 * ring.CHUNK + 5])
+@pytest.mark.parametrize("count", [0, 1, 3, masks.CHUNK - 1, masks.CHUNK, masks.CHUNK + 1, 2 * masks.CHUNK + 5])
 def test_chunks_change_nothing(count):
     stream = Cipher(algorithms.AES256(bytes(32)), modes.CTR(bytes(16))).encryptor()
-    assert ring.expand(bytes(32), count).astype("<u4").tobytes() == stream.update(bytes(4 * count))
+    assert masks.expand(bytes(32), count).astype("<u4").tobytes() == stream.update(bytes(4 * count))
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.binary(min_size=32, max_size=32), st.lists(st.integers(0, 2**32 - 1), max_size=40))
 def test_adding_and_taking_away_cancel_modulo_two_to_the_32(key, words):
     vector = np.array(words, dtype=np.uint32)
-    ring.add_mask(vector, key, 1)
-    wrapped = [(word + int(mask)) % 2**32 for word, mask in zip(words, ring.expand(key, len(words)), strict=True)]
+    masks.add_mask(vector, key, 1)
+    wrapped = [(word + int(mask)) % 2**32 for word, mask in zip(words, masks.expand(key, len(words)), strict=True)]
     assert vector.tolist() == wrapped
-    ring.add_mask(vector, key, -1)
+    masks.add_mask(vector, key, -1)
     assert vector.tolist() == words
 
 
 def test_a_part_of_a_larger_vector_is_masked_in_place():
     whole = np.zeros(10, np.uint32)
-    ring.add_mask(whole[2:6], bytes(32), 1)
-    assert whole.tolist() == [0, 0, *ring.expand(bytes(32), 4).tolist(), 0, 0, 0, 0]
+    masks.add_mask(whole[2:6], bytes(32), 1)
+    assert whole.tolist() == [0, 0, *masks.expand(bytes(32), 4).tolist(), 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_a_part_of_a_larger_vector_is_masked_in_place():
 )
 def test_what_is_no_mask_is_an_error(vector, key, sign, says):
     with pytest.raises(SecureSumError, match=says):
-        ring.add_mask(vector, key, sign)
+        masks.add_mask(vector, key, sign)
 
 
 def test_a_mask_of_fewer_than_no_words_is_an_error():
     with pytest.raises(SecureSumError, match="-1 words"):
-        ring.expand(bytes(32), -1)
+        masks.expand(bytes(32), -1)

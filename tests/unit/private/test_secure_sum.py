@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from keyfed.errors import BelowThreshold, Refused, SecureSumError
-from keyfed.private.secure_sum import Collector, Terms, usual_threshold
-from keyfed.private.threshold import least_alive
+from keyfed.private.secagg.secure_sum import Collector, Terms, usual_threshold
+from keyfed.private.secagg.threshold import least_alive
 
 QUICK, ALL = 800, 10_000
 

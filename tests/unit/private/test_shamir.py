@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.errors import BelowThreshold, SecureSumError
-from keyfed.private import shamir
+from keyfed.private.secagg import shamir
 
 SECRETS = st.binary(min_size=32, max_size=32)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from keyfed.errors import BelowThreshold, Lied, Refused, SecureSumError
-from keyfed.private import shamir
-from keyfed.private.secure_sum import Collector
-from keyfed.private.wire import PACKAGE_BYTES
+from keyfed.private.secagg import shamir
+from keyfed.private.secagg.secure_sum import Collector
+from keyfed.private.secagg.wire import PACKAGE_BYTES
 
 ONES = np.ones(8, np.uint32)
 

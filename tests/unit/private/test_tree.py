@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from keyfed.private.accounting import forest_sensitivity
-from keyfed.private.noise import system
-from keyfed.private.tree import KeptTree, change_of, derived_tree, group_of, nodes_of
+from keyfed.private.dp.accounting import forest_sensitivity
+from keyfed.private.dp.noise import system
+from keyfed.private.dp.tree import KeptTree, change_of, derived_tree, group_of, nodes_of
 
 SHAPE = torch.Size((5,))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keyfed.config import TrainConfig
+from keyfed.config.load import TrainConfig
 from keyfed.errors import ConfigError
 from keyfed.model.presets import build_spec
 from keyfed.run.choose import choose

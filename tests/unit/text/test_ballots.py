@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyfed import cli_vocab
+from keyfed.cli import vocab
 from keyfed.errors import ConfigError, DataError
-from keyfed.text.ballots import MIN_CLIENTS, MOST_WORDS, ballot, elect
+from keyfed.text.election import MIN_CLIENTS, MOST_WORDS, ballot, elect
 from keyfed.text.vocab import SPECIALS, Vocab
 
 WORDS = st.sampled_from(["a", "b", "c", "d", "e", "é", "B", "<unk>", "<eos>"])
@@ -161,4 +161,4 @@ def test_ballots_are_read_one_at_a_time():
 
 
 def test_the_command_line_has_the_same_cap():
-    assert cli_vocab.vocab.__defaults__[cli_vocab.vocab.__code__.co_varnames.index("most_words")] == MOST_WORDS
+    assert vocab.vocab.__defaults__[vocab.vocab.__code__.co_varnames.index("most_words")] == MOST_WORDS

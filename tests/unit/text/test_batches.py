@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.config import Config, apply_settings
+from keyfed.config.load import Config, apply_settings
 from keyfed.federated.sampling import sample_cohort
 from keyfed.run.encode import window_of
 from keyfed.run.prepare import prepare

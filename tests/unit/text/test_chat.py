@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from keyfed.errors import DataError
 from keyfed.keyboard.tables import offensive_words
+from keyfed.text.catalogue import NAMED, at_hand, load_corpus
 from keyfed.text.corpus import Corpus, pseudonym
-from keyfed.text.named import NAMED, at_hand, load_corpus
 from keyfed.text.published import packaged_chat, read_chat
 from keyfed.text.vocab import SPECIALS, UNK, build_vocab
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyfed.errors import ConfigError, DataError
-from keyfed.text.clients import PARTITIONS, QUANTITIES, Population, in_part, parse_part, partition, statistics
 from keyfed.text.corpus import Author, Corpus
+from keyfed.text.partition import PARTITIONS, QUANTITIES, Population, in_part, parse_part, partition, statistics
 from keyfed.text.vocab import build_vocab
 
 DATA = Path(os.environ.get("KEYFED_DATA", Path(__file__).parents[4] / "shared" / "data"))

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from keyfed.errors import DataError
-from keyfed.text import lexicon, linetable, records
-from keyfed.text.clients import line_sizes, partition
+from keyfed.text import lexicon, records
+from keyfed.text import table as linetable
 from keyfed.text.corpus import read_corpus
 from keyfed.text.dealing import deal
 from keyfed.text.lexicon import encode_lists, lexicon_of, vocab_of
-from keyfed.text.linetable import tabulate
+from keyfed.text.partition import line_sizes, partition
 from keyfed.text.records import Span, read_records, spans_of, stream_records
+from keyfed.text.table import tabulate
 from keyfed.text.vocab import build_vocab
 
 WORDS = ["Don’t", "panic:", "it's", "1,234.5", "well-being", "😀!", "<unk>", "é", "na\u00efve", "a.b", "(x)", "…"]

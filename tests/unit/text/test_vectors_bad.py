@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from keyfed.errors import ConfigError, DataError
-from keyfed.text.vectors import load_vectors
+from keyfed.text.vectors.load import load_vectors
 
 WORDS = ("the", "cat")
 GOOD = b"the 1 2 3\ncat 4 5 6\n"

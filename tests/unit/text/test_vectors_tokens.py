@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from keyfed.errors import ConfigError, DataError
-from keyfed.text.pieces import byte_letters, byte_pair_encoder, gpt2_chunks, word_piece_encoder
-from keyfed.text.vectors import load_vectors
+from keyfed.text.vectors.load import load_vectors
+from keyfed.text.vectors.subword import byte_letters, byte_pair_encoder, gpt2_chunks, word_piece_encoder
 from keyfed.text.vocab import SPECIALS
 
 # "low" is learnt whole, "er" as an end, "est" not at all; every byte is a piece, as in GPT-2.

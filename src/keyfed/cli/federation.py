@@ -1,0 +1,398 @@
+"""`keyfed server`, `keyfed enroll` and `keyfed client`: a federation of real machines, one command each."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from keyfed.cli.options import JsonOption, print_json
+from keyfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from keyfed.deploy.client_home import ClientHome, Settings
+    from keyfed.deploy.supernode import Client
+
+ServerHomeOption = Annotated[
+    Path | None, typer.Option("--home", help="The server's folder; else KEYFED_SERVER_HOME or ~/.keyfed/server.")
+]
+ClientHomeOption = Annotated[
+    Path | None, typer.Option("--home", help="The client's folder; else KEYFED_CLIENT_HOME or ~/.keyfed/client.")
+]
+PORT = 9092
+TEND_SECONDS = 0.5
+DAY = 86_400.0
+
+
+def server(
+    home: ServerHomeOption = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; open it in the firewall.", min=1, max=65535)] = PORT,
+    make_certificates: Annotated[
+        bool, typer.Option("--make-certificates", help="First make an authority (once) and a server certificate.")
+    ] = False,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="Host name or address that clients will use, for the certificate.  [repeatable]"),
+    ] = None,
+) -> None:
+    """Run the server of a federation until Ctrl-C: clients connect to it, runs are submitted to it.
+
+    Its folder holds the certificates, the roster of enrolled clients and a database, so that it can be stopped and
+    started again. TLS and node keys are always on. Clients come in over the network; enrolling them and submitting
+    runs is done on this machine only.
+
+      keyfed server --make-certificates --host 0.0.0.0 --name fl.example.org
+
+      keyfed enroll enrol-anna.json
+
+      keyfed train fedavg --federation 127.0.0.1:9092 --vocab vocab.json
+    """
+    from keyfed.deploy.certificates import check_certificate
+    from keyfed.deploy.certificates import make_certificates as make
+    from keyfed.deploy.leaving import act_on_wishes
+    from keyfed.deploy.processes import Processes, stop_at_signals
+    from keyfed.deploy.superlink import NAME, ServerHome, default_home, only_one, start_superlink
+    from keyfed.errors import DeployError
+
+    place = ServerHome((home or default_home()).absolute())
+    if make_certificates:
+        given = [*(name or []), *([host] if host not in ("0.0.0.0", "::") else [])]
+        make(place.path, given)
+        typer.echo(f"made an authority and a certificate in {place.path}; clients need {place.ca}", err=True)
+    elif name:
+        raise ConfigError("--name goes with --make-certificates: it is written into the certificate")
+    for line in check_certificate(place.path / "server.crt"):
+        typer.echo(f"note: {line}", err=True)
+    with only_one(place.path), stop_at_signals(), Processes(place.path) as processes:
+        address = start_superlink(processes, place, host, port)
+        for line in _next_steps(place.path, address, host, port):
+            typer.echo(line, err=True)
+        checked = time.monotonic()
+        while processes.alive(NAME):
+            for gone in act_on_wishes(place):
+                typer.echo(f"{gone} has left; its key is forgotten", err=True)
+            if time.monotonic() - checked > DAY:
+                checked = time.monotonic()
+                for line in check_certificate(place.path / "server.crt"):
+                    typer.echo(f"note: {line}", err=True)
+            time.sleep(TEND_SECONDS)
+        raise DeployError(f"the SuperLink has ended; the end of its log:\n{processes.log_tail(NAME, 600)}")
+
+
+def _next_steps(home: Path, address: str, host: str, port: int) -> list[str]:
+    shown = f"[{host}]" if ":" in host else host
+    outside = "THIS-MACHINE" if host in ("0.0.0.0", "::") else shown
+    return [
+        f"listening on {shown}:{port}, TLS and node keys on; Ctrl-C ends it",
+        f"1. give {home / 'ca.crt'} to your clients; each starts: "
+        f"keyfed client --data TEXT --server {outside}:{port} --ca ca.crt",
+        "2. take in the enrol-NAME.json that each of them sends you: keyfed enroll enrol-NAME.json",
+        f"3. train: keyfed train fedavg --federation {address} --vocab vocab.json",
+    ]
+
+
+def enroll(
+    file: Annotated[Path | None, typer.Argument(help="A client's enrol-NAME.json; - reads it from stdin.")] = None,
+    forget: Annotated[str | None, typer.Option(metavar="NAME", help="Send a client away: its key is revoked.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List who is enrolled.")] = False,
+    home: ServerHomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a client into the federation, on the server's machine while the server runs.
+
+    The file holds public keys only. Make sure that it comes from the person it names: whoever is enrolled takes part in
+    every run. One key can be enrolled under one name.
+
+      keyfed enroll enrol-anna.json
+
+      keyfed enroll --list
+
+      keyfed enroll --forget anna
+    """
+    from keyfed.deploy.enrolment import enrol, read_enrolment, read_roster
+    from keyfed.deploy.enrolment import forget as send_away
+    from keyfed.deploy.superlink import ServerHome, default_home
+
+    place = ServerHome((home or default_home()).absolute())
+    if sum((file is not None, forget is not None, listing)) != 1:
+        raise ConfigError("give one of: a client's enrol-NAME.json, --forget NAME, --list")
+    if file is not None:
+        data = sys.stdin.buffer.read(1 << 20) if str(file) == "-" else _bytes(file)
+        given = read_enrolment(data, str(file))
+        enrol(place, [given])
+        said = {"enrolled": given.name}
+    elif forget is not None:
+        send_away(place, forget)
+        said = {"forgotten": forget}
+    else:
+        said = read_roster(place)  # type: ignore[assignment]
+    if as_json:
+        print_json(said)
+    elif listing:
+        rows = [["name", "enrolled", "identity", "state"]]
+        for who, entry in sorted(read_roster(place).items()):
+            rows.append([who, entry["enrolled"], entry["identity"][:16], "revoked" if entry["revoked"] else "enrolled"])
+        from keyfed.run.console import plural, print_table
+        from keyfed.wire.roster import mark_of, roster_hash
+
+        print_table(rows)
+        taken_in = [mark_of(who, e["identity"]) for who, e in read_roster(place).items() if not e["revoked"]]
+        typer.echo(f"roster {roster_hash(taken_in)} ({plural(len(taken_in), 'client')}); clients see it with --status")
+    else:
+        typer.echo("; ".join(f"{what}: {who}" for what, who in said.items()))
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as f:
+            return f.read(1 << 20)
+    except OSError as e:
+        raise ConfigError(f"{path}: {e.strerror or e}") from None
+
+
+def client(
+    data: Annotated[
+        Path | None, typer.Option(help="Your text: a file or folder, read where it is and never sent.")
+    ] = None,
+    server: Annotated[str | None, typer.Option(help="The server, HOST:PORT.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="The federation's ca.crt, from the server's operator.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Your client's name, which the server sees; a random one by default.")
+    ] = None,
+    when: Annotated[
+        str | None, typer.Option(help="Train only when: idle, power, unmetered (with commas), or always (the default).")
+    ] = None,
+    keep_days: Annotated[
+        int | None, typer.Option(help="Days that text is trained on, and kept in the home; 0: no limit.", min=0)
+    ] = None,
+    allow_plain: Annotated[
+        bool | None,
+        typer.Option("--allow-plain/--secure-only", help="Also take part in runs without secure aggregation."),
+    ] = None,
+    me: Annotated[
+        str | None,
+        typer.Option(help="Your name among several authors of the text, as the file spells it; '' for none."),
+    ] = None,
+    hide_among: Annotated[
+        int | None, typer.Option(help="Fewest clients of a secure sum that you take part in, you included.  [3]", min=3)
+    ] = None,
+    epsilon_budget: Annotated[
+        float | None,
+        typer.Option(help="Own privacy budget over all runs; no run without --dp is taken part in. 0: none.", min=0.0),
+    ] = None,
+    most_parameters: Annotated[
+        int | None, typer.Option(help="Largest model that is trained here.  [50,000,000]", min=1)
+    ] = None,
+    most_epochs: Annotated[int | None, typer.Option(help="Most passes over the text in a round.  [50]", min=1)] = None,
+    most_minutes: Annotated[
+        float | None, typer.Option(help="Most minutes of training in a round.  [10]", min=0.01)
+    ] = None,
+    trust_roster: Annotated[
+        str | None, typer.Option(metavar="HASH", help="Accept the roster of this hash, though most of it is new.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="You agree to what is explained on the first start.")] = False,
+    pause: Annotated[bool, typer.Option("--pause", help="Take no part until --resume.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Take part again.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Say how things stand.")] = False,
+    leave: Annotated[
+        bool, typer.Option("--leave", help="Leave for good: delete what is stored here; the server forgets the key.")
+    ] = False,
+    home: ClientHomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take part in a federation with your own text until Ctrl-C. The text never leaves this machine.
+
+    The first start explains what leaves it and asks; makes the client's keys; and writes enrol-NAME.json for the
+    server's operator, who has to take it in once. Later starts need no options.
+
+      keyfed client --data ~/notes --server fl.example.org:9092 --ca ca.crt --when power,unmetered
+
+      keyfed client --status
+
+      keyfed client --pause
+    """
+    from keyfed.deploy.client_home import ClientHome, default_home
+
+    place = ClientHome((home or default_home()).absolute())
+    if sum((pause, resume, status, leave)) > 1:
+        raise ConfigError("give one of --pause, --resume, --status, --leave")
+    if pause or resume:
+        place.settings()  # said if it is no home
+        place.pause(pause)
+        typer.echo("paused; go on with: keyfed client --resume" if pause else "taking part again")
+    elif status:
+        found = _status(place)
+        print_json(found) if as_json else typer.echo("\n".join(f"{k}: {v}" for k, v in found.items()))
+    elif leave:
+        _leave(place, yes)
+    else:
+        options = {"server": server, "ca": ca, "data": data, "when": when, "keep_days": keep_days, "plain": allow_plain}
+        options |= {"hide_among": hide_among, "me": me}
+        caps = {
+            "parameters": most_parameters, "epochs": most_epochs, "minutes": most_minutes, "epsilon": epsilon_budget,
+            "roster": trust_roster,
+        }  # fmt: skip
+        given = {key: value for key, value in caps.items() if value is not None}
+        _take_part(place, name, options | {"limits": given or None}, yes)
+
+
+def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes: bool) -> None:
+    import secrets
+
+    from keyfed.deploy import consent
+    from keyfed.deploy.client_home import ClientRuns, open_home
+    from keyfed.deploy.enrolment import write_enrolment
+    from keyfed.deploy.processes import Processes, stop_at_signals
+    from keyfed.deploy.supernode import Client
+    from keyfed.private.dp.accounting import rho_to_eps
+    from keyfed.private.dp.own_ledger import DELTA
+    from keyfed.wire.flower.environment import need_flower
+
+    need_flower()
+    if not place.exists() and name is None:
+        name = f"client-{secrets.token_hex(4)}"
+    read = sys.stdin.readline if sys.stdin.isatty() else None
+    ask = consent.asking(place.path, yes=yes, read=read, say=lambda line: typer.echo(line, err=True))
+
+    def agree(told: Settings) -> None:
+        if told.limits.epsilon is not None:
+            rho_to_eps(1.0, DELTA)  # said now if the package that counts is missing
+        _look(place, told)
+        ask(told)
+
+    place = open_home(place.path, name=name, agree=agree, **options)
+    try:
+        with place.alone(), stop_at_signals(), Processes(place.path) as processes:
+            file = place.path / f"enrol-{place.settings().name}.json"
+            if not file.exists():
+                write_enrolment(place)
+                typer.echo(f"send this file to the server's operator: {file} (public keys only)", err=True)
+            one = Client(processes, place, say=lambda line: typer.echo(line, err=True))
+            one.start()
+            _tell(place, one)
+            while True:
+                one.tend()
+                time.sleep(TEND_SECONDS)
+    except ClientRuns:
+        if all(value is None for value in options.values()):
+            raise
+        typer.echo(
+            "the settings are changed; a client runs there already and none was started. --when, --keep-days, --me and "
+            "--data hold for it from the next run, the others from its next start",
+            err=True,
+        )
+
+
+def _look(place: ClientHome, told: Settings) -> None:
+    """Read the text before the client says that it takes part; say how much there is, and quote nothing.
+
+    Raises:
+      DataError: it cannot be read, is too short, or several people wrote it.
+    """
+    from keyfed.deploy.client_home import kept_files
+    from keyfed.text.own import look_at
+
+    if not told.data and not (place.text.is_dir() and kept_files(place.text, None)):
+        typer.echo(f"no text yet in {place.text}: a keyboard may leave some there, or name yours with --data", err=True)
+        return
+    path = Path(told.data) if told.data else place.text
+    typer.echo(f"{path}: {look_at(path, told.me or None)}", err=True)
+
+
+def _tell(place: ClientHome, one: Client) -> None:
+    told = place.settings()
+    when = f", only when {' and '.join(told.when)}" if told.when else ""
+    one.say(f"{told.name} takes part at {told.server}{when}; Ctrl-C ends it, keyfed client --pause pauses it")
+    if place.paused():
+        one.say("it is paused: keyfed client --resume")
+
+
+def _status(place: ClientHome) -> dict[str, Any]:
+    from keyfed.deploy.client_home import kept_files
+    from keyfed.deploy.conditions import describe
+    from keyfed.deploy.processes import PIDS, running
+    from keyfed.files import BROKEN, read_json
+
+    told = place.settings()
+    try:
+        pids = {str(what): int(pid) for what, pid in read_json(place.path / PIDS)["pids"].items()}
+    except (OSError, *BROKEN):
+        pids = {}
+    try:
+        agreed = str(read_json(place.path / "consent.json")["date"])
+    except (OSError, *BROKEN):
+        agreed = "not yet"
+    return {
+        "name": told.name,
+        "server": told.server,
+        "home": str(place.path),
+        "running": ", ".join(f"{what} (pid {pid})" for what, pid in pids.items() if running(pid)) or "no",
+        "paused": "yes" if place.paused() else "no",
+        "agreed": agreed,
+        "trains when": ", ".join(told.when) or "always",
+        **dict(describe()),
+        "text": f"{place.data()}, {len(kept_files(place.data(), told.keep_days))} files",
+        "text in the last run": _read(place.path / "found.txt") or "no run yet",
+        "text is kept": f"{told.keep_days} days" if told.keep_days else "without limit",
+        "runs without secure aggregation": "takes part" if told.plain else "refused",
+        "hides among": f"{told.hide_among} clients or more",
+        "most of a run": f"{told.limits.parameters:,} parameters, {told.limits.epochs} epochs and "
+        f"{told.limits.minutes:g} minutes a round",
+        "roster": _roster(place.path),
+        "last refusal": _read(place.path / "refused.txt") or "none",
+        "privacy spent": _spent(place),
+    }
+
+
+def _roster(home: Path) -> str:
+    from keyfed.files import parse_json
+    from keyfed.run.console import plural
+
+    try:
+        found = parse_json(_read(home / "roster.json") or "{}")
+        return f"{found['hash']} ({plural(found['clients'], 'client')})"
+    except (ValueError, KeyError, TypeError):
+        return "none was published yet"
+
+
+def _spent(place: ClientHome) -> str:
+    from keyfed.errors import KeyfedError
+    from keyfed.private.dp.own_ledger import OwnLedger
+
+    try:
+        return OwnLedger(place.path, place.settings().limits.epsilon).said()
+    except KeyfedError as e:
+        return f"not known: {e}"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _leave(place: ClientHome, yes: bool) -> None:
+    from keyfed.deploy.leaving import ask_to_be_forgotten
+    from keyfed.errors import DeployError
+
+    told = place.settings()
+    if not yes:
+        if not sys.stdin.isatty():
+            raise DeployError("nobody can be asked here; leave with --leave --yes")
+        typer.echo(f'{place.path} with its keys will be deleted. Type "yes" to leave:', err=True)
+        if sys.stdin.readline().strip().lower() not in ("yes", "y"):
+            raise DeployError("nothing was changed")
+    with place.alone():  # a client that runs is stopped first
+        why = ask_to_be_forgotten(place)
+        place.delete()
+    if why is None:
+        typer.echo(f"left: {place.path} is deleted and the server forgets the key of {told.name}")
+    else:
+        typer.echo(
+            f"left: {place.path} is deleted. But {why}: ask its operator to run: keyfed enroll --forget {told.name}"
+        )

@@ -1,0 +1,136 @@
+"""Options that several verbs share, and how a configuration is made from them. torch is not imported here."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from keyfed.engine.launch import leads, place
+from keyfed.errors import ConfigError, RunError, nearest
+
+if TYPE_CHECKING:
+    from keyfed.config.load import Config
+
+DataOption = Annotated[str | None, typer.Option("--data", help="Corpus name (`keyfed data list`) or a path.")]
+DirOption = Annotated[str | None, typer.Option("--data-dir", help="Folder of the named corpora; else KEYFED_DATA.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="Model preset (`keyfed methods --models`).")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="section.key=value for any option; a bare key is the method's.")
+]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML file with [data] [model] [method] [train].")]
+VocabOption = Annotated[
+    str | None, typer.Option("--vocab", help="vocab.json to use (`keyfed vocab`); else built from the training text.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+RunArgument = Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")]
+
+
+def configure(
+    method: str | None,
+    config: Path | None,
+    named: dict[str, Any],
+    settings: list[str] | None,
+    base: Config | None = None,
+    *,
+    recipe: bool = False,
+    minutes: float | None = None,
+) -> Config:
+    """Defaults (or a run's own), then the TOML file, then named options, then --set.
+
+    Args:
+      recipe: where no method is named, leave what is not set to the recipe (`keyfed.run.recipe.settings`).
+      minutes: let the number of rounds follow from this time.
+    """
+    from keyfed.config.load import (
+        Config,
+        Open,
+        apply_settings,
+        check,
+        config_from,
+        keys_of,
+        open_config,
+        read_config,
+        read_document,
+        set_value,
+    )
+    from keyfed.federated.methods import method_options
+
+    if method is not None:
+        method_options(method)  # an unknown method is said first
+    document = read_document(config) if config is not None else {}
+    if recipe and method is None and (config is not None or base is None) and not _names_method(document):
+        given = [key for key, value in named.items() if value is not None] + keys_of(document)
+        given += [whole_key(setting.partition("=")[0].strip()) for setting in settings or []]
+        made = config_from(document, str(config), base=open_config(given))
+    elif config is not None:
+        made = read_config(config, method)
+    elif base is not None:
+        if method is not None and method != base.method:
+            raise RunError(f'this run was started with method "{base.method}", not "{method}"')
+        made = base
+    else:
+        made = Config(method=method or "fedavg")
+    if minutes is not None:
+        if "train.rounds" in keys_of(document):
+            raise ConfigError(f"{config} sets train.rounds, and --minutes is given: leave one of the two out")
+        made = replace(made, open=replace(made.open or Open(), minutes=minutes))
+    for key, value in named.items():
+        if value is not None:
+            made = set_value(made, key, value)
+    return check(apply_settings(made, settings or []))
+
+
+def whole_key(key: str) -> str:
+    """Write an option's key with its section; a bare one is the method's."""
+    return key if "." in key else f"method.{key}"
+
+
+def _names_method(document: Mapping[str, Any]) -> bool:
+    table = document.get("method", {})
+    return not isinstance(table, Mapping) or "name" in table  # what is no section is said where it is read
+
+
+def sets(key: str, settings: list[str] | None, config: Path | None) -> bool:
+    """Whether the caller set a key, by --set or in the file (`configure` has read it: it exists and is TOML)."""
+    section, _, name = key.partition(".")
+    in_file = config is not None and name in tomllib.loads(config.read_text("utf-8")).get(section, {})
+    return in_file or any(setting.partition("=")[0].strip() == key for setting in settings or [])
+
+
+def print_json(value: Any) -> None:
+    from keyfed.run.folder import strict
+
+    typer.echo(json.dumps(strict(value), indent=1, allow_nan=False))
+
+
+def complain(message: str) -> int:
+    """Print an error of the caller's and return the exit code; of several ranks only the first speaks and fails."""
+    if not leads():
+        return 0  # torchrun would end rank 0 at another code before it has said why
+    typer.echo(f"error: {message}", err=True)
+    return 2
+
+
+def follow_rank_0() -> None:
+    """Train as rank 0 says, whatever this rank's own options: only rank 0 sees the run folder."""
+    from keyfed.run.ranks import follow, together
+
+    together(place(), follow)
+
+
+def explain(error: Any) -> str:
+    """One line for a usage error, with the nearest command or option."""
+    message = str(error.format_message()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    commands = getattr(getattr(context, "command", None), "commands", None)
+    if commands and message.startswith("No such command"):
+        got = message.split("'")[1]
+        return f'command "{got}" is not known{nearest(got, commands)}. Commands: {", ".join(commands)}.'
+    where = getattr(context, "command_path", "keyfed")
+    return f"{message}. See `{where} --help`."

@@ -1,0 +1,282 @@
+"""`keyfed train` and `keyfed pretrain`: the command line of a run. torch is imported when it runs, not here."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from keyfed.cli.options import (
+    ConfigOption,
+    DataOption,
+    DirOption,
+    JsonOption,
+    ModelOption,
+    SetOption,
+    VocabOption,
+    configure,
+    follow_rank_0,
+    print_json,
+    sets,
+)
+from keyfed.engine.launch import leads
+from keyfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from keyfed.config.load import Config
+    from keyfed.run.loop import Listener
+    from keyfed.run.recipe.settings import Setting
+
+RoundsOption = Annotated[int | None, typer.Option(help="Federated rounds.")]
+MinutesOption = Annotated[
+    float | None,
+    typer.Option(help="Train for about so long, in place of --rounds; their number is fixed after measuring."),
+]
+SeedOption = Annotated[int | None, typer.Option(help="Everything random derives from it.")]
+UntilOption = Annotated[str | None, typer.Option(help="Stop once validation is that good: perplexity=200 or nats=2.")]
+VectorsOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Word vectors for the embedding (GloVe, FastText, word2vec, …).")
+]
+VectorsDimOption = Annotated[
+    int | None, typer.Option(help="Numbers a word in the end, by PCA; the embedding's width by default.")
+]
+InitOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RUN", help="Start from this run's weights, carried by word; base: those that come along; none: random."
+    ),
+]
+ResumeOption = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with the run in --out, or start it; more --rounds extend a finished one."),
+]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, with sizes; do nothing.")]
+FederationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--federation", metavar="ADDRESS", help="Train on the clients of a `keyfed server`: HOST:PORT, or its folder."
+    ),
+]
+PlainOption = Annotated[
+    bool, typer.Option("--plain", help="With --federation: without secure aggregation; the server sees every update.")
+]
+PrivacyOption = Annotated[
+    str | None,
+    typer.Option("--dp", metavar="BUDGET", help="Client-level differential privacy: epsilon=8, or noise=1."),
+]
+PopulationOption = Annotated[
+    int | None, typer.Option(help="With --dp: clients of an imagined fleet, for a SIMULATED guarantee.")
+]
+SecureOption = Annotated[bool, typer.Option("--secure", help="Mask every upload: the server sees sums only.")]
+CurvesOption = Annotated[
+    bool, typer.Option("--curves", help="Also write loss and accuracy of every local batch and epoch to curves.jsonl.")
+]
+TensorboardOption = Annotated[
+    bool, typer.Option("--tensorboard", help="Also write the rounds as TensorBoard events to RUN/tensorboard.")
+]
+
+
+def _default_out(config: Config, resume: bool, what: str | None = None) -> Path:
+    from keyfed.run.folder import file_name, free_name
+
+    base = Path("runs") / f"{what or config.method}-{file_name(Path(config.data.name).name)}-{config.model.name}"
+    return base if resume else free_name(base)
+
+
+def _secure(secure: bool, plain: bool, federation: str | None) -> bool | None:
+    """Return what secure.on is set to: in a real federation on, unless plain is said; elsewhere as asked."""
+    if plain and secure:
+        raise ConfigError("--plain is without secure aggregation, and goes not with --secure; leave one of the two out")
+    if plain and federation is None:
+        raise ConfigError("--plain goes with --federation, where secure aggregation is on by default; leave it out")
+    return not plain if federation is not None else secure or None
+
+
+def refuse_two_lengths(minutes: float | None, rounds: int | None, settings: list[str] | None) -> None:
+    """Refuse a time beside a number of rounds."""
+    counted = rounds is not None or any(s.replace(" ", "").startswith("train.rounds=") for s in settings or [])
+    if minutes is not None and counted:
+        raise ConfigError("--minutes and --rounds both say how long to train; leave one of the two out")
+
+
+def privacy_settings(dp: str | None, population: int | None, settings: list[str] | None) -> dict[str, Any]:
+    """Return what --dp and --population set; clients are then called independently, unless they take turns.
+
+    Example:
+      >>> privacy_settings("epsilon=8", None, None)
+      {'privacy.population': None, 'privacy.epsilon': '8', 'participation.sampling': 'poisson'}
+    """
+    found: dict[str, Any] = {"privacy.population": population}
+    if dp is None:
+        return found
+    key, _, number = dp.partition("=")
+    if key.strip() not in ("epsilon", "noise") or not number.strip():
+        raise ConfigError(f'--dp is "{dp}"; expected epsilon=NUMBER or noise=NUMBER')
+    found[f"privacy.{key.strip()}"] = number.strip()
+    if "privacy.mechanism=tree" not in (setting.replace(" ", "") for setting in settings or []):
+        found["participation.sampling"] = "poisson"
+    return found
+
+
+def train(
+    method: Annotated[
+        str | None, typer.Argument(help="Method (`keyfed methods`); else the recipe: what fits the corpus.")
+    ] = None,
+    data: DataOption = None,
+    data_dir: DirOption = None,
+    model: ModelOption = None,
+    vocab_file: VocabOption = None,
+    rounds: RoundsOption = None,
+    minutes: MinutesOption = None,
+    seed: SeedOption = None,
+    until: UntilOption = None,
+    init: InitOption = None,
+    vectors: VectorsOption = None,
+    vectors_dim: VectorsDimOption = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/METHOD-DATA-MODEL by default.")] = None,
+    dp: PrivacyOption = None,
+    population: PopulationOption = None,
+    secure: SecureOption = False,
+    resume: ResumeOption = False,
+    settings: SetOption = None,
+    config: ConfigOption = None,
+    dry_run: DryOption = False,
+    tensorboard: TensorboardOption = False,
+    curves: CurvesOption = False,
+    federation: FederationOption = None,
+    plain: PlainOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a model federatedly and report how it stands.
+
+    Words of English start from the base model that comes along; --init none starts at random (docs/starting-smart.md).
+    Without METHOD the recipe chooses method and settings from the corpus (docs/training.md), a short pilot settles the
+    step, and --dry-run says what was chosen and why; what you set stays. METHOD is one of `keyfed methods`, with its
+    own defaults. Without options it trains on the built-in corpus (chat of the channel #ubuntu, one client per
+    author) and writes a run folder: report, metrics, checkpoints, model.
+
+      keyfed train --data my-chats.csv --minutes 10
+
+      keyfed train fedavg --data ptb --model gru --rounds 50 --set lr=0.002 --set train.cohort=10
+
+    With --dp every upload is clipped and the sum noised; the noise fits the budget, which is printed every round and
+    ends the run (docs/privacy.md):
+
+      keyfed train fedavg --dp epsilon=8 --population 1000000
+    """
+    if not leads():
+        if not dry_run:
+            follow_rank_0()
+        return
+    from keyfed.run.console import Narrator
+    from keyfed.run.folder import read_run_toml
+
+    named = {
+        "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
+        "train.until": until, "train.init": init, "data.vocab_file": vocab_file, "vectors.file": vectors,
+        "vectors.dim": vectors_dim, "secure.on": _secure(secure, plain, federation), "train.curves": curves or None,
+        **privacy_settings(dp, population, settings),
+    }  # fmt: skip
+    refuse_two_lengths(minutes, rounds, settings)
+    if curves and federation is not None:
+        raise ConfigError("--curves works in simulation only; leave it out of a federation")
+    base = None
+    if resume and out is not None and (out / "run.toml").exists():
+        base = read_run_toml(out)[0]
+    resolved = configure(method, config, named, settings, base, recipe=True, minutes=minutes)
+    offered = init is None and not sets("train.init", settings, config)
+    if offered and base is not None:  # a run goes on from the start that it had
+        offered, resolved = False, replace(resolved, train=replace(resolved.train, init=base.train.init))
+    chosen: Sequence[Setting] = ()
+    if federation is not None:
+        from keyfed.run.recipe.pilot import choose_for_federation
+
+        resolved, chosen = choose_for_federation(resolved, None)
+    if dry_run:
+        from keyfed.run.dry import describe_plan
+
+        description = describe_plan(resolved, offered=offered)
+        print_json(description) if as_json else typer.echo(description["text"])
+        return
+    from keyfed.cli.up import go_on, train_in_federation
+    from keyfed.reports.results import report_run
+    from keyfed.run.loop import train as run_training
+
+    folder = out or _default_out(resolved, resume)
+    with Narrator() as narrator, ExitStack() as stack:
+        listener: Listener = narrator
+        if tensorboard:
+            from keyfed.reports.events import EventWriter
+
+            listener = stack.enter_context(EventWriter(folder, narrator))
+        try:
+            if federation is None:
+                result = run_training(resolved, folder, resume=resume, listener=listener, offered=offered)
+            else:
+                result = train_in_federation(
+                    resolved, federation, folder, listener, resume=resume, chosen=chosen, offered=offered
+                )
+        except KeyboardInterrupt:
+            narrator.stop()
+            later = f"go on with: {go_on(folder, federation, plain=plain)}"
+            if federation is None and folder.exists() and not (folder / "run.toml").exists():
+                later = f"the pilot goes on with the same command, --resume and --out {shlex.quote(str(folder))}"
+            typer.echo(f"stopped; {later}", err=True)
+            raise
+    report = report_run(folder)
+    print_json(result) if as_json else typer.echo(report)
+
+
+def pretrain(
+    data: DataOption = None,
+    data_dir: DirOption = None,
+    model: ModelOption = None,
+    vocab_file: VocabOption = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds, each as much text as a round of `train` reads.")] = None,
+    minutes: MinutesOption = None,
+    seed: SeedOption = None,
+    until: UntilOption = None,
+    init: InitOption = None,
+    vectors: VectorsOption = None,
+    vectors_dim: VectorsDimOption = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/pretrain-DATA-MODEL by default.")] = None,
+    resume: ResumeOption = False,
+    settings: SetOption = None,
+    config: ConfigOption = None,
+    dry_run: DryOption = False,
+    tensorboard: TensorboardOption = False,
+    curves: CurvesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a model centrally on public text, as a start for federated training (`keyfed train --init`).
+
+    The text is in one place, so take one that is public: wikitext-2, shakespeare, your own. The run folder is that of
+    `keyfed train central`. Rows of the embedding and of the output layer are then carried over by word, so that the
+    two corpora may have different vocabularies; the model must have the same shape.
+
+      keyfed pretrain --data wikitext-2 --model nwp-small --out runs/public
+
+      keyfed train fedadam --data ptb --model nwp-small --init runs/public
+
+    On the same corpus, with disjoint clients and the same held-out text:
+
+      keyfed pretrain --data irc --set data.clients_part=1/2 --out runs/half
+
+      keyfed train --data irc --set data.clients_part=2/2 --init runs/half
+    """
+    if out is None:
+        named = {"data.name": data, "data.dir": data_dir, "model.name": model}
+        out = _default_out(configure("central", config, named, settings), resume, "pretrain")
+    train(
+        "central", data, data_dir, model, vocab_file, rounds, minutes, seed, until, init, vectors, vectors_dim, out,
+        None, None, False, resume, settings, config, dry_run, tensorboard, curves, None, False, as_json,
+    )  # fmt: skip
+    if leads() and not dry_run and not as_json:
+        typer.echo(
+            f"start:  keyfed train --init {shlex.quote(str(out))}, with this model and the corpus of your choice"
+        )

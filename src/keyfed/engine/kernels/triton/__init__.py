@@ -1,0 +1,1 @@
+"""The kernels of a step in Triton's language."""

@@ -1,0 +1,1 @@
+"""Where a round's uploads go: sums in the clear, noised, masked."""

@@ -1,0 +1,144 @@
+r"""Clients that remember: consensus by the alternating direction method of multipliers.
+
+The federation solves min Σ_k α_k f_k(w_k) with all w_k = θ. Client k keeps its weights w_k and a dual y_k, the price of
+disagreeing with θ. A round of client k is
+
+.. math::  w_k ≈ \arg\min_w f_k(w) + ⟨y_k, w − θ⟩ + \tfrac{ρ}{2}‖w − θ‖^2,\qquad y_k ← y_k + ρ(w_k − θ),
+           \qquad z_k = w_k + y_k/ρ
+
+and the server's θ is the mean Σ_k α_k z_k / Σ_k α_k over **all clients that ever joined**, present or not. So a client
+uploads the *increment* of z_k since the last one the server acknowledged, the whole z_k when it joins, and the server
+keeps a running sum. A client whose upload was lost goes back to what was acknowledged: it is as if it had not been
+called. Dividing by the cohort's weight instead diverges under partial participation; starting from today's θ instead of
+sending z_k whole stalls; advancing what was sent without an acknowledgement corrupts θ for ever.
+
+No clip bounds a whole z_k. So in a private run everybody is a member from the start that stands for the first θ: client
+k uploads (and books as sent, see `engine.task`) the clipped increment, also when it joins, and θ' = θ + Σ α_k Δ_k / W
+with the public weight W of all clients. With everybody in the first round, no clip and no noise this is the same θ'.
+A client that misses the first round stands for the θ it finds; at the fixed point the sum of the duals is then off by
+ρ times how far that θ is from the first one, and by ρ times the noise of all rounds' sums.
+
+References:
+  Boyd, Parikh, Chu, Peleato, Eckstein, *Distributed Optimization and Statistical Learning via ADMM*, 2011.
+  Zhou, Li, *Communication-Efficient ADMM-based Federated Learning*, 2021.
+  Gong, Li, Freris, *FedADMM: A Robust Federated Deep Learning Framework with Adaptivity to System Heterogeneity*, 2022
+  (arXiv 2204.03529).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from keyfed.federated.descent import Descent, descend
+from keyfed.federated.local import start_at
+from keyfed.federated.public import rules
+from keyfed.federated.types import (
+    Aggregate,
+    Mediator,
+    Objective,
+    Params,
+    Report,
+    ServerRule,
+    Share,
+    Solution,
+    Solver,
+    Standing,
+)
+from keyfed.federated.weigh import separable
+
+StartFrom = Literal["stored", "model"]
+Joining = Literal["whole", "increment"]
+
+
+def admm(
+    descent: Callable[[float], Descent],
+    rho: float,
+    start_from: StartFrom = "stored",
+    joining: Joining = "whole",
+) -> Solver:
+    """Solve the augmented local problem by a descent, step the dual, upload the increment of z_k = w_k + y_k/ρ.
+
+    State of a client: "w/…", "dual/…", "sent/…" (what the server has of z_k) and "alpha" (its weight; 0 before it
+    joins).
+
+    Args:
+      descent: the descent for a given μ; it is built with μ = ρ.
+      rho: ρ, how strongly clients are held to θ.
+      start_from: local work goes on from the stored w_k, or from θ.
+      joining: what a client uploads first: z_k whole, or its increment over today's θ (as published for FedADMM).
+    """
+    local_descent = descent(rho)
+
+    def start(theta: Params) -> Params:
+        like = next(iter(theta.values()))
+        state = {f"w/{name}": p.clone() for name, p in theta.items()}
+        state |= {f"dual/{name}": torch.zeros_like(p) for name, p in theta.items()}
+        state |= {f"sent/{name}": torch.zeros_like(p) if joining == "whole" else p.clone() for name, p in theta.items()}
+        return state | {"alpha": torch.zeros((), dtype=torch.float64, device=like.device)}
+
+    def solve(theta: Params, objective: Objective, round: int, state: Params) -> Solution:
+        dual = {name: state[f"dual/{name}"] for name in theta}
+        if start_from == "stored":
+            begin = {name: state[f"w/{name}"].clone() for name in theta}
+        else:
+            begin = start_at(theta, objective.clients)
+        local, tally = descend(local_descent, begin, theta, objective, round, dual)
+        after, upload = {}, {}
+        for name, w in local.items():
+            y = dual[name] + rho * (w - theta[name])
+            after[f"w/{name}"], after[f"dual/{name}"] = w, y
+            after[f"sent/{name}"] = state[f"sent/{name}"]
+            upload[name] = w + y / rho - state[f"sent/{name}"]
+        solution = tally.solution(upload, objective)
+        standing = _standing(state["alpha"], solution.tokens, joining == "whole")
+        return solution._replace(standing=standing, state=after | {"alpha": standing.weight})
+
+    return Solver(solve, start)
+
+
+def _standing(alpha: Tensor, tokens: Tensor, whole: bool) -> Standing:
+    """A client's weight is fixed when it joins: the running sum could not follow a weight that changes."""
+    new = alpha == 0
+    return Standing(torch.where(new, tokens.to(alpha), alpha), new & whole)
+
+
+def once(uniform: bool = False) -> Mediator:
+    r"""Weigh clients by α_k, and count that weight once: a joining client brings mass α_k, an increment brings none.
+
+    In secure sums α_k = 1 (`federated.public.rules.standing`).
+
+    Args:
+      uniform: α_k = 1; else the client's tokens when it joined.
+    """
+
+    def share(report: Report, layers: Sequence[str]) -> Share:
+        alpha = 1.0 if uniform else report.weight
+        return Share(scale=dict.fromkeys(layers, alpha), mass=dict.fromkeys(layers, alpha * report.joining))
+
+    return separable(share, rules.standing())
+
+
+def running_mean() -> ServerRule:
+    r"""Keep Z = Σα_k z_k and M = Σα_k over all clients that ever joined: Z ← Z + total, M ← M + mass, θ' = Z/M.
+
+    Both are kept in double precision, so that increments of many rounds do not wear θ down.
+    """
+
+    def init(params: Params) -> Params:
+        state = {f"sum/{name}": torch.zeros_like(p, dtype=torch.float64) for name, p in params.items()}
+        return state | {f"mass/{name}": torch.zeros((), dtype=torch.float64) for name in params}
+
+    def step(params: Params, aggregate: Aggregate, state: Params) -> tuple[Params, Params]:
+        after, kept = dict(params), dict(state)
+        for name, p in params.items():
+            total = kept[f"sum/{name}"] = state[f"sum/{name}"] + aggregate.total[name]
+            mass = kept[f"mass/{name}"] = state[f"mass/{name}"] + aggregate.mass[name]
+            if float(mass) > 0:
+                after[name] = (total / float(mass)).to(p.dtype)
+        return after, kept
+
+    return ServerRule(init, step)

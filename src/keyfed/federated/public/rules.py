@@ -1,0 +1,305 @@
+r"""How clients weigh themselves when no report may leave them: by their own numbers and public ones.
+
+A softmax over clients is a ratio of two sums, and client k knows its own score: with a public cap c it sends
+u_k = exp(s_k − c) as mass and u_k · Δ_k as upload, both inside one masked sum. c cancels in the ratio; it only places
+the window of scores that count exactly. The same holds for token weights, n_k/ŵ with a public ŵ.
+
+**No client may be most of a sum.** In every layer the scale, which multiplies the upload, is held within [1/r, 1]
+(`held`): scores within [c − ln r, c], tokens within [ŵ/r, ŵ]. r comes from the sum's threshold
+(`private.secagg.threshold.most_ratio`), and the client computes it; no public number and no option of a method widens
+it.
+
+Public numbers come from sums alone: the first ones from histograms of a calibration sum before the first upload, later
+ones from coarse histograms in every round. They are placed where most clients count exactly, and move only for two
+clients or more (`facts.best_top`). Two rules need all reports of a round before they can weigh, and get a
+private variant that looks at the rounds before (`last_losses`): the switch on the mean loss, and top-K by loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from keyfed.errors import ConfigError, DoesNotFit
+from keyfed.federated.public.facts import (
+    SATURATED,
+    best_move,
+    best_top,
+    highest,
+    joined,
+    one_hot,
+    ratio_in,
+    room_histogram,
+    size_bucket,
+    sums_of,
+    under,
+)
+from keyfed.federated.public.last_losses import LOSS_STEP, LOSSES, below_last_quantile, switch_on_last_losses
+from keyfed.federated.public.ranges import (
+    MAGNITUDES,
+    ROOM_OF_DUALS,
+    ROOM_OF_RANGE,
+    first_ranges,
+    magnitude_bucket,
+    next_ranges,
+)
+from keyfed.federated.types import (
+    Facts,
+    LayerNumbers,
+    Mediator,
+    Memory,
+    Method,
+    PrivateRule,
+    Public,
+    Report,
+    Share,
+    Sums,
+)
+
+__all__ = [  # those of `last_losses` and `facts` that a rule is made of, too
+    "LOSSES", "LOSS_STEP", "MOST_CAP", "SIZES", "below_last_quantile", "capped_softmax", "clamped", "constant", "held",
+    "highest", "magnitude", "one_hot", "privately", "saturated_clients", "size_bucket", "standing",
+    "switch_on_last_losses", "tokens",
+]  # fmt: skip
+
+SIZES = 32  # buckets of a number of tokens n: bucket b holds 2^(b−1) < n ≤ 2^b
+LEAST_SCORE, SCORE_RATIO, SCORES = 0.05, 1.03, 360  # bucket b holds scores up to 0.05 · 1.03^b; the last one is 2039
+MOST_CAP = 4096.0  # twice that
+LEAST_LOG = -700.0  # of a weight, so that e^log is not 0
+
+
+def held(share: Share, ratio: float, *, silent: bool = False) -> Share:
+    """Return a share with every scale at least 1/r; its mass grows alike. Scales above 1 are for the sum to refuse.
+
+    This is the one place that keeps a client from being most of a layer's sum, whatever its rule said.
+
+    Args:
+      silent: the share may be all zeros (a simulation of top-K, which real clients refuse).
+
+    Raises:
+      DoesNotFit: a scale is 0, negative or no number: such a client would leave the others alone in the sum.
+    """
+    if silent and not any(share.scale.values()) and not any(share.mass.values()):
+        return share
+    if not all(scale > 0 for scale in share.scale.values()):
+        raise DoesNotFit("a scale of 0 in a secure sum leaves the other clients alone in it; nothing was sent")
+    scale = {name: max(own, 1 / ratio) for name, own in share.scale.items()}
+    mass = {
+        name: scale[name] if own == share.scale[name] else own * (scale[name] / share.scale[name])
+        for name, own in share.mass.items()
+    }
+    return replace(share, scale=scale, mass=mass)
+
+
+def clamped(own: Share, sent: Share, told: Facts) -> Facts:
+    """Say whether a client was clamped at either end in any layer: below 1/r, or above the public top."""
+    above = {name.rpartition("room")[2] for name, row in told.items() if _is_room(name) and sum(row[:SATURATED]) > 0}
+    low = any(sent.scale[name] > scale for name, scale in own.scale.items())
+    high = any(scale == 1 and ({"", f"/{name}"} & above) for name, scale in own.scale.items())
+    return {"clamped": [float(low or high)]}
+
+
+def _is_room(name: str) -> bool:
+    return "/room/" in f"/{name}/"
+
+
+def constant(weight_of: Callable[[Report], float], least: float) -> PrivateRule:
+    """Weigh by a number within [0, 1] that is known beforehand: nothing is told, nothing is learnt.
+
+    Args:
+      least: the smallest of all weights; a sum whose ratio r does not allow it is refused, nothing is clamped.
+    """
+
+    def share(report: Report, layers: Sequence[str], public: Public) -> Share:
+        del public
+        numbers = dict.fromkeys(layers, weight_of(report))
+        return Share(scale=numbers, mass=numbers)
+
+    return _unlearning(share)._replace(least=lambda layers, public: dict.fromkeys(layers, least))
+
+
+def tokens() -> PrivateRule:
+    r"""Weigh by min(n_k/ŵ, 1) with a public ŵ, a power of two: n_k / Σn once the server has divided by the mass.
+
+    Exact for clients of ŵ/r to ŵ tokens; others count as the nearer end (`held`). ŵ is where most clients count
+    exactly: by the calibration's histogram of sizes at first, then by how many factors of two clients lie below ŵ.
+    """
+
+    def share(report: Report, layers: Sequence[str], public: Public) -> Share:
+        numbers = dict.fromkeys(layers, min(report.tokens / public["most"], 1.0))
+        return Share(scale=numbers, mass=numbers)
+
+    def facts(report: Report, layers: Sequence[str], public: Public) -> Facts:
+        del layers
+        return {"room": room_histogram(math.log2(public["most"] / max(1, report.tokens)))}
+
+    def first(report: Report, layers: Sequence[str]) -> Facts:
+        del layers
+        return {"sizes": one_hot(size_bucket(report.tokens), SIZES)}
+
+    def start(public: Public, sums: Sums) -> Public:
+        found = [(max(0.0, place - 1.0), float(place), count) for place, count in enumerate(sums["sizes"])]
+        return {**public, "most": _size(best_top(found, math.log2(ratio_in(sums))))}
+
+    def learn(public: Public, sums: Sums, contributors: int) -> Public:
+        del contributors
+        return {**public, "most": _size(math.log2(public["most"]) + best_move(sums["room"], ratio_in(sums)))}
+
+    return PrivateRule(lambda: {"most": 1.0}, share, facts, first, start, learn)
+
+
+def _size(octaves: float) -> float:
+    """Return ŵ, a power of two of at least 1."""
+    return 2.0 ** min(max(0, math.floor(octaves)), SIZES)
+
+
+def standing() -> PrivateRule:
+    r"""Weigh all alike, and bring that mass once, when joining (`federated.duals.once`), whatever the method weighs by.
+
+    A joining client's mass is read in the clear where it joins alone. By tokens it would be that client's number of
+    tokens; so in secure sums it is 1, and only how many joined is seen.
+    """
+
+    def share(report: Report, layers: Sequence[str], public: Public) -> Share:
+        if "most" in public:  # of a run that was begun by tokens: its running mean is in other units
+            raise ConfigError(
+                "this secure run was begun by an older version, with weights by tokens; start it anew, or without "
+                "secure sums"
+            )
+        return Share(scale=dict.fromkeys(layers, 1.0), mass=dict.fromkeys(layers, float(report.joining)))
+
+    return _unlearning(share)._replace(least=lambda layers, public: dict.fromkeys(layers, 1.0))
+
+
+def capped_softmax(score: Callable[[Report, str], float], bound: float = math.inf) -> PrivateRule:
+    r"""Weigh each layer by u = exp(min(s, c) − c) with a public cap c: the softmax, once divided by the mass.
+
+    .. math::  \frac{\sum_k u_k Δ_k}{\sum_k u_k} = \frac{\sum_k e^{s_k} Δ_k}{\sum_k e^{s_k}}
+               \quad\text{if all } c − \ln r ≤ s_k ≤ c
+
+    Scores outside count as the nearer end (`held`). c is where most clients count exactly: by the calibration's
+    histogram of scores at first, then by how many factors of two clients' weights lie below 1.
+
+    Args:
+      score: a client's score in a layer, at least 0.
+      bound: largest score that can occur; c is never above it.
+    """
+
+    def share(report: Report, layers: Sequence[str], public: Public) -> Share:
+        caps = public["caps"]
+        numbers = {name: math.exp(max(min(score(report, name), caps[name]) - caps[name], LEAST_LOG)) for name in layers}
+        return Share(scale=numbers, mass=numbers)
+
+    def facts(report: Report, layers: Sequence[str], public: Public) -> Facts:
+        caps = public["caps"]
+        return {
+            f"room/{name}": room_histogram((caps.get(name, 0.0) - score(report, name)) / math.log(2)) for name in layers
+        }
+
+    def first(report: Report, layers: Sequence[str]) -> Facts:
+        return {f"scores/{name}": one_hot(_score_bucket(score(report, name)), SCORES) for name in layers}
+
+    def start(public: Public, sums: Sums) -> Public:
+        edges = [0.0, *(LEAST_SCORE * SCORE_RATIO**place for place in range(SCORES))]
+        caps = {}
+        for name, histogram in under("scores/", sums).items():
+            found = [(edges[place], edges[place + 1], count) for place, count in enumerate(histogram)]
+            caps[name] = min(max(0.0, best_top(found, math.log(ratio_in(sums)))), bound)
+        return {**public, "caps": caps}
+
+    def learn(public: Public, sums: Sums, contributors: int) -> Public:
+        del contributors
+        rooms, ratio = under("room/", sums), ratio_in(sums)
+        moved = {name: cap + math.log(2) * best_move(rooms[name], ratio) for name, cap in public["caps"].items()}
+        return {**public, "caps": {name: min(max(0.0, cap), bound, MOST_CAP) for name, cap in moved.items()}}
+
+    return PrivateRule(lambda: {"caps": {}}, share, facts, first, start, learn)
+
+
+def _score_bucket(score: float) -> int:
+    return 0 if score <= LEAST_SCORE else math.ceil(math.log(score / LEAST_SCORE) / math.log(SCORE_RATIO) - 1e-9)
+
+
+def magnitude(largest: float) -> list[float]:
+    """Return the one-hot histogram of a layer's largest absolute number by powers of two; bucket 0 is exactly zero."""
+    return one_hot(magnitude_bucket(largest), MAGNITUDES)
+
+
+def privately(method: Method) -> Method:
+    """Return the same method with clients that weigh themselves by public numbers; no report leaves them.
+
+    Its mediator's memory is public: {"calibrated": whether the first numbers are there, "rule": the rule's own,
+    "ranges": the exponent of two that no number of a layer exceeds, for sums of fixed point, "first": the calibration's
+    ranges, "outside": rounds with a client out of range since ranges last rose}.
+
+    Raises:
+      ConfigError: the mediator has no private rule.
+    """
+    rule = method.mediator.private
+    if method.hidden:
+        return method
+    if rule is None:
+        raise ConfigError(
+            f"the mediator of {method.name} has no rule by which clients weigh themselves with public numbers only; "
+            "give it `private`, or leave secure aggregation off"
+        )
+
+    def weigh(memory: Memory, reports: object, layers: Sequence[str]) -> NoReturn:
+        raise AssertionError("clients of a hidden method weigh themselves; there are no reports")
+
+    private = _with_ranges(rule, ROOM_OF_RANGE if method.solver.start is None else ROOM_OF_DUALS)
+    return replace(method, mediator=Mediator(private.init, weigh, None, private), hidden=True)
+
+
+def _with_ranges(rule: PrivateRule, room: int) -> PrivateRule:
+    """Join a rule with the ranges of the layers; its facts are told under "rule/".
+
+    Args:
+      room: bits between the largest number seen and the first range.
+    """
+
+    def start(public: Public, sums: Sums) -> Public:
+        own = rule.start(public["rule"], sums_of("rule", sums))
+        ranges = first_ranges({name: highest(seen) for name, seen in under("magnitude/", sums).items()}, room)
+        return {"calibrated": True, "rule": own, "ranges": ranges, "first": dict(ranges), "outside": 0}
+
+    def learn(public: Public, sums: Sums, contributors: int) -> Public:
+        after = next_ranges(public, sums, contributors)
+        if contributors:
+            after["rule"] = rule.learn(public["rule"], sums_of("rule", sums), contributors)
+        return after
+
+    return PrivateRule(
+        init=lambda: {"calibrated": False, "rule": rule.init(), "ranges": {}, "first": {}, "outside": 0},
+        share=lambda report, layers, public: rule.share(report, layers, public["rule"]),
+        facts=lambda report, layers, public: joined({"rule": rule.facts(report, layers, public["rule"])}),
+        first=lambda report, layers: joined({"rule": rule.first(report, layers)}),
+        start=start,
+        learn=learn,
+        least=None if rule.least is None else _least_of(rule),
+    )
+
+
+def _least_of(rule: PrivateRule) -> Callable[[Sequence[str], Public], LayerNumbers]:
+    least = rule.least
+    assert least is not None
+    return lambda layers, public: least(layers, public["rule"])
+
+
+def saturated_clients(sums: Sums) -> int:
+    """Return how many clients were cut off in the layer that cut off most, from the facts of our own rules."""
+    return round(max((sum(row[:SATURATED]) for name, row in sums.items() if _is_room(name)), default=0.0))
+
+
+def _unlearning(share: Callable[[Report, Sequence[str], Public], Share]) -> PrivateRule:
+    """A rule that tells nothing and whose public numbers stay as they are."""
+    return PrivateRule(
+        init=dict,
+        share=share,
+        facts=lambda report, layers, public: {},
+        first=lambda report, layers: {},
+        start=lambda public, sums: public,
+        learn=lambda public, sums, contributors: public,
+    )

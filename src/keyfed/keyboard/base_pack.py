@@ -1,0 +1,352 @@
+"""From a finished run to the folder of the base model: weights in eight bits, vocabulary, hashes of its text, card.
+
+`keyfed export RUN --base --out FOLDER` is this, and `make base` trains the run first. The folder appears whole or not
+at all. What rounding costs is measured on the run's own validation and test text, and is in the manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.numpy import save
+
+import keyfed
+from keyfed.config.load import BASE, Config, to_document
+from keyfed.errors import RunError
+from keyfed.files import write_atomically
+from keyfed.keyboard.forms import written_forms
+from keyfed.model.language_model import ModelSpec, Params, parameter_count, shapes
+from keyfed.model.quantise import quantise, widen
+from keyfed.reports.results import with_data
+from keyfed.run.evaluate import headline
+from keyfed.run.folder import Trained, load_model, read_result, read_run_toml
+from keyfed.run.prepare import Prepared
+from keyfed.run.start import base
+from keyfed.text.vocab import SPECIALS, UNK, words_of
+
+LINES_BYTES = 300_000  # of the hashes of its lines
+# Licences under which a model of the text may come along, as a corpus's own line names them.
+LICENCE = re.compile(r"CC BY(?:-SA)? \d\.\d|CC0|public domain|MIT", re.IGNORECASE)
+PATHS = {"data": ("dir", "vocab_file"), "train": ("init", "device"), "vectors": ("file",)}  # of the machine it was on
+FIGURES = ("perplexity", "top1_words", "top3_words", "tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What was written: where, and the manifest."""
+
+    out: Path
+    manifest: dict[str, Any]
+
+
+def pack_base(run: Path, out: Path) -> Packed:
+    """Write a run's model to `out` in the format of the base model; the run may come from another machine.
+
+    Raises:
+      RunError: the run is not finished, reads characters, is private, started from another model, has a text whose
+        licence is not known to permit it, or its files are too large; nothing is written then.
+    """
+    if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {base.MANIFEST, base.CARD, *base.FILES}):
+        raise RunError(f"{out} holds something else than a base model; choose another --out")
+    trained, prepared = with_data(run, None, text=True)
+    result = read_result(run)
+    spec = _fitting(trained, result)
+    before = _before(trained)
+    licence = _licence(prepared)
+    whole = {name: trained.params[name].float().numpy() for name in shapes(spec)}
+    stored = quantise(whole)
+    rounded = {name: torch.from_numpy(value) for name, value in widen(stored).items()}
+    forms = written_forms((c.train for c in prepared.population.trained), trained.vocab)
+    every, hashes = own_lines(prepared)
+    files = {
+        base.WEIGHTS: bytes(save(stored)),
+        base.VOCAB: json.dumps({**json.loads(trained.vocab.to_json()), "forms": forms}, ensure_ascii=False).encode(),
+        base.LINES: hashes,
+    }
+    assert result is not None
+    manifest = {
+        "format": base.FORMAT,
+        "keyfed": keyfed.__version__,
+        "model": {**{key: getattr(spec, key) for key in base.SPEC}, "parameters": parameter_count(spec)},
+        "precision": "int8",
+        "data": _about(prepared, licence),
+        "lines": {"least_words": base.LEAST_WORDS, "every": every, "kept": len(hashes) // 4},
+        "training": {"method": trained.method, **_rounds(trained.config, result, run), "before": before},
+        "figures": _figures(spec, trained.params, rounded, prepared, again=before is not None),
+        "settings": _settings(trained.config),
+        "files": {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in files.items()},
+    }  # fmt: skip
+    files[base.MANIFEST] = base.dump_manifest(manifest)
+    files[base.CARD] = card_text(json.loads(files[base.MANIFEST])).encode()
+    size = sum(map(len, files.values()))
+    if size > base.MOST_BYTES:
+        raise RunError(f"the base model takes {size:,} bytes, at most {base.MOST_BYTES:,}; train a smaller vocabulary")
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (*base.FILES, base.CARD, base.MANIFEST):  # the manifest last: until then the old one refuses the rest
+        write_atomically(out / name, files[name])
+    base.load_base(out)
+    return Packed(out, manifest)
+
+
+def _fitting(trained: Trained, result: Mapping[str, Any] | None) -> ModelSpec:
+    folder, config = trained.folder, trained.config
+    if result is None:
+        raise RunError(f"{folder} has no result yet; a base model is packed from a finished run")
+    if not isinstance(trained.spec, ModelSpec) or trained.vocab.kind != "word":
+        raise RunError(f"{folder} holds a model of characters or of a module; a base model is a preset of words")
+    if config.vectors.file is not None:
+        raise RunError(f"{folder} started from {config.vectors.file}: the card could not say what is in it")
+    if config.privacy.on:
+        raise RunError(f"{folder} was trained with differential privacy: the card would say that no noise was added")
+    return trained.spec
+
+
+def _before(trained: Trained) -> dict[str, Any] | None:
+    """Say which run the run started from: one on an earlier text of the same corpus, from scratch; None for random.
+
+    A corpus may be mended after a model was trained on it. Its weights are then carried into the new vocabulary.
+    """
+    if trained.config.train.init is None:
+        return None
+    folder = Path(trained.config.train.init)
+    if trained.config.train.init == BASE:
+        raise RunError(f"{trained.folder} started from the base model; train one from scratch")
+    old, (_, made), result = load_model(folder), read_run_toml(folder), read_result(folder)
+    same = old.config.data.name == trained.config.data.name
+    if not same or old.config.train.init is not None or old.config.vectors.file is not None or result is None:
+        raise RunError(
+            f"{trained.folder} started from {folder}, which is no finished run from scratch on the same corpus: the "
+            "card could not say what is in it; train one from scratch"
+        )
+    rounds = _rounds(old.config, result, folder)
+    return {"data_sha256": made.get("data_sha256"), **rounds, "settings": _settings(old.config)}
+
+
+def _rounds(config: Config, result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return how long a run trained, what it read in all its rounds, and which round's model was chosen."""
+    return {
+        "rounds": result["rounds"],
+        "best_round": result["best_round"],
+        "tokens": result["tokens_trained"],
+        "seed": config.train.seed,
+        "model_sha256": _sha256((folder / "model.safetensors").read_bytes()),
+    }
+
+
+def _licence(prepared: Prepared) -> str:
+    corpus = prepared.corpus
+    found = LICENCE.search(corpus.about)
+    if found is None:
+        raise RunError(
+            f"{corpus.name} names no licence under which a model of it may come along ({corpus.about or 'nothing'}); "
+            "train the base on a text with CC BY, CC0 or in the public domain"
+        )
+    return found[0]
+
+
+def own_lines(prepared: Prepared) -> tuple[int, bytes]:
+    """Return of how many lines one is kept, and the hashes of these: as many as fit into `LINES_BYTES`."""
+    hashes, every = base.line_hashes(base.lines_of(prepared, most=1 << 62)), 1
+    while (kept := base.kept_hashes(hashes, every)).nbytes > LINES_BYTES:
+        every *= 2
+    return every, kept.astype("<u4").tobytes()
+
+
+def _about(prepared: Prepared, licence: str) -> dict[str, Any]:
+    corpus, people = prepared.corpus, prepared.population
+    return {
+        "name": corpus.name,
+        "about": corpus.about,
+        "licence": licence,
+        "sha256": corpus.fingerprint(),
+        "clients": len(people.clients) + len(people.unseen),
+        "trained_clients": len(prepared.store),
+        "unseen_clients": len(people.unseen),
+        "training_tokens": len(prepared.store.flat),
+        "held_out": "clients" if people.valid is None and people.test is None else "corpus",
+        "parts": count_parts(prepared),
+    }
+
+
+def count_parts(prepared: Prepared) -> dict[str, dict[str, int]]:
+    """Count in the training text and in each held-out text.
+
+    Returns:
+      for each: `placeholders`, tokens that the text itself has as `<unk>`; `lines`, different lines of
+      `run.start.base.LEAST_WORDS` words or more; `shared`, how many of these are in the training text.
+    """
+    people, names = prepared.population, frozenset(prepared.store.names)
+    texts = {
+        "train": [c.train for c in people.clients if c.name in names],
+        "valid": [*(c.valid for c in people.clients), people.valid or ()],
+        "test": [*(c.test for c in people.clients), people.test or ()],
+        "unseen": [c.test for c in people.unseen],
+    }
+    found, trained = {}, frozenset[int]()
+    for part, lines in texts.items():
+        cut = [words_of(line, tokenised=prepared.corpus.tokenised, lower=True) for text in lines for line in text]
+        hashes = frozenset(base.line_hashes(cut).tolist())
+        trained = trained or hashes
+        placeholders = sum(words.count(SPECIALS[UNK]) for words in cut)
+        found[part] = {"placeholders": placeholders, "lines": len(hashes), "shared": len(hashes & trained)}
+    return found
+
+
+def _figures(spec: ModelSpec, whole: Params, rounded: Params, prepared: Prepared, *, again: bool) -> dict[str, Any]:
+    """Test both precisions on the same held-out text, read as the run is read.
+
+    Args:
+      again: the run started from one on an earlier text. Clients held out now may have been trained on then: they are
+        left out. The ends of the clients' own text are held out in both.
+    """
+    found: dict[str, Any] = {}
+    parts = (("valid", prepared.valid), ("test", prepared.test), ("unseen", {} if again else prepared.unseen))
+    for part, streams in parts:
+        if streams:
+            scores = [headline(spec, params, streams, prepared.batching.kind)[1] for params in (whole, rounded)]
+            found[part] = {
+                precision: {key: score[key] for key in FIGURES}
+                for precision, score in zip(("fp32", "int8"), scores, strict=True)
+            }
+    return found
+
+
+def _settings(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the run's configuration without what belongs to the machine that it was trained on."""
+    document = {section: dict(values) for section, values in to_document(config).items()}
+    for section, keys in PATHS.items():
+        for key in keys:
+            del document[section][key]
+    return document
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def card_text(manifest: Mapping[str, Any]) -> str:
+    """Return the card of a base model, all of it from the manifest."""
+    return "\n".join(_card(manifest)) + "\n"
+
+
+PARTS = {"train": "training", "valid": "validation", "test": "test", "unseen": "authors never trained on"}
+HELD_OUT = {
+    "clients": "Validation and test text are the ends of the authors' own texts.",
+    "corpus": "Validation and test text belong to the corpus as a whole, not to one author.",
+}
+
+
+def _card(m: Mapping[str, Any]) -> Iterator[str]:
+    model, data, training, size = m["model"], m["data"], m["training"], sum(f["bytes"] for f in m["files"].values())
+    where = "in one place" if training["method"] == "central" else "over simulated clients"
+    idle = data["clients"] - data["trained_clients"] - data["unseen_clients"]
+    yield from (
+        "# The base model",
+        "",
+        f"A next-word model of the corpus `{data['name']}`: {model['name']}, {model['vocab']:,} entries, "
+        f"{model['parameters']:,} parameters in eight bits, {size / 1e6:.2f} MB. `keyfed train` and `keyfed up` start "
+        "from it where it fits; `--init none` does not. `keyfed keyboard base` types on it.",
+        "",
+        "## Text and licence",
+        "",
+        f"Trained {where}, without differential privacy, on the corpus `{data['name']}`: {data['about']}.",
+        f"The corpus has {data['clients']:,} authors. The model was trained on {data['training_tokens']:,} tokens of "
+        f"{data['trained_clients']:,} of them.",
+        f"{data['unseen_clients']:,} authors were held out with all their text"
+        + (f"; {idle:,} have too little text to train on." if idle else "."),
+        HELD_OUT[data["held_out"]],
+        "SHA-256 of the text:",
+        f"`{data['sha256']}`.",
+        "",
+        f"Licence of the text: {data['licence']}. Who passes the model on names that text and its licence, as here.",
+        "",
+        "## Figures",
+        "",
+        "On text that was held out from training. The validation text chose the round.",
+        "",
+        "| text | tokens | perplexity | top-1 of words | top-3 of words | perplexity before rounding |",
+        "|---|---:|---:|---:|---:|---:|",
+    )
+    for part, found in m["figures"].items():
+        own, before = found["int8"], found["fp32"]
+        yield (
+            f"| {PARTS[part]} | {own['tokens']:,} | {own['perplexity']:.2f} | {own['top1_words']:.2%} | "
+            f"{own['top3_words']:.2%} | {before['perplexity']:.2f} |"
+        )
+    yield from (
+        "",
+        "Perplexity counts every token, line ends and unknown words too. Figures of words count neither of these. A",
+        "placeholder of the text is read as `<unk>`: it is never suggested, figures of words leave it out, and",
+        "perplexity counts it.",
+        "",
+        f"| text | placeholders | different lines of {m['lines']['least_words']} words or more | also in the training "
+        "text |",
+        "|---|---:|---:|---:|",
+    )
+    for part, counted in data["parts"].items():
+        if part == "train" or part in m["figures"]:
+            shared = "" if part == "train" else f"{counted['shared']:,}"
+            yield f"| {PARTS[part]} | {counted['placeholders']:,} | {counted['lines']:,} | {shared} |"
+    yield from ("", "## How it was made", "")
+    before = training["before"]
+    if before is None:
+        yield f"Packed by keyfed {m['keyfed']} from one run: {_trained(training)}."
+        yield "All settings are in `manifest.json`."
+    else:
+        yield from (
+            f"{_trained({**training, **before}).capitalize()}; on an earlier text of the same corpus, SHA-256",
+            f"`{before['data_sha256']}`. That text was mended afterwards.",
+            "The weights were carried by word into the vocabulary of the mended text; words that are no longer in it",
+            f"went. After that: {_trained(training)}. All settings are in `manifest.json`; `make base`",
+            "trains from scratch on the mended text.",
+        )
+    yield from (
+        "",
+        "## Limits",
+        "",
+        "- It is a start for training on other text. By itself it knows the subject and manner of its own.",
+        "- People wrote the text, as they are. The model may suggest what is wrong, rude or unfair.",
+        "- No noise was added: that somebody's public line was in the text can be guessed from the model. A run with",
+        "  `--dp` that starts here protects its own clients; its statement names the start as public and not covered.",
+        f"- It knows the words of its text. A text of which it knows fewer than {base.LEAST_KNOWN:.0%} of the words",
+        "  does not get it.",
+        f"- A corpus that shares {base.OWN_SHARE:.0%} or more of its lines with this text does not get it unless it is",
+        "  named: what is tested there has been read. `lines.bin` has hashes of one in "
+        f"{m['lines']['every']} of the lines of {m['lines']['least_words']} words or more.",
+        "",
+        "## Checksums (SHA-256)",
+        "",
+        *(f"- `{name}` `{entry['sha256']}`" for name, entry in m["files"].items()),
+    )
+
+
+def _trained(training: Mapping[str, Any]) -> str:
+    tokens = f", {training['tokens']:,} tokens read in them" if training["tokens"] else ""
+    return (
+        f"method {training['method']}, {training['rounds']:,} rounds trained{tokens}, seed {training['seed']}; "
+        f"the model of round {training['best_round']:,} was chosen on validation text"
+    )
+
+
+def packed_text(done: Packed) -> str:
+    """What the terminal shows: where, how large, how close."""
+    m = done.manifest
+    size = sum(entry["bytes"] for entry in m["files"].values())
+    shown = [
+        f"  {part}: perplexity {f['int8']['perplexity']:.2f} in eight bits, {f['fp32']['perplexity']:.2f} in float32"
+        for part, f in m["figures"].items()
+    ]
+    return "\n".join(
+        [
+            f"{done.out}: {m['model']['name']}, {m['model']['parameters']:,} parameters, {size / 1e6:.2f} MB",
+            f"  {m['data']['name']}, {m['data']['licence']}; weights SHA-256 {m['files'][base.WEIGHTS]['sha256'][:12]}",
+            *shown,
+        ]
+    )

@@ -1,0 +1,1 @@
+"""Experiments with runs: studies, audits, benchmarks. Imported by the command line only."""

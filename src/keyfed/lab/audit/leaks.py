@@ -1,0 +1,130 @@
+"""What one transmitted update tells about the words of the client that sent it, in each form it may travel in.
+
+    raw      the client's own upload, as a plain server receives it
+    sum      the sum of ten clients' uploads, which hides one among ten
+    masked   what a server of secure aggregation receives of one client: uniform ring elements
+    noised   the sum of ten clipped uploads with Gaussian noise
+
+The attack is that of `keyfed.lab.audit.leak`: rows of the input layer, or the output bias where weights are tied.
+"""
+
+from __future__ import annotations
+
+import math
+from os import urandom
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from keyfed.engine.problem import Problem
+from keyfed.engine.task import Turn, take_turns
+from keyfed.federated.sampling import derive_seed
+from keyfed.federated.types import Method, Params
+from keyfed.lab.audit.canaries import SPECIALS
+from keyfed.lab.audit.leak import judge_guesses, masked_view, scores_of_bias, scores_of_rows
+from keyfed.model.language_model import ModelSpec
+from keyfed.private.secagg.keys import Identity, make_keys
+from keyfed.private.secagg.secure_sum import Collector, Floors, Member, Terms, usual_threshold
+
+TOGETHER = 10  # clients of the sum
+SCALE = 2.0**16  # fixed point of a masked upload: the same for every value, so it changes no ranking
+
+
+def measure_leaks(
+    problem: Problem,
+    method: Method,
+    theta: Params,
+    seed: int,
+    *,
+    clip: float | None = None,
+    noise: float | None = None,
+) -> dict[str, Any]:
+    """Let clients train from θ once, look at what one of them sends in each form, and guess its words.
+
+    Args:
+      clip: S that uploads are clipped to in the noised form; None takes the median norm of the ten (a demonstration).
+      noise: standard deviation of the noise on the sum; None takes S, which is a noise multiplier of 1.
+    """
+    spec = problem.spec
+    assert isinstance(spec, ModelSpec)  # a user's module is refused before
+    sizes = problem.store.sizes()
+    victim = int(np.argsort(sizes, kind="stable")[len(sizes) // 2])  # of the median size: neither a gift nor a riddle
+    rng = np.random.default_rng(derive_seed(seed, "audit", "leaks"))
+    company = [k for k in rng.permutation(len(sizes)).tolist() if k != victim][: TOGETHER - 1]
+    uploads = [_upload(problem, method, theta, k) for k in (victim, *company)]
+    norms = [_norm(u) for u in uploads]
+    bound = float(np.median(norms)) if clip is None else clip
+    spread = bound if noise is None else noise
+    clipped = [{n: u * min(1.0, bound / norm if norm > 0 else 1.0) for n, u in upload.items()}
+               for upload, norm in zip(uploads, norms, strict=True)]  # fmt: skip
+    drawn = torch.Generator().manual_seed(derive_seed(seed, "audit", "noise"))
+    layer = "output.bias" if spec.tied else "embedding.weight"
+    noised = _sum(clipped, layer)
+    noised = noised + torch.empty(noised.shape, dtype=noised.dtype).normal_(0, spread, generator=drawn)
+    views = {
+        "raw": uploads[0][layer],
+        "sum": _sum(uploads, layer),
+        "masked": masked(uploads[0][layer]),
+        "noised": noised,
+    }
+    counts = words_read(problem, method, victim, spec)
+    score = scores_of_bias if spec.tied else scores_of_rows
+    return {
+        "attack": "sign and order of the output bias" if spec.tied else "rows of the input layer that changed",
+        "client_words": int((counts[SPECIALS:] > 0).sum()),
+        "vocabulary": spec.vocab - SPECIALS,
+        "clients_in_sum": len(uploads),
+        "norm": norms[0],
+        "clip": bound,
+        "noise": spread,
+        "demonstration": clip is None or noise is None,
+        "views": {name: judge_guesses(score(view), counts, SPECIALS)._asdict() for name, view in views.items()},
+    }
+
+
+def _upload(problem: Problem, method: Method, theta: Params, client: int) -> Params:
+    (done,) = take_turns(problem, theta, [Turn(client)], method, 0)
+    moved = ({n: u - theta[n] for n, u in done.upload.items()} if done.joining else done.upload)  # fmt: skip
+    return {name: u.detach().double().cpu() for name, u in moved.items()}
+
+
+def _norm(upload: Params) -> float:
+    return math.sqrt(sum(float(u.square().sum()) for u in upload.values()))
+
+
+def _sum(uploads: list[Params], layer: str) -> Tensor:
+    return torch.stack([u[layer] for u in uploads]).sum(0)
+
+
+def masked(change: Tensor, members: int = TOGETHER) -> Tensor:
+    """Write a tensor in fixed point, let a member of a real secure sum mask it, and read what it sends as numbers.
+
+    Keys are made and signed, shares dealt and forwarded as in every secure round (`keyfed.private.secagg.secure_sum`);
+    only the others' vectors are left out, which nobody needs for what this one sends.
+    """
+    words = change.mul(SCALE).round().long().flatten().numpy().astype(np.uint32)
+    identities = {f"client {k}": Identity.make(urandom) for k in range(members)}
+    made = {name: make_keys(identity, name, 0, urandom) for name, identity in identities.items()}
+    cohort = tuple(signed for _, signed in made.values())
+    terms = Terms(b"audit", cohort, usual_threshold(members), len(words))
+    public = {name: identity.public for name, identity in identities.items()}
+    collector = Collector(terms)
+    everybody = {name: Member(name, own, terms, public, Floors(), urandom) for name, (own, _) in made.items()}
+    for name, member in everybody.items():
+        collector.take_shares(name, member.shares())
+    alive, parcels = collector.forward()
+    victim = next(iter(everybody))
+    sent = everybody[victim].masked(words, alive, parcels[victim])
+    return masked_view(sent[: len(words)]).view(change.shape)
+
+
+def words_read(problem: Problem, method: Method, client: int, spec: ModelSpec) -> NDArray[np.int64]:
+    """Count what a client's first round gives away: words it predicts (tied weights), or words it reads."""
+    counts = np.zeros(spec.vocab, np.int64)
+    for step in problem.objective([client], 0, method.batch_size).epoch(0)[0]:
+        tokens = (step.targets if spec.tied else step.inputs)[step.mask > 0]
+        counts += np.bincount(tokens, minlength=len(counts))
+    return counts

@@ -1,0 +1,1 @@
+"""Speed: one round by several systems."""

@@ -1,0 +1,275 @@
+"""`keyfed bench`: one FedAvg round by several systems, in the same run, interleaved; medians and ratios.
+
+Machines are shared: trust the ratios, not the seconds. `python -m keyfed.lab.bench.bench '{"device": "cuda"}'` does the
+same
+where the command line is not installed: it takes the arguments of `bench` as JSON and prints the result as JSON on
+stdout, the table on stderr.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import json
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from keyfed.errors import ConfigError, KeyfedError, nearest
+from keyfed.lab.bench.contenders import BATCH, LR, MOMENTUM, SPECIALS, Task
+from keyfed.lab.bench.measure import Cost, Say, contenders_of, measure_apart, measure_cuda, missing
+from keyfed.model.presets import PRESETS, preset
+from keyfed.run.console import plural
+
+AGREE = {"fp32": 1e-3, "bf16": 5e-2}  # largest relative difference of the movement from `plain`'s
+
+# Title, key, width and format of the columns. A CPU that others use too gives honest CPU seconds, not wall seconds.
+CPU_COLUMNS = (
+    ("CPU s", "cpu_seconds", 9, ".2f"), ("wall s", "wall_seconds", 9, ".2f"),
+    ("tokens/CPU s", "tokens_per_cpu_second", 14, ",.0f"), ("peak MB", "peak_bytes", 10, ",.0f"),
+    ("CPU ×", "cpu_ratio", 8, ".2f"), ("memory ×", "memory_ratio", 10, ".2f"),
+)  # fmt: skip
+CUDA_COLUMNS = (
+    ("wall s", "wall_seconds", 9, ".3f"), ("tokens/s", "tokens_per_second", 12, ",.0f"),
+    ("peak MB", "peak_bytes", 10, ",.0f"), ("speed ×", "speedup", 9, ".2f"), ("memory ×", "memory_ratio", 10, ".2f"),
+)  # fmt: skip
+
+
+def bench(
+    *,
+    model: str = "gru",
+    vocab: Sequence[int] = (10_000,),
+    clients: Sequence[int] = (10,),
+    tokens: int = 8_890,
+    epochs: int = 1,
+    repeats: int = 3,
+    device: str = "cpu",
+    only: Sequence[str] = (),
+    say: Say | None = None,
+) -> dict[str, Any]:
+    """Measure every contender `repeats` times, interleaved, for each vocabulary and cohort.
+
+    Args:
+      only: contenders to measure; all that the device has if empty.
+      say: is told what has been measured, line by line.
+    """
+    chosen = check(model, vocab, clients, tokens, epochs, repeats, device, only)
+    tables = []
+    for words in vocab:
+        for cohort in clients:
+            task = Task(model, words, cohort, tokens, epochs, device)
+            tables.append(measure_table(task, chosen, repeats, say or (lambda line: None)))
+    return {
+        "model": model, "tokens": tokens, "epochs": epochs, "repeats": repeats, "device": device,
+        "settings": {"optimiser": "sgd", "lr": LR, "momentum": MOMENTUM, "clip": None, "batch_size": BATCH,
+                     "window": preset(model).window},
+        "machine": machine(device),
+        "tables": tables,
+    }  # fmt: skip
+
+
+def check(
+    model: str, vocab: Sequence[int], clients: Sequence[int], tokens: int, epochs: int, repeats: int, device: str,
+    only: Sequence[str],
+) -> list[str]:  # fmt: skip
+    """Return the contenders' names; raise ConfigError for what cannot be measured."""
+    if not has_counterpart(model):
+        able = ", ".join(name for name in PRESETS if has_counterpart(name))
+        raise ConfigError(f'model "{model}" has no counterpart in torch.nn to compare with. Models: {able}.')
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f'device is "{device}"; expected cpu or cuda')
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch sees no GPU here; leave --device out, or install a CUDA build")
+    least = {"vocab": 2 * SPECIALS, "clients": 1, "tokens": preset(model).window + 1, "epochs": 1, "repeats": 1}
+    given = {"vocab": vocab, "clients": clients, "tokens": [tokens], "epochs": [epochs], "repeats": [repeats]}
+    for name, numbers in given.items():
+        for number in numbers:
+            if number < least[name]:
+                raise ConfigError(f"{name} is {number}; expected at least {least[name]}")
+    known = contenders_of(device)
+    for name in only:
+        if name not in known:
+            raise ConfigError(
+                f'contender "{name}" is not known on {device}{nearest(name, known)}. Contenders: {", ".join(known)}.'
+            )
+    return [name for name in known if not only or name in only]
+
+
+def has_counterpart(model: str) -> bool:
+    """Whether a preset can be written with nn.Embedding, nn.GRU or nn.LSTM, and nn.Linear."""
+    chosen = preset(model)
+    return chosen.cell != "cifg" and chosen.dense is None and chosen.biases == 2
+
+
+def measure_table(task: Task, chosen: Sequence[str], repeats: int, say: Say) -> dict[str, Any]:
+    """Measure one vocabulary and cohort."""
+    known = contenders_of(task.device)
+    notes = {who: missing(known[who], task) for who in chosen}
+    able = [who for who in chosen if notes[who] is None]
+    runs: dict[str, list[Cost]]
+    if task.device == "cpu":
+        runs = {who: [] for who in able}
+        for number in range(repeats):
+            for who in able:
+                if runs[who] and "note" in runs[who][-1]:
+                    continue  # it failed
+                runs[who].append(measure_apart(who, asdict(task)))
+                spent = runs[who][-1].get("cpu_seconds")
+                say(f"V = {task.vocab:,}, {plural(task.clients, 'client')}, run {number + 1} of {repeats}: {who} "
+                    + (f"{spent:.2f} CPU s" if spent is not None else runs[who][-1]["note"]))  # fmt: skip
+    else:
+        runs = measure_cuda({who: replace(task, precision=known[who].precision) for who in able}, repeats, say)
+    rows: dict[str, Cost] = {}
+    for who in chosen:
+        note = notes[who] or next((r["note"] for r in runs[who] if "note" in r), None)
+        rows[who] = {"note": note} if note else median_row(runs[who], task.predicted)
+        rows[who]["precision"] = known[who].precision
+    compare(rows, [who for who in chosen if known[who].fedavg])
+    return {"vocab": task.vocab, "clients": task.clients, "rows": rows, "runs": runs}
+
+
+def median_row(runs: Sequence[Cost], predicted: int) -> Cost:
+    """Return the median of every number of several runs, with the tokens predicted per second."""
+    row: Cost = {}
+    for key, value in runs[0].items():
+        if isinstance(value, dict):
+            row[key] = {name: statistics.median(r[key][name] for r in runs) for name in value}
+        else:
+            row[key] = statistics.median(r[key] for r in runs)
+    row["tokens_per_cpu_second"] = predicted / row["cpu_seconds"]
+    if "wall_seconds" in row:
+        row["tokens_per_second"] = predicted / row["wall_seconds"]
+    return row
+
+
+def compare(rows: dict[str, Cost], fedavg: Sequence[str]) -> None:
+    """Add each row's ratios to `plain`, and whether it did the same; two workers are compared with one as well."""
+    base = rows.get("plain", {"note": "not measured"})
+    for who, row in rows.items():
+        if "note" in row or "note" in base:
+            continue
+        row["cpu_ratio"] = row["cpu_seconds"] / base["cpu_seconds"]
+        if "wall_seconds" in row:
+            row["speedup"] = base["wall_seconds"] / row["wall_seconds"]
+            row["memory_ratio"] = row["peak_bytes"] / base["peak_bytes"]
+        if who in fedavg:
+            row["difference"] = abs(row["check"] - base["check"]) / base["check"]
+            row["agrees"] = row["difference"] <= AGREE[row["precision"]]
+    one, two = rows.get("keyfed", {}), rows.get("keyfed-2", {})
+    if "wall_seconds" in one and "wall_seconds" in two:
+        two["speedup_over_one_worker"] = one["wall_seconds"] / two["wall_seconds"]
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Say where and when the numbers were measured."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        models = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        name = models[0] if models else name
+    here: dict[str, Any] = {"cpu": name, "torch": torch.__version__, "threads": 1}
+    if device == "cuda":
+        # What "fp32" means in the products: torch's own defaults, in which cuDNN may use TF32 for the recurrence.
+        backends: Any = torch.backends
+        fp32 = {"matmul": backends.cuda.matmul.fp32_precision, "rnn": backends.cudnn.rnn.fp32_precision}
+        here |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "fp32": fp32}
+    return {**here, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+
+
+def bench_text(result: dict[str, Any]) -> str:
+    """Write a benchmark for people."""
+    here = result["machine"]
+    where = f"{here['gpu']}, one process" if "gpu" in here else f"{here['cpu']}, one thread"
+    head = (
+        f"one FedAvg round of {result['model']}, {result['tokens']:,} tokens a client, E = {result['epochs']}, "
+        f"B = {BATCH}, SGD {LR} with momentum {MOMENTUM}\n"
+        f"median of {result['repeats']}, interleaved; {where}, torch {here['torch']}, {here['date']}"
+    )
+    return "\n\n".join([head, *(table_text(table, result["device"]) for table in result["tables"])])
+
+
+def table_text(table: dict[str, Any], device: str) -> str:
+    """Write one vocabulary and cohort."""
+    lines = [f"V = {table['vocab']:,}, {plural(table['clients'], 'client')}"]
+    cells = CPU_COLUMNS if device == "cpu" else CUDA_COLUMNS
+    lines.append(f"{'':<18}" + "".join(f"{title:>{width}}" for title, _, width, _ in cells) + "   as plain")
+    for who, row in table["rows"].items():
+        if "note" in row:
+            lines.append(f"{who:<18}  {row['note']}")
+            continue
+        shown = {**row, "peak_bytes": row["peak_bytes"] / 1e6 if "peak_bytes" in row else None}
+        text = [f"{shown[key]:>{width}{form}}" if shown.get(key) is not None else f"{'–':>{width}}"
+                for _, key, width, form in cells]  # fmt: skip
+        lines.append(f"{who:<18}{''.join(text)}   {agreement(who, row)}".rstrip())
+    return "\n".join(lines + remarks(table["rows"]))
+
+
+def agreement(who: str, row: Cost) -> str:
+    """Say whether a contender did what `plain` did."""
+    if who == "plain" or "agrees" not in row:
+        return ""
+    return "yes" if row["agrees"] else f"NO: moved {row['difference']:.1e} differently"
+
+
+def remarks(rows: dict[str, Cost]) -> list[str]:
+    """Return what the columns do not say: two workers against one, and what the floor is made of."""
+    lines = []
+    if "speedup_over_one_worker" in rows.get("keyfed-2", {}):
+        gain = rows["keyfed-2"]["speedup_over_one_worker"]
+        lines.append(f"two workers: {gain:.2f} × the wall-clock throughput of one")
+    floor = rows.get("floor", {})
+    if "parts" in floor:
+        parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in floor["parts"].items())
+        beside = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in floor["beside"].items())
+        lines.append(
+            f"floor: {floor['gflops']:,.0f} GFLOP of matrix products at {floor['gflops_rate']:.0f} GFLOP/s ({parts}); "
+            f"beside it, not in it: {beside}"
+        )
+    return lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `bench` with arguments given as JSON; result as JSON on stdout, the table on stderr."""
+    try:
+        result = bench(**parse(arguments[0] if arguments else "{}"), say=write_line)
+    except KeyfedError as e:
+        sys.stderr.write(f"error: {e}\n")
+        return 2
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stderr.write(bench_text(result) + "\n")
+    return 0
+
+
+def write_line(line: str) -> None:
+    """Say on stderr how far it is."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Read arguments of `bench` from JSON: the names and kinds it has, or ConfigError."""
+    try:
+        asked = dict(json.loads(text))
+    except (ValueError, TypeError) as e:
+        raise ConfigError(f"the argument is no JSON object: {e}") from None
+    known = inspect.signature(bench).parameters
+    for name, value in asked.items():
+        if name not in known or name == "say":
+            raise ConfigError(f'"{name}" is no argument of the benchmark{nearest(name, known)}')
+        kind = type(known[name].default)
+        if not isinstance(value, list if kind is tuple else kind):
+            raise ConfigError(f"{name} is {json.dumps(value)}; expected {'a list' if kind is tuple else kind.__name__}")
+        each = str if name == "only" else int
+        if kind is tuple and not all(type(v) is each for v in value):
+            raise ConfigError(f"{name} is {json.dumps(value)}; expected a list of {each.__name__}")
+    return asked
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

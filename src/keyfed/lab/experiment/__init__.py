@@ -1,0 +1,1 @@
+"""Many runs: the papers' studies, comparisons, searches."""

@@ -1,0 +1,319 @@
+"""What is to be compared: methods with their own settings, what all share, the quick preset, the budget in rounds."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from keyfed.config.load import PARTS, SECTIONS, Config, Value, check, method_spec, read_config, set_value
+from keyfed.config.load import parse_target as parse_result
+from keyfed.errors import ConfigError, nearest
+from keyfed.federated.methods import build_method, method_options
+from keyfed.federated.types import Method
+from keyfed.lab.experiment.compare_variants import Variant, read_variant, refuse_idle_starts, with_starts
+from keyfed.model.presets import preset
+from keyfed.run.folder import file_name
+from keyfed.run.plan import members_of
+from keyfed.run.prepare import Prepared, round_tokens, usual_members
+
+Setting = tuple[str, Any]  # (section.key or a method's option, value)
+BUDGETS = ("rounds", "tokens")
+MOST_SEEDS = 1000
+OWN_SECTIONS = (*PARTS, "upload", "secure")  # beside its options, what one of the compared methods may have to itself
+LONGEST_NAME = 60  # letters of a folder's name, of up to four bytes each; a label may be any length
+
+
+@dataclass(frozen=True, slots=True)
+class Quick:
+    """A key that is reduced unless the user sets it or asks for everything, and why that is fair."""
+
+    key: str
+    words: int | None  # None: as it is
+    characters: int | None
+    why: str
+
+
+QUICK = (
+    Quick(
+        "data.max_tokens",
+        4_000,
+        20_000,
+        "a client reads a piece of its text a round, drawn anew each round and alike for all methods",
+    ),
+    Quick("data.window", None, 50, "shorter windows take more steps over the same text; the state is carried on"),
+    Quick("train.valid_tokens", None, 10_000, "one long stream of characters is read one after the other"),
+    Quick("train.test_tokens", 100_000, 50_000, "every method is tested on the same tokens, once a seed"),
+)
+
+
+def quick_values(model: str) -> dict[str, int]:
+    """Return the keys that are reduced for a model preset, and to what."""
+    characters = preset(model).characters
+    chosen = {q.key: q.characters if characters else q.words for q in QUICK}
+    return {key: value for key, value in chosen.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One of the compared methods, or a variant of one.
+
+    Attributes:
+      label: the argument as it was given, its starts in their order.
+      folder: name of its folder, a function of the label alone: another comparison finds the runs again.
+      config: its configuration but for the seed.
+      starts: what it starts from, of `STARTS`; nothing for weights drawn at random.
+      plain: label of the same from a random start; its own where that is what it is.
+    """
+
+    label: str
+    folder: str
+    config: Config
+    starts: tuple[str, ...]
+    plain: str
+
+    @property
+    def method(self) -> Method:
+        """The method, built."""
+        return build_method(method_spec(self.config))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The compared methods, the seeds, and what the quick preset reduced."""
+
+    entries: tuple[Entry, ...]
+    seeds: tuple[int, ...]
+    quick: Mapping[str, int]
+
+    def quick_line(self) -> str:
+        """What is reduced, in one line; empty where nothing is."""
+        reduced = ", ".join(f"{key}={value}" for key, value in self.quick.items())
+        return f"quick: {reduced}; --full compares on the whole text" if reduced else ""
+
+    def frozen_line(self) -> str:
+        """Which of the methods `train.frozen_rounds` is for; empty where it is for all, or none."""
+        frozen = {entry.label: entry.config.train.frozen_rounds for entry in self.entries}
+        rounds = max(frozen.values())
+        others = [label for label, its in frozen.items() if its < rounds]
+        if not others:
+            return ""
+        return f"frozen: train.frozen_rounds={rounds} is for what has a start, not for {', '.join(others)}"
+
+    def lines(self) -> list[str]:
+        """What is said before anything is trained."""
+        return [line for line in (self.quick_line(), self.frozen_line()) if line]
+
+
+def split_setting(text: str, where: str = "--set") -> Setting:
+    """Split `key=value`.
+
+    Example:
+      >>> split_setting("train.cohort=5")
+      ('train.cohort', '5')
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f'{where} got "{text}"; expected key=value, e.g. lr=0.005 or train.cohort=5')
+    return key.strip(), value.strip()
+
+
+def file_settings(path: Path) -> list[Setting]:
+    """Return the keys of a TOML file in order, but for the method's name: the comparison names its methods itself.
+
+    Options under `[method]` with a name are that method's alone (`NAME:option`): what was tuned for one method is not
+    another's.
+    """
+    read_config(path)  # says what is wrong with the file
+    document = tomllib.loads(path.read_text("utf-8"))
+    name = document.get("method", {}).get("name")
+    return [
+        (f"{name}:{key}" if section == "method" and name is not None else f"{section}.{key}", value)
+        for section, table in document.items()
+        if section != "made"
+        for key, value in sorted(table.items(), key=lambda item: item[0] != "name")  # a part's name says its options
+        if (section, key) != ("method", "name")
+    ]
+
+
+def own_settings(variant: Variant) -> list[Setting]:
+    """Return the settings that a METHOD argument has to itself.
+
+    Example:
+      >>> own_settings(read_variant("fedatt:temperature=0.1,step=1.0"))
+      [('method.temperature', '0.1'), ('method.step', '1.0')]
+      >>> own_settings(read_variant("fedprox:server.name=adam,server.lr=0.01"))
+      [('server.name', 'adam'), ('server.lr', '0.01')]
+    """
+    own = []
+    for part in variant.settings.split(",") if variant.settings is not None else ():
+        key, value = split_setting(part, f'"{variant.label}"')
+        section, _, option = key.rpartition(".")
+        if section not in ("", "method", *OWN_SECTIONS):
+            raise ConfigError(f'"{variant.label}" sets {key}, which all methods share; give it as --set {key}={value}')
+        own.append((f"{section or 'method'}.{option}", value))
+    return own
+
+
+def folder_of(label: str) -> str:
+    """Return a label's folder name; where characters had to go, a hash keeps labels apart.
+
+    Example:
+      >>> folder_of("fedatt:temperature=0.1,step=1")
+      'fedatt-temperature=0.1,step=1'
+      >>> folder_of("fedatt:step= 1")
+      'fedatt-step=-1-e6a5b65f'
+    """
+    wanted = label.replace(":", "-", 1)
+    safe = file_name(wanted, "=.,+")[:LONGEST_NAME]
+    return safe if safe == wanted else f"{safe}-{hashlib.sha256(label.encode('utf-8', 'replace')).hexdigest()[:8]}"
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Read `3` (seeds 1 to 3) or `4,7,` (those).
+
+    Example:
+      >>> parse_seeds("3"), parse_seeds("4,7"), parse_seeds("4,")
+      ((1, 2, 3), (4, 7), (4,))
+    """
+    parts = [part.strip() for part in text.split(",")]
+    listed = [part for part in parts if part]
+    if not listed or not all(part.isdecimal() and len(part) < 19 for part in listed):
+        raise ConfigError(f'--seeds got "{text}"; expected a number of seeds (3) or a list of seeds (1,2,3)')
+    return check_seeds(list(map(int, listed)) if len(parts) > 1 else range(1, int(listed[0]) + 1))
+
+
+def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
+    """Refuse no seed at all, more than anybody means, and one that is given twice."""
+    if not 1 <= len(seeds) <= MOST_SEEDS:
+        raise ConfigError(f"--seeds asks for {len(seeds)} seeds; expected 1 to {MOST_SEEDS} (one seed 7 is --seeds 7,)")
+    twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if twice:
+        raise ConfigError(f"--seeds names {twice[0]} twice; a seed repeated is the same run")
+    return tuple(seeds)
+
+
+def parse_target(text: str) -> float:
+    """Read `perplexity=200` or `nats=2.0` as a perplexity.
+
+    Example:
+      >>> parse_target("perplexity=200"), round(parse_target("nats=2.0"), 3)
+      (200.0, 7.389)
+    """
+    parsed = parse_result(text, "--target")
+    assert parsed is not None
+    kind, number = parsed
+    if number >= 700 if kind == "nats" else number < 1:
+        raise ConfigError(f'--target got "{text}"; expected perplexity=200 (at least 1) or nats=2.0 (above 0)')
+    return math.exp(number) if kind == "nats" else number
+
+
+def resolve(
+    methods: Sequence[str], settings: Iterable[Setting] = (), *, seeds: Sequence[int] | None = None, full: bool = False
+) -> Plan:
+    """Make every method's configuration and check it; nothing is read or trained.
+
+    A `section.key` is for all methods (but for what makes a start, which is for the variants that have it), an option
+    for every method that has it, `NAME:option` for the method of that name; what a METHOD argument sets itself comes
+    last.
+
+    Raises:
+      ConfigError: a method, key or value that does not exist or makes no sense, or a label given twice.
+    """
+    if not methods:
+        raise ConfigError("no method to compare; name some, e.g. keyfed compare fedavg fedatt (`keyfed methods`)")
+    variants = [read_variant(text.strip()) for text in methods]
+    labels, owns = [variant.label for variant in variants], [own_settings(variant) for variant in variants]
+    for at, label in enumerate(labels):
+        if label in labels[:at] or folder_of(label) in map(folder_of, labels[:at]):
+            raise ConfigError(
+                f'method "{label}" is given twice; give it other settings ({label.split(":")[0]}:key=value)'
+            )
+    settings = list(settings)
+    base, options = Config(), []
+    for key, value in settings:
+        if ":" in key:
+            continue
+        if key.rpartition(".")[0] in ("", "method"):
+            options.append((key.rpartition(".")[2], value))
+        else:
+            base = set_value(base, key, value)
+    given = {key for key, _ in settings}
+    if seeds is not None and "train.seed" in given:
+        raise ConfigError("train.seed and --seeds are both given; --seeds 1,2,3 alone says which seeds to run")
+    if base.train.central:
+        raise ConfigError(
+            "train.central trains it beside every method again; compare it once: name central as a method"
+        )
+    if base.train.rounds < 1:
+        raise ConfigError(f"train.rounds is {base.train.rounds}; a comparison needs at least 1")
+    quick = {} if full else {k: v for k, v in quick_values(base.model.name).items() if k not in given}
+    for key, reduced in quick.items():
+        base = set_value(base, key, reduced)
+    _refuse_options_of_nobody(options, [variant.method for variant in variants])
+    refuse_idle_starts(base, variants)
+    entries, alone = [], not any(variant.starts for variant in variants)
+    for variant, own in zip(variants, owns, strict=True):
+        label, name = variant.label, variant.method
+        config = replace(with_starts(base, variant.starts, alone=alone), method=name)
+        try:
+            its = [(k.removeprefix(f"{name}:"), v) for k, v in settings if k.startswith(f"{name}:")]
+            for key, value in its + [(k, v) for k, v in options if k in method_options(name)] + own:
+                config = set_value(config, key, value)
+            entries.append(Entry(label, folder_of(label), check(config), variant.starts, variant.plain))
+        except ConfigError as e:
+            raise ConfigError(f"{label}: {e}") from None
+    return Plan(tuple(entries), check_seeds(seeds if seeds is not None else (base.train.seed,)), quick)
+
+
+def _refuse_options_of_nobody(options: Iterable[tuple[str, Value]], names: Sequence[str]) -> None:
+    """Refuse an option that none of the compared methods has."""
+    known = {option: None for name in names for option in method_options(name)}
+    for option, _ in options:
+        if option not in known:
+            elsewhere = [f"{s}.{option}" for s, c in SECTIONS.items() if option in {f.name for f in fields(c)}]
+            hint = f" (did you mean {elsewhere[0]}?)" if elsewhere else nearest(option, known)
+            raise ConfigError(
+                f"method.{option} is an option of none of {', '.join(dict.fromkeys(names))}{hint}. "
+                f"Options: {', '.join(known)}."
+            )
+
+
+def tokens_a_round(entry: Entry, prepared: Prepared) -> int:
+    """Tokens one round of a method predicts in expectation; a central round reads what a cohort would, once."""
+    method, config = entry.method, entry.config
+    if method.cohort == "pooled":
+        return round_tokens(prepared, usual_members(config, len(prepared.store)), 1)
+    return round_tokens(prepared, members_of(method, prepared, config), method.epochs)
+
+
+def rounds_within(rounds: int, costs: Sequence[int]) -> list[int]:
+    """Return the rounds of each method that fit into the tokens of the first one's `rounds`, at least one.
+
+    Example:
+      >>> rounds_within(20, [1000, 1000, 4300, 50_000])
+      [20, 20, 4, 1]
+    """
+    return [max(1, rounds * costs[0] // cost) for cost in costs]
+
+
+def with_budget(entries: Sequence[Entry], budget: str, prepared: Prepared) -> tuple[Entry, ...]:
+    """Give every method its rounds: the same number, or as many as fit the first method's tokens."""
+    if budget == "rounds":
+        return tuple(entries)
+    rounds = rounds_within(entries[0].config.train.rounds, [tokens_a_round(e, prepared) for e in entries])
+    return tuple(
+        replace(e, config=replace(e.config, train=replace(e.config.train, rounds=n)))
+        for e, n in zip(entries, rounds, strict=True)
+    )
+
+
+def check_budget(budget: str) -> str:
+    """Refuse a budget that is neither rounds nor tokens."""
+    if budget not in BUDGETS:
+        raise ConfigError(f'--budget is "{budget}"{nearest(budget, BUDGETS)}; expected rounds or tokens')
+    return budget

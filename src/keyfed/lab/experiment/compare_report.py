@@ -1,0 +1,336 @@
+"""The report of a comparison (report.md, report.html): one table, what is the same, what differs, each seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from keyfed.config.load import Config, to_document
+from keyfed.files import write_atomically
+from keyfed.lab.experiment.compare_plan import OWN_SECTIONS, QUICK, Entry
+from keyfed.lab.experiment.compare_plots import draw_comparison
+from keyfed.lab.experiment.compare_rows import Cell, Record, contenders
+from keyfed.lab.experiment.compare_variants import START_KEYS, value_of
+from keyfed.lab.experiment.starts import SAVINGS, savings_lines, savings_table, start_notes
+from keyfed.reports.document import (
+    NONE,
+    Block,
+    Heading,
+    Links,
+    Picture,
+    Table,
+    Text,
+    facts_table,
+    finite,
+    show,
+    show_count,
+    show_duration,
+    show_percent,
+    to_html,
+    to_markdown,
+)
+from keyfed.reports.figures import Plot
+from keyfed.reports.run_page import DEFINITIONS
+from keyfed.reports.verdict import not_beaten
+from keyfed.run.console import human_bytes
+
+REFERENCES = (("kneser_ney", "Kneser–Ney"), ("unigram", "unigram"))
+
+
+def write_comparison(out: Path, summary: Record, cells: Sequence[Cell]) -> list[Path]:
+    """Write report.md, report.html and plots/*.png of a comparison; without matplotlib the report says so."""
+    try:
+        plots: list[Plot] | None = draw_comparison(summary, cells)
+    except ImportError:
+        plots = None
+    blocks = document(summary, cells, plots)
+    written = [out / "report.md", out / "report.html"]
+    for path, text in zip(written, (to_markdown(blocks), to_html(blocks)), strict=True):
+        write_atomically(path, text.encode("utf-8"))
+    for plot in plots or ():
+        (out / "plots").mkdir(exist_ok=True)
+        written.append(out / "plots" / f"{plot.name}.png")
+        write_atomically(written[-1], plot.light)
+    return written
+
+
+def document(summary: Record, cells: Sequence[Cell], plots: Sequence[Plot] | None = ()) -> list[Block]:
+    """Return the report as blocks; `plots` is None where matplotlib is missing."""
+    entries = list({cell.entry.label: cell.entry for cell in cells}.values())
+    blocks: list[Block] = [
+        Heading(f"{len(entries)} methods on {summary['data']}, model {summary['model']}", 1),
+        Text(str(summary["verdict"]), "verdict"),
+        Table(comparison_table(summary)),
+        *(Text(line, "note") for line in notes(summary)),
+        *_saved(summary),
+        Heading("Curves"),
+        *(Picture(f"plots/{p.name}.png", p.alt, p.light, p.dark) for p in plots or ()),
+    ]
+    if plots is None:
+        blocks.append(Text("No plots: matplotlib is not installed (pip install matplotlib).", "note"))
+    blocks += [
+        Heading("The same for all methods"),
+        facts_table(_same(summary, entries)),
+        Heading("What differs"),
+        Table([["method", "rounds", f"options that differ from {entries[0].label}'s"], *_differing(entries)], False),
+        Heading("Each seed"),
+        Table(_seed_table(summary)),
+        Links([(f"{c.entry.label}, seed {c.seed}", f"{c.entry.folder}/seed-{c.seed}/") for c in cells]),
+        Heading("Definitions"),
+    ]
+    lines = (*COMPARED, *(SAVINGS if summary.get("fine_tuning") else ()), *DEFINITIONS)
+    return [*blocks, *(Text(line, "note") for line in lines)]
+
+
+def _saved(summary: Record) -> list[Block]:
+    """What each start saves; nothing where no variant was compared with its random start."""
+    found = summary.get("fine_tuning") or ()
+    if not found:
+        return []
+    return [
+        Heading("What a start saves"),
+        *(Text(line) for line in savings_lines(found)),
+        Table(savings_table(found)),
+    ]
+
+
+COMPARED = (
+    "A method's perplexity is the mean over seeds, ± the sample standard deviation over seeds (not over clients). A "
+    "seed draws the cut of the text, the cohorts and the initial weights, so the spread holds all of these. The best "
+    "method is marked only if at least two seeds were run and its mean differs from the second's by more than the "
+    "larger of their two spreads.",
+    "Rounds to target: the first round whose validation perplexity is at most the target. Bytes to target: uploads and "
+    "downloads of all clients until then; where the target was not reached, those of all rounds. Rounds, bytes, tokens "
+    "and seconds of several seeds are means.",
+    "Effective clients: (Σ mass)² / Σ mass², the number of clients that would have the same weight in the sum if all "
+    "counted alike; mean over rounds and layers.",
+)
+
+
+def verdict(summary: Record) -> str:
+    """Say who is best, or that this many seeds cannot tell; first of all, where no method beats the counts."""
+    ranked, seeds = contenders(summary["rows"]), len(summary["seeds"])
+    over = f" over {seeds} seeds" if seeds > 1 else ""
+    if not ranked:
+        return "No method has a finite test perplexity: every run failed or diverged."
+    first = ranked[0]
+    level = not_beaten("No method beats", first["test_mean"]["perplexity"], summary["baselines"])
+    lowest = "a" if len(ranked) == 1 else "the lowest"
+    start = f"{level}{first['label']} has {lowest} test perplexity of {_scored(first)}{over}"
+    if len(ranked) == 1:
+        return f"{start}; there is no other method with a result to compare it with."
+    second = ranked[1]
+    if summary["best"] is not None:
+        return f"{start}, lower than that of {second['label']} ({_scored(second)}) by more than either spread."
+    if seeds == 1:
+        return (
+            f"{start}, then {second['label']} ({_scored(second)}); one seed cannot tell whether that is the method or "
+            "chance (--seeds 3)."
+        )
+    gap = second["test_mean"]["perplexity"] - first["test_mean"]["perplexity"]
+    return (
+        f"{start}, then {second['label']} ({_scored(second)}); {seeds} seeds cannot tell them apart: the means differ "
+        f"by {show(gap)}, not more than the spread over seeds."
+    )
+
+
+def notes(summary: Record) -> Iterable[str]:
+    """Yield what a reader of the table has to know: target, budget, quick preset, failures."""
+    target = summary["target"]
+    if target is not None:
+        behind = {row["method"] for row in summary["rows"]} > {"fedsgd"}
+        why = "the highest of the methods' best, so that all reach it" + (" (but for FedSGD)" if behind else "")
+        why = "as given" if target["given"] else why
+        nats = f" ({target['nats']:.3f} nats)" if summary["characters"] else ""
+        yield f"Target: validation perplexity {show(target['perplexity'])}{nats}, {why}."
+    if summary["budget"] == "tokens":
+        yield "Budget: every method trains as many rounds as fit the tokens of the first one's."
+    else:
+        yield "Budget: the same number of rounds for all; the tokens a method reads in them are in the table."
+    yield from _privacy_notes(summary["rows"])
+    yield from start_notes(summary["rows"])
+    if summary["quick"]:
+        reasons = {q.key: q.why for q in QUICK}
+        reduced = "; ".join(f"{key} = {value:,} ({reasons[key]})" for key, value in summary["quick"].items())
+        yield f"Quick: {reduced}. --full compares on the whole text."
+    for row in summary["rows"]:
+        for seed, reason in row["failed"].items():
+            yield f"Failed: {row['label']}, seed {seed}: {reason}"
+
+
+def _privacy_notes(rows: Iterable[Record]) -> Iterable[str]:
+    """Say whose ε the column has; the first line of a run's own statement, once where all rows have the same."""
+    accounts = [(row["label"], account) for row in rows for account in _accounts(row)]
+    if not accounts:
+        return
+    yield (
+        "ε is that of one run of the row, the largest of its seeds, by privacy loss distributions. A comparison trains "
+        "on the same clients many times: what all its runs give away together adds up."
+    )
+    yield from dict.fromkeys(str(account["statement"][0]) for _, account in accounts)
+
+
+def _accounts(row: Record) -> list[Record]:
+    return [seed["privacy"] for seed in row["seeds"] if seed.get("privacy")]
+
+
+def _epsilon(row: Record) -> str:
+    """A row's ε with the word of its verdict; a method without a ledger has neither."""
+    accounts = _accounts(row)
+    if not accounts:
+        return "NONE"
+    spent = [finite(account["pld"]) for account in accounts]
+    known = [number for number in spent if number is not None]
+    return f"{max(known):.3g}, {accounts[0]['verdict']}" if len(known) == len(spent) else "∞, NONE"
+
+
+def comparison_table(summary: Record) -> list[list[str]]:
+    """Return the comparison as rows of text, the header first, the baselines last."""
+    rows, references = summary["rows"], summary["baselines"]
+    unseen = any(_mean(row, "unseen_mean", "perplexity") is not None for row in rows)
+    modelled = any("modelled_seconds_to_target" in row for row in rows)
+    head = ["method", "test perplexity", *(["nats"] if summary["characters"] else []), "top-1", "top-3"]
+    private = any(_accounts(row) for row in rows)
+    head += ["unseen perplexity"] if unseen else []
+    head += ["ε"] if private else []
+    head += ["rounds to target", "bytes to target", *(["modelled time to target"] if modelled else [])]
+    table = [[*head, "tokens", "seconds", "effective clients"]]
+    for row in rows:
+        pooled = row["method"] == "central"  # text that lies in one place moves nothing and weighs nobody
+        cells = [row["label"] + (" (best)" if row["label"] == summary["best"] else ""), _scored(row)]
+        cells += [_nats(row)] if summary["characters"] else []
+        cells += [show_percent(_mean(row, "test_mean", key)) for key in ("top1", "top3")]
+        cells += [show(_mean(row, "unseen_mean", "perplexity"))] if unseen else []
+        cells += [_epsilon(row)] if private else []
+        cells += [_rounds_to_target(row), NONE if pooled else _bytes_to_target(row)]
+        if modelled:
+            seconds = finite(row.get("modelled_seconds_to_target"))
+            cells.append(NONE if seconds is None else show_duration(seconds))
+        effective = None if pooled else finite(row["effective_clients"])
+        cells += [
+            show_count(row["tokens"]),
+            _seconds(row["seconds"]),
+            NONE if effective is None else f"{effective:.2f}",
+        ]
+        table.append(cells)
+    for key, name in REFERENCES:
+        if references.get(key):
+            found = {"test_mean": references[key]["test"], **references[key]}
+            order = found.get("order")
+            cells = [f"{name}{f'-{order}' if order else ''} (reference)", _scored(found)]
+            cells += [_nats(found)] if summary["characters"] else []
+            cells += [show_percent(found["test"].get(key)) for key in ("top1", "top3")]
+            cells += [show(_mean(found, "unseen", "perplexity"))] if unseen else []
+            table.append(cells + [NONE] * (len(table[0]) - len(cells)))
+    return table
+
+
+def _mean(row: Record, part: str, key: str) -> float | None:
+    return finite((row.get(part) or {}).get(key))
+
+
+def _scored(row: Record) -> str:
+    """A perplexity with its spread, where there is one."""
+    mean, spread = _mean(row, "test_mean", "perplexity"), _mean(row, "test_spread", "perplexity")
+    done = sum(seed["error"] is None for seed in row.get("seeds", ()))
+    if mean is None:
+        return "failed" if row.get("failed") and not done else "not finite"
+    partly = f" ({done} of {len(row['seeds'])} seeds)" if row.get("failed") else ""
+    if spread is None:
+        return show(mean) + partly
+    return f"{show(mean)} ± {f'{spread:.{1 if mean >= 100 else 2}f}' if mean < 1e6 else show(spread)}{partly}"
+
+
+def _nats(row: Record) -> str:
+    mean, spread = _mean(row, "test_mean", "nats"), _mean(row, "test_spread", "nats")
+    return NONE if mean is None else f"{mean:.3f}" + (f" ± {spread:.3f}" if spread is not None else "")
+
+
+def _rounds_to_target(row: Record) -> str:
+    rounds, done = finite(row["rounds_to_target"]), sum(seed["error"] is None for seed in row["seeds"])
+    if rounds is not None:
+        return f"{rounds:.1f}".removesuffix(".0")
+    if not done:
+        return NONE
+    return f"{row['reached']} of {done} seeds" if row["reached"] else "not reached"
+
+
+def _bytes_to_target(row: Record) -> str:
+    needed, spent = finite(row["bytes_to_target"]), finite(row["bytes"])
+    if needed is not None:
+        return human_bytes(needed)
+    return NONE if spent is None else f"not reached ({human_bytes(spent)})"
+
+
+def _seconds(value: Any) -> str:
+    number = finite(value)
+    return NONE if number is None else f"{number:,.1f}"
+
+
+def _seed_table(summary: Record) -> list[list[str]]:
+    table = [["method", "seed", "test perplexity", "nats", "top-1", "top-3", "unseen perplexity", "best round",
+              "rounds to target", "bytes to target", "seconds"]]  # fmt: skip
+    for row in summary["rows"]:
+        for seed in row["seeds"]:
+            start = [row["label"], str(seed["seed"])]
+            if seed["error"] is not None:
+                table.append([*start, "failed", *[NONE] * 8])
+                continue
+            test, unseen = seed["test"], seed["unseen"] or {}
+            nats = finite(test.get("nats"))
+            reached = seed["rounds_to_target"]
+            table.append([
+                *start, show(test.get("perplexity")), NONE if nats is None else f"{nats:.3f}",
+                show_percent(test.get("top1")), show_percent(test.get("top3")), show(unseen.get("perplexity")),
+                show_count(seed["best_round"]), "not reached" if reached is None else str(reached),
+                _bytes_to_target(seed) if row["method"] != "central" else NONE, _seconds(seed["seconds"]),
+            ])  # fmt: skip
+    return table
+
+
+def _same(summary: Record, entries: Sequence[Entry]) -> list[tuple[str, str]]:
+    """Facts that hold for every row."""
+    known: Record = next((row for row in summary["rows"] if row.get("clients")), {})
+    config = entries[0].config
+    started = ", but for what a start brings" if any(entry.starts for entry in entries) else ""
+    return [
+        ("corpus", str(summary["data"])),
+        ("partition", config.data.partition or "the corpus's own"),
+        ("clients", show_count(known.get("clients"))),
+        ("cohort", f"{_cohort(config)}, drawn by seed and round: the same for all that draw one"),
+        ("vocabulary", show_count(known.get("vocabulary"))),
+        ("model", f"{summary['model']}, {show_count(known.get('parameters'))} parameters"),
+        ("initial weights", "drawn by the seed: the same for all methods of a seed" + started),
+        ("tokens of a client in a round", "all" if config.data.max_tokens is None else f"{config.data.max_tokens:,}"),
+        ("test tokens", show_count((known.get("test") or {}).get("tokens"))),
+        ("validation tokens", "all" if config.train.valid_tokens is None else f"{config.train.valid_tokens:,}"),
+        ("seeds", ", ".join(map(str, summary["seeds"]))),
+    ]
+
+
+def _cohort(config: Config) -> str:
+    """How many clients a round calls, in words."""
+    p = config.participation
+    many = f"{config.train.cohort} clients" if p.fraction is None else f"{p.fraction:.0%} of all clients"
+    return many if p.sampling == "uniform" else f"{many} by {p.sampling} sampling"
+
+
+def _own_settings(entry: Entry) -> dict[str, Any]:
+    """A method's options by name, those of its parts, uploads and start with their section."""
+    document = to_document(entry.config)
+    parts = {f"{s}.{key}": value for s in OWN_SECTIONS for key, value in document.get(s, {}).items()}
+    return {**document["method"], **parts, **{key: value_of(entry.config, key) for key in START_KEYS}}
+
+
+def _differing(entries: Sequence[Entry]) -> list[list[str]]:
+    """One row a method: its rounds and the options that the first method does not have, or has otherwise."""
+    first = _own_settings(entries[0])
+    rows = []
+    for entry in entries:
+        own = _own_settings(entry)
+        changed = [f"{key}={'none' if value is None else value}" for key, value in own.items()
+                   if key != "name" and (key not in first or first[key] != value)]  # fmt: skip
+        dropped = [f"no {key}" for key in first if key not in own]
+        rows.append([entry.label, str(entry.config.train.rounds), ", ".join(changed + dropped) or "none"])
+    return rows

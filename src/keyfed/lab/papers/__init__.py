@@ -1,0 +1,1 @@
+"""Published code and slides as they are, defects included, to show where printed numbers come from."""

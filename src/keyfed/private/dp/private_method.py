@@ -1,0 +1,316 @@
+r"""Which methods can carry a guarantee, and in which form: the table of combinations, and refusals by name.
+
+In a private round a client's weight may depend on nobody else. So FedAvg's n_k/Σn becomes 1/m (or min(n_k/ŵ, 1) with a
+public ŵ) over a *public* denominator, and attention becomes a ratio of two noisy sums: client k sends
+u_k Δ_k and u_k = exp(min(s_k, c) − c) with a public cap c. Either way the sum moves by at most the clip S when one
+client is added or removed. Server rules come after the noise and cost nothing.
+
+FedMed's switch and top-K go by what the rounds *before* have released of the losses (`private.dp.adaptive`), one round
+later than the plain method. Methods with a running mean have everybody as a member from the start, standing for the
+first θ; then the running mean is θ plus the clipped increments over a public number of clients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from keyfed.config.schema import PrivacyConfig
+from keyfed.errors import PrivacyError
+from keyfed.federated.cohort import Participation
+from keyfed.federated.parts import part_options, read_weights
+from keyfed.federated.public.rules import LEAST_LOG
+from keyfed.federated.server import averaged, sgd
+from keyfed.federated.types import Aggregate, Mediator, Method, MethodSpec, Params, Report, ServerRule, Share
+from keyfed.federated.weigh import separable
+from keyfed.private.dp.adaptive import BELOW, LOSS, WITHIN, Followed, loss_limit, mean_loss, still_moves
+from keyfed.private.dp.noise import next_clip
+
+CLIP = "privacy/clip"  # the clip of the next round, in the server rule's state
+FOLLOWED = "privacy/along/"  # before the names of what else the next round goes by
+
+ShareOf = Callable[[Report, Sequence[str]], Share]
+
+
+class Bounded(NamedTuple):
+    """A method in its private form.
+
+    Attributes:
+      ratio: the sum is divided by its own noisy mass, not by a public number.
+      sensitivity: what one client can do to the sum, in words.
+      told: the half counts that are released with the sum; they pay for their noise within z.
+      everybody: it is the method only if every client is called in every round.
+      least: of a ratio: mass that is expected of a round if every weight is the least there is, in clients called.
+    """
+
+    method: Method
+    ratio: bool
+    sensitivity: str
+    told: tuple[str, ...] = ()
+    everybody: bool = False
+    least: float = 1.0
+
+
+FIXED = "Sensitivity: one client moves the sum of clipped uploads by at most the clip S; the denominator is public."
+RATIO = (
+    "Sensitivity: one client moves the sum of clipped [weight · upload, weight] by at most the clip S, its weight "
+    "being {weight}; the noisy sum is divided by max(noisy mass, floor)."
+)
+SCORED, SIZED = "exp(min(score, c) − c) with a public cap c = {cap:.4g}", "1, or min(n/ŵ, 1) with a public ŵ"
+TOLD = " Beside it {what} moves a sum of its own by ½ at most, whose noise is paid for within z."
+SAID = {LOSS: "the loss, cut to a public range,", BELOW: "whether the loss is below a public limit"}
+MEMBERS = " Everybody is a member from the start, and books as sent the clipped increments that it sends."
+JS_MOST = math.log(2)  # nats, the largest Jensen–Shannon divergence of two distributions
+
+
+def bound(method: Method, p: PrivacyConfig) -> Bounded:
+    """Return the private form of a method, or refuse it by name."""
+    spec = _spec_of(method)
+    method = replace(method, hidden=False)  # its clients weigh themselves here, by other public numbers
+    kind, options = _mediation(spec)
+    beta, threshold = float(options.get("beta", 1.0)), _threshold(options)  # type: ignore[arg-type]
+    share, ratio, words = _weighing(method, kind, options, p)
+    everybody = kind == "standing"
+    if everybody:
+        rule = sgd(1.0)
+        method = replace(method, server=rule if spec.average is None else averaged(rule, spec.average))
+    followed = _followed(beta, threshold)
+    told = (() if p.quantile is None else (WITHIN,)) + tuple(followed)
+    if followed:
+        words += TOLD.format(what=" and ".join(SAID[name] for name in followed))
+    if not told and p.count_noise is not None:
+        raise PrivacyError(
+            f"privacy.count_noise is {p.count_noise:g}, but with privacy.quantile=none {spec.name} counts nothing; "
+            "leave it out"
+        )
+    mediator = _following(share, _sized(_tokens, p.weight_cap), followed, threshold) if followed else separable(share)
+    mediator = mediator._replace(private=method.mediator.private)  # for what clients of secure sums refuse
+    made = replace(method, mediator=mediator, uploading=1.0)  # who is above the limit of top-K sends zeros
+    least = beta * _least_weight(method, kind, options, p)
+    return Bounded(_learning(made, p, followed), ratio, words, told, everybody, least)
+
+
+def _weighing(method: Method, kind: str, options: Mapping[str, object], p: PrivacyConfig) -> tuple[ShareOf, bool, str]:
+    """Return how a client weighs itself, whether the sum is a ratio, and what one client can do to it, in words."""
+    if kind in ("attention", "divergence"):
+        cap = _cap(method, kind, options)
+        share = _attention(float(options["temperature"]), cap)  # type: ignore[arg-type]
+        return share, True, RATIO.format(weight=SCORED.format(cap=cap))
+    if kind == "fixed":
+        return _given(read_weights(str(options["weights"]))), False, FIXED
+    if kind == "standing":
+        return _sized(_standing, p.weight_cap if options["weights"] == "tokens" else None), False, FIXED + MEMBERS
+    share = _sized(_tokens, None if kind == "uniform" else p.weight_cap)
+    if options.get("beta", 1.0) != 1:  # how many clients are below the limit is not public: their mass says it
+        return share, True, RATIO.format(weight=SIZED)
+    return share, False, FIXED
+
+
+def _least_weight(method: Method, kind: str, options: Mapping[str, object], p: PrivacyConfig) -> float:
+    """Return what a client weighs at least, as far as it is known before: e^−c by divergence, the guess by tokens.
+
+    Attention to distances has a cap that the user chose, and no usual weight: its floor is the share that is given.
+    """
+    by_tokens = 1.0 if p.weight_cap is None else p.mean_weight
+    if kind == "divergence":
+        least = math.exp(-_cap(method, kind, options))
+        return least if _threshold(options) is None else min(least, by_tokens)
+    return by_tokens if kind == "tokens" else 1.0
+
+
+def _spec_of(method: Method) -> MethodSpec:
+    """Return the specification of a method that can have a private form at all."""
+    spec = method.spec
+    if spec is None:
+        raise PrivacyError(f'the method "{method.name}" is from outside the package and states no sensitivity: no --dp')
+    if method.cohort == "pooled":
+        raise PrivacyError(f"{spec.name} trains on everybody's text in one place: there is no client to protect")
+    if method.noise is not None:
+        raise PrivacyError(
+            "method.noise is FedAtt's perturbation, whose ε is ∞ because nothing is clipped; leave it out, --dp adds "
+            "calibrated noise"
+        )
+    return spec
+
+
+def _mediation(spec: MethodSpec) -> tuple[str, Mapping[str, object]]:
+    """Return the kind of mediator of a specification, and the options that it reads."""
+    if spec.mediator is not None:
+        usual = {key: p.default for key, p in part_options("mediator", spec.mediator.name).items()}
+        return spec.mediator.name, {**usual, **spec.mediator.options}
+    if spec.name == "fedatt":
+        return "attention", spec.options
+    if spec.name == "fedmed":
+        return ("divergence" if spec.options["adaptive"] else "tokens"), spec.options
+    if spec.name in ("admm", "liadmm", "fedadmm"):
+        published = spec.options.get("server_step") == "published"
+        return ("uniform", {}) if published else ("standing", {"weights": spec.options["weights"]})
+    return ("uniform" if spec.name == "fedprox" and not spec.options["by_tokens"] else "tokens"), {}
+
+
+def _threshold(options: Mapping[str, object]) -> float | None:
+    """Return ε of FedMed's switch; None without one, and for ε = 0, which never leaves attention."""
+    given = options["threshold"] if options.get("mediation") else options.get("switch")
+    return float(given) if given else None  # type: ignore[arg-type]
+
+
+def _cap(method: Method, kind: str, options: Mapping[str, object]) -> float:
+    given, temperature = options["bound"], float(options["temperature"])  # type: ignore[arg-type]
+    cap = math.inf if given is None else float(given)  # type: ignore[arg-type]
+    if kind == "divergence":
+        return min(cap, JS_MOST / temperature)
+    if not math.isfinite(cap):
+        where = "mediator.bound" if method.spec is not None and method.spec.mediator is not None else "method.bound"
+        raise PrivacyError(
+            f"{method.name}: attention to distances has no bound of its own, and a client's score must be capped by a "
+            f"public number; set {where}, say 5"
+        )
+    return cap
+
+
+def _attention(temperature: float, cap: float) -> ShareOf:
+    def share(report: Report, layers: Sequence[str]) -> Share:
+        logs = {name: min(report.distance[name] / temperature, cap) - cap for name in layers}
+        weights = {name: math.exp(max(log, LEAST_LOG)) for name, log in logs.items()}
+        return Share(scale=weights, mass=weights)
+
+    return share
+
+
+def _given(weights: Mapping[str, float]) -> ShareOf:
+    def share(report: Report, layers: Sequence[str]) -> Share:
+        own = dict.fromkeys(layers, weights.get(report.client, 1.0))
+        return Share(scale=own, mass=own)
+
+    return share
+
+
+def _sized(size_of: Callable[[Report], float], most: float | None) -> ShareOf:
+    """Weigh by min(n/ŵ, 1), or all alike without a public ŵ."""
+
+    def share(report: Report, layers: Sequence[str]) -> Share:
+        weights = dict.fromkeys(layers, 1.0 if most is None else min(size_of(report) / most, 1.0))
+        return Share(scale=weights, mass=weights)
+
+    return share
+
+
+def _tokens(report: Report) -> float:
+    return report.tokens
+
+
+def _standing(report: Report) -> float:
+    """α_k, a client's tokens when it joined: what it has sent is in the running sum times that."""
+    return report.weight
+
+
+def _followed(beta: float, threshold: float | None) -> dict[str, Followed]:
+    """Return what a method goes by that earlier rounds have released of the losses, by the names of what is told."""
+    found = {} if threshold is None else {LOSS: mean_loss(threshold)}
+    return found | ({} if beta == 1 else {BELOW: loss_limit(beta)})
+
+
+def _following(
+    share: ShareOf, otherwise: ShareOf, followed: Mapping[str, Followed], threshold: float | None
+) -> Mediator:
+    r"""Weigh by `share` while the loss moved, else by `otherwise`; count only below the limit of top-K.
+
+    .. math::  |L_{t−1} − L_{t−2}| ≥ ε: \text{attention},\qquad ℓ_k > τ_t: \text{zeros}
+
+    One round later than the plain switch, which sees the losses of its own round; τ is the quantile of rounds before.
+    Both branches are ratios of noisy sums, so what is released has one form.
+    """
+
+    def released(state: Params) -> ShareOf:
+        numbers = {name: tuple(state[FOLLOWED + name].tolist()) for name in followed}
+        settled = threshold is not None and not still_moves(numbers[LOSS], threshold)
+        weigh = otherwise if settled else share
+
+        def now(report: Report, layers: Sequence[str]) -> Share:
+            told = {name: rule.told(report.loss, numbers[name]) for name, rule in followed.items()}
+            silent = BELOW in numbers and report.loss > numbers[BELOW][0]
+            return replace(weigh(report, layers), told=told, silent=silent)
+
+        return now
+
+    def never(report: Report, layers: Sequence[str]) -> Share:
+        raise AssertionError("clients weigh themselves by what was released; `run_round` knows it")
+
+    return separable(never)._replace(released=released)
+
+
+def _learning(method: Method, p: PrivacyConfig, followed: Mapping[str, Followed]) -> Method:
+    """Let the clip and what else a round goes by learn from what was released; they are part of the server's state."""
+    inner = method.server
+    quantile = p.quantile
+    starts = {FOLLOWED + name: rule.start for name, rule in followed.items()}
+
+    def init(params: Params) -> Params:
+        own = {CLIP: torch.tensor(p.clip, dtype=torch.float64)}
+        return {
+            **inner.init(params), **own, **{key: torch.tensor(x, dtype=torch.float64) for key, x in starts.items()}
+        }  # fmt: skip
+
+    def step(params: Params, aggregate: Aggregate, state: Params) -> tuple[Params, Params]:
+        clip = state[CLIP]
+        outside = {name: t for name, t in state.items() if name != CLIP and name not in starts}
+        after, kept = inner.step(params, aggregate, outside)
+        if quantile is not None:
+            moved = next_clip(float(clip), aggregate.facts[WITHIN][0], quantile, p.clip_rate)
+            clip = torch.full_like(clip, moved)
+        learnt = {}
+        for name, rule in followed.items():
+            before = state[FOLLOWED + name]
+            learnt[FOLLOWED + name] = before.new_tensor(rule.learn(before.tolist(), aggregate.facts[name][0]))
+        return after, {**kept, CLIP: clip, **learnt}
+
+    return replace(method, server=ServerRule(init, step, inner.served))
+
+
+def refuse_absence(bounded: Bounded, called: float, clients: int) -> None:
+    """Refuse a running mean over clients that are not all called: those who come late stand for a θ long gone."""
+    if bounded.everybody and called != clients:
+        name = bounded.method.name
+        raise PrivacyError(
+            f"{name}: a client that joins later would have to send all that was learnt before, w + y/ρ, which no "
+            f"useful clip bounds; {called:g} of {clients} clients are called, so set train.cohort={clients} (everybody "
+            "is a member from the start), or take fedadmm with server_step=published"
+        )
+
+
+def refuse_sized_duals(method: Method, p: PrivacyConfig) -> None:
+    """Refuse weights by tokens of a running mean in secure sums: there its clients weigh alike, as without noise."""
+    spec = method.spec
+    if p.weight_cap is not None and spec is not None and _mediation(spec)[0] == "standing":
+        raise PrivacyError(
+            f"privacy.weight_cap is {p.weight_cap:g}, and in secure sums the clients of {spec.name} weigh alike, so "
+            "that no joining client's tokens can be read; leave it out, or set secure.on=false"
+        )
+
+
+def refuse_participation(p: Participation, mechanism: str, everybody: bool) -> None:
+    """Refuse ways of taking part in which one client's presence decides about another's, by name."""
+    if p.over_select:
+        raise PrivacyError(
+            f"participation.over_select is {p.over_select}: taking the first to finish lets one client push another "
+            "out, which breaks the accounting; leave it out and set participation.deadline"
+        )
+    if p.minimum > 1:
+        raise PrivacyError(
+            f"participation.minimum is {p.minimum}: abandoning a round by who arrived tells who arrived; leave it out, "
+            "a private round is always released and its denominator is public"
+        )
+    if mechanism == "gaussian" and not everybody and p.sampling != "poisson":
+        raise PrivacyError(
+            f"participation.sampling is {p.sampling}, and the accounting needs clients called independently of each "
+            "other; set participation.sampling=poisson (or privacy.mechanism=tree)"
+        )
+    if mechanism == "tree" and p.sampling != "uniform":
+        raise PrivacyError(
+            f"participation.sampling is {p.sampling}, but with privacy.mechanism=tree clients take their turns; leave "
+            "it out"
+        )

@@ -1,0 +1,1 @@
+"""Secure aggregation: keys, shares, masks, and both sides of one sum."""

@@ -1,0 +1,1 @@
+"""What people read of a run: pages, figures, the generated reference."""

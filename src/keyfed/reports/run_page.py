@@ -1,0 +1,333 @@
+"""The report of a finished run: report.md, report.html and plots/, made from run.toml, metrics.jsonl, result.json.
+
+Parts for which a run has no numbers (baselines, unseen clients, suggestions, plots) are left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from keyfed.config.documents import dump_toml
+from keyfed.config.load import Config, to_document
+from keyfed.errors import RunError
+from keyfed.files import write_atomically
+from keyfed.private.dp.statement import no_account
+from keyfed.reports.document import (
+    NONE,
+    Block,
+    Code,
+    Heading,
+    Picture,
+    Table,
+    Text,
+    facts_table,
+    finite,
+    show,
+    show_count,
+    show_duration,
+    show_percent,
+    to_html,
+    to_markdown,
+)
+from keyfed.reports.figures import Plot, validation
+from keyfed.reports.plots import draw_plots
+from keyfed.reports.privacy import privacy_blocks
+from keyfed.reports.verdict import baselines_of, verdict
+from keyfed.run.console import plural
+from keyfed.run.folder import read_metrics, read_result, read_run_toml, resume_command
+from keyfed.run.metrics_line import diverged_warning, halved_notes
+from keyfed.run.recipe.pilot import BETWEEN, SETTLED
+from keyfed.run.secure import secure_facts
+from keyfed.run.start.weights import start_lines
+
+Record = Mapping[str, Any]
+Rows = list[list[str]]
+
+
+def write_report(folder: Path, suggestions: Sequence[tuple[str, Sequence[str]]] = ()) -> list[Path]:
+    """Write report.md, report.html and plots/*.png into the folder of a finished run.
+
+    Args:
+      suggestions: pairs of a text as typed so far and the words the model suggests next, best first.
+
+    Returns:
+      The files written, the reports first. Without matplotlib there are no plots, and the report says so.
+
+    Raises:
+      RunError: the folder holds no run, or one that is not finished.
+    """
+    config, made = read_run_toml(folder)
+    result = read_result(folder)
+    if result is None:
+        raise RunError(f"{folder} has no result.json: the run is not finished; go on with `{resume_command(folder)}`")
+    records = read_metrics(folder)
+    try:
+        plots: list[Plot] | None = draw_plots(result, records)
+    except ImportError:
+        plots = None
+    blocks = document(result, records, config, made, suggestions, plots)
+    written = [folder / "report.md", folder / "report.html"]
+    for path, text in zip(written, (to_markdown(blocks), to_html(blocks)), strict=True):
+        write_atomically(path, text.encode("utf-8"))
+    for plot in plots or ():
+        (folder / "plots").mkdir(exist_ok=True)
+        written.append(folder / "plots" / f"{plot.name}.png")
+        write_atomically(written[-1], plot.light)
+    return written
+
+
+def document(
+    result: Record,
+    records: Sequence[Record],
+    config: Config,
+    made: Record,
+    suggestions: Sequence[tuple[str, Sequence[str]]] = (),
+    plots: Sequence[Plot] | None = (),
+) -> list[Block]:
+    """Return the whole report as blocks; `plots` is None where matplotlib is missing."""
+    drawn = {p.name: Picture(f"plots/{p.name}.png", p.alt, p.light, p.dark) for p in plots or ()}
+
+    def pictures(*names: str) -> list[Block]:
+        return [drawn[name] for name in names if name in drawn]
+
+    words = f"{result.get('method') or config.method} on {result.get('data') or config.data.name}"
+    blocks: list[Block] = [
+        Heading(f"{words}, model {result.get('model') or config.model.name}", 1),
+        Text(verdict(result), "verdict"),
+        Heading("Result"),
+        Table(result_table(result)),
+        *(Text(line, "note") for line in _cautions(result)),
+        *pictures("perplexity", "accuracy"),
+    ]
+    if plots is None:
+        blocks.append(Text("No plots: matplotlib is not installed (pip install matplotlib).", "note"))
+    spread = _spread_table(result)
+    if spread or "clients" in drawn:
+        blocks += [Heading("Spread over clients"), *([Table(spread)] if spread else []), *pictures("clients")]
+        blocks.append(Text(SPREAD_NOTE, "note"))
+    if suggestions:
+        blocks += [Heading("Suggestions"), Table(_suggestion_table(suggestions), numbers=False)]
+    blocks += [Heading("Training"), facts_table(_training(result, records)), *pictures("traffic")]
+    noise = config.options.get("noise")
+    own = float(noise) if isinstance(noise, int | float) else 0.0
+    blocks += privacy_blocks(result.get("privacy") or no_account(own))
+    begun = start_lines(result.get("start") or {})
+    if begun:
+        blocks += [Heading("Start"), *(Text(line) for line in begun), *pictures("vectors")]
+    blocks += recipe_blocks(result.get("recipe") or {})
+    blocks += [Heading("Data and vocabulary"), facts_table(_data(result, config))]
+    blocks += [Heading("Configuration"), Code(dump_toml(to_document(config)), "toml")]
+    if made:
+        told = [(str(k), NONE if v is None else str(v)) for k, v in made.items() if k not in SETTLED]
+        blocks += [Heading("Made by"), facts_table(told)]
+    return [*blocks, Heading("Definitions"), *(Text(line, "note") for line in DEFINITIONS)]
+
+
+def recipe_blocks(settled: Record) -> list[Block]:
+    """What was chosen when the run began: settings with their reasons, the steps that a pilot tried, the time."""
+    blocks: list[Block] = []
+    if settled.get("recipe"):
+        rows = [line.partition(": ") for line in str(settled["recipe"]).split(BETWEEN)]
+        blocks.append(Table([["chosen from the corpus", "why"], *([chosen, why] for chosen, _, why in rows)], False))
+    if settled.get("pilot"):
+        tried = str(settled["pilot"]).replace(BETWEEN, "; ")
+        tokens = f" It read {plural(settled['pilot_tokens'], 'token')}." if settled.get("pilot_tokens") else ""
+        blocks.append(Text(f"A pilot on validation text tried local steps: {tried}.{tokens}"))
+    if settled.get("minutes"):
+        blocks.append(
+            Text(f"The number of rounds was fixed after measuring, for {plural(settled['minutes'], 'minute')}.")
+        )
+    return [Heading("Recipe"), *blocks] if blocks else []
+
+
+DEFINITIONS = (
+    "Perplexity is exp(mean nats per predicted token). Each client's held-out text is read in order as one stream: "
+    "the state is zero at its start and carried on, every token after the first is predicted, line ends are counted "
+    "as tokens, unknown words as <unk>. Tokens of all clients are added before the mean is taken, so a client counts "
+    "by its text.",
+    "Top-1 and top-3 are the shares of predicted tokens that are the first, or among the first three, guesses. On "
+    "words: only targets that are neither <unk> nor a line end, which is what a keyboard is asked for.",
+    "The model of the best validation round is tested, once. Unseen clients took no part in training. Kneser–Ney "
+    "and unigram are counted on the pooled training text of all clients and scored on the same tokens; central is "
+    "the same network trained on the pooled text with the same number of tokens.",
+    "Traffic is the size of the serialised model times the clients that received it (down) or sent an upload (up), "
+    "and the clients' reports (control). MB are millions of bytes.",
+)
+SPREAD_NOTE = (
+    "Perplexity of single clients; p10, median and p90 are quantiles over clients, each counting once. The worst "
+    "decile is the tenth of clients with the highest perplexity (at least one), its tokens added up."
+)
+
+
+def result_table(result: Record) -> Rows:
+    """Return the result as rows of text, the header first: this run, central, Kneser–Ney, unigram.
+
+    Example:
+      >>> rows = result_table({"method": "fedavg", "test": {"perplexity": 120.0, "top1": 0.15}})
+      >>> rows[1][:4]
+      ['fedavg (this run)', '120.0', '–', '15.0 %']
+    """
+    models = [(f"{result.get('method') or 'network'} (this run)", result)]
+    models += [(label, found) for key, label, found in baselines_of(result)][::-1]
+    columns = [
+        ("test", "perplexity", "test perplexity"),
+        ("test", "nats", "nats"),
+        ("test", "top1", "top-1"),
+        ("test", "top3", "top-3"),
+        ("test", "top1_words", "top-1 words"),
+        ("test", "top3_words", "top-3 words"),
+        ("unseen", "perplexity", "unseen perplexity"),
+        ("unseen", "top1", "unseen top-1"),
+    ]
+    if not any(found.get("unseen") for _, found in models):
+        columns = columns[:6]
+    rows = [["model", *(title for _, _, title in columns)]]
+    for label, found in models:
+        rows.append([label, *(_cell(key, (found.get(part) or {}).get(key)) for part, key, _ in columns)])
+    return rows
+
+
+def _cautions(result: Record) -> Iterable[str]:
+    """Yield what a reader of the table might overlook."""
+    warning = diverged_warning(result)
+    if warning is not None:
+        yield warning
+    test = result.get("test") or {}
+    unknown = finite(test.get("oov_rate")) or 0.0
+    if test.get("top1_words") == 0:
+        yield "The first guess is never a word that comes next: top-1 rests on <unk> and line ends alone."
+    elif unknown > 0.1:
+        share = show_percent(unknown)
+        yield f"{share} of the test tokens are <unk>, which is easy to guess: compare the columns on words."
+
+
+def _spread_table(result: Record) -> Rows:
+    found = [(label, result.get(key)) for key, label in (("spread", "seen"), ("unseen_spread", "unseen"))]
+    rows = [["clients", "number", "best", "p10", "median", "p90", "worst", "worst decile", "worst decile top-1"]]
+    for label, spread in found:
+        if spread:
+            worst = spread.get("worst_decile") or {}
+            quantiles = [show(spread.get(key)) for key in rows[0][2:7]]
+            tail = [show(worst.get("perplexity")), show_percent(worst.get("top1"))]
+            rows.append([label, show_count(spread.get("clients")), *quantiles, *tail])
+    return rows if len(rows) > 1 else []
+
+
+def _suggestion_table(suggestions: Sequence[tuple[str, Sequence[str]]]) -> Rows:
+    rows = [["typed so far", "first", "second", "third"]]
+    return rows + [[context, *[*words, NONE, NONE, NONE][:3]] for context, words in suggestions]
+
+
+def _training(result: Record, records: Sequence[Record]) -> list[tuple[str, str]]:
+    rounds, values = validation(records, "perplexity")
+    best = result.get("best_round")
+    late = " (the last one: more rounds may still help)" if rounds and best == rounds[-1] and len(rounds) > 1 else ""
+    facts = [
+        ("rounds", show_count(result.get("rounds"))),
+        ("clients in a round (cohort)", show_count(result.get("cohort"))),
+        ("clients in all", show_count(result.get("clients"))),
+        ("tokens trained on", show_count(result.get("tokens_trained"))),
+        ("best validation round", show_count(best) + late),
+    ]
+    if values:
+        facts.append(
+            ("validation perplexity", f"{show(values[0])} first, {show(min(values))} best, {show(values[-1])} last")
+        )
+    effective = [e for e in (finite(r.get("effective_clients")) for r in records) if e is not None]
+    if effective and result.get("method") != "central":
+        facts.append(("effective clients in a round, mean", f"{sum(effective) / len(effective):.2f}"))
+    for key, label in (
+        ("seconds", "training"),
+        ("evaluation_seconds", "evaluation"),
+        ("baseline_seconds", "baselines"),
+    ):
+        if finite(result.get(key)) is not None:
+            facts.append((f"time, {label}", show_duration(result[key])))
+    traffic = result.get("traffic") or {}
+    if traffic and result.get("method") != "central":
+        moved = (f"{(finite(traffic.get(key)) or 0) / 1e6:,.2f} MB {key}" for key in ("down", "up", "control"))
+        facts.append(("traffic", ", ".join(moved)))
+    reasons = Counter(str(why) for r in records for why in (r.get("refused") or {}).values())
+    why = "; ".join(f"{reason}: {n:,}" for reason, n in reasons.most_common(5))
+    if not result.get("privacy"):  # a private run does not tell
+        facts.append(("refused clients", show_count(result.get("refused") or 0) + (f" ({why})" if why else "")))
+    return facts + _participation(result) + secure_facts(result)
+
+
+def _participation(result: Record) -> list[tuple[str, str]]:
+    """What became of clients and uploads, where anything did."""
+    facts = []
+    seconds = finite(result.get("modelled_seconds"))
+    if seconds and result.get("method") != "central":
+        facts.append(("modelled time (links and speeds of [participation])", show_duration(seconds)))
+    lost = result.get("lost") or {}
+    if lost:
+        facts.append(("clients called in vain", "; ".join(f"{why}: {n:,}" for why, n in sorted(lost.items()))))
+    if result.get("abandoned"):
+        facts.append(("rounds abandoned, too few uploads", show_count(result["abandoned"])))
+    if result.get("rolled_back"):
+        facts.append(("roll-backs to the last good model, validation exploded", show_count(result["rolled_back"])))
+    facts += [(f"{name} step size halved, training diverged", note) for name, note in halved_notes(result)]
+    if result.get("shortened"):
+        facts.append(("uploads shortened to the limit", show_count(result["shortened"])))
+    if result.get("against"):
+        facts.append(("uploads left out, against the others of their round", show_count(result["against"])))
+    if result.get("unsound"):
+        facts.append(("server steps not taken, not sound", show_count(result["unsound"])))
+    error = finite(result.get("compression_error"))
+    if error is not None:
+        size = result.get("bytes_per_client") or {}
+        ratio = (finite(size.get("up")) or 0) / max(1.0, finite(size.get("down")) or 0)
+        facts.append(
+            ("compressed uploads", f"{show_percent(ratio)} of the size, relative error {show_percent(error)} a round")
+        )
+    met = result.get("reached")
+    if met:
+        (key, value), *_ = met["target"].items()
+        facts.append(
+            (
+                f"target: validation {key} of {show(value)}",
+                f"reached after {met['round']} rounds, {met['bytes'] / 1e6:,.1f} MB, "
+                + (f"{met['tokens']:,} tokens, " if met["tokens"] else "")  # a private run does not tell
+                + f"{show_duration(met['modelled_seconds'])} of modelled time",
+            )
+        )
+    return facts
+
+
+def _data(result: Record, config: Config) -> list[tuple[str, str]]:
+    test, unseen = result.get("test") or {}, result.get("unseen") or {}
+    people = (result.get("unseen_spread") or {}).get("clients")
+    oov = result.get("oov_rate") or {}
+    facts = [
+        ("corpus", str(result.get("data") or config.data.name)),
+        ("partition", config.data.partition or "the corpus's own"),
+        ("clients", show_count(result.get("clients"))),
+        ("test tokens", show_count(test.get("tokens"))),
+    ]
+    if unseen:
+        of = f" of {people:,} clients" if people else ""
+        facts.append(("test tokens, unseen clients", show_count(unseen.get("tokens")) + of))
+    facts.append(("vocabulary", show_count(result.get("vocabulary"))))
+    facts += [(f"unknown tokens, {part}", show_percent(rate, 2)) for part, rate in oov.items()]
+    if unseen:
+        facts.append(("unknown tokens, unseen clients", show_percent(unseen.get("oov_rate"), 2)))
+    if config.data.batching == "packed":
+        facts.append(("test text is read", "line by line, the state reset at every line"))
+    elif finite(test.get("sentence_perplexity")) is not None:
+        facts.append(
+            ("test perplexity line by line", f"{show(test['sentence_perplexity'])} (state reset at every line)")
+        )
+    return [*facts, ("parameters of the model", show_count(result.get("parameters")))]
+
+
+def _cell(key: str, value: Any) -> str:
+    if key == "perplexity":
+        return show(value)
+    if key == "nats":
+        number = finite(value)
+        return NONE if number is None else f"{number:.3f}"
+    return show_percent(value)

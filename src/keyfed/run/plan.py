@@ -1,0 +1,272 @@
+"""What a run will do before it does it: method, cohort, who takes part in each round, what makes no sense."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyfed.config.load import Config, method_spec
+from keyfed.config.schema import AGAINST, LIMIT, SUM_LIMIT, TOKEN_LIMIT
+from keyfed.engine.network import init_params
+from keyfed.errors import ConfigError, DataError, nearest
+from keyfed.federated.cohort import Plan, cohort_size, draw, moving_seconds, plan_round
+from keyfed.federated.local import learning_rate, progress
+from keyfed.federated.methods import build_method
+from keyfed.federated.parts import read_weights
+from keyfed.federated.sampling import derive_seed
+from keyfed.federated.soundness import UploadLimits, Watch, uniform_nats
+from keyfed.federated.types import Method
+from keyfed.federated.weigh import kept
+from keyfed.run.choose import Choice, choose, confine
+from keyfed.run.console import plural
+from keyfed.run.custom import accept_method
+from keyfed.run.prepare import Prepared, round_tokens, usual_members
+from keyfed.run.secure import alike_line, hidden, sizes_in
+
+ROLLBACK = 3.0  # times the least validation perplexity of a federation
+FEW_PARTICIPATIONS = 3  # a client, below which duals have hardly begun to work
+
+
+def members_of(method: Method, prepared: Prepared, config: Config) -> int:
+    """Number of uploads a round wants; a cohort larger than the population is said before training starts."""
+    clients = len(prepared.store)
+    if method.cohort == "pooled":
+        return 1
+    if method.cohort == "all":
+        return clients
+    wanted = cohort_size(config.participation, config.train.cohort, clients)
+    if wanted > clients:
+        shards = f"data.partition=iid and data.clients={wanted} (shards instead of people)"
+        more = shards if prepared.population.partition == "natural" else "data.clients higher"
+        raise DataError(
+            f"{prepared.corpus.name} has {plural(clients, 'client')} with enough text, fewer than the cohort of "
+            f"{wanted}; set train.cohort to at most {clients}, or {more}"
+        )
+    return wanted
+
+
+def plan(config: Config, prepared: Prepared, own: Method | None = None) -> tuple[Method, Choice]:
+    """Build the method, or take the caller's own, and choose where it runs; nonsense is refused with the reason."""
+    method = build_method(method_spec(config)) if own is None else accept_method(own, config)
+    members = members_of(method, prepared, config)
+    refuse_nonsense(config, method, members, len(prepared.store))
+    refuse_strangers(config, prepared)
+    if method.cohort == "pooled":  # nothing is uploaded in one place
+        spec = None if method.spec is None else replace(method.spec, keep=1.0, quantise="none")
+        method = replace(method, codec=None, spec=spec)
+    method = hidden(config, method, members)
+    trained = usual_members(config, len(prepared.store)) if method.cohort == "pooled" else members
+    refuse_short_deadline(config, method, prepared)
+    tokens = round_tokens(prepared, trained, method.epochs)
+    step = method.batch_size * prepared.batching.window
+    choice = choose(config.train, prepared.spec, tokens, members, step)
+    return method, confine(choice, prepared.spec, None if own is None else own.name)
+
+
+def refuse_nonsense(config: Config, method: Method, members: int, clients: int) -> None:
+    """Raise ConfigError for combinations of method, cohort and participation that cannot do what they say."""
+    if method.distance is not None and members < 2:
+        raise ConfigError(
+            f"{method.name} weighs the clients of a round against each other, and a cohort of {members} has "
+            "nothing to weigh; set train.cohort to at least 2, or use fedavg"
+        )
+    if method.cohort == "pooled":
+        return
+    p = config.participation
+    uploads = kept(method.uploading, clients if p.sampling == "poisson" else members)
+    if method.distance is not None and uploads < 2:
+        raise ConfigError(
+            f"{method.name} weighs uploads against each other, and top-K leaves {uploads} of {members}; set beta higher"
+        )
+    if p.least_epochs is not None and p.least_epochs >= method.epochs:
+        raise ConfigError(
+            f"participation.least_epochs is {p.least_epochs}, but {method.name} trains {method.epochs} local epochs: "
+            "there is nothing to draw between; set method.epochs higher or least_epochs lower"
+        )
+    if p.pace_spread and config.method == "fedsgd":
+        raise ConfigError("participation.pace_spread varies clients' step sizes, and fedsgd's clients take no step")
+    if p.minimum > uploads and not config.privacy.on:  # a private round is never abandoned
+        raise ConfigError(
+            f"participation.minimum is {config.participation.minimum}, but only {uploads} of a round's {members} "
+            "clients upload: every round would be abandoned"
+        )
+    expected = participations(config, members, clients)
+    if method.solver.start is not None and config.train.rounds > 0 and expected <= 1:
+        raise ConfigError(
+            f"{method.name} keeps a dual on every client, and in {config.train.rounds} rounds with {members} of "
+            f"{clients} clients each comes {expected:.2g} times: a dual is never used. Take more rounds, a larger "
+            "train.cohort, or fedprox"
+        )
+
+
+def refuse_strangers(config: Config, prepared: Prepared) -> None:
+    """Refuse fixed weights of clients that do not exist."""
+    if config.mediator is None or config.mediator.name != "fixed":
+        return
+    names = prepared.store.names
+    for client in read_weights(str(config.mediator.options.get("weights", ""))):
+        if client not in names:
+            raise ConfigError(
+                f'mediator.weights names "{client}", which is no client of {prepared.corpus.name}'
+                f"{nearest(client, names)}; `keyfed data describe` lists them"
+            )
+
+
+def refuse_short_deadline(config: Config, method: Method, prepared: Prepared) -> None:
+    """Refuse a deadline that passes before a model has been downloaded and uploaded."""
+    p = config.participation
+    if p.deadline is None or method.cohort == "pooled":
+        return
+    members = members_of(method, prepared, config)
+    sizes = sizes_in(config, method, init_params(prepared.spec, config.train.seed), members)
+    needed = moving_seconds(p, sizes.down, sizes.up)
+    if p.deadline <= needed:
+        raise ConfigError(
+            f"participation.deadline is {p.deadline} seconds, and moving the model down and up takes {needed:.1f} at "
+            "the modelled links: nobody could finish; set it higher, or down_mbit and up_mbit"
+        )
+
+
+def participations(config: Config, members: int, clients: int) -> float:
+    """How often a client is in a round over the whole run, in expectation."""
+    arrive = (1 - config.participation.drop_before) * (1 - config.participation.drop_after)
+    return config.train.rounds * members / clients * arrive
+
+
+def cautions(config: Config, method: Method, members: int, clients: int) -> list[str]:
+    """Lines about what will work, but not as one may expect."""
+    alike = alike_line(config, method)
+    said = [] if alike is None else [alike]
+    expected = participations(config, members, clients)
+    if method.solver.start is None or expected >= FEW_PARTICIPATIONS or not config.train.rounds:
+        return said
+    return [
+        *said,
+        f"{method.name}: a client takes part about {expected:.1f} times in this run. Its dual is set in its first "
+        f"round and corrected from the second on, so with fewer than {FEW_PARTICIPATIONS} participations θ will lie "
+        "near twice FedProx's steps and may overshoot; take more rounds or a larger train.cohort",
+    ]
+
+
+def over_rounds(config: Config) -> list[str]:
+    """Say what spans the rounds of a run: the schedule of the local step size, and the average that is served."""
+    t, said = config.train, []
+    if warm := int(t.warmup * t.rounds + 0.5):
+        said.append(f"the local step size rises over the first {warm} of {t.rounds} rounds")
+    if t.schedule != "constant":
+        said.append(f"the local step size falls to {t.final:g} of its size by round {t.rounds} ({t.schedule})")
+    if t.average:
+        said.append(
+            f"validated, tested and exported is the average of the model over about {1 / (1 - t.average):.0f} rounds "
+            f"(train.average={t.average:g})"
+        )
+    return said
+
+
+def extension_line(config: Config, method: Method, has: int, before: Method) -> str:
+    """Say that a run of so many rounds is extended, and what becomes of its local step size.
+
+    Args:
+      method: the run's method over its new rounds; `before` that over the ones it had.
+    """
+    t = config.train
+    said = f"the run of {plural(has, 'round')} is extended to {t.rounds}"
+    first, last = _local_step(method, has), _local_step(method, t.rounds - 1)
+    was = _local_step(before, max(0, has - 1))
+    if first is None or last is None or was is None:
+        return said
+    if t.schedule == "constant" and first == last == was:
+        return f"{said}; the local step size stays {last:.4g}"
+    return (
+        f"{said}; the local step size was {was:.4g} in round {has}, is {first:.4g} in round {has + 1} and goes to "
+        f"{last:.4g} in round {t.rounds} (train.schedule={t.schedule}, over the new whole)"
+    )
+
+
+def _local_step(method: Method, round: int) -> float | None:
+    """Return the local step size of a round (from 0); None for a method without one."""
+    options = {} if method.spec is None else method.spec.options
+    lr, decay = options.get("lr"), options.get("decay", 1.0)
+    if method.solver.still or not isinstance(lr, int | float) or not isinstance(decay, int | float):
+        return None
+    schedule = None if method.spec is None else method.spec.schedule
+    return learning_rate(lr, decay, round) * (1.0 if schedule is None else progress(schedule, round))
+
+
+def with_limits(config: Config, begun: Config | None = None) -> Config:
+    """Return the configuration of a federation with the limits and the roll-back that it gets by default.
+
+    They are written into the run's folder: a simulation with the same numbers limits alike. A private run has its clip,
+    and in secure sums clients clamp their own tokens.
+
+    Args:
+      begun: what the run began with, if it goes on; one that began without limits has none.
+    """
+    if config.privacy.on:
+        return config
+    given = config.upload
+    norm, tokens, against = (SUM_LIMIT, 0.0, 0.0) if config.secure.on else (LIMIT, TOKEN_LIMIT, AGAINST)
+    usual = replace(given, limit=norm, token_limit=tokens, against=against) if begun is None else begun.upload
+    limit = usual.limit if given.limit is None else given.limit
+    token_limit = usual.token_limit if given.token_limit is None else given.token_limit
+    against_limit = usual.against if given.against is None else given.against
+    back = (ROLLBACK if begun is None else begun.train.rollback) if config.train.rollback is None else None
+    train = config.train if back is None else replace(config.train, rollback=back)
+    upload = replace(given, limit=limit, token_limit=token_limit, against=against_limit)
+    return replace(config, upload=upload, train=train)
+
+
+def watch_of(config: Config, words: int) -> Watch | None:
+    """Return how a run notices that it diverges; None for one that never goes back (train.rollback=0).
+
+    A private run looks at nothing but its released θ: losses, refusals and validation are not noised.
+    """
+    if config.train.rollback == 0:
+        return None
+    return Watch() if config.privacy.on else Watch(uniform_nats(words), config.train.rollback)
+
+
+def limits_of(config: Config) -> UploadLimits | None:
+    """Return what one client of a run may do at most; None for a run without limits."""
+    own = config.upload
+    norm, tokens, against = own.limit or None, own.token_limit or None, own.against or None
+    if config.privacy.on or (norm is None and tokens is None and against is None):
+        return None
+    return UploadLimits(norm, tokens, config.data.max_tokens, against)
+
+
+def plan_of_round(
+    config: Config,
+    method: Method,
+    prepared: Prepared,
+    round: int,
+    tokens: NDArray[np.float64],
+    down: int,
+    up: int,
+    turn: list[int] | None = None,
+    attempt: int = 0,
+) -> Plan:
+    """Say who is called in a round and what becomes of them; a function of (seed, round, attempt).
+
+    Args:
+      tokens: tokens each client predicts in an epoch, in expectation (`client_tokens`).
+      down: bytes of a download; `up` of an upload.
+      turn: the clients whose turn it is, where they are not drawn; None where they are.
+      attempt: how often this round was released already, in a private run (`PrivateRun.attempt`); it calls others.
+    """
+    store, p, seed = prepared.store, config.participation, config.train.seed
+    if attempt:  # in the place of the round's number: a client's own speed and pace stay what they are
+        round = derive_seed(round, "attempt", attempt)
+    wanted = members_of(method, prepared, config)
+    if turn is not None:
+        called, wanted = turn, len(turn)
+    elif method.cohort == "all":
+        called = list(range(len(store)))
+    else:
+        called = draw(p, len(store), wanted, lambda k: int(store.bounds[k]), seed, round)
+    return plan_round(
+        p, called, wanted, epochs=method.epochs, tokens_of=lambda k: float(tokens[k]), name_of=store.names.__getitem__,
+        down=down, up=up, seed=seed, round=round,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Settings that are chosen from the corpus: facts, the recipe, the pilot."""

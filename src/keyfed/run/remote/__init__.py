@@ -1,0 +1,1 @@
+"""Runs with real clients: their rounds, their privacy, their terms."""

@@ -1,0 +1,1 @@
+"""Where a run's weights come from before its first round."""

@@ -1,0 +1,1 @@
+"""Word vectors for a vocabulary: the files people have, a transformer's embedding, fewer dimensions."""

@@ -1,0 +1,1 @@
+"""Real clients: messages, both sides of a session, who may take part."""

@@ -1,0 +1,376 @@
+"""A client's side of a real federation: it answers the server's messages, and refuses what it should not answer.
+
+    who                                                               → its name
+    hello     the run: configuration, vocabulary, method and its hash → proof of identity, one-time keys
+    train     a model and, in a secure round, everybody's keys        → report and upload, or shares
+    upload    who is still there, and their shares                    → the masked vector
+    unmask    whose vectors arrived                                   → shares that open their sum
+    bye       the run is over                                         → what was kept of it is deleted
+
+A secure round is train, upload, unmask; its `purpose` is to calibrate, to upload or to evaluate. A session lives as
+long as its process. A session that was restarted has lost what it had trained in that round, and says so; everything
+that must survive lies in the `DeviceStore`. Answers to train, upload and unmask carry the client's signature.
+
+Under a private run a client sends its clipped part and nothing else (`client_private`, `private_part`); with its hello
+it says in which step it last took part.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from keyfed.engine.client_state import StateDamaged, read_state, write_state
+from keyfed.engine.simulate import refusal
+from keyfed.engine.sums.codec import Vector
+from keyfed.engine.sums.secure_round import (
+    Evaluated,
+    Purpose,
+    calibration_vector_of,
+    countable,
+    evaluation_vector_of,
+    vector_of,
+)
+from keyfed.engine.task import Finished, Turn, keeps_state
+from keyfed.errors import Refused, SecureSumError, SecureSumOverflow, described
+from keyfed.federated.cohort import eased
+from keyfed.federated.public.check import check_public
+from keyfed.federated.soundness import MOST_HALVINGS
+from keyfed.federated.types import Params, Refusal
+from keyfed.files import make_durable
+from keyfed.private.dp.opening import MOST_MEMBERS
+from keyfed.private.dp.own_ledger import OwnLedger
+from keyfed.private.secagg.keys import signed_answer
+from keyfed.private.secagg.secure_sum import Floors
+from keyfed.wire.answers import hello_text, report_head
+from keyfed.wire.client_private import PrivateSide
+from keyfed.wire.client_secure import Work, join_sum, parted_packages, signed_packages
+from keyfed.wire.device_store import DeviceStore, about_digest
+from keyfed.wire.learner import Learner
+from keyfed.wire.limits import Limits
+from keyfed.wire.messages import (
+    BEGIN_HEAD,
+    MEMBER_HEAD,
+    Received,
+    Rejected,
+    check_protocol,
+    control_head,
+    digest_of,
+    most_bytes,
+    pack,
+    read_tensors,
+    text,
+    unpack,
+    whole_number,
+)
+from keyfed.wire.private_part import Promise
+
+PURPOSES: tuple[Purpose, ...] = ("upload", "calibration", "evaluation")
+COHORT_HEAD = control_head() + MEMBER_HEAD * MOST_MEMBERS  # bytes of a head that lists a cohort's keys or shares
+
+
+def _nothing(theta: Params) -> Finished:
+    """What a client has that learnt nothing: zeros, of no token."""
+    return Finished(0, {name: torch.zeros_like(p) for name, p in theta.items()}, 0.0, 0, 0, {})
+
+
+class ClientSession:
+    """Answers messages for one client.
+
+    Args:
+      home: the client's folder.
+      name: the name it was enrolled under.
+      learner: makes the client's text ready for a run, from what the server said in its hello.
+      floors: the fewest clients it hides among; a run may promise more (`secure.floor`), never less.
+      plain: whether it takes part in runs that show its upload to the server.
+      limits: what it gives a run at most: size, work, runs, privacy.
+      ready: says why the client does not want to work now (on battery, in use, paused); None: it does.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        name: str,
+        learner: Callable[[Mapping[str, Any]], Learner],
+        *,
+        floors: Floors | None = None,
+        plain: bool = False,
+        limits: Limits | None = None,
+        ready: Callable[[], str | None] | None = None,
+    ) -> None:
+        self.name = name
+        self.store = DeviceStore(home)
+        self._limits = limits or Limits()
+        self._private = PrivateSide(name, self.store, OwnLedger(home, self._limits.epsilon))
+        self._make = learner
+        self._floors = floors or Floors()
+        self._plain = plain
+        self._ready = ready or (lambda: None)
+        self._learners: dict[str, Learner] = {}
+        self._solved: tuple[tuple[object, ...], Finished] | None = None
+        self._work: Work | None = None
+
+    def handle(self, kind: str, body: bytes) -> bytes:
+        """Answer one message.
+
+        Raises:
+          Rejected: the message must not be answered; the reason is typed.
+          KeyfedError: something this client's owner can mend.
+        """
+        check_protocol(body, "client")
+        if kind == "who":
+            return pack({"name": self.name})
+        if kind == "hello":
+            return self._hello(unpack(body, 8 + BEGIN_HEAD).head)
+        if kind == "bye":
+            return self._bye(text(unpack(body, 8 + control_head()).head, "run"))
+        if kind == "train":
+            answer = self._train(body)
+        elif kind in ("upload", "unmask"):
+            head = unpack(body, 8 + COHORT_HEAD, COHORT_HEAD).head
+            work = self._work_of(head)
+            answer = self._upload(work, head) if kind == "upload" else self._unmask(work, head)
+        else:
+            raise Rejected("malformed", f'a message of kind "{kind[:20]}"')
+        return signed_answer(self.store.identity(), self.name, kind, answer)
+
+    # hello
+
+    def _hello(self, head: Mapping[str, Any]) -> bytes:
+        run = text(head, "run")
+        if head.get("secure") is not True and not self._plain:
+            raise Rejected("not secure", "this client takes part in secure sums only; start it with --allow-plain")
+        if head.get("secure") is True:
+            self.store.meet(head.get("roster"), self._limits.roster)
+        about = {key: value for key, value in head.items() if key != "roster"}
+        self.store.begin(run, about, self._limits.runs)
+        self._learners.pop(run, None)
+        learner = self._learner(run)
+        self._private.affords(run, learner.promise)
+        if learner.digest != text(head, "method"):
+            raise Rejected(
+                "other method", "this package builds another method from the run's specification; update the client"
+            )
+        hide_among = self._hides_among(learner)
+        proof = self.store.identity().sign(hello_text(self.name, run, text(head, "nonce"), hide_among))
+        answer = {"proof": proof.hex(), "keys": self.store.new_keys(self.name).to_json(), "hide_among": hide_among}
+        last = self.store.last_part(run)
+        return pack(answer if last is None else answer | {"step": last.step})
+
+    def _hides_among(self, learner: Learner) -> int:
+        return max(self._floors.cohort, learner.floor)
+
+    def _bye(self, run: str) -> bytes:
+        self._drop()
+        self._learners.pop(run, None)
+        self._solved = None
+        self.store.forget(run)
+        return pack({})
+
+    def _learner(self, run: str) -> Learner:
+        if run not in self._learners:
+            self._learners.clear()  # one run at a time: text and model of the last one are let go
+            self._learners[run] = self._make(self.store.begun(run))
+        return self._learners[run]
+
+    # train
+
+    def _train(self, body: bytes) -> bytes:
+        self._drop()
+        received = unpack(body, head=COHORT_HEAD)
+        head = received.head
+        why = self._ready()
+        if why is not None:
+            raise Rejected("not now", why)
+        run = text(head, "run")
+        begun = self.store.begun(run)
+        learner = self._learner(run)
+        most = most_bytes(learner.shapes, COHORT_HEAD)
+        if len(body) > most:
+            raise Rejected("too large", f"a model in {len(body):,} bytes; expected at most {most:,}")
+        theta = read_tensors(received.tensors, learner.shapes)
+        work = self._accept(run, received, theta, learner.promise, secure=begun.get("secure") is True)
+        self._private.wait_turn(run, learner.promise, work.asked)
+        if work.asked is None:
+            self._private.shown(run)
+        if work.part is not None:
+            work.evaluated = countable(learner.evaluate(theta, work.part))
+        if work.purpose != "evaluation":
+            counted, good = (None if head.get(key) is None else whole_number(head, key) for key in ("counted", "good"))
+            found = self._solve(learner, work, digest_of(theta), counted, good)
+            if isinstance(found, Finished):
+                work.done = found
+            elif work.asked is None or not work.secure:
+                raise Rejected(found.reason, "what this client trained is not sent")
+            # In a masked private sum it sends zeros: were it lost, its text would decide about everybody's sum.
+        answer: dict[str, Any] = {"run": run, "round": work.round, "attempt": work.attempt}
+        if work.secure:
+            floors = Floors(self._hides_among(learner))
+            work.member = join_sum(self.name, self.store, floors, learner, work, head, about_digest(begun))
+            parcels = {to: package.hex() for to, package in signed_packages(work.member, self.store.identity()).items()}
+            self._work = work  # only now: a client that refused the terms has nothing to be asked for
+            return pack(answer | {"parcels": parcels, "keys": self.store.new_keys(self.name).to_json()})
+        self._work = work
+        if work.asked is not None:
+            assert work.done is not None, "a client that trained"
+            return self._private.answer(run, learner, theta, work.asked, work.done, answer)
+        answer |= {"evaluated": None if work.evaluated is None else list(work.evaluated)}
+        if work.done is None:
+            return pack(answer)
+        answer["report"] = report_head(work.done)
+        return pack(answer, work.done.upload if head.get("send") is True else None)
+
+    def _accept(self, run: str, received: Received, theta: Params, promise: Promise | None, *, secure: bool) -> Work:
+        """Check what a training message is about; refuse what is old, repeated, or another model for the same round."""
+        head = received.head
+        round, attempt = whole_number(head, "round"), whole_number(head, "attempt")
+        purpose = text(head, "purpose")
+        if purpose not in PURPOSES:
+            raise Rejected("malformed", f'a purpose "{purpose[:20]}"')
+        model = digest_of(theta)
+        if model != text(head, "model"):
+            raise Rejected("other model", "the model is not the one that the message names")
+        if not all(bool(torch.isfinite(p).all()) for p in theta.values()):
+            raise Rejected("non-finite model", "the model holds numbers that are not finite")
+        before = self.store.seen(run)
+        if (attempt, round) < before[:2]:
+            raise Rejected("stale", f"round {round} of attempt {attempt} after round {before[1]} of {before[0]}")
+        if (attempt, round) == before[:2] and model != before[2]:
+            raise Rejected("other model", f"another model for round {round} than before")
+        self.store.see(run, attempt, round, model)
+        public, part = head.get("public"), head.get("evaluate")
+        asked = None if promise is None else promise.check(public, round, part, purpose, self.store.last_part(run))
+        if secure and purpose != "evaluation" and asked is None:
+            try:
+                check_public(public, list(theta))
+            except ValueError as e:
+                raise Rejected("malformed", f"public numbers that make no sense: {e}") from None
+        if part not in ("valid", "test", None) or (purpose == "evaluation" and part is None):
+            raise Rejected("malformed", f'an evaluation of "{str(part)[:20]}"')
+        members = whole_number(head, "members", 1, MOST_MEMBERS) if secure else 0
+        given = public if isinstance(public, dict) else None
+        halvings = whole_number(head, "halvings", 0, MOST_HALVINGS) if "halvings" in head else 0
+        return Work(
+            run, round, attempt, purpose, theta, given, members, None, None, part, secure, asked, halvings=halvings
+        )
+
+    def _solve(
+        self, learner: Learner, work: Work, model: str, counted: int | None, good: int | None
+    ) -> Finished | Refusal:
+        """Train, or take what was trained for the same model and round just before (the calibration's)."""
+        key = (work.run, work.round, model, counted, work.asked, work.halvings)
+        if self._solved is not None and self._solved[0] == key:
+            return self._solved[1]
+        self._solved = None
+        turn = Turn(0)
+        turn = turn._replace(work=eased(turn.work, work.halvings))
+        if keeps_state(learner.method):
+            state = self.store.state(work.run, counted, good)
+            clip = None if work.asked is None else work.asked.clip  # it books what it sent, which is clipped
+            turn = turn._replace(state=state, propose=self.store.state_file(work.run, work.round), clip=clip)
+        try:
+            done = learner.solve(work.theta, work.round, turn)
+        except StateDamaged:
+            raise Rejected("state lost", "the state of this client is damaged") from None
+        except Exception as e:
+            if work.asked is None:
+                raise
+            line = "round %d: training failed (%s); nothing is added"
+            logging.getLogger(__name__).error(line, work.round + 1, described(e))
+            done = _nothing(work.theta)
+        odd = refusal(self.name, done, work.theta, learner.bound)
+        if odd is not None and turn.propose is not None:  # as if it had trained nothing
+            begin = learner.method.solver.start
+            assert begin is not None, "a method whose clients keep state, without compression"
+            write_state(turn.propose, begin(work.theta) if turn.state is None else read_state(turn.state))
+        if turn.propose is not None:
+            make_durable(turn.propose)
+        if odd is not None:
+            return odd
+        done = done._replace(upload={name: u.clone() for name, u in done.upload.items()})
+        self._solved = (key, done)
+        return done
+
+    # upload and unmask
+
+    def _work_of(self, head: Mapping[str, Any]) -> Work:
+        work = self._work
+        asked = (text(head, "run"), whole_number(head, "round"), whole_number(head, "attempt"))
+        if work is None:
+            raise Rejected("restarted", "this client has nothing trained; it may have been restarted")
+        if asked != (work.run, work.round, work.attempt):
+            raise Rejected("stale", f"round {asked[1]}, and this client is in round {work.round}")
+        return work
+
+    def _upload(self, work: Work, head: Mapping[str, Any]) -> bytes:
+        answer = {"run": work.run, "round": work.round, "attempt": work.attempt}
+        if not work.secure:
+            if work.done is None or work.asked is not None:  # a private part was sent, once, with the training
+                raise Rejected("malformed", "nothing was trained that could be uploaded")
+            return pack(answer, work.done.upload)
+        alive, parcels = head.get("alive"), head.get("parcels")
+        if work.member is None or not isinstance(alive, list) or not isinstance(parcels, dict):
+            raise Rejected("malformed", "an upload without the others' shares")
+        if work.sent:
+            raise Rejected("stale", "this client has uploaded already")
+        try:
+            received, signatures = parted_packages(parcels)
+            # Noted before anything is computed: whether a vector fits its ranges must not be tried again and again.
+            self.store.refuse_second(work.run, work.round, work.purpose, work.part)
+            self._private.takes_part(work.run, self._learner(work.run).promise, work.asked)
+            vector = self._vector(work)
+            masked = work.member.masked(vector, [str(name) for name in alive], received, signatures)
+        except SecureSumOverflow as e:
+            self._drop()
+            raise Rejected(e.reason, e.public_text) from None  # by how much, and where, is this client's own affair
+        except Refused as e:
+            self._drop()
+            if e.accused is None:
+                raise Rejected("refused by client", str(e)) from None
+            return pack(answer | {"accuses": e.accused, "evidence": None if e.evidence is None else e.evidence.hex()})
+        except (SecureSumError, ValueError, TypeError) as e:
+            self._drop()
+            raise Rejected("refused by client", str(e)) from None
+        work.sent = True
+        return pack(answer, {"masked": torch.from_numpy(masked.view(np.int32))})
+
+    def _vector(self, work: Work) -> Vector:
+        learner = self._learner(work.run)
+        if work.asked is not None:
+            return self._private.vector(learner, work.theta, work.asked, work.done)
+        if work.purpose == "evaluation":
+            return evaluation_vector_of(work.evaluated or Evaluated(), work.members)
+        assert work.done is not None, "a client that trained"
+        assert work.member is not None, "a client in a secure sum"
+        if work.purpose == "calibration":
+            return calibration_vector_of(self.name, work.done, work.theta, learner.method, work.members)
+        try:
+            return vector_of(
+                self.name, work.done, work.theta, learner.method, work.public or {}, work.members,
+                work.member.terms.ratio, work.evaluated,
+            )  # fmt: skip
+        except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, ValueError) as e:
+            raise Rejected("malformed", f"public numbers that make no sense ({type(e).__name__})") from None
+
+    def _unmask(self, work: Work, head: Mapping[str, Any]) -> bytes:
+        survivors = head.get("survivors")
+        if work.member is None or not isinstance(survivors, list):
+            raise Rejected("malformed", "a request to open a sum that this client is not in")
+        try:
+            data = work.member.unmask([str(name) for name in survivors])
+        except SecureSumError as e:
+            raise Rejected("refused by client", str(e)) from None
+        finally:
+            self._drop()
+        return pack({"run": work.run, "round": work.round, "attempt": work.attempt, "shares": data.hex()})
+
+    def _drop(self) -> None:
+        """Forget the round in progress and its secrets; what was trained stays for the next purpose."""
+        if self._work is not None and self._work.member is not None:
+            self._work.member.forget()
+        self._work = None

@@ -1,0 +1,200 @@
+"""One secure sum with real clients, the server's side: three messages, then the total or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from keyfed.engine.sums.codec import Vector
+from keyfed.engine.sums.secure_round import Purpose, context_of, length
+from keyfed.errors import BelowThreshold, Lied, SecureSumError
+from keyfed.federated.types import ClientId, Method, Params, Public
+from keyfed.private.secagg.keys import is_signature
+from keyfed.private.secagg.secure_sum import Collector, Terms
+from keyfed.private.secagg.wire import package_text
+from keyfed.wire.answers import sum_context
+from keyfed.wire.calls import Calls, with_model
+from keyfed.wire.client_secure import parted_packages
+from keyfed.wire.device_store import about_digest
+from keyfed.wire.messages import Rejected, control_head, most_bytes, pack, read_tensors, text
+
+MOST_STRAINED = 2  # sums that stayed closed; then clients that want more to stay than is usual are not called
+
+
+class Summed(NamedTuple):
+    """A sum that was opened.
+
+    Attributes:
+      members: clients whose keys were in its terms; what a vector's fixed point was made for.
+      ratio: r of its terms.
+      survivors: those whose vectors are in it.
+    """
+
+    total: Vector
+    members: int
+    ratio: int
+    survivors: tuple[ClientId, ...]
+
+
+def secure_sum(
+    calls: Calls,
+    heads: Mapping[ClientId, dict[str, Any]],
+    params: Params,
+    method: Method,
+    public: Public,
+    round: int,
+    purpose: Purpose,
+    part: str | None,
+    *,
+    words: int | None = None,
+    watch: Callable[[Collector], None] = lambda collector: None,
+) -> Summed:
+    """Form a sum over the clients in `heads`, each of which has one-time keys in `calls.keys`.
+
+    Args:
+      part: the held-out text that clients evaluate along; None for none.
+      words: numbers in a client's vector; None for those of a hidden round (`engine.sums.secure_round.length`).
+      watch: is shown what collects the sum before anybody is called.
+
+    A client that is proved to lie is shut out: it dealt shares of another secret than its own, sent a package that does
+    not open, accuses another falsely, or answers another share than it took. A sum in which a client accused another
+    is not opened.
+
+    Raises:
+      Lied: it failed closed, and a client's lie is why; those that are proved to lie are shut out by then.
+      SecureSumError: it failed closed; nothing of anybody was seen.
+    """
+    run = calls.run
+    assert run.secure is not None, "settings of secure sums"
+    fitting = set(calls.able_to_hide(heads))
+    if calls.strained >= MOST_STRAINED:  # one of them could stop every sum by saying nothing at its end
+        fitting = {c for c in fitting if calls.hide_among.get(c, 0) <= run.secure.threshold_of(len(heads))}
+    for client in [client for client in heads if client not in fitting]:
+        least = calls.hide_among[client]
+        calls.leave_out(client, "hides among more", f"it takes part among {least} or more, not among {len(heads)}")
+    heads = {client: head for client, head in heads.items() if client in fitting}
+    if not heads:
+        raise SecureSumError("no client is left to sum over")
+    keys = tuple(calls.keys.pop(client) for client in heads)  # used now, whatever comes of it
+    about = about_digest({**run.about, "secure": True})
+    context = sum_context(run.name, run.attempt, about, part, context_of(params, method, public, round, purpose))
+    words = length(method, params, purpose) if words is None else words
+    hide_among = max(calls.hide_among.get(client, 0) for client in heads)
+    terms = Terms(context, keys, run.secure.threshold_of(len(keys), hide_among), words)
+    raised = terms.threshold > run.secure.threshold_of(len(keys))
+    collector = Collector(terms)
+    watch(collector)
+    told = {
+        "cohort": [k.to_json() for k in terms.cohort],
+        "identities": {client: calls.identity(client).hex() for client in heads},
+        "threshold": terms.threshold,
+        "members": len(keys),
+        "public": public,
+        "evaluate": part,
+    }
+
+    signatures: dict[ClientId, dict[ClientId, bytes]] = {}
+    liars: dict[ClientId, str] = {}
+
+    def take_shares(client: ClientId, answer: bytes) -> None:
+        head = calls.current(round, answer, entries=len(keys)).head
+        next_keys = calls.signed_keys(client, head.get("keys"))
+        try:
+            packages, signatures[client] = parted_packages(head["parcels"])
+            collector.take_shares(client, packages)
+        except (SecureSumError, KeyError, TypeError, ValueError, AttributeError) as e:
+            raise Rejected("malformed", f"shares that cannot be used ({e})") from None
+        calls.keys[client] = next_keys
+
+    def take_masked(client: ClientId, answer: bytes) -> None:
+        received = calls.current(round, answer, most_bytes(expected))
+        if "accuses" in received.head:
+            liar, how = _judged(collector, calls, signatures, client, received.head)
+            liars.setdefault(liar, how)
+            raise Rejected("refused by client", f"it accuses {str(received.head['accuses'])[:80]}: {liar} lied")
+        vector = read_tensors(received.tensors, expected)["masked"].numpy().view(np.uint32)
+        _or_rejected(lambda: collector.take_masked(client, vector))
+
+    def take_unmask(client: ClientId, answer: bytes) -> None:
+        shares = calls.current(round, answer, entries=len(keys)).head.get("shares")
+        if not isinstance(shares, str):
+            raise Rejected("malformed", "no shares")
+        _or_rejected(lambda: collector.take_unmask(client, bytes.fromhex(shares)))
+
+    expected = {"masked": ((terms.sent_length,), torch.int32)}
+    short = 8 + control_head(len(keys))
+    calls.gather("train", with_model({c: head | told for c, head in heads.items()}, params), take_shares, most=short)
+    with _strain(calls, raised):
+        alive, parcels = collector.forward()
+    named = calls.named(round)
+    posts = {}
+    for client in alive:
+        signed = {sender: (package + signatures[sender][client]).hex() for sender, package in parcels[client].items()}
+        posts[client] = pack(named | {"alive": list(alive), "parcels": signed})
+    calls.gather("upload", posts, take_masked, most=most_bytes(expected))
+    if liars:
+        for liar, how in liars.items():
+            calls.shut_out(liar, how)
+        raise Lied(f"{', '.join(liars)} lied about shares; the sum is not opened", by=liars)
+    survivors = collector.survivors
+    opening = pack(named | {"survivors": list(survivors)})
+    calls.gather("unmask", dict.fromkeys(survivors, opening), take_unmask, most=short)
+    try:
+        with _strain(calls, raised):
+            total = collector.total()
+    except Lied as e:
+        for liar in e.by:
+            calls.shut_out(liar, str(e))
+        raise
+    calls.strained = calls.strained if calls.strained >= MOST_STRAINED else 0
+    for client in survivors:
+        calls.lost.pop(client, None)  # its vector is in the sum, whether or not it helped to open it
+    return Summed(total, len(keys), terms.ratio, survivors)
+
+
+@contextmanager
+def _strain(calls: Calls, raised: bool) -> Iterator[None]:
+    """Count a sum that stays closed below a threshold which a client's own number has raised."""
+    try:
+        yield
+    except BelowThreshold:
+        calls.strained += raised
+        raise
+
+
+def _judged(
+    collector: Collector,
+    calls: Calls,
+    signatures: Mapping[ClientId, Mapping[ClientId, bytes]],
+    accuser: ClientId,
+    head: Mapping[str, Any],
+) -> tuple[ClientId, str]:
+    """Return who lied where one client accuses another of its package, and how.
+
+    Without evidence the accusation is that the package is not signed. This server has the package as it came, in an
+    answer that the accused signed, so it sees for itself.
+    """
+    accused, shown = text(head, "accuses"), head.get("evidence")
+    package, signature = collector.package(accused, accuser), signatures.get(accused, {}).get(accuser, b"")
+    if package is None:
+        return accuser, f"it accuses {accused[:80]}, of which it was sent nothing"
+    signed = package_text(collector.terms.digest(), accused, accuser, package)
+    if not is_signature(signature, signed, calls.identity(accused)):
+        return accused, f"its shares for {accuser} are not signed for this sum"
+    try:
+        return collector.judge(accuser, accused, bytes.fromhex(shown) if isinstance(shown, str) else b"")
+    except ValueError:
+        return accuser, f"it accuses {accused} with evidence that is not hexadecimal"
+
+
+def _or_rejected(take: Any) -> None:
+    try:
+        take()
+    except Lied as e:
+        raise Rejected("lied", str(e)) from None
+    except (SecureSumError, ValueError) as e:
+        raise Rejected("malformed", str(e)) from None

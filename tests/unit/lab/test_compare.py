@@ -1,0 +1,399 @@
+"""The parts of a comparison that compute: arguments, budget, target, order, who is best, curves, report."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keyfed.config.documents import dump_toml
+from keyfed.errors import ConfigError
+from keyfed.federated.types import Part
+from keyfed.lab.experiment.compare_plan import (
+    QUICK,
+    file_settings,
+    folder_of,
+    parse_seeds,
+    parse_target,
+    resolve,
+    rounds_within,
+)
+from keyfed.lab.experiment.compare_plots import BYTES, ROUNDS, TOKENS, attention_grid, curve_of, draw_comparison
+from keyfed.lab.experiment.compare_report import _differing as differing
+from keyfed.lab.experiment.compare_report import comparison_table, document, notes, verdict
+from keyfed.lab.experiment.compare_rows import Cell, best_of, common_target, in_order, mean_baselines, reach, row_of
+from keyfed.reports.document import Links, to_html, to_markdown
+from keyfed.reports.results import as_text
+
+# Arguments
+
+
+def test_settings_reach_every_method_that_has_them_and_own_ones_win():
+    plan = resolve(
+        ["fedavg", "fedatt:temperature=0.1,lr=0.5", "fedsgd"],
+        [("optimiser", "sgd"), ("method.lr", "2"), ("train.cohort", "5"), ("temperature", "0.7")],
+    )
+    fedavg, fedatt, fedsgd = (entry.config for entry in plan.entries)
+    assert fedavg.options == {"optimiser": "sgd", "lr": 2.0}
+    assert fedatt.options == {"optimiser": "sgd", "lr": 0.5, "temperature": 0.1}
+    assert fedsgd.options == {"lr": 2.0}
+    assert {c.train.cohort for c in (fedavg, fedatt, fedsgd)} == {5}
+    assert [entry.label for entry in plan.entries] == ["fedavg", "fedatt:temperature=0.1,lr=0.5", "fedsgd"]
+
+
+@pytest.mark.parametrize(
+    ("methods", "settings", "message"),
+    [
+        ([], [], "no method to compare"),
+        (["fedavg", "fedat"], [], r'method "fedat" is not known \(did you mean fedatt\?\)'),
+        (["fedavg", "fedavg"], [], r'"fedavg" is given twice'),
+        (["fedatt:step=1", " fedatt:step=1"], [], "is given twice"),
+        (["fedatt:stepp=1"], [], r"fedatt:stepp=1: method\.stepp is not an option.*did you mean step\?"),
+        (["fedatt:step=x"], [], "fedatt:step=x: method.step is .*expected float"),
+        (["fedatt:step"], [], "expected key=value"),
+        (["fedatt:"], [], "expected key=value"),
+        (["fedatt:train.cohort=3"], [], r"give it as --set train\.cohort=3"),
+        (["fedavg", "fedsgd"], [("temperature", "1")], "method.temperature is an option of none of fedavg, fedsgd"),
+        (["fedavg"], [("cohort", "3")], r"did you mean train\.cohort\?"),
+        (["fedavg"], [("method.lrr", "3")], r"did you mean lr\?"),
+        (["fedavg"], [("trian.cohort", "3")], r"did you mean train\?"),
+        (["fedavg", "fedprox"], [("lr", "-1")], r"fedavg: method\.lr is -1"),
+        (["fedavg"], [("train.rounds", "0")], "at least 1"),
+        (["fedavg"], [("train.central", "true")], "name central as a method"),
+        (["fedavg"], [("model.name", "gruu")], "did you mean gru"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(methods, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(methods, settings)
+
+
+def test_quick_reduces_what_the_user_did_not_set():
+    words = resolve(["fedavg"])
+    assert (words.entries[0].config.data.max_tokens, words.entries[0].config.train.test_tokens) == (4_000, 100_000)
+    characters = resolve(["fedavg"], [("model.name", "char-lstm"), ("train.test_tokens", "none")])
+    assert (characters.entries[0].config.data.max_tokens, characters.entries[0].config.train.test_tokens) == (
+        20_000,
+        None,
+    )
+    assert characters.quick == {"data.max_tokens": 20_000, "data.window": 50, "train.valid_tokens": 10_000}
+    assert "data.max_tokens=20000" in characters.quick_line()
+    full = resolve(["fedavg"], full=True)
+    assert full.entries[0].config.data.max_tokens is None
+    assert full.quick_line() == ""
+    assert {q.key for q in QUICK if q.words is not None} == set(words.quick)
+
+
+def test_a_file_sets_what_all_share_and_its_method_is_not_compared(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text(
+        dump_toml({"method": {"name": "fedatt", "step": 1.5}, "data": {"max_tokens": 70}, "made": {"x": 1}})
+    )
+    settings = file_settings(path)
+    assert settings == [("fedatt:step", 1.5), ("data.max_tokens", 70)]
+    plan = resolve(["fedavg", "fedatt", "fedmed"], settings)
+    assert [entry.config.options for entry in plan.entries] == [{}, {"step": 1.5}, {}]  # FedMed has a step of its own
+    path.write_text('[server]\nlr = 0.1\nname = "adam"\n', "utf-8")
+    assert resolve(["fedavg"], file_settings(path)).entries[0].config.server == Part("adam", {"lr": 0.1})
+    assert plan.entries[0].config.data.max_tokens == 70
+    with pytest.raises(ConfigError, match="expected a TOML file"):
+        file_settings(tmp_path / "missing.toml")
+
+
+def test_seeds():
+    assert parse_seeds("3") == (1, 2, 3)
+    assert parse_seeds("5, 2") == (5, 2)
+    assert parse_seeds("7,") == (7,)
+    for wrong in ("", ",", "x", "1,x", "-1", "1.5", "9" * 5000):
+        with pytest.raises(ConfigError, match="expected a number of seeds"):
+            parse_seeds(wrong)
+    for count in ("0", "1001", "9" * 18):  # the last is one who forgot the comma after a seed
+        with pytest.raises(ConfigError, match="expected 1 to 1000"):
+            parse_seeds(count)
+    with pytest.raises(ConfigError, match="names 2 twice"):
+        parse_seeds("2,1,2")
+    assert resolve(["fedavg"], [("train.seed", "9")]).seeds == (9,)
+    with pytest.raises(ConfigError, match="both given"):
+        resolve(["fedavg"], [("train.seed", "9")], seeds=[1])
+
+
+def test_targets():
+    assert parse_target("perplexity=200") == 200
+    assert parse_target("nats=2") == pytest.approx(math.exp(2))
+    for wrong in ("200", "perplexity", "perplexity=", "perplexity=0.5", "nats=-1", "nats=800", "perplexity=nan",
+                  "perplexity=inf", "bits=2"):  # fmt: skip
+        with pytest.raises(ConfigError, match="--target"):
+            parse_target(wrong)
+
+
+@given(st.lists(st.text(max_size=150), min_size=2, max_size=6, unique=True))
+def test_folders_are_safe_and_keep_labels_apart(values):
+    names = [folder_of(f"fedatt:step={value}") for value in values]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert len(name.encode()) <= 255
+        assert Path(name).name == name
+        assert name not in (".", "..")
+
+
+# Budget and target
+
+
+def test_tokens_pay_for_rounds():
+    assert rounds_within(10, [100, 100, 430, 5_000, 30]) == [10, 10, 2, 1, 33]
+
+
+def rounds_of(*perplexities: float | None, moved: int = 100, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "round": at,
+            "worked": 50 * at,
+            "traffic": {"down": moved, "up": moved // 2, "control": 7},
+            "effective_clients": 2.0 + at,
+            **({} if value is None else {"valid": {"perplexity": value, "top1": 0.1 * at}}),
+            **more,
+        }
+        for at, value in enumerate(perplexities, 1)
+    ]
+
+
+def test_reaching_a_target():
+    records = rounds_of(300.0, None, 200.0, 210.0, math.inf)
+    assert (reach(records, 200.0).round, reach(records, 200.0).bytes) == (3, 471)
+    assert reach(records, 1000.0).round == 1
+    never = reach(records, 199.0)
+    assert (never.round, never.bytes, never.modelled_seconds) == (None, 785, None)
+    assert reach(rounds_of(3.0, 2.0, modelled_seconds=1.5), 2.0).modelled_seconds == 3.0
+    assert reach([], 5.0).round is None
+
+
+def test_the_default_target_is_what_all_but_fedsgd_reached():
+    assert common_target([("fedavg", 10.0), ("fedsgd", 99.0), ("fedatt", 12.0)]) == 12.0
+    assert common_target([("fedsgd", 99.0), ("fedavg", None)]) == 99.0
+    assert common_target([("fedavg", None)]) is None
+
+
+# Rows
+
+
+def cells_of(label: str, *perplexities: float | None, error: str | None = None) -> list[Cell]:
+    """One seed for each test perplexity; `error` is one more seed, which failed."""
+    entry = resolve([label]).entries[0]
+    cells = []
+    for seed, value in enumerate(perplexities, 1):
+        test = {"perplexity": value, "nats": None if value is None else math.log(value), "top1": 0.1, "top3": 0.2}
+        result = {
+            "method": entry.config.method, "run": "x", "test": {**test, "tokens": 10}, "unseen": None, "best_round": 2,
+            "traffic": {"down": 200, "up": 100}, "tokens_trained": 150, "seconds": 2.0, "clients": 4, "rounds": 20,
+        }  # fmt: skip
+        records = rounds_of(value and value + 20, value, None)
+        cells.append(Cell(entry, seed, Path("out") / entry.folder / f"seed-{seed}", result, records))
+    if error is not None:
+        cells.append(Cell(entry, len(cells) + 1, Path("out/x"), None, error=error))
+    return cells
+
+
+def summary_of(*methods: list[Cell], target: float | None = None, **changes: Any) -> dict[str, Any]:
+    rows = in_order(row_of(cells[0].entry, cells, target) for cells in methods)
+    summary = {
+        "data": "corpus", "model": "cifg", "characters": False, "budget": "rounds", "rounds": 20, "seeds": [1, 2],
+        "target": None if target is None else {"perplexity": target, "nats": math.log(target), "given": True},
+        "quick": {}, "baselines": {}, "rows": rows, "best": best_of(rows), "failed": 0, "out": "out", **changes,
+    }  # fmt: skip
+    return {**summary, "verdict": verdict(summary)}
+
+
+def test_means_and_spread_over_seeds():
+    row = row_of(resolve(["fedavg"]).entries[0], cells_of("fedavg", 100.0, 110.0, 120.0), 110.0)
+    assert row["test_mean"]["perplexity"] == pytest.approx(110.0)
+    assert row["test_spread"]["perplexity"] == pytest.approx(statistics.stdev([100.0, 110.0, 120.0]))
+    assert row["reached"] == 2
+    assert row["rounds_to_target"] is None
+    assert [seed["rounds_to_target"] for seed in row["seeds"]] == [2, 2, None]
+    assert [seed["bytes_to_target"] for seed in row["seeds"]] == [314, 314, None]
+    assert row["effective_clients"] == pytest.approx(4.0)
+    assert row["test"]["perplexity"] == 100.0  # shaped like the first seed's result
+    assert "modelled_seconds_to_target" not in row
+
+
+def test_rows_are_sorted_and_what_is_not_finite_or_failed_comes_last():
+    rows = in_order(
+        row_of(cells[0].entry, cells, 100.0)
+        for cells in (
+            cells_of("fedprox", 50.0, error="broke"),
+            cells_of("fedadam", 90.0, None),
+            cells_of("fedavg", 100.0, 104.0),
+            cells_of("fedatt", 80.0, 81.0),
+            cells_of("fedmed", error="broke at once"),
+        )
+    )
+    assert [row["label"] for row in rows] == ["fedatt", "fedavg", "fedadam", "fedprox", "fedmed"]
+    assert len({tuple(row) for row in rows}) == 1
+    assert rows[2]["test_mean"]["perplexity"] is None
+    table = comparison_table(summary_of(*(cells_of(m, error="broke") for m in ("fedmed", "fedatt"))))
+    assert table[1][1] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "best"),
+    [
+        ((100.0, 102.0), (110.0, 112.0), "fedavg"),
+        ((100.0, 102.0), (101.0, 103.0), None),  # closer than the spread
+        ((100.0, 102.0), (90.0, 120.0), None),  # the second's spread counts as well
+        ((100.0,), (200.0,), None),  # one seed cannot tell
+        ((100.0, 100.0), (100.0, 100.0), None),
+        ((100.0, 102.0), (None, 110.0), None),  # nobody to compare with
+    ],
+)
+def test_the_best_is_marked_only_where_seeds_can_tell(first, second, best):
+    summary = summary_of(cells_of("fedavg", *first), cells_of("fedatt", *second), seeds=list(range(len(first))))
+    assert summary["best"] == best
+    assert any("(best)" in row[0] for row in comparison_table(summary)) == (best is not None)
+    if best is None and None not in second:
+        assert "cannot tell" in summary["verdict"]
+    elif best is not None:
+        assert "by more than either spread" in summary["verdict"]
+
+
+def test_a_method_of_which_a_seed_failed_is_not_the_best():
+    summary = summary_of(cells_of("fedavg", 10.0, 10.1, error="a worker died"), cells_of("fedatt", 100.0, 101.0, 102.0))
+    assert summary["best"] is None
+    assert comparison_table(summary)[2][1].endswith("(2 of 3 seeds)")
+    assert "Failed: fedavg, seed 3: a worker died" in list(notes(summary))
+
+
+def test_nothing_finite():
+    assert "No method has a finite" in summary_of(cells_of("fedavg", None, None))["verdict"]
+    assert "no other method" in summary_of(cells_of("fedavg", 5.0, 6.0))["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("unigram", "kneser_ney", "first"),
+    [
+        (60.0, 50.0, "No method beats plain word frequencies (unigram, 60.00). "),
+        (400.0, 90.0, "No method beats counts of word sequences (Kneser–Ney-5, 90.00). "),
+        (400.0, 150.0, ""),
+    ],
+)
+def test_that_nothing_beats_the_counts_is_said_before_a_winner_is_named(unigram, kneser_ney, first):
+    scores = {"unigram": {"test": {"perplexity": unigram}}, "kneser_ney": {"test": {"perplexity": kneser_ney}}}
+    scores["kneser_ney"]["order"] = 5
+    for methods in ([cells_of("fedavg", 100.0, 102.0), cells_of("fedatt", 130.0, 130.0)], [cells_of("fedavg", 100.0)]):
+        assert summary_of(*methods, baselines=scores)["verdict"].startswith(f"{first}fedavg has ")
+
+
+def test_the_table_says_what_was_not_reached_and_shows_the_references():
+    score = {"perplexity": 60.0, "nats": math.log(60), "top1": 0.3, "top3": 0.4}
+    baselines = mean_baselines([{"unigram": {"test": score, "unseen": None}}] * 2)
+    summary = summary_of(
+        cells_of("fedavg", 100.0, 102.0), cells_of("fedatt", 130.0, 130.0), cells_of("central", 90.0, 90.0),
+        target=105.0, baselines=baselines, characters=True,
+    )  # fmt: skip
+    table = [dict(zip(comparison_table(summary)[0], row, strict=True)) for row in comparison_table(summary)[1:]]
+    assert [row["method"] for row in table] == ["central (best)", "fedavg", "fedatt", "unigram (reference)"]
+    assert table[0]["bytes to target"] == table[0]["effective clients"] == "–"
+    assert table[1]["rounds to target"] == "2"
+    assert table[1]["bytes to target"] == "314 B"
+    assert table[1]["nats"] == "4.615 ± 0.014"
+    assert table[2]["rounds to target"] == "not reached"
+    assert table[2]["bytes to target"] == "not reached (300 B)"
+    assert table[3]["test perplexity"] == "60.00 ± 0.00"
+
+
+def test_a_private_comparison_shows_epsilon_and_what_it_is_worth():
+    private, plain = cells_of("fedavg", 90.0, 92.0), cells_of("fedatt", 80.0, 81.0)
+    assert "ε" not in comparison_table(summary_of(private, plain))[0]
+    worth = {"verdict": "SIMULATED", "statement": ["SIMULATED guarantee for a population of 9."]}
+    told = [{"pld": 1.25, **worth}, {"pld": 1.5, **worth}]
+    private = [
+        replace(cell, result={**cell.result, "privacy": account}) for cell, account in zip(private, told, strict=True)
+    ]
+    summary = summary_of(private, plain)
+    table = comparison_table(summary)
+    column = table[0].index("ε")
+    assert {row[0]: row[column] for row in table[1:]} == {"fedavg": "1.5, SIMULATED", "fedatt (best)": "NONE"}
+    assert all(len(row) == len(table[0]) for row in table)
+    lines = list(notes(summary))
+    assert sum(line == "SIMULATED guarantee for a population of 9." for line in lines) == 1
+    assert any("adds up" in line for line in lines)
+
+
+def test_in_a_terminal_labels_are_not_cut_and_numbers_not_broken():
+    label = "fedatt:temperature=0.1,step=1.0,norm=frobenius,bound=3.0"
+    columns = [f"column number {k}" for k in range(7)]
+    text = as_text([["method", *columns], [label, *["1,234.5±67.8"] * 7]], narrow=True)
+    assert max(map(len, text.splitlines())) <= 120
+    assert text.count("1,234.5±67.8") == 7
+    first_column = "".join(line.split()[0] for line in text.splitlines() if line[:2].strip())
+    assert label in first_column
+
+
+# Curves and report
+
+
+def test_a_curve_is_the_mean_of_seeds_between_the_lowest_and_the_highest():
+    runs = [rounds_of(10.0, None, 6.0, moved=1_000_000), rounds_of(12.0, None, math.inf, moved=2_000_000)]
+    curve = curve_of("x", 0, runs, ROUNDS, "perplexity")
+    assert (curve.x, curve.mean, curve.low, curve.high, curve.lost) == ([1, 3], [11, 6], [10, 6], [12, 6], 1)
+    assert curve_of("x", 0, runs[:1], TOKENS, "perplexity").x == [50, 300]
+    assert curve_of("x", 0, runs, BYTES, "perplexity").x == pytest.approx([2.250007, 4.500014], abs=1e-4)
+
+
+def test_attention_is_a_grid_of_clients_and_rounds():
+    records = [
+        {"round": 1, "attention": {"b": {"in": 0.4, "out": 0.5}, "a": {"in": 0.6, "out": 0.5}}},
+        {"round": 2},
+        {"round": 3, "attention": {"a": {"in": 1.0, "out": 1.0}}},
+    ]
+    rounds, layers = attention_grid(records)
+    assert rounds == [1, 2, 3]
+    assert list(layers) == ["in", "out"]
+    assert [[None if math.isnan(w) else w for w in row] for row in layers["in"]] == [
+        [0.4, None, None],
+        [0.6, None, 1.0],
+    ]
+
+
+def test_plots_and_report_of_many_methods_hide_nobody_and_name_no_client():
+    labels = ["fedavg", "fedsgd", "central", *(f"fedatt:temperature={t}" for t in range(1, 10))]
+    many = [cells_of(label, 100.0 + k, 101.0 + 2 * k) for k, label in enumerate(labels)]
+    attention = {"attention": {"Ann $x_": {"out": 0.3}, "Bob": {"out": 0.7}}}
+    many[3][0] = Cell(many[3][0].entry, 1, Path("x"), many[3][0].result, [{"round": 1, **attention}])
+    summary = summary_of(*many, target=104.0)
+    cells = [cell for runs in many for cell in runs]
+    plots = draw_comparison(summary, cells)
+    assert [plot.name for plot in plots] == [
+        "perplexity-rounds", "perplexity-tokens", "perplexity-bytes", "accuracy-rounds",
+        "attention-fedatt-temperature=1",
+    ]  # fmt: skip
+    assert all(plot.light != plot.dark and plot.light.startswith(b"\x89PNG") for plot in plots)
+    assert all(label in plots[0].alt for label in labels)
+    assert "central" not in plots[2].alt
+    blocks = document(summary, cells, plots)
+    markdown, page = to_markdown(blocks), to_html(blocks)
+    assert "Ann $" not in markdown + page
+    assert all(label in page for label in labels)
+    links = next(block for block in blocks if isinstance(block, Links))
+    assert ("fedsgd, seed 2", "fedsgd/seed-2/") in links.items
+    assert "| fedatt:temperature=2 | 20 | step=1.2, temperature=2.0, norm=spectral, bound=none, lr=0.003 |" in markdown
+
+
+def test_what_differs_names_parts_and_compression():
+    entries = resolve(["fedprox", "fedprox:server.name=adam,server.lr=0.1", "fedprox:upload.keep=0.1"]).entries
+    plain, parts, packed = (row[2] for row in differing(entries))
+    assert plain == "none"
+    assert "server.name=adam, server.lr=0.1" in parts
+    assert packed == "upload.keep=0.1"
+
+
+def test_a_report_of_failures_alone_can_be_written():
+    cells = cells_of("fedavg", error="x <b>")
+    text = to_markdown(document(summary_of(cells), cells, None))
+    assert "matplotlib is not installed" in text
+    assert "Failed: fedavg, seed 1: x" in text
