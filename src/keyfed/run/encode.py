@@ -19,8 +19,7 @@ from keyfed.model.presets import preset
 from keyfed.text.catalogue import NAMED, load_corpus
 from keyfed.text.corpus import Corpus
 from keyfed.text.partition import ClientText, Population, partition
-from keyfed.text.vocab import UNK, Vocab, VocabSummary, build_vocab
-from keyfed.text.vocab_file import count_words, read_vocab, summarise
+from keyfed.text.vocab import UNK, Vocab, VocabSummary, build_vocab, count_words, read_vocab, summarise
 
 Ids = NDArray[np.int32]
 Streams = dict[str, Ids]  # one held-out stream a client, or one named after the published file

@@ -33,8 +33,7 @@ from keyfed.model.language_model import Params
 from keyfed.run.choose import Choice
 from keyfed.run.custom import build_network, refuse_others
 from keyfed.text.batches import reads_lines
-from keyfed.text.vocab import Vocab
-from keyfed.text.vocab_file import vocab_sha256
+from keyfed.text.vocab import Vocab, vocab_sha256
 
 LOCK = "run.lock"
 

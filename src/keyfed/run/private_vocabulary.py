@@ -28,9 +28,8 @@ from keyfed.private.dp.plan import delta_for
 from keyfed.private.dp.statement import account
 from keyfed.run.console import plural
 from keyfed.text.catalogue import is_path
-from keyfed.text.election import Election
+from keyfed.text.election import Election, elect_privately, ngrams, threshold
 from keyfed.text.partition import ClientText
-from keyfed.text.private_ballots import elect_privately, ngrams, threshold
 from keyfed.text.vocab import Vote
 
 

@@ -31,7 +31,7 @@ from keyfed.run.choose import Choice
 from keyfed.run.plan import plan
 from keyfed.run.prepare import make_problem, prepare
 from keyfed.run.secure import sums_of
-from keyfed.text.vocab_file import vocab_sha256
+from keyfed.text.vocab import vocab_sha256
 
 
 def together(where: Place, work: Callable[[Ranks], dict[str, Any]]) -> dict[str, Any]:

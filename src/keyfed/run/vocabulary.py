@@ -16,8 +16,7 @@ from keyfed.run.encode import read_people, vocab_rules
 from keyfed.run.private_vocabulary import PrivateElection
 from keyfed.text.election import MIN_CLIENTS, Ballot, Election, ballot, elect
 from keyfed.text.partition import statistics
-from keyfed.text.vocab import SPECIALS, Vocab
-from keyfed.text.vocab_file import read_vocab
+from keyfed.text.vocab import SPECIALS, Vocab, read_vocab
 
 SHOWN = 20  # new words that the terminal shows; --json has all
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from keyfed.errors import DataError, DownloadError, nearest
-from keyfed.text import published, sotu
+from keyfed.text import published
 from keyfed.text.corpus import Corpus, read_corpus
 from keyfed.text.download import RemoteFile, fetch
 
@@ -49,7 +49,7 @@ class Named:
     partition: str
     clients: int | None = None
     messages: bool = False
-    built_in: Callable[[], Path] = sotu.package_data
+    built_in: Callable[[], Path] = published.sotu_data
 
 
 _KNOWN = (
@@ -63,8 +63,8 @@ _KNOWN = (
         messages=True,
         built_in=published.packaged_chat,
     ),
-    Named("sotu", "", (), sotu.ABOUT, sotu.read_presidents, "natural"),
-    Named("sotu-addresses", "", (), sotu.ABOUT, sotu.read_addresses, "natural"),
+    Named("sotu", "", (), published.SOTU, published.read_presidents, "natural"),
+    Named("sotu-addresses", "", (), published.SOTU, published.read_addresses, "natural"),
     Named(
         "ptb",
         "ptb",

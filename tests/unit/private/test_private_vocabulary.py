@@ -15,8 +15,8 @@ from keyfed.private.dp.ledger import read_ledger
 from keyfed.private.dp.noise import system
 from keyfed.run import private_vocabulary
 from keyfed.run.private_vocabulary import PrivateElection, read_votes, register_of
+from keyfed.text.election import ngrams, threshold
 from keyfed.text.partition import ClientText
-from keyfed.text.private_ballots import ngrams, threshold
 from keyfed.text.vocab import SPECIALS, Vocab, Vote
 
 K, CLIENTS, Z = 36, 3_000, 2.0

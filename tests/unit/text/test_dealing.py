@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from keyfed.text import dealing
-from keyfed.text.dealing import TENTHS, Written, _owners, _three_parts
+from keyfed.text import partition as partition_module
+from keyfed.text.partition import TENTHS, LineIndex, _owners, _three_parts
 from keyfed.text.ragged import Ragged, blocks, bounds_of, ranges
 
 
 @pytest.mark.parametrize("block", [1, 50, 1 << 20])
 def test_all_authors_are_cut_at_once_as_each_would_be_alone(monkeypatch, block):
-    monkeypatch.setattr(dealing, "BLOCK", block)
+    monkeypatch.setattr(partition_module, "BLOCK", block)
     rng = np.random.default_rng(3)
     sizes = [rng.integers(1, 30, rng.integers(1, 60)) for _ in range(300)]
     first = bounds_of(np.array([len(s) for s in sizes]))
-    written = Written("toy", [str(k) for k in range(300)], first, np.concatenate(sizes), True)
+    index = LineIndex("toy", [str(k) for k in range(300)], first, np.concatenate(sizes), True)
     for shares in (TENTHS, (0.9, 0.1, 0.0), (0.9, 0.0, 0.1)):
         alone = [np.bincount(_owners(s, shares), minlength=3).tolist() for s in sizes]
-        assert _three_parts(written, shares).tolist() == alone
+        assert _three_parts(index, shares).tolist() == alone
 
 
 def test_ragged_lists_are_lists():

@@ -7,8 +7,7 @@ import hashlib
 import pytest
 
 from keyfed.errors import DataError
-from keyfed.text.vocab import SPECIALS, Vocab, build_vocab
-from keyfed.text.vocab_file import count_words, read_vocab, summarise, vocab_sha256
+from keyfed.text.vocab import SPECIALS, Vocab, build_vocab, count_words, read_vocab, summarise, vocab_sha256
 
 LINES = ["the cat <unk> sat", "the dog", "", "cat cat"]
 

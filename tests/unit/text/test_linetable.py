@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from keyfed.errors import DataError
-from keyfed.text import lexicon, records
+from keyfed.text import records
 from keyfed.text import table as linetable
 from keyfed.text.corpus import read_corpus
-from keyfed.text.dealing import deal
-from keyfed.text.lexicon import encode_lists, lexicon_of, vocab_of
-from keyfed.text.partition import line_sizes, partition
+from keyfed.text.partition import line_sizes, partition, partition_lines
 from keyfed.text.records import Span, read_records, spans_of, stream_records
-from keyfed.text.table import tabulate
+from keyfed.text.table import encode_lists, lexicon_of, tabulate, vocab_of
 from keyfed.text.vocab import build_vocab
 
 WORDS = ["Don’t", "panic:", "it's", "1,234.5", "well-being", "😀!", "<unk>", "é", "na\u00efve", "a.b", "(x)", "…"]
@@ -56,23 +54,23 @@ def same(path, folder, kind="word", lower=True) -> None:
     corpus, table = read_corpus(path), tabulate(path, folder, kind)
     assert table.corpus.fingerprint() == corpus.fingerprint()
     assert (table.corpus.name, table.corpus.skipped) == (corpus.name, corpus.skipped)
-    assert table.written.names == [a.name for a in corpus.authors]
+    assert table.index.names == [a.name for a in corpus.authors]
     lines = [line for a in corpus.authors for line in a.lines]
-    assert table.written.first.tolist() == np.cumsum([0, *(len(a.lines) for a in corpus.authors)]).tolist()
-    assert table.written.sizes.tolist() == line_sizes(lines, corpus.characters).tolist()
+    assert table.index.first.tolist() == np.cumsum([0, *(len(a.lines) for a in corpus.authors)]).tolist()
+    assert table.index.sizes.tolist() == line_sizes(lines, corpus.characters).tolist()
     for partitioned in ("natural", "iid") if corpus.natural else ("iid",):
         clients = 3 if partitioned == "iid" else None
         population = partition(corpus, partitioned, clients=clients, seed=2)
-        dealt = deal(table.written, partitioned, clients=clients, seed=2)
-        assert list(dealt.names) == [c.name for c in population.clients]
-        rules = {"kind": kind, "size": 60, "lower": lower, "min_clients": 2 if len(dealt.names) > 1 else 1}
+        cut = partition_lines(table.index, partitioned, clients=clients, seed=2)
+        assert list(cut.names) == [c.name for c in population.clients]
+        rules = {"kind": kind, "size": 60, "lower": lower, "min_clients": 2 if len(cut.names) > 1 else 1}
         train = [c.train for c in population.clients]
         vocab, summary = build_vocab(train, tokenised=corpus.tokenised, **rules)
         entries = lexicon_of(table, kind, lower=lower)
-        assert (vocab, summary) == vocab_of(table, entries, dealt.train, **rules)
+        assert (vocab, summary) == vocab_of(table, entries, cut.train, **rules)
         streams = [
             ids.tolist()
-            for found in encode_lists(table, entries, vocab, dealt.train)
+            for found in encode_lists(table, entries, vocab, cut.train)
             for ids in np.split(found.tokens, np.cumsum(found.lengths)[:-1])
         ]
         assert streams == [vocab.encode(lines).tolist() for lines in train]
@@ -83,7 +81,7 @@ def same(path, folder, kind="word", lower=True) -> None:
 def test_a_table_of_lines_is_the_corpus(tmp_path, monkeypatch, times, pieces):
     monkeypatch.setattr(linetable, "_pieces", lambda path: pieces)
     monkeypatch.setattr(linetable, "ENTRIES", 7)
-    monkeypatch.setattr(lexicon, "LINES", 20)
+    monkeypatch.setattr(linetable, "LINES", 20)
     path = tmp_path / "chat.jsonl"
     write_table(path, rows(times))
     same(path, tmp_path / "lines")

@@ -17,9 +17,7 @@ from keyfed.text import catalogue
 from keyfed.text.catalogue import NAMED, is_path, load_corpus
 from keyfed.text.corpus import Author, Corpus, Skipped, pseudonym
 from keyfed.text.download import RemoteFile
-from keyfed.text.posts import html_to_text
-from keyfed.text.published import plays
-from keyfed.text.sotu import paragraphs, sentences
+from keyfed.text.published import html_to_text, paragraphs, plays, sentences
 
 
 def put(root: Path, path: str, text: str) -> None:

@@ -9,7 +9,7 @@ from statistics import NormalDist
 import pytest
 
 from keyfed.errors import DataError
-from keyfed.text.private_ballots import elect_privately, ngrams, threshold
+from keyfed.text.election import elect_privately, ngrams, threshold
 
 
 def gaussian(seed):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keyfed.errors import DataError
-from keyfed.text.shards import NAME_BOUNDS, PackedNames, ShardWriter, streams_of
+from keyfed.text.ragged import NAME_BOUNDS, PackedNames, ShardWriter, streams_of
 
 STREAMS = {"ann": [5, 6, 2], "Zoë 😀": [], "": [7, 2], "last": [2]}
 
