@@ -229,13 +229,13 @@ def test_the_beginning_of_every_format_tells_its_width(form, tmp_path):
     if form == "npz":
         path = tmp_path / "v.npz"
         np.savez(path, words=np.array(["the", "a"]), vectors=np.ones((2, 5), np.float32))
-        assert preview.peek_vectors(path) == ("npz", 5)
+        assert recognise(path)[:2] == ("npz", 5)
         return
     tokens = {"wte.weight": np.ones((3, 6), np.float32)}
     save_file(tokens, tmp_path / "model.safetensors")
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
-    kind, width = preview.peek_vectors(tmp_path if form == "folder" else tmp_path / "model.safetensors")
+    kind, width = recognise(tmp_path if form == "folder" else tmp_path / "model.safetensors")[:2]
     assert kind.startswith("wte.weight")
     assert width == 6
 

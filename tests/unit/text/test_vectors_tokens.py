@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from keyfed.errors import ConfigError, DataError
 from keyfed.text.vectors.load import load_vectors
-from keyfed.text.vectors.subword import byte_letters, byte_pair_encoder, gpt2_chunks, word_piece_encoder
+from keyfed.text.vectors.transformer import byte_letters, byte_pair_encoder, gpt2_chunks, word_piece_encoder
 from keyfed.text.vocab import SPECIALS
 
 # "low" is learnt whole, "er" as an end, "est" not at all; every byte is a piece, as in GPT-2.
