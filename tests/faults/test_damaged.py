@@ -35,8 +35,8 @@ from keyfed.lab.papers.resume import find_kept
 from keyfed.private.dp.accounting import Release
 from keyfed.private.dp.ledger import ORIGIN, Terms, _line, check_against_metrics, open_ledger, read_ledger
 from keyfed.reports.events import read_log, scalars
-from keyfed.run.cache import open_cache
 from keyfed.run.checkpoint import Best, Checkpoint, _seal, load_checkpoint, named_states, save_checkpoint
+from keyfed.run.encode import open_cache
 from keyfed.run.folder import read_metrics, read_result, read_run_toml
 from keyfed.text.corpus import read_corpus
 from keyfed.text.ragged import PackedNames, ShardWriter, streams_of

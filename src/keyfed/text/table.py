@@ -16,7 +16,7 @@ vocabulary, clients or a seed:
     about.json     chunks and authors by number, rows left out, what is wrong with the times
 
 The parts are joined in the order of authors and time (`tabulate`); how many there were does not show in the result.
-Every different chunk is then cut into words once (`lexicon_of`). Counting words and encoding text is a matter of
+Every different chunk is then cut into words once (`token_table`). Counting words and encoding text is a matter of
 looking numbers up in arrays. Memory holds the names and the different chunks, never the text.
 """
 
@@ -54,7 +54,7 @@ from keyfed.text.corpus import (
 from keyfed.text.partition import LineIndex, line_sizes
 from keyfed.text.ragged import Numbers, Ragged, blocks, bounds_of, ranges
 from keyfed.text.records import Refused, Span, lines_before, moment, spans_of, stream_records, suffix_of
-from keyfed.text.vocab import EOS, UNK, Vocab, VocabSummary, choose_vocab, words_of
+from keyfed.text.vocab import EOS, UNK, Vocab, words_of
 
 PIECE = 16 << 20  # bytes of a table that are worth a process of their own
 MOST_PROCESSES = 8
@@ -456,7 +456,7 @@ def _bodies(folders: Sequence[Path], bounds: Numbers, entries: Numbers, first: N
 
 
 @dataclass(frozen=True, slots=True)
-class Streams:
+class StreamBlock:
     """The tokens of several lists of lines, one after the other.
 
     Attributes:
@@ -470,19 +470,20 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True)
-class Lexicon:
-    """What the chunks of a table consist of.
+class TokenTable:
+    """A table of lines whose chunks are cut into words or characters.
 
     Attributes:
       types: different words or characters; the first is the end of a line.
       tokens: chunk c is the types tokens[c].
     """
 
+    lines: LineTable
     types: list[str]
     tokens: Ragged
 
 
-def lexicon_of(table: LineTable, kind: Literal["word", "char"], *, lower: bool) -> Lexicon:
+def token_table(table: LineTable, kind: Kind, *, lower: bool) -> TokenTable:
     """Cut each chunk of a table into words; characters are what they are."""
     types = Numbered({"\n": 0})
     tokenised = table.corpus.tokenised
@@ -491,35 +492,33 @@ def lexicon_of(table: LineTable, kind: Literal["word", "char"], *, lower: bool) 
         words = words_of(chunk, tokenised=tokenised, lower=lower) if kind == "word" else [chunk]
         counts.append(len(words))
         flat += map(types.__getitem__, words)
-    return Lexicon(list(types), Ragged(np.array(flat, np.int64), bounds_of(np.array(counts))))
+    return TokenTable(table, list(types), Ragged(np.array(flat, np.int64), bounds_of(np.array(counts))))
 
 
-def types_of(table: LineTable, lexicon: Lexicon, lists: Ragged) -> Iterator[Streams]:
+def types_of(table: TokenTable, lists: Ragged) -> Iterator[StreamBlock]:
     """Yield the types of lists of lines, some lists at a time; every line is followed by its end."""
-    chunk_tokens = lexicon.tokens.counts()
-    flat = lexicon.tokens.flat.astype(np.int32)
+    chunk_tokens = table.tokens.counts()
+    flat = table.tokens.flat.astype(np.int32)
     plain = bool((chunk_tokens == 1).all())
     for block in blocks(lists.bounds, LINES):
         bounds = lists.bounds[block.start : block.stop + 1]
         lines = lists.flat[bounds[0] : bounds[-1]]
-        lengths = table.lengths[lines]
-        chunks = table.chunks[ranges(table.starts[lines], lengths)]
+        lengths = table.lines.lengths[lines]
+        chunks = table.lines.chunks[ranges(table.lines.starts[lines], lengths)]
         ends = bounds_of(lengths)[bounds - bounds[0]]  # of each list, in chunks
         if plain:
-            yield Streams(block, np.diff(ends), flat[chunks])
+            yield StreamBlock(block, np.diff(ends), flat[chunks])
         else:
             counts = chunk_tokens[chunks]
-            tokens = flat[ranges(lexicon.tokens.bounds[chunks], counts)]
-            yield Streams(block, np.diff(bounds_of(counts)[ends]), tokens)
+            tokens = flat[ranges(table.tokens.bounds[chunks], counts)]
+            yield StreamBlock(block, np.diff(bounds_of(counts)[ends]), tokens)
 
 
-def count_types(
-    table: LineTable, lexicon: Lexicon, lists: Ragged, min_clients: int
-) -> tuple[dict[str, int], dict[str, int]]:
+def count_types(table: TokenTable, lists: Ragged, min_clients: int) -> tuple[dict[str, int], dict[str, int]]:
     """Return how often each type occurs, and with how many clients (`min_clients` or more where more have it)."""
-    size = len(lexicon.types)
+    size = len(table.types)
     counts, holders = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    for found in types_of(table, lexicon, lists):
+    for found in types_of(table, lists):
         counts += np.bincount(found.tokens, minlength=size)
         # Only types that are not known to have enough holders are looked at: after some clients hardly any.
         few = np.flatnonzero(holders[found.tokens] < min_clients)
@@ -527,44 +526,19 @@ def count_types(
         pairs = np.unique(client * size + found.tokens[few])
         holders += np.bincount(pairs % size, minlength=size)
     present = np.flatnonzero(counts[1:]) + 1
-    words = [lexicon.types[t] for t in present.tolist()]
+    words = [table.types[t] for t in present.tolist()]
     return (
         dict(zip(words, counts[present].tolist(), strict=True)),
         dict(zip(words, holders[present].tolist(), strict=True)),
     )
 
 
-def vocab_of(
-    table: LineTable,
-    lexicon: Lexicon,
-    train: Ragged,
-    *,
-    kind: Literal["word", "char"],
-    size: int | None,
-    lower: bool,
-    min_clients: int,
-) -> tuple[Vocab, VocabSummary]:
-    """Choose the vocabulary of the clients' training lines: `build_vocab` on a table."""
-    counts, holders = count_types(table, lexicon, train, min_clients)
-    return choose_vocab(
-        counts,
-        holders,
-        len(train.flat),
-        clients=len(train),
-        kind=kind,
-        size=size,
-        lower=lower,
-        tokenised=table.corpus.tokenised,
-        min_clients=min_clients,
-    )
-
-
-def encode_lists(table: LineTable, lexicon: Lexicon, vocab: Vocab, lists: Ragged) -> Iterator[Streams]:
+def encode_lists(table: TokenTable, vocab: Vocab, lists: Ragged) -> Iterator[StreamBlock]:
     """Yield the streams of lists of lines, some lists at a time: `Vocab.encode` on a table."""
     number = vocab.index.get
-    numbers = np.array([EOS, *(number(word, UNK) for word in lexicon.types[1:])], np.int32)
-    for found in types_of(table, lexicon, lists):
-        yield Streams(found.lists, found.lengths, numbers[found.tokens])
+    numbers = np.array([EOS, *(number(word, UNK) for word in table.types[1:])], np.int32)
+    for found in types_of(table, lists):
+        yield StreamBlock(found.lists, found.lengths, numbers[found.tokens])
 
 
 if __name__ == "__main__":  # one of several processes that read a table

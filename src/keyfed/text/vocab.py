@@ -302,7 +302,7 @@ def build_vocab(
       >>> vocab.words[4:], summary.types, summary.dropped_types, summary.tokens, summary.unknown_rate
       (('a',), 4, 2, 8, 0.375)
     """
-    counts, holders, line_ends = _count(client_lines, cutter(kind, tokenised=tokenised, lower=lower))
+    counts, holders, line_ends = count_tokens(client_lines, cutter(kind, tokenised=tokenised, lower=lower))
     return choose_vocab(
         counts,
         holders,
@@ -367,7 +367,7 @@ def choose_vocab(
     return Vocab(kind, (*SPECIALS, *kept), lower=lower, tokenised=tokenised), summary
 
 
-def _count(
+def count_tokens(
     client_lines: Sequence[Sequence[str]], cut: Callable[[str], Iterable[str]]
 ) -> tuple[Counter[str], Counter[str], int]:
     """Return occurrences and clients of each token, and the number of lines."""
@@ -444,8 +444,3 @@ def summarise(vocab: Vocab, counts: Mapping[str, int], line_ends: int) -> VocabS
         rare_clients_types=0,
         unknown_rate=(total - kept) / max(1, total + line_ends),
     )
-
-
-def count_words(lines: Iterable[str], vocab: Vocab) -> Counter[str]:
-    """Count the words of a text as a vocabulary cuts it."""
-    return Counter(chain.from_iterable(map(cutter(vocab.kind, tokenised=vocab.tokenised, lower=vocab.lower), lines)))

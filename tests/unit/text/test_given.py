@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import pytest
 
 from keyfed.errors import DataError
-from keyfed.text.vocab import SPECIALS, Vocab, build_vocab, count_words, read_vocab, summarise, vocab_sha256
+from keyfed.text.vocab import SPECIALS, Vocab, build_vocab, count_tokens, cutter, read_vocab, summarise, vocab_sha256
 
 LINES = ["the cat <unk> sat", "the dog", "", "cat cat"]
 
 
 def word_vocab(*words: str) -> Vocab:
     return Vocab("word", (*SPECIALS, *words), lower=True, tokenised=True)
+
+
+def counted(lines: list[str]) -> tuple[Mapping[str, int], int]:
+    counts, _, line_ends = count_tokens([lines], cutter("word", tokenised=True, lower=True))
+    return counts, line_ends
 
 
 def test_a_vocabulary_is_read_back(tmp_path):
@@ -61,11 +67,11 @@ def test_characters_in_lower_case_are_refused(tmp_path):
 
 def test_the_summary_of_a_built_vocabulary_is_the_builders():
     vocab, built = build_vocab([LINES], kind="word", size=6, lower=True, tokenised=True)
-    assert summarise(vocab, count_words(LINES, vocab), len(LINES)) == built
+    assert summarise(vocab, *counted(LINES)) == built
 
 
 def test_words_the_text_does_not_have_are_not_kept():
     vocab = word_vocab("the", "unheard", "of")
-    found = summarise(vocab, count_words(LINES, vocab), len(LINES))
+    found = summarise(vocab, *counted(LINES))
     assert (found.types, found.kept, found.dropped_types, found.dropped_tokens) == (5, 1, 3, 5)
     assert found.unknown_rate == 6 / 12

@@ -15,8 +15,8 @@ from keyfed.text import table as linetable
 from keyfed.text.corpus import read_corpus
 from keyfed.text.partition import line_sizes, partition, partition_lines
 from keyfed.text.records import Span, read_records, spans_of, stream_records
-from keyfed.text.table import encode_lists, lexicon_of, tabulate, vocab_of
-from keyfed.text.vocab import build_vocab
+from keyfed.text.table import count_types, encode_lists, tabulate, token_table
+from keyfed.text.vocab import build_vocab, choose_vocab
 
 WORDS = ["Don’t", "panic:", "it's", "1,234.5", "well-being", "😀!", "<unk>", "é", "na\u00efve", "a.b", "(x)", "…"]
 
@@ -66,11 +66,13 @@ def same(path, folder, kind="word", lower=True) -> None:
         rules = {"kind": kind, "size": 60, "lower": lower, "min_clients": 2 if len(cut.names) > 1 else 1}
         train = [c.train for c in population.clients]
         vocab, summary = build_vocab(train, tokenised=corpus.tokenised, **rules)
-        entries = lexicon_of(table, kind, lower=lower)
-        assert (vocab, summary) == vocab_of(table, entries, cut.train, **rules)
+        tokens = token_table(table, kind, lower=lower)
+        counts, holders = count_types(tokens, cut.train, rules["min_clients"])
+        about = {"clients": len(cut.names), "tokenised": corpus.tokenised}
+        assert (vocab, summary) == choose_vocab(counts, holders, len(cut.train.flat), **about, **rules)
         streams = [
             ids.tolist()
-            for found in encode_lists(table, entries, vocab, cut.train)
+            for found in encode_lists(tokens, vocab, cut.train)
             for ids in np.split(found.tokens, np.cumsum(found.lengths)[:-1])
         ]
         assert streams == [vocab.encode(lines).tolist() for lines in train]
