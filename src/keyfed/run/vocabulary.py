@@ -15,7 +15,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -23,14 +23,13 @@ from keyfed.config.load import Config
 from keyfed.config.schema import DataConfig
 from keyfed.errors import ConfigError, DataError, PrivacyError, RunError
 from keyfed.files import write_atomically
-from keyfed.model.presets import preset
 from keyfed.private.dp.accounting import FINE, Release, calibrate, epsilon
 from keyfed.private.dp.ledger import Terms, open_ledger, verdict_of
 from keyfed.private.dp.noise import derived, system
 from keyfed.private.dp.plan import delta_for
 from keyfed.private.dp.statement import account
 from keyfed.run.console import plural
-from keyfed.run.encode import read_people, vocab_rules
+from keyfed.run.encode import Kind, kind_of, read_people
 from keyfed.text.catalogue import is_path
 from keyfed.text.election import MIN_CLIENTS, Ballot, Election, ballot, elect, elect_privately, ngrams, threshold
 from keyfed.text.partition import ClientText, statistics
@@ -73,33 +72,30 @@ def elect_vocabulary(
         raise ConfigError(f"data.vocab_file is {config.data.vocab_file}, and a vocabulary is to be made; leave it out")
     if out.is_dir():
         raise RunError(f"{out} is a folder; expected a file for the vocabulary, vocab.json for one")
-    characters = preset(config.model.name).characters  # an unknown model is said before the corpus is read
-    known = None if beyond is None else _read_known(beyond, "char" if characters else "word", entries)
+    kind = kind_of(config)  # an unknown model is said before the corpus is read
+    known = None if beyond is None else _read_known(beyond, kind, entries)
     corpus, population = read_people(config)
-    rules = vocab_rules(config, natural=population.natural, clients=len(population.trained))
-    kind, lower, size = rules.kind, rules.lower, config.data.vocab
+    lower, size = config.data.lower and kind == "word", config.data.vocab
     if known is not None:
         known = replace(known, tokenised=corpus.tokenised)  # how text is cut is a matter of the text
         lower = known.lower
         size = None if entries is None else entries - len(known) + len(SPECIALS)
+    cut: dict[str, Any] = {"lower": lower, "tokenised": corpus.tokenised}
+    rules = {"kind": kind, **cut, "least_uses": least_uses, "most_words": most_words}
     old = () if known is None else known.index
 
     def ballots() -> Iterator[Ballot]:
         for client in population.trained:
-            yield ballot(
-                client.train, kind=kind, lower=lower, tokenised=corpus.tokenised, least_uses=least_uses,
-                most_words=most_words, known=old,
-            )  # fmt: skip
+            yield ballot(client.train, **rules, known=old)
 
     min_clients = config.data.min_clients or MIN_CLIENTS
     private: PrivateElection | None = None
     if config.privacy.on:
         if min_clients == 1 and not allow_single:
             min_clients = 2
-        private = PrivateElection(
-            config, out, len(population.trained), most_words, 1 if phrases is None else 2, seeded=seeded,
-            known=None if known is None else known.privacy,
-        )  # fmt: skip
+        releases, earlier = 1 if phrases is None else 2, None if known is None else known.privacy
+        clients = len(population.trained)
+        private = PrivateElection(config, out, clients, most_words, releases, seeded=seeded, known=earlier)
         found = private.elect(ballots(), "words", size, min_clients)
     else:
         if phrases is not None:
@@ -108,58 +104,49 @@ def elect_vocabulary(
             raise ConfigError("--seeded is for the noise of a vote under a budget; add --dp epsilon=NUMBER")
         found = elect(ballots(), size=size, min_clients=min_clients, allow_single=allow_single)
     if known is None:
-        vocab, new = found.vocab(kind, lower=lower, tokenised=corpus.tokenised), {}
+        vocab, new = found.vocab(kind, **cut), {}
     else:
         vocab, new = found.beyond(known), _about_new(found, known, beyond)
     if private is not None:
         vocab = replace(vocab, privacy=private.vote)
         if phrases is not None:
-            private.write_phrases(phrases, population.trained, lower=lower, tokenised=corpus.tokenised)
-        data = vocab.to_json().encode()
-        _write(out, data)
-        return {
-            "out": str(out),
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "data": corpus.name,
-            "partition": population.partition,
-            "kind": kind,
-            "most_words": most_words,
-            "kept": len(found.words),
-            "least_votes": found.votes[-1],
-            **new,
-            "phrases": None if phrases is None else str(phrases),
-            "privacy": _with_start(private.account(), beyond),
-        }
-    elected = vocab.index.keys()
-    sizes, losing = [], 0
-    for said in ballots():  # once more, rather than kept: only a simulation has them all
-        sizes.append(len(said))
-        losing += not said <= elected
+            private.write_phrases(phrases, population.trained, **cut)
     data = vocab.to_json().encode()
     _write(out, data)
-    return {
+    report = {
         "out": str(out),
         "sha256": hashlib.sha256(data).hexdigest(),
         "data": corpus.name,
         "partition": population.partition,
         "kind": kind,
-        "min_clients": min_clients,
-        "least_uses": least_uses,
         "most_words": most_words,
-        "clients": found.ballots,
-        "types": found.types,
         "kept": len(found.words),
-        "dropped_too_few": found.too_few,
-        "dropped_no_room": found.no_room,
         "least_votes": found.votes[-1],
         **new,
+    }
+    if private is not None:
+        said = {"phrases": None if phrases is None else str(phrases)}
+        return {**report, **said, "privacy": _with_start(private.account(), beyond)}
+    elected = vocab.index.keys()
+    sizes, losing = [], 0
+    for words in ballots():  # once more, rather than kept: only a simulation has them all
+        sizes.append(len(words))
+        losing += not words <= elected
+    return {
+        **report,
+        "min_clients": min_clients,
+        "least_uses": least_uses,
+        "clients": found.ballots,
+        "types": found.types,
+        "dropped_too_few": found.too_few,
+        "dropped_no_room": found.no_room,
         "full_ballots": sum(n == most_words for n in sizes),
         "clients_losing_words": losing / len(sizes),
         "unknown": statistics(population, vocab)["oov"],
     }
 
 
-def _read_known(beyond: Path, kind: Literal["word", "char"], entries: int | None) -> Vocab:
+def _read_known(beyond: Path, kind: Kind, entries: int | None) -> Vocab:
     """Read the vocabulary to go beyond; a run's folder has one."""
     known = read_vocab(beyond / "vocab.json" if beyond.is_dir() else beyond, kind)
     if entries is not None and entries <= len(known):
@@ -316,12 +303,8 @@ class PrivateElection:
         self.delta = delta_for(population, p.delta)
         half = self.delta / 2
         z = p.noise if p.noise is not None else calibrate(float(p.epsilon or 0), half, 1.0, releases)
-        self._most, self._scale, self._seed, self._releases = (
-            most_words,
-            clients / population,
-            config.train.seed,
-            releases,
-        )
+        self._most, self._scale = most_words, clients / population
+        self._seed, self._releases = config.train.seed, releases
         if z == 0:
             raise ConfigError("privacy.noise is 0: counts without noise are no vote under a budget; leave --dp out")
         self._seeded, self._register = seeded, register_of(config.data)

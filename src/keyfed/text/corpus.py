@@ -35,7 +35,7 @@ from keyfed.text.records import (
     UNREADABLE,
     Bomb,
     Record,
-    Refused,
+    RefusedRows,
     by_time,
     is_broken,
     open_bytes,
@@ -228,11 +228,11 @@ def authors_from(records: Sequence[Record]) -> _Found:
     return tuple(Author(pseudonym(name), tuple(own)) for name, own in lines.items()), skipped
 
 
-def left_out(path: Path, refused: Sequence[Refused]) -> tuple[Skipped, ...]:
+def left_out(path: Path, refused: Sequence[RefusedRows]) -> tuple[Skipped, ...]:
     """Say which rows of a file were left out.
 
     Example:
-      >>> left_out(Path("chat.csv"), [Refused("empty text", 3, 17)])
+      >>> left_out(Path("chat.csv"), [RefusedRows("empty text", 3, 17)])
       (Skipped(what='3 rows of chat.csv from line 17', why='empty text'),)
     """
     return tuple(Skipped(f"{r.rows} row{'s' * (r.rows > 1)} of {path.name} from line {r.line}", r.why) for r in refused)

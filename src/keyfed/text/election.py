@@ -144,13 +144,7 @@ def elect(
             "min_clients 1 lets the words of a single person into a vocabulary that everybody gets; take 2 or more, "
             f"{MIN_CLIENTS} by default, or allow it with --allow-single"
         )
-    votes: Counter[str] = Counter()
-    voters = 0
-    for said in ballots:
-        votes.update(set(said))
-        voters += 1
-    for special in SPECIALS:
-        del votes[special]  # no client of ours sends one; another's must not make an entry twice
+    votes, voters = _count_votes(ballots)
     if not votes:
         raise DataError(f"no words to elect: the ballots of all {voters:,} clients are empty")
     shared = [word for word, n in votes.items() if n >= min_clients]
@@ -167,8 +161,23 @@ def elect(
     )
 
 
+def _count_votes(ballots: Iterable[Collection[str]], most_words: int | None = None) -> tuple[Counter[str], int]:
+    """Return the clients of each word, and how many clients voted; a word counts once a ballot."""
+    votes: Counter[str] = Counter()
+    voters = 0
+    for words in ballots:
+        said = set(words)
+        if most_words is not None and len(said) > most_words:
+            raise DataError(f"a ballot has {len(said):,} words, more than the {most_words:,} that were agreed")
+        votes.update(said)
+        voters += 1
+    for special in SPECIALS:
+        del votes[special]  # no client of ours sends one; another's must not make an entry twice
+    return votes, voters
+
+
 def threshold(sigma: float, delta: float, most_words: int) -> float:
-    """Return τ, below which no noisy count is told.
+    """Return τ, below which no noisy count is released.
 
     Example:
       >>> round(threshold(10.0, 1e-6, 100), 1)
@@ -207,7 +216,7 @@ def elect_privately(
 ) -> Election:
     """Count the clients of each word, add noise, and take the words of the highest noisy counts above the threshold.
 
-    Only counts that are noised are told: the votes of the words elected, as whole numbers.
+    Only counts that are noised are released: the votes of the words elected, as whole numbers.
 
     Args:
       ballots: the words of each client, at most `most_words` of them.
@@ -221,13 +230,7 @@ def elect_privately(
     Raises:
       DataError: a ballot is too long, or no word has enough clients.
     """
-    votes: Counter[str] = Counter()
-    for said in ballots:
-        if len(set(said)) > most_words:
-            raise DataError(f"a ballot has {len(set(said)):,} words, more than the {most_words:,} that were agreed")
-        votes.update(set(said))
-    for special in SPECIALS:
-        del votes[special]
+    votes, _ = _count_votes(ballots, most_words)
     words = sorted(votes)  # in an order that does not depend on who came first
     least = max(threshold(sigma, delta, most_words) * scale, min_clients)
     noisy = {word: votes[word] + sigma * scale * x for word, x in zip(words, draw(len(words)), strict=True)}
@@ -238,7 +241,7 @@ def elect_privately(
             "clients, fewer words a client (--most-words) or a larger epsilon"
         )
     elected = passed[: None if size is None else max(0, size - len(SPECIALS))]
-    # How many different words there are, and how many fell below the threshold, was not noised: it is not told.
+    # How many different words there are, and how many fell below the threshold, was not noised: it is not released.
     return Election(
         words=tuple(elected),
         votes=tuple(round(noisy[word]) for word in elected),

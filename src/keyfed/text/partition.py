@@ -39,8 +39,6 @@ from keyfed.text.vocab import UNK, Vocab
 if TYPE_CHECKING:
     from keyfed.text.corpus import Author, Corpus
 
-__all__ = ["PARTITIONS", "QUANTITIES", "ClientText", "Population", "in_part", "parse_part", "partition", "statistics"]
-
 Lines = tuple[str, ...]
 
 

@@ -53,7 +53,7 @@ from keyfed.text.corpus import (
 )
 from keyfed.text.partition import LineIndex, line_sizes
 from keyfed.text.ragged import Numbers, Ragged, blocks, bounds_of, ranges
-from keyfed.text.records import Refused, Span, lines_before, moment, spans_of, stream_records, suffix_of
+from keyfed.text.records import RefusedRows, Span, lines_before, moment, spans_of, stream_records, suffix_of
 from keyfed.text.vocab import EOS, UNK, Vocab, words_of
 
 PIECE = 16 << 20  # bytes of a table that are worth a process of their own
@@ -87,7 +87,7 @@ class About:
 
     chunks: list[str]
     authors: list[str]
-    refused: list[Refused]
+    refused: list[RefusedRows]
     late: str | None
     timed: bool
 
@@ -164,7 +164,7 @@ def no_collection() -> Iterator[None]:
 
 
 def rows_of(
-    path: Path, refused: dict[str, Refused], span: Span | None = None, **columns: str | None
+    path: Path, refused: dict[str, RefusedRows], span: Span | None = None, **columns: str | None
 ) -> Iterator[Entry]:
     """Yield the rows of a table as entries."""
     for author, text, time in stream_records(path, refused, span=span, **columns):
@@ -173,7 +173,13 @@ def rows_of(
 
 
 def write_part(
-    folder: Path, entries: Iterable[Entry], kind: Kind, *, characters: bool, table: bool, refused: dict[str, Refused]
+    folder: Path,
+    entries: Iterable[Entry],
+    kind: Kind,
+    *,
+    characters: bool,
+    table: bool,
+    refused: dict[str, RefusedRows],
 ) -> None:
     """Write a part into a new folder.
 
@@ -228,7 +234,7 @@ def write_part(
 @no_collection()
 def read_span(path: Path, span: Span, folder: Path, kind: Kind, columns: dict[str, str | None]) -> None:
     """Write a part from a piece of a table."""
-    refused: dict[str, Refused] = {}
+    refused: dict[str, RefusedRows] = {}
     entries = rows_of(path, refused, span, **columns)
     write_part(folder, entries, kind, characters=False, table=True, refused=refused)
 
@@ -236,7 +242,7 @@ def read_span(path: Path, span: Span, folder: Path, kind: Kind, columns: dict[st
 def read_about(folder: Path) -> About:
     """Read what a part says about itself."""
     found = json.loads((folder / "about.json").read_text("utf-8"))
-    return About(**{**found, "refused": [Refused(**r) for r in found["refused"]]})
+    return About(**{**found, "refused": [RefusedRows(**r) for r in found["refused"]]})
 
 
 # The table
@@ -319,15 +325,15 @@ def _read_spans(
             process.wait()
 
 
-def _refused(path: Path, spans: Sequence[Span], folders: Sequence[Path]) -> list[Refused]:
+def _refused(path: Path, spans: Sequence[Span], folders: Sequence[Path]) -> list[RefusedRows]:
     """Add up what the parts left out; lines are numbered in the whole file."""
-    found: dict[str, Refused] = {}
+    found: dict[str, RefusedRows] = {}
     for span, folder in zip(spans, folders, strict=True):
         rows = read_about(folder).refused
         before = lines_before(path, span) if rows else 0
         for r in rows:
-            known = found.get(r.why, Refused(r.why, 0, r.line + before))
-            found[r.why] = Refused(r.why, known.rows + r.rows, known.line)
+            known = found.get(r.why, RefusedRows(r.why, 0, r.line + before))
+            found[r.why] = RefusedRows(r.why, known.rows + r.rows, known.line)
     return list(found.values())
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keyfed.errors import DataError
-from keyfed.text.ragged import NAME_BOUNDS, PackedNames, ShardWriter, streams_of
+from keyfed.text.ragged import NAME_BOUNDS, PackedNames, Ragged, ShardWriter, blocks, ranges, streams_of
 
 STREAMS = {"ann": [5, 6, 2], "Zoë 😀": [], "": [7, 2], "last": [2]}
 
@@ -44,3 +44,17 @@ def test_half_a_shard_is_refused(shard):
     (shard / NAME_BOUNDS).unlink()
     with pytest.raises(DataError, match="not a whole shard"):
         PackedNames(shard)
+
+
+def test_ragged_lists_are_lists():
+    lists = [[3, 1], [], [4, 1, 5], [9], []]
+    ragged = Ragged.of(lists)
+    assert [ragged[k].tolist() for k in range(5)] == lists
+    assert ragged.counts().tolist() == [2, 0, 3, 1, 0]
+    some = ragged.take(np.array([3, 1, 0]))
+    assert [some[k].tolist() for k in range(3)] == [[9], [], [3, 1]]
+    assert ranges(np.array([5, 0]), np.array([0, 0])).tolist() == []
+    assert len(Ragged.of([])) == 0
+    for most in (1, 2, 3, 100):
+        found = list(blocks(ragged.bounds, most))
+        assert [k for block in found for k in range(block.start, block.stop)] == list(range(5))

@@ -147,7 +147,7 @@ def test_pieces_of_a_file_are_the_file(tmp_path, pieces):
     assert spans_of(path.with_suffix(".csv"), 3) == [Span(0, None)]
     lost: dict[str, int] = {}
     for span in spans:
-        mine: dict[str, records.Refused] = {}
+        mine: dict[str, records.RefusedRows] = {}
         list(stream_records(path, mine, span=span))
         for r in mine.values():
             lost.setdefault(r.why, r.line + records.lines_before(path, span))

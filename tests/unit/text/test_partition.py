@@ -1,3 +1,5 @@
+"""Dealing out by numbers: many authors at once as one by one."""
+
 from __future__ import annotations
 
 import os
@@ -6,13 +8,28 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from keyfed.errors import ConfigError, DataError
+from keyfed.text import partition as partition_module
 from keyfed.text.corpus import Author, Corpus
-from keyfed.text.partition import PARTITIONS, QUANTITIES, Population, in_part, parse_part, partition, statistics
+from keyfed.text.partition import (
+    PARTITIONS,
+    QUANTITIES,
+    TENTHS,
+    LineIndex,
+    Population,
+    _owners,
+    _three_parts,
+    in_part,
+    parse_part,
+    partition,
+    statistics,
+)
+from keyfed.text.ragged import bounds_of
 from keyfed.text.vocab import build_vocab
 
 DATA = Path(os.environ.get("KEYFED_DATA", Path(__file__).parents[4] / "shared" / "data"))
@@ -366,3 +383,15 @@ def test_a_part_trains_on_its_clients_and_is_judged_on_everybody(kind: str) -> N
 def test_what_is_no_part_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"expected a part of how many, 1/2 or 2/2"):
         parse_part(text)
+
+
+@pytest.mark.parametrize("block", [1, 50, 1 << 20])
+def test_all_authors_are_cut_at_once_as_each_would_be_alone(monkeypatch, block):
+    monkeypatch.setattr(partition_module, "BLOCK", block)
+    rng = np.random.default_rng(3)
+    sizes = [rng.integers(1, 30, rng.integers(1, 60)) for _ in range(300)]
+    first = bounds_of(np.array([len(s) for s in sizes]))
+    index = LineIndex("toy", [str(k) for k in range(300)], first, np.concatenate(sizes), True)
+    for shares in (TENTHS, (0.9, 0.1, 0.0), (0.9, 0.0, 0.1)):
+        alone = [np.bincount(_owners(s, shares), minlength=3).tolist() for s in sizes]
+        assert _three_parts(index, shares).tolist() == alone
