@@ -90,7 +90,7 @@ def kind_of(config: Config) -> Kind:
 
 
 def default_partition(config: Config, corpus: Corpus) -> tuple[str, int | None]:
-    """Return the partition asked for, or the corpus's own."""
+    """Return the configured partition, or the corpus's own."""
     known = NAMED.get(config.data.name)
     kind = config.data.partition or (known.partition if known else ("natural" if corpus.natural else "iid"))
     clients = config.data.clients

@@ -40,10 +40,13 @@ class Prepared(Encoded):
         s, v = self.store, self.vocab_summary
         sizes = s.sizes()
         whose = self.population.partition + (f", part {self.population.part}" if self.population.part else "")
-        told = [f"{self.corpus.name}: {plural(len(s), 'client')} ({whose})", f"vocabulary: {len(self.vocab):,} entries"]
+        about = [
+            f"{self.corpus.name}: {plural(len(s), 'client')} ({whose})",
+            f"vocabulary: {len(self.vocab):,} entries",
+        ]
         if not private:
-            told = [
-                f"{told[0]}, {int(sizes.sum()):,} training tokens "
+            about = [
+                f"{about[0]}, {int(sizes.sum()):,} training tokens "
                 f"(smallest client {sizes.min():,}, median {int(np.median(sizes)):,}, largest {sizes.max():,})",
                 f"vocabulary: {v.kept:,} of {v.types:,} {self.vocab.kind} types and 4 specials; dropped ones make "
                 f"{v.dropped_tokens / max(1, v.tokens):.2%} of the training tokens"
@@ -51,7 +54,7 @@ class Prepared(Encoded):
             ]
         others = f", {plural(len(self.unseen), 'unseen client')} with {_count(self.unseen):,} tokens"
         lines = [
-            *told,
+            *about,
             f"held out: validation {_count(self.valid):,} tokens, test {_count(self.test):,} tokens"
             + (others if self.unseen else ""),
         ]

@@ -23,9 +23,8 @@ from keyfed.private.dp.private_method import CLIP, Bounded
 from keyfed.private.dp.statement import GIVEN_VOCABULARY, RAW_VOCABULARY, account, no_account
 from keyfed.private.dp.tree import derived_tree, group_of
 from keyfed.private.secagg.threshold import PRIVATE_RATIO
-from keyfed.run.count_noise import as_begun, count_noise_of
 from keyfed.run.folder import read_metrics, read_run_toml
-from keyfed.run.privacy_terms import announcement, hinge_in, opening_of
+from keyfed.run.privacy_terms import announcement, as_begun, count_noise_of, hinge_in, opening_of
 from keyfed.run.secure import settings_of
 from keyfed.run.start.weights import Source
 from keyfed.run.traffic import Sizes

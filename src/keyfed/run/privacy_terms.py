@@ -1,19 +1,26 @@
-"""What a private run is about: its terms, calibrated from its budget, and the words in which it announces them."""
+"""What a private run is about: its terms, calibrated from its budget, and the words in which it announces them.
+
+Counts (of unclipped clients, of losses) are released with the sum, and the round's z pays for both. The user sets how
+much noise they have, or it follows from cohort and z when z is known (`private.dp.plan.usual_count_noise`). It is
+calibrated once and written into the first line of the ledger; a run that goes on keeps it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from keyfed.config.load import Config
 from keyfed.errors import PrivacyError
 from keyfed.federated.types import Method
 from keyfed.private.dp.accounting import calibrate, calibrate_tree
-from keyfed.private.dp.ledger import Terms, verdict_of
+from keyfed.private.dp.adaptive import WITHIN
+from keyfed.private.dp.ledger import Terms, begun_terms, verdict_of
 from keyfed.private.dp.noise import update_noise
 from keyfed.private.dp.opening import MOST_MEMBERS, Opening, chance
-from keyfed.private.dp.plan import delta_for, noise_to_clip
+from keyfed.private.dp.plan import MOST_LOSS_NOISE, delta_for, noise_to_clip, usual_count_noise
 from keyfed.private.dp.private_method import Bounded, bound, refuse_absence, refuse_participation
-from keyfed.run.count_noise import settle_count_noise
 
 Randomness = Literal["system", "derived"]
 
@@ -126,3 +133,42 @@ def make_private(config: Config, method: Method, clients: int, called: float) ->
         return None
     bounded = bound(method, config.privacy)
     return bounded, terms_of(config, bounded, clients, called)
+
+
+def settle_count_noise(config: Config, bounded: Bounded, cohort: float, z: float) -> float | None:
+    """Return the noise of the half counts of a new run, in clients of the fleet; None where nothing is counted.
+
+    Raises:
+      PrivacyError: the user's leaves nothing for the update.
+    """
+    if not bounded.told:
+        return None
+    found = config.privacy.count_noise
+    if found is None:
+        found = usual_count_noise(cohort, z, losses=bounded.told != (WITHIN,))
+    update_noise(z, found)
+    return found
+
+
+def as_begun(config: Config, terms: Terms, out: Path) -> Terms:
+    """Return the terms with the count noise of the ledger in `out`, if there is one: a run keeps what it began with.
+
+    One that the user sets is compared with the ledger's like every other term.
+    """
+    begun = begun_terms(out)
+    if begun is None or (begun.count_noise is not None and config.privacy.count_noise is not None):
+        return terms
+    return replace(terms, count_noise=begun.count_noise)
+
+
+def count_noise_of(config: Config, bounded: Bounded, terms: Terms) -> float | None:
+    """Return the noise of the half counts of a run with these terms, in clients of the fleet; None for no counts.
+
+    Ledgers that do not say it are of runs for which it was a twentieth of the cohort, however few that were.
+    """
+    if not bounded.told or terms.count_noise is not None:
+        return terms.count_noise
+    if config.privacy.count_noise is not None:
+        return config.privacy.count_noise
+    usual = terms.cohort / 20
+    return usual if bounded.told == (WITHIN,) else min(usual, MOST_LOSS_NOISE * terms.z)

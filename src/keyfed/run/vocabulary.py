@@ -308,7 +308,7 @@ class PrivateElection:
         if z == 0:
             raise ConfigError("privacy.noise is 0: counts without noise are no vote under a budget; leave --dp out")
         self._seeded, self._register = seeded, register_of(config.data)
-        self._min_clients = 0  # that a word needs in any case, by what was asked for so far
+        self._min_clients = 0  # that a word needs in any case, by the elections so far
         self._sigma = z * math.sqrt(most_words)
         terms = Terms(
             delta=half, population=population, clients=clients, cohort=population, called=clients, z=z,
@@ -369,9 +369,9 @@ class PrivateElection:
 
     def account(self) -> dict[str, Any]:
         """What the vote has spent."""
-        told = account(self._ledger, fine=True, delta=self.delta, vote=True)
+        spent = account(self._ledger, fine=True, delta=self.delta, vote=True)
         return {
-            **told, "statement": [*told["statement"], *self._over_votes()], "threshold": self.least,
+            **spent, "statement": [*spent["statement"], *self._over_votes()], "threshold": self.least,
             "count_noise": self._sigma * self._scale, "ledger": str(self._home), "vote": self.vote._asdict(),
         }  # fmt: skip
 

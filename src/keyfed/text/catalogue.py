@@ -35,8 +35,8 @@ class Named:
       files: What has to lie there.
       about: Origin and licence in one line.
       read: Reads the folder.
-      partition: How it is cut into clients unless asked otherwise: "iid" or "natural".
-      clients: Number of IID shards unless asked otherwise.
+      partition: How it is cut into clients by default: "iid" or "natural".
+      clients: Number of IID shards by default.
       messages: Whether its lines are messages, each written on its own; else running text cut into lines.
       built_in: Where a built-in corpus lies.
     """
@@ -264,7 +264,7 @@ def load_corpus(
 
 
 def is_path(name: str) -> bool:
-    """Tell whether a name that was given for a corpus means a path: it exists, or is written like one.
+    """Tell whether the name of a corpus means a path: it exists, or is written like one.
 
     Example:
       >>> is_path("ptb"), is_path("./ptb"), is_path("no-such-corpus")

@@ -60,7 +60,7 @@ def ballot(
       tokenised: Whether the text is cut at white space only.
       least_uses: Uses from which on a word is sent.
       most_words: Words sent at most, ties going by the word itself; None sends all.
-      known: Words of a public vocabulary, which nobody needs to send: the places are for new ones.
+      known: Words of a public vocabulary, which no client needs to send: the places are for new ones.
 
     Example:
       >>> said = ballot(["b a b", "c <unk> c"], kind="word", lower=True, tokenised=True, most_words=2)
@@ -89,7 +89,7 @@ class Election:
       votes: Clients of each of them.
       ballots: Clients who voted, empty ballots included.
       types: Different words on all ballots.
-      too_few: Words of fewer clients than were asked for.
+      too_few: Words of fewer clients than `min_clients`.
       no_room: Words of enough clients that did not fit in.
     """
 
@@ -128,7 +128,7 @@ def elect(
 
     Raises:
       ConfigError: A number makes no sense, or a single client would be enough.
-      DataError: Nobody voted, or no word has enough clients.
+      DataError: No client voted, or no word has enough clients.
 
     Example:
       >>> found = elect([{"the", "mine"}, {"the", "a"}, {"a", "the"}], size=None, min_clients=2)

@@ -59,7 +59,7 @@ def own_corpus(corpus: Corpus, path: Path, me: str | None) -> Corpus:
       me: the owner, as the file spells it; None where there is one author only.
 
     Raises:
-      DataError: there are several authors and `me` is none of them. The message names nobody and quotes nothing.
+      DataError: there are several authors and `me` is none of them. The message has no name and no quotation.
     """
     if corpus.natural and not path.is_dir():
         authors = _chosen(corpus.authors, me, path)

@@ -1,7 +1,7 @@
 """Who holds which text: the partition of a corpus over clients.
 
     natural      one client per author; some authors are held out and never trained on
-    iid          lines shuffled by the seed, dealt into shards of equal line count
+    iid          lines shuffled by the seed, cut into shards of equal line count
     contiguous   equal contiguous pieces of the text
     quantity     contiguous pieces of very unequal size (10, 15, 5, 20, 25, 10, 5, 15, 5, 10)/120
     dirichlet    every client has its own mixture of topics (or authors)
@@ -96,10 +96,10 @@ def parse_part(text: str) -> tuple[int, int]:
 
 
 def in_part(names: Sequence[str], part: str | None, seed: int) -> NDArray[np.bool_]:
-    """Say which clients are in a part: client c is in part 1 + hash(seed, c) mod n, whoever else there is.
+    """Say which clients are in a part: client c is in part 1 + hash(seed, c) mod n, whatever other clients there are.
 
     Raises:
-      DataError: nobody is.
+      DataError: no client is.
 
     Example:
       >>> halves = [in_part(["ann", "bob", "eve"], f"{k}/2", 1) for k in (1, 2)]
@@ -506,7 +506,7 @@ def _dirichlet(index: LineIndex, lines: Numbers, topic: Numbers, clients: int, s
         )
     random = _random(seed, "dirichlet")
     mixtures = random.dirichlet([alpha] * len(topics), size=clients)  # [client, topic]
-    mixtures += np.finfo(np.float32).tiny  # a tiny alpha underflows: no topic may be wanted by nobody
+    mixtures += np.finfo(np.float32).tiny  # a tiny alpha underflows: every topic must be wanted by some client
     sizes = index.sizes[lines]
     owners = np.empty(len(lines), np.int64)
     by_topic = np.split(np.argsort(topic, kind="stable"), np.cumsum(np.bincount(topic))[:-1])

@@ -153,7 +153,7 @@ class Cutter:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keep the cycle collector still: rows make no cycles, and it would walk over all there is time and again."""
+    """Keep the cycle collector still: rows make no cycles, and it would visit all objects time and again."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -253,7 +253,7 @@ class LineTable:
     """The lines of a corpus, author after author.
 
     Attributes:
-      corpus: what is known beside the text; `authors` is empty.
+      corpus: what is known apart from the text; `authors` is empty.
       index: whose the lines are and how long.
       starts: line k is chunks[starts[k] : starts[k] + lengths[k]], its end included.
       chunks: numbers of words or characters, on disk; 0 ends a line.
@@ -311,8 +311,8 @@ def _read_spans(
     others: list[tuple[Any, subprocess.Popen[bytes]]] = []
     try:
         for each in work[1:]:
-            asked = json.dumps([str(path), each[1], str(each[2]), kind, columns])
-            command = [sys.executable, "-m", "keyfed.text.table", asked]
+            task = json.dumps([str(path), each[1], str(each[2]), kind, columns])
+            command = [sys.executable, "-m", "keyfed.text.table", task]
             others.append((each, subprocess.Popen(command, env=found, stderr=subprocess.DEVNULL)))
         read_span(*work[0])
         for each, process in others:
@@ -548,5 +548,5 @@ def encode_lists(table: TokenTable, vocab: Vocab, lists: Ragged) -> Iterator[Str
 
 
 if __name__ == "__main__":  # one of several processes that read a table
-    asked = json.loads(sys.argv[1])
-    read_span(Path(asked[0]), Span(*asked[1]), Path(asked[2]), asked[3], asked[4])
+    source, place, into, chunk_kind, found_columns = json.loads(sys.argv[1])
+    read_span(Path(source), Span(*place), Path(into), chunk_kind, found_columns)

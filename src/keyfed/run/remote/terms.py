@@ -17,8 +17,7 @@ from keyfed.files import write_atomically
 from keyfed.private.dp.ledger import LEDGER, Terms
 from keyfed.private.dp.opening import Opening, chance
 from keyfed.private.dp.private_method import Bounded
-from keyfed.run.count_noise import as_begun
-from keyfed.run.privacy_terms import terms_of
+from keyfed.run.privacy_terms import as_begun, terms_of
 from keyfed.wire.device import run_bounded
 from keyfed.wire.roster import Roster
 

@@ -240,7 +240,7 @@ def json_dim(head: bytes) -> int | None:
 
 
 def read_json(stream: IO[bytes], dim: int, gathering: VectorRows, tick: Callable[[], None]) -> None:
-    """Gather our words' rows; where a row cannot be told from the next, the rest is given up and reported."""
+    """Gather our words' rows; where a row cannot be separated from the next, the rest is left out and reported."""
     buffer, at, inside = b"", 0, False
     while True:
         found = _ROW.match(buffer, at) if inside else _VECTORS.search(buffer)

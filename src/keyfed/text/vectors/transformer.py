@@ -390,7 +390,7 @@ def _byte_pairs(vocab: Mapping[str, int], merges: list[Any]) -> Tokenizer:
 
 def _word_pieces(vocab: Mapping[str, int], settings: Mapping[str, Any], **marks: str) -> Tokenizer:
     vocab, lower, accents = _numbered(vocab), bool(settings.get("lowercase")), settings.get("strip_accents")
-    # Unless told otherwise BERT removes accents where it lowers.
+    # By default BERT removes accents where it lowers.
     encode = word_piece_encoder(vocab, lower=lower, strip_accents=lower if accents is None else bool(accents), **marks)
     return Tokenizer("WordPiece", vocab, encode)
 
