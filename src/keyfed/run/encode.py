@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -36,12 +36,11 @@ from keyfed.text.table import StreamBlock, count_types, encode_lists, tabulate, 
 from keyfed.text.vocab import (
     UNK,
     Vocab,
+    VocabRules,
     VocabSummary,
-    choose_vocab,
     count_tokens,
     cutter,
     read_vocab,
-    summarise,
     vocab_sha256,
 )
 
@@ -97,36 +96,6 @@ def default_partition(config: Config, corpus: Corpus) -> tuple[str, int | None]:
     if clients is None and known is not None and kind != "natural" and kind != "quantity":
         clients = known.clients
     return kind, clients
-
-
-@dataclass(frozen=True, slots=True)
-class VocabRules:
-    """How a vocabulary is chosen: arguments of `choose_vocab`, or the vocabulary of a file in place of a choice."""
-
-    kind: Kind
-    size: int | None
-    lower: bool
-    min_clients: int
-    known: Vocab | None
-
-    def choose(
-        self, counts: Mapping[str, int], holders: Mapping[str, int], line_ends: int, *, clients: int, tokenised: bool
-    ) -> tuple[Vocab, VocabSummary]:
-        """Return the vocabulary for words that were counted; how text is cut is a matter of the text."""
-        if self.known is not None:
-            vocab = replace(self.known, tokenised=tokenised)
-            return vocab, summarise(vocab, counts, line_ends)
-        return choose_vocab(
-            counts,
-            holders,
-            line_ends,
-            clients=clients,
-            kind=self.kind,
-            size=self.size,
-            lower=self.lower,
-            tokenised=tokenised,
-            min_clients=self.min_clients,
-        )
 
 
 def vocab_rules(config: Config, *, natural: bool, clients: int, known: Vocab | None = None) -> VocabRules:

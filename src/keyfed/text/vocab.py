@@ -14,7 +14,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from math import inf
@@ -276,6 +276,79 @@ class VocabSummary:
     unknown_rate: float
 
 
+def summarise(vocab: Vocab, counts: Mapping[str, int], line_ends: int) -> VocabSummary:
+    """Say what a vocabulary keeps of a text: `kept` are the words that the text has, too.
+
+    Args:
+      counts: Occurrences of each word of the text.
+      line_ends: Number of its lines.
+    """
+    known = [word for word in counts if word in vocab.index]
+    words = [word for word in counts if word not in SPECIALS]
+    total, kept = sum(counts.values()), sum(counts[word] for word in known)
+    return VocabSummary(
+        types=len(counts),
+        kept=len(known),
+        dropped_types=len(words) - len(known),
+        dropped_tokens=sum(counts[word] for word in words) - kept,
+        tokens=total + line_ends,
+        rare_clients_types=0,
+        unknown_rate=(total - kept) / max(1, total + line_ends),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VocabRules:
+    """How a vocabulary is chosen among words that were counted; `kind` to `min_clients` are those of `build_vocab`.
+
+    Attributes:
+      known: The vocabulary of a file, in place of a choice.
+    """
+
+    kind: Literal["word", "char"]
+    size: int | None
+    lower: bool
+    min_clients: int = 1
+    known: Vocab | None = None
+
+    def choose(
+        self, counts: Mapping[str, int], holders: Mapping[str, int], line_ends: int, *, clients: int, tokenised: bool
+    ) -> tuple[Vocab, VocabSummary]:
+        """Return the vocabulary and what it keeps of the text.
+
+        Args:
+          counts: Occurrences of each word.
+          holders: Clients who used each word, or at least `min_clients` where more did.
+          line_ends: Number of lines.
+          clients: Number of clients.
+          tokenised: How text is cut is a matter of the text, also with a vocabulary of a file.
+        """
+        if self.known is not None:
+            vocab = replace(self.known, tokenised=tokenised)
+            return vocab, summarise(vocab, counts, line_ends)
+        if self.kind not in KINDS:
+            raise ConfigError(
+                f"vocabulary kind {self.kind!r} does not exist{nearest(self.kind, KINDS)}; use word or char"
+            )
+        if self.size is not None and self.size <= len(SPECIALS):
+            raise ConfigError(f"vocabulary size {self.size} leaves no room: {len(SPECIALS)} entries are special")
+        if self.min_clients < 1:
+            raise ConfigError(f"min_clients must be at least 1, got {self.min_clients}")
+        if not counts:
+            raise DataError("no words to build a vocabulary from: the training text is empty")
+        words = [word for word in counts if word not in SPECIALS]
+        shared = [word for word in words if holders[word] >= self.min_clients]
+        if not shared:
+            raise DataError(
+                f"no word is used by {self.min_clients} or more of the {clients:,} clients; lower min_clients"
+            )
+        ranked = sorted(shared, key=lambda word: (-counts[word], word))
+        kept = ranked[: None if self.size is None else self.size - len(SPECIALS)]
+        vocab = Vocab(self.kind, (*SPECIALS, *kept), lower=self.lower, tokenised=tokenised)
+        rare = len(words) - len(shared)
+        return vocab, replace(summarise(vocab, counts, line_ends), rare_clients_types=rare)
+
+
 def build_vocab(
     client_lines: Sequence[Sequence[str]],
     *,
@@ -302,69 +375,9 @@ def build_vocab(
       >>> vocab.words[4:], summary.types, summary.dropped_types, summary.tokens, summary.unknown_rate
       (('a',), 4, 2, 8, 0.375)
     """
-    counts, holders, line_ends = count_tokens(client_lines, cutter(kind, tokenised=tokenised, lower=lower))
-    return choose_vocab(
-        counts,
-        holders,
-        line_ends,
-        clients=len(client_lines),
-        kind=kind,
-        size=size,
-        lower=lower,
-        tokenised=tokenised,
-        min_clients=min_clients,
-    )
-
-
-def choose_vocab(
-    counts: Mapping[str, int],
-    holders: Mapping[str, int],
-    line_ends: int,
-    *,
-    clients: int,
-    kind: Literal["word", "char"],
-    size: int | None,
-    lower: bool,
-    tokenised: bool,
-    min_clients: int = 1,
-) -> tuple[Vocab, VocabSummary]:
-    """Choose among words that were counted; the other arguments are those of `build_vocab`.
-
-    Args:
-      counts: Occurrences of each word.
-      holders: Clients who used each word, or at least `min_clients` where more did.
-      line_ends: Number of lines.
-      clients: Number of clients.
-    """
-    if kind not in KINDS:
-        raise ConfigError(f"vocabulary kind {kind!r} does not exist{nearest(kind, KINDS)}; use word or char")
-    if size is not None and size <= len(SPECIALS):
-        raise ConfigError(f"vocabulary size {size} leaves no room: {len(SPECIALS)} entries are special")
-    if min_clients < 1:
-        raise ConfigError(f"min_clients must be at least 1, got {min_clients}")
-    if not counts:
-        raise DataError("no words to build a vocabulary from: the training text is empty")
-
-    known = {word: n for word, n in counts.items() if word not in SPECIALS}
-    shared = [word for word in known if holders[word] >= min_clients]
-    if not shared:
-        raise DataError(f"no word is used by {min_clients} or more of the {clients:,} clients; lower min_clients")
-    ranked = sorted(shared, key=lambda word: (-known[word], word))
-    kept = ranked[: None if size is None else size - len(SPECIALS)]
-
-    total = sum(counts.values())
-    tokens = total + line_ends
-    kept_tokens = sum(known[word] for word in kept)
-    summary = VocabSummary(
-        types=len(counts),
-        kept=len(kept),
-        dropped_types=len(known) - len(kept),
-        dropped_tokens=sum(known.values()) - kept_tokens,
-        tokens=tokens,
-        rare_clients_types=len(known) - len(shared),
-        unknown_rate=(total - kept_tokens) / tokens,
-    )
-    return Vocab(kind, (*SPECIALS, *kept), lower=lower, tokenised=tokenised), summary
+    cut = cutter(kind, tokenised=tokenised, lower=lower)
+    rules = VocabRules(kind, size, lower, min_clients)
+    return rules.choose(*count_tokens(client_lines, cut), clients=len(client_lines), tokenised=tokenised)
 
 
 def count_tokens(
@@ -423,24 +436,3 @@ def _bytes_of(path: Path) -> bytes:
         ) from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}; expected a vocab.json") from None
-
-
-def summarise(vocab: Vocab, counts: Mapping[str, int], line_ends: int) -> VocabSummary:
-    """Say what a vocabulary keeps of a text it was not built from: `kept` are the words that the text has, too.
-
-    Args:
-      counts: Occurrences of each word of the text.
-      line_ends: Number of its lines.
-    """
-    known = [word for word in counts if word in vocab.index]
-    words = [word for word in counts if word not in SPECIALS]
-    total, kept = sum(counts.values()), sum(counts[word] for word in known)
-    return VocabSummary(
-        types=len(counts),
-        kept=len(known),
-        dropped_types=len(words) - len(known),
-        dropped_tokens=sum(counts[word] for word in words) - kept,
-        tokens=total + line_ends,
-        rare_clients_types=0,
-        unknown_rate=(total - kept) / max(1, total + line_ends),
-    )

@@ -16,7 +16,7 @@ from keyfed.text.corpus import read_corpus
 from keyfed.text.partition import line_sizes, partition, partition_lines
 from keyfed.text.records import Span, read_records, spans_of, stream_records
 from keyfed.text.table import count_types, encode_lists, tabulate, token_table
-from keyfed.text.vocab import build_vocab, choose_vocab
+from keyfed.text.vocab import VocabRules, build_vocab
 
 WORDS = ["Don’t", "panic:", "it's", "1,234.5", "well-being", "😀!", "<unk>", "é", "na\u00efve", "a.b", "(x)", "…"]
 
@@ -69,7 +69,7 @@ def same(path, folder, kind="word", lower=True) -> None:
         tokens = token_table(table, kind, lower=lower)
         counts, holders = count_types(tokens, cut.train, rules["min_clients"])
         about = {"clients": len(cut.names), "tokenised": corpus.tokenised}
-        assert (vocab, summary) == choose_vocab(counts, holders, len(cut.train.flat), **about, **rules)
+        assert (vocab, summary) == VocabRules(**rules).choose(counts, holders, len(cut.train.flat), **about)
         streams = [
             ids.tolist()
             for found in encode_lists(tokens, vocab, cut.train)
