@@ -35,6 +35,7 @@ from keyfed.text.ragged import PackedNames, Ragged, ShardWriter, streams_of
 from keyfed.text.table import StreamBlock, count_types, encode_lists, tabulate, token_table
 from keyfed.text.vocab import (
     UNK,
+    TokenKind,
     Vocab,
     VocabRules,
     VocabSummary,
@@ -46,7 +47,6 @@ from keyfed.text.vocab import (
 
 Ids = NDArray[np.int32]
 Streams = dict[str, Ids]  # one held-out stream a client, or one named after the published file
-Kind = Literal["word", "char"]
 
 VERSION = 1  # of the folder's layout and of what encoding means; another one makes every corpus be encoded again
 LARGE = 32 << 20  # bytes of a corpus, from which on it is worth keeping
@@ -83,7 +83,7 @@ def window_of(config: Config) -> int:
     return config.data.window or preset(config.model.name).window
 
 
-def kind_of(config: Config) -> Kind:
+def kind_of(config: Config) -> TokenKind:
     """What the model reads: words or characters."""
     return "char" if preset(config.model.name).characters else "word"
 

@@ -29,11 +29,11 @@ from keyfed.private.dp.noise import derived, system
 from keyfed.private.dp.plan import delta_for
 from keyfed.private.dp.statement import account
 from keyfed.run.console import plural
-from keyfed.run.encode import Kind, kind_of, read_people
+from keyfed.run.encode import kind_of, read_people
 from keyfed.text.catalogue import is_path
 from keyfed.text.election import MIN_CLIENTS, Ballot, Election, ballot, elect, elect_privately, ngrams, threshold
 from keyfed.text.partition import ClientText, statistics
-from keyfed.text.vocab import SPECIALS, Vocab, Vote, read_vocab
+from keyfed.text.vocab import SPECIALS, TokenKind, Vocab, Vote, read_vocab
 
 SHOWN = 20  # new words that the terminal shows; --json has all
 
@@ -146,7 +146,7 @@ def elect_vocabulary(
     }
 
 
-def _read_known(beyond: Path, kind: Kind, entries: int | None) -> Vocab:
+def _read_known(beyond: Path, kind: TokenKind, entries: int | None) -> Vocab:
     """Read the vocabulary to go beyond; a run's folder has one."""
     known = read_vocab(beyond / "vocab.json" if beyond.is_dir() else beyond, kind)
     if entries is not None and entries <= len(known):

@@ -28,10 +28,9 @@ from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import NormalDist
-from typing import Literal
 
 from keyfed.errors import ConfigError, DataError
-from keyfed.text.vocab import SPECIALS, Vocab, cutter
+from keyfed.text.vocab import SPECIALS, TokenKind, Vocab, cutter
 
 # Of two votes one may be an attacker's, who guesses a word to learn whether some single other person uses it.
 MIN_CLIENTS = 3
@@ -44,7 +43,7 @@ Ballot = frozenset[str]
 def ballot(
     lines: Iterable[str],
     *,
-    kind: Literal["word", "char"],
+    kind: TokenKind,
     lower: bool,
     tokenised: bool,
     least_uses: int = 1,
@@ -100,7 +99,7 @@ class Election:
     too_few: int
     no_room: int
 
-    def vocab(self, kind: Literal["word", "char"], *, lower: bool, tokenised: bool) -> Vocab:
+    def vocab(self, kind: TokenKind, *, lower: bool, tokenised: bool) -> Vocab:
         """Return the elected words behind the four specials; the arguments are those of the ballots."""
         return Vocab(kind, (*SPECIALS, *self.words), lower=lower, tokenised=tokenised)
 

@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ from keyfed.text.corpus import (
 from keyfed.text.partition import LineIndex, line_sizes
 from keyfed.text.ragged import Numbers, Ragged, blocks, bounds_of, ranges
 from keyfed.text.records import RefusedRows, Span, lines_before, moment, spans_of, stream_records, suffix_of
-from keyfed.text.vocab import EOS, UNK, Vocab, words_of
+from keyfed.text.vocab import EOS, UNK, TokenKind, Vocab, words_of
 
 PIECE = 16 << 20  # bytes of a table that are worth a process of their own
 MOST_PROCESSES = 8
@@ -68,7 +68,6 @@ TOGETHER = 1 << 13  # lines that are cut at once
 LINES = 1 << 16  # that are looked up at once
 
 Entry = tuple[str, list[str], str | None]  # author, lines, time
-Kind = Literal["word", "char"]
 Ids = NDArray[np.int32]
 
 
@@ -117,7 +116,7 @@ class Cutter:
       [[1, 2, 0, 2, 0], [3, 2], [2, 2]]
     """
 
-    def __init__(self, kind: Kind, *, characters: bool, end: str = HALF) -> None:
+    def __init__(self, kind: TokenKind, *, characters: bool, end: str = HALF) -> None:
         self._kind = kind
         self._end = end
         self._characters = characters  # whether sizes are characters
@@ -175,7 +174,7 @@ def rows_of(
 def write_part(
     folder: Path,
     entries: Iterable[Entry],
-    kind: Kind,
+    kind: TokenKind,
     *,
     characters: bool,
     table: bool,
@@ -232,7 +231,7 @@ def write_part(
 
 
 @no_collection()
-def read_span(path: Path, span: Span, folder: Path, kind: Kind, columns: dict[str, str | None]) -> None:
+def read_span(path: Path, span: Span, folder: Path, kind: TokenKind, columns: dict[str, str | None]) -> None:
     """Write a part from a piece of a table."""
     refused: dict[str, RefusedRows] = {}
     entries = rows_of(path, refused, span, **columns)
@@ -268,7 +267,7 @@ class LineTable:
     spelt: Sequence[str]
 
 
-def tabulate(path: Path, folder: Path, kind: Kind, **columns: str | None) -> LineTable:
+def tabulate(path: Path, folder: Path, kind: TokenKind, **columns: str | None) -> LineTable:
     """Read a corpus into a table of its lines.
 
     Args:
@@ -300,7 +299,7 @@ def _pieces(path: Path) -> int:
 
 
 def _read_spans(
-    path: Path, spans: Sequence[Span], folders: Sequence[Path], kind: Kind, columns: dict[str, str | None]
+    path: Path, spans: Sequence[Span], folders: Sequence[Path], kind: TokenKind, columns: dict[str, str | None]
 ) -> None:
     """Write a part for each span: the first here, the others in processes of their own.
 
@@ -489,7 +488,7 @@ class TokenTable:
     tokens: Ragged
 
 
-def token_table(table: LineTable, kind: Kind, *, lower: bool) -> TokenTable:
+def token_table(table: LineTable, kind: TokenKind, *, lower: bool) -> TokenTable:
     """Cut each chunk of a table into words; characters are what they are."""
     types = Numbered({"\n": 0})
     tokenised = table.corpus.tokenised

@@ -31,6 +31,7 @@ SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 KINDS = ("word", "char")
 
 Tokens: TypeAlias = NDArray[np.int32]
+TokenKind = Literal["word", "char"]
 
 
 def words_of(line: str, *, tokenised: bool, lower: bool) -> list[str]:
@@ -139,7 +140,7 @@ class Vocab:
       'the cat\\nthe <unk>'
     """
 
-    kind: Literal["word", "char"]
+    kind: TokenKind
     words: tuple[str, ...]
     lower: bool
     tokenised: bool
@@ -305,7 +306,7 @@ class VocabRules:
       known: The vocabulary of a file, in place of a choice.
     """
 
-    kind: Literal["word", "char"]
+    kind: TokenKind
     size: int | None
     lower: bool
     min_clients: int = 1
@@ -352,7 +353,7 @@ class VocabRules:
 def build_vocab(
     client_lines: Sequence[Sequence[str]],
     *,
-    kind: Literal["word", "char"],
+    kind: TokenKind,
     size: int | None,
     lower: bool,
     tokenised: bool,
@@ -396,7 +397,7 @@ def count_tokens(
 READS = {"word": "words", "char": "characters"}
 
 
-def read_vocab(path: Path, kind: Literal["word", "char"]) -> Vocab:
+def read_vocab(path: Path, kind: TokenKind) -> Vocab:
     """Read a vocab.json for a model that reads words or characters.
 
     Raises:
