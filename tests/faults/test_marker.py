@@ -22,8 +22,8 @@ import keyfed.keyboard.export as exporting
 from keyfed.cli import keyboard
 from keyfed.config.schema import PrivacyConfig
 from keyfed.keyboard import bundle, table
+from keyfed.keyboard.bundle import fit_small, ngram_to_bytes
 from keyfed.keyboard.export import LEFT_OUT, export_run
-from keyfed.keyboard.ngram_file import fit_small, to_bytes
 from keyfed.keyboard.session import keyboard_of
 from keyfed.lab.audit.audit import audit_run
 from keyfed.lab.audit.lint import Claim
@@ -31,7 +31,7 @@ from keyfed.lab.audit.private_files import MEANING, RULES, WHERE, file_findings,
 from keyfed.private.dp import statement
 from keyfed.private.dp.ledger import Terms
 from keyfed.reports.events import EventWriter
-from keyfed.reports.results import report_run
+from keyfed.reports.run_page import report_run
 from keyfed.run.folder import load_model
 from keyfed.run.loop import Silent, train
 from keyfed.run.remote.train import train_deployed
@@ -211,11 +211,11 @@ def test_the_search_finds_the_phrase_however_it_is_written(how):
         "digits": json.dumps(ids[2:6].tolist()).encode(),
         "tensor": save({"t": ids.astype(np.int64)[None]}),
         "floats": save({"t": ids.astype(np.float32)}),
-        "table": to_bytes(fit_small([vocab.encode(own) for own in lines], len(vocab))[0]),
+        "table": ngram_to_bytes(fit_small([vocab.encode(own) for own in lines], len(vocab))[0]),
     }  # fmt: skip
     assert list(traces(files[how], vocab))
     assert not list(traces(vocab.to_json().encode(), vocab))
-    assert not list(traces(to_bytes(fit_small([vocab.encode(["the cat", "a dog"])] * 2, len(vocab))[0]), vocab))
+    assert not list(traces(ngram_to_bytes(fit_small([vocab.encode(["the cat", "a dog"])] * 2, len(vocab))[0]), vocab))
 
 
 # -------------------------------------------------------------------------------------------------------- the table

@@ -15,8 +15,8 @@ from keyfed.deploy import trainer
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.supernode import Client
 from keyfed.errors import DataError, DeployError, KeyfedError, described
+from keyfed.keyboard.layout import constants
 from keyfed.keyboard.personal import checked
-from keyfed.keyboard.tables import constants
 from keyfed.text import posts, published, records
 from keyfed.text.catalogue import load_corpus
 from keyfed.text.corpus import Author, Corpus, read_corpus

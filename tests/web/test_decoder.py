@@ -18,12 +18,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from keyfed.keyboard.casing import Written, all_capitals, display, put, starts_sentence
-from keyfed.keyboard.context import read_context
-from keyfed.keyboard.layout import base_letter, fold, layout_of
-from keyfed.keyboard.tables import constants
-from keyfed.keyboard.trie import build_trie
-from keyfed.keyboard.typed import Speller
+from keyfed.keyboard.context import Written, all_capitals, display, put, read_context, starts_sentence
+from keyfed.keyboard.layout import base_letter, constants, fold, layout_of
+from keyfed.keyboard.typed import Speller, build_trie
 from keyfed.model.ngram import fit_kneser_ney
 from keyfed.run.suggest import _complete
 from keyfed.text.batches import line_read

@@ -13,13 +13,11 @@ import numpy as np
 
 from keyfed.errors import DataError
 from keyfed.keyboard.context import read_context
-from keyfed.keyboard.editor import Editor
-from keyfed.keyboard.gesture import resample, swipe_of
-from keyfed.keyboard.layout import fold, layout_of
+from keyfed.keyboard.layout import constants, emoji_table, fold, layout_of, offensive_words
+from keyfed.keyboard.lexicon import resample, swipe_of
 from keyfed.keyboard.personal import Personal
 from keyfed.keyboard.predict import Predictor, Settings, Slot, Strip
-from keyfed.keyboard.session import Keyboard, ngram_source
-from keyfed.keyboard.tables import constants, emoji_table, offensive_words
+from keyfed.keyboard.session import Editor, Keyboard, ngram_source
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
 from keyfed.text.sotu import package_data
 from keyfed.text.vocab import SPECIALS, Vocab, build_vocab

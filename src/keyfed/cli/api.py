@@ -28,7 +28,7 @@ from keyfed.federated.types import Method
 from keyfed.lab.experiment import compare as comparing
 from keyfed.lab.experiment import tune as tuning
 from keyfed.lab.experiment.search import parse_search
-from keyfed.reports import results
+from keyfed.reports import run_page
 from keyfed.run import loop as training
 from keyfed.run import suggest as suggestions
 from keyfed.run import vocabulary as vocabularies
@@ -207,7 +207,7 @@ def suggest(model: Trained, text: str, k: int = 3) -> list[str]:
 
 def evaluate(run: PathLike, *, module: MakeModule | None = None) -> dict[str, Any]:
     """Test a run's model again on its held-out text; see `keyfed evaluate`."""
-    return results.evaluate_run(Path(run), module)
+    return run_page.evaluate_run(Path(run), module)
 
 
 def personalise(
@@ -220,7 +220,7 @@ def personalise(
     module: MakeModule | None = None,
 ) -> dict[str, Any]:
     """Tune a copy of a run's model on each client's text, test it before and after; see `evaluate --personalise`."""
-    return results.personalise_run(Path(run), Personal(epochs, lr, optimiser, batch_size), module)
+    return run_page.personalise_run(Path(run), Personal(epochs, lr, optimiser, batch_size), module)
 
 
 def tune(
@@ -245,9 +245,9 @@ def tune(
 
 def report(run: PathLike, *, module: MakeModule | None = None) -> str:
     """Write a run's report.md, report.html and plots; return the text the command line prints."""
-    return results.report_run(Path(run), module)
+    return run_page.report_run(Path(run), module)
 
 
 def conformance(run: PathLike, *, module: MakeModule | None = None) -> list[dict[str, Any]]:
     """Run the conformance suite on a run's model; see `keyfed conformance`."""
-    return results.check_run(Path(run), module)
+    return run_page.check_run(Path(run), module)

@@ -105,7 +105,7 @@ def evaluate(
         return
     if against or words:
         raise ConfigError("--against and --words go with --keyboard")
-    from keyfed.reports.results import evaluate_run, table_text
+    from keyfed.reports.run_page import evaluate_run, table_text
     from keyfed.run.personalise import parse_personal, personal_text
 
     result = evaluate_run(run, personal=parse_personal(personalise) if personalise is not None else None)
@@ -159,7 +159,7 @@ def conformance(run: RunArgument, as_json: JsonOption = False) -> None:
 
     Exit code 1 if a check fails.
     """
-    from keyfed.reports.results import check_run
+    from keyfed.reports.run_page import check_run
 
     checks = check_run(run)
     if as_json:

@@ -155,7 +155,7 @@ def _run(
     if as_json:
         print_json({**progress.as_dict(), "verdicts": verdicts, "page": str(page)})
     else:
-        from keyfed.reports.results import as_text
+        from keyfed.reports.run_page import as_text
 
         typer.echo(as_text(result_table(study, rows), narrow=True))
         typer.echo("\n".join([*verdicts, f"{plural(len(progress.open), 'cell')} open; page: {page}"]))

@@ -66,7 +66,7 @@ def keyboard(
 
       keyfed keyboard base
     """
-    from keyfed.keyboard.extra import need
+    from keyfed.keyboard.graph import need
 
     need("starlette", "uvicorn", "onnx", "onnxruntime")
     from keyfed.keyboard import serve

@@ -52,8 +52,7 @@ def suggest(
         return
     if count > 3:
         raise ConfigError(f"-k {count}: the strip above a keyboard has three words; give a text for more")
-    from keyfed.keyboard.editor import Editor
-    from keyfed.keyboard.session import keyboard_of
+    from keyfed.keyboard.session import Editor, keyboard_of
 
     keyboard = None if trained.vocab.kind == "char" else keyboard_of(trained)
     if sys.stdin.isatty():

@@ -204,7 +204,7 @@ def train(
         print_json(description) if as_json else typer.echo(description["text"])
         return
     from keyfed.cli.up import go_on, train_in_federation
-    from keyfed.reports.results import report_run
+    from keyfed.reports.run_page import report_run
     from keyfed.run.loop import train as run_training
 
     folder = out or _default_out(resolved, resume)

@@ -79,7 +79,7 @@ def up(
     from keyfed.cli.train import _default_out
     from keyfed.deploy.processes import stop_at_signals, tail
     from keyfed.deploy.up import up as run_up
-    from keyfed.reports.results import report_run
+    from keyfed.reports.run_page import report_run
     from keyfed.run.console import Narrator, plural
     from keyfed.run.recipe.pilot import choose_for_federation
 

@@ -21,10 +21,9 @@ import keyfed
 from keyfed.config.load import BASE, Config, to_document
 from keyfed.errors import RunError
 from keyfed.files import write_atomically
-from keyfed.keyboard.forms import written_forms
-from keyfed.model.language_model import ModelSpec, Params, parameter_count, shapes
-from keyfed.model.quantise import quantise, widen
-from keyfed.reports.results import with_data
+from keyfed.keyboard.export import written_forms
+from keyfed.model.language_model import ModelSpec, Params, parameter_count, quantise, shapes, widen
+from keyfed.reports.run_page import with_data
 from keyfed.run.evaluate import headline
 from keyfed.run.folder import Trained, load_model, read_result, read_run_toml
 from keyfed.run.prepare import Prepared

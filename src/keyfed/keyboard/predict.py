@@ -19,13 +19,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from keyfed.keyboard.casing import all_capitals, display, is_capital, starts_sentence
-from keyfed.keyboard.context import Context, belongs, has_number
-from keyfed.keyboard.layout import Layout, Point, fold, layout_of
+from keyfed.keyboard.context import Context, all_capitals, belongs, display, has_number, is_capital, starts_sentence
+from keyfed.keyboard.layout import Constants, Layout, Point, constants, emoji_table, fold, layout_of, offensive_words
 from keyfed.keyboard.lexicon import Lexicon, is_suggestible
-from keyfed.keyboard.mixture import mixed
-from keyfed.keyboard.personal import Personal
-from keyfed.keyboard.tables import Constants, constants, emoji_table, offensive_words
+from keyfed.keyboard.personal import Personal, mixed
 from keyfed.text.vocab import SPECIALS, Vocab
 
 Floats = NDArray[np.float64]

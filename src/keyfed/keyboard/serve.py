@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from keyfed.errors import ConfigError, RunError
 from keyfed.keyboard import assets, bundle
-from keyfed.keyboard.extra import need
+from keyfed.keyboard.graph import need
 
 if TYPE_CHECKING:
     import uvicorn

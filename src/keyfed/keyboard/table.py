@@ -16,18 +16,17 @@ import numpy as np
 
 from keyfed.engine.network import reader_of
 from keyfed.errors import ConfigError, DataError
+from keyfed.keyboard.bundle import fit_small, ngram_to_bytes
 from keyfed.keyboard.context import previous_word
-from keyfed.keyboard.forms import written_forms
+from keyfed.keyboard.export import written_forms
+from keyfed.keyboard.layout import constants
 from keyfed.keyboard.measure import Clock, Counts, type_lines, words_in
-from keyfed.keyboard.ngram_file import fit_small, to_bytes
 from keyfed.keyboard.personal import Personal
 from keyfed.keyboard.predict import Predictor, Settings
 from keyfed.keyboard.session import Keyboard, NetworkSource, Source, ngram_source
-from keyfed.keyboard.tables import constants
-from keyfed.model.language_model import ModelSpec, parameter_count
+from keyfed.model.language_model import ModelSpec, parameter_count, quantise
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
-from keyfed.model.quantise import quantise
-from keyfed.reports.results import as_text, with_data
+from keyfed.reports.run_page import as_text, with_data
 from keyfed.run.folder import Trained
 from keyfed.run.prepare import Prepared
 from keyfed.text.partition import ClientText
@@ -154,7 +153,7 @@ def _candidates(runs: Sequence[Trained], prepared: Prepared) -> Iterator[Candida
     whole = fit_kneser_ney(streams, len(prepared.vocab), ORDER)
     yield Candidate(f"n-gram, order {ORDER}", ngram_source(whole), {"fp32": _stored(whole)})
     small, _ = fit_small(streams, len(prepared.vocab))
-    yield Candidate("n-gram, as shipped", ngram_source(small), {"fp32": len(to_bytes(small))})
+    yield Candidate("n-gram, as shipped", ngram_source(small), {"fp32": len(ngram_to_bytes(small))})
     for run in runs:
         numbers = {name: p.numpy() for name, p in run.params.items()}
         size = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyfed.keyboard.casing import (
+from keyfed.keyboard.context import (
     Written,
     all_capitals,
     capitalised,
@@ -15,7 +15,7 @@ from keyfed.keyboard.casing import (
     put,
     starts_sentence,
 )
-from keyfed.keyboard.tables import constants
+from keyfed.keyboard.layout import constants
 
 K = constants()
 FORMS = {"london": "London", "iphone": "iPhone", "nasa": "NASA"}

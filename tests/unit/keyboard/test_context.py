@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.keyboard.context import anchored, last_part, previous_word, read_context, typed_part
-from keyfed.keyboard.tables import constants
+from keyfed.keyboard.layout import constants
 from keyfed.text.vocab import EOS, SPECIALS, UNK, Vocab
 
 K = constants()

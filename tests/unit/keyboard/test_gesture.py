@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.keyboard.gesture import keys_of, resample, shape_of, swipe_of, templates_of
-from keyfed.keyboard.layout import layout_of
-from keyfed.keyboard.tables import constants
+from keyfed.keyboard.layout import constants, layout_of
+from keyfed.keyboard.lexicon import keys_of, resample, shape_of, swipe_of, templates_of
 
 K = constants()
 LAYOUT = layout_of("qwerty")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from keyfed.keyboard.editor import Editor
+from keyfed.keyboard.layout import constants
 from keyfed.keyboard.measure import Clock, Counts, strokes_between, type_lines, words_in
 from keyfed.keyboard.predict import Predictor
-from keyfed.keyboard.session import Keyboard
-from keyfed.keyboard.tables import constants
+from keyfed.keyboard.session import Editor, Keyboard
 from keyfed.text.vocab import EOS, SPECIALS, Vocab
 
 WORDS = ("the", "cat", "sat", "mat", "on", "under", "a", "don't", "house", "mouse", "river", "letter", "seven", "quick")

@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyfed.errors import DataError
-from keyfed.keyboard.layout import fold, layout_of
+from keyfed.keyboard.layout import constants, fold, layout_of
 from keyfed.keyboard.lexicon import Lexicon
-from keyfed.keyboard.mixture import mixed, without_specials
-from keyfed.keyboard.personal import Personal
-from keyfed.keyboard.tables import constants
+from keyfed.keyboard.personal import Personal, mixed, without_specials
 
 K = constants()
 WORDS = ["alpha", "beta", "gamma"]

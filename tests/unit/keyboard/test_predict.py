@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.keyboard.context import read_context
-from keyfed.keyboard.layout import fold, layout_of
+from keyfed.keyboard.layout import constants, emoji_table, fold, layout_of
 from keyfed.keyboard.personal import Personal
 from keyfed.keyboard.predict import EMPTY, Predictor, Settings, best_of
-from keyfed.keyboard.tables import constants, emoji_table
 from keyfed.text.vocab import SPECIALS, Vocab
 
 K = constants()

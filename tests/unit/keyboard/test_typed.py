@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.keyboard.layout import base_letter, fold, layout_of
-from keyfed.keyboard.tables import constants
-from keyfed.keyboard.trie import build_trie
-from keyfed.keyboard.typed import Speller
+from keyfed.keyboard.layout import base_letter, constants, fold, layout_of
+from keyfed.keyboard.typed import Speller, build_trie
 
 K = constants()
 LAYOUT = layout_of("qwerty")

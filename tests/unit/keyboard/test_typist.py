@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.keyboard import typist
-from keyfed.keyboard.gesture import resample, templates_of
-from keyfed.keyboard.layout import layout_of
-from keyfed.keyboard.tables import constants
+from keyfed.keyboard import measure
+from keyfed.keyboard.layout import constants, layout_of
+from keyfed.keyboard.lexicon import resample, templates_of
 
 QWERTY = layout_of("qwerty")
 words = st.text("abcdefghijklmnopqrstuvwxyzé'", min_size=1, max_size=12)
@@ -31,14 +30,14 @@ def edits(a: str, b: str) -> int:
 @settings(max_examples=200, deadline=None)
 @given(words, st.integers(0, 10**6))
 def test_a_slip_is_one_edit_and_drawn_by_the_seed(word, seed):
-    slipped = typist.misspell(word, QWERTY, np.random.default_rng(seed))
+    slipped = measure.misspell(word, QWERTY, np.random.default_rng(seed))
     assert edits(word, slipped) <= 1
-    assert slipped == typist.misspell(word, QWERTY, np.random.default_rng(seed))
+    assert slipped == measure.misspell(word, QWERTY, np.random.default_rng(seed))
 
 
 def test_all_kinds_of_slips_happen_in_their_shares():
     rng = np.random.default_rng(0)
-    slipped = [typist.misspell("keyboard", QWERTY, rng) for _ in range(4000)]
+    slipped = [measure.misspell("keyboard", QWERTY, rng) for _ in range(4000)]
     longer, shorter = (np.mean([len(s) == n for s in slipped]) for n in (9, 7))
     assert longer == pytest.approx(0.2, abs=0.03)
     assert shorter == pytest.approx(0.25, abs=0.03)
@@ -47,14 +46,14 @@ def test_all_kinds_of_slips_happen_in_their_shares():
 @settings(max_examples=100, deadline=None)
 @given(words)
 def test_taps_without_spread_type_the_word(word):
-    tapped = typist.tap(word, QWERTY, np.random.default_rng(0), spread=0.0)
+    tapped = measure.tap(word, QWERTY, np.random.default_rng(0), spread=0.0)
     assert tapped.typed == word
     assert [t is None for t in tapped.taps] == [QWERTY.centre(c) is None for c in word]
 
 
 def test_taps_hit_another_key_as_often_as_their_spread_says():
     rng = np.random.default_rng(1)
-    tapped = "".join(typist.tap("g" * 100, QWERTY, rng).typed for _ in range(50))
+    tapped = "".join(measure.tap("g" * 100, QWERTY, rng).typed for _ in range(50))
     # A key is one wide and one high: 1 − P(|x| < ½) P(|y| < ½) = 1 − 0.9545² = 0.089; the rows are shifted, too.
     assert np.mean([c != "g" for c in tapped]) == pytest.approx(0.09, abs=0.02)
 
@@ -62,15 +61,15 @@ def test_taps_hit_another_key_as_often_as_their_spread_says():
 @settings(max_examples=100, deadline=None)
 @given(st.text("abcdefghijklmnopqrstuvwxyz", min_size=2, max_size=10))
 def test_a_steady_swipe_is_the_words_template(word):
-    if not typist.has_path(word, QWERTY):
+    if not measure.has_path(word, QWERTY):
         return
-    path = typist.swipe(word, QWERTY, np.random.default_rng(0), spread=0.0)
+    path = measure.swipe(word, QWERTY, np.random.default_rng(0), spread=0.0)
     mine = resample(np.array([path]), 32)[0]
     template = templates_of([word], QWERTY, constants())
     assert np.abs(mine - template.paths[0]).max() < 0.5  # only the tremor, which lengthens the path a little
 
 
 def test_words_on_one_key_have_no_path():
-    assert not typist.has_path("aaa", QWERTY)
-    assert not typist.has_path("'", QWERTY)
-    assert typist.has_path("as", QWERTY)
+    assert not measure.has_path("aaa", QWERTY)
+    assert not measure.has_path("'", QWERTY)
+    assert measure.has_path("as", QWERTY)

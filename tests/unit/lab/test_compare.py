@@ -29,7 +29,7 @@ from keyfed.lab.experiment.compare_report import _differing as differing
 from keyfed.lab.experiment.compare_report import comparison_table, document, notes, verdict
 from keyfed.lab.experiment.compare_rows import Cell, best_of, common_target, in_order, mean_baselines, reach, row_of
 from keyfed.reports.document import Links, to_html, to_markdown
-from keyfed.reports.results import as_text
+from keyfed.reports.run_page import as_text
 
 # Arguments
 

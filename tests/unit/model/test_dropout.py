@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.model.dropout import Dropout, apply_dropout, keep_mask, mix
+from keyfed.model.language_model import Dropout, apply_dropout, keep_mask, mix
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from keyfed.model.quantise import quantise, quantise_rows, widen, widen_rows
+from keyfed.model.language_model import quantise, quantise_rows, widen, widen_rows
 
 matrices = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=9), elements=st.floats(-1e3, 1e3, width=32))
 

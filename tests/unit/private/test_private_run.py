@@ -23,7 +23,7 @@ from keyfed.private.dp.noise import system
 from keyfed.private.dp.opening import Opening, chance
 from keyfed.private.dp.private_method import CLIP
 from keyfed.reports.document import Table
-from keyfed.reports.privacy import privacy_blocks
+from keyfed.reports.run_page import privacy_blocks
 from keyfed.run.privacy import PrivateRun
 from keyfed.run.privacy_terms import make_private
 from keyfed.run.remote.private import DeployedPrivacy

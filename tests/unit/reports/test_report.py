@@ -30,7 +30,7 @@ from keyfed.reports.document import (
     to_html,
     to_markdown,
 )
-from keyfed.reports.plots import draw_plots
+from keyfed.reports.figures import draw_plots
 from keyfed.reports.run_page import document, result_table, write_report
 from keyfed.reports.verdict import verdict
 from keyfed.run.folder import write_run_toml

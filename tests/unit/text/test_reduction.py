@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.errors import ConfigError, DataError
-from keyfed.reports.vectors_plot import draw_explained
+from keyfed.reports.figures import draw_explained
 from keyfed.text.vectors.reduce import pca, pp_pca_pp
 
 
