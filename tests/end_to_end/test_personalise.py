@@ -9,7 +9,7 @@ import random
 import pytest
 
 import keyfed as library
-from keyfed.run.evaluate import Score
+from keyfed.model.score import Score
 from keyfed.run.folder import Trained
 from keyfed.run.personalise import Personal, resolve, summarise
 from keyfed.run.prepare import prepare

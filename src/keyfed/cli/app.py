@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 
-import keyfed
 from keyfed.cli.compare import compare
 from keyfed.cli.data import data_app
 from keyfed.cli.experiment import study
@@ -37,6 +36,7 @@ from keyfed.cli.vocab import vocab
 from keyfed.engine.launch import leads
 from keyfed.errors import ConfigError, KeyfedError
 from keyfed.files import space_advice
+from keyfed.version import __version__
 
 # What a user can mend: a full or read-only disk, a folder that may not be entered, a name that cannot be one.
 MENDABLE = {
@@ -105,8 +105,8 @@ def evaluate(
         return
     if against or words:
         raise ConfigError("--against and --words go with --keyboard")
-    from keyfed.reports.run_page import evaluate_run, table_text
-    from keyfed.run.personalise import parse_personal, personal_text
+    from keyfed.reports.run_page import evaluate_run, personal_text, table_text
+    from keyfed.run.personalise import parse_personal
 
     result = evaluate_run(run, personal=parse_personal(personalise) if personalise is not None else None)
     if as_json:
@@ -136,7 +136,7 @@ def methods(
     as_json: JsonOption = False,
 ) -> None:
     """List the methods, or print one's equation, options and reference."""
-    from keyfed.reports.catalogue import describe_methods, describe_models, method_page
+    from keyfed.reports.reference import describe_methods, describe_models, method_page
 
     if name is not None and models:
         raise ConfigError(f"got method {name} and --models, which lists the model presets; leave one of the two out")
@@ -208,7 +208,7 @@ def bench(
 
 def _version(show: bool) -> None:
     if show:
-        typer.echo(f"keyfed {keyfed.__version__}")
+        typer.echo(f"keyfed {__version__}")
         raise typer.Exit
 
 

@@ -113,6 +113,6 @@ def _text(summary: dict[str, Any]) -> str:
 
 def _narrow(rows: list[list[str]]) -> str:
     """Ten columns are many for a terminal: no blanks inside numbers."""
-    from keyfed.reports.run_page import as_text
+    from keyfed.run.console import render_table
 
-    return as_text([[cell.replace(" ± ", "±").replace(" %", "%") for cell in row] for row in rows], narrow=True)
+    return render_table([[cell.replace(" ± ", "±").replace(" %", "%") for cell in row] for row in rows], narrow=True)

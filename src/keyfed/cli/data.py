@@ -16,7 +16,7 @@ data_app = typer.Typer(name="data", help="Look at corpora: list, describe, get, 
 @data_app.command("list")
 def data_list(data_dir: DirOption = None, as_json: JsonOption = False) -> None:
     """List the corpora known by name and whether they are at hand."""
-    from keyfed.reports.catalogue import describe_corpora
+    from keyfed.reports.reference import describe_corpora
 
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
         raise ConfigError(f"--data-dir is {data_dir}, which is not a folder; expected the one that holds the corpora")
@@ -38,7 +38,7 @@ def data_describe(
     as_json: JsonOption = False,
 ) -> None:
     """Partition a corpus and print its statistics: clients, tokens, vocabulary, unknown words."""
-    from keyfed.reports.catalogue import describe_data
+    from keyfed.reports.reference import describe_data
 
     config = configure(None, None, {"data.name": name, "data.dir": data_dir, "model.name": model}, settings)
     description = describe_data(config)
@@ -81,6 +81,6 @@ def data_explore(
     if as_json:
         print_json(result)
         return
-    from keyfed.reports.catalogue import exploration_text
+    from keyfed.reports.reference import exploration_text
 
     typer.echo(exploration_text(result))

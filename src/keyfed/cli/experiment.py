@@ -155,9 +155,9 @@ def _run(
     if as_json:
         print_json({**progress.as_dict(), "verdicts": verdicts, "page": str(page)})
     else:
-        from keyfed.reports.run_page import as_text
+        from keyfed.run.console import render_table
 
-        typer.echo(as_text(result_table(study, rows), narrow=True))
+        typer.echo(render_table(result_table(study, rows), narrow=True))
         typer.echo("\n".join([*verdicts, f"{plural(len(progress.open), 'cell')} open; page: {page}"]))
     if progress.failed:
         raise typer.Exit(1)

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from safetensors.numpy import save
 
-import keyfed
 from keyfed.config.load import BASE, Config, to_document
 from keyfed.errors import RunError
 from keyfed.files import write_atomically
@@ -29,6 +28,7 @@ from keyfed.run.folder import Trained, load_model, read_result, read_run_toml
 from keyfed.run.prepare import Prepared
 from keyfed.run.start import base
 from keyfed.text.vocab import SPECIALS, UNK, words_of
+from keyfed.version import __version__
 
 LINES_BYTES = 300_000  # of the hashes of its lines
 # Licences under which a model of the text may come along, as a corpus's own line names them.
@@ -72,7 +72,7 @@ def pack_base(run: Path, out: Path) -> Packed:
     assert result is not None
     manifest = {
         "format": base.FORMAT,
-        "keyfed": keyfed.__version__,
+        "keyfed": __version__,
         "model": {**{key: getattr(spec, key) for key in base.SPEC}, "parameters": parameter_count(spec)},
         "precision": "int8",
         "data": _about(prepared, licence),

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-import keyfed
 from keyfed.config.load import Config
 from keyfed.errors import ConfigError, DataError, DownloadError, RunError
 from keyfed.keyboard import bundle
@@ -44,6 +43,7 @@ from keyfed.run.prepare import Prepared, prepare
 from keyfed.run.start.base import Base, is_base, load_base
 from keyfed.text.catalogue import NAMED, at_hand, is_path
 from keyfed.text.vocab import Vocab, words_of
+from keyfed.version import __version__
 
 GOAL = 0.97  # of the three words shown, as many are the same in eight bits
 NGRAM_TOKENS = 10_000_000  # training text that the n-grams are counted on
@@ -270,7 +270,7 @@ def _manifest(
     name = config.data.name
     return {
         "format": bundle.FORMAT,
-        "keyfed": keyfed.__version__,
+        "keyfed": __version__,
         "model": {
             **{key: getattr(spec, key) for key in bundle.SPEC},
             "kind": trained.vocab.kind,

@@ -1,7 +1,8 @@
 r"""The words a keyboard can suggest: their tree, their places in the vocabulary, their swipe paths.
 
 A swipe is decoded against the path of every word (after SHARK²). A word's template is the polyline through its keys, a
-swipe the polyline of its points; both are resampled to 32 points at equal distances. With :math:`x_i` the swipe's points and :math:`y_i` the template's,
+swipe the polyline of its points; both are resampled to 32 points at equal distances. With :math:`x_i` the swipe's
+points and :math:`y_i` the template's,
 
 .. math::
    \mathrm{location} = \frac1{32}\sum_i |x_i - y_i|, \qquad

@@ -26,7 +26,8 @@ from keyfed.keyboard.predict import Predictor, Settings
 from keyfed.keyboard.session import Keyboard, NetworkSource, Source, ngram_source
 from keyfed.model.language_model import ModelSpec, parameter_count, quantise
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
-from keyfed.reports.run_page import as_text, with_data
+from keyfed.reports.run_page import with_data
+from keyfed.run.console import render_table
 from keyfed.run.folder import Trained
 from keyfed.run.prepare import Prepared
 from keyfed.text.partition import ClientText
@@ -240,7 +241,7 @@ def tables(result: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
 def keyboard_text(result: dict[str, Any]) -> str:
     """The tables for a terminal: models side by side, so that they fit."""
     turned = [(title, [list(column) for column in zip(*rows, strict=True)]) for title, rows in tables(result)]
-    return "\n".join(f"{title}\n{as_text(rows)}" for title, rows in turned)
+    return "\n".join(f"{title}\n{render_table(rows)}" for title, rows in turned)
 
 
 def keyboard_markdown(result: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from keyfed.model.score import Score
 from keyfed.reports.document import finite, show
 
 Record = Mapping[str, Any]
@@ -322,3 +323,36 @@ def draw_explained(explained: Sequence[float], removed_before: Sequence[float] =
     if len(removed):
         alt += f"; {len(removed)} removed with {removed.sum():.1%}"
     return both_themes("vectors", alt, paint, TALL)
+
+
+def draw_gains(clients: Iterable[Mapping[str, float]]) -> Plot | None:
+    """Draw each client's perplexity after personalisation against before; None without matplotlib or clients.
+
+    Args:
+      clients: nats per token `before` and `after`, a client each (`by_client` of `personalise`).
+    """
+    pairs = [tuple(Score(1, client[key]).perplexity for key in ("before", "after")) for client in clients]
+    points = [(x, y) for x, y in pairs if max(x, y) < HIGHEST]
+    if not points:
+        return None
+    gain = sum(y < x for x, y in points)
+    missing = len(pairs) - len(points)
+    label = f"a client ({len(points):,}" + (f", {missing:,} off the scale)" if missing else ")")
+
+    def draw(axes: Any, theme: Theme) -> None:
+        low, high = min(map(min, points)), max(map(max, points))
+        axes.set_title("Test perplexity of each client")
+        axes.plot([low, high], [low, high], color=theme.soft, dashes=(6, 2), linewidth=1.4, label="no change")
+        colour = theme.colours[0]
+        axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=5, markeredgewidth=0, label=label)
+        if high / low > 4:
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+        axes.set_xlabel("before")
+        axes.set_ylabel("after tuning on its own text")
+
+    alt = f"Test perplexity of each client before and after personalisation: {gain} of {len(points)} gain"
+    try:
+        return both_themes("personalised", alt, single(draw))
+    except ImportError:
+        return None

@@ -40,7 +40,7 @@ from keyfed.reports.document import (
     to_html,
     to_markdown,
 )
-from keyfed.reports.figures import Plot, draw_plots, validation
+from keyfed.reports.figures import Plot, draw_gains, draw_plots, validation
 from keyfed.reports.verdict import baselines_of, verdict
 from keyfed.run.console import human_bytes, plural, render_table
 from keyfed.run.evaluate import headline, scorer_of, spread, total
@@ -394,14 +394,9 @@ def _cell(key: str, value: Any) -> str:
 CONFORMANCE_TOKENS = 20_000
 
 
-def as_text(rows: Sequence[Sequence[str]], *, narrow: bool = False) -> str:
-    """Return a table, its header first, as the terminal shows it."""
-    return render_table(rows, narrow=narrow)
-
-
 def table_text(result: dict[str, Any]) -> str:
     """Return the result table and the verdict as text."""
-    return f"{as_text(result_table(result))}{verdict(result)}"
+    return f"{render_table(result_table(result))}{verdict(result)}"
 
 
 def report_run(folder: Path, module: MakeModule | None = None) -> str:
@@ -468,14 +463,53 @@ def evaluate_run(folder: Path, module: MakeModule | None = None, personal: Perso
         "baselines": (read_result(folder) or {}).get("baselines", {}),
     }
     if personal is not None:
-        result["personalised"] = personalise(personal, trained, prepared)
+        result["personalised"] = _personalised(personal, trained, prepared)
     return result
 
 
 def personalise_run(folder: Path, personal: Personal, module: MakeModule | None = None) -> dict[str, Any]:
     """Tune a copy of a run's model for every client and return how each fares before and after."""
     trained, prepared = with_data(folder, module)
-    return personalise(resolve(personal, trained, prepared), trained, prepared)
+    return _personalised(resolve(personal, trained, prepared), trained, prepared)
+
+
+def _personalised(personal: Personal, trained: Trained, prepared: Prepared) -> dict[str, Any]:
+    """Personalise and draw RUN/plots/personalised.png; of a private run no plot, since a point is a client."""
+    block = personalise(personal, trained, prepared)
+    drawn = draw_gains(block["by_client"].values()) if block["by_client"] else None
+    if drawn is None:
+        return block
+    path = trained.folder / "plots" / f"{drawn.name}.png"
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, drawn.light)
+    return {**block, "plot": str(path)}
+
+
+def personal_text(block: Mapping[str, Any]) -> str:
+    """Return the comparison as a table and sentences for the terminal."""
+    rows = [["personalised", "test perplexity", "top-1", "top-3", "worst decile's perplexity"]]
+    for key in ("before", "after"):
+        score, worst = block[key], block["worst_decile"][key]
+        accuracy = [f"{score[k]:.1%}" for k in ("top1", "top3")]
+        rows.append([key, show(score["perplexity"]), *accuracy, show(worst["perplexity"]) if worst else "–"])
+    gaining = round((block["gaining"] or 0) * block["clients"])
+    most = f", at most {block['max_tokens']:,} of each by data.max_tokens" if block["max_tokens"] else ""
+    lines = [
+        f"{gaining} of {block['clients']} clients gain by {block['epochs']} "
+        f"epoch{'' if block['epochs'] == 1 else 's'} of {block['optimiser']} with lr {block['lr']:g} on their own "
+        f"training text ({block['tokens_trained']:,} tokens{most})",
+    ]
+    left = block["left_out"]
+    for count, why in (
+        (left["no_training_text"], "with too little training text"),
+        (left["no_held_out_text"], "without held-out text"),
+        (left["unseen"], "never trained on, all of whose text is held out"),
+    ):
+        if count:
+            lines.append(f"left out: {plural(count, 'client')} {why}")
+    if block["plot"]:
+        lines.append(f"plot: {block['plot']}")
+    return render_table(rows) + "\n".join(lines)
 
 
 def check_run(folder: Path, module: MakeModule | None = None) -> list[dict[str, Any]]:

@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 from keyfed.model.ngram import KneserNey, Unigram, fit_kneser_ney, fit_unigram
+from keyfed.model.score import Score
 from keyfed.run.encode import Streams
-from keyfed.run.evaluate import Score, by_line, evaluate_ngram, evaluate_ngram_sentences, total
+from keyfed.run.evaluate import by_line, evaluate_ngram, evaluate_ngram_sentences, total
 from keyfed.run.prepare import Prepared
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from keyfed.engine.network import Network, Reader, SpecReader, reader_of
 from keyfed.model.language_model import Params
+from keyfed.model.score import Score
 from keyfed.run.reading import Ids, score_streams
 from keyfed.text.batches import Kind, line_bounds, lines_of, reads_lines
 from keyfed.text.vocab import BOS, EOS, PAD, UNK
@@ -27,50 +28,6 @@ SIDE_BY_SIDE, SIDE_BY_SIDE_GPU = 32, 128  # streams read in one batch
 LEAST_TOKENS = 64  # of a stream that is read in part
 LINES_SIDE_BY_SIDE, LINES_SIDE_BY_SIDE_GPU = 128, 512  # lines, which are short
 POSITIONS_GPU = 1 << 18  # tokens of short streams in one batch on a GPU
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Counts over predicted tokens; scores add. "Words" are targets that are neither <unk> nor <eos>."""
-
-    tokens: int = 0
-    nats: float = 0.0
-    top1: int = 0
-    top3: int = 0
-    words: int = 0
-    words_top1: int = 0
-    words_top3: int = 0
-    unknown: int = 0
-
-    def __add__(self, other: Score) -> Score:
-        return Score(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Score)))
-
-    @property
-    def mean_nats(self) -> float:
-        """Nats per token."""
-        return self.nats / self.tokens if self.tokens else math.nan
-
-    @property
-    def perplexity(self) -> float:
-        """exp(mean nats); infinite rather than an overflow."""
-        return math.exp(self.mean_nats) if self.mean_nats < 700 else math.inf
-
-    def summary(self) -> dict[str, Any]:
-        """Return the figures a report shows."""
-
-        def share(hits: int, of: int) -> float:
-            return hits / of if of else math.nan
-
-        return {
-            "perplexity": self.perplexity,
-            "nats": self.mean_nats,
-            "top1": share(self.top1, self.tokens),
-            "top3": share(self.top3, self.tokens),
-            "top1_words": share(self.words_top1, self.words),
-            "top3_words": share(self.words_top3, self.words),
-            "oov_rate": share(self.unknown, self.tokens),
-            "tokens": self.tokens,
-        }
 
 
 def score_of(targets: NDArray[Any], nats: NDArray[Any], rank: NDArray[Any]) -> Score:

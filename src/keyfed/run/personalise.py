@@ -20,11 +20,9 @@ from keyfed.errors import ConfigError, DataError, nearest
 from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.options import Optimiser
 from keyfed.federated.types import Method, MethodSpec, Params
-from keyfed.files import write_atomically
-from keyfed.reports.document import show
-from keyfed.reports.figures import HIGHEST, Plot, Theme, both_themes, single
-from keyfed.run.console import follow, plural, render_table
-from keyfed.run.evaluate import Score, scorer_of, spread, total
+from keyfed.model.score import Score
+from keyfed.run.console import follow
+from keyfed.run.evaluate import scorer_of, spread, total
 from keyfed.run.folder import Trained
 from keyfed.run.prepare import Prepared, make_problem
 
@@ -115,14 +113,14 @@ def _solver_of(personal: Personal, trained: Trained) -> Method:
 
 
 def personalise(personal: Personal, trained: Trained, prepared: Prepared) -> dict[str, Any]:
-    """Tune and test a copy for every client with training and held-out text; draw RUN/plots/personalised.png.
+    """Tune and test a copy for every client with training and held-out text.
 
     Args:
       personal: resolved by `resolve`.
 
     Returns:
       Scores of the same tokens before and after (tokens of all clients added up), the share of clients that gain, the
-      worst decile, and each client's nats per token. Of a private run only totals, and no plot: a point is a client.
+      worst decile, and each client's nats per token. Of a private run only totals. No plot is drawn here.
     """
     spec, config = trained.spec, trained.config
     method = _solver_of(personal, trained)
@@ -154,12 +152,6 @@ def personalise(personal: Personal, trained: Trained, prepared: Prepared) -> dic
     }
     if config.privacy.on:  # as in the run's result: totals, and no figure of a single client
         block |= {"by_client": None, "worst_decile": {"before": None, "after": None}}
-    drawn = None if config.privacy.on else draw_gains(before, after)
-    if drawn is not None:
-        path = trained.folder / "plots" / f"{drawn.name}.png"
-        path.parent.mkdir(exist_ok=True)
-        write_atomically(path, drawn.light)
-        block["plot"] = str(path)
     return block
 
 
@@ -180,61 +172,3 @@ def summarise(before: Mapping[str, Score], after: Mapping[str, Score]) -> dict[s
             for name, score in before.items()
         },
     }
-
-
-def personal_text(block: Mapping[str, Any]) -> str:
-    """Return the comparison as a table and sentences for the terminal."""
-    rows = [["personalised", "test perplexity", "top-1", "top-3", "worst decile's perplexity"]]
-    for key in ("before", "after"):
-        score, worst = block[key], block["worst_decile"][key]
-        accuracy = [f"{score[k]:.1%}" for k in ("top1", "top3")]
-        rows.append([key, show(score["perplexity"]), *accuracy, show(worst["perplexity"]) if worst else "–"])
-    gaining = round((block["gaining"] or 0) * block["clients"])
-    most = f", at most {block['max_tokens']:,} of each by data.max_tokens" if block["max_tokens"] else ""
-    lines = [
-        f"{gaining} of {block['clients']} clients gain by {block['epochs']} "
-        f"epoch{'' if block['epochs'] == 1 else 's'} of {block['optimiser']} with lr {block['lr']:g} on their own "
-        f"training text ({block['tokens_trained']:,} tokens{most})",
-    ]
-    left = block["left_out"]
-    for count, why in (
-        (left["no_training_text"], "with too little training text"),
-        (left["no_held_out_text"], "without held-out text"),
-        (left["unseen"], "never trained on, all of whose text is held out"),
-    ):
-        if count:
-            lines.append(f"left out: {plural(count, 'client')} {why}")
-    if block["plot"]:
-        lines.append(f"plot: {block['plot']}")
-    return render_table(rows) + "\n".join(lines)
-
-
-def draw_gains(before: Mapping[str, Score], after: Mapping[str, Score]) -> Plot | None:
-    """Draw each client's perplexity after against before, with the diagonal of no change; None without matplotlib."""
-    pairs = [(before[name].perplexity, after[name].perplexity) for name in before]
-    points = [(x, y) for x, y in pairs if max(x, y) < HIGHEST]
-    if not points:
-        return None
-    gain = sum(y < x for x, y in points)
-    missing = len(pairs) - len(points)
-    label = f"a client ({len(points):,}" + (f", {missing:,} off the scale)" if missing else ")")
-
-    def draw(axes: Any, theme: Theme) -> None:
-        low, high = min(map(min, points)), max(map(max, points))
-        axes.set_title("Test perplexity of each client")
-        axes.plot([low, high], [low, high], color=theme.soft, dashes=(6, 2), linewidth=1.4, label="no change")
-        axes.plot(
-            [x for x, _ in points], [y for _, y in points], "o", color=theme.colours[0], markersize=5,
-            markeredgewidth=0, label=label,
-        )  # fmt: skip
-        if high / low > 4:
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-        axes.set_xlabel("before")
-        axes.set_ylabel("after tuning on its own text")
-
-    alt = f"Test perplexity of each client before and after personalisation: {gain} of {len(points)} gain"
-    try:
-        return both_themes("personalised", alt, single(draw))
-    except ImportError:
-        return None

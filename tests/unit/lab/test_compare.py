@@ -29,7 +29,7 @@ from keyfed.lab.experiment.compare_report import _differing as differing
 from keyfed.lab.experiment.compare_report import comparison_table, document, notes, verdict
 from keyfed.lab.experiment.compare_rows import Cell, best_of, common_target, in_order, mean_baselines, reach, row_of
 from keyfed.reports.document import Links, to_html, to_markdown
-from keyfed.reports.run_page import as_text
+from keyfed.run.console import render_table
 
 # Arguments
 
@@ -327,7 +327,7 @@ def test_a_private_comparison_shows_epsilon_and_what_it_is_worth():
 def test_in_a_terminal_labels_are_not_cut_and_numbers_not_broken():
     label = "fedatt:temperature=0.1,step=1.0,norm=frobenius,bound=3.0"
     columns = [f"column number {k}" for k in range(7)]
-    text = as_text([["method", *columns], [label, *["1,234.5±67.8"] * 7]], narrow=True)
+    text = render_table([["method", *columns], [label, *["1,234.5±67.8"] * 7]], narrow=True)
     assert max(map(len, text.splitlines())) <= 120
     assert text.count("1,234.5±67.8") == 7
     first_column = "".join(line.split()[0] for line in text.splitlines() if line[:2].strip())

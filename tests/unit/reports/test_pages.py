@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from keyfed.reports.reference import PAGES
+from keyfed.cli.reference import PAGES
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -14,10 +14,10 @@ from keyfed.engine.network import SpecReader, reader_of
 from keyfed.model import language_model as lm
 from keyfed.model.language_model import ModelSpec, Params
 from keyfed.model.ngram import fit_kneser_ney, fit_unigram
+from keyfed.model.score import Score
 from keyfed.run import evaluate as evaluate_module
 from keyfed.run import reading
 from keyfed.run.evaluate import (
-    Score,
     by_line,
     evaluate,
     evaluate_ngram,

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-import keyfed
 from keyfed.config.load import Config
 from keyfed.errors import FolderInUse
 from keyfed.lab.experiment.curves import training_curves
@@ -31,6 +30,7 @@ from keyfed.run.folder import open_folder, read_metrics, read_result, read_run_t
 from keyfed.run.loop import train
 from keyfed.run.prepare import prepare, round_tokens, usual_members
 from keyfed.text.vocab import Vocab
+from keyfed.version import __version__
 
 POINTS = 25  # of a curve that are kept
 
@@ -261,7 +261,7 @@ def made_on(device: str) -> dict[str, str]:
     """Versions and hardware, without a name of the machine."""
     gpu = device != "cpu" and torch.cuda.is_available()
     return {
-        "keyfed": keyfed.__version__,
+        "keyfed": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "hardware": torch.cuda.get_device_name() if gpu else f"CPU ({platform.machine()})",

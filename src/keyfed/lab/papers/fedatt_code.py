@@ -41,9 +41,10 @@ from keyfed.federated.types import Params
 from keyfed.lab.papers.resume import Kept, find_kept, go_on
 from keyfed.model.language_model import ModelSpec, parameter_count, shapes
 from keyfed.model.presets import build_spec
+from keyfed.model.score import Score
 from keyfed.run.checkpoint import Best
 from keyfed.run.choose import choose
-from keyfed.run.evaluate import Score, evaluate_together
+from keyfed.run.evaluate import evaluate_together
 from keyfed.run.loop import Listener
 from keyfed.text.batches import Batching, Step
 from keyfed.text.catalogue import load_corpus

@@ -14,16 +14,15 @@ from typing import Any
 from keyfed.config.load import Config, parse_target
 from keyfed.engine.client_state import Version
 from keyfed.engine.network import Network, parameter_count, shapes
-from keyfed.engine.sums.secure_round import Evaluated
 from keyfed.errors import RunError
 from keyfed.federated.cohort import cohort_size, draw
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.soundness import by_server, first_good, given_up, gone_back, judge_model, same, suspect
 from keyfed.federated.types import ClientId, Method, Params, State
+from keyfed.model.score import Score
 from keyfed.private.secagg.suspects import Suspects
 from keyfed.run.checkpoint import Best, Checkpoint, good_in, load_checkpoint, save_checkpoint
 from keyfed.run.console import plural
-from keyfed.run.evaluate import Score
 from keyfed.run.folder import append_line, read_metrics, save_model, strict
 from keyfed.run.loop import Listener
 from keyfed.run.metrics_line import (
@@ -184,8 +183,7 @@ class Course:
     def _tested(self, params: Params) -> Score:
         assert self.best is not None
         self.listen.say(f"testing the model of round {self.best.round} on the clients' test text")
-        found = self.federation.evaluate(params, "test", self._everyone(), self.method, self._after() + 1)
-        return score(found)
+        return self.federation.evaluate(params, "test", self._everyone(), self.method, self._after() + 1)
 
     def _round(self) -> None:
         federation, method, state = self.federation, self.method, self.state
@@ -330,7 +328,7 @@ class Course:
     def _validated(
         self,
         state: State,
-        counts: Evaluated,
+        found: Score,
         typical: float | None,
         clients: Mapping[ClientId, int],
         served: Params | None = None,
@@ -343,7 +341,6 @@ class Course:
           clients: the rounds of the clients' states that count beside this model.
           served: the model that was scored, where it is not θ.
         """
-        found = score(counts)
         if not found.tokens:
             return False
         if self.pending is not None and self.pending["round"] == state.round:
@@ -408,11 +405,6 @@ class Course:
             "seconds": time.monotonic() - self.started,
             "seconds_per_round": _median([r["seconds"] for r in records if r["seconds"] is not None]),
         }
-
-
-def score(counts: Evaluated) -> Score:
-    """Return what clients counted as a score."""
-    return Score(*counts)
 
 
 def _median(numbers: Sequence[float]) -> float | None:
