@@ -31,7 +31,7 @@ from keyfed.text.vocab import SPECIALS, UNK, words_of
 from keyfed.version import __version__
 
 LINES_BYTES = 300_000  # of the hashes of its lines
-# Licences under which a model of the text may come along, as a corpus's own line names them.
+# Licences under which a model of the text may be shipped, as a corpus's own line names them.
 LICENCE = re.compile(r"CC BY(?:-SA)? \d\.\d|CC0|public domain|MIT", re.IGNORECASE)
 PATHS = {"data": ("dir", "vocab_file"), "train": ("init", "device"), "vectors": ("file",)}  # of the machine it was on
 FIGURES = ("perplexity", "top1_words", "top3_words", "tokens")

@@ -205,7 +205,7 @@ def _damaged(path: Path, why: object) -> KeyfedError:
 ORDER = 3
 MOST_BYTES = 6_000_000
 # Clients who must have written an n-gram of length 1, 2, 3; the first that fit are taken. Words were chosen when the
-# vocabulary was built; of longer ones nobody's alone is shipped.
+# vocabulary was built; of longer ones none that a single client wrote is shipped.
 LEAST = ((1, 2, 2), *((1, k, k + extra) for k in range(2, 64) for extra in (1, 2)))
 
 
@@ -319,8 +319,8 @@ def ngram_from_bytes(data: bytes, vocab_size: int, origin: str) -> KneserNey:
         tensors: dict[str, NDArray[Any]] = load(data)
         levels, contexts = list[Level](), 1
         for n in range(1, len(tensors) // 4 + 1):
-            start, words = (tensors[f"n{n}.{part}"].astype(np.int64) for part in ("start", "words"))
-            prob, backoff = (tensors[f"n{n}.{part}"].astype(np.float64) for part in ("prob", "backoff"))
+            start, words = (tensors[f"n{n}.{name}"].astype(np.int64) for name in ("start", "words"))
+            prob, backoff = (tensors[f"n{n}.{name}"].astype(np.float64) for name in ("prob", "backoff"))
             size = np.diff(start)
             fits = len(start) == contexts + 1 == len(backoff) + 1 and start[0] == 0 and start[-1] == len(words)
             if not fits or len(words) != len(prob) or (size < 0).any():

@@ -200,26 +200,27 @@ def display(word: str, typed: str, sentence: bool, forms: Mapping[str, str], k: 
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenText:
     """A text and whether the blank at its end was put there automatically."""
 
     text: str
     automatic: bool = False
 
 
-def pick(before: str, typed: str, chosen: str) -> Written:
+def pick(before: str, typed: str, chosen: str) -> WrittenText:
     """Put a picked suggestion in the place of the typed part, with a blank behind it."""
-    return Written(f"{before[: len(before) - len(typed)]}{chosen} ", automatic=True)
+    return WrittenText(f"{before[: len(before) - len(typed)]}{chosen} ", automatic=True)
 
 
-def put(written: Written, c: str, k: Constants) -> Written:
+def put(written: WrittenText, c: str, k: Constants) -> WrittenText:
     """Type one character; a mark takes the place of an automatic blank and gets one behind it.
 
     Example:
       >>> from keyfed.keyboard.layout import constants
-      >>> put(Written("hello ", automatic=True), ",", constants()), put(Written("hello "), ",", constants()).text
-      (Written(text='hello, ', automatic=True), 'hello ,')
+      >>> k = constants()
+      >>> put(WrittenText("hello ", automatic=True), ",", k), put(WrittenText("hello "), ",", k).text
+      (WrittenText(text='hello, ', automatic=True), 'hello ,')
     """
     if written.automatic and c in k.no_blank_before and written.text.endswith(" "):
-        return Written(f"{written.text[:-1]}{c} ", automatic=True)
-    return Written(written.text + c)
+        return WrittenText(f"{written.text[:-1]}{c} ", automatic=True)
+    return WrittenText(written.text + c)

@@ -1,7 +1,7 @@
 """From a run to a folder that a page can type on: graph, weights, vocabulary, test vectors, manifest.
 
-The folder appears whole or not at all: everything is written beside it, read back, compared with the trained network on
-held-out text, and only then renamed into place.
+The folder appears whole or not at all: everything is written next to it, read back, compared with the trained network
+on held-out text, and only then renamed into place.
 """
 
 from __future__ import annotations
@@ -121,11 +121,11 @@ class Exported:
 
 
 def export_run(folder: Path, out: Path | None = None, int8: bool = False) -> Exported:
-    """Export a finished run's model to `out` (RUN/keyboard by default), in eight bits if asked.
+    """Export a finished run's model to `out` (RUN/keyboard by default), in eight bits if `int8`.
 
     Args:
       folder: the run, or `base` for the base model: its numbers are those of eight bits, in either precision. It has
-        its own written forms, and no n-grams come along.
+        its own written forms, and no n-grams.
 
     Raises:
       RunError: the run is not finished or not of a preset, `out` is something else, or the graph does not say what the

@@ -208,7 +208,7 @@ def torch_steps(spec: ModelSpec, weights: Mapping[str, Floats], tokens: Tokens) 
     """Yield the log-probabilities [rows, V] after each column of tokens [rows, time], by our torch network."""
     params = {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
     read, _ = SpecReader(spec, params).read(torch.from_numpy(tokens.astype(np.int64)), None)
-    weight, bias = (part[0] for part in output_layer(spec, stack(params, 1)))
+    weight, bias = (one[0] for one in output_layer(spec, stack(params, 1)))
     for t in range(tokens.shape[1]):
         yield torch.addmm(bias, read[:, t], weight.T).log_softmax(-1).numpy()
 

@@ -157,7 +157,7 @@ def base_letter(c: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class KeyLayout:
     """Keys of a keyboard.
 
     Attributes:
@@ -183,7 +183,7 @@ class Layout:
 
 
 @cache
-def layout_of(name: str) -> Layout:
+def layout_of(name: str) -> KeyLayout:
     """Return a layout by name: qwerty, qwertz or azerty.
 
     Raises:
@@ -198,4 +198,4 @@ def layout_of(name: str) -> Layout:
         for number, (row, offset) in enumerate(zip(rows, offsets, strict=True))
         for column, c in enumerate(row)
     }
-    return Layout(name, keys)
+    return KeyLayout(name, keys)

@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyfed.keyboard.context import has_control, is_wordlike
-from keyfed.keyboard.layout import Constants, Layout, Point, fold
+from keyfed.keyboard.layout import Constants, KeyLayout, Point, fold
 from keyfed.keyboard.typed import Speller, Typing, build_trie
 
 Floats = NDArray[np.float64]
 
 
-def keys_of(word: str, layout: Layout) -> list[Point]:
+def keys_of(word: str, layout: KeyLayout) -> list[Point]:
     """Return the centres of a word's keys; characters without a key are skipped, equal successive keys counted once."""
     found = [p for p in map(layout.centre, word) if p is not None]
     return [p for i, p in enumerate(found) if i == 0 or p != found[i - 1]]
@@ -108,7 +108,7 @@ class Templates:
         return words, score
 
 
-def templates_of(words: Sequence[str], layout: Layout, k: Constants) -> Templates:
+def templates_of(words: Sequence[str], layout: KeyLayout, k: Constants) -> Templates:
     """Return the paths of folded words, those of equally many keys resampled at once."""
     keys = [keys_of(word, layout) for word in words]
     by_length: dict[int, list[int]] = {}
@@ -133,7 +133,7 @@ def is_suggestible(word: str, k: Constants) -> bool:
     return len(word) <= k.longest_word and is_wordlike(word) and not has_control(word)
 
 
-class Lexicon:
+class KeyboardLexicon:
     """Words with their tree and the letters typed against it.
 
     Attributes:
@@ -142,7 +142,7 @@ class Lexicon:
       ids: number of each word in the vocabulary, ascending, [words].
     """
 
-    def __init__(self, words: Sequence[str], ids: Sequence[int], layout: Layout, k: Constants) -> None:
+    def __init__(self, words: Sequence[str], ids: Sequence[int], layout: KeyLayout, k: Constants) -> None:
         self.words = tuple(words)
         self.keys = tuple(map(fold, words))
         self.ids: NDArray[np.intp] = np.array(ids, np.intp)

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from keyfed.keyboard.context import typed_part
-from keyfed.keyboard.layout import Constants, Layout, Point, fold
+from keyfed.keyboard.layout import Constants, KeyLayout, Point, fold
 from keyfed.keyboard.predict import Strip
 from keyfed.keyboard.session import Keyboard
 
@@ -56,7 +56,7 @@ class Tapped:
     taps: tuple[Point | None, ...]
 
 
-def neighbours(c: str, layout: Layout) -> list[str]:
+def neighbours(c: str, layout: KeyLayout) -> list[str]:
     """Return the letters whose keys touch a letter's key.
 
     Example:
@@ -67,7 +67,7 @@ def neighbours(c: str, layout: Layout) -> list[str]:
     return [k for k in layout.keys if k != c and (d := layout.distance(c, k)) is not None and d < 1.3]
 
 
-def misspell(word: str, layout: Layout, rng: np.random.Generator) -> str:
+def misspell(word: str, layout: KeyLayout, rng: np.random.Generator) -> str:
     """Return a word with one slip: a neighbouring key, a letter left out, two swapped, one doubled, one too many.
 
     A word in which the drawn slip cannot happen, or changes nothing, comes back as it is.
@@ -88,7 +88,7 @@ def misspell(word: str, layout: Layout, rng: np.random.Generator) -> str:
     return word[:at] + other + word[at + (slip == "neighbour") :]
 
 
-def tap(word: str, layout: Layout, rng: np.random.Generator, spread: float = TAP_SPREAD) -> Tapped:
+def tap(word: str, layout: KeyLayout, rng: np.random.Generator, spread: float = TAP_SPREAD) -> Tapped:
     """Type a word by taps spread around the keys' centres; each types the key it is nearest to."""
     typed: list[str] = []
     taps: list[Point | None] = []
@@ -109,7 +109,7 @@ def tap(word: str, layout: Layout, rng: np.random.Generator, spread: float = TAP
     return Tapped("".join(typed), tuple(taps))
 
 
-def swipe(word: str, layout: Layout, rng: np.random.Generator, spread: float = SWIPE_SPREAD) -> list[Point]:
+def swipe(word: str, layout: KeyLayout, rng: np.random.Generator, spread: float = SWIPE_SPREAD) -> list[Point]:
     """Return the points of a swipe over a word's keys: each passed off its centre, straight between, with a tremor."""
     centres = [c for c in (layout.centre(fold(c)) for c in word) if c is not None]
     corners = [np.array(c) + rng.normal(0.0, spread, 2) for n, c in enumerate(centres) if n == 0 or c != centres[n - 1]]
@@ -120,7 +120,7 @@ def swipe(word: str, layout: Layout, rng: np.random.Generator, spread: float = S
     return [(float(x), float(y)) for x, y in (p + rng.normal(0.0, SWIPE_TREMOR, 2) for p in path)]
 
 
-def has_path(word: str, layout: Layout) -> bool:
+def has_path(word: str, layout: KeyLayout) -> bool:
     """Whether a word can be swiped: two different keys at least."""
     return len({layout.centre(fold(c)) for c in word} - {None}) > 1
 
@@ -157,32 +157,32 @@ class Counts:
         """Shares for the table; None where nothing was counted."""
         unknown = self.words - self.known
 
-        def part(of: int, all_: int) -> float | None:
+        def share(of: int, all_: int) -> float | None:
             return of / all_ if all_ else None
 
         return {
             "words": self.words,
-            "unknown_words": part(unknown, self.words),
-            "top1": part(self.top1, self.words),
-            "top3": part(self.top3, self.words),
-            "saved": part(self.characters - self.strokes, self.characters),
-            "saved_ideal": part(self.characters - self.ideal, self.characters),
-            "picked": part(self.picks, self.words),
-            "wrong_corrections": part(self.wrong_known + self.wrong_unknown, self.words),
-            "wrong_corrections_known": part(self.wrong_known, self.known),
-            "wrong_corrections_unknown": part(self.wrong_unknown, unknown),
-            "slips_mended": part(self.slips_mended, self.slips),
-            "slips_made_worse": part(self.slips_worse, self.slips),
-            "taps_right": part(self.taps_right, self.tapped),
-            "taps_right_without_correction": part(self.taps_right_alone, self.tapped),
-            "taps_spoilt": part(self.taps_spoilt, self.tapped),
-            "swipes_top1": part(self.swipes_first, self.swiped),
-            "swipes_top3": part(self.swipes_three, self.swiped),
+            "unknown_words": share(unknown, self.words),
+            "top1": share(self.top1, self.words),
+            "top3": share(self.top3, self.words),
+            "saved": share(self.characters - self.strokes, self.characters),
+            "saved_ideal": share(self.characters - self.ideal, self.characters),
+            "picked": share(self.picks, self.words),
+            "wrong_corrections": share(self.wrong_known + self.wrong_unknown, self.words),
+            "wrong_corrections_known": share(self.wrong_known, self.known),
+            "wrong_corrections_unknown": share(self.wrong_unknown, unknown),
+            "slips_mended": share(self.slips_mended, self.slips),
+            "slips_made_worse": share(self.slips_worse, self.slips),
+            "taps_right": share(self.taps_right, self.tapped),
+            "taps_right_without_correction": share(self.taps_right_alone, self.tapped),
+            "taps_spoilt": share(self.taps_spoilt, self.tapped),
+            "swipes_top1": share(self.swipes_first, self.swiped),
+            "swipes_top3": share(self.swipes_three, self.swiped),
         }
 
 
 @dataclass
-class Clock:
+class KeystrokeClock:
     """Milliseconds of each answer, by the clock and of this process's processor.
 
     A *word* is an answer with nothing typed, for which the model reads; a *keystroke* only ranks.
@@ -212,7 +212,7 @@ def _times(taken: Sequence[tuple[float, float]]) -> dict[str, float] | None:
     return {"p50_ms": float(p50), "p95_ms": float(p95), "p99_ms": float(p99), "cpu_ms": float(cpu.mean())}
 
 
-def type_lines(keyboard: Keyboard, lines: Iterable[str], rng: np.random.Generator, clock: Clock) -> Counts:
+def type_lines(keyboard: Keyboard, lines: Iterable[str], rng: np.random.Generator, clock: KeystrokeClock) -> Counts:
     """Type messages on a keyboard and count."""
     counts = Counts()
     for line in lines:
@@ -239,7 +239,7 @@ def words_in(line: str, k: Constants) -> list[tuple[int, str]]:
     return found
 
 
-def _type_line(keyboard: Keyboard, line: str, counts: Counts, clock: Clock) -> None:
+def _type_line(keyboard: Keyboard, line: str, counts: Counts, clock: KeystrokeClock) -> None:
     """Words and their suggestions; everything between is typed as it is."""
     k = keyboard.predictor.k
     end = 0
@@ -285,7 +285,7 @@ def strokes_between(between: str, blank: bool, k: Constants, *, last: bool = Fal
 
 
 def _type_word(
-    keyboard: Keyboard, before: str, word: str, known: bool, counts: Counts, clock: Clock
+    keyboard: Keyboard, before: str, word: str, known: bool, counts: Counts, clock: KeystrokeClock
 ) -> tuple[int, bool]:
     """Return the strokes a word took, and whether it was picked."""
     strip = clock.strip(keyboard, before, "")

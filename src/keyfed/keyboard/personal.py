@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from keyfed.errors import DataError
 from keyfed.keyboard.context import has_control, has_number, is_wordlike
 from keyfed.keyboard.layout import Constants, constants, fold
-from keyfed.keyboard.lexicon import Lexicon
+from keyfed.keyboard.lexicon import KeyboardLexicon
 from keyfed.text.vocab import SPECIALS
 
 FORMAT = 1
 
 
 @dataclass
-class Personal:
+class PersonalWords:
     """Counts of one user. Words are folded (lower case, plain apostrophes).
 
     Attributes:
@@ -100,7 +100,7 @@ class Personal:
         """Whether a word may be learnt: no digits, no address, no closing quote at its end, not too long.
 
         Example:
-          >>> [Personal().learnable(w) for w in ("Kiel", "b4", "me@x.de", "a.b", "…", "rock'")]
+          >>> [PersonalWords().learnable(w) for w in ("Kiel", "b4", "me@x.de", "a.b", "…", "rock'")]
           [True, False, False, False, False, False]
         """
         if not is_wordlike(word) or not _is_one_word(word, self.constants) or word[-1] in self.constants.closing_joints:
@@ -296,7 +296,7 @@ def without_specials(logp: Floats) -> Floats:
 
 
 def mixed(
-    logp: Floats, previous: str, lexicon: Lexicon, own: Sequence[str], personal: Personal, k: Constants
+    logp: Floats, previous: str, lexicon: KeyboardLexicon, own: Sequence[str], personal: PersonalWords, k: Constants
 ) -> tuple[Floats, Floats]:
     """Return log p (module docstring) of the lexicon's words and of the user's own words outside the vocabulary.
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from keyfed.engine.network import NetworkState, Reader, reader_of
 from keyfed.errors import ConfigError
-from keyfed.keyboard.context import Context, Written, belongs, pick, previous_word, put, read_context
+from keyfed.keyboard.context import Context, WrittenText, belongs, pick, previous_word, put, read_context
 from keyfed.keyboard.layout import Point, layout_of
-from keyfed.keyboard.personal import Personal
-from keyfed.keyboard.predict import Predictor, Settings, Slot, Strip
+from keyfed.keyboard.personal import PersonalWords
+from keyfed.keyboard.predict import KeyboardSettings, Predictor, Slot, Strip
 from keyfed.model.ngram import KneserNey
 from keyfed.run.folder import Trained
 from keyfed.text.batches import line_read
@@ -103,11 +103,11 @@ class Keyboard:
 
 def keyboard_of(
     trained: Trained,
-    personal: Personal | None = None,
+    personal: PersonalWords | None = None,
     *,
     forms: Mapping[str, str] | None = None,
     layout: str = "qwerty",
-    settings: Settings | None = None,
+    settings: KeyboardSettings | None = None,
 ) -> Keyboard:
     """Return a keyboard over a trained run.
 
@@ -142,7 +142,7 @@ class Editor:
 
     def __init__(self, keyboard: Keyboard) -> None:
         self.keyboard = keyboard
-        self._written = Written("")
+        self._written = WrittenText("")
         self._undo: _Undo | None = None
         self._mode = self._switches()
         self._sealed = 0  # characters of the text of which nothing is learnt
@@ -175,7 +175,7 @@ class Editor:
             return None
         before = self.text
         after = before[: len(before) - len(typed)] + correction
-        self._written = Written(after)
+        self._written = WrittenText(after)
         return _Undo(after + separator, before + separator, typed, self._learn(after))
 
     def backspace(self) -> None:
@@ -183,13 +183,13 @@ class Editor:
         self._watch()
         undo, personal = self._undo, self.keyboard.predictor.personal
         if undo is not None and undo.after == self.text:
-            self._written = Written(undo.before)
+            self._written = WrittenText(undo.before)
             if undo.learnt:
                 personal.unlearn(*undo.learnt)
             if len(undo.before) - len(undo.typed) - 1 >= self._sealed:
                 personal.keep(undo.typed)
         else:
-            self._written = Written(self.text[:-1])
+            self._written = WrittenText(self.text[:-1])
         self._undo = None
 
     def pick(self, slot: Slot) -> None:
@@ -198,7 +198,7 @@ class Editor:
         typed = self.keyboard.context(self.text).typed
         if slot.kind == "emoji" and typed:
             typed = ""
-            self._written = Written(f"{self.text} ")
+            self._written = WrittenText(f"{self.text} ")
         self._written = pick(self.text, typed, slot.text)
         if slot.kind != "emoji":
             self._learn(self.text[:-1])

@@ -20,9 +20,9 @@ from keyfed.keyboard.bundle import fit_small, ngram_to_bytes
 from keyfed.keyboard.context import previous_word
 from keyfed.keyboard.export import written_forms
 from keyfed.keyboard.layout import constants
-from keyfed.keyboard.measure import Clock, Counts, type_lines, words_in
-from keyfed.keyboard.personal import Personal
-from keyfed.keyboard.predict import Predictor, Settings
+from keyfed.keyboard.measure import Counts, KeystrokeClock, type_lines, words_in
+from keyfed.keyboard.personal import PersonalWords
+from keyfed.keyboard.predict import KeyboardSettings, Predictor
 from keyfed.keyboard.session import Keyboard, NetworkSource, Source, ngram_source
 from keyfed.model.language_model import ModelSpec, parameter_count, quantise
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
@@ -68,19 +68,19 @@ def evaluate_keyboard(
     groups = {name: clients for name, clients in sampled.items() if clients}
     if not groups:
         raise DataError(f"{prepared.corpus.name} has no held-out text to type")
-    # The keyboard of a private run has no written forms (`export.LEFT_OUT`), and its clients are told in totals only.
+    # The keyboard of a private run has no written forms (`export.LEFT_OUT`), and only totals of its clients are shown.
     private = any(run.config.privacy.on for run in runs)
     forms = {} if private else written_forms((c.train for c in prepared.population.trained), prepared.vocab)
-    personal = Personal()
-    predictor = Predictor(prepared.vocab, personal, forms=forms, settings=Settings(emoji=False))
+    personal = PersonalWords()
+    predictor = Predictor(prepared.vocab, personal, forms=forms, settings=KeyboardSettings(emoji=False))
     rows = []
     for row in _candidates(runs, prepared):
         say(f"typing on {row.name}")
         found: dict[str, Any] = {"name": row.name, "bytes": row.size, "parameters": row.parameters}
-        keyboard, clock = Keyboard(row.source, predictor), Clock()
+        keyboard, clock = Keyboard(row.source, predictor), KeystrokeClock()
         for group, clients in groups.items():
             if row.personal and not any(client.train for client in clients):
-                continue  # nobody's earlier text is known
+                continue  # no client's earlier text is known
             counts = _type(keyboard, clients, clock, seed, personal if row.personal else None)
             by_client = None if private else _spread(counts)
             found[group] = {**sum(counts, Counts()).summary(), "clients": len(counts), "by_client": by_client}
@@ -126,7 +126,7 @@ def _groups(prepared: Prepared) -> dict[str, Sequence[ClientText]]:
     population = prepared.population
     left_out = set(prepared.excluded)  # too little text to train on
     seen = [c for c in population.trained if c.test and c.name not in left_out]
-    if population.test:  # published held-out text is nobody's
+    if population.test:  # published held-out text belongs to no client
         seen = [ClientText("test", (), (), population.test)]
     return {"seen": seen, "unseen": [c for c in population.unseen if c.test]}
 
@@ -178,7 +178,7 @@ def _stored(model: KneserNey) -> int:
 
 
 def _type(
-    keyboard: Keyboard, clients: Sequence[ClientText], clock: Clock, seed: int, personal: Personal | None
+    keyboard: Keyboard, clients: Sequence[ClientText], clock: KeystrokeClock, seed: int, personal: PersonalWords | None
 ) -> list[Counts]:
     """Type each client's messages; slips are drawn by (seed, client), the same for every row."""
     found = []

@@ -35,7 +35,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from keyfed.keyboard.layout import Constants, Layout, Point, base_letter, fold
+from keyfed.keyboard.layout import Constants, KeyLayout, Point, base_letter, fold
 
 Index = NDArray[np.intp]
 
@@ -140,7 +140,7 @@ class Speller:
       layout: the keys.
     """
 
-    def __init__(self, trie: Trie, layout: Layout, constants: Constants) -> None:
+    def __init__(self, trie: Trie, layout: KeyLayout, constants: Constants) -> None:
         self.trie = trie
         self.layout = layout
         self._k = constants

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 NONE = "–"  # where there is no number
-JOINERS = "\u200c\u200d"  # invisible, yet part of the spelling of words and of emoji
+JOINERS = "\u200c\u200d"  # invisible, yet they belong to the spelling of words and of emoji
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """A list of files and folders beside the document: text and path relative to it."""
+    """A list of files and folders of the document: text and path relative to it."""
 
     items: Sequence[tuple[str, str]]
 

@@ -2,7 +2,7 @@
 
 matplotlib is imported when the first plot is drawn, without pyplot: no window, no global list of figures to
 close. Labels are fixed words and numbers; names from files are never drawn (a `$` would be read as a formula).
-Colours are Okabe and Ito's, told apart by colour-blind readers; line styles differ as well.
+Colours are Okabe and Ito's, which colour-blind readers tell apart; line styles differ as well.
 """
 
 from __future__ import annotations
@@ -220,10 +220,10 @@ def _accuracy(records: Sequence[Record]) -> tuple[str, str, Draw] | None:
 
 
 def _clients(result: Record) -> tuple[str, str, Draw] | None:
-    given = result.get("clients_perplexity") or {}
+    found = result.get("clients_perplexity") or {}
     groups: list[tuple[str, list[float], int]] = []
     for colour, key in enumerate(("seen", "unseen")):
-        numbers = list(given.get(key) or ())
+        numbers = list(found.get(key) or ())
         values = sorted(v for v in map(finite, numbers) if v is not None and v < HIGHEST)
         if values:
             groups.append(

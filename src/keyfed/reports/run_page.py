@@ -78,7 +78,7 @@ def privacy_blocks(account: Mapping[str, Any]) -> list[Block]:
 
 
 def cost_line(account: Mapping[str, Any]) -> str | None:
-    """Say what privacy cost in perplexity, where a run without clip and noise was trained beside it."""
+    """Say what privacy cost in perplexity, where a run without clip and noise was trained too."""
     twin, own = account.get("twin"), finite(account.get("perplexity"))
     if not twin or own is None:
         return None
@@ -179,8 +179,8 @@ def document(
     blocks += [Heading("Data and vocabulary"), facts_table(_data(result, config))]
     blocks += [Heading("Configuration"), Code(dump_toml(to_document(config)), "toml")]
     if made:
-        told = [(str(k), NONE if v is None else str(v)) for k, v in made.items() if k not in SETTLED]
-        blocks += [Heading("Made by"), facts_table(told)]
+        facts = [(str(k), NONE if v is None else str(v)) for k, v in made.items() if k not in SETTLED]
+        blocks += [Heading("Made by"), facts_table(facts)]
     return [*blocks, Heading("Definitions"), *(Text(line, "note") for line in DEFINITIONS)]
 
 
@@ -244,7 +244,7 @@ def result_table(result: Record) -> Rows:
         columns = columns[:6]
     rows = [["model", *(title for _, _, title in columns)]]
     for label, found in models:
-        rows.append([label, *(_cell(key, (found.get(part) or {}).get(key)) for part, key, _ in columns)])
+        rows.append([label, *(_cell(key, (found.get(split) or {}).get(key)) for split, key, _ in columns)])
     return rows
 
 
@@ -370,7 +370,7 @@ def _data(result: Record, config: Config) -> list[tuple[str, str]]:
         of = f" of {people:,} clients" if people else ""
         facts.append(("test tokens, unseen clients", show_count(unseen.get("tokens")) + of))
     facts.append(("vocabulary", show_count(result.get("vocabulary"))))
-    facts += [(f"unknown tokens, {part}", show_percent(rate, 2)) for part, rate in oov.items()]
+    facts += [(f"unknown tokens, {split}", show_percent(rate, 2)) for split, rate in oov.items()]
     if unseen:
         facts.append(("unknown tokens, unseen clients", show_percent(unseen.get("oov_rate"), 2)))
     if config.data.batching == "packed":
@@ -442,7 +442,7 @@ def with_data(folder: Path, module: MakeModule | None, *, text: bool = False) ->
 def evaluate_run(folder: Path, module: MakeModule | None = None, personal: Personal | None = None) -> dict[str, Any]:
     """Evaluate a run's model anew on its held-out text; with `personal`, also a copy tuned for every client.
 
-    Of a private run's clients only totals are told, as in its result, and personal copies where they are asked for.
+    Of a private run's clients only totals are returned, as in its result, and personal copies if `personal` is given.
     """
     trained, prepared = with_data(folder, module)
     private = trained.config.privacy.on
@@ -538,7 +538,7 @@ def check_run(folder: Path, module: MakeModule | None = None) -> list[dict[str, 
 
 
 def _given_vocabulary(trained: Trained, train: set[str], test: set[str]) -> Check:
-    """Judge a vocabulary that was given by file: what it was counted on is not in it, and a public list is no leak.
+    """Judge a vocabulary from a file: what it was counted on is not in it, and a public list is no leak.
 
     No alarm is right for a word list or another corpus. A vocabulary elected on this corpus with another seed or cut
     has read some of what is held out here, so the words it could have from there are named.
