@@ -39,6 +39,7 @@ from keyfed.errors import KeyfedError, RunError
 from keyfed.keyboard.graph import state_widths
 from keyfed.model.language_model import SCALE, ModelSpec, shapes, widen
 from keyfed.model.ngram import Ints, KneserNey, Level, Tokens, fit_kneser_ney
+from keyfed.run.start.base import SPEC
 from keyfed.text.vocab import Vocab
 
 FORMAT = 1
@@ -47,7 +48,6 @@ MANIFEST, GRAPH, WEIGHTS, VOCAB, VECTORS, NGRAM = (
 )  # fmt: skip
 RANDOM = "random tokens"  # what a graph is compared on where no text may be read, or none is there
 REQUIRED = (GRAPH, WEIGHTS, VOCAB, VECTORS)
-SPEC = ("name", "cell", "vocab", "embed", "hidden", "layers", "dense", "projection", "tied", "biases")
 
 
 def sha256(data: bytes) -> str:

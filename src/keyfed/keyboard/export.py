@@ -40,7 +40,7 @@ from keyfed.run.console import human_bytes
 from keyfed.run.evaluate import limit_streams
 from keyfed.run.folder import Trained, load_model, read_result, read_run_toml, resume_command
 from keyfed.run.prepare import Prepared, prepare
-from keyfed.run.start.base import Base, is_base, load_base
+from keyfed.run.start.base import SPEC, Base, is_base, load_base
 from keyfed.text.catalogue import NAMED, at_hand, is_path
 from keyfed.text.vocab import Vocab, words_of
 from keyfed.version import __version__
@@ -272,7 +272,7 @@ def _manifest(
         "format": bundle.FORMAT,
         "keyfed": __version__,
         "model": {
-            **{key: getattr(spec, key) for key in bundle.SPEC},
+            **{key: getattr(spec, key) for key in SPEC},
             "kind": trained.vocab.kind,
             "width": spec.width,
             "parameters": parameter_count(spec),

@@ -1,4 +1,4 @@
-"""Plots as PNG bytes: what every plot shares (themes, axes of rounds and of perplexity), and those of a run.
+"""Plots as PNG bytes: what every plot shares (themes, axes of rounds and of perplexity), those of a run, their files.
 
 matplotlib is imported when the first plot is drawn, without pyplot: no window, no global list of figures to
 close. Labels are fixed words and numbers; names from files are never drawn (a `$` would be read as a formula).
@@ -10,12 +10,14 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from keyfed.files import write_atomically
 from keyfed.model.score import Score
-from keyfed.reports.document import finite, show
+from keyfed.reports.document import Block, finite, show, to_html, to_markdown
 
 Record = Mapping[str, Any]
 Draw = Callable[[Any, "Theme"], None]  # draws on axes
@@ -60,6 +62,26 @@ class Plot:
 def both_themes(name: str, alt: str, paint: Paint, size: tuple[float, float] = SIZE) -> Plot:
     """Draw a figure for light and for dark pages."""
     return Plot(name, alt, png(paint, LIGHT, size), png(paint, DARK, size))
+
+
+def write_document(
+    folder: Path, name: str, blocks: Sequence[Block], plots: Sequence[Plot] | None, *, page: bool = True
+) -> list[Path]:
+    """Write a document as NAME.md and, with `page`, as NAME.html, and its plots into plots/.
+
+    Args:
+      plots: None where matplotlib is missing.
+
+    Returns:
+      The files written, the document first.
+    """
+    texts = {f"{name}.md": to_markdown(blocks)} | ({f"{name}.html": to_html(blocks)} if page else {})
+    files = {folder / file: text.encode("utf-8") for file, text in texts.items()}
+    files |= {folder / "plots" / f"{plot.name}.png": plot.light for plot in plots or ()}
+    for path, data in files.items():
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, data)
+    return list(files)
 
 
 def single(draw: Draw, columns: int = 2) -> Paint:

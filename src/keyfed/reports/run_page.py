@@ -37,10 +37,8 @@ from keyfed.reports.document import (
     show_count,
     show_duration,
     show_percent,
-    to_html,
-    to_markdown,
 )
-from keyfed.reports.figures import Plot, draw_gains, draw_plots, validation
+from keyfed.reports.figures import Plot, draw_gains, draw_plots, validation, write_document
 from keyfed.reports.verdict import baselines_of, verdict
 from keyfed.run.console import human_bytes, plural, render_table
 from keyfed.run.evaluate import headline, scorer_of, spread, total
@@ -126,15 +124,7 @@ def write_report(folder: Path, suggestions: Sequence[tuple[str, Sequence[str]]] 
         plots: list[Plot] | None = draw_plots(result, records)
     except ImportError:
         plots = None
-    blocks = document(result, records, config, made, suggestions, plots)
-    written = [folder / "report.md", folder / "report.html"]
-    for path, text in zip(written, (to_markdown(blocks), to_html(blocks)), strict=True):
-        write_atomically(path, text.encode("utf-8"))
-    for plot in plots or ():
-        (folder / "plots").mkdir(exist_ok=True)
-        written.append(folder / "plots" / f"{plot.name}.png")
-        write_atomically(written[-1], plot.light)
-    return written
+    return write_document(folder, "report", document(result, records, config, made, suggestions, plots), plots)
 
 
 def document(
