@@ -20,7 +20,7 @@ from safetensors.numpy import load, save
 
 from keyfed.keyboard.context import WrittenText, all_capitals, display, put, read_context, starts_sentence
 from keyfed.keyboard.layout import base_letter, constants, fold, layout_of
-from keyfed.keyboard.typed import Speller, build_trie
+from keyfed.keyboard.lexicon import Speller, build_trie
 from keyfed.model.ngram import fit_kneser_ney
 from keyfed.run.suggest import _complete
 from keyfed.text.batches import line_read

@@ -3,8 +3,7 @@
     context     text left of the cursor → tokens the model has read, and the part of a word being typed
                 and back: how a chosen word is written, and the blanks around it
     layout      where the keys are; the decoder's constants
-    typed       what the typed letters cost against every word at once
-    lexicon     the words that can be suggested; what a swipe costs against them
+    lexicon     the words that can be suggested; what typed letters and a swipe cost against them
     personal    words and pairs learnt on this device, the user's dictionary, words never to suggest
     predict     all of that and the model's scores → the strip, the correction
     session     a keyboard: predictor + model, one model step a word; a line of text on it

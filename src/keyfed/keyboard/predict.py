@@ -1,6 +1,6 @@
 r"""Scores, edits and swipes → the strip above the keys, and what a separator will put in the place of the typed word.
 
-Bayes' rule in nats, with F the cost of a whole word and C that of its beginning (`keyfed.keyboard.typed`):
+Bayes' rule in nats, with F the cost of a whole word and C that of its beginning (`keyfed.keyboard.lexicon`):
 
 .. math::
    \mathrm{full}(w) = \log p(w) - \alpha F(w), \qquad
