@@ -16,10 +16,7 @@ SOURCE = Path(keyfed.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 PURE = ("text", "model", "federated")
 WORLDLY = ("pathlib", "os", "io", "shutil", "tempfile", "time", "datetime", "socket", "subprocess", "sys", "logging")
-DECODER = (
-    "tables", "layout", "trie", "typed", "gesture", "context", "casing", "personal", "lexicon", "mixture", "predict",
-    "session", "editor", "terminal",
-)  # fmt: skip
+DECODER = ("layout", "context", "personal", "lexicon", "predict", "session", "terminal")
 CRYPTOGRAPHY = (
     "masks", "shamir", "keys", "secure_sum", "member", "collector", "terms", "wire", "accusation", "suspects"
 )  # fmt: skip # of keyfed.private.secagg
@@ -129,6 +126,10 @@ def test_secure_sums_know_bytes_and_numpy_only_and_draw_from_the_system(path):
             assert used == "os.urandom", f"{path}:{line} uses {used}"
     for call, line in calls_of(path):
         assert call not in ("open", "print", "input", "exec", "eval", "__import__"), f"{path}:{line} calls {call}"
+
+
+def test_the_files_of_the_decoder_are_there():
+    assert set(DECODER) <= {path.stem for path in within("keyboard")}
 
 
 @pytest.mark.parametrize("path", within("keyboard"), ids=name)
