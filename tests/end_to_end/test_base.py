@@ -271,10 +271,10 @@ def test_only_train_and_up_offer_it():
     source = Path(library.__file__).parent
     read = {p.relative_to(source).as_posix(): p.read_text("utf-8") for p in source.rglob("*.py")}
     users = {p for p, text in read.items() if "offer_start" in text}
-    assert users == {"run/start/weights.py", "run/recipe/pilot.py", "cli/up.py", "deploy/up.py"}
+    assert users == {"run/start/weights.py", "run/recipe/pilot.py", "deploy/up.py"}
     assert {p for p, text in read.items() if "offered=offered" in text} == {
         "cli/train.py",
-        "cli/up.py",
+        "cli/federation.py",
         "run/recipe/pilot.py",
         "run/loop.py",
         "run/dry.py",

@@ -19,8 +19,7 @@ import pytest
 import torch
 
 import keyfed.run.loop as run_train
-from keyfed.config.documents import dump_toml
-from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, to_document
+from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, dump_toml, to_document
 from keyfed.errors import RunError
 from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.folder import load_model, open_folder, read_metrics

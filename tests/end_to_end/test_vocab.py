@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from keyfed.config.documents import dump_toml
-from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, check, to_document
+from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, check, dump_toml, to_document
 from keyfed.errors import RankError, RunError
 from keyfed.run import cache, ranks
 from keyfed.run.encode import read_people

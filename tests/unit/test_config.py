@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keyfed
-from keyfed.config.documents import differences, dump_toml
 from keyfed.config.load import (
     SECTIONS,
     Config,
@@ -28,6 +27,8 @@ from keyfed.config.load import (
     check,
     coerce,
     config_from,
+    differences,
+    dump_toml,
     read_config,
     set_value,
     to_document,

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from keyfed.cli import app
-from keyfed.cli.help import plainly
+from keyfed.cli.app import plainly
 from keyfed.config.load import Config, apply_settings, check, config_from, to_document
 from keyfed.deploy import up
 from keyfed.errors import ConfigError, DataError, PrivacyError, RunError

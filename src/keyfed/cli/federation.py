@@ -1,20 +1,132 @@
-"""`keyfed server`, `keyfed enroll` and `keyfed client`: a federation of real machines, one command each."""
+"""`keyfed up`, `keyfed server`, `keyfed enroll` and `keyfed client`: a federation of real machines."""
 
 from __future__ import annotations
 
 import sys
-import time
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keyfed.cli.options import JsonOption, print_json
-from keyfed.errors import ConfigError
+from keyfed.cli.options import (
+    ConfigOption,
+    DataOption,
+    DirOption,
+    JsonOption,
+    ModelOption,
+    SetOption,
+    VocabOption,
+    configure,
+    print_json,
+    say,
+    sets,
+)
+from keyfed.cli.train import InitOption, PrivacyOption, privacy_settings
+from keyfed.errors import ConfigError, DeployError, KeyfedError
 
 if TYPE_CHECKING:
     from keyfed.deploy.client_home import ClientHome, Settings
     from keyfed.deploy.supernode import Client
+
+QUICK_TOKENS, QUICK_ROUNDS = 4_000, 5  # of a client and round, where nothing else is said
+
+
+def up(
+    method: Annotated[
+        str | None, typer.Argument(help="Method (`keyfed methods`); else the recipe, without a pilot.")
+    ] = None,
+    clients: Annotated[int, typer.Option(help="Clients, each with processes and keys of its own.", min=1)] = 3,
+    plain: Annotated[
+        bool, typer.Option("--plain/--secure", help="Without secure aggregation: the server sees every update.")
+    ] = False,
+    data: DataOption = None,
+    data_dir: DirOption = None,
+    model: ModelOption = None,
+    vocab_file: VocabOption = None,
+    rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Everything random derives from it.")] = None,
+    init: InitOption = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/up-METHOD-DATA-MODEL by default.")] = None,
+    home: Annotated[
+        Path | None, typer.Option(help="Folder for keys, text and logs, which is kept; else a temporary one.")
+    ] = None,
+    dp: PrivacyOption = None,
+    settings: SetOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a real federation on this machine: server, clients, TLS, keys, one run; then stop it all.
+
+    The text is dealt out to the clients (the corpus's authors with most text, or shards), a file each. Everything that
+    travels goes through Flower, as it would between machines. Secure aggregation is on unless --plain is given; it
+    needs at least three clients. The run folder and the report are those of a simulation. On the built-in corpus it
+    trains 5 rounds of at most 4,000 tokens a client, unless --rounds or --set data.max_tokens say otherwise.
+
+      keyfed up fedatt --clients 4 --rounds 3
+
+    With --dp clients clip what they send and the server adds noise: a guarantee for these few clients, to see how it
+    goes (docs/privacy.md). Noise that hides one of four hides what they learn, too.
+
+      keyfed up --clients 4 --dp epsilon=8
+    """
+    from keyfed.cli.train import _default_out
+    from keyfed.deploy.processes import stop_at_signals, tail
+    from keyfed.deploy.up import cost_of, cost_text
+    from keyfed.deploy.up import up as run_up
+    from keyfed.reports.results import report_run
+    from keyfed.run.console import Narrator, plural
+    from keyfed.run.recipe.pilot import choose_for_federation
+
+    if not plain and clients < 3:
+        raise ConfigError(f"{plural(clients, 'client')} cannot hide in each other's sum; take at least 3, or --plain")
+    named = {
+        "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
+        "data.vocab_file": vocab_file, "train.cohort": clients, "secure.on": not plain, "train.init": init,
+        **privacy_settings(dp, None, settings),
+    }  # fmt: skip
+    if data is None and config is None:  # enough to see it work
+        quick = {"data.max_tokens": QUICK_TOKENS, "train.rounds": rounds or QUICK_ROUNDS}
+        named |= {key: value for key, value in quick.items() if not any(s.startswith(key) for s in settings or [])}
+    resolved, chosen = choose_for_federation(configure(method, config, named, settings, recipe=True), clients)
+    offered = init is None and not sets("train.init", settings, config)
+    folder = out or _default_out(resolved, False, f"up-{resolved.method}")
+    with ExitStack() as stack:
+        stack.enter_context(stop_at_signals())
+        narrator = stack.enter_context(Narrator())
+        if home is None:
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keyfed-up-")))
+        else:
+            root = _empty(home)
+        if plain:
+            narrator.say("without secure aggregation: the server sees every client's update (--secure is the default)")
+        try:
+            result = run_up(resolved, clients, folder, root, narrator, plain=plain, chosen=chosen, offered=offered)
+        except ConfigError:  # nothing was started
+            raise
+        except Exception:
+            narrator.stop()
+            for log in sorted((root / "logs").glob("*.log")):
+                last = tail(log, 300).splitlines()[-1:]
+                say(f"{log.name}: {''.join(last)}")
+            raise
+    report = report_run(folder)
+    cost = cost_of(folder, clients)
+    if as_json:
+        print_json({**result, "cost": cost})
+    else:
+        typer.echo(report)
+        typer.echo(cost_text(cost))
+
+
+def _empty(home: Path) -> Path:
+    from keyfed.deploy.processes import private_folder
+
+    if home.exists() and (not home.is_dir() or any(home.iterdir())):
+        raise ConfigError(f"{home} is there and not an empty folder; choose another --home")
+    return private_folder(home).absolute()
+
 
 ServerHomeOption = Annotated[
     Path | None, typer.Option("--home", help="The server's folder; else KEYFED_SERVER_HOME or ~/.keyfed/server.")
@@ -23,8 +135,6 @@ ClientHomeOption = Annotated[
     Path | None, typer.Option("--home", help="The client's folder; else KEYFED_CLIENT_HOME or ~/.keyfed/client.")
 ]
 PORT = 9092
-TEND_SECONDS = 0.5
-DAY = 86_400.0
 
 
 def server(
@@ -51,36 +161,26 @@ def server(
 
       keyfed train fedavg --federation 127.0.0.1:9092 --vocab vocab.json
     """
-    from keyfed.deploy.certificates import check_certificate
     from keyfed.deploy.certificates import make_certificates as make
     from keyfed.deploy.leaving import act_on_wishes
-    from keyfed.deploy.processes import Processes, stop_at_signals
-    from keyfed.deploy.superlink import NAME, ServerHome, default_home, only_one, start_superlink
-    from keyfed.errors import DeployError
+    from keyfed.deploy.superlink import ServerHome, default_home, serve
 
     place = ServerHome((home or default_home()).absolute())
     if make_certificates:
         given = [*(name or []), *([host] if host not in ("0.0.0.0", "::") else [])]
         make(place.path, given)
-        typer.echo(f"made an authority and a certificate in {place.path}; clients need {place.ca}", err=True)
+        say(f"made an authority and a certificate in {place.path}; clients need {place.ca}")
     elif name:
         raise ConfigError("--name goes with --make-certificates: it is written into the certificate")
-    for line in check_certificate(place.path / "server.crt"):
-        typer.echo(f"note: {line}", err=True)
-    with only_one(place.path), stop_at_signals(), Processes(place.path) as processes:
-        address = start_superlink(processes, place, host, port)
-        for line in _next_steps(place.path, address, host, port):
-            typer.echo(line, err=True)
-        checked = time.monotonic()
-        while processes.alive(NAME):
-            for gone in act_on_wishes(place):
-                typer.echo(f"{gone} has left; its key is forgotten", err=True)
-            if time.monotonic() - checked > DAY:
-                checked = time.monotonic()
-                for line in check_certificate(place.path / "server.crt"):
-                    typer.echo(f"note: {line}", err=True)
-            time.sleep(TEND_SECONDS)
-        raise DeployError(f"the SuperLink has ended; the end of its log:\n{processes.log_tail(NAME, 600)}")
+
+    serve(
+        place,
+        host,
+        port,
+        started=lambda address: _next_steps(place.path, address, host, port),
+        tend=lambda: [f"{gone} has left; its key is forgotten" for gone in act_on_wishes(place)],
+        say=say,
+    )
 
 
 def _next_steps(home: Path, address: str, host: str, port: int) -> list[str]:
@@ -256,7 +356,7 @@ def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes
     if not place.exists() and name is None:
         name = f"client-{secrets.token_hex(4)}"
     read = sys.stdin.readline if sys.stdin.isatty() else None
-    ask = consent.asking(place.path, yes=yes, read=read, say=lambda line: typer.echo(line, err=True))
+    ask = consent.asking(place.path, yes=yes, read=read, say=say)
 
     def agree(told: Settings) -> None:
         if told.limits.epsilon is not None:
@@ -270,13 +370,11 @@ def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes
             file = place.path / f"enrol-{place.settings().name}.json"
             if not file.exists():
                 write_enrolment(place)
-                typer.echo(f"send this file to the server's operator: {file} (public keys only)", err=True)
-            one = Client(processes, place, say=lambda line: typer.echo(line, err=True))
+                say(f"send this file to the server's operator: {file} (public keys only)")
+            one = Client(processes, place, say=say)
             one.start()
             _tell(place, one)
-            while True:
-                one.tend()
-                time.sleep(TEND_SECONDS)
+            one.tend_forever()
     except ClientRuns:
         if all(value is None for value in options.values()):
             raise
@@ -297,10 +395,10 @@ def _look(place: ClientHome, told: Settings) -> None:
     from keyfed.text.own import look_at
 
     if not told.data and not (place.text.is_dir() and kept_files(place.text, None)):
-        typer.echo(f"no text yet in {place.text}: a keyboard may leave some there, or name yours with --data", err=True)
+        say(f"no text yet in {place.text}: a keyboard may leave some there, or name yours with --data")
         return
     path = Path(told.data) if told.data else place.text
-    typer.echo(f"{path}: {look_at(path, told.me or None)}", err=True)
+    say(f"{path}: {look_at(path, told.me or None)}")
 
 
 def _tell(place: ClientHome, one: Client) -> None:
@@ -360,7 +458,6 @@ def _roster(home: Path) -> str:
 
 
 def _spent(place: ClientHome) -> str:
-    from keyfed.errors import KeyfedError
     from keyfed.private.dp.own_ledger import OwnLedger
 
     try:
@@ -378,7 +475,6 @@ def _read(path: Path) -> str:
 
 def _leave(place: ClientHome, yes: bool) -> None:
     from keyfed.deploy.leaving import ask_to_be_forgotten
-    from keyfed.errors import DeployError
 
     told = place.settings()
     if not yes:

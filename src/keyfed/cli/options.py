@@ -109,11 +109,16 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(strict(value), indent=1, allow_nan=False))
 
 
+def say(line: str) -> None:
+    """Write a line that is no result to stderr."""
+    typer.echo(line, err=True)
+
+
 def complain(message: str) -> int:
     """Print an error of the caller's and return the exit code; of several ranks only the first speaks and fails."""
     if not leads():
         return 0  # torchrun would end rank 0 at another code before it has said why
-    typer.echo(f"error: {message}", err=True)
+    say(f"error: {message}")
     return 2
 
 

@@ -22,6 +22,7 @@ from keyfed.cli.options import (
     configure,
     follow_rank_0,
     print_json,
+    say,
     sets,
 )
 from keyfed.engine.launch import leads
@@ -123,6 +124,17 @@ def privacy_settings(dp: str | None, population: int | None, settings: list[str]
     return found
 
 
+def go_on(out: Path, federation: str | None = None, *, plain: bool = False) -> str:
+    """Return the command that goes on with a run.
+
+    Example:
+      >>> go_on(Path("runs/a"), "127.0.0.1:9092", plain=True)
+      'keyfed train --resume --out runs/a --federation 127.0.0.1:9092 --plain'
+    """
+    where = [] if federation is None else ["--federation", federation, *(["--plain"] if plain else [])]
+    return shlex.join(["keyfed", "train", "--resume", "--out", str(out), *where])
+
+
 def train(
     method: Annotated[
         str | None, typer.Argument(help="Method (`keyfed methods`); else the recipe: what fits the corpus.")
@@ -203,7 +215,6 @@ def train(
         description = describe_plan(resolved, offered=offered)
         print_json(description) if as_json else typer.echo(description["text"])
         return
-    from keyfed.cli.up import go_on, train_in_federation
     from keyfed.reports.results import report_run
     from keyfed.run.loop import train as run_training
 
@@ -218,15 +229,18 @@ def train(
             if federation is None:
                 result = run_training(resolved, folder, resume=resume, listener=listener, offered=offered)
             else:
+                from keyfed.deploy.up import train_in_federation
+
                 result = train_in_federation(
-                    resolved, federation, folder, listener, resume=resume, chosen=chosen, offered=offered
-                )
+                    resolved, federation, folder, listener, resume=resume, chosen=chosen, offered=offered,
+                    later=go_on(folder, federation, plain=not resolved.secure.on),
+                )  # fmt: skip
         except KeyboardInterrupt:
             narrator.stop()
             later = f"go on with: {go_on(folder, federation, plain=plain)}"
             if federation is None and folder.exists() and not (folder / "run.toml").exists():
                 later = f"the pilot goes on with the same command, --resume and --out {shlex.quote(str(folder))}"
-            typer.echo(f"stopped; {later}", err=True)
+            say(f"stopped; {later}")
             raise
     report = report_run(folder)
     print_json(result) if as_json else typer.echo(report)

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from keyfed.cli.help import PlainContext, plainly
+from keyfed.cli.app import PlainContext, plainly
 from keyfed.config.load import SECTIONS, Config
 from keyfed.federated.methods import METHODS, method_options
 from keyfed.federated.parts import KINDS, part_options

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keyfed.config.documents import dump_toml
-from keyfed.config.load import Config, to_document
+from keyfed.config.load import Config, dump_toml, to_document
 from keyfed.errors import RunError
 from keyfed.files import write_atomically
 from keyfed.private.dp.statement import no_account

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from keyfed.config.documents import dump_toml
-from keyfed.config.load import Config, to_document
+from keyfed.config.load import Config, dump_toml, to_document
 from keyfed.engine.network import init_params, parameter_count
 from keyfed.engine.task import keeps_state
 from keyfed.federated.types import Method, Params

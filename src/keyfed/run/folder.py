@@ -22,8 +22,7 @@ import torch
 from safetensors.torch import load, save
 
 import keyfed
-from keyfed.config.documents import differences, dump_toml
-from keyfed.config.load import Config, config_from, to_document
+from keyfed.config.load import Config, config_from, differences, dump_toml, to_document
 from keyfed.engine.network import Network, check_params
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import FolderInUse, RunError

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from keyfed.config.documents import dump_toml
-from keyfed.config.load import Config, config_from, to_document
+from keyfed.config.load import Config, config_from, dump_toml, to_document
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.launch import Place, place
 from keyfed.engine.network import init_params

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyfed.config.documents import dump_toml
+from keyfed.config.load import dump_toml
 from keyfed.errors import ConfigError
 from keyfed.federated.types import Part
 from keyfed.lab.experiment.compare_plan import (

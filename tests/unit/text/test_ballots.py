@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from inspect import signature
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyfed.cli import vocab
+from keyfed.cli import data
 from keyfed.errors import ConfigError, DataError
 from keyfed.text.election import MIN_CLIENTS, MOST_WORDS, ballot, elect
 from keyfed.text.vocab import SPECIALS, Vocab
@@ -161,4 +162,4 @@ def test_ballots_are_read_one_at_a_time():
 
 
 def test_the_command_line_has_the_same_cap():
-    assert vocab.vocab.__defaults__[vocab.vocab.__code__.co_varnames.index("most_words")] == MOST_WORDS
+    assert signature(data.vocab).parameters["most_words"].default == MOST_WORDS

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from keyfed.config.documents import differences, dump_toml
-from keyfed.config.load import PARTS, Config, Value, check, config_from, to_document
+from keyfed.config.load import PARTS, Config, Value, check, config_from, differences, dump_toml, to_document
 from keyfed.engine.launch import refuse_ranks
 from keyfed.errors import ConfigError, DataError, RunError
 from keyfed.federated.tuned import CHARACTERS

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keyfed.config.documents import dump_toml
+from keyfed.config.load import dump_toml
 from keyfed.files import write_atomically
 from keyfed.lab.experiment.search import Range, Space
 from keyfed.reports.document import Block, Code, Heading, Picture, Table, Text, finite, show, to_html, to_markdown

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
-from keyfed.config.coercion import coerce, hints_of
 from keyfed.config.load import PARTS, SECTIONS, Config, check, set_value, to_document
+from keyfed.config.schema import coerce, hints_of
 from keyfed.errors import DataError
 from keyfed.federated.methods import METHODS, method_options
 from keyfed.federated.parts import KINDS, READ_BY, part_options
