@@ -8,15 +8,17 @@ from typing import Annotated
 import typer
 
 from keyfed.cli.options import (
+    NONE,
     ConfigOption,
-    DataOption,
     DirOption,
     JsonOption,
-    ModelOption,
+    Keys,
+    Named,
     SetOption,
     configure,
     print_json,
     say,
+    with_keys,
 )
 from keyfed.cli.train import privacy_settings
 from keyfed.errors import ConfigError, nearest
@@ -25,10 +27,12 @@ data_app = typer.Typer(name="data", help="Look at corpora: list, describe, get, 
 
 
 @data_app.command("list")
-def data_list(data_dir: DirOption = None, as_json: JsonOption = False) -> None:
+@with_keys
+def data_list(folder: DirOption = NONE, as_json: JsonOption = False) -> None:
     """List the corpora known by name and whether they are at hand."""
     from keyfed.reports.catalogue import describe_corpora
 
+    data_dir = folder["data.dir"]
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
         raise ConfigError(f"--data-dir is {data_dir}, which is not a folder; expected the one that holds the corpora")
     rows = describe_corpora(Path(data_dir) if data_dir else None)
@@ -41,30 +45,31 @@ def data_list(data_dir: DirOption = None, as_json: JsonOption = False) -> None:
 
 
 @data_app.command("describe")
+@with_keys
 def data_describe(
     name: Annotated[str, typer.Argument(help="Corpus name or path.")] = "chat",
-    data_dir: DirOption = None,
-    model: ModelOption = None,
+    what: Annotated[Named, Keys(("data.dir", "model.name"))] = NONE,
     settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Partition a corpus and print its statistics: clients, tokens, vocabulary, unknown words."""
     from keyfed.reports.catalogue import describe_data
 
-    config = configure(None, None, {"data.name": name, "data.dir": data_dir, "model.name": model}, settings)
+    config = configure(None, None, {"data.name": name, **what}, settings)
     description = describe_data(config)
     print_json(description["statistics"]) if as_json else typer.echo(description["text"])
 
 
 @data_app.command("get")
-def data_get(name: Annotated[str, typer.Argument(help="Corpus name.")], data_dir: DirOption = None) -> None:
+@with_keys
+def data_get(name: Annotated[str, typer.Argument(help="Corpus name.")], folder: DirOption = NONE) -> None:
     """Fetch a corpus (with its checksum) if it is not at hand, and say where it is."""
     from keyfed.run.console import plural
     from keyfed.text.catalogue import NAMED, folder_of, load_corpus
 
     if name not in NAMED:
         raise ConfigError(f'corpus "{name}" is not known{nearest(name, NAMED)}. Corpora: {", ".join(NAMED)}.')
-    where = Path(data_dir) if data_dir else None
+    where = Path(folder["data.dir"]) if folder["data.dir"] else None
     corpus = load_corpus(name, data_dir=where)
     lines = sum(len(a.lines) for a in corpus.authors)
     size = f"{plural(len(corpus.authors), 'author')}, {plural(lines, 'line')}"
@@ -72,11 +77,12 @@ def data_get(name: Annotated[str, typer.Argument(help="Corpus name.")], data_dir
 
 
 @data_app.command("explore")
+@with_keys
 def data_explore(
     name: Annotated[str, typer.Argument(help="Corpus name or path.")] = "chat",
     out: Annotated[Path, typer.Option(help="Folder for the plots.")] = Path("runs/explore"),
     top: Annotated[int, typer.Option(help="Entries of each table.", min=1)] = 20,
-    data_dir: DirOption = None,
+    folder: DirOption = NONE,
     as_json: JsonOption = False,
 ) -> None:
     """Top uni- and bigrams, TF-IDF, lengths and (for character corpora) entropies, with plots."""
@@ -87,7 +93,7 @@ def data_explore(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise ConfigError(f"--out {out}: {e.strerror}; choose a folder that can be written to") from None
-    corpus = load_corpus(name, data_dir=Path(data_dir) if data_dir else None)
+    corpus = load_corpus(name, data_dir=Path(folder["data.dir"]) if folder["data.dir"] else None)
     result = explore(corpus, top=top, out=out / corpus.name)
     if as_json:
         print_json(result)
@@ -97,10 +103,9 @@ def data_explore(
     typer.echo(exploration_text(result))
 
 
+@with_keys
 def vocab(
-    data: DataOption = None,
-    data_dir: DirOption = None,
-    model: ModelOption = None,
+    what: Annotated[Named, Keys(("data.name", "data.dir", "model.name"))] = NONE,
     size: Annotated[
         int | None, typer.Option(help="Entries, four specials included.  [default: data.vocab]", min=5)
     ] = None,
@@ -113,9 +118,7 @@ def vocab(
     dp: Annotated[
         str | None, typer.Option("--dp", metavar="BUDGET", help="Noisy counts with a guarantee: epsilon=8, or noise=1.")
     ] = None,
-    population: Annotated[
-        int | None, typer.Option(help="With --dp: clients of an imagined fleet, for a SIMULATED guarantee.")
-    ] = None,
+    population: Annotated[Named, Keys(("privacy.population",))] = NONE,
     seeded: Annotated[
         bool,
         typer.Option("--seeded", help="With --dp: noise derived from train.seed, so that the vote repeats: SIMULATED."),
@@ -158,11 +161,12 @@ def vocab(
     from keyfed.run.vocabulary import elect_vocabulary, vocabulary_text
 
     named = {
-        "data.name": data, "data.dir": data_dir, "model.name": model,
+        **what,
         "data.vocab": None if beyond is not None else size,
         "data.min_clients": min_clients,
-        **privacy_settings(dp, population, None),
-    }  # fmt: skip
+        **population,
+        **privacy_settings(dp),
+    }
     resolved = configure(None, config, named, settings)
     if resolved.data.min_clients == 1 and allow_single:
         say("warning: a word of a single client enters, and everybody who gets the model can read it")

@@ -11,24 +11,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keyfed.cli.options import (
+    NONE,
     ConfigOption,
-    DataOption,
     DirOption,
     JsonOption,
-    ModelOption,
+    Keys,
+    Named,
     SetOption,
     configure,
     print_json,
     say,
     sets,
+    with_keys,
 )
-from keyfed.cli.train import SecureOption, VectorsDimOption
 from keyfed.errors import ConfigError
 
 if TYPE_CHECKING:
     from keyfed.config.load import Config
 
 
+@with_keys
 def study(
     name: Annotated[str, typer.Argument(help="A study, a TOML file, `list`, or `report`.", metavar="NAME")],
     which: Annotated[str | None, typer.Argument(help="After `report`: the study; all by default.")] = None,
@@ -42,7 +44,7 @@ def study(
         str | None, typer.Option(help="How many (3: seeds 1 to 3) or which (1,4); the study's own by default.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
-    data_dir: DirOption = None,
+    data_dir: DirOption = NONE,
     results: Annotated[
         Path | None, typer.Option(help="Folder of pages and data; docs/results beside the studies by default.")
     ] = None,
@@ -75,7 +77,18 @@ def study(
     elif name == "report":
         _report(folder, results, which, as_json)
     else:
-        _run(load_study(name, folder), scale, minutes, seeds, device, data_dir, folder, results, work, as_json)
+        _run(
+            load_study(name, folder),
+            scale,
+            minutes,
+            seeds,
+            device,
+            data_dir["data.dir"],
+            folder,
+            results,
+            work,
+            as_json,
+        )
 
 
 def _list(folder: Path, results: Path, as_json: bool) -> None:
@@ -180,15 +193,19 @@ def _run(
         raise typer.Exit(1)
 
 
+STARTS = {
+    "train.init": "The run, or base, whose weights METHOD+init starts from.",
+    "vectors.file": "Word vectors that METHOD+vectors starts from.",
+}
+
+
+@with_keys
 def compare(
     methods: Annotated[
         list[str],
         typer.Argument(metavar="METHOD...", help="Methods, each with settings or a start of its own if need be."),
     ],
-    data: DataOption = None,
-    data_dir: DirOption = None,
-    model: ModelOption = None,
-    rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None,
+    what: Annotated[Named, Keys(("data.name", "data.dir", "model.name", "train.rounds"))] = NONE,
     seeds: Annotated[
         str | None, typer.Option(help="How many (3: seeds 1 to 3) or which (1,4,7); train.seed alone by default.")
     ] = None,
@@ -199,14 +216,7 @@ def compare(
     target: Annotated[
         str | None, typer.Option(help="perplexity=200 or nats=2.0; by default what every method has reached.")
     ] = None,
-    init: Annotated[
-        str | None, typer.Option(metavar="RUN", help="The run, or base, whose weights METHOD+init starts from.")
-    ] = None,
-    vectors: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Word vectors that METHOD+vectors starts from.")
-    ] = None,
-    vectors_dim: VectorsDimOption = None,
-    secure: SecureOption = False,
+    start: Annotated[Named, Keys(("train.init", "vectors.file", "vectors.dim", "secure.on"), STARTS)] = NONE,
     full: Annotated[bool, typer.Option("--full", help="Train and test on the whole text, not a part.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder; runs/compare-DATA-MODEL by default.")] = None,
     settings: SetOption = None,
@@ -239,13 +249,9 @@ def compare(
     from keyfed.lab.experiment.compare_plan import file_settings, parse_seeds, split_setting
     from keyfed.run.console import Narrator
 
-    named = {
-        "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.init": init,
-        "vectors.file": vectors, "vectors.dim": vectors_dim, "secure.on": secure or None,
-    }  # fmt: skip
     keys: list[tuple[str, Any]] = [
         *(file_settings(config) if config is not None else ()),
-        *((key, value) for key, value in named.items() if value is not None),
+        *((key, value) for key, value in {**what, **start}.items() if value is not None),
         *map(split_setting, settings or ()),
     ]
     which = None if seeds is None else parse_seeds(seeds)
@@ -285,14 +291,15 @@ def _narrow(rows: list[list[str]]) -> str:
     return as_text([[cell.replace(" ± ", "±").replace(" %", "%") for cell in row] for row in rows], narrow=True)
 
 
+@with_keys
 def tune(
     method: Annotated[str | None, typer.Argument(help="Method (`keyfed methods`); fedavg by default.")] = None,
-    data: DataOption = None,
-    data_dir: DirOption = None,
-    model: ModelOption = None,
+    what: Annotated[Named, Keys(("data.name", "data.dir", "model.name"))] = NONE,
     trials: Annotated[int | None, typer.Option(help="Configurations to try, the given one among them [10].")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of a trial that goes all the way.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Everything random derives from it.")] = None,
+    rounds: Annotated[
+        Named, Keys(("train.rounds",), {"train.rounds": "Rounds of a trial that goes all the way."})
+    ] = NONE,
+    seed: Annotated[Named, Keys(("train.seed",))] = NONE,
     seeds: Annotated[int | None, typer.Option(help="Seeds of every trial, counted up from --seed [1].")] = None,
     search: Annotated[
         list[str] | None,
@@ -320,11 +327,8 @@ def tune(
     from keyfed.run.console import Narrator
     from keyfed.run.folder import file_name, free_name
 
-    named = {
-        "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
-    }  # fmt: skip
     before = read_tuning(out) if resume and out is not None and (out / "tune.json").exists() else None
-    resolved = configure(method, config, named, settings, before.config if before else None)
+    resolved = configure(method, config, {**what, **rounds, **seed}, settings, before.config if before else None)
     said = None
     if before is None and not full:
         resolved, said = _quick(resolved, settings, config)

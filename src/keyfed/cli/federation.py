@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keyfed.cli.options import (
+    NONE,
     ConfigOption,
-    DataOption,
-    DirOption,
     JsonOption,
-    ModelOption,
+    Keys,
+    Named,
     SetOption,
-    VocabOption,
     configure,
     print_json,
     say,
     sets,
+    with_keys,
 )
-from keyfed.cli.train import InitOption, PrivacyOption, privacy_settings
+from keyfed.cli.train import WHAT, PrivacyOption, privacy_settings
 from keyfed.errors import ConfigError, DeployError, KeyfedError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 QUICK_TOKENS, QUICK_ROUNDS = 4_000, 5  # of a client and round, where nothing else is said
 
 
+@with_keys
 def up(
     method: Annotated[
         str | None, typer.Argument(help="Method (`keyfed methods`); else the recipe, without a pilot.")
@@ -41,13 +42,7 @@ def up(
     plain: Annotated[
         bool, typer.Option("--plain/--secure", help="Without secure aggregation: the server sees every update.")
     ] = False,
-    data: DataOption = None,
-    data_dir: DirOption = None,
-    model: ModelOption = None,
-    vocab_file: VocabOption = None,
-    rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Everything random derives from it.")] = None,
-    init: InitOption = None,
+    what: Annotated[Named, Keys((*WHAT, "train.seed", "train.init"))] = NONE,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/up-METHOD-DATA-MODEL by default.")] = None,
     home: Annotated[
         Path | None, typer.Option(help="Folder for keys, text and logs, which is kept; else a temporary one.")
@@ -81,16 +76,12 @@ def up(
 
     if not plain and clients < 3:
         raise ConfigError(f"{plural(clients, 'client')} cannot hide in each other's sum; take at least 3, or --plain")
-    named = {
-        "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
-        "data.vocab_file": vocab_file, "train.cohort": clients, "secure.on": not plain, "train.init": init,
-        **privacy_settings(dp, None, settings),
-    }  # fmt: skip
-    if data is None and config is None:  # enough to see it work
-        quick = {"data.max_tokens": QUICK_TOKENS, "train.rounds": rounds or QUICK_ROUNDS}
+    named = {**what, "train.cohort": clients, "secure.on": not plain, **privacy_settings(dp, settings)}
+    if what["data.name"] is None and config is None:  # enough to see it work
+        quick = {"data.max_tokens": QUICK_TOKENS, "train.rounds": what["train.rounds"] or QUICK_ROUNDS}
         named |= {key: value for key, value in quick.items() if not any(s.startswith(key) for s in settings or [])}
     resolved, chosen = choose_for_federation(configure(method, config, named, settings, recipe=True), clients)
-    offered = init is None and not sets("train.init", settings, config)
+    offered = what["train.init"] is None and not sets("train.init", settings, config)
     folder = out or _default_out(resolved, False, f"up-{resolved.method}")
     with ExitStack() as stack:
         stack.enter_context(stop_at_signals())

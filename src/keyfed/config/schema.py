@@ -18,14 +18,26 @@ from keyfed.errors import ConfigError
 T = TypeVar("T")
 
 
-def option(default: T, help: str, **bounds: Any) -> T:
+def option(
+    default: T,
+    help: str,
+    *,
+    flag: str | None = None,
+    short: str | None = None,
+    metavar: str | None = None,
+    **bounds: Any,
+) -> T:
     """Declare an option.
 
     Args:
+      flag: its own option on the command line, where it has one; every option can be set with --set.
+      short: the help of the flag, where it is not `help`; `metavar` is the word for its value.
       bounds: `least=n`: n or more; `above=n`: more than n; `share="rate"`: 0 ≤ rate < 1; `inside="delta"`:
         0 < delta < 1. None is within all of them.
     """
-    declared: T = field(default=default, metadata={"help": help, **bounds})
+    declared: T = field(
+        default=default, metadata={"help": help, "flag": flag, "short": short, "metavar": metavar, **bounds}
+    )
     return declared
 
 
@@ -52,8 +64,18 @@ def out_of_bounds(section: str, values: Any) -> list[str]:
 class DataConfig:
     """Which text, whose, and how it is cut."""
 
-    name: str = option("chat", "corpus name or path of a folder or file")
-    dir: str | None = option(None, "folder that holds the named corpora (else KEYFED_DATA)")
+    name: str = option(
+        "chat",
+        "corpus name or path of a folder or file",
+        flag="--data",
+        short="Corpus name (`keyfed data list`) or a path.",
+    )
+    dir: str | None = option(
+        None,
+        "folder that holds the named corpora (else KEYFED_DATA)",
+        flag="--data-dir",
+        short="Folder of the named corpora; else KEYFED_DATA.",
+    )
     partition: str | None = option(None, "natural, iid, contiguous, quantity or dirichlet; none: the corpus's own")
     clients: int | None = option(None, "number of shards, where the partition makes shards", least=1)
     unseen: float = option(0.1, "share of natural clients never trained on", share="share")
@@ -70,6 +92,8 @@ class DataConfig:
         None,
         "vocab.json to use, of `keyfed vocab` or of another run, whose own lower-casing holds; data.vocab, "
         "data.lower and data.min_clients are then not read. none: built from the training text",
+        flag="--vocab",
+        short="vocab.json to use (`keyfed vocab`); else built from the training text.",
     )
     batches: Literal["stream", "sentences", "packed"] | None = option(
         None,
@@ -96,7 +120,12 @@ class DataConfig:
 class ModelConfig:
     """A preset and what to change of it."""
 
-    name: str = option("cifg", "preset, see `keyfed methods --models`")
+    name: str = option(
+        "cifg",
+        "preset, see `keyfed methods --models`",
+        flag="--model",
+        short="Model preset (`keyfed methods --models`).",
+    )
     dropout: float = option(0.0, "rate after the embedding and every recurrent layer", share="rate")
     tied: bool | None = option(None, "output layer = embedding; none: the preset's")
     embed: int | None = option(None, "width of the embedding; none: the preset's", least=1)
@@ -108,9 +137,18 @@ class ModelConfig:
 class TrainConfig:
     """How long, with whom, and on what."""
 
-    rounds: int = option(20, "federated rounds", least=0)
+    rounds: int = option(
+        20,
+        "federated rounds",
+        least=0,
+        flag="--rounds",
+    )
     cohort: int = option(10, "clients drawn each round", least=1)
-    seed: int = option(1, "everything random derives from it")
+    seed: int = option(
+        1,
+        "everything random derives from it",
+        flag="--seed",
+    )
     schedule: Literal["constant", "linear", "cosine"] = option(
         "constant", "how the local step size falls over the whole run, from lr to lr · final"
     )
@@ -138,11 +176,19 @@ class TrainConfig:
     )
     baselines: bool = option(True, "unigram and Kneser–Ney on the same tokens")
     central: bool = option(False, "also train the same model centrally on the same number of tokens")
-    until: str | None = option(None, "stop at a validation result, perplexity=NUMBER or nats=NUMBER; none: never")
+    until: str | None = option(
+        None,
+        "stop at a validation result, perplexity=NUMBER or nats=NUMBER; none: never",
+        flag="--until",
+        short="Stop once validation is that good: perplexity=200 or nats=2.",
+    )
     init: str | None = option(
         None,
         "run folder whose weights to start from, carried by word; base: the model that comes along; none: "
         "random (`keyfed train` and `keyfed up` take base where it fits and nothing is said)",
+        flag="--init",
+        short="Start from this run's weights, carried by word; base: those that come along; none: random.",
+        metavar="RUN",
     )
     unmatched: Literal["uniform", "mean"] = option(
         "uniform", "rows of words that the run in init lacks: U(-0.05, 0.05), or the mean of its rows"
@@ -150,7 +196,12 @@ class TrainConfig:
     frozen_rounds: int = option(
         0, "first rounds in which the embedding is neither trained nor sent up; train.rounds: always", least=0
     )
-    curves: bool = option(False, "write loss and accuracy of every local batch and epoch to curves.jsonl")
+    curves: bool = option(
+        False,
+        "write loss and accuracy of every local batch and epoch to curves.jsonl",
+        flag="--curves",
+        short="Also write loss and accuracy of every local batch and epoch to curves.jsonl.",
+    )
     rollback: float | None = option(
         None,
         "a model is bad when validation perplexity is this many times the least so far: the run goes back "
@@ -165,9 +216,18 @@ class VectorsConfig:
     """Pretrained word vectors for the embedding before the first round."""
 
     file: str | None = option(
-        None, "word vectors (GloVe, FastText, word2vec, npz, safetensors) or a transformer; none: none"
+        None,
+        "word vectors (GloVe, FastText, word2vec, npz, safetensors) or a transformer; none: none",
+        flag="--vectors",
+        short="Word vectors for the embedding (GloVe, FastText, word2vec, …).",
+        metavar="FILE",
     )
-    dim: int | None = option(None, "numbers a word in the end; none: the embedding's width")
+    dim: int | None = option(
+        None,
+        "numbers a word in the end; none: the embedding's width",
+        flag="--vectors-dim",
+        short="Numbers a word in the end, by PCA; the embedding's width by default.",
+    )
     reduce: Literal["pca", "pp-pca-pp"] = option(
         "pca", "how wider ones are reduced: pca, or pp-pca-pp (which is always applied)"
     )
@@ -181,7 +241,12 @@ class VectorsConfig:
 class SecureConfig:
     """Secure aggregation: uploads are masked, and the server sees sums only."""
 
-    on: bool = option(False, "mask every upload; clients weigh themselves by public numbers")
+    on: bool = option(
+        False,
+        "mask every upload; clients weigh themselves by public numbers",
+        flag="--secure",
+        short="Mask every upload: the server sees sums only.",
+    )
     threshold: int | None = option(
         None, "clients that must stay until a sum is opened; none: more than two thirds of those called", least=2
     )
@@ -244,7 +309,11 @@ class PrivacyConfig:
         above=0,
     )
     population: int | None = option(
-        None, "clients of an imagined fleet, for a SIMULATED guarantee; none: the real ones", least=1
+        None,
+        "clients of an imagined fleet, for a SIMULATED guarantee; none: the real ones",
+        least=1,
+        flag="--population",
+        short="With --dp: clients of an imagined fleet, for a SIMULATED guarantee.",
     )
     cohort: int | None = option(
         None, "clients a round of that fleet, whose noise is simulated; none: 1/200 of the population", least=1
