@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,9 +75,8 @@ def configure(
     named: dict[str, Value] = {"data.name": data, "model.name": model, "train.seed": seed}
     named |= {} if rounds is None else {"train.rounds": rounds}
     for key, value in settings.items():
-        section, _, rest = key.partition("_")
-        bare = key in options or section not in SECTION_NAMES or not rest
-        named[f"method.{key}" if bare else f"{section}.{rest}"] = value
+        dotted = _dotted(key, options)
+        named[dotted if "." in dotted else f"method.{dotted}"] = value
     config = open_config(named, minutes) if method is None else Config(method=method)
     if method is not None and minutes is not None:
         config = replace(config, open=Open(minutes=minutes))
@@ -150,6 +149,12 @@ def vocab(
     )
 
 
+def _dotted(key: str, options: Container[str]) -> str:
+    """Write a keyword as a configuration key, `section.key`; an option of a method stays as it is."""
+    section, _, rest = key.partition("_")
+    return f"{section}.{rest}" if key not in options and section in SECTION_NAMES and rest else key
+
+
 def _options_of(method: str) -> Iterable[str]:
     """The options of a compared method; an unknown one has none, and is refused where the comparison is planned."""
     name = method.partition(":")[0].partition("+")[0].strip()
@@ -179,10 +184,7 @@ def compare(
     """
     named: list[tuple[str, Value]] = [("data.name", data), ("model.name", model), ("train.rounds", rounds)]
     options = {option for text in methods for option in _options_of(text)}
-    for key, value in settings.items():
-        section, _, rest = key.partition("_")
-        dotted = f"{section}.{rest}" if key not in options and section in SECTION_NAMES and rest else key
-        named.append((dotted, value))
+    named += [(_dotted(key, options), value) for key, value in settings.items()]
     return comparing.compare(
         methods,
         named,

@@ -24,6 +24,7 @@ from keyfed.cli.options import (
     sets,
     with_keys,
 )
+from keyfed.cli.train import default_out
 from keyfed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -325,7 +326,6 @@ def tune(
     from keyfed.lab.experiment.tune import tune as run_search
     from keyfed.lab.experiment.tune_report import tune_text
     from keyfed.run.console import Narrator
-    from keyfed.run.folder import file_name, free_name
 
     before = read_tuning(out) if resume and out is not None and (out / "tune.json").exists() else None
     resolved = configure(method, config, {**what, **rounds, **seed}, settings, before.config if before else None)
@@ -338,8 +338,7 @@ def tune(
         trials if trials is not None else before.trials if before else TRIALS,
         seeds if seeds is not None else before.seeds if before else SEEDS,
     )
-    base = Path("runs") / f"tune-{resolved.method}-{file_name(Path(resolved.data.name).name)}-{resolved.model.name}"
-    folder = out or (base if resume else free_name(base))
+    folder = out or default_out(resolved, resume, f"tune-{resolved.method}")
     with Narrator() as narrator:
         if said:
             narrator.say(said)

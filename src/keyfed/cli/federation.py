@@ -23,7 +23,7 @@ from keyfed.cli.options import (
     sets,
     with_keys,
 )
-from keyfed.cli.train import WHAT, PrivacyOption, privacy_settings
+from keyfed.cli.train import WHAT, PrivacyOption, default_out, privacy_settings
 from keyfed.errors import ConfigError, DeployError, KeyfedError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def up(
 ) -> None:
     """Run a real federation on this machine: server, clients, TLS, keys, one run; then stop it all.
 
-    The text is dealt out to the clients (the corpus's authors with most text, or shards), a file each. Everything that
+    The text is split among the clients (the corpus's authors with most text, or shards), a file each. Everything that
     travels goes through Flower, as it would between machines. Secure aggregation is on unless --plain is given; it
     needs at least three clients. The run folder and the report are those of a simulation. On the built-in corpus it
     trains 5 rounds of at most 4,000 tokens a client, unless --rounds or --set data.max_tokens say otherwise.
@@ -66,7 +66,6 @@ def up(
 
       keyfed up --clients 4 --dp epsilon=8
     """
-    from keyfed.cli.train import _default_out
     from keyfed.deploy.processes import stop_at_signals, tail
     from keyfed.deploy.up import cost_of, cost_text
     from keyfed.deploy.up import up as run_up
@@ -82,7 +81,7 @@ def up(
         named |= {key: value for key, value in quick.items() if not any(s.startswith(key) for s in settings or [])}
     resolved, chosen = choose_for_federation(configure(method, config, named, settings, recipe=True), clients)
     offered = what["train.init"] is None and not sets("train.init", settings, config)
-    folder = out or _default_out(resolved, False, f"up-{resolved.method}")
+    folder = out or default_out(resolved, False, f"up-{resolved.method}")
     with ExitStack() as stack:
         stack.enter_context(stop_at_signals())
         narrator = stack.enter_context(Narrator())
@@ -158,8 +157,8 @@ def server(
 
     place = ServerHome((home or default_home()).absolute())
     if make_certificates:
-        given = [*(name or []), *([host] if host not in ("0.0.0.0", "::") else [])]
-        make(place.path, given)
+        names = [*(name or []), *([host] if host not in ("0.0.0.0", "::") else [])]
+        make(place.path, names)
         say(f"made an authority and a certificate in {place.path}; clients need {place.ca}")
     elif name:
         raise ConfigError("--name goes with --make-certificates: it is written into the certificate")
@@ -195,7 +194,7 @@ def enroll(
 ) -> None:
     """Take a client into the federation, on the server's machine while the server runs.
 
-    The file holds public keys only. Make sure that it comes from the person it names: whoever is enrolled takes part in
+    The file holds public keys only. Make sure that it comes from the person it names: an enrolled client takes part in
     every run. One key can be enrolled under one name.
 
       keyfed enroll enrol-anna.json
@@ -213,9 +212,9 @@ def enroll(
         raise ConfigError("give one of: a client's enrol-NAME.json, --forget NAME, --list")
     if file is not None:
         data = sys.stdin.buffer.read(1 << 20) if str(file) == "-" else _bytes(file)
-        given = read_enrolment(data, str(file))
-        enrol(place, [given])
-        said = {"enrolled": given.name}
+        enrolment = read_enrolment(data, str(file))
+        enrol(place, [enrolment])
+        said = {"enrolled": enrolment.name}
     elif forget is not None:
         send_away(place, forget)
         said = {"forgotten": forget}
@@ -327,8 +326,8 @@ def client(
             "parameters": most_parameters, "epochs": most_epochs, "minutes": most_minutes, "epsilon": epsilon_budget,
             "roster": trust_roster,
         }  # fmt: skip
-        given = {key: value for key, value in caps.items() if value is not None}
-        _take_part(place, name, options | {"limits": given or None}, yes)
+        limits = {key: value for key, value in caps.items() if value is not None}
+        _take_part(place, name, options | {"limits": limits or None}, yes)
 
 
 def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes: bool) -> None:
@@ -349,11 +348,11 @@ def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes
     read = sys.stdin.readline if sys.stdin.isatty() else None
     ask = consent.asking(place.path, yes=yes, read=read, say=say)
 
-    def agree(told: Settings) -> None:
-        if told.limits.epsilon is not None:
+    def agree(settings: Settings) -> None:
+        if settings.limits.epsilon is not None:
             rho_to_eps(1.0, DELTA)  # said now if the package that counts is missing
-        _look(place, told)
-        ask(told)
+        _look(place, settings)
+        ask(settings)
 
     place = open_home(place.path, name=name, agree=agree, **options)
     try:
@@ -376,7 +375,7 @@ def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes
         )
 
 
-def _look(place: ClientHome, told: Settings) -> None:
+def _look(place: ClientHome, settings: Settings) -> None:
     """Read the text before the client says that it takes part; say how much there is, and quote nothing.
 
     Raises:
@@ -385,17 +384,17 @@ def _look(place: ClientHome, told: Settings) -> None:
     from keyfed.deploy.client_home import kept_files
     from keyfed.text.own import look_at
 
-    if not told.data and not (place.text.is_dir() and kept_files(place.text, None)):
+    if not settings.data and not (place.text.is_dir() and kept_files(place.text, None)):
         say(f"no text yet in {place.text}: a keyboard may leave some there, or name yours with --data")
         return
-    path = Path(told.data) if told.data else place.text
-    say(f"{path}: {look_at(path, told.me or None)}")
+    path = Path(settings.data) if settings.data else place.text
+    say(f"{path}: {look_at(path, settings.me or None)}")
 
 
 def _tell(place: ClientHome, one: Client) -> None:
-    told = place.settings()
-    when = f", only when {' and '.join(told.when)}" if told.when else ""
-    one.say(f"{told.name} takes part at {told.server}{when}; Ctrl-C ends it, keyfed client --pause pauses it")
+    settings = place.settings()
+    when = f", only when {' and '.join(settings.when)}" if settings.when else ""
+    one.say(f"{settings.name} takes part at {settings.server}{when}; Ctrl-C ends it, keyfed client --pause pauses it")
     if place.paused():
         one.say("it is paused: keyfed client --resume")
 
@@ -406,7 +405,7 @@ def _status(place: ClientHome) -> dict[str, Any]:
     from keyfed.deploy.processes import PIDS, running
     from keyfed.files import BROKEN, read_json
 
-    told = place.settings()
+    settings = place.settings()
     try:
         pids = {str(what): int(pid) for what, pid in read_json(place.path / PIDS)["pids"].items()}
     except (OSError, *BROKEN):
@@ -416,21 +415,21 @@ def _status(place: ClientHome) -> dict[str, Any]:
     except (OSError, *BROKEN):
         agreed = "not yet"
     return {
-        "name": told.name,
-        "server": told.server,
+        "name": settings.name,
+        "server": settings.server,
         "home": str(place.path),
         "running": ", ".join(f"{what} (pid {pid})" for what, pid in pids.items() if running(pid)) or "no",
         "paused": "yes" if place.paused() else "no",
         "agreed": agreed,
-        "trains when": ", ".join(told.when) or "always",
+        "trains when": ", ".join(settings.when) or "always",
         **dict(describe()),
-        "text": f"{place.data()}, {len(kept_files(place.data(), told.keep_days))} files",
+        "text": f"{place.data()}, {len(kept_files(place.data(), settings.keep_days))} files",
         "text in the last run": _read(place.path / "found.txt") or "no run yet",
-        "text is kept": f"{told.keep_days} days" if told.keep_days else "without limit",
-        "runs without secure aggregation": "takes part" if told.plain else "refused",
-        "hides among": f"{told.hide_among} clients or more",
-        "most of a run": f"{told.limits.parameters:,} parameters, {told.limits.epochs} epochs and "
-        f"{told.limits.minutes:g} minutes a round",
+        "text is kept": f"{settings.keep_days} days" if settings.keep_days else "without limit",
+        "runs without secure aggregation": "takes part" if settings.plain else "refused",
+        "hides among": f"{settings.hide_among} clients or more",
+        "most of a run": f"{settings.limits.parameters:,} parameters, {settings.limits.epochs} epochs and "
+        f"{settings.limits.minutes:g} minutes a round",
         "roster": _roster(place.path),
         "last refusal": _read(place.path / "refused.txt") or "none",
         "privacy spent": _spent(place),
@@ -467,7 +466,7 @@ def _read(path: Path) -> str:
 def _leave(place: ClientHome, yes: bool) -> None:
     from keyfed.deploy.leaving import ask_to_be_forgotten
 
-    told = place.settings()
+    settings = place.settings()
     if not yes:
         if not sys.stdin.isatty():
             raise DeployError("nobody can be asked here; leave with --leave --yes")
@@ -478,8 +477,8 @@ def _leave(place: ClientHome, yes: bool) -> None:
         why = ask_to_be_forgotten(place)
         place.delete()
     if why is None:
-        typer.echo(f"left: {place.path} is deleted and the server forgets the key of {told.name}")
+        typer.echo(f"left: {place.path} is deleted and the server forgets the key of {settings.name}")
     else:
         typer.echo(
-            f"left: {place.path} is deleted. But {why}: ask its operator to run: keyfed enroll --forget {told.name}"
+            f"left: {place.path} is deleted. But {why}: ask its operator to run: keyfed enroll --forget {settings.name}"
         )

@@ -27,8 +27,6 @@ SetOption = Annotated[
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML file with [data] [model] [method] [train].")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 RunArgument = Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")]
-
-
 Named = dict[str, Any]  # values of configuration keys; None where the caller gave none
 NONE: Named = {}
 
@@ -91,7 +89,7 @@ def _flag(key: str, help: str | None) -> inspect.Parameter:
 def configure(
     method: str | None,
     config: Path | None,
-    named: dict[str, Any],
+    named: Named,
     settings: list[str] | None,
     base: Config | None = None,
     *,
@@ -122,9 +120,9 @@ def configure(
         method_options(method)  # an unknown method is said first
     document = read_document(config) if config is not None else {}
     if recipe and method is None and (config is not None or base is None) and not _names_method(document):
-        given = [key for key, value in named.items() if value is not None] + keys_of(document)
-        given += [whole_key(setting.partition("=")[0].strip()) for setting in settings or []]
-        made = config_from(document, str(config), base=open_config(given))
+        keys = [key for key, value in named.items() if value is not None] + keys_of(document)
+        keys += [whole_key(setting.partition("=")[0].strip()) for setting in settings or []]
+        made = config_from(document, str(config), base=open_config(keys))
     elif config is not None:
         made = read_config(config, method)
     elif base is not None:

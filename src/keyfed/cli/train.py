@@ -64,7 +64,7 @@ WHAT = ("data.name", "data.dir", "model.name", "data.vocab_file", "train.rounds"
 START = ("train.seed", "train.until", "train.init", "vectors.file", "vectors.dim")
 
 
-def _default_out(config: Config, resume: bool, what: str | None = None) -> Path:
+def default_out(config: Config, resume: bool, what: str | None = None) -> Path:
     from keyfed.run.folder import file_name, free_name
 
     base = Path("runs") / f"{what or config.method}-{file_name(Path(config.data.name).name)}-{config.model.name}"
@@ -208,7 +208,7 @@ def _train(
     from keyfed.reports.results import report_run
     from keyfed.run.loop import train as run_training
 
-    folder = out or _default_out(resolved, resume)
+    folder = out or default_out(resolved, resume)
     with Narrator() as narrator, ExitStack() as stack:
         listener: Listener = narrator
         if tensorboard:
@@ -270,7 +270,7 @@ def pretrain(
     """
     if out is None:
         named = {key: what[key] for key in ("data.name", "data.dir", "model.name")}
-        out = _default_out(configure("central", config, named, settings), resume, "pretrain")
+        out = default_out(configure("central", config, named, settings), resume, "pretrain")
     _train(
         "central", {**what, **start, **curves}, settings, config, minutes=minutes, out=out, resume=resume,
         dry_run=dry_run, tensorboard=tensorboard, as_json=as_json,
