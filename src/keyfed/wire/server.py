@@ -40,6 +40,7 @@ from keyfed.engine.sums.secure_round import (
 )
 from keyfed.engine.task import Finished, keeps_state
 from keyfed.errors import Lied, SecureSumError
+from keyfed.federated.cohort import Fate
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.soundness import against_others
 from keyfed.federated.types import (
@@ -111,7 +112,7 @@ class RemoteFederation:
         """Say what uploads of the next round may be at most."""
         self._caps = caps
 
-    def expect(self, fates: object) -> None:
+    def expect(self, fates: Mapping[ClientId, Fate]) -> None:
         """Real clients' fates are not known beforehand."""
 
     def train(

@@ -22,22 +22,21 @@ import torch
 from torch import Tensor
 
 from keyfed.config.load import Config
-from keyfed.engine.simulate import Simulation
 from keyfed.engine.sums.noised import NoisedSum
-from keyfed.federated.round import initial_state, run_round
+from keyfed.federated.round import initial_state
 from keyfed.federated.sampling import derive_seed
-from keyfed.federated.types import Aggregate, Method, Params, Share
+from keyfed.federated.types import Aggregate, Method, Params, Share, State
 from keyfed.lab.audit.one_shot_estimate import contradicts, cosines, estimate_epsilon, unit_vector
 from keyfed.private.dp.ledger import Terms
 from keyfed.private.dp.noise import Noising
 from keyfed.private.dp.private_method import CLIP, Bounded
+from keyfed.run.checkpoint import Cohort
 from keyfed.run.choose import Choice
-from keyfed.run.plan import plan_of_round
-from keyfed.run.prepare import Prepared, client_tokens, make_problem
+from keyfed.run.loop import run_rounds, simulated_cohorts
+from keyfed.run.prepare import Prepared, make_problem
 from keyfed.run.privacy import PrivateRun
 from keyfed.run.ranks import federate
 from keyfed.run.start.freeze import FROZEN
-from keyfed.run.traffic import sizes_of
 
 NUMBERS = 1 << 30  # random numbers an audit draws for canaries; a hundred million take about a second
 FEWEST, MOST = 50, 1000
@@ -113,27 +112,23 @@ def train_with_canaries(
     Args:
       out: a folder for the ledger of this training.
     """
-    guard = PrivateRun(config, bounded, out, terms)
-    method, state = bounded.method, initial_state(bounded.method, theta)
-    sent_layers = trained_layers(config, theta)
-    tokens, calls = client_tokens(prepared), 0
+    guard, method = PrivateRun(config, bounded, out, terms), bounded.method
+    sent_layers, calls = trained_layers(config, theta), 0
     problem = make_problem(prepared, config, method, choice.device)
-    bytes_of = sizes_of(method, theta)
     with federate(config, problem, choice, None, None) as federation:
-        assert isinstance(federation, Simulation)  # one rank
-        for round in range(rounds):
-            turn = guard.in_turn(prepared.store.names)
-            plan = plan_of_round(config, method, prepared, round, tokens, bytes_of.down, bytes_of.up, turn)
-            fates = {prepared.store.names[f.client]: f for f in plan.fates}
-            federation.expect(fates)
-            frozen = FROZEN if round < config.train.frozen_rounds else frozenset[str]()
-            federation.gather_by(*guard.gather(state, frozen, fates))
-            own = [seeds[k] for k in picked(terms, len(seeds), config.train.seed, round)]
+        cohorts = simulated_cohorts(config, prepared, method, federation, theta, guard)
+
+        def with_canaries(state: State) -> Cohort:
+            nonlocal calls
+            cohort = cohorts(state)
+            own = [seeds[k] for k in picked(terms, len(seeds), config.train.seed, state.round)]
             calls += len(own)
             clipped = sent_by(own, sent_layers, float(state.server[CLIP]))
             sent = {name: t * (terms.called / terms.cohort) for name, t in clipped.items()}
-            state, _ = run_round(also_sending(method, sent), state, list(fates), federation)
-    return state.params, calls / len(seeds)
+            return replace(cohort, method=also_sending(method, sent))
+
+        last = run_rounds(method, initial_state(method, theta), rounds, federation, with_canaries)
+    return last.params, calls / len(seeds)
 
 
 def trained_layers(config: Config, theta: Params) -> Params:

@@ -24,10 +24,12 @@ from keyfed.engine.problem import Problem, make_store
 from keyfed.engine.simulate import Simulation
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
-from keyfed.federated.round import initial_state, run_round
+from keyfed.federated.round import initial_state
 from keyfed.federated.types import MethodSpec
 from keyfed.model.language_model import ModelSpec, Params, init_params
 from keyfed.model.presets import build_spec, preset
+from keyfed.run.checkpoint import Cohort
+from keyfed.run.loop import run_rounds
 from keyfed.text.batches import Batching, Step, stream_steps
 from keyfed.text.vocab import PAD
 
@@ -226,8 +228,8 @@ def keyfed(task: Task, workers: int = 1) -> Iterator[Round]:
     with Simulation(with_precision(problem, task.precision), block=block, workers=workers) as federation:
 
         def round(cohort: Sequence[int]) -> Params:
-            state, _ = run_round(method, initial_state(method, params), [names[k] for k in cohort], federation)
-            return state.params
+            called = Cohort([names[k] for k in cohort])
+            return run_rounds(method, initial_state(method, params), 1, federation, lambda _: called).params
 
         yield round
 
