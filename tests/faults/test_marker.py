@@ -26,8 +26,7 @@ from keyfed.keyboard.export import LEFT_OUT, export_run
 from keyfed.keyboard.ngram_file import fit_small, to_bytes
 from keyfed.keyboard.session import keyboard_of
 from keyfed.lab.audit.audit import audit_run
-from keyfed.lab.audit.lint import Claim
-from keyfed.lab.audit.private_files import MEANING, RULES, WHERE, file_findings, files_in, rule_for
+from keyfed.lab.audit.lint import MEANING, RULES, WHERE, Claim, file_findings, files_in, rule_for
 from keyfed.private.dp import statement
 from keyfed.private.dp.ledger import Terms
 from keyfed.reports.events import EventWriter

@@ -192,8 +192,7 @@ def bench(
       keyfed bench --vocab 10000 --vocab 33278 --repeats 7 --plot bench.png
     """
     from keyfed.lab.bench.bench import bench as measure
-    from keyfed.lab.bench.bench import bench_text
-    from keyfed.lab.bench.plot import check_file, plot_bench
+    from keyfed.lab.bench.bench import bench_text, check_file, plot_bench
 
     if plot is not None:
         check_file(plot)

@@ -11,12 +11,10 @@ import torch
 
 from keyfed.errors import ConfigError
 from keyfed.lab.bench import contenders_graph, measure
-from keyfed.lab.bench.bench import parse
-from keyfed.lab.bench.contenders import Task, movement, plain, synthetic_texts, with_precision
-from keyfed.lab.bench.contenders_graph import plain_graph
+from keyfed.lab.bench.bench import measured, parse, plot_bench
+from keyfed.lab.bench.contenders import Task, movement, plain, plain_graph, synthetic_texts, with_precision
 from keyfed.lab.bench.floor import measure_floor, products
 from keyfed.lab.bench.measure import measure_cuda
-from keyfed.lab.bench.plot import measured, plot_bench
 from keyfed.model.cells import gates_of
 from keyfed.text.vocab import PAD
 

@@ -1,19 +1,29 @@
 """What a run claims by its ledger, and what its configuration and its metrics say about that claim.
 
 A finding is `ok`, a `note`, a `warning`, or `broken`: the claim does not hold as it stands.
+
+One table lists every file that a command writes from a private run, and what answers for it. A file of a private run is
+covered by its ledger, public, or not covered and named in the statement. What would be none of these is never written.
+`keyfed privacy audit` holds a run's folder against the table: a file that the table does not know, or that must never
+be there, fails the audit. docs/private-files.md and the tests are made from the table.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from keyfed.config.load import Config
 from keyfed.errors import KeyfedError
 from keyfed.federated.types import Method
+from keyfed.files import written_name
+from keyfed.keyboard import bundle
 from keyfed.private.dp.ledger import LEDGER, Ledger, Terms, Verdict, check_against_metrics, read_ledger
 from keyfed.run.folder import read_metrics
 
@@ -252,3 +262,182 @@ def _sampling(config: Config, terms: Terms) -> Finding:
     if config.participation.over_select:
         return Finding("sampling", "broken", "Over-selection makes one client's presence depend on others'.")
     return Finding("sampling", "ok", f"Every client is called independently with chance {terms.rate:.4g}.")
+
+
+Cover = Literal["ledger", "public", "named", "never"]
+Place = Literal["run", "comparison", "search", "vote", "federation"]
+MEANING: dict[Cover, str] = {
+    "ledger": "made from released models and noisy counts alone: the run's (ε, δ) covers it",
+    "public": "tells nothing of any client's text",
+    "named": "not covered, and named in the statement: not to be given away",
+    "never": "not written: it would be a release without noise",
+}
+WHERE: dict[Place, str] = {
+    "run": "The folder of a run",
+    "comparison": "The folder of `keyfed compare`",
+    "search": "The folder of `keyfed tune`",
+    "vote": "Beside `keyfed vocab --dp --out`",
+    "federation": "The folder of `keyfed up --home`",
+}
+
+
+class Rule(NamedTuple):
+    """What answers for the files of a pattern.
+
+    Attributes:
+      pattern: a path in the place; `*` stands for a part of one name, `**` for any path.
+      real, simulated: in a run with real clients, and in a simulation.
+      why: what the file holds.
+      said: words by which the statement names the file, where it is not covered.
+    """
+
+    pattern: str
+    real: Cover
+    simulated: Cover
+    why: str
+    said: str = ""
+    place: Place = "run"
+
+
+_SCORES = "validation and test numbers"
+_OWN = "server's own files"
+_TWIN = "noiseless twin"
+_AUDIT = "an audit"
+_DEVICE = "a client keeps to itself"
+RULES = (
+    Rule("run.toml", "public", "named", "the configuration; of a simulation also the seed and a sum of the text",
+         "the seed and the sum of the text in run.toml"),
+    Rule("run.lock", "public", "public", "empty"),
+    Rule("run.id", "public", "public", "the run's random name"),
+    Rule("attempt", "public", "public", "how often the server was started"),
+    Rule("enrolled.json", "named", "never", "who was enrolled when the run began", "who was enrolled"),
+    Rule("ledger.jsonl", "named", "public", "all releases; of secure sums also which rounds lost clients", _OWN),
+    Rule("ledger.head.json", "named", "public", "the last row of the ledger", _OWN),
+    Rule("metrics.jsonl", "named", "named", "ε, clip and public sizes of every round; in a simulation also validation",
+         "metrics.jsonl"),
+    Rule("result.json", "ledger", "named", "the result; in a simulation also validation and test", _SCORES),
+    Rule("model.safetensors", "ledger", "ledger", "the model that was released"),
+    Rule("vocab.json", "named", "named", "the vocabulary: the giver's word, a vote with its own ε, or clients' text",
+         "the vocabulary"),
+    Rule("checkpoint/round-*.json", "named", "named", "what a server needs to go on; of some methods who came", _OWN),
+    Rule("checkpoint/round-*.safetensors", "named", "named", "released models; with a tree also its noise", _OWN),
+    Rule("clients/**", "never", "named", "what clients keep on their devices, without clip and noise",
+         "the folder clients/"),
+    Rule("noiseless/**", "never", "named", "the twin, trained without clip and noise", _TWIN),
+    Rule("central/**", "never", "never", "a model of the pooled text"),
+    Rule("curves.jsonl", "never", "never", "losses of single clients"),
+    Rule("report.md", "ledger", "named", "the result as a page", _SCORES),
+    Rule("report.html", "ledger", "named", "the result as a page", _SCORES),
+    Rule("plots/perplexity.png", "ledger", "named", "validation by round", _SCORES),
+    Rule("plots/accuracy.png", "ledger", "named", "validation by round", _SCORES),
+    Rule("plots/traffic.png", "ledger", "named", "validation by bytes", _SCORES),
+    Rule("plots/vectors.png", "never", "named", "how the word vectors that a run starts from were reduced",
+         "the word vectors that training starts from"),
+    Rule("plots/clients.png", "never", "never", "a figure of every client"),
+    Rule("plots/personalised.png", "never", "never", "a figure of every client"),
+    Rule("plots/audit-*.png", "never", "named", "attacks on clients' text", _AUDIT),
+    Rule("audit.md", "public", "named", "the audit; of a simulation attacks on clients' text", _AUDIT),
+    Rule("audit.json", "public", "named", "the audit; of a simulation attacks on clients' text", _AUDIT),
+    Rule("audit/**", "never", "named", "runs of the audit, with canaries in clients' text", _AUDIT),
+    Rule("tensorboard/events.*", "named", "named", "metrics.jsonl as events", "metrics.jsonl"),
+    Rule("tensorboard/central/events.*", "never", "named", "the rounds of the twin", _TWIN),
+    Rule("keyboard/manifest.json", "ledger", "ledger", "what the export is of; compared on random tokens"),
+    Rule("keyboard/model.onnx", "public", "public", "the graph of the network, without weights"),
+    Rule("keyboard/weights.safetensors", "ledger", "ledger", "the model that was released"),
+    Rule("keyboard/vectors.json", "ledger", "ledger", "what the model says after random tokens"),
+    Rule("keyboard/vocab.json", "named", "named", "the run's vocabulary, without written forms", "the vocabulary"),
+    Rule("keyboard/ngram.safetensors", "never", "never", "n-grams of clients' text"),
+    Rule("*/seed-*/**", "never", "named", "runs, each with a folder and a ledger of its own", _SCORES, "comparison"),
+    Rule("baselines/seed-*.json", "never", "named", "perplexities of n-gram models of clients' text",
+         "perplexities of n-gram baselines", "comparison"),
+    Rule("compare.json", "never", "named", "results of the runs", _SCORES, "comparison"),
+    Rule("report.*", "never", "named", "results of the runs as a page", _SCORES, "comparison"),
+    Rule("plots/*.png", "never", "named", "results of the runs as plots", _SCORES, "comparison"),
+    Rule("trial-*/**", "never", "named", "runs, each with a folder and a ledger of its own", _SCORES, "search"),
+    Rule("tune.json", "never", "named", "results of the trials", _SCORES, "search"),
+    Rule("best.toml", "never", "named", "the configuration that was best on validation", "hyper-parameters", "search"),
+    Rule("report.*", "never", "named", "results of the trials as a page", _SCORES, "search"),
+    Rule("plots/*.png", "never", "named", "results of the trials as plots", _SCORES, "search"),
+    Rule("run.lock", "public", "public", "empty", "", "search"),
+    Rule("*.json", "ledger", "named", "the vocabulary with its own (ε, δ), or pairs of words with noisy counts",
+         "the vocabulary", "vote"),
+    Rule("*.privacy/ledger.jsonl", "public", "public", "the ledger of the vote", "", "vote"),
+    Rule("*.privacy/ledger.head.json", "public", "public", "the last row of that ledger", "", "vote"),
+    Rule("text/**", "named", "never", "each client's own text, as `keyfed up` deals it out", _DEVICE, "federation"),
+    Rule("clients/**", "named", "never", "homes of clients: keys, and what they note of runs", _DEVICE, "federation"),
+    Rule("server/**", "named", "never", "keys, roster, and what Flower keeps of messages", _OWN, "federation"),
+    Rule("app/**", "named", "never", "the run as it was submitted, with its vocabulary", _OWN, "federation"),
+    Rule("logs/*.log", "named", "never", "what the processes print", _OWN, "federation"),
+)  # fmt: skip
+
+
+def rule_for(path: str, place: Place = "run") -> Rule | None:
+    """Return the rule of a file by its path in a place, with `/` between names; None for one that the table lacks."""
+    return next((r for r in RULES if r.place == place and _form(r.pattern).fullmatch(path)), None)
+
+
+@cache
+def _form(pattern: str) -> re.Pattern[str]:
+    parts = {"**": ".+", "*": "[^/]*"}
+    return re.compile("".join(parts.get(part, re.escape(part)) for part in re.split(r"(\*\*|\*)", pattern)), re.DOTALL)
+
+
+def files_in(run: Path) -> Iterator[tuple[str, str]]:
+    """Yield every file of a run's folder: its path, and the path that the table has for it.
+
+    An export may have any name: its files are those of `keyboard/`. A file that was being written when a process was
+    killed is what it would have been. Links are not followed.
+    """
+    for folder, folders, names in os.walk(run):
+        here = Path(folder)
+        folders.sort()
+        exported = here != run and (here / bundle.MANIFEST).is_file()
+        links = [name for name in folders if (here / name).is_symlink()]
+        for name in sorted([*names, *links]):
+            path = (here / name).relative_to(run).as_posix()
+            meant = (Path("keyboard") if exported else here.relative_to(run)) / written_name(name)
+            yield path, meant.as_posix()
+
+
+def file_findings(run: Path, claim: Claim) -> list[Finding]:
+    """Hold every file in the folder of a private run against the table; nothing for a run that claims nothing.
+
+    A file that no rule knows breaks the claim, as does one that must never be there, or an export that was counted on
+    text: such files are releases that the ledger lacks.
+    """
+    if claim.terms is None:
+        return []
+    real = claim.terms.randomness == "system"
+    broken: list[str] = []
+    by_cover: dict[Cover, list[str]] = {cover: [] for cover in MEANING}
+    for path, meant in files_in(run):
+        rule = rule_for(meant)
+        if rule is None:
+            broken.append(f"{path}: no command of this version writes it, so nobody knows what it tells; move it away")
+            continue
+        cover = rule.real if real else rule.simulated
+        by_cover[cover].append(path)
+        if cover == "never":
+            broken.append(f"{path}: {rule.why}, which the ledger does not cover; delete it{_again(meant)}")
+    for folder in sorted(
+        {run / Path(path).parent for path, meant in files_in(run) if meant == "keyboard/manifest.json"}
+    ):
+        where = folder.relative_to(run).as_posix()
+        raw = [what for what in bundle.read_from_text(folder) if what != bundle.NGRAM]  # which has a rule of its own
+        broken += [f"{where}/{what}: read from clients' text without noise{_again('keyboard/')}" for what in raw]
+    found = [Finding("files", "broken", text) for text in broken]
+    counted = "; ".join(
+        f"{len(paths)} {MEANING[cover].partition(':')[0]}" for cover, paths in by_cover.items() if paths
+    )
+    found.append(Finding("files", "note" if by_cover["named"] else "ok", f"{counted}.{_named(by_cover['named'])}"))
+    return found
+
+
+def _again(meant: str) -> str:
+    return "; export the run again (`keyfed export`)" if meant.startswith("keyboard/") else ""
+
+
+def _named(paths: Iterable[str]) -> str:
+    """List what must not be given away, folders in one word."""
+    short = dict.fromkeys(path.partition("/")[0] + ("/" if "/" in path else "") for path in paths)
+    return f" Not to be given away: {', '.join(short)}." if short else ""
