@@ -29,13 +29,13 @@ from keyfed.lab.experiment import compare as comparing
 from keyfed.lab.experiment import tune as tuning
 from keyfed.lab.experiment.search import parse_search
 from keyfed.reports import results
+from keyfed.reports.personalise import Personalisation
 from keyfed.run import loop as training
 from keyfed.run import suggest as suggestions
 from keyfed.run import vocabulary as vocabularies
 from keyfed.run.folder import Trained
 from keyfed.run.folder import load_model as _load_model
 from keyfed.run.loop import Listener
-from keyfed.run.personalise import Personal
 
 SECTION_NAMES = (*SECTIONS, *PARTS)
 PathLike = str | os.PathLike[str]
@@ -220,7 +220,7 @@ def personalise(
     module: MakeModule | None = None,
 ) -> dict[str, Any]:
     """Tune a copy of a run's model on each client's text, test it before and after; see `evaluate --personalise`."""
-    return results.personalise_run(Path(run), Personal(epochs, lr, optimiser, batch_size), module)
+    return results.personalise_run(Path(run), Personalisation(epochs, lr, optimiser, batch_size), module)
 
 
 def tune(

@@ -105,8 +105,8 @@ def evaluate(
         return
     if against or words:
         raise ConfigError("--against and --words go with --keyboard")
+    from keyfed.reports.personalise import parse_personal, personal_text
     from keyfed.reports.results import evaluate_run, table_text
-    from keyfed.run.personalise import parse_personal, personal_text
 
     result = evaluate_run(run, personal=parse_personal(personalise) if personalise is not None else None)
     if as_json:

@@ -18,7 +18,7 @@ from keyfed.config.load import SECTIONS, Config
 from keyfed.federated.methods import METHODS, method_options
 from keyfed.federated.parts import KINDS, part_options
 from keyfed.federated.tuned import CHARACTERS
-from keyfed.lab.audit.lint import MEANING, RULES, WHERE
+from keyfed.private.dp.files import MEANING, RULES, WHERE
 from keyfed.reports.catalogue import describe_methods, describe_models
 
 PARTS_TEXT = (

@@ -14,13 +14,13 @@ from keyfed.engine.network import predictor
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import DataError, RunError
 from keyfed.model.conformance import Check, check_model, check_vocabulary
+from keyfed.reports.personalise import Personalisation, personalise, resolve
 from keyfed.reports.privacy import privacy_lines
 from keyfed.reports.run_page import result_table, write_report
 from keyfed.reports.verdict import verdict
 from keyfed.run.console import human_bytes, plural, render_table
 from keyfed.run.evaluate import headline, scorer_of, spread, total
 from keyfed.run.folder import Trained, load_model, read_result, resume_command
-from keyfed.run.personalise import Personal, personalise, resolve
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.run.suggest import PROMPTS, suggest
 from keyfed.text.vocab import PAD, SPECIALS, words_of
@@ -78,7 +78,9 @@ def with_data(folder: Path, module: MakeModule | None, *, text: bool = False) ->
     return trained, prepared
 
 
-def evaluate_run(folder: Path, module: MakeModule | None = None, personal: Personal | None = None) -> dict[str, Any]:
+def evaluate_run(
+    folder: Path, module: MakeModule | None = None, personal: Personalisation | None = None
+) -> dict[str, Any]:
     """Evaluate a run's model anew on its held-out text; with `personal`, also a copy tuned for every client.
 
     Of a private run's clients only totals are told, as in its result, and personal copies where they are asked for.
@@ -106,7 +108,7 @@ def evaluate_run(folder: Path, module: MakeModule | None = None, personal: Perso
     return result
 
 
-def personalise_run(folder: Path, personal: Personal, module: MakeModule | None = None) -> dict[str, Any]:
+def personalise_run(folder: Path, personal: Personalisation, module: MakeModule | None = None) -> dict[str, Any]:
     """Tune a copy of a run's model for every client and return how each fares before and after."""
     trained, prepared = with_data(folder, module)
     return personalise(resolve(personal, trained, prepared), trained, prepared)

@@ -31,10 +31,9 @@ from keyfed.federated.round import RoundSummary
 from keyfed.federated.soundness import Good, UploadLimits, Watch, first_good, same, uniform_nats
 from keyfed.federated.types import ClientId, Method, Params, Seen, State
 from keyfed.files import BROKEN, read_json, write_atomically
-from keyfed.run.curves import cut_curves
 from keyfed.run.evaluate import Score
 from keyfed.run.folder import append_line
-from keyfed.run.traffic import Sizes
+from keyfed.run.metrics_line import Sizes, cut_curves
 
 KEEP = 3
 _NAME = re.compile(r"round-(\d{6,})\.json")

@@ -38,7 +38,6 @@ from keyfed.federated.types import Federation, Method, Params, State
 from keyfed.files import write_atomically
 from keyfed.run.checkpoint import Best, Checkpoint, Cohort, RoundOutcome, RunLog, RunProgress, good_in, load_checkpoint
 from keyfed.run.choose import Choice, usable_cores
-from keyfed.run.curves import LINE, append_curves
 from keyfed.run.custom import names
 from keyfed.run.evaluate import Score, limit_streams, validator
 from keyfed.run.folder import (
@@ -55,6 +54,8 @@ from keyfed.run.folder import (
     write_run_toml,
 )
 from keyfed.run.metrics_line import (
+    CURVES_LINE,
+    append_curves,
     diverged_warning,
     halvings_of,
     judge_attention,
@@ -75,8 +76,7 @@ from keyfed.run.plan import (
     watch_of,
 )
 from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem
-from keyfed.run.privacy import PrivateRun, public_record, public_result, refuse_start
-from keyfed.run.privacy_terms import make_private
+from keyfed.run.privacy import PrivateRun, make_private, public_record, public_result, refuse_start
 from keyfed.run.ranks import among, federate, follow, lead, together
 from keyfed.run.recipe.pilot import as_it_began, settle, with_more_rounds
 from keyfed.run.result import finish
@@ -215,7 +215,7 @@ def _train(
         for line in (*over_rounds(config), *cautions(config, method, members, len(prepared.store))):
             listen.say(line)
         if config.train.curves:
-            listen.say(LINE)
+            listen.say(CURVES_LINE)
         guard = None if private is None else PrivateRun(config, private[0], out, private[1])
         if guard is not None:
             for line in guard.announce(count):

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from keyfed.lab.audit import canaries as ex
-from keyfed.lab.audit import leaks, members, one_shot
+from keyfed.lab.audit import leaks, one_shot
+from keyfed.lab.audit import members as membership
 
 # Exposure
 
@@ -77,9 +78,7 @@ def gaussian(z: float):
 
 def estimate(z: float, seed: int, rounds: int = 1, rate: float = 1.0) -> one_shot.Estimate:
     d, k = 6_000, 150
-    seen, unseen = one_shot.simulate(
-        gaussian(z), dimensions=d, canaries=k, rate=rate, rounds=rounds, seed=seed
-    )
+    seen, unseen = one_shot.simulate(gaussian(z), dimensions=d, canaries=k, rate=rate, rounds=rounds, seed=seed)
     return one_shot.estimate_epsilon(seen, unseen, d, 1e-5)
 
 
@@ -143,17 +142,17 @@ def test_areas_under_the_curve_agree_with_scikit_learn():
     rng = np.random.default_rng(2)
     members, others = rng.normal(0.5, 1, 200).round(1), rng.normal(0, 1, 150).round(1)
     label, score = [1] * 200 + [0] * 150, np.concatenate([members, others])
-    assert members.auc(members, others) == pytest.approx(metrics.roc_auc_score(label, score))
+    assert membership.auc(members, others) == pytest.approx(metrics.roc_auc_score(label, score))
     false, true, _ = metrics.roc_curve(label, score, drop_intermediate=False)
-    assert members.true_positives(members, others) == pytest.approx(true[false <= 0.01].max())
+    assert membership.true_positives(members, others) == pytest.approx(true[false <= 0.01].max())
 
 
 def test_an_attack_on_nothing_is_a_coin_and_one_on_everything_is_sure():
     rng = np.random.default_rng(4)
-    coin = members.attack(rng.normal(size=400), rng.normal(size=400), seed=1)
+    coin = membership.attack(rng.normal(size=400), rng.normal(size=400), seed=1)
     assert coin.auc_interval[0] < 0.5 < coin.auc_interval[1]
     assert not coin.succeeds
-    sure = members.attack(rng.normal(8, 1, 400), rng.normal(size=400), seed=1)
+    sure = membership.attack(rng.normal(8, 1, 400), rng.normal(size=400), seed=1)
     assert sure.auc > 0.999
     assert sure.tpr == 1.0
     assert sure.succeeds

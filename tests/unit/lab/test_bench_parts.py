@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from keyfed.errors import ConfigError
-from keyfed.lab.bench import contenders_graph, measure
+from keyfed.lab.bench import contenders, measure
 from keyfed.lab.bench.bench import measured, parse, plot_bench
 from keyfed.lab.bench.contenders import Task, movement, plain, plain_graph, synthetic_texts, with_precision
 from keyfed.lab.bench.floor import measure_floor, products
@@ -31,7 +31,7 @@ def replayed(monkeypatch):
         graphs.append(SimpleNamespace(replay=lambda: None))
         return graphs[-1]
 
-    real = contenders_graph.GraphTrainer._step
+    real = contenders.GraphTrainer._step
 
     def step(self) -> None:
         def again() -> None:
@@ -42,7 +42,7 @@ def replayed(monkeypatch):
             graph.replay = again
         real(self)
 
-    monkeypatch.setattr(contenders_graph.GraphTrainer, "_step", step)
+    monkeypatch.setattr(contenders.GraphTrainer, "_step", step)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda s: nullcontext())

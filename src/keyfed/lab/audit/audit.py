@@ -29,20 +29,19 @@ from keyfed.lab.audit import one_shot as audit_one_shot
 from keyfed.lab.audit import replay
 from keyfed.lab.audit.canaries import chance_under
 from keyfed.lab.audit.leaks import RECOVERED
-from keyfed.lab.audit.lint import Claim, Finding, file_findings, lint, read_claim
+from keyfed.lab.audit.lint import Finding, PrivacyClaim, file_findings, lint, read_claim
 from keyfed.lab.audit.page import claim_blocks, write_audit
 from keyfed.reports.document import Heading, Text, to_markdown
 from keyfed.run.choose import Choice
 from keyfed.run.folder import Trained, load_model, read_metrics, read_result, read_run_toml, strict
 from keyfed.run.loop import Listener, Silent, train
+from keyfed.run.metrics_line import sizes_of
 from keyfed.run.plan import members_of, plan, plan_of_round
 from keyfed.run.prepare import Prepared, client_tokens, make_problem, prepare
-from keyfed.run.privacy import members_in_turn
-from keyfed.run.privacy_terms import make_private
+from keyfed.run.privacy import make_private, members_in_turn
 from keyfed.run.remote.rounds import OWN_TEXT
 from keyfed.run.remote.terms import ENROLLED
 from keyfed.run.start.weights import find_source, initial_params, make_ready
-from keyfed.run.traffic import sizes_of
 from keyfed.wire.device import run_method
 
 UNLIKELY = 0.001  # chance, over all canaries, below which an exposure contradicts a guarantee
@@ -76,7 +75,7 @@ class Subject:
     prepared: Prepared
     method: Method
     choice: Choice
-    claim: Claim
+    claim: PrivacyClaim
 
     @property
     def config(self) -> Config:
@@ -252,7 +251,7 @@ def _called(subject: Subject) -> int:
 
 
 def contradictions(
-    claim: Claim,
+    claim: PrivacyClaim,
     findings: Sequence[Finding],
     canaries: dict[str, Any],
     one_shot: dict[str, Any] | None,

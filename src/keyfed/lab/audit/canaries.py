@@ -202,7 +202,7 @@ def _with_lines(stream: Ids, lines: Sequence[Ids], seed: int) -> Ids:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCanary:
     """What the model knows of one phrase: the rank of its end among `candidates`, the exposure, the beam's verdict."""
 
     rank: float
@@ -251,7 +251,7 @@ def context_of(words: Sequence[int], reads_lines: bool) -> list[int]:
 def find(
     reader: Reader, phrases: Sequence[Sequence[int]], candidates: NDArray[np.int64], device: str, *,
     reads_lines: bool, beam: bool = True,
-) -> list[Found]:  # fmt: skip
+) -> list[FoundCanary]:  # fmt: skip
     """Rank phrases that share a prefix among random candidates [n, words] for their ends."""
     context = context_of(phrases[0], reads_lines)
     ends = np.array([phrase[PREFIX:] for phrase in phrases], np.int64)
@@ -261,7 +261,7 @@ def find(
     found = []
     for own, end in zip(nats[: len(ends)].tolist(), ends.tolist(), strict=True):
         rank = rank_of(own, others)
-        found.append(Found(rank, count, exposure(rank, count), None if first is None else tuple(end) in first))
+        found.append(FoundCanary(rank, count, exposure(rank, count), None if first is None else tuple(end) in first))
     return found
 
 

@@ -2,20 +2,15 @@
 
 A finding is `ok`, a `note`, a `warning`, or `broken`: the claim does not hold as it stands.
 
-One table lists every file that a command writes from a private run, and what answers for it. A file of a private run is
-covered by its ledger, public, or not covered and named in the statement. What would be none of these is never written.
-`keyfed privacy audit` holds a run's folder against the table: a file that the table does not know, or that must never
-be there, fails the audit. docs/private-files.md and the tests are made from the table.
+Every file in a run's folder is held against the table of `keyfed.private.dp.files`.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +19,7 @@ from keyfed.errors import KeyfedError
 from keyfed.federated.types import Method
 from keyfed.files import written_name
 from keyfed.keyboard import bundle
+from keyfed.private.dp.files import MEANING, Cover, rule_for
 from keyfed.private.dp.ledger import LEDGER, Ledger, Terms, Verdict, check_against_metrics, read_ledger
 from keyfed.run.folder import read_metrics
 
@@ -45,7 +41,7 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PrivacyClaim:
     """What a run claims.
 
     Attributes:
@@ -67,26 +63,26 @@ class Claim:
         return {**asdict(self), "terms": None if self.terms is None else asdict(self.terms)}
 
 
-def read_claim(run: Path, *, promised: bool) -> Claim:
+def read_claim(run: Path, *, promised: bool) -> PrivacyClaim:
     """Read the ledger of a run; one that is missing, damaged or rolled back claims nothing and says why.
 
     Args:
       promised: the configuration asks for privacy, so there must be one.
     """
     if not (run / LEDGER).exists() and not promised:
-        return Claim("NONE")
+        return PrivacyClaim("NONE")
     try:
         ledger = read_ledger(run)
         check_against_metrics(ledger, read_metrics(run))
     except KeyfedError as e:
-        return Claim("NONE", problem=str(e))
+        return PrivacyClaim("NONE", problem=str(e))
     return claim_of(ledger)
 
 
-def claim_of(ledger: Ledger) -> Claim:
+def claim_of(ledger: Ledger) -> PrivacyClaim:
     """Sum a ledger up."""
     updates = sum(e.what in ("update", "torn") for e in ledger.entries)
-    return Claim(
+    return PrivacyClaim(
         ledger.verdict(), ledger.epsilon(), ledger.terms.delta, len(ledger.entries), updates, ledger.terms
     )  # fmt: skip
 
@@ -95,7 +91,7 @@ def lint(
     config: Config,
     method: Method,
     records: Sequence[Record],
-    claim: Claim,
+    claim: PrivacyClaim,
     clients: int,
     result: Record | None = None,
 ) -> list[Finding]:
@@ -115,7 +111,7 @@ def lint(
     return [f for f in findings if f is not None]
 
 
-def _own_noise(config: Config, claim: Claim) -> Finding | None:
+def _own_noise(config: Config, claim: PrivacyClaim) -> Finding | None:
     beta = config.options.get("noise")
     if not isinstance(beta, int | float) or beta == 0:
         return None
@@ -128,7 +124,7 @@ def _own_noise(config: Config, claim: Claim) -> Finding | None:
     )
 
 
-def _seeds(claim: Claim) -> Finding:
+def _seeds(claim: PrivacyClaim) -> Finding:
     if claim.terms is None:
         return Finding("randomness", "note", "No noise is claimed; the seed in run.toml repeats the run.")
     if claim.terms.randomness == "derived":
@@ -141,7 +137,7 @@ def _seeds(claim: Claim) -> Finding:
     return Finding("randomness", "ok", "Noise comes from the operating system; no seed of it is written down.")
 
 
-def _weights(method: Method, claim: Claim) -> Finding:
+def _weights(method: Method, claim: PrivacyClaim) -> Finding:
     if claim.terms is not None:
         return Finding("weights", "ok", claim.terms.sensitivity)
     if method.distance is not None:
@@ -155,12 +151,12 @@ def _weights(method: Method, claim: Claim) -> Finding:
     )
 
 
-def _metrics(records: Sequence[Record], claim: Claim) -> Finding:
+def _metrics(records: Sequence[Record], claim: PrivacyClaim) -> Finding:
     shown = {key for r in records for key in (*FROM_CLIENTS, *_times(claim)) if _says_something(r.get(key))}
     return _in_clear("metrics", "metrics.jsonl", shown, "number that is computed from clients' text", claim)
 
 
-def _result(result: Record, claim: Claim) -> Finding:
+def _result(result: Record, claim: PrivacyClaim) -> Finding:
     start = result.get("start") or {}
     train_text = {
         "oov_rate.train": (result.get("oov_rate") or {}).get("train"),
@@ -172,7 +168,7 @@ def _result(result: Record, claim: Claim) -> Finding:
     return _in_clear("result", "result.json", shown, "figure of a single client or of training text", claim)
 
 
-def _in_clear(check: str, file: str, shown: Collection[str], what: str, claim: Claim) -> Finding:
+def _in_clear(check: str, file: str, shown: Collection[str], what: str, claim: PrivacyClaim) -> Finding:
     """Whether a file has figures of clients that nothing noised: what a run without a claim may have."""
     if not shown:
         return Finding(check, "ok", f"{file} has no {what} in clear.")
@@ -186,7 +182,7 @@ def _in_clear(check: str, file: str, shown: Collection[str], what: str, claim: C
     )
 
 
-def _times(claim: Claim) -> tuple[str, ...]:
+def _times(claim: PrivacyClaim) -> tuple[str, ...]:
     """The fields that real clients' work is seen in; a simulation's seconds are this machine's."""
     return TIMES if claim.terms is not None and claim.terms.randomness == "system" else ()
 
@@ -198,7 +194,7 @@ def _says_something(value: Any) -> bool:
     return bool(value) if isinstance(value, list | dict | str) else True
 
 
-def _ledger(claim: Claim, records: Sequence[Record]) -> Finding:
+def _ledger(claim: PrivacyClaim, records: Sequence[Record]) -> Finding:
     if claim.updates < len(records):
         return Finding(
             "ledger",
@@ -264,124 +260,6 @@ def _sampling(config: Config, terms: Terms) -> Finding:
     return Finding("sampling", "ok", f"Every client is called independently with chance {terms.rate:.4g}.")
 
 
-Cover = Literal["ledger", "public", "named", "never"]
-Place = Literal["run", "comparison", "search", "vote", "federation"]
-MEANING: dict[Cover, str] = {
-    "ledger": "made from released models and noisy counts alone: the run's (ε, δ) covers it",
-    "public": "tells nothing of any client's text",
-    "named": "not covered, and named in the statement: not to be given away",
-    "never": "not written: it would be a release without noise",
-}
-WHERE: dict[Place, str] = {
-    "run": "The folder of a run",
-    "comparison": "The folder of `keyfed compare`",
-    "search": "The folder of `keyfed tune`",
-    "vote": "Beside `keyfed vocab --dp --out`",
-    "federation": "The folder of `keyfed up --home`",
-}
-
-
-class Rule(NamedTuple):
-    """What answers for the files of a pattern.
-
-    Attributes:
-      pattern: a path in the place; `*` stands for a part of one name, `**` for any path.
-      real, simulated: in a run with real clients, and in a simulation.
-      why: what the file holds.
-      said: words by which the statement names the file, where it is not covered.
-    """
-
-    pattern: str
-    real: Cover
-    simulated: Cover
-    why: str
-    said: str = ""
-    place: Place = "run"
-
-
-_SCORES = "validation and test numbers"
-_OWN = "server's own files"
-_TWIN = "noiseless twin"
-_AUDIT = "an audit"
-_DEVICE = "a client keeps to itself"
-RULES = (
-    Rule("run.toml", "public", "named", "the configuration; of a simulation also the seed and a sum of the text",
-         "the seed and the sum of the text in run.toml"),
-    Rule("run.lock", "public", "public", "empty"),
-    Rule("run.id", "public", "public", "the run's random name"),
-    Rule("attempt", "public", "public", "how often the server was started"),
-    Rule("enrolled.json", "named", "never", "who was enrolled when the run began", "who was enrolled"),
-    Rule("ledger.jsonl", "named", "public", "all releases; of secure sums also which rounds lost clients", _OWN),
-    Rule("ledger.head.json", "named", "public", "the last row of the ledger", _OWN),
-    Rule("metrics.jsonl", "named", "named", "ε, clip and public sizes of every round; in a simulation also validation",
-         "metrics.jsonl"),
-    Rule("result.json", "ledger", "named", "the result; in a simulation also validation and test", _SCORES),
-    Rule("model.safetensors", "ledger", "ledger", "the model that was released"),
-    Rule("vocab.json", "named", "named", "the vocabulary: the giver's word, a vote with its own ε, or clients' text",
-         "the vocabulary"),
-    Rule("checkpoint/round-*.json", "named", "named", "what a server needs to go on; of some methods who came", _OWN),
-    Rule("checkpoint/round-*.safetensors", "named", "named", "released models; with a tree also its noise", _OWN),
-    Rule("clients/**", "never", "named", "what clients keep on their devices, without clip and noise",
-         "the folder clients/"),
-    Rule("noiseless/**", "never", "named", "the twin, trained without clip and noise", _TWIN),
-    Rule("central/**", "never", "never", "a model of the pooled text"),
-    Rule("curves.jsonl", "never", "never", "losses of single clients"),
-    Rule("report.md", "ledger", "named", "the result as a page", _SCORES),
-    Rule("report.html", "ledger", "named", "the result as a page", _SCORES),
-    Rule("plots/perplexity.png", "ledger", "named", "validation by round", _SCORES),
-    Rule("plots/accuracy.png", "ledger", "named", "validation by round", _SCORES),
-    Rule("plots/traffic.png", "ledger", "named", "validation by bytes", _SCORES),
-    Rule("plots/vectors.png", "never", "named", "how the word vectors that a run starts from were reduced",
-         "the word vectors that training starts from"),
-    Rule("plots/clients.png", "never", "never", "a figure of every client"),
-    Rule("plots/personalised.png", "never", "never", "a figure of every client"),
-    Rule("plots/audit-*.png", "never", "named", "attacks on clients' text", _AUDIT),
-    Rule("audit.md", "public", "named", "the audit; of a simulation attacks on clients' text", _AUDIT),
-    Rule("audit.json", "public", "named", "the audit; of a simulation attacks on clients' text", _AUDIT),
-    Rule("audit/**", "never", "named", "runs of the audit, with canaries in clients' text", _AUDIT),
-    Rule("tensorboard/events.*", "named", "named", "metrics.jsonl as events", "metrics.jsonl"),
-    Rule("tensorboard/central/events.*", "never", "named", "the rounds of the twin", _TWIN),
-    Rule("keyboard/manifest.json", "ledger", "ledger", "what the export is of; compared on random tokens"),
-    Rule("keyboard/model.onnx", "public", "public", "the graph of the network, without weights"),
-    Rule("keyboard/weights.safetensors", "ledger", "ledger", "the model that was released"),
-    Rule("keyboard/vectors.json", "ledger", "ledger", "what the model says after random tokens"),
-    Rule("keyboard/vocab.json", "named", "named", "the run's vocabulary, without written forms", "the vocabulary"),
-    Rule("keyboard/ngram.safetensors", "never", "never", "n-grams of clients' text"),
-    Rule("*/seed-*/**", "never", "named", "runs, each with a folder and a ledger of its own", _SCORES, "comparison"),
-    Rule("baselines/seed-*.json", "never", "named", "perplexities of n-gram models of clients' text",
-         "perplexities of n-gram baselines", "comparison"),
-    Rule("compare.json", "never", "named", "results of the runs", _SCORES, "comparison"),
-    Rule("report.*", "never", "named", "results of the runs as a page", _SCORES, "comparison"),
-    Rule("plots/*.png", "never", "named", "results of the runs as plots", _SCORES, "comparison"),
-    Rule("trial-*/**", "never", "named", "runs, each with a folder and a ledger of its own", _SCORES, "search"),
-    Rule("tune.json", "never", "named", "results of the trials", _SCORES, "search"),
-    Rule("best.toml", "never", "named", "the configuration that was best on validation", "hyper-parameters", "search"),
-    Rule("report.*", "never", "named", "results of the trials as a page", _SCORES, "search"),
-    Rule("plots/*.png", "never", "named", "results of the trials as plots", _SCORES, "search"),
-    Rule("run.lock", "public", "public", "empty", "", "search"),
-    Rule("*.json", "ledger", "named", "the vocabulary with its own (ε, δ), or pairs of words with noisy counts",
-         "the vocabulary", "vote"),
-    Rule("*.privacy/ledger.jsonl", "public", "public", "the ledger of the vote", "", "vote"),
-    Rule("*.privacy/ledger.head.json", "public", "public", "the last row of that ledger", "", "vote"),
-    Rule("text/**", "named", "never", "each client's own text, as `keyfed up` deals it out", _DEVICE, "federation"),
-    Rule("clients/**", "named", "never", "homes of clients: keys, and what they note of runs", _DEVICE, "federation"),
-    Rule("server/**", "named", "never", "keys, roster, and what Flower keeps of messages", _OWN, "federation"),
-    Rule("app/**", "named", "never", "the run as it was submitted, with its vocabulary", _OWN, "federation"),
-    Rule("logs/*.log", "named", "never", "what the processes print", _OWN, "federation"),
-)  # fmt: skip
-
-
-def rule_for(path: str, place: Place = "run") -> Rule | None:
-    """Return the rule of a file by its path in a place, with `/` between names; None for one that the table lacks."""
-    return next((r for r in RULES if r.place == place and _form(r.pattern).fullmatch(path)), None)
-
-
-@cache
-def _form(pattern: str) -> re.Pattern[str]:
-    parts = {"**": ".+", "*": "[^/]*"}
-    return re.compile("".join(parts.get(part, re.escape(part)) for part in re.split(r"(\*\*|\*)", pattern)), re.DOTALL)
-
-
 def files_in(run: Path) -> Iterator[tuple[str, str]]:
     """Yield every file of a run's folder: its path, and the path that the table has for it.
 
@@ -399,7 +277,7 @@ def files_in(run: Path) -> Iterator[tuple[str, str]]:
             yield path, meant.as_posix()
 
 
-def file_findings(run: Path, claim: Claim) -> list[Finding]:
+def file_findings(run: Path, claim: PrivacyClaim) -> list[Finding]:
     """Hold every file in the folder of a private run against the table; nothing for a run that claims nothing.
 
     A file that no rule knows breaks the claim, as does one that must never be there, or an export that was counted on

@@ -36,7 +36,7 @@ CLOSE = 0.1  # of the noise's effect on the step, by which a replayed step may d
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReplayedStep:
     """A round between two checkpoints: the state before it, the model after it."""
 
     before: State
@@ -83,15 +83,15 @@ def replay(
     return {"round": step.before.round + 1, "difference": difference, "contradicted": not difference <= CLOSE}
 
 
-def last_step(folder: Path, bounded: Bounded, theta: Params) -> Step | None:
+def last_step(folder: Path, bounded: Bounded, theta: Params) -> ReplayedStep | None:
     """Return the last round whose states before and after are there and whole."""
     for number in sorted(rounds_in(folder), reverse=True):
         try:
             after = read_checkpoint(folder, number).state.params
             if number == 1:
-                return Step(initial_state(bounded.method, theta), after)
+                return ReplayedStep(initial_state(bounded.method, theta), after)
             if number - 1 in rounds_in(folder):
-                return Step(read_checkpoint(folder, number - 1).state, after)
+                return ReplayedStep(read_checkpoint(folder, number - 1).state, after)
         except (OSError, ValueError, KeyError, TypeError, RunError):
             continue  # a damaged checkpoint: an earlier pair may be whole
     return None

@@ -25,11 +25,11 @@ from keyfed.lab.experiment.grid import Cell, Settings
 from keyfed.lab.experiment.workspace import Bench, Patient, config_of, options_of, pinned_section
 from keyfed.lab.papers.fedatt_code import positional_unigram, train_faithfully
 from keyfed.lab.papers.nextchar_notebook import train_across
-from keyfed.run.baselines import score_baselines
-from keyfed.run.curves import read_curves
 from keyfed.run.folder import open_folder, read_metrics, read_result, read_run_toml, refuse_changes, strict
 from keyfed.run.loop import train
+from keyfed.run.metrics_line import read_curves
 from keyfed.run.prepare import prepare, round_tokens, usual_members
+from keyfed.run.result import score_baselines
 from keyfed.text.vocab import Vocab
 
 POINTS = 25  # of a curve that are kept

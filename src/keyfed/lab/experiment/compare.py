@@ -32,11 +32,11 @@ from keyfed.lab.experiment.compare_rows import (
 from keyfed.lab.experiment.starts import fine_tuning
 from keyfed.model.presets import preset
 from keyfed.reports.events import EventWriter
-from keyfed.run.baselines import score_baselines
 from keyfed.run.folder import file_name, read_metrics, refuse_changes, strict
 from keyfed.run.loop import Listener, Silent, train
 from keyfed.run.plan import plan
 from keyfed.run.prepare import Prepared, prepare
+from keyfed.run.result import score_baselines
 from keyfed.run.start.freeze import refuse_frozen
 from keyfed.run.start.preview import refuse_start
 

@@ -35,7 +35,7 @@ from keyfed.run.evaluate import Score
 from keyfed.run.folder import read_metrics
 from keyfed.run.privacy import PrivateRun, public_record, public_result
 from keyfed.run.remote.rounds import RemoteRunLoop
-from keyfed.run.remote.terms import Settled
+from keyfed.run.remote.terms import SettledTerms
 from keyfed.run.secure import sizes_in
 from keyfed.text.vocab import Vocab
 from keyfed.wire.private_part import Asked
@@ -82,7 +82,7 @@ class BudgetSpent(Exception):
 class DeployedPrivacy(PrivateRun):
     """A federation's mechanism: as a simulation's, with noise that nobody can draw again."""
 
-    def __init__(self, config: Config, settled: Settled, out: Path, kept: Params) -> None:
+    def __init__(self, config: Config, settled: SettledTerms, out: Path, kept: Params) -> None:
         super().__init__(config, settled.bounded, out, settled.terms)
         self._names = settled.names
         self._opening = Opening(config.secure.floor, config.secure.threshold) if config.secure.on else None
@@ -188,7 +188,7 @@ class DeployedPrivacy(PrivateRun):
 class PrivateRunLoop(RemoteRunLoop):
     """The rounds of a private run: drawn from everybody enrolled, released whoever came, silent about clients."""
 
-    def __init__(self, *given: Any, settled: Settled) -> None:
+    def __init__(self, *given: Any, settled: SettledTerms) -> None:
         self._settled = settled
         self._told: set[str] = set()
         super().__init__(*given)

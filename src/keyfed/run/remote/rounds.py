@@ -41,13 +41,13 @@ from keyfed.run.metrics_line import (
     judged_line,
     reached,
     record_of,
+    sizes_of,
     soundness_counts,
     stopped_line,
     unsound_line,
 )
 from keyfed.run.plan import limits_of, watch_of
 from keyfed.run.secure import clamped_result
-from keyfed.run.traffic import sizes_of
 from keyfed.text.vocab import Vocab
 from keyfed.wire.calls import Calls, RemoteRun
 from keyfed.wire.roster import Roster

@@ -32,7 +32,7 @@ GENTLER = 0.1  # a client alone takes smaller steps than the ones a cohort avera
 
 
 @dataclass(frozen=True, slots=True)
-class Personal:
+class Personalisation:
     """How a client tunes its copy; None is decided by the run: its optimiser and batch size, a tenth of its step."""
 
     epochs: int = 1
@@ -41,14 +41,14 @@ class Personal:
     batch_size: int | None = None
 
 
-def parse_personal(text: str) -> Personal:
+def parse_personal(text: str) -> Personalisation:
     """Read `epochs=2,lr=0.5`.
 
     Example:
       >>> parse_personal("epochs=2,lr=0.5")
-      Personal(epochs=2, lr=0.5, optimiser=None, batch_size=None)
+      Personalisation(epochs=2, lr=0.5, optimiser=None, batch_size=None)
     """
-    hints = typing.get_type_hints(Personal)
+    hints = typing.get_type_hints(Personalisation)
     values: dict[str, Any] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         key, equals, value = (p.strip() for p in part.partition("="))
@@ -61,10 +61,10 @@ def parse_personal(text: str) -> Personal:
         if key in values:
             raise ConfigError(f'--personalise got {key} twice ("{text}"); give it once')
         values[key] = coerce(value, hints[key], f"--personalise {key}")
-    return Personal(**values)
+    return Personalisation(**values)
 
 
-def resolve(personal: Personal, trained: Trained, prepared: Prepared) -> Personal:
+def resolve(personal: Personalisation, trained: Trained, prepared: Prepared) -> Personalisation:
     """Fill in what the run decides, and refuse what cannot be done.
 
     Raises:
@@ -88,7 +88,7 @@ def resolve(personal: Personal, trained: Trained, prepared: Prepared) -> Persona
             f"--personalise optimiser={optimiser}: the run trained by {run['optimiser']}, whose step size says nothing "
             f"about {optimiser}; give lr too, e.g. lr={0.5 if optimiser == 'sgd' else 0.0003}"
         )
-    return Personal(
+    return Personalisation(
         personal.epochs,
         GENTLER * run["lr"] if personal.lr is None else personal.lr,
         optimiser,
@@ -105,7 +105,7 @@ def _local_options(trained: Trained) -> dict[str, Any]:
     return {name: own.get(name, method_options("fedavg")[name].default) for name in names}
 
 
-def _solver_of(personal: Personal, trained: Trained) -> Method:
+def _solver_of(personal: Personalisation, trained: Trained) -> Method:
     """FedAvg with these numbers; momentum and clipping stay the run's."""
     run = _local_options(trained)
     options: dict[str, Value] = {f.name: getattr(personal, f.name) for f in fields(personal)}
@@ -114,7 +114,7 @@ def _solver_of(personal: Personal, trained: Trained) -> Method:
     return build_method(MethodSpec("fedavg", {**options, "clip": run["clip"]}))
 
 
-def personalise(personal: Personal, trained: Trained, prepared: Prepared) -> dict[str, Any]:
+def personalise(personal: Personalisation, trained: Trained, prepared: Prepared) -> dict[str, Any]:
     """Tune and test a copy for every client with training and held-out text; draw RUN/plots/personalised.png.
 
     Args:
