@@ -15,6 +15,7 @@ import torch
 from keyfed.config.load import Config, apply_settings
 from keyfed.errors import RunError
 from keyfed.federated.methods import fedavg
+from keyfed.federated.round import initial_state
 from keyfed.lab.audit.audit import audit_run, contradictions
 from keyfed.lab.audit.canaries import Canary, times_called
 from keyfed.lab.audit.lint import Finding, PrivacyClaim, lint, read_claim
@@ -355,3 +356,12 @@ def test_attacks_contradict_a_guarantee_and_not_a_simulation():
     assert contradictions(replace(tight, epsilon=20.0), [], exposed, None, None) == []  # ε of 20 allows it
     measured = {"contradicted": True, "canaries": 500, "certain": 9.0}
     assert len(contradictions(replace(tight, verdict="SIMULATED"), [], exposed, measured, None)) == 1
+
+
+def test_a_run_whose_step_was_halved_is_replayed_with_that_step(config, tmp_path, monkeypatch):
+    real = initial_state
+    monkeypatch.setattr("keyfed.run.loop.initial_state", lambda *given: replace(real(*given), halvings=3))
+    train(apply_settings(config, PRIVATE), tmp_path / "run")
+    found = replay_of(tmp_path / "run")
+    assert not found["contradicted"]
+    assert found["difference"] < 1e-3
