@@ -86,7 +86,7 @@ from keyfed.run.start.weights import Start, find_source, initial_params, make_re
 
 
 class Listener(Protocol):
-    """Who follows a run: a progress bar, a log, nobody."""
+    """What follows a run: a progress bar, or a log."""
 
     def say(self, line: str) -> None:
         """A line of explanation."""

@@ -190,3 +190,8 @@ def test_uniform_numbers_recover_what_chance_does():
     ]
     assert np.mean([f.recovered for f in found]) == pytest.approx(0.3, abs=0.02)
     assert not any(f.better_than_chance for f in found)
+
+
+def test_an_epsilon_of_thousands_is_still_a_number():
+    assert 1250 < one_shot.gaussian_epsilon(50.0, 1e-5) < 1600
+    assert one_shot.gaussian_epsilon(1e3, 1e-5) == math.inf

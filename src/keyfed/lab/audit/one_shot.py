@@ -57,7 +57,7 @@ Numbers = NDArray[np.float64]
 NORMAL = NormalDist()
 CONFIDENCE = 0.95  # of the interval that is shown
 CERTAIN = 0.999  # of the interval that contradicts a claim: twenty sound runs in a row must pass
-MOST = 1e4  # an ε above which nothing is told apart any more
+MOST_EPSILON = 1e4  # an ε above which nothing is told apart any more
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -84,7 +84,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     low, high = 0.0, 1.0
     while gaussian_delta(mu, high) > delta:
         low, high = high, 2 * high
-        if high > MOST:
+        if high > MOST_EPSILON:
             return math.inf
     for _ in range(100):
         middle = (low + high) / 2
@@ -202,7 +202,7 @@ def picks(rng: np.random.Generator, canaries: int, rate: float, rounds: int) -> 
 
 
 NUMBERS = 1 << 30  # random numbers an audit draws for canaries; a hundred million take about a second
-FEWEST, MOST = 50, 1000
+FEWEST_CANARIES, MOST_CANARIES = 50, 1000
 LONG = 10.0  # length of what a canary sends, in clips: a sum that does not clip gives it away
 FEW_CALLS = 0.5  # calls of a canary over the run, in the mean, below which the attack could not have told anything
 CROWDED = 0.02  # canaries of a round to dimensions, above which they hide each other
@@ -215,7 +215,7 @@ def how_many(dimensions: int, rate: float, rounds: int) -> int:
     noise of variance rate·k/d beside the mechanism's z².
     """
     affordable = NUMBERS / dimensions / (2 + rate * rounds)
-    return max(FEWEST, int(min(MOST, affordable, CROWDED * dimensions / rate)))
+    return max(FEWEST_CANARIES, int(min(MOST_CANARIES, affordable, CROWDED * dimensions / rate)))
 
 
 def canary_seeds(seed: int, count: int) -> list[int]:

@@ -346,7 +346,7 @@ def go_on(
     *,
     chooses: bool,
 ) -> Kept:
-    """Run a cell up to so many rounds, each told to `listen`; a cell that is stopped is kept in its folder, if any.
+    """Run a cell up to so many rounds, one line each; a cell that is stopped is kept in its folder, if it has one.
 
     Args:
       called: who is called in a round, counted from 0.

@@ -320,14 +320,14 @@ class RemoteRunLoop:
         if self.secure is not None:
             needed = max(needed, self.secure.floor)
         until = time.monotonic() + self.patience.quorum
-        told = False
+        said = False
         while True:
             present = self.calls.greet()
             alone = set(present) - set(self.calls.able_to_hide(present) if self.secure is not None else present)
             if len(present) - len(alone) >= needed:
                 return present
-            if not told:
-                told = True
+            if not said:
+                said = True
                 lost = {c: f"hides among {self.calls.hide_among[c]} or more" for c in sorted(alone)} | self.calls.lost
                 why = "; ".join(f"{c}: {reason}" for c, reason in lost.items())
                 there = f"{plural(len(present), 'client')} {'is' if len(present) == 1 else 'are'} there"
