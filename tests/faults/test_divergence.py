@@ -344,10 +344,10 @@ def test_a_run_that_never_stops_diverging_ends_with_its_last_good_model(tmp_path
 
 
 def test_studies_keep_what_they_measured():
-    from keyfed.lab.experiment.workspace import Bench, config_of
+    from keyfed.lab.experiment.cell import Workspace, config_of
 
-    assert config_of({"method.name": "fedavg"}, 1, Bench(Path(), "cpu")).train.rollback == 0.0
-    assert config_of({"train.rollback": 3.0}, 1, Bench(Path(), "cpu")).train.rollback == 3.0
+    assert config_of({"method.name": "fedavg"}, 1, Workspace(Path(), "cpu")).train.rollback == 0.0
+    assert config_of({"train.rollback": 3.0}, 1, Workspace(Path(), "cpu")).train.rollback == 3.0
 
 
 # with real clients

@@ -103,7 +103,7 @@ def compare(
 def _text(summary: dict[str, Any]) -> str:
     """What the terminal shows: table, verdict, notes, what starts save, where the report is."""
     from keyfed.lab.experiment.compare_report import comparison_table, notes
-    from keyfed.lab.experiment.starts import savings_lines, savings_table
+    from keyfed.lab.experiment.method_rows import savings_lines, savings_table
 
     lines = [_narrow(comparison_table(summary)) + summary["verdict"], *notes(summary)]
     for one in summary["fine_tuning"]:  # its sentence names the variant, so that the table need not

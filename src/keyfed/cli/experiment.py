@@ -63,14 +63,15 @@ def study(
 
 def _list(folder: Path, results: Path, as_json: bool) -> None:
     from keyfed.lab.experiment.grid import load_study, study_names
-    from keyfed.lab.experiment.runner import finished
+    from keyfed.lab.experiment.store import Store
     from keyfed.lab.experiment.table import counted
 
     rows = [["study", "what", "smoke", "standard", "paper"]]
-    left_out: dict[str, None] = {}
+    left_out: list[str] = []
+    store = Store(results, left_out.append)
     for name in study_names(folder):
         study = load_study(name, folder)
-        there = finished(results, study, left_out.setdefault)
+        there = store.of(study)
         counts = []
         for scale in ("smoke", "standard", "paper"):
             done, left = counted(study, scale, there) if scale in study.scales else (0, 0)
@@ -92,20 +93,19 @@ def _say(lines: Iterable[str]) -> None:
 
 
 def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> None:
-    from keyfed.lab.experiment.front import write_front
     from keyfed.lab.experiment.grid import load_study, study_names
-    from keyfed.lab.experiment.page import verdict_lines, write_page
-    from keyfed.lab.experiment.runner import finished
-    from keyfed.lab.experiment.store import make_folder
+    from keyfed.lab.experiment.page import verdict_lines, write_front, write_page
+    from keyfed.lab.experiment.store import Store, make_folder
     from keyfed.lab.experiment.table import counted, main_scale, rows_of
     from keyfed.run.console import plural
 
     out: dict[str, Any] = {}
-    left_out: dict[str, None] = {}
+    left_out: list[str] = []
+    store = Store(results, left_out.append)
     studies = [load_study(name, folder) for name in ([which] if which is not None else study_names(folder))]
     make_folder(results, results)
     for study in studies:
-        there = finished(results, study, left_out.setdefault)
+        there = store.of(study)
         scale = main_scale(study, there)
         rows = rows_of(study, scale, there) if scale else []
         done, left = counted(study, scale or "smoke", there)
@@ -114,9 +114,9 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> No
             "finished": done,
             "open": left,
             "verdicts": verdict_lines(study, rows, scale) if scale else [],
-            "page": str(write_page(study, results)[0]),
+            "page": str(write_page(study, store)[0]),
         }
-    write_front(folder, results)
+    write_front(folder, store)
     _say(left_out)
     if as_json:
         print_json(out)
@@ -134,23 +134,25 @@ def _run(
     study: Any, scale: str, minutes: float | None, seeds: str | None, device: str, data_dir: str | None,
     folder: Path, results: Path, work: Path, as_json: bool,
 ) -> None:  # fmt: skip
+    from keyfed.lab.experiment.cell import Workspace
     from keyfed.lab.experiment.compare_plan import parse_seeds
-    from keyfed.lab.experiment.front import write_front
-    from keyfed.lab.experiment.page import result_table, verdict_lines, write_page
-    from keyfed.lab.experiment.runner import Lines, finished, run_study
+    from keyfed.lab.experiment.page import result_table, verdict_lines, write_front, write_page
+    from keyfed.lab.experiment.runner import Lines, run_study
+    from keyfed.lab.experiment.store import Store
     from keyfed.lab.experiment.table import rows_of
-    from keyfed.lab.experiment.workspace import Bench
     from keyfed.run.console import plural
 
     which = None if seeds is None else parse_seeds(seeds)
+    listener = Lines()
+    store = Store(results, listener.say)
     progress = run_study(
-        study, scale, results=results, bench=Bench(work, device, data_dir), minutes=minutes, seeds=which,
-        listener=Lines(),
+        study, scale, store=store, workspace=Workspace(work, device, data_dir), minutes=minutes, seeds=which,
+        listener=listener,
     )  # fmt: skip
-    page = write_page(study, results)[0]
+    page = write_page(study, store)[0]
     if (folder / f"{study.name}.toml").exists():
-        write_front(folder, results)
-    rows = rows_of(study, scale, finished(results, study))
+        write_front(folder, store)
+    rows = rows_of(study, scale, store.of(study))
     verdicts = verdict_lines(study, rows, scale)
     if as_json:
         print_json({**progress.as_dict(), "verdicts": verdicts, "page": str(page)})

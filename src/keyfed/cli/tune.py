@@ -53,9 +53,8 @@ def tune(
       keyfed tune fedadam --rounds 15 --search server_lr=0.001..0.1:log --search lr=0.001,0.003
     """
     from keyfed.lab.experiment.search import parse_search
-    from keyfed.lab.experiment.tune import SEEDS, TRIALS, Tuning, read_tuning
+    from keyfed.lab.experiment.tune import SEEDS, TRIALS, Tuning, read_tuning, tune_text
     from keyfed.lab.experiment.tune import tune as run_search
-    from keyfed.lab.experiment.tune_report import tune_text
     from keyfed.run.console import Narrator
     from keyfed.run.folder import file_name, free_name
 

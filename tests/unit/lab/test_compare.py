@@ -24,10 +24,28 @@ from keyfed.lab.experiment.compare_plan import (
     resolve,
     rounds_within,
 )
-from keyfed.lab.experiment.compare_plots import BYTES, ROUNDS, TOKENS, attention_grid, curve_of, draw_comparison
+from keyfed.lab.experiment.compare_report import (
+    BYTES,
+    ROUNDS,
+    TOKENS,
+    attention_grid,
+    comparison_table,
+    curve_of,
+    document,
+    draw_comparison,
+    notes,
+    verdict,
+)
 from keyfed.lab.experiment.compare_report import _differing as differing
-from keyfed.lab.experiment.compare_report import comparison_table, document, notes, verdict
-from keyfed.lab.experiment.compare_rows import Cell, best_of, common_target, in_order, mean_baselines, reach, row_of
+from keyfed.lab.experiment.method_rows import (
+    ComparedRun,
+    best_of,
+    common_target,
+    in_order,
+    mean_baselines,
+    reach,
+    row_of,
+)
 from keyfed.reports.document import Links, to_html, to_markdown
 from keyfed.reports.results import as_text
 
@@ -182,7 +200,7 @@ def test_the_default_target_is_what_all_but_fedsgd_reached():
 # Rows
 
 
-def cells_of(label: str, *perplexities: float | None, error: str | None = None) -> list[Cell]:
+def cells_of(label: str, *perplexities: float | None, error: str | None = None) -> list[ComparedRun]:
     """One seed for each test perplexity; `error` is one more seed, which failed."""
     entry = resolve([label]).entries[0]
     cells = []
@@ -193,13 +211,13 @@ def cells_of(label: str, *perplexities: float | None, error: str | None = None) 
             "traffic": {"down": 200, "up": 100}, "tokens_trained": 150, "seconds": 2.0, "clients": 4, "rounds": 20,
         }  # fmt: skip
         records = rounds_of(value and value + 20, value, None)
-        cells.append(Cell(entry, seed, Path("out") / entry.folder / f"seed-{seed}", result, records))
+        cells.append(ComparedRun(entry, seed, Path("out") / entry.folder / f"seed-{seed}", result, records))
     if error is not None:
-        cells.append(Cell(entry, len(cells) + 1, Path("out/x"), None, error=error))
+        cells.append(ComparedRun(entry, len(cells) + 1, Path("out/x"), None, error=error))
     return cells
 
 
-def summary_of(*methods: list[Cell], target: float | None = None, **changes: Any) -> dict[str, Any]:
+def summary_of(*methods: list[ComparedRun], target: float | None = None, **changes: Any) -> dict[str, Any]:
     rows = in_order(row_of(cells[0].entry, cells, target) for cells in methods)
     summary = {
         "data": "corpus", "model": "cifg", "characters": False, "budget": "rounds", "rounds": 20, "seeds": [1, 2],
@@ -364,7 +382,7 @@ def test_plots_and_report_of_many_methods_hide_nobody_and_name_no_client():
     labels = ["fedavg", "fedsgd", "central", *(f"fedatt:temperature={t}" for t in range(1, 10))]
     many = [cells_of(label, 100.0 + k, 101.0 + 2 * k) for k, label in enumerate(labels)]
     attention = {"attention": {"Ann $x_": {"out": 0.3}, "Bob": {"out": 0.7}}}
-    many[3][0] = Cell(many[3][0].entry, 1, Path("x"), many[3][0].result, [{"round": 1, **attention}])
+    many[3][0] = ComparedRun(many[3][0].entry, 1, Path("x"), many[3][0].result, [{"round": 1, **attention}])
     summary = summary_of(*many, target=104.0)
     cells = [cell for runs in many for cell in runs]
     plots = draw_comparison(summary, cells)

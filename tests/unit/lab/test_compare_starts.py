@@ -8,21 +8,30 @@ from typing import Any
 
 import pytest
 
-from keyfed.lab.experiment.compare_plan import Entry, resolve
-from keyfed.lab.experiment.compare_plots import draw_comparison
-from keyfed.lab.experiment.compare_rows import Cell, row_of
-from keyfed.lab.experiment.starts import best_accuracy, fine_tuning, savings_lines, savings_table, start_notes
+from keyfed.lab.experiment.compare_plan import ComparedMethod, resolve
+from keyfed.lab.experiment.compare_report import draw_comparison
+from keyfed.lab.experiment.method_rows import (
+    ComparedRun,
+    best_accuracy,
+    fine_tuning,
+    row_of,
+    savings_lines,
+    savings_table,
+    start_notes,
+)
 
 LABELS = ["fedadam", "fedadam+init", "fedadam+vectors"]
 SETTINGS = [("train.init", "/runs/public"), ("vectors.file", "/v/glove.txt"), ("train.rounds", "4")]
 
 
-def entries(*labels: str) -> dict[str, Entry]:
+def entries(*labels: str) -> dict[str, ComparedMethod]:
     plan = resolve(labels, SETTINGS if len(labels) == 3 else [s for s in SETTINGS if "init" not in s[0]])
     return {entry.label: entry for entry in plan.entries}
 
 
-def cell(entry: Entry, seed: int, *accuracies: float | None, moved: int = 100, perplexity: float = 50.0) -> Cell:
+def cell(
+    entry: ComparedMethod, seed: int, *accuracies: float | None, moved: int = 100, perplexity: float = 50.0
+) -> ComparedRun:
     """A run whose rounds have these validation accuracies and move `moved` bytes down, half of it up, 1 control."""
     records: list[dict[str, Any]] = [
         {
@@ -37,7 +46,7 @@ def cell(entry: Entry, seed: int, *accuracies: float | None, moved: int = 100, p
         "method": entry.config.method, "test": test, "unseen": None, "best_round": 1, "tokens_trained": 5,
         "traffic": {"down": 1, "up": 1}, "seconds": 1.0, "start": {"from": "random"},
     }  # fmt: skip
-    return Cell(entry, seed, Path("out") / entry.folder, result, records)
+    return ComparedRun(entry, seed, Path("out") / entry.folder, result, records)
 
 
 def test_the_best_accuracy_is_the_highest_and_its_round_the_first():
@@ -103,7 +112,7 @@ def test_what_is_not_reached_is_said_and_makes_no_mean():
 def test_a_failed_seed_is_left_out_of_the_mean():
     made = entries(*LABELS)
     plain, variant = made["fedadam"], made["fedadam+init"]
-    failed = Cell(variant, 2, Path("x"), None, error="no memory")
+    failed = ComparedRun(variant, 2, Path("x"), None, error="no memory")
     (one,) = fine_tuning([cell(plain, 1, 0.1, 0.3), cell(variant, 1, 0.3), cell(plain, 2, 0.2), failed])
     assert (one["compared"], one["mean"]["rounds_saved"], one["spread"]["rounds_saved"]) == (1, 1, None)
     assert savings_table([one])[2][1:4] == ["2", "failed", "–"]

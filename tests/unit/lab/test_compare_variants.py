@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from keyfed.errors import ConfigError
-from keyfed.lab.experiment.compare_plan import folder_of, resolve
+from keyfed.lab.experiment.compare_plan import folder_of, read_variant, resolve
 from keyfed.lab.experiment.compare_report import _differing as differing
-from keyfed.lab.experiment.compare_variants import read_variant
 
 GIVEN = [("train.init", "/runs/public"), ("vectors.file", "/v/glove.txt"), ("vectors.dim", "96")]
 

@@ -18,8 +18,15 @@ from keyfed.engine.network import init_params
 from keyfed.errors import ConfigError
 from keyfed.lab.experiment import cell as studies_cells
 from keyfed.lab.experiment import grid, runner
-from keyfed.lab.experiment.cell import rounds_to, run_cell, thin
-from keyfed.lab.experiment.front import front_text
+from keyfed.lab.experiment.cell import Workspace, config_of, rounds_to, run_cell, thin
+from keyfed.lab.experiment.claims import (
+    FAILS,
+    HOLDS,
+    NOT_JUDGED,
+    UNSURE,
+    compare_rows,
+    judge,
+)
 from keyfed.lab.experiment.grid import (
     SCALES,
     cells_of,
@@ -30,20 +37,11 @@ from keyfed.lab.experiment.grid import (
     study_names,
     with_settings,
 )
-from keyfed.lab.experiment.page import page_text
-from keyfed.lab.experiment.runner import Clock, TimeIsUp, compact, finished, held, run_study
+from keyfed.lab.experiment.page import front_text, page_text
+from keyfed.lab.experiment.runner import DeadlineListener, TimeIsUp, held, run_study
 from keyfed.lab.experiment.statistics import Spread, joint_margin, pooled_spread
-from keyfed.lab.experiment.store import write_cell
+from keyfed.lab.experiment.store import Store, compact
 from keyfed.lab.experiment.table import OPEN, main_scale, rows_of, write_row
-from keyfed.lab.experiment.verdicts import (
-    FAILS,
-    HOLDS,
-    NOT_JUDGED,
-    UNSURE,
-    compare_rows,
-    judge,
-)
-from keyfed.lab.experiment.workspace import Bench, config_of
 from keyfed.lab.papers import fedatt_code as faithful
 from keyfed.lab.papers.gboard_toy import run_toy
 from keyfed.model.presets import build_spec
@@ -193,7 +191,7 @@ def test_every_cell_of_every_scale_is_a_configuration(name, tmp_path):
     for scale in SCALES:
         for cell in {tuple(c.labels.values()): c for c in cells_of(study, scale) if not c.absent}.values():
             if cell.runner in ("train", "code-faithful", "n-gram"):
-                document = to_document(config_of(cell.settings, cell.seed, Bench(tmp_path, "cpu", str(tmp_path))))
+                document = to_document(config_of(cell.settings, cell.seed, Workspace(tmp_path, "cpu", str(tmp_path))))
                 assert document["train"]["seed"] == cell.seed
 
 
@@ -325,22 +323,22 @@ def test_rows_show_mean_spread_divergence_and_absence():
 
 def test_no_minutes_leave_every_cell_open_and_results_merge(tmp_path):
     study = load_study("gboard-toy", STUDIES)
-    bench = Bench(tmp_path / "work", "cpu")
+    workspace = Workspace(tmp_path / "work", "cpu")
     more = {"study.samples": 48, "study.rounds": 1}
-    none = run_study(study, "smoke", results=tmp_path, bench=bench, minutes=0, override=more)
+    none = run_study(study, "smoke", store=Store(tmp_path), workspace=workspace, minutes=0, override=more)
     assert (none.done, none.before, len(none.open)) == ((), 0, 4)
-    first = run_study(study, "smoke", results=tmp_path, bench=bench, override=more, most=1)
-    rest = run_study(study, "smoke", results=tmp_path, bench=bench, override=more)
+    first = run_study(study, "smoke", store=Store(tmp_path), workspace=workspace, override=more, most=1)
+    rest = run_study(study, "smoke", store=Store(tmp_path), workspace=workspace, override=more)
     assert (len(first.done), len(first.open)) == (1, 3)
     assert (rest.before, len(rest.done), rest.open) == (1, 3, ())
-    assert len(finished(tmp_path, study)) == 4
+    assert len(Store(tmp_path).of(study)) == 4
 
 
 @pytest.mark.parametrize("minutes", [math.nan, math.inf, -1.0], ids=["nan", "inf", "negative"])
 def test_minutes_that_never_end_or_never_begin_are_refused(minutes, tmp_path):
     study = load_study("gboard-toy", STUDIES)
     with pytest.raises(ConfigError, match=r"--minutes is .*; expected a number of minutes, 0 or more"):
-        run_study(study, "smoke", results=tmp_path, bench=Bench(tmp_path / "work", "cpu"), minutes=minutes)
+        run_study(study, "smoke", store=Store(tmp_path), workspace=Workspace(tmp_path / "work", "cpu"), minutes=minutes)
 
 
 class Heard(Silent):
@@ -354,53 +352,53 @@ class Heard(Silent):
 
 
 def test_a_cell_that_another_process_works_on_is_skipped_and_not_failed(tmp_path):
-    study, bench, heard = load_study("gboard-toy", STUDIES), Bench(tmp_path / "work", "cpu"), Heard()
+    study, workspace, heard = load_study("gboard-toy", STUDIES), Workspace(tmp_path / "work", "cpu"), Heard()
     more = {"study.samples": 48, "study.rounds": 1}
     taken = with_settings(cells_of(study, "smoke")[1], more)
-    with held(bench.work, taken):
-        done = run_study(study, "smoke", results=tmp_path, bench=bench, override=more, listener=heard)
+    with held(workspace.work, taken):
+        done = run_study(study, "smoke", store=Store(tmp_path), workspace=workspace, override=more, listener=heard)
     assert (len(done.done), done.failed) == (3, ())
     assert done.open == done.skipped == (taken.title,)
     assert done.as_dict()["skipped"] == [taken.title]
     assert "skipped: another process works on it" in heard.lines
-    again = run_study(study, "smoke", results=tmp_path, bench=bench, override=more)
+    again = run_study(study, "smoke", store=Store(tmp_path), workspace=workspace, override=more)
     assert (again.before, again.done, again.open) == (3, (taken.title,), ())
     assert list((tmp_path / "work" / "locks").iterdir()) == []
 
 
 def test_a_skipped_cell_that_the_other_process_finishes_in_time_is_not_open(tmp_path, monkeypatch):
-    study, bench = load_study("gboard-toy", STUDIES), Bench(tmp_path / "work", "cpu")
+    study, workspace = load_study("gboard-toy", STUDIES), Workspace(tmp_path / "work", "cpu")
     more = {"study.samples": 48, "study.rounds": 1}
     first, second = (with_settings(cell, more) for cell in cells_of(study, "smoke")[:2])
     monkeypatch.setattr(runner, "cells_of", lambda *_: cells_of(study, "smoke")[:2])
     with ExitStack() as other:
-        other.enter_context(held(bench.work, first))
+        other.enter_context(held(workspace.work, first))
 
         def finish_the_first_too(cell, *rest):
-            write_cell(tmp_path, first, run_cell(first, *rest))
+            Store(tmp_path).write(first, run_cell(first, *rest))
             other.close()
             return run_cell(cell, *rest)
 
         monkeypatch.setattr(runner, "run_cell", finish_the_first_too)
-        done = run_study(study, "smoke", results=tmp_path, bench=bench, override=more)
+        done = run_study(study, "smoke", store=Store(tmp_path), workspace=workspace, override=more)
     assert (done.done, done.before, done.open, done.skipped) == ((second.title,), 1, (), ())
 
 
 def test_a_cell_that_another_process_finished_meanwhile_is_not_run_again(tmp_path, monkeypatch):
     """The other process is this one, called in the middle of the first cell; both share work and results."""
-    study, bench, heard = load_study("gboard-toy", STUDIES), Bench(tmp_path / "work", "cpu"), Heard()
+    study, workspace, heard = load_study("gboard-toy", STUDIES), Workspace(tmp_path / "work", "cpu"), Heard()
     more = {"study.samples": 48, "study.rounds": 1}
     ran = []
 
     def cell_with_company(cell, *rest):
         ran.append(cell.title)
         if len(ran) == 1:
-            other = run_study(study, "smoke", results=tmp_path, bench=bench, override=more, most=2)
+            other = run_study(study, "smoke", store=Store(tmp_path), workspace=workspace, override=more, most=2)
             assert (other.skipped, len(other.done)) == ((ran[0],), 2)
         return run_cell(cell, *rest)
 
     monkeypatch.setattr(runner, "run_cell", cell_with_company)
-    done = run_study(study, "smoke", results=tmp_path, bench=bench, override=more, listener=heard)
+    done = run_study(study, "smoke", store=Store(tmp_path), workspace=workspace, override=more, listener=heard)
     assert len(ran) == len(set(ran)) == 4
     assert (len(done.done), done.before, done.open, done.skipped) == (2, 2, (), ())
     assert heard.lines.count("finished by another process") == 2
@@ -410,8 +408,8 @@ def test_a_run_that_others_start_from_is_waited_for(tmp_path):
     (tmp_path / "text.txt").write_text("one two three four five six seven\n" * 60)
     settings = {"data.name": str(tmp_path / "text.txt"), "data.clients": 2, "model.name": "gru", "model.embed": 4,
                 "model.hidden": 4, "train.rounds": 1, "train.cohort": 2}  # fmt: skip
-    bench, heard = Bench(tmp_path / "work", "cpu"), Heard()
-    folder = studies_cells._first_run(settings, 1, bench, heard)
+    workspace, heard = Workspace(tmp_path / "work", "cpu"), Heard()
+    folder = studies_cells._first_run(settings, 1, workspace, heard)
     result = (folder / "result.json").read_bytes()
     with ExitStack() as other:
         other.enter_context(open_folder(folder, resume=True))
@@ -423,7 +421,7 @@ def test_a_run_that_others_start_from_is_waited_for(tmp_path):
                 other.close()
 
         heard.wait = wait
-        assert studies_cells._first_run(settings, 1, bench, heard) == folder
+        assert studies_cells._first_run(settings, 1, workspace, heard) == folder
     assert waits == ["another process trains it; waiting"] * 3
     assert (folder / "result.json").read_bytes() == result
 
@@ -431,16 +429,16 @@ def test_a_run_that_others_start_from_is_waited_for(tmp_path):
 def test_waiting_ends_with_the_minutes_and_is_said_once(monkeypatch):
     monkeypatch.setattr(runner, "MOMENT", 0.0)
     heard = Heard()
-    patient = Clock(heard, None)
+    patient = DeadlineListener(heard, None)
     for _ in range(3):
         patient.wait("waiting")
     assert heard.lines == ["waiting"]
     with pytest.raises(TimeIsUp):
-        Clock(heard, time.monotonic()).wait("waiting")
+        DeadlineListener(heard, time.monotonic()).wait("waiting")
 
 
 def test_nothing_is_stopped_after_the_last_round():
-    clock = Clock(Silent(), time.monotonic())
+    clock = DeadlineListener(Silent(), time.monotonic())
     clock.start("two rounds", 2, 0)
     with pytest.raises(TimeIsUp):
         clock.round({"round": 1})
@@ -453,7 +451,9 @@ def test_a_cell_without_a_checkpoint_that_is_stopped_says_that_it_starts_anew(tm
 
     study, heard = load_study("gboard-toy", STUDIES), Heard()
     monkeypatch.setattr(runner, "run_cell", stopped)
-    done = run_study(study, "smoke", results=tmp_path, bench=Bench(tmp_path / "work", "cpu"), minutes=5, listener=heard)
+    done = run_study(
+        study, "smoke", store=Store(tmp_path), workspace=Workspace(tmp_path / "work", "cpu"), minutes=5, listener=heard
+    )
     assert len(done.open) == 4
     assert "will start anew; give more minutes than it takes" in heard.lines[-2]
     assert heard.lines[-1] == "stopped after 5 minutes; the same call goes on with what is open"
@@ -466,7 +466,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "run_cell", pressed)
     study, heard = load_study("gboard-toy", STUDIES), Heard()
     with pytest.raises(KeyboardInterrupt):
-        run_study(study, "smoke", results=tmp_path, bench=Bench(tmp_path / "work", "cpu"), listener=heard)
+        run_study(study, "smoke", store=Store(tmp_path), workspace=Workspace(tmp_path / "work", "cpu"), listener=heard)
     assert heard.lines[-1] == "stopped after 0 of 4 open cells; the same call goes on"
 
 
@@ -486,11 +486,11 @@ def test_studies_lie_here_or_in_the_source_tree_or_in_the_package(tmp_path, monk
 
 def test_a_cell_that_another_study_has_finished_counts(tmp_path):
     study = load_study("gboard-toy", STUDIES)
-    bench = Bench(tmp_path / "work", "cpu")
+    workspace = Workspace(tmp_path / "work", "cpu")
     more = {"study.samples": 48, "study.rounds": 1}
-    run_study(study, "smoke", results=tmp_path, bench=bench, override=more, most=1)
+    run_study(study, "smoke", store=Store(tmp_path), workspace=workspace, override=more, most=1)
     other = replace(study, name="another")
-    again = run_study(other, "smoke", results=tmp_path, bench=bench, override=more, minutes=0)
+    again = run_study(other, "smoke", store=Store(tmp_path), workspace=workspace, override=more, minutes=0)
     assert (again.before, len(again.open)) == (1, 3)
 
 
@@ -541,7 +541,7 @@ def test_no_word_of_the_code_faithful_variant_is_the_engines_padding(tmp_path):
     found = faithful.read_sentences("ptb", tmp_path)
     assert [s.tolist() for s in found.train] == [[1, 3, 4, 2], [1, 5, 2], [1, 6, 2]]
     assert found.words == 9  # those of all three files, as in the code, and the padding
-    config = config_of({"data.name": "ptb"}, 1, Bench(tmp_path, "cpu", str(tmp_path)))
+    config = config_of({"data.name": "ptb"}, 1, Workspace(tmp_path, "cpu", str(tmp_path)))
     scored = faithful.positional_unigram(config, 3)["shuffles"]
     assert 1 < scored["lowest"] <= scored["highest"] < 9  # one batch: <SOS> is certain, the rest is among nine words
     assert min(int(s.min()) for part in (found.train, found.valid, found.test) for s in part) > PAD
@@ -570,16 +570,16 @@ def test_a_results_page_matches_its_data(name):
     study = load_study(name, STUDIES)
     page = RESULTS / f"{name}.md"
     assert page.exists(), f"write it with `keyfed study report {name}`"
-    assert page.read_text("utf-8") == page_text(study, finished(RESULTS, study))
+    assert page.read_text("utf-8") == page_text(study, Store(RESULTS).of(study))
 
 
 def test_the_front_page_matches_its_data():
-    assert (RESULTS / "README.md").read_text("utf-8") == front_text(STUDIES, RESULTS)
+    assert (RESULTS / "README.md").read_text("utf-8") == front_text(STUDIES, Store(RESULTS))
 
 
 def test_a_page_changes_with_its_data():
     study = load_study("fedatt-table2", STUDIES)
-    found = {key: json.loads(json.dumps(record)) for key, record in finished(RESULTS, study).items()}
+    found = {key: json.loads(json.dumps(record)) for key, record in Store(RESULTS).of(study).items()}
     before = page_text(study, found)
     scale = main_scale(study, found)
     shown = next(row for row in rows_of(study, scale, found) if row.records)

@@ -9,13 +9,12 @@ import pytest
 
 from keyfed.errors import RunError
 from keyfed.lab.experiment import cell as studies_cells
-from keyfed.lab.experiment.cell import run_cell
+from keyfed.lab.experiment.cell import Workspace, run_cell
 from keyfed.lab.experiment.grid import Cell, load_study
 from keyfed.lab.experiment.page import facts
 from keyfed.lab.experiment.runner import run_study
-from keyfed.lab.experiment.store import finished, write_cell
+from keyfed.lab.experiment.store import Store
 from keyfed.lab.experiment.table import Row
-from keyfed.lab.experiment.workspace import Bench
 from keyfed.run.folder import read_run_toml
 from keyfed.run.loop import Silent
 from keyfed.run.start.base import load_base
@@ -31,7 +30,7 @@ def small(folder: Path, name: str = "text.txt") -> dict[str, object]:
             "model.hidden": 4, "train.rounds": 1, "train.cohort": 2}  # fmt: skip
 
 
-class Patient(Silent):
+class WaitingListener(Silent):
     def wait(self, why: str) -> None:
         raise AssertionError(why)
 
@@ -46,33 +45,33 @@ def prepared(monkeypatch):
 
 
 def test_a_first_run_that_is_finished_is_not_prepared_again(tmp_path, prepared):
-    settings, bench = small(tmp_path), Bench(tmp_path / "work", "cpu")
-    folder = studies_cells._first_run(settings, 1, bench, Patient())
+    settings, workspace = small(tmp_path), Workspace(tmp_path / "work", "cpu")
+    folder = studies_cells._first_run(settings, 1, workspace, WaitingListener())
     assert prepared == ["text.txt"]
-    assert studies_cells._first_run(settings, 1, bench, Patient()) == folder
+    assert studies_cells._first_run(settings, 1, workspace, WaitingListener()) == folder
     assert prepared == ["text.txt"]
-    assert studies_cells._first_run(settings, 2, bench, Patient()) != folder
+    assert studies_cells._first_run(settings, 2, workspace, WaitingListener()) != folder
     assert prepared == ["text.txt"] * 2
 
 
 def test_a_first_run_with_another_configuration_is_refused_unprepared(tmp_path, prepared):
-    settings, bench = small(tmp_path), Bench(tmp_path / "work", "cpu")
-    folder = studies_cells._first_run(settings, 1, bench, Patient())
+    settings, workspace = small(tmp_path), Workspace(tmp_path / "work", "cpu")
+    folder = studies_cells._first_run(settings, 1, workspace, WaitingListener())
     text = (folder / "run.toml").read_text("utf-8")
     assert text.count("rounds = 1\n") == 1
     (folder / "run.toml").write_text(text.replace("rounds = 1\n", "rounds = 2\n"), "utf-8")
     with pytest.raises(RunError, match=r"was started with another configuration: .*rounds"):
-        studies_cells._first_run(settings, 1, bench, Patient())
+        studies_cells._first_run(settings, 1, workspace, WaitingListener())
     assert len(prepared) == 1
 
 
 def test_the_renamed_copy_goes_with_its_cell_and_the_first_run_stays(tmp_path, prepared):
     first = {f"first.{key}": value for key, value in small(tmp_path).items()}
     settings = {**small(tmp_path, "other.txt"), **first, "study.rows": "by number"}
-    bench = Bench(tmp_path / "work", "cpu")
+    workspace = Workspace(tmp_path / "work", "cpu")
     cells = [Cell("s", "train", {}, {**settings, "method.name": name}, 1, "smoke") for name in ("fedavg", "fedsgd")]
-    records = [run_cell(cell, bench, (), Patient()) for cell in cells]
-    (kept,) = (bench.work / "first").iterdir()
+    records = [run_cell(cell, workspace, (), WaitingListener()) for cell in cells]
+    (kept,) = (workspace.work / "first").iterdir()
     assert (kept / "model.safetensors").exists()
     assert {r["first_data_sha256"] for r in records} == {read_run_toml(kept)[1]["data_sha256"]}
     assert prepared.count("text.txt") == 1
@@ -81,34 +80,37 @@ def test_the_renamed_copy_goes_with_its_cell_and_the_first_run_stays(tmp_path, p
 def test_a_cell_that_starts_from_the_base_model_says_which_one(tmp_path):
     """Its name is the same when the package has another one; an older cell without the hash counts as before."""
     settings = {key: value for key, value in small(tmp_path).items() if not key.startswith("model.")}
-    bench = Bench(tmp_path / "work", "cpu")
+    workspace = Workspace(tmp_path / "work", "cpu")
     study = replace(load_study("models", STUDIES), name="s")
     starts = ({"train.init": "base", "model.name": "cifg"}, {"model.name": "cifg"})
     based, random = (Cell("s", "train", {}, settings | start, 1, "smoke") for start in starts)
-    found = {"base": run_cell(based, bench, (), Patient()), "none": run_cell(random, bench, (), Patient())}
+    found = {
+        "base": run_cell(based, workspace, (), WaitingListener()),
+        "none": run_cell(random, workspace, (), WaitingListener()),
+    }
     for cell, record in zip((based, random), found.values(), strict=True):
-        write_cell(tmp_path / "results", cell, record)
+        Store(tmp_path / "results").write(cell, record)
     assert found["base"]["init_sha256"] == load_base().sha256
     assert "init_sha256" not in found["none"]
-    assert finished(tmp_path / "results", study) == {record["id"]: record for record in found.values()}
+    assert Store(tmp_path / "results").of(study) == {record["id"]: record for record in found.values()}
     told = dict(facts(study, [Row({}, "train", (based,), (found["base"],))]))
     assert told["SHA-256 of the starting weights, base"] == load_base().sha256
     older = {key: value for key, value in found["base"].items() if key != "init_sha256"}
-    write_cell(tmp_path / "results", based, older)
-    assert finished(tmp_path / "results", study)[older["id"]] == older
+    Store(tmp_path / "results").write(based, older)
+    assert Store(tmp_path / "results").of(study)[older["id"]] == older
 
 
 def test_a_study_with_targets_runs_a_cell_that_another_ran_without(tmp_path):
-    results, bench = tmp_path / "results", Bench(tmp_path / "work", "cpu")
+    results, workspace = tmp_path / "results", Workspace(tmp_path / "work", "cpu")
     one = replace(load_study("gboard-toy", STUDIES), name="one")
     other = replace(one, name="other", targets=(40.0,))
     more = {"study.samples": 48, "study.rounds": 1}
-    first = run_study(one, "smoke", results=results, bench=bench, override=more, most=1)
-    second = run_study(other, "smoke", results=results, bench=bench, override=more, most=1)
+    first = run_study(one, "smoke", store=Store(results), workspace=workspace, override=more, most=1)
+    second = run_study(other, "smoke", store=Store(results), workspace=workspace, override=more, most=1)
     assert (second.done, second.before) == (first.done, 0)
-    third = run_study(other, "smoke", results=results, bench=bench, override=more, minutes=0)
+    third = run_study(other, "smoke", store=Store(results), workspace=workspace, override=more, minutes=0)
     assert (third.before, len(third.open)) == (1, 3)
-    (record,) = finished(results, other).values()
+    (record,) = Store(results).of(other).values()
     assert "rounds_to_40" in record["measures"]
-    assert finished(results, one) == {record["id"]: record}
+    assert Store(results).of(one) == {record["id"]: record}
     assert len(list((results / "data").glob("*/*.json"))) == 2

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from keyfed.lab.experiment.claims import LEARNING, verdict_on
 from keyfed.lab.experiment.grid import cells_of, load_study, study_names
 from keyfed.lab.experiment.page import page_text
-from keyfed.lab.experiment.runner import finished
+from keyfed.lab.experiment.store import Store
 from keyfed.lab.experiment.table import rows_of
-from keyfed.lab.experiment.verdicts import LEARNING, verdict_on
 
 ROOT = Path(__file__).parents[3]
 STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"
@@ -63,7 +63,7 @@ def test_gboards_order_waits_until_doubled_runs_gain_nothing():
     study = load_study("gboard", STUDIES)
     assert {claim.about for claim in study.claims} == {"reach"}
     first = {cell.id for cell in cells_of(study, "standard") if cell.labels.get("recipe") != "long recipe"}
-    found = {cell: record for cell, record in finished(RESULTS, study).items() if cell in first}
+    found = {cell: record for cell, record in Store(RESULTS).of(study).items() if cell in first}
     rows = rows_of(study, "standard", found)
     assert {row.labels["model"]: len(row.records) for row in rows if row.records}.keys() == study.axes["model"].keys()
     assert {verdict_on(study, rows, claim, "standard") for claim in study.claims} == {LEARNING}
@@ -78,7 +78,7 @@ def test_no_page_calls_the_codes_step_size_printed_or_shows_escaped_code(name):
     words = " ".join([study.about, *study.notes, *(claim.says for claim in study.claims)])
     assert "printed step size" not in words
     assert "printed SGD" not in words
-    assert "\\`" not in page_text(study, finished(RESULTS, study))
+    assert "\\`" not in page_text(study, Store(RESULTS).of(study))
 
 
 BLAMES = ("n-gram model wins", "order does not hold", "which no federation can", "which no federation could",

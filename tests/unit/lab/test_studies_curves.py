@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from keyfed.errors import ConfigError
-from keyfed.lab.experiment.curves import POINTS, seed_curves, stretches, training_curves
+from keyfed.lab.experiment.cell import STRETCHES, stretches, training_curves
 from keyfed.lab.experiment.grid import cells_of, load_study, study_from
 from keyfed.lab.experiment.page import page_text
-from keyfed.lab.experiment.plots import draw_plots, drawn
+from keyfed.lab.experiment.plots import draw_plots, drawn, seed_curves
 from keyfed.lab.experiment.table import rows_of
 
 STUDIES = Path(__file__).parents[3] / "studies"
@@ -51,12 +51,12 @@ def test_a_round_without_numbers_leaves_no_point():
     assert kept == {"batch": [[1, 3.0, 0.3]], "epoch": []}
 
 
-@pytest.mark.parametrize("count", [1, 2, POINTS - 1, POINTS, POINTS + 1, 997])
+@pytest.mark.parametrize("count", [1, 2, STRETCHES - 1, STRETCHES, STRETCHES + 1, 997])
 def test_stretches_are_few_begin_with_the_first_and_keep_the_mean(count):
     rng = np.random.default_rng(count)
     rows = [(rng.random(), rng.random(), int(rng.integers(1, 99))) for _ in range(count)]
     points = stretches(rows)
-    assert len(points) == min(count, POINTS)
+    assert len(points) == min(count, STRETCHES)
     assert points[0] == [1, pytest.approx(rows[0][0], rel=1e-4), pytest.approx(rows[0][1], rel=1e-4)]
     ends = [p[0] for p in points]
     assert ends == sorted(set(ends))

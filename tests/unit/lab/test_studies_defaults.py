@@ -16,12 +16,10 @@ from keyfed.federated import tuned
 from keyfed.federated.methods import METHODS, method_options
 from keyfed.federated.parts import KINDS, part_options
 from keyfed.lab.experiment import cell as studies_cells
-from keyfed.lab.experiment import workspace
-from keyfed.lab.experiment.cell import run_cell
+from keyfed.lab.experiment.cell import Workspace, config_of, options_of, pinned, run_cell
 from keyfed.lab.experiment.grid import Cell, cells_of, load_study, study_names
-from keyfed.lab.experiment.store import finished
+from keyfed.lab.experiment.store import Store
 from keyfed.lab.experiment.table import counted
-from keyfed.lab.experiment.workspace import Bench, config_of, options_of, pinned
 from keyfed.run.loop import Silent
 
 ROOT = Path(__file__).parents[3]
@@ -51,13 +49,13 @@ def changed(monkeypatch):
         for name, values in OPTIONS.items():
             monkeypatch.setattr(METHODS[name], "__kwdefaults__", {**METHODS[name].__kwdefaults__, **values})
         monkeypatch.setitem(tuned.CHARACTERS, "fedavg", {"lr": 0.5})
-        workspace._resolve.cache_clear()
+        studies_cells._resolve.cache_clear()
         assert TrainConfig().average == 0.5
         assert method_options("fedavg")["lr"].default == 5.0
 
     yield change
     monkeypatch.undo()
-    workspace._resolve.cache_clear()
+    studies_cells._resolve.cache_clear()
 
 
 def is_old(cell: Cell) -> bool:
@@ -72,7 +70,7 @@ def standing() -> tuple[dict[str, dict[str, int]], list[str]]:
     out = {}
     for name in study_names(STUDIES):
         study = load_study(name, STUDIES)
-        there = finished(RESULTS, study, lines.append)
+        there = Store(RESULTS, lines.append).of(study)
         out[name] = {scale: counted(study, scale, there)[0] for scale in study.scales}
         old = [cell for cell in cells_of(study, "standard") if is_old(cell)]
         out[name]["old"] = sum(cell.id in there for cell in old)
@@ -85,8 +83,8 @@ def test_other_defaults_open_no_finished_cell(changed, monkeypatch):
     assert sum(done["old"] for done in before.values()) >= SETTLED
     changed()
     assert standing() == (before, [])
-    monkeypatch.setattr(workspace, "pinned", dict)  # without the table
-    workspace._resolve.cache_clear()
+    monkeypatch.setattr(studies_cells, "pinned", dict)  # without the table
+    studies_cells._resolve.cache_clear()
     after, left_out = standing()
     assert len(left_out) > 100
     assert sum(done["old"] for done in after.values()) < SETTLED
@@ -99,10 +97,10 @@ def test_other_defaults_change_no_cells_configuration(changed):
         for c in cells
         if c.runner in ("train", "n-gram") and not c.absent and "vectors.file" not in c.settings
     ]
-    bench = Bench(Path(), "cpu")
-    before = [(config_of(s, 1, bench), options_of("train", s)) for s in runs]
+    workspace = Workspace(Path(), "cpu")
+    before = [(config_of(s, 1, workspace), options_of("train", s)) for s in runs]
     changed()
-    after = [(config_of(s, 1, bench), options_of("train", s)) for s in runs]
+    after = [(config_of(s, 1, workspace), options_of("train", s)) for s in runs]
     asleep = ("vectors", "privacy", "secure")
     for (one, its), (other, others) in zip(before, after, strict=True):
         assert its == others
@@ -113,12 +111,12 @@ def test_other_defaults_change_no_cells_configuration(changed):
         assert (one.method, one.mediator, one.server) == (other.method, other.mediator, other.server)
 
 
-class Patient(Silent):
+class WaitingListener(Silent):
     def wait(self, why: str) -> None:
         raise AssertionError(why)
 
 
-def thetas(cell: Cell, bench: Bench, monkeypatch) -> list[str]:
+def thetas(cell: Cell, workspace: Workspace, monkeypatch) -> list[str]:
     """Train a cell; the hash of every model that it made, and of what it measured."""
     hashes = []
     train = studies_cells.train
@@ -131,7 +129,7 @@ def thetas(cell: Cell, bench: Bench, monkeypatch) -> list[str]:
 
     with monkeypatch.context() as patch:
         patch.setattr(studies_cells, "train", kept)
-        record = run_cell(cell, bench, (), Patient())
+        record = run_cell(cell, workspace, (), WaitingListener())
     return [*hashes, json.dumps(record["measures"], sort_keys=True)]
 
 
@@ -144,11 +142,11 @@ def test_a_cell_trains_the_same_weights_under_other_defaults(tmp_path, changed, 
     cell = Cell(
         "s", "train", {}, {**small, "data.name": str(tmp_path / "other.txt"), "train.rounds": 2, **first}, 1, "smoke"
     )
-    before = thetas(cell, Bench(tmp_path / "a", "cpu"), monkeypatch)
+    before = thetas(cell, Workspace(tmp_path / "a", "cpu"), monkeypatch)
     changed()
-    assert thetas(cell, Bench(tmp_path / "b", "cpu"), monkeypatch) == before
-    monkeypatch.setattr(workspace, "pinned", dict)
-    without = thetas(cell, Bench(tmp_path / "c", "cpu"), monkeypatch)
+    assert thetas(cell, Workspace(tmp_path / "b", "cpu"), monkeypatch) == before
+    monkeypatch.setattr(studies_cells, "pinned", dict)
+    without = thetas(cell, Workspace(tmp_path / "c", "cpu"), monkeypatch)
     assert all(one != other for one, other in zip(without, before, strict=True))
 
 
@@ -160,16 +158,16 @@ def test_an_exchanged_part_and_an_option_that_is_newer_than_the_table(changed, m
     assert options_of("train", settings) == then
 
     parameter = inspect.Parameter("newer", inspect.Parameter.KEYWORD_ONLY, default=0.25)
-    real = workspace.method_options
-    monkeypatch.setattr(workspace, "method_options", lambda name: {**real(name), "newer": parameter})
-    document = workspace.to_document
+    real = studies_cells.method_options
+    monkeypatch.setattr(studies_cells, "method_options", lambda name: {**real(name), "newer": parameter})
+    document = studies_cells.to_document
     monkeypatch.setattr(
-        workspace, "to_document", lambda c: {**document(c), "method": {**document(c)["method"], "newer": 0.25}}
+        studies_cells, "to_document", lambda c: {**document(c), "method": {**document(c)["method"], "newer": 0.25}}
     )
-    workspace._resolve.cache_clear()
+    studies_cells._resolve.cache_clear()
     assert options_of("train", settings) == then
-    monkeypatch.setattr(workspace, "pinned", dict)
-    workspace._resolve.cache_clear()
+    monkeypatch.setattr(studies_cells, "pinned", dict)
+    studies_cells._resolve.cache_clear()
     assert options_of("train", settings)["newer"] == 0.25
 
 
@@ -183,7 +181,7 @@ def test_the_table_has_every_option_of_the_program_and_no_other():
         assert set(table[kind]) == set(KINDS[kind])
         for name, given in table[kind].items():
             assert set(given) == {k for k, p in part_options(kind, name).items() if p.default is not p.empty}
-    config = config_of({}, 1, Bench(Path(), "cpu"))
+    config = config_of({}, 1, Workspace(Path(), "cpu"))
     for section in SECTIONS:
         for key, value in table[section].items():
             set_value(config, f"{section}.{key}", value)  # raises for a value that is none of the option

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from keyfed.errors import ConfigError
-from keyfed.lab.experiment.explore import BLANKS
+from keyfed.lab.experiment.check import BLANKS
 from keyfed.lab.experiment.grid import load_study
 from keyfed.lab.experiment.plots import draw_plots, terms_of
-from keyfed.lab.experiment.runner import finished
+from keyfed.lab.experiment.store import Store
 from keyfed.lab.experiment.table import rows_of
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,7 @@ def test_readings_of_blanks(reading, read):
 
 def test_words_and_pairs_are_drawn_in_the_order_of_their_counts():
     study = load_study("next-character-text", STUDIES)
-    rows = rows_of(study, "paper", finished(RESULTS, study))
+    rows = rows_of(study, "paper", Store(RESULTS).of(study))
     words, pairs = study.plots
     for plot in (words, pairs):
         terms = next(filter(None, (terms_of(row, plot) for row in rows)))

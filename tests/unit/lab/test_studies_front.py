@@ -11,10 +11,11 @@ import pytest
 
 from keyfed.cli.experiment import _list, _report
 from keyfed.errors import ConfigError
-from keyfed.lab.experiment.causes import causes, fill
-from keyfed.lab.experiment.front import STANDING, front_line, front_text, standing_text, write_front
+from keyfed.lab.experiment.claims import causes, fill
 from keyfed.lab.experiment.grid import cells_of, load_study, study_from, study_names
+from keyfed.lab.experiment.page import STANDING, front_line, front_text, standing_text, write_front
 from keyfed.lab.experiment.plots import SMOKE, _paint, _panels, curves_of, describe, error_bar, looks
+from keyfed.lab.experiment.store import Store
 from keyfed.lab.experiment.table import rows_of
 from keyfed.reports.document import NONE
 from keyfed.reports.figures import LIGHT
@@ -181,7 +182,7 @@ def test_a_bound_on_the_front_page_has_its_seeds_and_how_far_chance_reaches():
 
 
 def test_the_front_page_is_about_ten_lines_on_all_five_papers():
-    text = front_text(STUDIES, RESULTS)
+    text = front_text(STUDIES, Store(RESULTS))
     lines = [line for line in text.splitlines() if line.startswith("- ")]
     assert 8 <= len(lines) <= 12
     for paper in ("FedAtt", "FedMed", "Gboard", "Next-character", "Pretraining", "Ours"):
@@ -192,7 +193,7 @@ def test_the_front_page_is_about_ten_lines_on_all_five_papers():
 
 
 def test_the_page_of_where_studies_stand_matches_its_data():
-    assert (RESULTS / STANDING).read_text("utf-8") == standing_text(STUDIES, RESULTS)
+    assert (RESULTS / STANDING).read_text("utf-8") == standing_text(STUDIES, Store(RESULTS))
 
 
 def test_the_front_page_changes_with_its_data(tmp_path):
@@ -205,9 +206,9 @@ def test_the_front_page_changes_with_its_data(tmp_path):
         for number, record in enumerate(results_of(study_of()).values()):
             record["measures"]["perplexity"] *= factor
             (folder / f"{number}.json").write_text(json.dumps(record), "utf-8")
-        page = write_front(tmp_path / "studies", tmp_path)
-        assert page.read_text("utf-8") == front_text(tmp_path / "studies", tmp_path)
-        assert (tmp_path / STANDING).read_text("utf-8") == standing_text(tmp_path / "studies", tmp_path)
+        page = write_front(tmp_path / "studies", Store(tmp_path))
+        assert page.read_text("utf-8") == front_text(tmp_path / "studies", Store(tmp_path))
+        assert (tmp_path / STANDING).read_text("utf-8") == standing_text(tmp_path / "studies", Store(tmp_path))
         texts.append(page.read_text("utf-8"))
     assert "101.0 ± 1.4" in texts[0]
     assert "202.0 ± 2.8" in texts[1]
@@ -217,7 +218,7 @@ def test_the_list_and_the_page_count_alike(capsys):
     """Seeds that only another study asks for made them differ."""
     _list(STUDIES, RESULTS, as_json=True)
     listed = {row["study"]: row for row in json.loads(capsys.readouterr().out)}
-    for line in standing_text(STUDIES, RESULTS).splitlines():
+    for line in standing_text(STUDIES, Store(RESULTS)).splitlines():
         name, _, scale, done, left = ([cell.strip() for cell in line.split("|")[1:6]] + [""] * 5)[:5]
         if name in listed:
             assert listed.pop(name)[scale if scale != NONE else "smoke"] == f"{done} of {int(done) + int(left)}"

@@ -9,12 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyfed.lab.experiment import verdicts
-from keyfed.lab.experiment.front import front_line
-from keyfed.lab.experiment.grid import cells_of, study_from
-from keyfed.lab.experiment.page import page_text
-from keyfed.lab.experiment.table import OPEN, rows_of
-from keyfed.lab.experiment.verdicts import (
+from keyfed.lab.experiment import claims
+from keyfed.lab.experiment.claims import (
     FAILS,
     HOLDS,
     LEARNING,
@@ -24,6 +20,9 @@ from keyfed.lab.experiment.verdicts import (
     said_verdict,
     verdict_on,
 )
+from keyfed.lab.experiment.grid import cells_of, study_from
+from keyfed.lab.experiment.page import front_line, page_text
+from keyfed.lab.experiment.table import OPEN, rows_of
 
 DOCUMENT = """
 title = "T"
@@ -220,5 +219,5 @@ def test_no_figures_of_a_row_that_gains_make_a_verdict(once, gain, counts):
 
 
 def test_without_the_rule_an_undertrained_row_is_told(monkeypatch):
-    monkeypatch.setattr(verdicts, "waits", lambda *_: "")
+    monkeypatch.setattr(claims, "waits", lambda *_: "")
     assert told(SHORT).startswith(FAILS)

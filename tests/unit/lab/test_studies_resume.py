@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from keyfed.lab.experiment.cell import Workspace, config_of
 from keyfed.lab.experiment.grid import cells_of, load_study, with_settings
 from keyfed.lab.experiment.runner import run_study
-from keyfed.lab.experiment.workspace import Bench, config_of
+from keyfed.lab.experiment.store import Store
 from keyfed.lab.papers.fedatt_code import train_faithfully
 from keyfed.run.loop import Silent
 
@@ -47,7 +48,7 @@ def corpus(tmp_path_factory):
 
 
 def run(corpus, method, folder=None, listen=None, seed=1, **settings):
-    config = config_of(SETTINGS | {"method.name": method} | settings, seed, Bench(corpus, "cpu", str(corpus)))
+    config = config_of(SETTINGS | {"method.name": method} | settings, seed, Workspace(corpus, "cpu", str(corpus)))
     return train_faithfully(config, 2, listen or Silent(), folder=folder)
 
 
@@ -74,12 +75,12 @@ def test_a_cell_of_a_study_goes_on(corpus, tmp_path, monkeypatch):
     cells = [cell for cell in cells_of(study, "smoke") if cell.runner == "code-faithful"][:1]
     monkeypatch.setattr("keyfed.lab.experiment.runner.cells_of", lambda *_: cells)
     small = {key: value for key, value in SETTINGS.items() if not key.startswith("method")}
-    bench, results = Bench(tmp_path / "work", "cpu", str(corpus)), tmp_path / "results"
+    workspace, results = Workspace(tmp_path / "work", "cpu", str(corpus)), tmp_path / "results"
     with pytest.raises(KeyboardInterrupt):
-        run_study(study, "smoke", results=results, bench=bench, override=small, listener=Stop(2))
+        run_study(study, "smoke", store=Store(results), workspace=workspace, override=small, listener=Stop(2))
     assert list((tmp_path / "work" / study.name).iterdir())
     listen = Stop()
-    done = run_study(study, "smoke", results=results, bench=bench, override=small, listener=listen)
+    done = run_study(study, "smoke", store=Store(results), workspace=workspace, override=small, listener=listen)
     assert (done.done, done.open) == ((with_settings(cells[0], small).title,), ())
     assert listen.rounds == [3]
     assert list((tmp_path / "work" / study.name).iterdir()) == []

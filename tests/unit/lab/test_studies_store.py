@@ -11,11 +11,11 @@ import pytest
 from keyfed.config.load import to_document
 from keyfed.errors import ConfigError, RunError
 from keyfed.federated import tuned
-from keyfed.lab.experiment import workspace
+from keyfed.lab.experiment import cell as studies_cells
+from keyfed.lab.experiment.cell import Workspace, config_of, options_of
 from keyfed.lab.experiment.grid import cells_of, load_study, study_names
 from keyfed.lab.experiment.page import write_page
-from keyfed.lab.experiment.store import finished, is_finished, make_folder, read_cell, refuse_file, write_cell
-from keyfed.lab.experiment.workspace import Bench, config_of, options_of
+from keyfed.lab.experiment.store import Store, make_folder, read_cell, refuse_file
 
 ROOT = Path(__file__).parents[3]
 STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"
@@ -35,9 +35,9 @@ def cell_and_record():
 @pytest.fixture
 def fresh_options():
     """Resolved options are kept; a test that changes a default starts and leaves without them."""
-    workspace._resolve.cache_clear()
+    studies_cells._resolve.cache_clear()
     yield
-    workspace._resolve.cache_clear()
+    studies_cells._resolve.cache_clear()
 
 
 @pytest.mark.parametrize("name", study_names(STUDIES))
@@ -49,7 +49,7 @@ def test_options_are_those_of_the_run(name, tmp_path):
         found = options_of(cell.runner, cell.settings)
         if cell.absent or cell.runner not in ("train", "code-faithful") or "study.positional" in cell.settings:
             continue
-        document = to_document(config_of(cell.settings, cell.seed, Bench(tmp_path, "cpu", str(tmp_path))))
+        document = to_document(config_of(cell.settings, cell.seed, Workspace(tmp_path, "cpu", str(tmp_path))))
         name_of_method = document["method"].pop("name")
         assert name_of_method == cell.settings["method.name"]
         assert document["method"].items() <= found.items()
@@ -68,27 +68,27 @@ def test_options_have_the_defaults_and_only_runners_with_a_method_have_any():
 
 def test_a_cell_made_with_another_default_is_open_and_said(tmp_path, monkeypatch, fresh_options):
     cell, record = cell_and_record()
-    path = write_cell(tmp_path, cell, record)
+    path = Store(tmp_path).write(cell, record)
     lines = []
-    assert list(finished(tmp_path, STUDY, lines.append)) == [cell.id]
-    assert (lines, is_finished(tmp_path, cell, ())) == ([], True)
+    assert list(Store(tmp_path, lines.append).of(STUDY)) == [cell.id]
+    assert (lines, Store(tmp_path).has(cell, ())) == ([], True)
     other = {"liadmm": {"rho": 0.5, "r": 0.15}}
     monkeypatch.setitem(tuned.CHARACTERS, "liadmm", other["liadmm"])  # the program's default is not the cells'
-    workspace._resolve.cache_clear()
-    assert list(finished(tmp_path, STUDY, lines.append)) == [cell.id]
-    table = {**workspace.pinned(), "characters": other}
-    monkeypatch.setattr(workspace, "pinned", lambda: table)
-    workspace._resolve.cache_clear()
-    assert finished(tmp_path, STUDY, lines.append) == {}
-    assert not is_finished(tmp_path, cell, ())
+    studies_cells._resolve.cache_clear()
+    assert list(Store(tmp_path, lines.append).of(STUDY)) == [cell.id]
+    table = {**studies_cells.pinned(), "characters": other}
+    monkeypatch.setattr(studies_cells, "pinned", lambda: table)
+    studies_cells._resolve.cache_clear()
+    assert Store(tmp_path, lines.append).of(STUDY) == {}
+    assert not Store(tmp_path).has(cell, ())
     assert lines == [f"{path} is left out: it was made with other defaults (rho 0.001 → 0.5); its cell is open"]
 
 
 def test_a_cell_from_before_options_were_kept_counts(tmp_path):
     cell, record = cell_and_record()
     del record["options"]
-    write_cell(tmp_path, cell, record)
-    assert list(finished(tmp_path, replace(STUDY, name="another"))) == [cell.id]
+    Store(tmp_path).write(cell, record)
+    assert list(Store(tmp_path).of(replace(STUDY, name="another"))) == [cell.id]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_cell_from_before_options_were_kept_counts(tmp_path):
 )
 def test_a_damaged_cell_is_left_out_and_the_others_stay(change, said, tmp_path):
     cell, record = cell_and_record()
-    write_cell(tmp_path, cell, record)
+    Store(tmp_path).write(cell, record)
     (tmp_path / "data" / "x").mkdir()
     bad = tmp_path / "data" / "x" / "bad.json"
     match change:
@@ -125,12 +125,12 @@ def test_a_damaged_cell_is_left_out_and_the_others_stay(change, said, tmp_path):
         case _:
             bad.write_text(json.dumps({key: value for key, value in record.items() if key not in change}))
     lines = []
-    assert list(finished(tmp_path, STUDY, lines.append)) == [cell.id]
+    assert list(Store(tmp_path, lines.append).of(STUDY)) == [cell.id]
     assert len(lines) == 1
     assert lines[0].startswith(f"{bad} is left out: ")
     assert said in lines[0]
     assert "\n" not in lines[0]
-    write_page(STUDY, tmp_path)
+    write_page(STUDY, Store(tmp_path))
     assert bad.exists()  # nothing is lost
 
 
@@ -165,16 +165,16 @@ DAMAGE = {
 def test_what_a_page_could_not_show_is_left_out_with_one_line(which, tmp_path):
     change, said = DAMAGE[which]
     cell, record = cell_and_record()
-    path = write_cell(tmp_path, cell, record)
+    path = Store(tmp_path).write(cell, record)
     path.write_text(json.dumps({**record, **change}))
     lines = []
-    assert finished(tmp_path, STUDY, lines.append) == {}
-    assert not is_finished(tmp_path, cell, ())
+    assert Store(tmp_path, lines.append).of(STUDY) == {}
+    assert not Store(tmp_path).has(cell, ())
     assert len(lines) == 1
     assert lines[0].startswith(f"{path} is left out: it is damaged (")
     assert said in lines[0]
     assert "\n" not in lines[0]
-    write_page(STUDY, tmp_path)
+    write_page(STUDY, Store(tmp_path))
     assert path.exists()
 
 
@@ -188,7 +188,7 @@ def test_what_a_cell_may_lack_or_have_is_counted(tmp_path):
         "training": {"batch": [[1, 2.0, 0.1]], "epoch": []},
     }  # fmt: skip
     lines = []
-    assert read_cell(write_cell(tmp_path, cell, record), lines.append) == record
+    assert read_cell(Store(tmp_path).write(cell, record), lines.append) == record
     assert lines == []
 
 
@@ -203,28 +203,28 @@ def test_a_deeply_nested_file_is_left_out(tmp_path):
 def test_a_cell_without_the_studys_targets_is_open_there_and_counts_elsewhere(tmp_path):
     cell, record = cell_and_record()
     record["curve"] = [[1, 2.0, 8.0, 0.1]]
-    write_cell(tmp_path, cell, record)
+    Store(tmp_path).write(cell, record)
     hurried = replace(STUDY, name="hurried", targets=(7.5, 300.0))
-    assert list(finished(tmp_path, STUDY)) == [cell.id]
-    assert is_finished(tmp_path, cell, ())
-    assert finished(tmp_path, hurried) == {}
-    assert not is_finished(tmp_path, cell, hurried.targets)
+    assert list(Store(tmp_path).of(STUDY)) == [cell.id]
+    assert Store(tmp_path).has(cell, ())
+    assert Store(tmp_path).of(hurried) == {}
+    assert not Store(tmp_path).has(cell, hurried.targets)
     richer = {**record, "measures": {"nats": 2.0, "rounds_to_7.5": None}}
-    write_cell(tmp_path, replace(cell, study="hurried"), richer)
-    assert finished(tmp_path, hurried) == {}  # one of two targets
+    Store(tmp_path).write(replace(cell, study="hurried"), richer)
+    assert Store(tmp_path).of(hurried) == {}  # one of two targets
     richer["measures"]["rounds_to_300"] = 1
-    write_cell(tmp_path, replace(cell, study="hurried"), richer)
-    assert finished(tmp_path, hurried) == {cell.id: richer}
-    assert is_finished(tmp_path, cell, hurried.targets)
-    assert finished(tmp_path, STUDY) == {cell.id: richer}  # what measured more counts everywhere
-    write_cell(tmp_path, replace(cell, study="hurried"), {**record, "measures": {"nats": 3.0}})
-    assert finished(tmp_path, STUDY)[cell.id]["measures"] == {"nats": 2.0}  # as much: the study's own
+    Store(tmp_path).write(replace(cell, study="hurried"), richer)
+    assert Store(tmp_path).of(hurried) == {cell.id: richer}
+    assert Store(tmp_path).has(cell, hurried.targets)
+    assert Store(tmp_path).of(STUDY) == {cell.id: richer}  # what measured more counts everywhere
+    Store(tmp_path).write(replace(cell, study="hurried"), {**record, "measures": {"nats": 3.0}})
+    assert Store(tmp_path).of(STUDY)[cell.id]["measures"] == {"nats": 2.0}  # as much: the study's own
 
 
 def test_a_cell_without_rounds_needs_no_targets(tmp_path):
     cell, record = cell_and_record()
-    write_cell(tmp_path, cell, record)
-    assert list(finished(tmp_path, replace(STUDY, targets=(300.0,)))) == [cell.id]
+    Store(tmp_path).write(cell, record)
+    assert list(Store(tmp_path).of(replace(STUDY, targets=(300.0,)))) == [cell.id]
 
 
 def test_results_that_cannot_be_written_are_one_line(tmp_path, monkeypatch):
@@ -235,7 +235,7 @@ def test_results_that_cannot_be_written_are_one_line(tmp_path, monkeypatch):
     assert list((tmp_path / "new" / "data").iterdir()) == []
     cell, record = cell_and_record()
     with pytest.raises(RunError, match=r"^--results /proc/x: .*; choose a folder that can be written$"):
-        write_cell(Path("/proc/x"), cell, record)
+        Store(Path("/proc/x")).write(cell, record)
 
 
 def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path):
@@ -245,12 +245,12 @@ def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path):
             refuse_file(folder, "--results")
     refuse_file(tmp_path / "not" / "there", "--results")
     with pytest.raises(ConfigError, match="is a file"):
-        finished(tmp_path / "file", STUDY)
+        Store(tmp_path / "file").of(STUDY)
 
 
 def test_every_cell_of_the_repository_counts_and_says_its_options():
     lines = []
-    found = finished(RESULTS, load_study("ptb-50", STUDIES), lines.append)
+    found = Store(RESULTS, lines.append).of(load_study("ptb-50", STUDIES))
     assert lines == []
     paths = list((RESULTS / "data").glob("*/*.json"))
     assert {json.loads(path.read_text("utf-8"))["id"] for path in paths} == set(found)

@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from keyfed.errors import ConfigError
-from keyfed.lab.experiment.front import numbers
-from keyfed.lab.experiment.grid import cells_of, load_study, study_from
-from keyfed.lab.experiment.page import LEFT_OUT, MORE_SEEDS, page_text, result_table
-from keyfed.lab.experiment.statistics import Spread, joint_margin, pooled_spread, quantile, spreads_of
-from keyfed.lab.experiment.table import OPEN, counted, rows_of, write_printed, write_row
-from keyfed.lab.experiment.verdicts import (
+from keyfed.lab.experiment.claims import (
     ABSENT,
     FAILS,
     HOLDS,
@@ -24,6 +19,10 @@ from keyfed.lab.experiment.verdicts import (
     judge,
     verdict_on,
 )
+from keyfed.lab.experiment.grid import cells_of, load_study, study_from
+from keyfed.lab.experiment.page import LEFT_OUT, MORE_SEEDS, numbers, page_text, result_table
+from keyfed.lab.experiment.statistics import Spread, joint_margin, pooled_spread, quantile, spreads_of
+from keyfed.lab.experiment.table import OPEN, counted, rows_of, write_printed, write_row
 
 ROOT = Path(__file__).parents[3]
 STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"

@@ -20,13 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.errors import ConfigError, DataError, DownloadError, FolderInUse, KeyfedError, RunError
-from keyfed.lab.experiment.cell import run_cell
-from keyfed.lab.experiment.grid import SCALES, Cell, Settings, Study, cells_of, load_study, study_folder, with_settings
-from keyfed.lab.experiment.store import compact as compact
-from keyfed.lab.experiment.store import data_folder as data_folder
-from keyfed.lab.experiment.store import finished as finished
-from keyfed.lab.experiment.store import is_finished, make_folder, refuse_file, write_cell
-from keyfed.lab.experiment.workspace import Bench
+from keyfed.lab.experiment.cell import Workspace, run_cell
+from keyfed.lab.experiment.check import SCALES
+from keyfed.lab.experiment.grid import Cell, Settings, Study, cells_of, load_study, study_folder, with_settings
+from keyfed.lab.experiment.store import Store, make_folder, refuse_file
 from keyfed.run.console import plural
 from keyfed.run.loop import Listener, Silent
 
@@ -38,7 +35,7 @@ class TimeIsUp(KeyboardInterrupt):
     """The minutes are spent: a run ends as at Ctrl-C, with its checkpoint written."""
 
 
-class Clock:
+class DeadlineListener:
     """Passes a run's progress on and ends it when the time is up.
 
     After the last round nothing is stopped: what is left, the test, takes less than the rounds that would be lost
@@ -135,8 +132,8 @@ def run_study(
     study: Study,
     scale: str,
     *,
-    results: Path,
-    bench: Bench,
+    store: Store,
+    workspace: Workspace,
     minutes: float | None = None,
     seeds: Sequence[int] | None = None,
     override: Settings | None = None,
@@ -146,7 +143,7 @@ def run_study(
     """Work on a study's open cells; finished ones are read, interrupted ones go on where their checkpoint is.
 
     Args:
-      results: folder whose data/STUDY holds the cells' results.
+      store: the results, read and written.
       minutes: how long to work; the cell that runs then is left as at Ctrl-C.
       seeds: in place of the scale's.
       override: settings for every cell, which makes them other cells; for tests.
@@ -154,15 +151,15 @@ def run_study(
     """
     if minutes is not None and not (math.isfinite(minutes) and minutes >= 0):
         raise ConfigError(f"--minutes is {minutes:g}; expected a number of minutes, 0 or more")
-    refuse_file(bench.work, "--work")
+    refuse_file(workspace.work, "--work")
     listen = listener or Silent()
     began = time.monotonic()
-    clock = Clock(listen, None if minutes is None else began + 60 * minutes)
+    clock = DeadlineListener(listen, None if minutes is None else began + 60 * minutes)
     cells = [cell for cell in cells_of(study, scale, seeds) if not cell.absent]
     if override:
         cells = [with_settings(cell, override) for cell in cells]
-    make_folder(results, data_folder(results, study.name))
-    there = finished(results, study, listen.say)
+    make_folder(store.results, store.folder(study.name))
+    there = store.of(study)
     todo = [cell for cell in cells if cell.id not in there]
     done: list[str] = []
     closed: set[str] = set()
@@ -176,7 +173,7 @@ def run_study(
             clock.check()
             listen.say(f"cell {number} of {len(todo)}: {cell.title}")
             try:
-                record = _finish(cell, study, results, bench, clock)
+                record = _finish(cell, study, store, workspace, clock)
             except FolderInUse:
                 listen.say("skipped: another process works on it")
                 skipped.append(cell)
@@ -197,7 +194,7 @@ def run_study(
     except KeyboardInterrupt:
         listen.say(f"stopped after {len(done)} of {len(todo)} open cells; the same call goes on")
         raise
-    closed |= {cell.id for cell in skipped if is_finished(results, cell, study.targets)}
+    closed |= {cell.id for cell in skipped if store.has(cell, study.targets)}
     left = tuple(cell.title for cell in todo if cell.id not in closed)
     taken = tuple(cell.title for cell in skipped if cell.id not in closed)
     return Progress(
@@ -206,18 +203,20 @@ def run_study(
     )  # fmt: skip
 
 
-def _finish(cell: Cell, study: Study, results: Path, bench: Bench, clock: Clock) -> dict[str, Any] | None:
+def _finish(
+    cell: Cell, study: Study, store: Store, workspace: Workspace, clock: DeadlineListener
+) -> dict[str, Any] | None:
     """Run a cell and write its result; None if another process has done so since the open cells were listed."""
-    with held(bench.work, cell):
-        if is_finished(results, cell, study.targets):
+    with held(workspace.work, cell):
+        if store.has(cell, study.targets):
             return None
         try:
-            record = run_cell(cell, bench, study.targets, clock, study.curves)
+            record = run_cell(cell, workspace, study.targets, clock, study.curves)
         except TimeIsUp:
             if cell.runner not in RESUMED:
                 clock.say(f"{cell.title} has no checkpoint and will start anew; give more minutes than it takes")
             raise
-        write_cell(results, cell, record)
+        store.write(cell, record)
         return record
 
 
@@ -263,10 +262,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         study = load_study(given.name, given.studies or study_folder())
-        bench = Bench(given.work, given.device, given.data_dir, given.precision)
+        workspace, listener = Workspace(given.work, given.device, given.data_dir, given.precision), Lines()
         progress = run_study(
-            study, given.scale, results=given.results, bench=bench, minutes=given.minutes,
-            seeds=None if given.seeds is None else parse_seeds(given.seeds), listener=Lines(),
+            study, given.scale, store=Store(given.results, listener.say), workspace=workspace, minutes=given.minutes,
+            seeds=None if given.seeds is None else parse_seeds(given.seeds), listener=listener,
         )  # fmt: skip
     except KeyfedError as e:
         sys.stderr.write(f"error: {e}\n")

@@ -8,7 +8,8 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from keyfed.lab.experiment.grid import SCALES, Cell, Labels, Study, cells_of
+from keyfed.lab.experiment.check import SCALES
+from keyfed.lab.experiment.grid import Cell, Labels, Study, cells_of
 from keyfed.reports.document import NONE, finite, show
 
 OPEN = "open"
