@@ -9,6 +9,7 @@ import json
 import random
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
@@ -19,7 +20,7 @@ from keyfed.lab.experiment.cell import Workspace, options_of
 from keyfed.lab.experiment.grid import cells_of, load_study, study_names, with_settings
 from keyfed.lab.experiment.page import page_text, standing_text, write_page
 from keyfed.lab.experiment.runner import run_study
-from keyfed.lab.experiment.store import Store
+from keyfed.lab.experiment.store import Store, read_cell
 from keyfed.run.folder import read_run_toml
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -205,6 +206,65 @@ def test_the_command_runs_a_study_lists_and_reports(keyfed, tmp_path, monkeypatc
     assert "toy: scale smoke, 2 cells finished, 2 open" in out
     code, out, _ = keyfed("study", "list", "--json")
     assert json.loads(out)[0]["smoke"] == "2 of 4"
+
+
+@pytest.fixture
+def two_toys(tmp_path, monkeypatch) -> Path:
+    """A folder with two studies of other cells; returns where their results come."""
+    toy = (STUDIES / "gboard-toy.toml").read_text("utf-8")
+    (tmp_path / "studies").mkdir()
+    for name, samples in (("toy", 48), ("other", 49)):
+        text = toy.replace("study.samples = 600", f"study.samples = {samples}")
+        (tmp_path / "studies" / f"{name}.toml").write_text(text, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "docs" / "results" / "data"
+
+
+def reads(monkeypatch) -> Counter[str]:
+    """Count how often each result file is opened to be read."""
+    counts, read_text = Counter(), Path.read_text
+
+    def read(path: Path, *arguments, **named) -> str:
+        if path.suffix == ".json" and path.parent.parent.name == "data":
+            counts[path.name] += 1
+        return read_text(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    return counts
+
+
+def test_a_command_reads_every_result_file_once(keyfed, two_toys, monkeypatch):
+    """Pages, front page, list and verdicts of all studies ask the same files; so does every cell before it runs."""
+    assert keyfed("study", "other", "--seeds", "1,")[0] == 0
+    for arguments, files in ((("toy",), 6), (("toy", "--minutes", "0"), 6), (("report",), 6), (("list",), 6)):
+        with monkeypatch.context() as patch:
+            counts = reads(patch)
+            assert keyfed("study", *arguments)[0] == 0
+        assert sorted(counts) == sorted(path.name for path in two_toys.glob("*/*.json"))
+        assert (len(counts), set(counts.values())) == (files, {1})
+    with monkeypatch.context() as patch:  # without what a store remembers, the counter sees every question
+        counts = reads(patch)
+        patch.setattr(Store, "_record", lambda store, path: read_cell(path, store._say))
+        assert keyfed("study", "report")[0] == 0
+    assert set(counts.values()) == {8}
+
+
+def test_a_store_sees_what_another_process_writes_meanwhile(two_toys):
+    study, results = load_study("toy", Path("studies")), two_toys.parent
+    here, said = Store(results), []
+    there = Store(results, said.append)
+    assert here.of(study) == there.of(study) == {}
+    done = run_study(study, "smoke", store=there, workspace=Workspace(Path("work"), "cpu"), most=1)
+    (record,) = here.of(study).values()
+    (cell,) = (cell for cell in cells_of(study, "smoke") if cell.title == done.done[0])
+    assert (record["id"], here.has(cell, study.targets)) == (cell.id, True)
+    changed = {**record, "measures": record["measures"] | {"accuracy": 0.5}}
+    here.write(cell, changed)  # in the place of the file that the other has read
+    assert there.of(study) == here.of(study) == {cell.id: changed}
+    next(two_toys.glob("*/*.json")).write_text("{", "utf-8")
+    assert there.of(study) == {}
+    assert not there.has(cell, study.targets)
+    assert len(said) == 1  # said when it is read, not each time that it is left out
 
 
 @pytest.mark.parametrize(
