@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from keyfed.config.documents import dump_toml
 from keyfed.errors import ConfigError
 from keyfed.federated.types import Part
+from keyfed.lab.experiment.claims import Comparison, compare_rows
 from keyfed.lab.experiment.compare_plan import (
     QUICK,
     file_settings,
@@ -37,15 +38,19 @@ from keyfed.lab.experiment.compare_report import (
     verdict,
 )
 from keyfed.lab.experiment.compare_report import _differing as differing
+from keyfed.lab.experiment.grid import cells_of as study_cells
+from keyfed.lab.experiment.grid import study_from
 from keyfed.lab.experiment.method_rows import (
     ComparedRun,
     best_of,
     common_target,
     in_order,
+    lead_of,
     mean_baselines,
     reach,
     row_of,
 )
+from keyfed.lab.experiment.table import rows_of
 from keyfed.reports.document import Links, to_html, to_markdown
 from keyfed.reports.results import as_text
 
@@ -276,7 +281,55 @@ def test_the_best_is_marked_only_where_seeds_can_tell(first, second, best):
     if best is None and None not in second:
         assert "cannot tell" in summary["verdict"]
     elif best is not None:
-        assert "by more than either spread" in summary["verdict"]
+        assert summary["verdict"].endswith("is 9.9 % higher (3.7 % to 16.4 % at 95 % confidence): fedavg is better.")
+
+
+def test_a_comparison_and_a_study_have_one_rule_of_what_is_better():
+    """The same perplexities as a claim of a study: the same interval, and the same verdict, at the limit too."""
+    first, third = (100.0, 102.0, 101.0), (150.0, 158.0, 149.0)
+    verdicts = []
+    for factor in (1.02, 1.05, 1.06, 1.07, 1.08, 1.2):
+        second = tuple(factor * value for value in first)
+        summary = summary_of(*(cells_of(m, *v) for m, v in (("fedavg", first), ("fedatt", second), ("fedprox", third))))
+        lead = lead_of(summary["rows"])
+        claim = judged_claim({"a": first, "b": second, "c": third})
+        assert lead.change == pytest.approx(-claim.change, abs=1e-12)
+        assert lead.margin == pytest.approx(claim.margin, abs=1e-12)
+        assert (summary["best"] == "fedavg") == (claim.verdict == "holds")
+        verdicts.append(claim.verdict)
+    assert verdicts == sorted(verdicts)  # "cannot be told" up to the limit, "holds" from there on
+    assert len(set(verdicts)) == 2
+
+
+def judged_claim(perplexities: dict[str, tuple[float, ...]]) -> Comparison:
+    """The claim of a study that a is lower than b, on rows with these values."""
+    axis = {label: {"train": {"rounds": place}} for place, label in enumerate(perplexities, 1)}
+    study = study_from(
+        {
+            "title": "t", "paper": "p", "about": "a", "measures": ["perplexity"], "axis": {"method": axis},
+            "grid": [{"method": list(axis)}], "scale": {"standard": {"seeds": [1, 2, 3], "why": "w"}},
+            "claims": [{"says": "s", "kind": "lower", "of": {"method": "a"}, "than": {"method": "b"}}],
+        },
+        Path("s.toml"),
+    )  # fmt: skip
+    found = {
+        cell.id: {"id": cell.id, "seed": cell.seed, "measures": {"perplexity": values[cell.seed - 1]}}
+        for cell in study_cells(study, "standard")
+        if (values := perplexities[cell.labels["method"]])
+    }
+    (comparison,) = compare_rows(study, rows_of(study, "standard", found), study.claims[0])
+    return comparison
+
+
+def test_methods_that_learnt_nothing_do_not_widen_the_spread():
+    good = cells_of("fedavg", 100.0, 102.0), cells_of("fedatt", 110.0, 112.0)
+    wild = cells_of("fedsgd", 9_000.0, 30_000.0)
+    for cell in (*good[0], *good[1], *wild):
+        cell.result["vocabulary"] = 10_000
+    assert lead_of(summary_of(*good, wild)["rows"]) == lead_of(summary_of(*good)["rows"])
+    for cell in wild:
+        cell.result["vocabulary"] = 100_000  # with which it has learnt
+    assert summary_of(*good, wild)["best"] is None
 
 
 def test_a_method_of_which_a_seed_failed_is_not_the_best():

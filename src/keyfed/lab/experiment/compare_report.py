@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.config.load import Config, to_document
-from keyfed.files import write_atomically
 from keyfed.lab.experiment.compare_plan import OWN_SECTIONS, QUICK, START_KEYS, ComparedMethod, value_of
 from keyfed.lab.experiment.method_rows import (
     SAVINGS,
     ComparedRun,
     Record,
     contenders,
+    lead_of,
     savings_lines,
     savings_table,
     start_notes,
@@ -34,8 +34,7 @@ from keyfed.reports.document import (
     show_count,
     show_duration,
     show_percent,
-    to_html,
-    to_markdown,
+    write_document,
 )
 from keyfed.reports.figures import (
     HIGHEST,
@@ -313,15 +312,7 @@ def write_comparison(out: Path, summary: Record, cells: Sequence[ComparedRun]) -
         plots: list[Plot] | None = draw_comparison(summary, cells)
     except ImportError:
         plots = None
-    blocks = document(summary, cells, plots)
-    written = [out / "report.md", out / "report.html"]
-    for path, text in zip(written, (to_markdown(blocks), to_html(blocks)), strict=True):
-        write_atomically(path, text.encode("utf-8"))
-    for plot in plots or ():
-        (out / "plots").mkdir(exist_ok=True)
-        written.append(out / "plots" / f"{plot.name}.png")
-        write_atomically(written[-1], plot.light)
-    return written
+    return write_document(out, document(summary, cells, plots))
 
 
 def document(summary: Record, cells: Sequence[ComparedRun], plots: Sequence[Plot] | None = ()) -> list[Block]:
@@ -367,8 +358,9 @@ def _saved(summary: Record) -> list[Block]:
 COMPARED = (
     "A method's perplexity is the mean over seeds, ± the sample standard deviation over seeds (not over clients). A "
     "seed draws the cut of the text, the cohorts and the initial weights, so the spread holds all of these. The best "
-    "method is marked only if at least two seeds were run and its mean differs from the second's by more than the "
-    "larger of their two spreads.",
+    "method is marked only if its mean is lower than the second's by more than m = t(ν) · s · √(2/n), as in the "
+    "studies: of logarithms, with s the standard deviation over seeds, pooled over the methods of this table, ν its "
+    "degrees of freedom, t Student's 97.5 % quantile and n seeds.",
     "Rounds to target: the first round whose validation perplexity is at most the target. Bytes to target: uploads and "
     "downloads of all clients until then; where the target was not reached, those of all rounds. Rounds, bytes, tokens "
     "and seconds of several seeds are means.",
@@ -389,19 +381,17 @@ def verdict(summary: Record) -> str:
     start = f"{level}{first['label']} has {lowest} test perplexity of {_scored(first)}{over}"
     if len(ranked) == 1:
         return f"{start}; there is no other method with a result to compare it with."
-    second = ranked[1]
+    second, lead = ranked[1], lead_of(ranked)
+    assert lead is not None
+    behind = f"{start}; that of {second['label']} ({_scored(second)}) is {lead.in_words}"
     if summary["best"] is not None:
-        return f"{start}, lower than that of {second['label']} ({_scored(second)}) by more than either spread."
+        return f"{behind}: {first['label']} is better."
     if seeds == 1:
         return (
             f"{start}, then {second['label']} ({_scored(second)}); one seed cannot tell whether that is the method or "
             "chance (--seeds 3)."
         )
-    gap = second["test_mean"]["perplexity"] - first["test_mean"]["perplexity"]
-    return (
-        f"{start}, then {second['label']} ({_scored(second)}); {seeds} seeds cannot tell them apart: the means differ "
-        f"by {show(gap)}, not more than the spread over seeds."
-    )
+    return f"{behind}: {seeds} seeds cannot tell them apart."
 
 
 def notes(summary: Record) -> Iterable[str]:

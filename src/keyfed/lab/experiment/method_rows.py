@@ -11,6 +11,7 @@ and unknown where it never got there. Over seeds: mean ± sample standard deviat
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.lab.experiment.compare_plan import ComparedMethod
+from keyfed.lab.experiment.statistics import joint_margin, pooled
+from keyfed.lab.experiment.table import failure_of
 from keyfed.reports.document import NONE, finite, show, show_percent
 from keyfed.run.console import human_bytes
 from keyfed.run.start.weights import start_lines
@@ -209,21 +212,50 @@ def contenders(rows: Iterable[MethodRow]) -> list[MethodRow]:
     return [row for row in rows if not row["failed"] and row["test_mean"]["perplexity"] is not None]
 
 
-def best_of(rows: Sequence[MethodRow]) -> str | None:
-    """Return the label of the best method, if seeds can tell.
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """How far the second method lies behind the first.
 
-    At least two seeds, and its mean test perplexity differs from the second's by more than the larger of their two
-    spreads. `rows` are in order.
+    Attributes:
+      change: ln(second / first) of their mean test perplexities.
+      margin: how far that may be from 0 by chance; None where no method has two seeds.
+    """
+
+    change: float
+    margin: float | None
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it is more than chance."""
+        return self.margin is not None and self.change > self.margin
+
+    @property
+    def in_words(self) -> str:
+        """By how much the second is higher, and the interval of that where there is one."""
+        margin = self.margin or 0.0
+        middle, low, high = (f"{100 * math.expm1(self.change + off):.1f} %" for off in (0.0, -margin, margin))
+        return f"{middle} higher" + ("" if self.margin is None else f" ({low} to {high} at 95 % confidence)")
+
+
+def lead_of(rows: Sequence[MethodRow]) -> Lead | None:
+    """Compare the first two methods as claims of studies are (`claims.RULE`); None where there are no two.
+
+    m = t(ν) · s · √(1/n_1 + 1/n_2), with s pooled over the seeds of all methods of this table. `rows` are in order.
     """
     ranked = contenders(rows)
     if len(ranked) < 2:
         return None
-    first, second = ranked[:2]
-    spreads = [row["test_spread"]["perplexity"] for row in (first, second)]
-    if any(spread is None for spread in spreads):
-        return None
-    gap = second["test_mean"]["perplexity"] - first["test_mean"]["perplexity"]
-    return str(first["label"]) if gap > max(spreads) else None
+    seeds = {row["label"]: [seed["test"]["perplexity"] for seed in row["seeds"]] for row in ranked}
+    learnt = [row for row in ranked if not failure_of((value, row.get("vocabulary")) for value in seeds[row["label"]])]
+    spread = pooled(seeds[row["label"]] for row in learnt)
+    first, second = ((row["test_mean"]["perplexity"], (spread, len(seeds[row["label"]]))) for row in ranked[:2])
+    return Lead(math.log(second[0] / first[0]), joint_margin(first[1], second[1], one_pool=True))
+
+
+def best_of(rows: Sequence[MethodRow]) -> str | None:
+    """Return the label of the best method, if seeds can tell. `rows` are in order."""
+    lead = lead_of(rows)
+    return str(contenders(rows)[0]["label"]) if lead is not None and lead.is_told else None
 
 
 def mean_baselines(by_seed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from keyfed.lab.experiment.search import (
     until_compared,
     winner,
 )
-from keyfed.reports.document import Block, Code, Heading, Picture, Table, Text, finite, show, to_html, to_markdown
+from keyfed.reports.document import Block, Code, Heading, Picture, Table, Text, finite, show, write_document
 from keyfed.reports.figures import HIGHEST, Plot, Theme, both_themes, perplexity_axis, single
 from keyfed.run.console import human_bytes, plural, render_table
 from keyfed.run.folder import open_folder, read_metrics, refuse_changes, strict
@@ -133,14 +133,7 @@ def write_tune_report(out: Path, result: Record, space: Space) -> list[Path]:
     if result["toml"]:
         blocks += [Heading("The winner as best.toml"), Code(result["toml"], "toml")]
     blocks += [Heading("Settings"), Code(dump_toml(result["settings"]), "toml")]
-    written = [out / "report.md", out / "report.html"]
-    for path, text in zip(written, (to_markdown(blocks), to_html(blocks)), strict=True):
-        write_atomically(path, text.encode("utf-8"))
-    for plot in plots or ():
-        (out / "plots").mkdir(exist_ok=True)
-        written.append(out / "plots" / f"{plot.name}.png")
-        write_atomically(written[-1], plot.light)
-    return written
+    return write_document(out, blocks)
 
 
 def draw_option(result: Record, key: str, space: Space) -> Plot | None:
