@@ -18,7 +18,7 @@ import pytest
 
 from keyfed.lab.experiment.cell import Workspace, options_of
 from keyfed.lab.experiment.grid import cells_of, load_study, study_names, with_settings
-from keyfed.lab.experiment.page import page_text, standing_text, write_page
+from keyfed.lab.experiment.page import page_text, progress_text, write_page
 from keyfed.lab.experiment.runner import run_study
 from keyfed.lab.experiment.store import Store, read_cell
 from keyfed.run.folder import read_run_toml
@@ -183,7 +183,7 @@ def test_the_module_runs_without_what_a_gpu_machine_lacks(miniature, tmp_path):
 
 
 def test_the_page_of_where_studies_stand_names_every_one(tmp_path):
-    text = standing_text(STUDIES, Store(tmp_path))
+    text = progress_text(STUDIES, Store(tmp_path))
     for name in study_names(STUDIES):
         assert f"| {name} |" in text
 

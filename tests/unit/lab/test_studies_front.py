@@ -13,7 +13,7 @@ from keyfed.cli.experiment import _list, _report
 from keyfed.errors import ConfigError
 from keyfed.lab.experiment.claims import causes, fill
 from keyfed.lab.experiment.grid import cells_of, load_study, study_from, study_names
-from keyfed.lab.experiment.page import STANDING, front_line, front_text, standing_text, write_front
+from keyfed.lab.experiment.page import PROGRESS, front_line, front_text, progress_text, write_front
 from keyfed.lab.experiment.plots import SMOKE, _paint, _panels, curves_of, describe, error_bar, looks
 from keyfed.lab.experiment.store import Store
 from keyfed.lab.experiment.table import rows_of
@@ -189,11 +189,11 @@ def test_the_front_page_is_about_ten_lines_on_all_five_papers():
         assert 1 <= sum(f"**{paper}**" in line for line in lines) <= 2
     for jargon in ("raised lr", "published lr", "code-faithful", "| --- |"):
         assert jargon not in text
-    assert f"]({STANDING})" in text
+    assert f"]({PROGRESS})" in text
 
 
 def test_the_page_of_where_studies_stand_matches_its_data():
-    assert (RESULTS / STANDING).read_text("utf-8") == standing_text(STUDIES, Store(RESULTS))
+    assert (RESULTS / PROGRESS).read_text("utf-8") == progress_text(STUDIES, Store(RESULTS))
 
 
 def test_the_front_page_changes_with_its_data(tmp_path):
@@ -208,7 +208,7 @@ def test_the_front_page_changes_with_its_data(tmp_path):
             (folder / f"{number}.json").write_text(json.dumps(record), "utf-8")
         page = write_front(tmp_path / "studies", Store(tmp_path))
         assert page.read_text("utf-8") == front_text(tmp_path / "studies", Store(tmp_path))
-        assert (tmp_path / STANDING).read_text("utf-8") == standing_text(tmp_path / "studies", Store(tmp_path))
+        assert (tmp_path / PROGRESS).read_text("utf-8") == progress_text(tmp_path / "studies", Store(tmp_path))
         texts.append(page.read_text("utf-8"))
     assert "101.0 ± 1.4" in texts[0]
     assert "202.0 ± 2.8" in texts[1]
@@ -218,7 +218,7 @@ def test_the_list_and_the_page_count_alike(capsys):
     """Seeds that only another study asks for made them differ."""
     _list(STUDIES, RESULTS, as_json=True)
     listed = {row["study"]: row for row in json.loads(capsys.readouterr().out)}
-    for line in standing_text(STUDIES, Store(RESULTS)).splitlines():
+    for line in progress_text(STUDIES, Store(RESULTS)).splitlines():
         name, _, scale, done, left = ([cell.strip() for cell in line.split("|")[1:6]] + [""] * 5)[:5]
         if name in listed:
             assert listed.pop(name)[scale if scale != NONE else "smoke"] == f"{done} of {int(done) + int(left)}"

@@ -114,8 +114,8 @@ def pinned_options(settings: Settings) -> dict[str, Any]:
     for kind in PARTS:
         part = str(settings.get(f"{kind}.name"))
         if part in KINDS[kind]:
-            given = pinned().get(kind, {}).get(part, {})
-            out |= {f"{kind}.{key}": value for key, value in given.items() if key in part_options(kind, part)}
+            defaults = pinned().get(kind, {}).get(part, {})
+            out |= {f"{kind}.{key}": value for key, value in defaults.items() if key in part_options(kind, part)}
     return {**out, **{key: value for key, value in settings.items() if key in out}}
 
 
@@ -194,13 +194,13 @@ def _is_newer(key: str, document: Mapping[str, Any]) -> bool:
 
 def _with_vectors(config: Config, workspace: Workspace) -> Config:
     """Look for a file of word vectors in the data folder, where the study names it relative to that."""
-    given = config.vectors.file
-    if given is None or Path(given).is_absolute():
+    file = config.vectors.file
+    if file is None or Path(file).is_absolute():
         return config
     root = Path(workspace.data_dir or os.environ.get("KEYFED_DATA") or "~/.cache/keyfed").expanduser()
-    if not (root / given).exists():
-        raise DataError(f"word vectors {given} are not in the data folder; put them there")
-    return replace(config, vectors=replace(config.vectors, file=str(root / given)))
+    if not (root / file).exists():
+        raise DataError(f"word vectors {file} are not in the data folder; put them there")
+    return replace(config, vectors=replace(config.vectors, file=str(root / file)))
 
 
 STRETCHES = 40  # points of a curve of training that are kept

@@ -110,10 +110,10 @@ def check_runner(runner: str, settings: Table, labels: Table, where: str) -> Non
             raise ConfigError(f"{where}: {', '.join(labels.values())} has no {key}; cells of runner {runner} need it")
 
 
-def known(given: Iterable[Any], names: Iterable[str], where: str, what: str) -> None:
+def known(keys: Iterable[Any], names: Iterable[str], where: str, what: str) -> None:
     """Refuse a name that is not among those there are."""
     names = list(names)
-    for key in given:
+    for key in keys:
         if key not in names:
             raise ConfigError(
                 f'{where}: {what} "{key}" is not known{nearest(str(key), names)}; one of {", ".join(names)}'
@@ -226,20 +226,20 @@ def _claim(table: Table, axes: Table, where: str) -> None:
         for axis, label in _table(table, key, where).items():
             expect(label, str, where, f"{axis} of {key} of a claim")
     known([table.get("about", "budget")], ABOUT, where, "about of a claim")
-    kind, told = table["kind"], f'a claim of kind {table["kind"]}: "{table["says"]}"'
+    kind, claim = table["kind"], f'a claim of kind {table["kind"]}: "{table["says"]}"'
     if kind in AGAINST and not table.get("than"):
-        raise ConfigError(f"{where}: than is missing in {told}; give it the labels to compare with")
+        raise ConfigError(f"{where}: than is missing in {claim}; give it the labels to compare with")
     if (table.get("about") == "reach") != bool(table.get("twice")):
         raise ConfigError(
-            f'{where}: about = "reach" and twice go together in {told}; give twice the labels of the runs with twice '
+            f'{where}: about = "reach" and twice go together in {claim}; give twice the labels of the runs with twice '
             "the rounds, or leave both out"
         )
     if kind in BOUNDED:
         if "bound" not in table:
-            raise ConfigError(f"{where}: bound is missing in {told}; give it one")
-        _above(table["bound"], -1 if kind == "costs" else 0, where, f"bound of {told}")
+            raise ConfigError(f"{where}: bound is missing in {claim}; give it one")
+        _above(table["bound"], -1 if kind == "costs" else 0, where, f"bound of {claim}")
     if table.get("within", 0) < 0:
-        raise ConfigError(f"{where}: within is {table['within']} in {told}; expected 0 or more, a share of one")
+        raise ConfigError(f"{where}: within is {table['within']} in {claim}; expected 0 or more, a share of one")
 
 
 SEARCHED: dict[str, type] = {"where": dict, "trials": int, "tokens": float, "record": str}

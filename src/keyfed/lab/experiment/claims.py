@@ -140,8 +140,8 @@ def _unequal(study: Study, sides: Sequence[Row]) -> list[str]:
     tokens = [search.tokens for _, search in found if search is not None]
     if missing or not tokens or max(tokens) <= EQUAL * min(tokens):
         return missing
-    told = " and ".join(f"{place(side)} with {search.tokens / 1e6:,.0f} M" for side, search in found if search)
-    return [f"settings were searched with unequal tokens: {told}"]
+    budgets = " and ".join(f"{place(side)} with {search.tokens / 1e6:,.0f} M" for side, search in found if search)
+    return [f"settings were searched with unequal tokens: {budgets}"]
 
 
 def searched(study: Study, row: Row) -> Searched | None:
@@ -231,13 +231,13 @@ class Comparison:
 def compare_rows(study: Study, rows: Sequence[Row], claim: StudyClaim) -> list[Comparison]:
     """Check a claim wherever it can be."""
     spreads = spreads_of(rows, claim.measure)
-    told = Rows(study, claim, [row.known(claim.measure) for row in rows])
+    known = Rows(study, claim, [row.known(claim.measure) for row in rows])
     found = []
-    for row in told.rows:
-        if not matches(row.labels, claim.of) or row.absent or told.is_doubled(row):
+    for row in known.rows:
+        if not matches(row.labels, claim.of) or row.absent or known.is_doubled(row):
             continue
         if claim.kind in ("lower", "higher", "close", "costs"):
-            other = told.against(row)
+            other = known.against(row)
             if other is not None and not other.absent:
                 found.append(_ordered(study, *_with_shared_seeds(row, other), claim, spreads))
         elif claim.kind == "below":
@@ -246,7 +246,7 @@ def compare_rows(study: Study, rows: Sequence[Row], claim: StudyClaim) -> list[C
             printed = study.printed(row.labels, claim.measure)
             if printed is not None:
                 found.append(_as_printed(row, printed, claim, spreads[row.runner]))
-    return [_waiting(c, told, spreads) for c in found] if claim.about == "reach" else found
+    return [_waiting(c, known, spreads) for c in found] if claim.about == "reach" else found
 
 
 def _waiting(c: Comparison, rows: Rows, spreads: Mapping[str, Spread]) -> Comparison:
@@ -367,24 +367,24 @@ def judge(comparisons: Sequence[Comparison], scale: str, some: bool = False) -> 
     """
     comparisons = settled(comparisons)
     words = [c.verdict for c in comparisons]
-    told, waiting = [word for word in words if word != OPEN], words.count(OPEN)
-    if not told:
+    judged, waiting = [word for word in words if word != OPEN], words.count(OPEN)
+    if not judged:
         return OPEN
     if scale == "smoke":
         return NOT_JUDGED
-    if LEARNING in told:
+    if LEARNING in judged:
         return LEARNING
-    held, count = told.count(HOLDS), len(told)
+    held, count = judged.count(HOLDS), len(judged)
     after = f", {waiting} open" if waiting else ""
     if some and (held or waiting):
         return f"holds ({held} of {count}{after})" if held else f"does not hold so far (none of {count}{after})"
-    if len(set(told)) == 1:
+    if len(set(judged)) == 1:
         if len(words) == 1:
-            return told[0]
+            return judged[0]
         if held:
             return f"holds so far ({held} of {count}{after})" if waiting else f"holds (all {count})"
-        many = "none" if told[0] == FAILS else count
-        return f"{told[0]} ({many} of {count}{after})"
+        many = "none" if judged[0] == FAILS else count
+        return f"{judged[0]} ({many} of {count}{after})"
     parts = [f"{held or 'none'} of {count} {'holds' if held < 2 else 'hold'}{after}"]
     for word, one, many in ((FAILS, "does not", "do not"), (UNSURE, "cannot be told", "cannot be told")):
         places = [c.where for c in comparisons if c.verdict == word]
@@ -412,11 +412,11 @@ def budget_of(comparisons: Sequence[Comparison], claim: StudyClaim) -> str:
 
 def said_verdict(study: Study, rows: Sequence[Row], claim: StudyClaim, scale: str) -> str:
     """The verdict on a claim and the budget at which it was told."""
-    told = verdict_on(study, rows, claim, scale)
-    if told in (OPEN, NOT_JUDGED, ABSENT):
-        return told
+    verdict = verdict_on(study, rows, claim, scale)
+    if verdict in (OPEN, NOT_JUDGED, ABSENT):
+        return verdict
     budget = budget_of(compare_rows(study, rows, claim), claim)
-    return f"{told}, {budget}" if budget else told
+    return f"{verdict}, {budget}" if budget else verdict
 
 
 Results = Mapping[str, Mapping[str, Any]]
@@ -497,5 +497,5 @@ def _verdict(name: str, study: Study, found: Results, inside: str) -> str | None
     scale = main_scale(study, found)
     if scale in (None, "smoke"):
         return None
-    told = verdict_on(study, rows_of(study, scale, found), claims[0], scale)
-    return None if told == OPEN else told
+    verdict = verdict_on(study, rows_of(study, scale, found), claims[0], scale)
+    return None if verdict == OPEN else verdict

@@ -119,10 +119,10 @@ def refuse_idle_starts(config: Config, variants: Sequence[Variant]) -> None:
         users = [variant.label for variant in variants if name in variant.starts]
         if users and value_of(config, start.keys[0]) is None:
             raise ConfigError(f"{users[0]} starts from {start.what}, and none are given; add {start.option}")
-        given = [key for key in start.keys if value_of(config, key) != value_of(Config(), key)]
-        if given and not users:
+        changed = [key for key in start.keys if value_of(config, key) != value_of(Config(), key)]
+        if changed and not users:
             raise ConfigError(
-                f"{', '.join(given)} is set ({start.option}), but no compared method starts from {start.what}; name "
+                f"{', '.join(changed)} is set ({start.option}), but no compared method starts from {start.what}; name "
                 f"one that does: {variants[0].method}+{name}"
             )
 
@@ -365,8 +365,8 @@ def resolve(
             options.append((key.rpartition(".")[2], value))
         else:
             base = set_value(base, key, value)
-    given = {key for key, _ in settings}
-    if seeds is not None and "train.seed" in given:
+    keys = {key for key, _ in settings}
+    if seeds is not None and "train.seed" in keys:
         raise ConfigError("train.seed and --seeds are both given; --seeds 1,2,3 alone says which seeds to run")
     if base.train.central:
         raise ConfigError(
@@ -374,10 +374,10 @@ def resolve(
         )
     if base.train.rounds < 1:
         raise ConfigError(f"train.rounds is {base.train.rounds}; a comparison needs at least 1")
-    quick = {} if full else {k: v for k, v in quick_values(base.model.name).items() if k not in given}
+    quick = {} if full else {k: v for k, v in quick_values(base.model.name).items() if k not in keys}
     for key, reduced in quick.items():
         base = set_value(base, key, reduced)
-    _refuse_options_of_nobody(options, [variant.method for variant in variants])
+    _refuse_unknown_options(options, [variant.method for variant in variants])
     refuse_idle_starts(base, variants)
     entries, alone = [], not any(variant.starts for variant in variants)
     for variant, own in zip(variants, owns, strict=True):
@@ -393,7 +393,7 @@ def resolve(
     return ComparePlan(tuple(entries), check_seeds(seeds if seeds is not None else (base.train.seed,)), quick)
 
 
-def _refuse_options_of_nobody(options: Iterable[tuple[str, Value]], names: Sequence[str]) -> None:
+def _refuse_unknown_options(options: Iterable[tuple[str, Value]], names: Sequence[str]) -> None:
     """Refuse an option that none of the compared methods has."""
     known = {option: None for name in names for option in method_options(name)}
     for option, _ in options:

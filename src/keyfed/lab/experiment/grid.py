@@ -46,28 +46,17 @@ class StudyClaim:
     says: str
     kind: str
     of: Mapping[str, Any]
-    than: Mapping[str, Any]
-    measure: str
-    within: float
-    bound: float | None
-    front: bool
-    ours: bool
-    some: bool
-    name: str
-    cause: tuple[str, ...]
+    than: Mapping[str, Any] = field(default_factory=dict)
+    measure: str = "perplexity"
+    within: float = 0.05
+    bound: float | None = None
+    front: bool = False
+    ours: bool = False
+    some: bool = False
+    name: str = ""
+    cause: Sequence[str] = ()
     about: str = "budget"
     twice: Mapping[str, str] = field(default_factory=dict)
-
-
-def read_claim(table: Mapping[str, Any]) -> StudyClaim:
-    """Read a `[[claims]]` table that was checked (`check`)."""
-    bound = table.get("bound")
-    return StudyClaim(
-        table["says"], table["kind"], table["of"], table.get("than", {}), table.get("measure", "perplexity"),
-        float(table.get("within", 0.05)), None if bound is None else float(bound), bool(table.get("front", False)),
-        bool(table.get("ours", False)), bool(table.get("some", False)), str(table.get("name", "")),
-        tuple(table.get("cause", ())), str(table.get("about", "budget")), table.get("twice", {}),
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +279,7 @@ def study_from(document: Mapping[str, Any], path: Path) -> Study:
         grids=tuple(document["grid"]),
         scales={name: _scale(name, table, path) for name, table in document["scale"].items()},
         published={m: tuple(_published(table)) for m, table in document.get("published", {}).items()},
-        claims=tuple(map(read_claim, document.get("claims", ()))),
+        claims=tuple(StudyClaim(**entry) for entry in document.get("claims", ())),
         curves=document.get("curves", False),
         searched=tuple(Searched(**entry) for entry in document.get("searched", ())),
     )

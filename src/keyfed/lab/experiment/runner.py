@@ -15,13 +15,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from keyfed.errors import ConfigError, DataError, DownloadError, FolderInUse, KeyfedError, RunError
 from keyfed.lab.experiment.cell import Workspace, run_cell
 from keyfed.lab.experiment.check import SCALES
+from keyfed.lab.experiment.compare_plan import parse_seeds
 from keyfed.lab.experiment.grid import Cell, Settings, Study, cells_of, load_study, study_folder, with_settings
 from keyfed.lab.experiment.store import Store, make_folder, refuse_file
 from keyfed.run.console import plural
@@ -97,18 +98,15 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {
-            "study": self.study, "scale": self.scale, "done": list(self.done), "before": self.before,
-            "open": list(self.open), "skipped": list(self.skipped), "failed": dict(self.failed),
-            "seconds": self.seconds,
-        }  # fmt: skip
+        lists = {key: list(getattr(self, key)) for key in ("done", "open", "skipped")}
+        return {**asdict(self), **lists, "failed": dict(self.failed)}
 
 
 @contextmanager
 def held(work: Path, cell: Cell) -> Iterator[None]:
     """Keep other processes of this work folder from a cell.
 
-    The lock's file goes where the cell ends well: whoever opened it before then finds the result. Else it stays.
+    The file of the lock is removed where the cell ends well; a process that has it open then finds the result.
 
     Raises:
       FolderInUse: another process works on it.
@@ -257,16 +255,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=Path("docs/results"))
     parser.add_argument("--work", type=Path, default=Path("runs/studies"))
     parser.add_argument("--studies", type=Path, default=None)
-    given = parser.parse_args(arguments)
-    from keyfed.lab.experiment.compare_plan import parse_seeds
-
+    options = parser.parse_args(arguments)
     try:
-        study = load_study(given.name, given.studies or study_folder())
-        workspace, listener = Workspace(given.work, given.device, given.data_dir, given.precision), Lines()
+        study = load_study(options.name, options.studies or study_folder())
+        workspace, listener = Workspace(options.work, options.device, options.data_dir, options.precision), Lines()
         progress = run_study(
-            study, given.scale, store=Store(given.results, listener.say), workspace=workspace, minutes=given.minutes,
-            seeds=None if given.seeds is None else parse_seeds(given.seeds), listener=listener,
-        )  # fmt: skip
+            study,
+            options.scale,
+            store=Store(options.results, listener.say),
+            workspace=workspace,
+            minutes=options.minutes,
+            seeds=None if options.seeds is None else parse_seeds(options.seeds),
+            listener=listener,
+        )
     except KeyfedError as e:
         sys.stderr.write(f"error: {e}\n")
         return 2

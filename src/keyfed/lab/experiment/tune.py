@@ -65,7 +65,7 @@ def verdict(result: Record) -> str:
       'The best of 2 configurations of fedavg, lr=0.01, has a validation perplexity of 90.00 after 6 rounds, the one \
 given 100.0: tuning bought 10.0 %.'
     """
-    best, given = result["best"], result["default"]
+    best, default = result["best"], result["default"]
     count = len(result["trials"])
     if best is None:
         return f"None of {count} configurations of {result['method']} trained to a finite validation perplexity."
@@ -74,7 +74,7 @@ given 100.0: tuning bought 10.0 %.'
             f"The configuration as given is the best of {count} of {result['method']}, with a validation perplexity of "
             f"{show(best['perplexity'])} after {plural(result['rounds'], 'round')}: tuning bought nothing."
         )
-    before = finite((given or {}).get("perplexity"))
+    before = finite((default or {}).get("perplexity"))
     bought = f"tuning bought {1 - best['perplexity'] / before:.1%}".replace("%", " %") if before else "it had none"
     return (
         f"The best of {count} configurations of {result['method']}, {_shown(best['values'])}, has a validation "
@@ -297,10 +297,10 @@ class _Search:
         self.tuning, self.out, self.listen = tuning, out, listen
         self.rounds = tuning.config.train.rounds
         document = to_document(tuning.config)["method"]
-        given = {key: document[key] for key in tuning.space}
+        first_values = {key: document[key] for key in tuning.space}
         first = tuning.config.train.seed
         sampled = sample(tuning.space, tuning.trials - 1, first)
-        self.values = [given, *(values for values in sampled if values != given)]
+        self.values = [first_values, *(values for values in sampled if values != first_values)]
         self.seeds = range(first, first + tuning.seeds)
         self.outcomes: dict[int, Outcome] = {}
 
@@ -366,7 +366,7 @@ class _Search:
     def _write(self, finished: bool = False) -> dict[str, Any]:
         """Write tune.json with all that is known, and return it."""
         rows = sorted(self.outcomes.values(), key=lambda o: o.rank)
-        best, given = winner(rows, self.rounds), self.outcomes.get(0)
+        best, default = winner(rows, self.rounds), self.outcomes.get(0)
         edges = at_edge(self.tuning.space, best.values) if best else []
         result = {
             "out": str(self.out),
@@ -378,7 +378,7 @@ class _Search:
             "rounds": self.rounds,
             "trials": [o.row() for o in rows],
             "best": best.row() if best else None,
-            "default": given.row() if given else None,
+            "default": default.row() if default else None,
             "edges": [f"the best value of {key} lies at the edge of its range: widen it" for key in edges],
             "toml": winning_toml(self.tuning.config, best.values) if best else None,
         }
@@ -395,9 +395,9 @@ def winning_toml(config: Config, values: Mapping[str, Value]) -> str:
     document = to_document(replace(config, options={**config.options, **values}))
     usual = to_document(Config(method=config.method))
     always = {"name", *values, *CHARACTERS.get(config.method, {})}  # the last have other defaults for characters
-    given, parts = document.pop("method"), {kind: document.pop(kind) for kind in PARTS if kind in document}
+    options, parts = document.pop("method"), {kind: document.pop(kind) for kind in PARTS if kind in document}
     del document["train"]["baselines"], document["train"]["central"]
-    kept = {"method": {key: v for key, v in given.items() if key in always or v != usual["method"][key]}, **parts}
+    kept = {"method": {key: v for key, v in options.items() if key in always or v != usual["method"][key]}, **parts}
     for section, found in document.items():
         kept[section] = {key: v for key, v in found.items() if v != usual[section][key]}
     return dump_toml({section: found for section, found in kept.items() if found})
