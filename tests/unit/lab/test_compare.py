@@ -18,10 +18,12 @@ from keyfed.federated.types import Part
 from keyfed.lab.experiment.claims import Comparison, compare_rows
 from keyfed.lab.experiment.compare_plan import (
     QUICK,
+    ComparedMethod,
     file_settings,
     folder_of,
     parse_seeds,
     parse_target,
+    read_variant,
     resolve,
     rounds_within,
 )
@@ -42,13 +44,18 @@ from keyfed.lab.experiment.grid import cells_of as study_cells
 from keyfed.lab.experiment.grid import study_from
 from keyfed.lab.experiment.method_rows import (
     ComparedRun,
+    best_accuracy,
     best_of,
     common_target,
+    fine_tuning,
     in_order,
     lead_of,
     mean_baselines,
     reach,
     row_of,
+    savings_lines,
+    savings_table,
+    start_notes,
 )
 from keyfed.lab.experiment.table import rows_of
 from keyfed.reports.document import Links, to_html, to_markdown
@@ -468,3 +475,206 @@ def test_a_report_of_failures_alone_can_be_written():
     text = to_markdown(document(summary_of(cells), cells, None))
     assert "matplotlib is not installed" in text
     assert "Failed: fedavg, seed 1: x" in text
+
+
+LABELS = ["fedadam", "fedadam+init", "fedadam+vectors"]
+SETTINGS = [("train.init", "/runs/public"), ("vectors.file", "/v/glove.txt"), ("train.rounds", "4")]
+
+
+def entries(*labels: str) -> dict[str, ComparedMethod]:
+    plan = resolve(labels, SETTINGS if len(labels) == 3 else [s for s in SETTINGS if "init" not in s[0]])
+    return {entry.label: entry for entry in plan.entries}
+
+
+def cell(
+    entry: ComparedMethod, seed: int, *accuracies: float | None, moved: int = 100, perplexity: float = 50.0
+) -> ComparedRun:
+    """A run whose rounds have these validation accuracies and move `moved` bytes down, half of it up, 1 control."""
+    records: list[dict[str, Any]] = [
+        {
+            "round": at,
+            "traffic": {"down": moved, "up": moved // 2, "control": 1},
+            **({} if value is None else {"valid": {"top1": value, "perplexity": 100.0 / (1 + value)}}),
+        }
+        for at, value in enumerate(accuracies, 1)
+    ]
+    test = {"perplexity": perplexity, "nats": 1.0, "top1": 0.25, "top3": 0.4, "tokens": 9}
+    result = {
+        "method": entry.config.method, "test": test, "unseen": None, "best_round": 1, "tokens_trained": 5,
+        "traffic": {"down": 1, "up": 1}, "seconds": 1.0, "start": {"from": "random"},
+    }  # fmt: skip
+    return ComparedRun(entry, seed, Path("out") / entry.folder, result, records)
+
+
+def test_the_best_accuracy_is_the_highest_and_its_round_the_first():
+    run = cell(entries(*LABELS)["fedadam"], 1, 0.1, None, 0.3, 0.3)
+    assert best_accuracy(run.records) == (0.3, 3)
+    assert best_accuracy([{"round": 1}]) is None
+
+
+def test_rounds_and_bytes_saved_by_seed_and_over_seeds():
+    made = entries(*LABELS)
+    plain, variant = made["fedadam"], made["fedadam+vectors"]
+    cells = [
+        cell(plain, 1, 0.1, 0.2, 0.30, 0.25, perplexity=60.0),
+        cell(variant, 1, 0.31, 0.4, 0.4, 0.4, moved=80),  # two rounds earlier
+        cell(plain, 2, 0.1, 0.2, 0.2, 0.1, perplexity=64.0),
+        cell(variant, 2, 0.1, 0.1, 0.1, 0.2, moved=80),  # exactly as good, two rounds later
+    ]
+    (one,) = fine_tuning(cells)
+    assert (one["variant"], one["plain"], one["rounds"], one["reached"], one["compared"]) == (
+        "fedadam+vectors", "fedadam", 4, 2, 2,
+    )  # fmt: skip
+    first, second = one["seeds"]
+    assert (first["best_top1"], first["best_round"], first["reached_round"]) == (0.30, 3, 1)
+    assert (first["rounds_saved"], first["bytes_saved"]) == (2, 3 * 151 - 121)
+    assert (second["best_top1"], second["best_round"], second["reached_round"]) == (0.2, 2, 4)
+    assert (second["rounds_saved"], second["bytes_saved"]) == (-2, 2 * 151 - 4 * 121)
+    assert (first["plain_perplexity"], first["perplexity"]) == (60.0, 50.0)
+    assert one["mean"]["rounds_saved"] == 0
+    assert one["spread"]["rounds_saved"] == pytest.approx(statistics.stdev([2, -2]))
+    assert one["mean"]["bytes_saved"] == pytest.approx((332 - 182) / 2)
+    table = savings_table([one])
+    assert table[1][:7] == ["fedadam+vectors", "1", "30.00 %", "3", "1", "2", "332 B"]
+    assert table[2][5:8] == ["-2", "-182 B", "64.00 → 50.00"]
+    assert table[3][1:7] == ["mean", "25.00 % ± 7.07", "2.5 ± 0.7", "2.5 ± 2.1", "0.0 ± 2.8", "75 B ± 363 B"]
+    (line,) = savings_lines([one])
+    assert "saved 0.0 ± 2.8 rounds and 75 B ± 363 B." in line
+
+
+def test_a_variant_that_is_slower_says_so():
+    made = entries(*LABELS)
+    cells = [cell(made["fedadam"], 1, 0.3, 0.2), cell(made["fedadam+init"], 1, 0.1, 0.2, 0.3)]
+    (one,) = fine_tuning(cells)
+    assert one["seeds"][0]["rounds_saved"] == -2
+    (line,) = savings_lines([one])
+    assert line.endswith("saved -2 rounds and -302 B, that is, it took more.")
+    assert [row[1] for row in savings_table([one])] == ["seed", "1"]  # one seed has no mean
+
+
+def test_what_is_not_reached_is_said_and_makes_no_mean():
+    made = entries(*LABELS)
+    plain, variant = made["fedadam"], made["fedadam+init"]
+    seeds = [cell(plain, 1, 0.1, 0.3), cell(variant, 1, 0.2, 0.29), cell(plain, 2, 0.1, 0.2), cell(variant, 2, 0.2)]
+    (one,) = fine_tuning(seeds[:2])
+    assert one["seeds"][0]["reached_round"] is one["seeds"][0]["rounds_saved"] is one["seeds"][0]["bytes_saved"] is None
+    assert savings_table([one])[1][4:7] == ["not reached in 4 rounds", "–", "–"]
+    assert "fedadam+init never reached it within 4 rounds" in next(iter(savings_lines([one])))
+    (one,) = fine_tuning(seeds)
+    assert (one["reached"], one["mean"]["rounds_saved"]) == (1, None)
+    assert savings_table([one])[3][4:7] == ["1 of 2 seeds", "–", "–"]
+    assert "reached it in 1 of 2 seeds within 4 rounds" in next(iter(savings_lines([one])))
+
+
+def test_a_failed_seed_is_left_out_of_the_mean():
+    made = entries(*LABELS)
+    plain, variant = made["fedadam"], made["fedadam+init"]
+    failed = ComparedRun(variant, 2, Path("x"), None, error="no memory")
+    (one,) = fine_tuning([cell(plain, 1, 0.1, 0.3), cell(variant, 1, 0.3), cell(plain, 2, 0.2), failed])
+    assert (one["compared"], one["mean"]["rounds_saved"], one["spread"]["rounds_saved"]) == (1, 1, None)
+    assert savings_table([one])[2][1:4] == ["2", "failed", "–"]
+    (none,) = fine_tuning([cell(plain, 1, None), cell(variant, 1, None)])
+    assert "no validation accuracy" in next(iter(savings_lines([none])))
+    assert savings_table([none])[1][2:5] == ["–", "–", "–"]
+
+
+def test_without_its_random_start_a_variant_has_no_report_but_a_note():
+    made = entries("fedadam+vectors")
+    cells = [cell(made["fedadam+vectors"], 1, 0.3)]
+    assert fine_tuning(cells) == []
+    (note,) = start_notes([row_of(cells[0].entry, cells, None)])
+    assert note.endswith("compare fedadam too to see what it saves.")
+
+
+def test_central_training_saves_rounds_and_no_bytes():
+    plan = resolve(["central", "central+vectors"], [s for s in SETTINGS if s[0] == "vectors.file"])
+    plain, variant = plan.entries
+    (one,) = fine_tuning([cell(plain, 1, 0.1, 0.2), cell(variant, 1, 0.2, 0.2)])
+    assert (one["mean"]["rounds_saved"], one["mean"]["bytes_saved"]) == (1, None)
+    assert next(iter(savings_lines([one]))).endswith("saved 1 rounds.")
+
+
+def test_the_learning_curves_of_all_variants_are_one_plot():
+    made = entries(*LABELS)
+    cells = [cell(entry, seed, 0.1, 0.1 + 0.1 * seed) for entry in made.values() for seed in (1, 2)]
+    summary = {"baselines": {}, "target": None, "fine_tuning": fine_tuning(cells)}
+    plots = {plot.name: plot for plot in draw_comparison(summary, cells)}
+    assert all(label in plots["accuracy-rounds"].alt for label in LABELS)
+
+
+GIVEN = [("train.init", "/runs/public"), ("vectors.file", "/v/glove.txt"), ("vectors.dim", "96")]
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "plain"),
+    [
+        ("fedadam", "fedadam", "fedadam"),
+        ("fedadam+vectors", "fedadam+vectors", "fedadam"),
+        ("fedadam+vectors+init", "fedadam+init+vectors", "fedadam"),
+        ("fedadam + init", "fedadam+init", "fedadam"),
+        (
+            "fedatt+init:step=1e+0,temperature=2",
+            "fedatt+init:step=1e+0,temperature=2",
+            "fedatt:step=1e+0,temperature=2",
+        ),
+    ],
+)
+def test_a_variant_has_its_starts_in_one_order_and_a_plain_method(text, label, plain):
+    variant = read_variant(text)
+    assert (variant.label, variant.plain) == (label, plain)
+    assert read_variant(label) == variant
+
+
+def test_a_folder_is_called_as_its_variant_in_full():
+    assert folder_of("fedadam+init+vectors") == "fedadam+init+vectors"
+    assert folder_of("fedatt+init:step=1") == "fedatt+init-step=1"
+
+
+def test_each_variant_keeps_its_own_start_and_nothing_else_differs():
+    labels = ["fedadam", "fedadam+vectors", "fedadam+init", "fedadam+vectors+init"]
+    settings = [*GIVEN, ("train.unmatched", "mean"), ("train.frozen_rounds", "3"), ("train.cohort", "7"), ("lr", "0.5")]
+    plan = resolve(labels, settings)
+    configs = [entry.config for entry in plan.entries]
+    assert [entry.label for entry in plan.entries] == [*labels[:3], "fedadam+init+vectors"]
+    assert {entry.plain for entry in plan.entries} == {"fedadam"}
+    assert [c.vectors.file for c in configs] == [None, "/v/glove.txt", None, "/v/glove.txt"]
+    assert [c.vectors.dim for c in configs] == [None, 96, None, 96]
+    assert [c.train.init for c in configs] == [None, None, "/runs/public", "/runs/public"]
+    assert [c.train.unmatched for c in configs] == ["uniform", "uniform", "mean", "mean"]
+    assert [c.train.frozen_rounds for c in configs] == [0, 3, 3, 3]
+    assert {c.train.cohort for c in configs} == {7}
+    assert all(c.options == configs[0].options for c in configs)
+    assert plan.frozen_line() == "frozen: train.frozen_rounds=3 is for what has a start, not for fedadam"
+    told = {row[0]: row[2] for row in differing(plan.entries)}
+    assert told["fedadam"] == "none"
+    assert told["fedadam+vectors"] == "vectors.file=/v/glove.txt, vectors.dim=96, train.frozen_rounds=3"
+
+
+def test_without_any_start_frozen_rounds_are_for_all_as_in_training():
+    plan = resolve(["fedavg", "fedprox"], [("train.frozen_rounds", "3")])
+    assert [entry.config.train.frozen_rounds for entry in plan.entries] == [3, 3]
+    assert plan.frozen_line() == ""
+
+
+@pytest.mark.parametrize(
+    ("methods", "settings", "message"),
+    [
+        (["fedadam+vector"], GIVEN, r'"\+vector" is no start \(did you mean vectors\?\); expected \+init or \+vectors'),
+        (["fedadam+int"], GIVEN, r"did you mean init\?"),
+        (["fedadam+"], GIVEN, r"expected \+init or \+vectors"),
+        (["fedavgg+init"], GIVEN, r'method "fedavgg" is not known \(did you mean fedavg\?\)'),
+        (["fedadam+init+init"], GIVEN, r"names the start \+init twice"),
+        (["fedadam:lr=1+vectors"], GIVEN, r"write fedadam\+vectors:lr=1"),
+        (["fedadam+vectors+init", "fedadam+init+vectors"], GIVEN, "given twice"),
+        (["fedadam", "fedadam+vectors"], [], r"fedadam\+vectors starts from word vectors.*add --vectors FILE"),
+        (["fedadam+init"], GIVEN[1:], r"fedadam\+init starts from another run's weights.*add --init RUN"),
+        (["fedadam", "fedadam+init"], GIVEN, r"vectors\.file, vectors\.dim is set \(--vectors FILE\), but no compared"),
+        (["fedadam"], GIVEN[:1], r"train\.init is set \(--init RUN\), but no compared.*: fedadam\+init"),
+        (["fedadam"], [("train.unmatched", "mean")], r"train\.unmatched is set"),
+        (["fedadam"], [("vectors.dim", "50")], r"vectors\.dim is set"),
+        (["fedadam+vectors"], [*GIVEN[1:], ("vectors.remove", "3")], r"fedadam\+vectors: vectors\.remove is 3"),
+    ],
+)
+def test_starts_that_make_no_sense_are_refused(methods, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(methods, settings)

@@ -1,4 +1,4 @@
-"""Verdicts of studies: nothing random, own seeds, lower bounds, limits, and the sum in words."""
+"""Verdicts on claims: the rule at its limits, what waits for rows that stopped learning, the claims of the studies."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from keyfed.errors import ConfigError
+from keyfed.lab.experiment import claims
 from keyfed.lab.experiment.claims import (
     ABSENT,
     FAILS,
     HOLDS,
+    LEARNING,
+    NOT_JUDGED,
     RULE,
     UNSURE,
     compare_rows,
     judge,
+    said_verdict,
     verdict_on,
 )
-from keyfed.lab.experiment.grid import cells_of, load_study, study_from
-from keyfed.lab.experiment.page import LEFT_OUT, MORE_SEEDS, numbers, page_text, result_table
+from keyfed.lab.experiment.grid import cells_of, load_study, study_from, study_names
+from keyfed.lab.experiment.page import LEFT_OUT, MORE_SEEDS, front_line, numbers, page_text, result_table
 from keyfed.lab.experiment.statistics import Spread, joint_margin, pooled_spread, quantile, spreads_of
+from keyfed.lab.experiment.store import Store
 from keyfed.lab.experiment.table import OPEN, counted, rows_of, write_printed, write_row
 
 ROOT = Path(__file__).parents[3]
@@ -407,3 +414,281 @@ def test_the_papers_claims_and_ours_stand_apart():
     assert "**Ours. Mine: " in page
     for name in ("ptb-50", "wikitext2-50"):  # no paper has a recipe
         assert all(claim.ours for claim in load_study(name, STUDIES).claims)
+
+
+DOCUMENT_REACH = """
+title = "T"
+paper = "P"
+about = "A"
+measures = ["perplexity", "top1"]
+[axis.model]
+counts = { study.order = 5 }
+server = { method.name = "central" }
+devices = { method.name = "fedavg" }
+[axis.recipe]
+short = { train.rounds = 10 }
+long = { train.rounds = 40, train.schedule = "cosine" }
+[axis.rounds]
+once = {}
+twice = { train.rounds = 80 }
+[[grid]]
+runner = "n-gram"
+model = ["counts"]
+[[grid]]
+model = ["server", "devices"]
+recipe = ["short"]
+[[grid]]
+model = ["server", "devices"]
+recipe = ["long"]
+rounds = ["once", "twice"]
+[scale.smoke]
+seeds = [1]
+why = "quick"
+[scale.standard]
+seeds = [1, 2, 3]
+why = "some"
+[[searched]]
+where = { model = "server", recipe = "long" }
+trials = 10
+tokens = 1_000_000
+record = "r"
+[[searched]]
+where = { model = "devices", recipe = "long" }
+trials = 12
+tokens = 1_050_000
+record = "r"
+[[claims]]
+says = "the network wins"
+about = "reach"
+kind = "lower"
+of = { model = "devices" }
+than = { model = "counts" }
+twice = { rounds = "twice" }
+[[claims]]
+says = "devices win"
+about = "reach"
+kind = "lower"
+of = { model = "devices" }
+than = { model = "server" }
+twice = { rounds = "twice" }
+[[claims]]
+says = "at ten rounds the counts win"
+about = "budget"
+kind = "higher"
+of = { model = "devices", recipe = "short" }
+than = { model = "server" }
+"""
+STUDY = study_from(tomllib.loads(DOCUMENT_REACH), Path("example.toml"))
+COUNTS, BUDGET = STUDY.claims[0], STUDY.claims[2]
+SHORT = {("counts",): 100.0, ("devices", "short"): 200.0, ("server", "short"): 150.0}
+LONG = {("devices", "long", "once"): 80.0, ("server", "long", "once"): 70.0}
+DOUBLED = {("devices", "long", "twice"): 79.9, ("server", "long", "twice"): 69.9}
+
+
+def results(values, study=STUDY, scale="standard", spread=0.1, measure="perplexity"):
+    """Results by cell id: `values` maps labels to the mean over seeds."""
+    return {
+        cell.id: {
+            "id": cell.id, "seed": cell.seed, "curve": [],
+            "measures": {measure: values[key] + spread * (cell.seed - 2)},
+            "made": dict.fromkeys(("keyfed", "torch", "python", "hardware"), "1"),
+            "rounds": None if cell.runner == "n-gram" else cell.settings["train.rounds"],
+        }
+        for cell in cells_of(study, scale)
+        if (key := tuple(cell.labels.values())) in values
+    }  # fmt: skip
+
+
+def told_reach(values, study=STUDY, claim=0, **more):
+    return verdict_on(
+        study, rows_of(study, "standard", results(values, study, **more)), study.claims[claim], "standard"
+    )
+
+
+def reasons(values, study=STUDY, claim=0, **more):
+    rows = rows_of(study, "standard", results(values, study, **more))
+    return "; ".join(c.waits for c in compare_rows(study, rows, study.claims[claim]) if c.waits)
+
+
+def test_a_row_without_a_doubled_run_is_told_neither_way():
+    for devices in (50.0, 100.0, 200.0):  # ahead, level and behind
+        assert told_reach(SHORT | {("devices", "short"): devices}) == LEARNING
+    assert "devices, short has no run of twice the rounds" in reasons(SHORT)
+    assert told_reach({}) == OPEN
+
+
+def test_settled_rows_are_told_and_those_that_still_learn_are_passed_over():
+    assert told_reach(SHORT | LONG) == LEARNING
+    assert "devices, long, once: the run of twice the rounds is open" in reasons(SHORT | LONG)
+    assert told_reach(SHORT | LONG | DOUBLED) == HOLDS
+    assert told_reach(SHORT | LONG | DOUBLED, claim=1) == FAILS
+    behind = {("devices", "long", "once"): 120.0, ("devices", "long", "twice"): 119.9}
+    assert told_reach(SHORT | LONG | DOUBLED | behind) == FAILS  # either way
+    rows = rows_of(STUDY, "standard", results(SHORT | LONG | DOUBLED))
+    assert [c.verdict for c in compare_rows(STUDY, rows, COUNTS)] == [LEARNING, HOLDS]  # a doubled run is no row
+
+
+def test_both_sides_must_have_stopped():
+    gaining = {("server", "long", "twice"): 60.0}
+    assert told_reach(SHORT | LONG | DOUBLED | gaining) == HOLDS  # the server is no side of it
+    assert told_reach(SHORT | LONG | DOUBLED | gaining, claim=1) == LEARNING
+    assert "server, long, once: twice the rounds gain 16.7 %, of at most 1.0 %" in reasons(
+        SHORT | LONG | DOUBLED | gaining, claim=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("twice", "spread", "verdict"),
+    [(79.3, 0.1, HOLDS), (79.1, 0.1, LEARNING), (85.0, 0.1, HOLDS), (77.0, 4.0, HOLDS), (75.0, 4.0, LEARNING)],
+    ids=["under-1", "over-1", "worse", "under-sd", "over-sd"],
+)
+def test_the_gain_is_held_against_a_hundredth_and_one_seeds_spread(twice, spread, verdict):
+    assert told_reach(SHORT | LONG | {("devices", "long", "twice"): twice}, spread=spread) == verdict
+
+
+def test_more_is_better_of_shares():
+    study = study_from(
+        tomllib.loads(DOCUMENT_REACH.replace('kind = "lower"', 'kind = "higher"\nmeasure = "top1"')), Path("e.toml")
+    )
+    values = {
+        ("counts",): 0.20,
+        ("devices", "short"): 0.1,
+        ("devices", "long", "once"): 0.25,
+        ("devices", "long", "twice"): 0.26,
+    }
+    assert told_reach(values, study, spread=0.0001, measure="top1") == LEARNING
+    values["devices", "long", "twice"] = 0.24  # worse: nothing is gained
+    assert told_reach(values, study, spread=0.0001, measure="top1") == HOLDS
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("tokens = 1_050_000", "tokens = 1_200_000", "searched with unequal tokens: devices, long, once with 1 M"),
+        ('where = { model = "server", recipe = "long" }', 'where = { model = "server", recipe = "short" }',
+         "the settings of server, long, once were not searched"),
+        ("twice = { train.rounds = 80 }", "twice = { train.rounds = 60 }", "not twice the rounds"),
+        ("twice = { train.rounds = 80 }", "twice = { train.rounds = 80, method.lr = 9.0 }", "has other settings"),
+        ('train.schedule = "cosine" }', "method.decay = 0.9 }", "a schedule that does not fit them"),
+    ],
+    ids=["unequal", "not-searched", "rounds", "settings", "schedule"],
+)  # fmt: skip
+def test_a_search_and_a_schedule_must_fit(old, new, said):
+    assert DOCUMENT_REACH.count(old) == 1
+    study = study_from(tomllib.loads(DOCUMENT_REACH.replace(old, new)), Path("example.toml"))
+    assert told_reach(SHORT | LONG | DOUBLED, claim=1) == FAILS
+    assert told_reach(SHORT | LONG | DOUBLED, study, claim=1) == LEARNING
+    assert said in reasons(SHORT | LONG | DOUBLED, study, claim=1)
+
+
+def test_a_decay_that_was_refitted_fits():
+    text = DOCUMENT_REACH.replace('train.schedule = "cosine" }', "method.decay = 0.9 }")
+    text = text.replace("twice = { train.rounds = 80 }", "twice = { train.rounds = 80, method.decay = 0.94868 }")
+    study = study_from(tomllib.loads(text), Path("example.toml"))
+    assert told_reach(SHORT | LONG | DOUBLED, study, claim=1) == FAILS
+
+
+def test_a_claim_at_a_budget_is_judged_at_once_and_says_its_rounds():
+    rows = rows_of(STUDY, "standard", results(SHORT))
+    assert said_verdict(STUDY, rows, BUDGET, "standard") == "holds, at 10 rounds"
+    assert said_verdict(STUDY, rows, COUNTS, "standard") == LEARNING
+    assert verdict_on(STUDY, rows, COUNTS, "smoke") == said_verdict(STUDY, rows, BUDGET, "smoke") == NOT_JUDGED
+    found = results(SHORT)
+    assert f"The network wins: {LEARNING}." in page_text(STUDY, found)
+    assert "At ten rounds the counts win: holds, at 10 rounds." in page_text(STUDY, found)
+    assert "What keeps rows from being judged: devices, short has no run of twice the rounds" in page_text(STUDY, found)
+    line = front_line(STUDY, found, COUNTS)
+    assert f"**{LEARNING}**. short: 200.0 ± 0.1 against 100.0 ± 0.1 (+100.0 %)." in line
+    assert any(LEARNING in paragraph for paragraph in RULE)
+
+
+@given(st.floats(20.0, 500.0), st.floats(20.0, 500.0), st.floats(20.0, 500.0))
+def test_no_figures_of_a_row_that_gains_make_a_verdict(once, gain, counts):
+    """Property: where twice the rounds gain, whatever the numbers, nothing is told_reach either way."""
+    twice = once / (1.02 + gain / 1000)
+    values = {("counts",): counts, ("devices", "long", "once"): once, ("devices", "long", "twice"): twice}
+    assert told_reach(values, spread=0.01) == LEARNING
+
+
+def test_without_the_rule_an_undertrained_row_is_told(monkeypatch):
+    monkeypatch.setattr(claims, "waits", lambda *_: "")
+    assert told_reach(SHORT).startswith(FAILS)
+
+
+def claims_of(name):
+    return load_study(name, STUDIES).claims
+
+
+def test_next_characters_claims_are_the_reports():
+    """§6.2 and §7: FedAvg does better than FedProx, all are close, central training is best."""
+    study = load_study("next-character", STUDIES)
+    values = {"central": 1.0, "FedAvg": 1.1, "FedProx, mu 0.5": 1.13, "FedProx, mu 0.0001": 1.13, "ADMM": 1.14,
+              "FedADMM": 1.12, "LIADMM": 1.3}  # fmt: skip
+    skew = {"LIADMM": 1.2}
+    found = {
+        cell.id: {"id": cell.id, "seed": cell.seed, "curve": [], "measures": dict.fromkeys(("nats", "train_nats"), (
+            skew.get(cell.labels["method"], values[cell.labels["method"]] + 0.02)
+            if cell.labels["split"] == "quantity skew" else values[cell.labels["method"]]) + cell.seed * 1e-4)}
+        for cell in cells_of(study, "standard") if cell.labels["split"] != "roles" and cell.labels["method"] in values
+    }  # fmt: skip
+    rows = rows_of(study, "standard", found)
+    told = {c.says: verdict_on(study, rows, c, "standard") for c in study.claims if not c.ours and c.kind != "printed"}
+    assert len(told) >= 6
+    assert {says: word for says, word in told.items() if not word.startswith("holds")} == {}
+
+
+def test_pretrainings_and_fedmeds_claims_are_the_papers():
+    small, large = claims_of("pretraining-table2")
+    assert (small.kind, small.of["network"]) == ("close", "small")  # "little to no improvement"
+    assert (large.kind, large.of["network"]) == ("higher", "large")
+    bounds = {c.of["data"]: c.bound for c in claims_of("fedmed-fig5") if c.kind == "costs"}
+    assert bounds == {"PTB": 0.0193, "WikiText-2": 0.0053, "Yelp (stand-in)": 0.0054}
+    assert {c.kind for c in claims_of("fedatt-fig3") if "E" not in c.of or "B" not in c.of} == {"close"}
+    order = {(c.of["model"], c.than["model"]) for c in claims_of("gboard")}
+    assert ("server-trained CIFG", "5-gram") in order
+
+
+@pytest.mark.parametrize("name", study_names(STUDIES))
+def test_every_claim_says_what_it_is_about(name):
+    tables = tomllib.loads((STUDIES / f"{name}.toml").read_text("utf-8")).get("claims", [])
+    assert [table["says"] for table in tables if "about" not in table] == []
+    trained = {cell.runner for cell in cells_of(load_study(name, STUDIES), "paper")} != {"explore"}
+    assert {table["about"] for table in tables} <= ({"budget", "reach"} if trained else {"text"})
+
+
+def test_gboards_order_waits_until_doubled_runs_gain_nothing():
+    """Of the recipe whose figures were there first nothing is told, and no page says that the order does not hold."""
+    study = load_study("gboard", STUDIES)
+    assert {claim.about for claim in study.claims} == {"reach"}
+    first = {cell.id for cell in cells_of(study, "standard") if cell.labels.get("recipe") != "long recipe"}
+    found = {cell: record for cell, record in Store(RESULTS).of(study).items() if cell in first}
+    rows = rows_of(study, "standard", found)
+    assert {row.labels["model"]: len(row.records) for row in rows if row.records}.keys() == study.axes["model"].keys()
+    assert {verdict_on(study, rows, claim, "standard") for claim in study.claims} == {LEARNING}
+    page = page_text(study, found)
+    assert "does not hold" not in page
+    assert "federated CIFG, first recipe has no run of twice the rounds" in page
+
+
+@pytest.mark.parametrize("name", study_names(STUDIES))
+def test_no_page_calls_the_codes_step_size_printed_or_shows_escaped_code(name):
+    study = load_study(name, STUDIES)
+    words = " ".join([study.about, *study.notes, *(claim.says for claim in study.claims)])
+    assert "printed step size" not in words
+    assert "printed SGD" not in words
+    assert "\\`" not in page_text(study, Store(RESULTS).of(study))
+
+
+BLAMES = ("n-gram model wins", "order does not hold", "which no federation can", "which no federation could",
+          "no federation can", "not Gboard's order")  # fmt: skip
+
+
+def test_no_sentence_blames_a_federation_for_a_step_size_or_denies_it_counts():
+    """The count model was ahead of undertrained networks; and counts are sums, which a federation can have."""
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.name != "LOG.md"]  # a log keeps what was thought
+    pages += [ROOT / "README.md"]
+    pages += [*(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.mjs"), *(ROOT / "src").rglob("*.html")]
+    assert len(pages) > 200
+    texts = {page: " ".join(page.read_text("utf-8").split()) for page in pages}
+    found = [(page.name, words) for page, text in texts.items() for words in BLAMES if words in text]
+    assert found == []
