@@ -152,7 +152,7 @@ def test_frozen_rounds_are_for_the_variants_and_said(keyfed, made, tmp_path):
         (["fedavg+init", "--set", "model.hidden=13"], ("init",), "hidden 13"),
         (["fedavg+vectors", "--set", "model.embed=20"], ("vectors",), "8 numbers a word"),
         (["fedavg+vectors", "--vectors", "nothing.txt"], (), "no such file"),
-        (["fedavg+init", "--init", "nothing"], (), "is not a run folder"),
+        (["fedavg+init", "--init", "nothing"], (), "has no run.toml; expected a run folder"),
         (["fedadmm+init", "--set", "train.frozen_rounds=1"], ("init",), "send all their layers when they join"),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_dry_run_says_what_would_be_carried(keyfed, made, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (("--init", "nothing"), "is not a run folder"),
+        (("--init", "nothing"), "has no run.toml; expected a run folder"),
         (("--init", "PUBLIC", "--set", "model.hidden=13"), "hidden 12.*hidden 13"),
         (("--vectors", "nothing.txt"), "no such file"),
         (("--vectors", "VECTORS", "--set", "model.embed=20"), "8 numbers a word, and the embedding of cifg has 20"),
