@@ -295,7 +295,7 @@ def _ordered(study: Study, row: Row, other: Row, claim: StudyClaim, spreads: Map
     if margin is not None and claim.measure == "perplexity" and not same_shuffles(row, other):
         margin = math.hypot(margin, *(shuffled(r, mean) for r, mean in ((row, a), (other, b))))
     change, reach = math.log(a / b), math.log(FAR) if margin is None else margin
-    verdict, limits, outer = _told(claim, change, reach, (above, other_above))
+    verdict, limits, outer = _order_verdict(claim, change, reach, (above, other_above))
     known = None if above and other_above else change
     return Comparison(where, row, other, a, b, verdict, known, margin, limits, outer, printed, (above, other_above))
 
@@ -303,8 +303,10 @@ def _ordered(study: Study, row: Row, other: Row, claim: StudyClaim, spreads: Map
 Limits = tuple[float, float] | None
 
 
-def _told(claim: StudyClaim, change: float, reach: float, beyond: tuple[bool, bool]) -> tuple[str, Limits, Limits]:
-    """The verdict on a difference of two rows, and its limits. A lower bound is never told to be lower."""
+def _order_verdict(
+    claim: StudyClaim, change: float, reach: float, beyond: tuple[bool, bool]
+) -> tuple[str, Limits, Limits]:
+    """The verdict on a difference of two rows, and its limits. A lower bound is never judged to be lower."""
     if claim.kind == "close":
         tolerance = math.log1p(claim.within)
         apart = (change < 0 and not beyond[0]) or (change > 0 and not beyond[1])

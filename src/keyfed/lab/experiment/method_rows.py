@@ -225,7 +225,7 @@ class Lead:
     margin: float | None
 
     @property
-    def is_told(self) -> bool:
+    def is_sure(self) -> bool:
         """Whether it is more than chance."""
         return self.margin is not None and self.change > self.margin
 
@@ -255,7 +255,7 @@ def lead_of(rows: Sequence[MethodRow]) -> Lead | None:
 def best_of(rows: Sequence[MethodRow]) -> str | None:
     """Return the label of the best method, if seeds can tell. `rows` are in order."""
     lead = lead_of(rows)
-    return str(contenders(rows)[0]["label"]) if lead is not None and lead.is_told else None
+    return str(contenders(rows)[0]["label"]) if lead is not None and lead.is_sure else None
 
 
 def mean_baselines(by_seed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
