@@ -78,7 +78,7 @@ bench: setup ## our engine beside the plain PyTorch loop
 	$(BIN)/keyfed bench
 
 docs: setup ## write the generated pages of docs/ again
-	$(BIN)/python -m keyfed.reports.reference docs
+	$(BIN)/python -m keyfed.cli.reference docs
 
 clean: ## remove the virtual environment and caches (runs/ stays)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

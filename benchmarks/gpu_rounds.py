@@ -25,8 +25,7 @@ from keyfed.engine.simulate import Simulation
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Method, MethodSpec, Params
-from keyfed.lab.bench.contenders import PlainModel, Task, detached, mean_loss, weighted_mean
-from keyfed.lab.bench.contenders_graph import plain_graph
+from keyfed.lab.bench.contenders import PlainModel, Task, detached, mean_loss, plain_graph, weighted_mean
 from keyfed.model.language_model import init_params
 from keyfed.run.evaluate import evaluate_together, limit_streams
 from keyfed.run.prepare import Prepared, make_problem, prepare

@@ -19,7 +19,7 @@ import torch
 
 from keyfed.config.load import Config, ModelConfig
 from keyfed.engine.network import init_params, parameter_count
-from keyfed.keyboard.gesture import keys_of
+from keyfed.keyboard.lexicon import keys_of
 from keyfed.keyboard.session import Keyboard, keyboard_of
 from keyfed.run.custom import build_network
 from keyfed.run.folder import Trained, load_model

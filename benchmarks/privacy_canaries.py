@@ -29,12 +29,11 @@ import numpy as np
 
 from keyfed.config.load import Config, apply_settings, check
 from keyfed.files import write_atomically
-from keyfed.lab.audit.canaries import draw_canaries, look_for_canaries, plant
-from keyfed.lab.audit.exposure import CHANCE_BITS
-from keyfed.run.baselines import score_baselines
+from keyfed.lab.audit.canaries import CHANCE_BITS, draw_canaries, look_for_canaries, plant
 from keyfed.run.folder import load_model
 from keyfed.run.loop import train
 from keyfed.run.prepare import Prepared, prepare
+from keyfed.run.result import score_baselines
 
 SETTINGS = [
     "data.vocab=3000", "data.partition=iid", "data.clients=600", "data.window=20", "data.max_tokens=3000",

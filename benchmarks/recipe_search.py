@@ -90,19 +90,19 @@ def _run(part: str, trial: Mapping[str, Any], device: str, data_dir: str | None,
 
     import torch
 
-    from keyfed.lab.experiment.workspace import Bench, config_of
+    from keyfed.lab.experiment.cell import Workspace, config_of
     from keyfed.run.folder import read_metrics
     from keyfed.run.loop import train
     from keyfed.run.prepare import client_tokens
 
     settings = {**SHARED, **trial, **({"train.workers": 1} if device == "cpu" else {})}  # slots are processes already
-    bench = Bench(work, device, data_dir, "bf16" if device == "cuda" else "fp32")
-    prepared = bench.prepared(config_of(settings, 1, bench))
+    workspace = Workspace(work, device, data_dir, "bf16" if device == "cuda" else "fp32")
+    prepared = workspace.prepared(config_of(settings, 1, workspace))
     sizes = [min(int(n), settings["data.max_tokens"]) for n in client_tokens(prepared)]
     a_round = settings["train.cohort"] * sum(sizes) / len(sizes)
     rounds = max(2, round(TOKENS[part] / a_round))
     settings |= {"train.rounds": rounds, "train.eval_every": max(1, rounds // 10)}
-    config = config_of(settings, 1, bench)
+    config = config_of(settings, 1, workspace)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=work) as folder:
         out = Path(folder) / "run"

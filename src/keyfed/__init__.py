@@ -13,10 +13,10 @@ The names below are the whole public interface; everything is imported on first 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from keyfed.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from keyfed.cli.api import (
+    from keyfed.api import (
         compare,
         configure,
         conformance,
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
     from keyfed.text.catalogue import load_corpus
 
 _HOME = {
-    "configure": "keyfed.cli.api",
-    "train": "keyfed.cli.api",
-    "pretrain": "keyfed.cli.api",
-    "vocab": "keyfed.cli.api",
-    "compare": "keyfed.cli.api",
-    "load_model": "keyfed.cli.api",
-    "suggest": "keyfed.cli.api",
-    "evaluate": "keyfed.cli.api",
-    "personalise": "keyfed.cli.api",
-    "tune": "keyfed.cli.api",
-    "report": "keyfed.cli.api",
-    "conformance": "keyfed.cli.api",
+    "configure": "keyfed.api",
+    "train": "keyfed.api",
+    "pretrain": "keyfed.api",
+    "vocab": "keyfed.api",
+    "compare": "keyfed.api",
+    "load_model": "keyfed.api",
+    "suggest": "keyfed.api",
+    "evaluate": "keyfed.api",
+    "personalise": "keyfed.api",
+    "tune": "keyfed.api",
+    "report": "keyfed.api",
+    "conformance": "keyfed.api",
     "check_model": "keyfed.model.conformance",
     "load_corpus": "keyfed.text.catalogue",
     "METHODS": "keyfed.federated.methods",

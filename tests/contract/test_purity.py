@@ -16,10 +16,7 @@ SOURCE = Path(keyfed.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 PURE = ("text", "model", "federated")
 WORLDLY = ("pathlib", "os", "io", "shutil", "tempfile", "time", "datetime", "socket", "subprocess", "sys", "logging")
-DECODER = (
-    "tables", "layout", "trie", "typed", "gesture", "context", "casing", "personal", "lexicon", "mixture", "predict",
-    "session", "editor", "terminal",
-)  # fmt: skip
+DECODER = ("layout", "context", "personal", "lexicon", "predict", "session", "terminal")
 CRYPTOGRAPHY = (
     "masks", "shamir", "keys", "secure_sum", "member", "collector", "terms", "wire", "accusation", "suspects"
 )  # fmt: skip # of keyfed.private.secagg
@@ -131,6 +128,10 @@ def test_secure_sums_know_bytes_and_numpy_only_and_draw_from_the_system(path):
         assert call not in ("open", "print", "input", "exec", "eval", "__import__"), f"{path}:{line} calls {call}"
 
 
+def test_the_files_of_the_decoder_are_there():
+    assert set(DECODER) <= {path.stem for path in within("keyboard")}
+
+
 @pytest.mark.parametrize("path", within("keyboard"), ids=name)
 def test_the_keyboard_knows_no_federation_and_its_decoder_only_text_n_grams_and_runs(path):
     outer = ("keyfed.text.", "keyfed.model.ngram.", "keyfed.engine.network.", "keyfed.run.folder.")
@@ -191,7 +192,7 @@ def test_flower_is_known_to_its_own_files_and_deployment_to_the_command_line_onl
                 own = flower or "contenders" in inside.name
                 assert own, f"{path} imports {module}"
             if module.startswith("keyfed.deploy"):
-                commands = ("cli/federation.py", "cli/up.py")
+                commands = ("cli/federation.py", "cli/train.py")
                 outer = inside.parts[0] == "deploy" or inside.as_posix() in (*commands, "wire/flower/gate.py")
                 assert outer, f"{path} imports {module}"
 

@@ -22,8 +22,8 @@ import keyfed as library
 from keyfed.config.load import Config
 from keyfed.errors import ConfigError, PrivacyError, RunError
 from keyfed.keyboard import base_pack
+from keyfed.model.language_model import widen
 from keyfed.model.presets import build_spec
-from keyfed.model.quantise import widen
 from keyfed.run.folder import read_result, read_run_toml
 from keyfed.run.prepare import prepare
 from keyfed.run.remote.train import deployable, train_deployed
@@ -271,10 +271,10 @@ def test_only_train_and_up_offer_it():
     source = Path(library.__file__).parent
     read = {p.relative_to(source).as_posix(): p.read_text("utf-8") for p in source.rglob("*.py")}
     users = {p for p, text in read.items() if "offer_start" in text}
-    assert users == {"run/start/weights.py", "run/recipe/pilot.py", "cli/up.py", "deploy/up.py"}
+    assert users == {"run/start/weights.py", "run/recipe/pilot.py", "deploy/up.py"}
     assert {p for p, text in read.items() if "offered=offered" in text} == {
         "cli/train.py",
-        "cli/up.py",
+        "cli/federation.py",
         "run/recipe/pilot.py",
         "run/loop.py",
         "run/dry.py",

@@ -16,7 +16,7 @@ import torch
 import keyfed as library
 from keyfed.errors import RunError
 from keyfed.keyboard import base_pack
-from keyfed.model.quantise import quantise, widen
+from keyfed.model.language_model import quantise, widen
 from keyfed.run.folder import read_result
 from keyfed.run.prepare import prepare
 from keyfed.run.start import base as base_module

@@ -9,9 +9,9 @@ import pytest
 
 from keyfed.config.load import PrivacyConfig, SecureConfig, check
 from keyfed.errors import ConfigError, RunError
-from keyfed.run.curves import read_curves
 from keyfed.run.folder import read_metrics
 from keyfed.run.loop import train
+from keyfed.run.metrics_line import read_curves
 
 from .conftest import TINY
 from .test_resume import Interrupting, tiny, write_corpus

@@ -22,8 +22,8 @@ pytest.importorskip("uvicorn")
 
 import keyfed as library
 from keyfed.cli import keyboard
-from keyfed.keyboard import assets, bundle, extra, serve
-from keyfed.keyboard.ngram_file import from_bytes
+from keyfed.keyboard import assets, bundle, graph, serve
+from keyfed.keyboard.bundle import ngram_from_bytes
 from keyfed.run import loop as run_training
 from keyfed.run.start import base as base_module
 from keyfed.run.start.base import load_base
@@ -77,7 +77,7 @@ def test_export_checks_real_text_and_ships_forms_and_ngrams(train_quietly, keyfe
     assert bundle.check_bundle(out)["run"] == {**done["run"], "method": "fedavg", "data": "corpus", "rounds": 1}
     vocab, forms = bundle.load_vocab(out)
     assert forms == {"union": "Union"}
-    table = from_bytes((out / "ngram.safetensors").read_bytes(), len(vocab), "file")
+    table = ngram_from_bytes((out / "ngram.safetensors").read_bytes(), len(vocab), "file")
     after = table.next(vocab.encode_context("the president"))
     assert vocab.words[int(np.argmax(after))] in ("sees", "helps", "follows", "remembers", "calls")
     everything = b"".join(p.read_bytes() for p in out.iterdir())
@@ -209,7 +209,7 @@ def test_bad_input_is_one_line(keyfed, page, served, tmp_path, monkeypatch):
         assert "is taken; choose another with --port" in error("keyboard", tmp_path, "--port", taken.getsockname()[1])
     (page / "vendor" / assets.FILES[0]).unlink()
     assert "make assets" in error("keyboard", tmp_path)
-    monkeypatch.setattr(extra, "find_spec", lambda name: None)
+    monkeypatch.setattr(graph, "find_spec", lambda name: None)
     assert "pip install 'keyfed[keyboard]'" in error("keyboard", tmp_path)
     assert "pip install 'keyfed[keyboard]'" in error("export", tmp_path)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import keyfed.run.loop as run_train
-from keyfed.cli import api
+from keyfed import api
 from keyfed.config.load import Config
 from keyfed.errors import RunError
 from keyfed.federated import local

@@ -116,7 +116,7 @@ def test_another_architecture_is_refused_in_one_line(keyfed, first, corpus, tmp_
 def test_what_is_no_run_or_is_not_read_is_refused(keyfed, corpus, tmp_path):
     code, _, err = keyfed("train", "fedavg", "--data", corpus, "--init", tmp_path / "none", "--out", tmp_path / "o")
     assert code == 2
-    assert "is not a run folder" in err
+    assert "expected a run folder, base or none" in err
     code, _, err = keyfed("train", "fedavg", "--data", corpus, "--set", "train.unmatched=mean", "--out", tmp_path / "p")
     assert code == 2
     assert "train.unmatched is mean, but no weights are carried; set train.init too" in err

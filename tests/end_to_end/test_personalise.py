@@ -9,9 +9,9 @@ import random
 import pytest
 
 import keyfed as library
-from keyfed.run.evaluate import Score
+from keyfed.model.score import Score
+from keyfed.reports.personalise import Personalisation, resolve, summarise
 from keyfed.run.folder import Trained
-from keyfed.run.personalise import Personal, resolve, summarise
 from keyfed.run.prepare import prepare
 from tests.end_to_end.conftest import sentence
 
@@ -70,16 +70,16 @@ def test_personalising_the_only_client_is_one_more_round(train_quietly, tmp_path
 @pytest.mark.parametrize(
     ("method", "options", "expected"),
     [
-        ("fedavg", {"optimiser": "sgd", "lr": 2.0, "batch_size": 4}, Personal(1, 0.2, "sgd", 4)),
-        ("fedprox", {}, Personal(1, 0.001, "adam", 10)),
-        ("fedsgd", {"lr": 7.0}, Personal(1, 0.0006, "adam", 10)),  # its lr is the server's, not a local step
-        ("central", {}, Personal(1, 0.0002, "adam", 20)),
+        ("fedavg", {"optimiser": "sgd", "lr": 2.0, "batch_size": 4}, Personalisation(1, 0.2, "sgd", 4)),
+        ("fedprox", {}, Personalisation(1, 0.001, "adam", 10)),
+        ("fedsgd", {"lr": 7.0}, Personalisation(1, 0.0006, "adam", 10)),  # its lr is the server's, not a local step
+        ("central", {}, Personalisation(1, 0.0002, "adam", 20)),
     ],
 )
 def test_the_run_decides_what_is_not_said(corpus, tmp_path, method, options, expected):
     config = library.configure(method, data=str(corpus), data_window=8, **options)
     prepared = prepare(config)
-    found = resolve(Personal(), Trained(tmp_path, config, method, prepared.spec, {}, prepared.vocab), prepared)
+    found = resolve(Personalisation(), Trained(tmp_path, config, method, prepared.spec, {}, prepared.vocab), prepared)
     assert (found.epochs, found.optimiser, found.batch_size) == (1, expected.optimiser, expected.batch_size)
     assert found.lr == pytest.approx(expected.lr)
 

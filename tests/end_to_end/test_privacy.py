@@ -645,7 +645,7 @@ def test_a_secure_run_books_rounds_that_open_by_one_client_without_amplification
     first = next(k for k, row in enumerate(rows) if row.q == 1)
     assert first > 0
     # Were the floor far, a budget with room for the round as it was expected, and not as it is, ends the run before it.
-    monkeypatch.setattr("keyfed.run.privacy_terms.chance", lambda *given: 0.0)
+    monkeypatch.setattr("keyfed.run.privacy.chance", lambda *given: 0.0)
     budget = epsilon([Release(1.0, 5 / 7, first + 1)], 1e-3, grid=COARSE) + 1e-6
     config = apply_settings(config, [f"privacy.epsilon={budget}"])
     short = train(config, tmp_path / "short")

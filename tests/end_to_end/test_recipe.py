@@ -11,6 +11,7 @@ import pytest
 
 import keyfed as library
 from keyfed.errors import ConfigError, RunError
+from keyfed.run import checkpoint
 from keyfed.run import loop as training
 from keyfed.run.folder import read_run_toml
 from keyfed.run.loop import Silent
@@ -158,7 +159,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     found = Clock()
-    for module in (training, pilot):
+    for module in (training, checkpoint, pilot):
         monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=found.monotonic))
     return found
 

@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-import keyfed.run.loop as run_train
-from keyfed.config.documents import dump_toml
-from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, to_document
+from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, dump_toml, to_document
 from keyfed.errors import RunError
+from keyfed.run import checkpoint
 from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.folder import load_model, open_folder, read_metrics
 from keyfed.run.loop import Silent, train
@@ -212,7 +211,7 @@ def test_ctrl_c_between_two_checkpoints_loses_no_round(corpus, tmp_path):
 def test_ctrl_c_while_a_rounds_line_is_written_loses_no_round(corpus, tmp_path, monkeypatch, written):
     config = tiny(corpus, checkpoint_every=100, eval_every=2)
     train(config, tmp_path / "whole")
-    append, out = run_train.append_line, tmp_path / "run"
+    append, out = checkpoint.append_line, tmp_path / "run"
     pressed = []
 
     def interrupted(path, record):
@@ -225,7 +224,7 @@ def test_ctrl_c_while_a_rounds_line_is_written_loses_no_round(corpus, tmp_path, 
         path.write_bytes(before + {"nothing": b"", "half": line[: len(line) // 2], "all": line}[written])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_train, "append_line", interrupted)
+    monkeypatch.setattr(checkpoint, "append_line", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(config, out)
     assert sorted(checkpoints(out)) == ["round-000003"]

@@ -23,12 +23,12 @@ from keyfed.federated.sampling import LISTED, derive_seed, sample_by_place
 from keyfed.federated.types import MethodSpec
 from keyfed.model.language_model import init_params
 from keyfed.model.presets import build_spec
-from keyfed.run import cache, encode
+from keyfed.run import encode
 from keyfed.run.folder import read_metrics
 from keyfed.run.loop import train
 from keyfed.run.prepare import client_tokens, make_problem, prepare
 from keyfed.text.batches import Batching, lines_of
-from keyfed.text.shards import ShardWriter
+from keyfed.text.ragged import ShardWriter
 
 from .test_resume import without_times
 
@@ -50,7 +50,7 @@ def table(tmp_path):
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
     """Keep every corpus, however small; return the folder of the cache."""
-    monkeypatch.setattr(cache, "LARGE", 0)
+    monkeypatch.setattr(encode, "LARGE", 0)
     monkeypatch.setenv("KEYFED_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -93,7 +93,7 @@ def test_a_mapped_corpus_is_the_corpus(table, kept, monkeypatch, partition, part
     config = settings(table, partition=partition, clients=8 if partition == "iid" else None, clients_part=part)
     first = prepare(config)
     same(first, plainly(monkeypatch, config))
-    monkeypatch.setattr(cache, "tabulate", lambda *_, **__: pytest.fail("the text is read a second time"))
+    monkeypatch.setattr(encode, "tabulate", lambda *_, **__: pytest.fail("the text is read a second time"))
     assert tuple(prepare(config).store.names) == tuple(first.store.names)
 
 
@@ -131,26 +131,26 @@ def test_a_damaged_cache_is_made_again(table, kept, monkeypatch, damage):
         manifest.write_text(json.dumps({"files": {}}))
     same(prepare(config), plainly(monkeypatch, config))
     assert list(kept.iterdir()) == [place]
-    assert cache.open_cache(place) is not None
+    assert encode.open_cache(place) is not None
 
 
 def test_other_text_and_other_options_are_encoded_anew(table, kept):
     config = settings(table)
-    folders = {cache.cache_folder(config)}
+    folders = {encode.cache_folder(config)}
     for changed in ({"vocab": 30}, {"window": 9}, {"partition": "iid"}, {"unseen": 0.2}, {"clients_part": "1/2"}):
-        folders.add(cache.cache_folder(replace(config, data=replace(config.data, **changed))))
-    folders.add(cache.cache_folder(replace(config, train=replace(config.train, seed=2))))
-    assert cache.cache_folder(replace(config, train=replace(config.train, rounds=9))) in folders
+        folders.add(encode.cache_folder(replace(config, data=replace(config.data, **changed))))
+    folders.add(encode.cache_folder(replace(config, train=replace(config.train, seed=2))))
+    assert encode.cache_folder(replace(config, train=replace(config.train, rounds=9))) in folders
     with table.open("a") as file:
         file.write('{"author": "a1", "text": "ba"}\n')
-    folders.add(cache.cache_folder(config))
+    folders.add(encode.cache_folder(config))
     assert len(folders) == 8
 
 
 def test_small_corpora_are_not_kept_and_a_cache_that_cannot_be_written_is_one_line(table, tmp_path, monkeypatch):
     monkeypatch.setenv("KEYFED_CACHE", str(tmp_path / "cache"))
     assert prepare(settings(table)).store.folder is None
-    monkeypatch.setattr(cache, "LARGE", 0)
+    monkeypatch.setattr(encode, "LARGE", 0)
     (tmp_path / "cache").write_text("a file where a folder should be")
     with pytest.raises(DataError, match="KEYFED_CACHE") as error:
         prepare(settings(table))

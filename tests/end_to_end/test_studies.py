@@ -9,17 +9,18 @@ import json
 import random
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 import pytest
 
-from keyfed.lab.experiment.front import standing_text
+from keyfed.lab.experiment.cell import Workspace, options_of
 from keyfed.lab.experiment.grid import cells_of, load_study, study_names, with_settings
-from keyfed.lab.experiment.page import page_text, write_page
-from keyfed.lab.experiment.runner import data_folder, finished, run_study
-from keyfed.lab.experiment.workspace import Bench, options_of
+from keyfed.lab.experiment.page import page_text, progress_text, write_page
+from keyfed.lab.experiment.runner import run_study
+from keyfed.lab.experiment.store import Store, read_cell
 from keyfed.run.folder import read_run_toml
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -81,27 +82,27 @@ def test_a_study_runs_at_smoke_scale_and_writes_its_page(name, miniature, tmp_pa
         override |= {"data.clients": 20, "participation.fraction": 0.2}
     override = {key: value for key, value in override.items() if key != "data.vocab" or "next" not in name}
     override |= {"study.samples": 96, "study.rounds": 2} if name == "gboard-toy" else {}
-    results, bench = tmp_path / "results", Bench(tmp_path / "work", "cpu", str(miniature))
-    first = run_study(study, "smoke", results=results, bench=bench, override=override, most=1)
-    rest = run_study(study, "smoke", results=results, bench=bench, override=override)
+    results, workspace = tmp_path / "results", Workspace(tmp_path / "work", "cpu", str(miniature))
+    first = run_study(study, "smoke", store=Store(results), workspace=workspace, override=override, most=1)
+    rest = run_study(study, "smoke", store=Store(results), workspace=workspace, override=override)
     assert (first.failed, rest.failed, rest.skipped, rest.open) == ((), (), (), ())
     assert (len(first.done), rest.before) == (1, 1)
     every = [with_settings(cell, override) for cell in cells_of(study, "smoke") if not cell.absent]
-    assert set(finished(results, study)) == {cell.id for cell in every}
-    for record in finished(results, study).values():
+    assert set(Store(results).of(study)) == {cell.id for cell in every}
+    for record in Store(results).of(study).values():
         assert record["measures"]
         assert record.get("options", {}) == options_of(record["runner"], record["settings"])
         assert str(tmp_path) not in json.dumps(record)
         assert str(miniature) not in json.dumps(record)
     assert not list((tmp_path / "work").glob(f"{name}/*"))  # a cell's run folder goes once its result is written
-    assert write_page(study, results)[0].read_text("utf-8").startswith("<!-- Generated")
+    assert write_page(study, Store(results))[0].read_text("utf-8").startswith("<!-- Generated")
 
 
 def test_a_cell_keeps_the_hashes_of_all_that_it_starts_from(miniature, tmp_path):
     study = load_study("pretraining-fig3", STUDIES)
-    results, bench = tmp_path / "results", Bench(tmp_path / "work", "cpu", str(miniature))
-    run_study(study, "smoke", results=results, bench=bench, override=TINY | SMALL)
-    found = list(finished(results, study).values())
+    results, workspace = tmp_path / "results", Workspace(tmp_path / "work", "cpu", str(miniature))
+    run_study(study, "smoke", store=Store(results), workspace=workspace, override=TINY | SMALL)
+    found = list(Store(results).of(study).values())
     vectors = hashlib.sha256((miniature / "glove-6b-100d" / "glove.6B.100d.txt.gz").read_bytes()).hexdigest()
     begun = {read_run_toml(folder)[1]["data_sha256"] for folder in (tmp_path / "work" / "first").iterdir()}
     for record in found:
@@ -118,10 +119,10 @@ def test_a_cell_of_next_character_keeps_its_curves_and_the_page_shows_them(minia
     small |= {"data.clients": 3, "data.window": 10, "method.epochs": 2, "train.cohort": 3}
     smoke = study.scales["smoke"]
     study = replace(study, scales={"smoke": replace(smoke, settings={**smoke.settings, **small})})
-    results, bench = tmp_path / "results", Bench(tmp_path / "work", "cpu", str(miniature))
-    done = run_study(study, "smoke", results=results, bench=bench, most=2)
+    results, workspace = tmp_path / "results", Workspace(tmp_path / "work", "cpu", str(miniature))
+    done = run_study(study, "smoke", store=Store(results), workspace=workspace, most=2)
     assert (len(done.done), done.failed) == (2, ())
-    by_method = {record["labels"]["method"]: record for record in finished(results, study).values()}
+    by_method = {record["labels"]["method"]: record for record in Store(results).of(study).values()}
     central, fedavg = by_method["central"], by_method["FedAvg"]
     for record in (central, fedavg):
         assert "train.curves" not in record["settings"]
@@ -133,9 +134,9 @@ def test_a_cell_of_next_character_keeps_its_curves_and_the_page_shows_them(minia
     assert [p[0] for p in central["training"]["epoch"]] == [1, 2]
     # A round's last local epoch is the training loss that the curve by round has.
     assert [p[1] for p in fedavg["training"]["epoch"]][1::2] == [p[1] for p in fedavg["curve"]]
-    for file in data_folder(results, study.name).glob("*.json"):
+    for file in Store(results).folder(study.name).glob("*.json"):
         assert file.stat().st_size < 6000
-    written = write_page(study, results)
+    written = write_page(study, Store(results))
     for plot in ("batch-loss", "batch-accuracy", "epoch-loss", "epoch-accuracy"):
         assert f"img/next-character-{plot}.png" in written[0].read_text("utf-8")
         assert results / "img" / f"next-character-{plot}.png" in written
@@ -171,18 +172,18 @@ def test_the_module_runs_without_what_a_gpu_machine_lacks(miniature, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["open"] == []
-    files = sorted(path.name for path in data_folder(tmp_path / "r", "small").glob("*.json"))
+    files = sorted(path.name for path in Store(tmp_path / "r").folder("small").glob("*.json"))
     assert [name.rsplit("-", 2)[0] for name in files] == ["ptb-0.1-fedatt-code-faithful", "ptb-0.1-fedatt-raised-lr"]
-    record = json.loads((data_folder(tmp_path / "r", "small") / files[0]).read_text("utf-8"))
+    record = json.loads((Store(tmp_path / "r").folder("small") / files[0]).read_text("utf-8"))
     assert record["shuffles"]["lowest"] <= record["measures"]["perplexity"] <= record["shuffles"]["highest"]
     small = load_study(str(tmp_path / "small.toml"), STUDIES)
-    text = page_text(small, finished(tmp_path / "r", small))
+    text = page_text(small, Store(tmp_path / "r").of(small))
     assert "20 shuffles of the test" in text
     assert "not judged at smoke scale" in text
 
 
 def test_the_page_of_where_studies_stand_names_every_one(tmp_path):
-    text = standing_text(STUDIES, tmp_path)
+    text = progress_text(STUDIES, Store(tmp_path))
     for name in study_names(STUDIES):
         assert f"| {name} |" in text
 
@@ -205,6 +206,65 @@ def test_the_command_runs_a_study_lists_and_reports(keyfed, tmp_path, monkeypatc
     assert "toy: scale smoke, 2 cells finished, 2 open" in out
     code, out, _ = keyfed("study", "list", "--json")
     assert json.loads(out)[0]["smoke"] == "2 of 4"
+
+
+@pytest.fixture
+def two_toys(tmp_path, monkeypatch) -> Path:
+    """A folder with two studies of other cells; returns where their results come."""
+    toy = (STUDIES / "gboard-toy.toml").read_text("utf-8")
+    (tmp_path / "studies").mkdir()
+    for name, samples in (("toy", 48), ("other", 49)):
+        text = toy.replace("study.samples = 600", f"study.samples = {samples}")
+        (tmp_path / "studies" / f"{name}.toml").write_text(text, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "docs" / "results" / "data"
+
+
+def reads(monkeypatch) -> Counter[str]:
+    """Count how often each result file is opened to be read."""
+    counts, read_text = Counter(), Path.read_text
+
+    def read(path: Path, *arguments, **named) -> str:
+        if path.suffix == ".json" and path.parent.parent.name == "data":
+            counts[path.name] += 1
+        return read_text(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    return counts
+
+
+def test_a_command_reads_every_result_file_once(keyfed, two_toys, monkeypatch):
+    """Pages, front page, list and verdicts of all studies ask the same files; so does every cell before it runs."""
+    assert keyfed("study", "other", "--seeds", "1,")[0] == 0
+    for arguments, files in ((("toy",), 6), (("toy", "--minutes", "0"), 6), (("report",), 6), (("list",), 6)):
+        with monkeypatch.context() as patch:
+            counts = reads(patch)
+            assert keyfed("study", *arguments)[0] == 0
+        assert sorted(counts) == sorted(path.name for path in two_toys.glob("*/*.json"))
+        assert (len(counts), set(counts.values())) == (files, {1})
+    with monkeypatch.context() as patch:  # without what a store remembers, the counter sees every question
+        counts = reads(patch)
+        patch.setattr(Store, "_record", lambda store, path: read_cell(path, store._say))
+        assert keyfed("study", "report")[0] == 0
+    assert set(counts.values()) == {8}
+
+
+def test_a_store_sees_what_another_process_writes_meanwhile(two_toys):
+    study, results = load_study("toy", Path("studies")), two_toys.parent
+    here, said = Store(results), []
+    there = Store(results, said.append)
+    assert here.of(study) == there.of(study) == {}
+    done = run_study(study, "smoke", store=there, workspace=Workspace(Path("work"), "cpu"), most=1)
+    (record,) = here.of(study).values()
+    (cell,) = (cell for cell in cells_of(study, "smoke") if cell.title == done.done[0])
+    assert (record["id"], here.has(cell, study.targets)) == (cell.id, True)
+    changed = {**record, "measures": record["measures"] | {"accuracy": 0.5}}
+    here.write(cell, changed)  # in the place of the file that the other has read
+    assert there.of(study) == here.of(study) == {cell.id: changed}
+    next(two_toys.glob("*/*.json")).write_text("{", "utf-8")
+    assert there.of(study) == {}
+    assert not there.has(cell, study.targets)
+    assert len(said) == 1  # said when it is read, not each time that it is left out
 
 
 @pytest.mark.parametrize(
@@ -242,7 +302,7 @@ def test_a_bad_study_is_one_line_and_a_bad_cell_is_left_out_with_one(keyfed, tmp
         assert (code, err.count("\n")) == (2, 1)
         assert "toy.toml: measures is 3; expected a list" in err
     study.write_text(toy.replace("study.samples = 600", "study.samples = 48"), "utf-8")
-    bad = data_folder(tmp_path / "docs" / "results", "other") / "bad.json"
+    bad = Store(tmp_path / "docs" / "results").folder("other") / "bad.json"
     bad.parent.mkdir(parents=True)
     bad.write_text('{"id": "1", "runner": "toy", "seed": "x"}')
     for arguments in (("toy", "--minutes", "0"), ("report", "toy"), ("report",), ("list",)):

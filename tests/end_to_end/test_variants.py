@@ -22,6 +22,7 @@ from keyfed.lab.experiment.compare_plan import resolve
 from keyfed.run import loop as training
 from keyfed.run.folder import read_metrics
 from keyfed.run.start import preview
+from keyfed.text.vectors.load import recognise
 from tests.end_to_end.conftest import TINY, write_corpus
 from tests.end_to_end.test_cli import one_line
 from tests.end_to_end.test_vectors import write_vectors
@@ -152,7 +153,7 @@ def test_frozen_rounds_are_for_the_variants_and_said(keyfed, made, tmp_path):
         (["fedavg+init", "--set", "model.hidden=13"], ("init",), "hidden 13"),
         (["fedavg+vectors", "--set", "model.embed=20"], ("vectors",), "8 numbers a word"),
         (["fedavg+vectors", "--vectors", "nothing.txt"], (), "no such file"),
-        (["fedavg+init", "--init", "nothing"], (), "is not a run folder"),
+        (["fedavg+init", "--init", "nothing"], (), "has no run.toml; expected a run folder"),
         (["fedadmm+init", "--set", "train.frozen_rounds=1"], ("init",), "send all their layers when they join"),
     ],
 )
@@ -202,7 +203,7 @@ def test_a_dry_run_says_what_would_be_carried(keyfed, made, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (("--init", "nothing"), "is not a run folder"),
+        (("--init", "nothing"), "has no run.toml; expected a run folder"),
         (("--init", "PUBLIC", "--set", "model.hidden=13"), "hidden 12.*hidden 13"),
         (("--vectors", "nothing.txt"), "no such file"),
         (("--vectors", "VECTORS", "--set", "model.embed=20"), "8 numbers a word, and the embedding of cifg has 20"),
@@ -229,13 +230,13 @@ def test_the_beginning_of_every_format_tells_its_width(form, tmp_path):
     if form == "npz":
         path = tmp_path / "v.npz"
         np.savez(path, words=np.array(["the", "a"]), vectors=np.ones((2, 5), np.float32))
-        assert preview.peek_vectors(path) == ("npz", 5)
+        assert recognise(path)[:2] == ("npz", 5)
         return
     tokens = {"wte.weight": np.ones((3, 6), np.float32)}
     save_file(tokens, tmp_path / "model.safetensors")
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
-    kind, width = preview.peek_vectors(tmp_path if form == "folder" else tmp_path / "model.safetensors")
+    kind, width = recognise(tmp_path if form == "folder" else tmp_path / "model.safetensors")[:2]
     assert kind.startswith("wte.weight")
     assert width == 6
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from keyfed.config.documents import dump_toml
-from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, check, to_document
+from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, check, dump_toml, to_document
 from keyfed.errors import RankError, RunError
-from keyfed.run import cache, ranks
+from keyfed.run import encode, ranks
 from keyfed.run.encode import read_people
 from keyfed.run.loop import train
 from keyfed.run.prepare import prepare
@@ -248,14 +247,14 @@ def test_a_mapped_corpus_has_the_given_vocabulary_and_is_kept_apart_from_others(
     monkeypatch.setenv("KEYFED_CACHE", "")
     plain = prepare(config)
     monkeypatch.setenv("KEYFED_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "LARGE", 0)
+    monkeypatch.setattr(encode, "LARGE", 0)
     mapped = prepare(config)
     assert mapped.store.folder != plain.store.folder
     assert mapped.store.flat.tolist() == plain.store.flat.tolist()
     assert (mapped.vocab, mapped.vocab_summary, mapped.oov) == (plain.vocab, plain.vocab_summary, plain.oov)
     assert plain.vocab_summary.kept == (2 if lower else 3)
-    folders = {cache.cache_folder(config), cache.cache_folder(small(corpus, None))}
+    folders = {encode.cache_folder(config), encode.cache_folder(small(corpus, None))}
     (tmp_path / "v.json").write_text(replace(vocab, words=(*SPECIALS, "the")).to_json())
-    folders.add(cache.cache_folder(config))
+    folders.add(encode.cache_folder(config))
     assert len(folders) == 3
     assert None not in folders

@@ -17,7 +17,7 @@ from keyfed.federated import distance, local, server, weigh
 from keyfed.federated.descent import walk
 from keyfed.federated.types import Aggregate, Gradient, Report
 from keyfed.run import plan
-from keyfed.run.traffic import report_bytes, round_traffic, sizes_of
+from keyfed.run.metrics_line import report_bytes, round_traffic, sizes_of
 
 from .test_methods import SPEC, aggregate_of, assert_equal, assert_moved, method_of, problem_of, rounds, theta_of
 

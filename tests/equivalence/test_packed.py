@@ -32,11 +32,11 @@ from keyfed.model import language_model as lm
 from keyfed.model.cells import CELLS
 from keyfed.model.conformance import check_model
 from keyfed.model.language_model import init_params
-from keyfed.reports.results import evaluate_run, personalise_run
+from keyfed.reports.personalise import Personalisation
+from keyfed.reports.run_page import evaluate_run, personalise_run
 from keyfed.run.evaluate import evaluate_lines, evaluate_sentences, limit_streams, scorer_of, total, validator
 from keyfed.run.folder import load_model, read_metrics, read_result
 from keyfed.run.loop import Silent, train
-from keyfed.run.personalise import Personal
 from keyfed.run.prepare import make_problem, prepare
 from keyfed.run.suggest import suggest
 from keyfed.text.batches import Batching, line_starts, lines_of, packed_steps
@@ -310,7 +310,7 @@ def test_a_run_is_judged_line_by_line(corpus, whole):
 
 
 def test_personal_copies_conformance_and_keyboard_take_packed_models(corpus, whole):
-    found = personalise_run(whole, Personal(lr=0.1))
+    found = personalise_run(whole, Personalisation(lr=0.1))
     prepared, trained = prepare(tiny(corpus)), load_model(whole)
     own = {name: s for name, s in prepared.test.items() if name in prepared.store.names}
     assert found["before"]["tokens"] == sum(map(len, own.values()))

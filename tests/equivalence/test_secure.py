@@ -12,7 +12,7 @@ import torch
 from keyfed.engine.simulate import RunningSum, Simulation
 from keyfed.engine.sums import secure_round, secure_simulation
 from keyfed.engine.sums.plain import HiddenSum
-from keyfed.engine.sums.secure_round import Evaluated, evaluation_of, evaluation_vector_of
+from keyfed.engine.sums.secure_round import evaluation_of, evaluation_vector_of
 from keyfed.engine.sums.secure_simulation import MaskedSum, SecureSettings
 from keyfed.errors import SecureSumError
 from keyfed.federated import weigh as mediate
@@ -21,6 +21,7 @@ from keyfed.federated.public.rules import LOSS_STEP, magnitude, privately
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Mediator, Method, Params
 from keyfed.federated.weigh import in_two_phases, kept
+from keyfed.model.score import Score
 from keyfed.private.secagg.threshold import most_ratio, usual_threshold
 
 from .test_methods import assert_moved, method_of, problem_of, theta_of
@@ -498,6 +499,6 @@ def test_a_masked_vector_is_not_the_vector_and_evaluations_add_up(monkeypatch):
     assert len(taken) == CLIENTS - 3
     for plain, sent in taken.values():
         assert (plain == sent[: len(plain)]).mean() < 0.01
-    one, two = Evaluated(100, 250.5, 20, 40, 80, 10, 25, 3), Evaluated(7, 30.25, 1, 2, 5, 1, 2, 0)
+    one, two = Score(100, 250.5, 20, 40, 80, 10, 25, 3), Score(7, 30.25, 1, 2, 5, 1, 2, 0)
     total = evaluation_vector_of(one, 3) + evaluation_vector_of(two, 3)
-    assert evaluation_of(total, 3) == (Evaluated(*(a + b for a, b in zip(one, two, strict=True))), 2)
+    assert evaluation_of(total, 3) == (one + two, 2)

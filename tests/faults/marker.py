@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import load
 
 from keyfed.errors import KeyfedError
-from keyfed.keyboard.ngram_file import _words, from_bytes
+from keyfed.keyboard.bundle import _words, ngram_from_bytes
 from keyfed.text.vocab import Vocab
 
 PHRASE = "my secret door code is zebra quantum"
@@ -114,7 +114,7 @@ def _as_numbers(data: bytes, vocab: Vocab) -> Iterator[str]:
 def _as_table(data: bytes, vocab: Vocab) -> Iterator[str]:
     """Three words in a row in a table of n-grams, where they are rows of a tree."""
     try:
-        table = from_bytes(data, len(vocab), "file")
+        table = ngram_from_bytes(data, len(vocab), "file")
     except (KeyfedError, AssertionError):
         return
     ids = vocab.encode([PHRASE])[:-1].tolist()

@@ -31,19 +31,18 @@ from keyfed.deploy.superlink import ServerHome
 from keyfed.engine.client_state import read_state, write_state
 from keyfed.errors import KeyfedError
 from keyfed.federated.types import State
-from keyfed.lab.papers.resume import find_kept
+from keyfed.lab.papers.fedatt_code import find_kept
 from keyfed.private.dp.accounting import Release
 from keyfed.private.dp.ledger import ORIGIN, Terms, _line, check_against_metrics, open_ledger, read_ledger
 from keyfed.reports.events import read_log, scalars
-from keyfed.run.cache import open_cache
 from keyfed.run.checkpoint import Best, Checkpoint, _seal, load_checkpoint, named_states, save_checkpoint
+from keyfed.run.encode import open_cache
 from keyfed.run.folder import read_metrics, read_result, read_run_toml
 from keyfed.text.corpus import read_corpus
-from keyfed.text.shards import PackedNames, ShardWriter, streams_of
+from keyfed.text.ragged import PackedNames, ShardWriter, streams_of
 from keyfed.text.vectors.load import load_vectors
 from keyfed.text.vectors.transformer import read_tokenizer
-from keyfed.text.vocab import SPECIALS, Vocab
-from keyfed.text.vocab_file import read_vocab
+from keyfed.text.vocab import SPECIALS, Vocab, read_vocab
 from keyfed.wire.device_store import DeviceStore
 from keyfed.wire.roster import Enrolled, Roster
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import keyfed.federated.round as round_module
 import keyfed.run.loop as run_train
 from keyfed.config.load import Config, set_value
-from keyfed.engine.sums.secure_round import MOST_NATS, Evaluated, counts_of
+from keyfed.engine.sums.secure_round import MOST_NATS, counts_of
 from keyfed.engine.task import Finished
 from keyfed.errors import RunError
 from keyfed.federated.soundness import (
@@ -35,7 +35,8 @@ from keyfed.federated.soundness import (
     suspect,
 )
 from keyfed.federated.types import Aggregate, Params, Refusal, State
-from keyfed.reports.results import report_run
+from keyfed.model.score import Score
+from keyfed.reports.run_page import report_run
 from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.folder import load_model, read_metrics
 from keyfed.run.loop import Silent, train
@@ -344,10 +345,10 @@ def test_a_run_that_never_stops_diverging_ends_with_its_last_good_model(tmp_path
 
 
 def test_studies_keep_what_they_measured():
-    from keyfed.lab.experiment.workspace import Bench, config_of
+    from keyfed.lab.experiment.cell import Workspace, config_of
 
-    assert config_of({"method.name": "fedavg"}, 1, Bench(Path(), "cpu")).train.rollback == 0.0
-    assert config_of({"train.rollback": 3.0}, 1, Bench(Path(), "cpu")).train.rollback == 3.0
+    assert config_of({"method.name": "fedavg"}, 1, Workspace(Path(), "cpu")).train.rollback == 0.0
+    assert config_of({"train.rollback": 3.0}, 1, Workspace(Path(), "cpu")).train.rollback == 3.0
 
 
 # with real clients
@@ -469,8 +470,8 @@ def claims_of_explosion(monkeypatch, liars: set[str], rounds: set[int]):
     """Clients that count a validation of 2^31 nats in messages of some rounds (from 0)."""
     real, lying = session_module.countable, [False]
 
-    def count(evaluated: Evaluated) -> Evaluated:
-        return evaluated._replace(nats=MOST_NATS) if lying[0] else real(evaluated)
+    def count(evaluated: Score) -> Score:
+        return replace(evaluated, nats=MOST_NATS) if lying[0] else real(evaluated)
 
     def fault(name: str, post: Post, handler: Handler) -> Answer:
         lying[0] = post.kind == "train" and name in liars and unpack(post.body).head.get("round") in rounds

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.deploy.enrolment import KnownKeys, key_sum, write_roster
+from keyfed.deploy.enrolment import KnownKeys, write_roster
 from keyfed.deploy.superlink import ServerHome
 from keyfed.wire.flower import gate as gates
 from keyfed.wire.flower.door import ConnectionLimits, Connections, Door, _without_trailers, most_connections
@@ -34,6 +34,7 @@ from keyfed.wire.flower.gate import (
     allowed,
     node_proof,
 )
+from keyfed.wire.roster import key_sum
 
 PATH = "/v1/fleet/push-object"
 FAR, HERE = "203.0.113.9", "203.0.113.1"

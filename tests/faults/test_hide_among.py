@@ -157,7 +157,7 @@ def test_the_runs_own_floor_reaches_the_clients(tmp_path, monkeypatch, mutant):
     transport, roster, vocab, config = build(tmp_path, 5, floor=5)
     monkeypatch.setattr(Calls, "able_to_hide", lambda self, clients: sorted(clients))
     monkeypatch.setattr(SecureSettings, "threshold_of", lambda self, members, hide_among=0: 2 * members // 3 + 1)
-    monkeypatch.setattr("keyfed.run.remote.rounds.Course._draw", lambda self, present: list(present)[:4])
+    monkeypatch.setattr("keyfed.run.remote.rounds.RemoteRunLoop._draw", lambda self, present: list(present)[:4])
     with nullcontext() if mutant else pytest.raises(RunError, match="was completed: nothing was learnt"):
         train_deployed(config, vocab, tmp_path / "run", transport, roster, patience=QUICK)
     (record,) = read_metrics(tmp_path / "run")

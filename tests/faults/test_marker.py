@@ -22,16 +22,16 @@ import keyfed.keyboard.export as exporting
 from keyfed.cli import keyboard
 from keyfed.config.schema import PrivacyConfig
 from keyfed.keyboard import bundle, table
+from keyfed.keyboard.bundle import fit_small, ngram_to_bytes
 from keyfed.keyboard.export import LEFT_OUT, export_run
-from keyfed.keyboard.ngram_file import fit_small, to_bytes
 from keyfed.keyboard.session import keyboard_of
 from keyfed.lab.audit.audit import audit_run
-from keyfed.lab.audit.lint import Claim
-from keyfed.lab.audit.private_files import MEANING, RULES, WHERE, file_findings, files_in, rule_for
+from keyfed.lab.audit.lint import PrivacyClaim, file_findings, files_in
 from keyfed.private.dp import statement
+from keyfed.private.dp.files import MEANING, RULES, WHERE, rule_for
 from keyfed.private.dp.ledger import Terms
 from keyfed.reports.events import EventWriter
-from keyfed.reports.results import report_run
+from keyfed.reports.run_page import report_run
 from keyfed.run.folder import load_model
 from keyfed.run.loop import Silent, train
 from keyfed.run.remote.train import train_deployed
@@ -211,11 +211,11 @@ def test_the_search_finds_the_phrase_however_it_is_written(how):
         "digits": json.dumps(ids[2:6].tolist()).encode(),
         "tensor": save({"t": ids.astype(np.int64)[None]}),
         "floats": save({"t": ids.astype(np.float32)}),
-        "table": to_bytes(fit_small([vocab.encode(own) for own in lines], len(vocab))[0]),
+        "table": ngram_to_bytes(fit_small([vocab.encode(own) for own in lines], len(vocab))[0]),
     }  # fmt: skip
     assert list(traces(files[how], vocab))
     assert not list(traces(vocab.to_json().encode(), vocab))
-    assert not list(traces(to_bytes(fit_small([vocab.encode(["the cat", "a dog"])] * 2, len(vocab))[0]), vocab))
+    assert not list(traces(ngram_to_bytes(fit_small([vocab.encode(["the cat", "a dog"])] * 2, len(vocab))[0]), vocab))
 
 
 # -------------------------------------------------------------------------------------------------------- the table
@@ -224,7 +224,7 @@ REAL = Terms(1e-6, 10_000, 10_000, 100, 100, 1.0, "gaussian", "S", "system")
 
 
 def findings(run, **terms):
-    return file_findings(run, Claim("GUARANTEE", 1.0, 1e-6, terms=replace(REAL, **terms)))
+    return file_findings(run, PrivacyClaim("GUARANTEE", 1.0, 1e-6, terms=replace(REAL, **terms)))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_file_that_no_command_is_known_to_write_fails_the_audit(tmp_path, name
     broken = [f.text for f in findings(tmp_path) if f.level == "broken"]
     assert len(broken) == 1
     assert broken[0].startswith(f"{name}: no command of this version writes it")
-    assert file_findings(tmp_path, Claim("NONE")) == []  # a run that claims nothing
+    assert file_findings(tmp_path, PrivacyClaim("NONE")) == []  # a run that claims nothing
 
 
 def test_links_are_not_followed_and_unfinished_files_are_what_they_would_have_been(tmp_path):

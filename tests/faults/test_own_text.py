@@ -15,15 +15,14 @@ from keyfed.deploy import trainer
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.supernode import Client
 from keyfed.errors import DataError, DeployError, KeyfedError, described
+from keyfed.keyboard.layout import constants
 from keyfed.keyboard.personal import checked
-from keyfed.keyboard.tables import constants
-from keyfed.text import posts, published, records
+from keyfed.text import published, records
 from keyfed.text.catalogue import load_corpus
 from keyfed.text.corpus import Author, Corpus, read_corpus
 from keyfed.text.own import look_at, own_corpus
 from keyfed.text.table import tabulate
-from keyfed.text.vocab import SPECIALS, Vocab
-from keyfed.text.vocab_file import read_vocab
+from keyfed.text.vocab import SPECIALS, Vocab, read_vocab
 from keyfed.wire.device import own_text
 from keyfed.wire.messages import Rejected
 
@@ -132,7 +131,7 @@ POSTS = {
 def test_posts_that_are_not_well_formed_are_not_quoted(tmp_path, what):
     path = tmp_path / "beer.stackexchange.Posts.xml"
     path.write_text(POSTS[what])
-    _, why = posts.read_posts(path)
+    _, why = published.read_posts(path)
     assert why
     assert SECRET not in str(why)
     (said,) = messages_of(lambda: published.read_stackexchange(tmp_path))

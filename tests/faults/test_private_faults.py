@@ -129,7 +129,7 @@ def test_a_hostile_upload_moves_the_sum_by_the_clip_at_most(tmp_path, monkeypatc
     without_noise(monkeypatch)
     more = {"bound": 5.0} if method == "fedatt" else {}
     sums = []
-    inner = deployed_private.PrivateCourse._line
+    inner = deployed_private.PrivateRunLoop._line
 
     def keep(self, record, before):
         sums.append(captured.pop())
@@ -145,7 +145,7 @@ def test_a_hostile_upload_moves_the_sum_by_the_clip_at_most(tmp_path, monkeypatc
         return aggregate(self, refused)
 
     monkeypatch.setattr(NoisedSum, "aggregate", seen)
-    monkeypatch.setattr(deployed_private.PrivateCourse, "_line", keep)
+    monkeypatch.setattr(deployed_private.PrivateRunLoop, "_line", keep)
     one_round(tmp_path, "silent", lambda a: Lost("no answer"), method, **more)
     huge = on_tensors(lambda ts: {n: 1e6 * 0.5 * torch.ones_like(t) for n, t in ts.items()})
     one_round(tmp_path, "hostile", lambda a: on_head(part=part_of(a) | {"whole": True})(huge(a)), method, **more)

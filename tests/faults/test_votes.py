@@ -9,8 +9,8 @@ import pytest
 from keyfed.config.load import Config, apply_settings
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.private.dp.noise import system
-from keyfed.run import private_vocabulary
-from keyfed.run.private_vocabulary import PrivateElection
+from keyfed.run import vocabulary
+from keyfed.run.vocabulary import PrivateElection
 from keyfed.text.partition import ClientText
 
 CLIENTS = 200
@@ -47,7 +47,7 @@ def test_the_noise_of_a_vote_is_the_systems(tmp_path, monkeypatch):
         drawn.append(given)
         return system(*given)
 
-    monkeypatch.setattr(private_vocabulary, "system", counted)
+    monkeypatch.setattr(vocabulary, "system", counted)
     vote(tmp_path / "one")
     assert drawn
     drawn.clear()

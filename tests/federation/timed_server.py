@@ -10,7 +10,7 @@ from pathlib import Path
 from flwr.serverapp import ServerApp
 
 from keyfed.config.load import config_from
-from keyfed.deploy.enrolment import key_sum, names_by_key
+from keyfed.deploy.enrolment import names_by_key
 from keyfed.deploy.server_app import RUN, VOCAB, Printer, emit, wait_for
 from keyfed.deploy.superlink import ServerHome
 from keyfed.run.folder import read_metrics
@@ -18,7 +18,7 @@ from keyfed.run.remote.train import Patience, train_deployed
 from keyfed.text.vocab import Vocab
 from keyfed.wire.flower.guard import GridMailbox
 from keyfed.wire.flower.server import FlowerTransport
-from keyfed.wire.roster import Roster
+from keyfed.wire.roster import Roster, key_sum
 from keyfed.wire.transport import Lost
 
 ANSWER_SECONDS = 20.0

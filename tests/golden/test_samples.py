@@ -15,7 +15,7 @@ from keyfed.deploy.enrolment import names_by_key, read_enrolment, read_nodes
 from keyfed.deploy.superlink import ServerHome
 from keyfed.keyboard import bundle
 from keyfed.lab.experiment.grid import SCALES, cells_of, load_study
-from keyfed.lab.experiment.store import finished, is_finished
+from keyfed.lab.experiment.store import Store
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.private.dp.own_ledger import OwnLedger
 from keyfed.wire.device_store import DeviceStore
@@ -126,10 +126,10 @@ def test_a_cell_of_a_study_counts_as_finished(version, tmp_path):
     (tmp_path / "data").mkdir()
     shutil.copytree(path.parent, tmp_path / "data" / samples.STUDY)
     said: list[str] = []
-    (found,) = finished(tmp_path, study, said.append)
+    (found,) = Store(tmp_path, said.append).of(study)
     (cell,) = {c.id: c for scale in SCALES for c in cells_of(study, scale) if c.id == found}.values()
     assert not said
-    assert is_finished(tmp_path, cell, study.targets)
+    assert Store(tmp_path).has(cell, study.targets)
     assert path.name == cell.file
 
 
@@ -140,7 +140,8 @@ def test_every_cell_in_the_repository_counts_as_finished():
     studies = [load_study(folder.name, samples.ROOT / "studies") for folder in folders]
     planned = {c.id for study in studies for scale in SCALES for c in cells_of(study, scale)}
     cells = {json.loads(p.read_text("utf-8"))["id"] for folder in folders for p in folder.glob("*.json")}
-    there = set().union(*(finished(results, study, said.append) for study in studies))
+    store = Store(results, said.append)
+    there = set().union(*(store.of(study) for study in studies))
     assert not said
     assert cells == there
     assert len(cells) > 200

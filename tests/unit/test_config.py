@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keyfed
-from keyfed.config.documents import differences, dump_toml
 from keyfed.config.load import (
     SECTIONS,
     Config,
@@ -28,10 +27,13 @@ from keyfed.config.load import (
     check,
     coerce,
     config_from,
+    differences,
+    dump_toml,
     read_config,
     set_value,
     to_document,
 )
+from keyfed.config.schema import out_of_bounds
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import METHODS, build_method, method_options
 from keyfed.federated.types import MethodSpec, Part
@@ -334,6 +336,30 @@ def test_messages_are_packed_unless_the_user_says_otherwise(name, given, taken):
     config = check(Config(data=DataConfig(name=name, batches=given)))
     assert config.data.batches == config.data.batching == taken
     assert to_document(config)["data"]["batches"] == taken  # which is what run.toml has
+
+
+BOUNDS = {
+    f"{section}.{f.name}": {
+        what: f.metadata[what] for what in ("least", "above", "share", "inside") if what in f.metadata
+    }
+    for section, declared in SECTIONS.items()
+    for f in fields(declared)
+    if not f.metadata.keys().isdisjoint(("least", "above", "share", "inside"))
+}
+
+
+@pytest.mark.parametrize("key", BOUNDS)
+def test_a_value_beyond_the_bounds_of_its_option_is_refused_by_name(key):
+    (what, bound), *others = BOUNDS[key].items()
+    assert not others, "one bound an option"
+    inside, at = (0, 1) if what == "share" else (0.5, 0) if what == "inside" else (bound + 1, bound)
+    if what == "least":
+        inside, at = bound, bound - 1
+    base = set_value(Config(), "privacy.noise", 1.0) if key.startswith("privacy.") else Config()
+    with pytest.raises(ConfigError, match=rf"{key} is {at}(\.0)?; (at least|expected)"):
+        check(set_value(base, key, at))
+    section = key.partition(".")[0]
+    assert out_of_bounds(section, getattr(set_value(base, key, inside), section)) == []
 
 
 def test_all_problems_are_listed_at_once():

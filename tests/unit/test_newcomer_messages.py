@@ -12,13 +12,12 @@ import pytest
 import typer
 
 from keyfed.cli import app
-from keyfed.cli.help import plainly
+from keyfed.cli.app import plainly
 from keyfed.config.load import Config, apply_settings, check, config_from, to_document
 from keyfed.deploy import up
 from keyfed.errors import ConfigError, DataError, PrivacyError, RunError
 from keyfed.files import write_atomically
-from keyfed.lab.experiment.tune import winning_toml
-from keyfed.lab.experiment.tune_report import tune_text
+from keyfed.lab.experiment.tune import tune_text, winning_toml
 from keyfed.private.dp.accounting import LEAST_NOISE, calibrate
 from keyfed.reports.verdict import verdict
 from keyfed.run.console import Narrator, plural

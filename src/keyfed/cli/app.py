@@ -9,34 +9,26 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import typing
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import click
 import typer
+from typer.models import ArgumentInfo
 
-import keyfed
-from keyfed.cli.compare import compare
-from keyfed.cli.data import data_app
-from keyfed.cli.experiment import study
-from keyfed.cli.federation import client, enroll, server
-from keyfed.cli.help import plainly
-from keyfed.cli.keyboard import export, keyboard
-from keyfed.cli.options import (
-    JsonOption,
-    RunArgument,
-    complain,
-    explain,
-    print_json,
-)
+from keyfed.cli.data import data_app, vocab
+from keyfed.cli.experiment import compare, study, tune
+from keyfed.cli.federation import client, enroll, server, up
+from keyfed.cli.keyboard import export, keyboard, suggest
+from keyfed.cli.options import JsonOption, RunArgument, complain, explain, print_json, say
 from keyfed.cli.privacy import privacy_app
-from keyfed.cli.suggest import suggest
 from keyfed.cli.train import pretrain, train
-from keyfed.cli.tune import tune
-from keyfed.cli.up import up
-from keyfed.cli.vocab import vocab
 from keyfed.engine.launch import leads
 from keyfed.errors import ConfigError, KeyfedError
 from keyfed.files import space_advice
+from keyfed.version import __version__
 
 # What a user can mend: a full or read-only disk, a folder that may not be entered, a name that cannot be one.
 MENDABLE = {
@@ -100,13 +92,13 @@ def evaluate(
             raise ConfigError("--keyboard types with the model as it is; leave --personalise out")
         from keyfed.keyboard.table import WORDS, evaluate_keyboard, keyboard_text
 
-        typed = evaluate_keyboard([run, *(against or [])], words or WORDS, say=lambda line: typer.echo(line, err=True))
+        typed = evaluate_keyboard([run, *(against or [])], words or WORDS, say=say)
         print_json(typed) if as_json else typer.echo(keyboard_text(typed))
         return
     if against or words:
         raise ConfigError("--against and --words go with --keyboard")
-    from keyfed.reports.results import evaluate_run, table_text
-    from keyfed.run.personalise import parse_personal, personal_text
+    from keyfed.reports.personalise import parse_personal
+    from keyfed.reports.run_page import evaluate_run, personal_text, table_text
 
     result = evaluate_run(run, personal=parse_personal(personalise) if personalise is not None else None)
     if as_json:
@@ -136,7 +128,7 @@ def methods(
     as_json: JsonOption = False,
 ) -> None:
     """List the methods, or print one's equation, options and reference."""
-    from keyfed.reports.catalogue import describe_methods, describe_models, method_page
+    from keyfed.reports.reference import describe_methods, describe_models, method_page
 
     if name is not None and models:
         raise ConfigError(f"got method {name} and --models, which lists the model presets; leave one of the two out")
@@ -159,7 +151,7 @@ def conformance(run: RunArgument, as_json: JsonOption = False) -> None:
 
     Exit code 1 if a check fails.
     """
-    from keyfed.reports.results import check_run
+    from keyfed.reports.run_page import check_run
 
     checks = check_run(run)
     if as_json:
@@ -192,14 +184,13 @@ def bench(
       keyfed bench --vocab 10000 --vocab 33278 --repeats 7 --plot bench.png
     """
     from keyfed.lab.bench.bench import bench as measure
-    from keyfed.lab.bench.bench import bench_text
-    from keyfed.lab.bench.plot import check_file, plot_bench
+    from keyfed.lab.bench.bench import bench_text, check_file, plot_bench
 
     if plot is not None:
         check_file(plot)
     result = measure(
         model=model, vocab=vocab or [10_000], clients=clients or [10], tokens=tokens, epochs=epochs, repeats=repeats,
-        device=device, only=only or (), say=lambda line: typer.echo(line, err=True),
+        device=device, only=only or (), say=say,
     )  # fmt: skip
     print_json(result) if as_json else typer.echo(bench_text(result))
     if plot is not None:  # last: what was measured is said by then
@@ -208,7 +199,7 @@ def bench(
 
 def _version(show: bool) -> None:
     if show:
-        typer.echo(f"keyfed {keyfed.__version__}")
+        typer.echo(f"keyfed {__version__}")
         raise typer.Exit
 
 
@@ -247,3 +238,60 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         code = 130
     sys.exit(code or 0)
+
+
+class PlainFormatter(click.HelpFormatter):
+    """Writes `[default: 3]` where Typer hands over `\\[default: 3]`, escaped for a markup that is not used here.
+
+    Attributes:
+      arguments: help of arguments that have none of their own, by the name they are listed under.
+    """
+
+    arguments: Mapping[str, str] = {}
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Write a list of terms with their explanations."""
+        plain = ((term, text.replace("\\[", "[")) for term, text in rows)
+        whole = [(term, "  ".join(filter(None, (self.arguments.get(term), text)))) for term, text in plain]
+        super().write_dl(whole, col_max, col_spacing)
+
+
+class PlainContext(click.Context):
+    """A context whose help is plain and whole."""
+
+    formatter_class = PlainFormatter
+
+    def make_formatter(self) -> click.HelpFormatter:
+        """Return what help is written with."""
+        formatter = super().make_formatter()
+        assert isinstance(formatter, PlainFormatter)
+        formatter.arguments = _lost_help(self)
+        return formatter
+
+
+def plainly(command: Any) -> Any:
+    """Return a command that, with all commands below it, writes its help plainly."""
+    for one in _all(command):
+        one.context_class = PlainContext
+    return command
+
+
+def _all(command: Any) -> Iterator[Any]:
+    yield command
+    for child in getattr(command, "commands", {}).values():
+        yield from _all(child)
+
+
+def _lost_help(context: click.Context) -> dict[str, str]:
+    """Return the help in the annotations of arguments that have none: click 8.5 takes it from those Typer makes."""
+    command = context.command
+    missing = [p for p in command.params if isinstance(p, click.Argument) and not getattr(p, "help", None)]
+    if not missing or command.callback is None:
+        return {}
+    hints = typing.get_type_hints(command.callback, include_extras=True)
+    return {
+        argument.make_metavar(context): note.help
+        for argument in missing
+        for note in getattr(hints.get(argument.name or ""), "__metadata__", ())
+        if isinstance(note, ArgumentInfo) and note.help
+    }

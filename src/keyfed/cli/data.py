@@ -1,4 +1,4 @@
-"""`keyfed data`: which corpora there are, what is in them, and how they are dealt to clients."""
+"""`keyfed data` and `keyfed vocab`: which corpora there are, how they are split among clients, and their vocabulary."""
 
 from __future__ import annotations
 
@@ -7,17 +7,32 @@ from typing import Annotated
 
 import typer
 
-from keyfed.cli.options import DirOption, JsonOption, ModelOption, SetOption, configure, print_json
+from keyfed.cli.options import (
+    NONE,
+    ConfigOption,
+    DirOption,
+    JsonOption,
+    Keys,
+    Named,
+    SetOption,
+    configure,
+    print_json,
+    say,
+    with_keys,
+)
+from keyfed.cli.train import privacy_settings
 from keyfed.errors import ConfigError, nearest
 
 data_app = typer.Typer(name="data", help="Look at corpora: list, describe, get, explore.", no_args_is_help=True)
 
 
 @data_app.command("list")
-def data_list(data_dir: DirOption = None, as_json: JsonOption = False) -> None:
+@with_keys
+def data_list(folder: DirOption = NONE, as_json: JsonOption = False) -> None:
     """List the corpora known by name and whether they are at hand."""
-    from keyfed.reports.catalogue import describe_corpora
+    from keyfed.reports.reference import describe_corpora
 
+    data_dir = folder["data.dir"]
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
         raise ConfigError(f"--data-dir is {data_dir}, which is not a folder; expected the one that holds the corpora")
     rows = describe_corpora(Path(data_dir) if data_dir else None)
@@ -30,30 +45,31 @@ def data_list(data_dir: DirOption = None, as_json: JsonOption = False) -> None:
 
 
 @data_app.command("describe")
+@with_keys
 def data_describe(
     name: Annotated[str, typer.Argument(help="Corpus name or path.")] = "chat",
-    data_dir: DirOption = None,
-    model: ModelOption = None,
+    what: Annotated[Named, Keys(("data.dir", "model.name"))] = NONE,
     settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Partition a corpus and print its statistics: clients, tokens, vocabulary, unknown words."""
-    from keyfed.reports.catalogue import describe_data
+    from keyfed.reports.reference import describe_data
 
-    config = configure(None, None, {"data.name": name, "data.dir": data_dir, "model.name": model}, settings)
+    config = configure(None, None, {"data.name": name, **what}, settings)
     description = describe_data(config)
     print_json(description["statistics"]) if as_json else typer.echo(description["text"])
 
 
 @data_app.command("get")
-def data_get(name: Annotated[str, typer.Argument(help="Corpus name.")], data_dir: DirOption = None) -> None:
+@with_keys
+def data_get(name: Annotated[str, typer.Argument(help="Corpus name.")], folder: DirOption = NONE) -> None:
     """Fetch a corpus (with its checksum) if it is not at hand, and say where it is."""
     from keyfed.run.console import plural
     from keyfed.text.catalogue import NAMED, folder_of, load_corpus
 
     if name not in NAMED:
         raise ConfigError(f'corpus "{name}" is not known{nearest(name, NAMED)}. Corpora: {", ".join(NAMED)}.')
-    where = Path(data_dir) if data_dir else None
+    where = Path(folder["data.dir"]) if folder["data.dir"] else None
     corpus = load_corpus(name, data_dir=where)
     lines = sum(len(a.lines) for a in corpus.authors)
     size = f"{plural(len(corpus.authors), 'author')}, {plural(lines, 'line')}"
@@ -61,11 +77,12 @@ def data_get(name: Annotated[str, typer.Argument(help="Corpus name.")], data_dir
 
 
 @data_app.command("explore")
+@with_keys
 def data_explore(
     name: Annotated[str, typer.Argument(help="Corpus name or path.")] = "chat",
     out: Annotated[Path, typer.Option(help="Folder for the plots.")] = Path("runs/explore"),
     top: Annotated[int, typer.Option(help="Entries of each table.", min=1)] = 20,
-    data_dir: DirOption = None,
+    folder: DirOption = NONE,
     as_json: JsonOption = False,
 ) -> None:
     """Top uni- and bigrams, TF-IDF, lengths and (for character corpora) entropies, with plots."""
@@ -76,11 +93,85 @@ def data_explore(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise ConfigError(f"--out {out}: {e.strerror}; choose a folder that can be written to") from None
-    corpus = load_corpus(name, data_dir=Path(data_dir) if data_dir else None)
+    corpus = load_corpus(name, data_dir=Path(folder["data.dir"]) if folder["data.dir"] else None)
     result = explore(corpus, top=top, out=out / corpus.name)
     if as_json:
         print_json(result)
         return
-    from keyfed.reports.catalogue import exploration_text
+    from keyfed.reports.reference import exploration_text
 
     typer.echo(exploration_text(result))
+
+
+@with_keys
+def vocab(
+    what: Annotated[Named, Keys(("data.name", "data.dir", "model.name"))] = NONE,
+    size: Annotated[
+        int | None, typer.Option(help="Entries, four specials included.  [default: data.vocab]", min=5)
+    ] = None,
+    min_clients: Annotated[int | None, typer.Option(help="Clients a word needs.  [default: 3]")] = None,
+    least_uses: Annotated[int, typer.Option(help="Uses from which on a client reports a word.")] = 1,
+    most_words: Annotated[int, typer.Option(help="Words a client reports at most, its most frequent ones.")] = 4_000,
+    allow_single: Annotated[
+        bool, typer.Option("--allow-single", help="Take --min-clients 1: a single person's words reach everybody.")
+    ] = False,
+    dp: Annotated[
+        str | None, typer.Option("--dp", metavar="BUDGET", help="Noisy counts with a guarantee: epsilon=8, or noise=1.")
+    ] = None,
+    population: Annotated[Named, Keys(("privacy.population",))] = NONE,
+    seeded: Annotated[
+        bool,
+        typer.Option("--seeded", help="With --dp: noise derived from train.seed, so that the vote repeats: SIMULATED."),
+    ] = False,
+    phrases: Annotated[
+        Path | None, typer.Option(help="With --dp: also count pairs of words under the same budget, into this file.")
+    ] = None,
+    beyond: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="VOCAB|RUN", help="Only new words: clients vote for what this vocabulary, or a run's, lacks."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("vocab.json"),
+    settings: SetOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Build a vocabulary from what clients report, without their text: which words, not how often.
+
+    Each client reports the words of its training text; a word enters by the number of clients that use it, and never
+    if fewer than --min-clients do. Three by default: with two, somebody who guesses a word and reports it would see
+    whether a single other person uses it.
+
+      keyfed vocab --data sotu --size 5000 --out vocab.json
+
+      keyfed train fedavg --vocab vocab.json
+
+    With --dp the counts are noised, and a word needs as many clients as the noise asks for. The noise comes from the
+    operating system. What was spent is in the file, in a ledger next to it, and in a register of all votes on this text
+    (KEYFED_VOTES, else ~/.keyfed/votes), for the epsilon and the delta of several votes add:
+
+      keyfed vocab --dp epsilon=2 --most-words 500 --population 1000000
+
+    With --beyond clients vote only for words that a public vocabulary lacks. New words are written behind its own, so
+    that a run can carry the old rows over (--init); --size then counts all entries, and without it all new words enter:
+
+      keyfed vocab --beyond runs/first --dp epsilon=2 --population 1000000 --out larger.json
+    """
+    from keyfed.run.vocabulary import elect_vocabulary, vocabulary_text
+
+    named = {
+        **what,
+        "data.vocab": None if beyond is not None else size,
+        "data.min_clients": min_clients,
+        **population,
+        **privacy_settings(dp),
+    }
+    resolved = configure(None, config, named, settings)
+    if resolved.data.min_clients == 1 and allow_single:
+        say("warning: a word of a single client enters, and everybody who gets the model can read it")
+    report = elect_vocabulary(
+        resolved, out, least_uses=least_uses, most_words=most_words, allow_single=allow_single, phrases=phrases,
+        beyond=beyond, entries=size if beyond is not None else None, seeded=seeded,
+    )  # fmt: skip
+    print_json(report) if as_json else typer.echo(vocabulary_text(report))

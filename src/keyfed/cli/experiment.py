@@ -1,17 +1,37 @@
-"""The verb `keyfed study`: a paper's table or figure run again, cell by cell. torch is imported late."""
+"""`keyfed compare`, `keyfed tune` and `keyfed study`: many runs, one table. torch is imported by the commands."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keyfed.cli.options import DirOption, JsonOption, print_json
+from keyfed.cli.options import (
+    NONE,
+    ConfigOption,
+    DirOption,
+    JsonOption,
+    Keys,
+    Named,
+    SetOption,
+    configure,
+    print_json,
+    say,
+    sets,
+    with_keys,
+)
+from keyfed.cli.train import default_out
 from keyfed.errors import ConfigError
 
+if TYPE_CHECKING:
+    from keyfed.config.load import Config
 
+
+@with_keys
 def study(
     name: Annotated[str, typer.Argument(help="A study, a TOML file, `list`, or `report`.", metavar="NAME")],
     which: Annotated[str | None, typer.Argument(help="After `report`: the study; all by default.")] = None,
@@ -25,7 +45,7 @@ def study(
         str | None, typer.Option(help="How many (3: seeds 1 to 3) or which (1,4); the study's own by default.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
-    data_dir: DirOption = None,
+    data_dir: DirOption = NONE,
     results: Annotated[
         Path | None, typer.Option(help="Folder of pages and data; docs/results beside the studies by default.")
     ] = None,
@@ -58,19 +78,31 @@ def study(
     elif name == "report":
         _report(folder, results, which, as_json)
     else:
-        _run(load_study(name, folder), scale, minutes, seeds, device, data_dir, folder, results, work, as_json)
+        _run(
+            load_study(name, folder),
+            scale,
+            minutes,
+            seeds,
+            device,
+            data_dir["data.dir"],
+            folder,
+            results,
+            work,
+            as_json,
+        )
 
 
 def _list(folder: Path, results: Path, as_json: bool) -> None:
     from keyfed.lab.experiment.grid import load_study, study_names
-    from keyfed.lab.experiment.runner import finished
+    from keyfed.lab.experiment.store import Store
     from keyfed.lab.experiment.table import counted
 
     rows = [["study", "what", "smoke", "standard", "paper"]]
-    left_out: dict[str, None] = {}
+    left_out: list[str] = []
+    store = Store(results, left_out.append)
     for name in study_names(folder):
         study = load_study(name, folder)
-        there = finished(results, study, left_out.setdefault)
+        there = store.of(study)
         counts = []
         for scale in ("smoke", "standard", "paper"):
             done, left = counted(study, scale, there) if scale in study.scales else (0, 0)
@@ -88,24 +120,23 @@ def _list(folder: Path, results: Path, as_json: bool) -> None:
 def _say(lines: Iterable[str]) -> None:
     """Write lines that are no result to stderr."""
     for line in lines:
-        typer.echo(line, err=True)
+        say(line)
 
 
 def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> None:
-    from keyfed.lab.experiment.front import write_front
     from keyfed.lab.experiment.grid import load_study, study_names
-    from keyfed.lab.experiment.page import verdict_lines, write_page
-    from keyfed.lab.experiment.runner import finished
-    from keyfed.lab.experiment.store import make_folder
+    from keyfed.lab.experiment.page import verdict_lines, write_front, write_page
+    from keyfed.lab.experiment.store import Store, make_folder
     from keyfed.lab.experiment.table import counted, main_scale, rows_of
     from keyfed.run.console import plural
 
     out: dict[str, Any] = {}
-    left_out: dict[str, None] = {}
+    left_out: list[str] = []
+    store = Store(results, left_out.append)
     studies = [load_study(name, folder) for name in ([which] if which is not None else study_names(folder))]
     make_folder(results, results)
     for study in studies:
-        there = finished(results, study, left_out.setdefault)
+        there = store.of(study)
         scale = main_scale(study, there)
         rows = rows_of(study, scale, there) if scale else []
         done, left = counted(study, scale or "smoke", there)
@@ -114,9 +145,9 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> No
             "finished": done,
             "open": left,
             "verdicts": verdict_lines(study, rows, scale) if scale else [],
-            "page": str(write_page(study, results)[0]),
+            "page": str(write_page(study, store)[0]),
         }
-    write_front(folder, results)
+    write_front(folder, store)
     _say(left_out)
     if as_json:
         print_json(out)
@@ -134,30 +165,204 @@ def _run(
     study: Any, scale: str, minutes: float | None, seeds: str | None, device: str, data_dir: str | None,
     folder: Path, results: Path, work: Path, as_json: bool,
 ) -> None:  # fmt: skip
+    from keyfed.lab.experiment.cell import Workspace
     from keyfed.lab.experiment.compare_plan import parse_seeds
-    from keyfed.lab.experiment.front import write_front
-    from keyfed.lab.experiment.page import result_table, verdict_lines, write_page
-    from keyfed.lab.experiment.runner import Lines, finished, run_study
+    from keyfed.lab.experiment.page import result_table, verdict_lines, write_front, write_page
+    from keyfed.lab.experiment.runner import Lines, run_study
+    from keyfed.lab.experiment.store import Store
     from keyfed.lab.experiment.table import rows_of
-    from keyfed.lab.experiment.workspace import Bench
     from keyfed.run.console import plural
 
     which = None if seeds is None else parse_seeds(seeds)
+    listener = Lines()
+    store = Store(results, listener.say)
     progress = run_study(
-        study, scale, results=results, bench=Bench(work, device, data_dir), minutes=minutes, seeds=which,
-        listener=Lines(),
+        study, scale, store=store, workspace=Workspace(work, device, data_dir), minutes=minutes, seeds=which,
+        listener=listener,
     )  # fmt: skip
-    page = write_page(study, results)[0]
+    page = write_page(study, store)[0]
     if (folder / f"{study.name}.toml").exists():
-        write_front(folder, results)
-    rows = rows_of(study, scale, finished(results, study))
+        write_front(folder, store)
+    rows = rows_of(study, scale, store.of(study))
     verdicts = verdict_lines(study, rows, scale)
     if as_json:
         print_json({**progress.as_dict(), "verdicts": verdicts, "page": str(page)})
     else:
-        from keyfed.reports.results import as_text
+        from keyfed.run.console import render_table
 
-        typer.echo(as_text(result_table(study, rows), narrow=True))
+        typer.echo(render_table(result_table(study, rows), narrow=True))
         typer.echo("\n".join([*verdicts, f"{plural(len(progress.open), 'cell')} open; page: {page}"]))
     if progress.failed:
         raise typer.Exit(1)
+
+
+STARTS = {
+    "train.init": "The run, or base, whose weights METHOD+init starts from.",
+    "vectors.file": "Word vectors that METHOD+vectors starts from.",
+}
+
+
+@with_keys
+def compare(
+    methods: Annotated[
+        list[str],
+        typer.Argument(metavar="METHOD...", help="Methods, each with settings or a start of its own if need be."),
+    ],
+    what: Annotated[Named, Keys(("data.name", "data.dir", "model.name", "train.rounds"))] = NONE,
+    seeds: Annotated[
+        str | None, typer.Option(help="How many (3: seeds 1 to 3) or which (1,4,7); train.seed alone by default.")
+    ] = None,
+    budget: Annotated[
+        str,
+        typer.Option(help="rounds: the same for all methods; tokens: as many as the first method's tokens pay for."),
+    ] = "rounds",
+    target: Annotated[
+        str | None, typer.Option(help="perplexity=200 or nats=2.0; by default what every method has reached.")
+    ] = None,
+    start: Annotated[Named, Keys(("train.init", "vectors.file", "vectors.dim", "secure.on"), STARTS)] = NONE,
+    full: Annotated[bool, typer.Option("--full", help="Train and test on the whole text, not a part.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/compare-DATA-MODEL by default.")] = None,
+    settings: SetOption = None,
+    config: ConfigOption = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write every run's rounds as TensorBoard events.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train several methods on the same text, clients, cohorts and initial weights, and say how they stand.
+
+    METHOD is one of `keyfed methods`, with settings of its own if need be: fedatt:temperature=0.1,step=1.0. --set
+    section.key=value is for all methods, --set option=value for those that have the option.
+
+    METHOD+init and METHOD+vectors are the same method from another start: the weights of --init RUN, the word vectors
+    of --vectors FILE; METHOD+init+vectors has both. Beside METHOD itself, which starts at random, the report says what
+    the start saves: rounds and bytes to the random start's best validation accuracy. --set train.frozen_rounds=N is
+    then for the variants alone.
+
+    Every method and seed is a run of its own under OUT/METHOD/seed-N; OUT/report.html has the table and the curves.
+    The same command again reads finished runs and goes on with interrupted ones. Exit code 1 if a run failed.
+
+      keyfed compare fedavg fedatt fedatt:temperature=0.1 --rounds 10 --seeds 3
+
+      keyfed compare fedavg fedsgd --budget tokens --model char-lstm --target nats=2
+
+      keyfed compare fedadam fedadam+vectors fedadam+init+vectors --vectors glove.txt.gz --init runs/public --seeds 3
+    """
+    from keyfed.lab.experiment.compare import compare as run_comparison
+    from keyfed.lab.experiment.compare_plan import file_settings, parse_seeds, split_setting
+    from keyfed.run.console import Narrator
+
+    keys: list[tuple[str, Any]] = [
+        *(file_settings(config) if config is not None else ()),
+        *((key, value) for key, value in {**what, **start}.items() if value is not None),
+        *map(split_setting, settings or ()),
+    ]
+    which = None if seeds is None else parse_seeds(seeds)
+    with Narrator() as narrator:
+        try:
+            summary = run_comparison(
+                methods, keys, seeds=which, budget=budget, target=target, full=full, out=out, listener=narrator,
+                tensorboard=tensorboard,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            narrator.stop()
+            say(f"stopped; go on with: {shlex.join(['keyfed', *sys.argv[1:]])}")
+            raise
+    if as_json:
+        print_json(summary)
+    else:
+        typer.echo(_text(summary))
+    if summary["failed"]:
+        raise typer.Exit(1)
+
+
+def _text(summary: dict[str, Any]) -> str:
+    """What the terminal shows: table, verdict, notes, what starts save, where the report is."""
+    from keyfed.lab.experiment.compare_report import comparison_table, notes
+    from keyfed.lab.experiment.method_rows import savings_lines, savings_table
+
+    lines = [_narrow(comparison_table(summary)) + summary["verdict"], *notes(summary)]
+    for one in summary["fine_tuning"]:  # its sentence names the variant, so that the table need not
+        lines += [*savings_lines([one]), _narrow([row[1:] for row in savings_table([one])]).rstrip()]
+    return "\n".join([*lines, f"report: {shlex.quote(str(Path(summary['out']) / 'report.html'))}"])
+
+
+def _narrow(rows: list[list[str]]) -> str:
+    """Ten columns are many for a terminal: no blanks inside numbers."""
+    from keyfed.run.console import render_table
+
+    return render_table([[cell.replace(" ± ", "±").replace(" %", "%") for cell in row] for row in rows], narrow=True)
+
+
+@with_keys
+def tune(
+    method: Annotated[str | None, typer.Argument(help="Method (`keyfed methods`); fedavg by default.")] = None,
+    what: Annotated[Named, Keys(("data.name", "data.dir", "model.name"))] = NONE,
+    trials: Annotated[int | None, typer.Option(help="Configurations to try, the given one among them [10].")] = None,
+    rounds: Annotated[
+        Named, Keys(("train.rounds",), {"train.rounds": "Rounds of a trial that goes all the way."})
+    ] = NONE,
+    seed: Annotated[Named, Keys(("train.seed",))] = NONE,
+    seeds: Annotated[int | None, typer.Option(help="Seeds of every trial, counted up from --seed [1].")] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(help="key=LOW..HIGH, key=LOW..HIGH:log or key=a,b,c; replaces the method's default ranges."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/tune-METHOD-DATA-MODEL by default.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the search in --out, or start it.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Let clients read all their text in every round.")] = False,
+    settings: SetOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search for a method's best numbers on validation text, with a fixed budget.
+
+    The configuration as given is trial 0. The other trials train a third of the rounds, the best third of them go on.
+    The test text is not read. The winner is printed, and written with all its settings to best.toml, for
+    `keyfed train --config`.
+
+      keyfed tune fedadam --rounds 15 --search server_lr=0.001..0.1:log --search lr=0.001,0.003
+    """
+    from keyfed.lab.experiment.search import parse_search
+    from keyfed.lab.experiment.tune import SEEDS, TRIALS, Tuning, read_tuning, tune_text
+    from keyfed.lab.experiment.tune import tune as run_search
+    from keyfed.run.console import Narrator
+
+    before = read_tuning(out) if resume and out is not None and (out / "tune.json").exists() else None
+    resolved = configure(method, config, {**what, **rounds, **seed}, settings, before.config if before else None)
+    said = None
+    if before is None and not full:
+        resolved, said = _quick(resolved, settings, config)
+    tuning = Tuning(
+        resolved,
+        before.space if before and not search else parse_search(resolved, search or []),
+        trials if trials is not None else before.trials if before else TRIALS,
+        seeds if seeds is not None else before.seeds if before else SEEDS,
+    )
+    folder = out or default_out(resolved, resume, f"tune-{resolved.method}")
+    with Narrator() as narrator:
+        if said:
+            narrator.say(said)
+        try:
+            result = run_search(tuning, folder, resume=resume, listener=narrator)
+        except KeyboardInterrupt:
+            narrator.stop()
+            say(f"stopped; go on with: keyfed tune --resume --out {shlex.quote(str(folder))}")
+            raise
+    print_json(result) if as_json else typer.echo(tune_text(result))
+
+
+def _quick(config: Config, settings: list[str] | None, file: Path | None) -> tuple[Config, str | None]:
+    """Reduce what a comparison reduces, but for the test text, which a search does not read; say so."""
+    from keyfed.config.load import set_value
+    from keyfed.lab.experiment.compare_plan import quick_values
+
+    reduced = {
+        key: value
+        for key, value in quick_values(config.model.name).items()
+        if key != "train.test_tokens" and not sets(key, settings, file)
+    }
+    for key, value in reduced.items():
+        config = set_value(config, key, value)
+    shown = ", ".join(f"{key}={value}" for key, value in reduced.items())
+    return config, f"quick: {shown}; --full searches on the whole text" if reduced else None

@@ -1,20 +1,122 @@
-"""`keyfed server`, `keyfed enroll` and `keyfed client`: a federation of real machines, one command each."""
+"""`keyfed up`, `keyfed server`, `keyfed enroll` and `keyfed client`: a federation of real machines."""
 
 from __future__ import annotations
 
 import sys
-import time
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keyfed.cli.options import JsonOption, print_json
-from keyfed.errors import ConfigError
+from keyfed.cli.options import (
+    NONE,
+    ConfigOption,
+    JsonOption,
+    Keys,
+    Named,
+    SetOption,
+    configure,
+    print_json,
+    say,
+    sets,
+    with_keys,
+)
+from keyfed.cli.train import WHAT, PrivacyOption, default_out, privacy_settings
+from keyfed.errors import ConfigError, DeployError, KeyfedError
 
 if TYPE_CHECKING:
     from keyfed.deploy.client_home import ClientHome, Settings
     from keyfed.deploy.supernode import Client
+
+QUICK_TOKENS, QUICK_ROUNDS = 4_000, 5  # of a client and round, where nothing else is said
+
+
+@with_keys
+def up(
+    method: Annotated[
+        str | None, typer.Argument(help="Method (`keyfed methods`); else the recipe, without a pilot.")
+    ] = None,
+    clients: Annotated[int, typer.Option(help="Clients, each with processes and keys of its own.", min=1)] = 3,
+    plain: Annotated[
+        bool, typer.Option("--plain/--secure", help="Without secure aggregation: the server sees every update.")
+    ] = False,
+    what: Annotated[Named, Keys((*WHAT, "train.seed", "train.init"))] = NONE,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/up-METHOD-DATA-MODEL by default.")] = None,
+    home: Annotated[
+        Path | None, typer.Option(help="Folder for keys, text and logs, which is kept; else a temporary one.")
+    ] = None,
+    dp: PrivacyOption = None,
+    settings: SetOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a real federation on this machine: server, clients, TLS, keys, one run; then stop it all.
+
+    The text is split among the clients (the corpus's authors with most text, or shards), a file each. Everything that
+    travels goes through Flower, as it would between machines. Secure aggregation is on unless --plain is given; it
+    needs at least three clients. The run folder and the report are those of a simulation. On the built-in corpus it
+    trains 5 rounds of at most 4,000 tokens a client, unless --rounds or --set data.max_tokens say otherwise.
+
+      keyfed up fedatt --clients 4 --rounds 3
+
+    With --dp clients clip what they send and the server adds noise: a guarantee for these few clients, to see how it
+    goes (docs/privacy.md). Noise that hides one of four hides what they learn, too.
+
+      keyfed up --clients 4 --dp epsilon=8
+    """
+    from keyfed.deploy.processes import stop_at_signals, tail
+    from keyfed.deploy.up import cost_of, cost_text
+    from keyfed.deploy.up import up as run_up
+    from keyfed.reports.run_page import report_run
+    from keyfed.run.console import Narrator, plural
+    from keyfed.run.recipe.pilot import choose_for_federation
+
+    if not plain and clients < 3:
+        raise ConfigError(f"{plural(clients, 'client')} cannot hide in each other's sum; take at least 3, or --plain")
+    named = {**what, "train.cohort": clients, "secure.on": not plain, **privacy_settings(dp, settings)}
+    if what["data.name"] is None and config is None:  # enough to see it work
+        quick = {"data.max_tokens": QUICK_TOKENS, "train.rounds": what["train.rounds"] or QUICK_ROUNDS}
+        named |= {key: value for key, value in quick.items() if not any(s.startswith(key) for s in settings or [])}
+    resolved, chosen = choose_for_federation(configure(method, config, named, settings, recipe=True), clients)
+    offered = what["train.init"] is None and not sets("train.init", settings, config)
+    folder = out or default_out(resolved, False, f"up-{resolved.method}")
+    with ExitStack() as stack:
+        stack.enter_context(stop_at_signals())
+        narrator = stack.enter_context(Narrator())
+        if home is None:
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keyfed-up-")))
+        else:
+            root = _empty(home)
+        if plain:
+            narrator.say("without secure aggregation: the server sees every client's update (--secure is the default)")
+        try:
+            result = run_up(resolved, clients, folder, root, narrator, plain=plain, chosen=chosen, offered=offered)
+        except ConfigError:  # nothing was started
+            raise
+        except Exception:
+            narrator.stop()
+            for log in sorted((root / "logs").glob("*.log")):
+                last = tail(log, 300).splitlines()[-1:]
+                say(f"{log.name}: {''.join(last)}")
+            raise
+    report = report_run(folder)
+    cost = cost_of(folder, clients)
+    if as_json:
+        print_json({**result, "cost": cost})
+    else:
+        typer.echo(report)
+        typer.echo(cost_text(cost))
+
+
+def _empty(home: Path) -> Path:
+    from keyfed.deploy.processes import private_folder
+
+    if home.exists() and (not home.is_dir() or any(home.iterdir())):
+        raise ConfigError(f"{home} is there and not an empty folder; choose another --home")
+    return private_folder(home).absolute()
+
 
 ServerHomeOption = Annotated[
     Path | None, typer.Option("--home", help="The server's folder; else KEYFED_SERVER_HOME or ~/.keyfed/server.")
@@ -23,8 +125,6 @@ ClientHomeOption = Annotated[
     Path | None, typer.Option("--home", help="The client's folder; else KEYFED_CLIENT_HOME or ~/.keyfed/client.")
 ]
 PORT = 9092
-TEND_SECONDS = 0.5
-DAY = 86_400.0
 
 
 def server(
@@ -51,36 +151,26 @@ def server(
 
       keyfed train fedavg --federation 127.0.0.1:9092 --vocab vocab.json
     """
-    from keyfed.deploy.certificates import check_certificate
     from keyfed.deploy.certificates import make_certificates as make
     from keyfed.deploy.leaving import act_on_wishes
-    from keyfed.deploy.processes import Processes, stop_at_signals
-    from keyfed.deploy.superlink import NAME, ServerHome, default_home, only_one, start_superlink
-    from keyfed.errors import DeployError
+    from keyfed.deploy.superlink import ServerHome, default_home, serve
 
     place = ServerHome((home or default_home()).absolute())
     if make_certificates:
-        given = [*(name or []), *([host] if host not in ("0.0.0.0", "::") else [])]
-        make(place.path, given)
-        typer.echo(f"made an authority and a certificate in {place.path}; clients need {place.ca}", err=True)
+        names = [*(name or []), *([host] if host not in ("0.0.0.0", "::") else [])]
+        make(place.path, names)
+        say(f"made an authority and a certificate in {place.path}; clients need {place.ca}")
     elif name:
         raise ConfigError("--name goes with --make-certificates: it is written into the certificate")
-    for line in check_certificate(place.path / "server.crt"):
-        typer.echo(f"note: {line}", err=True)
-    with only_one(place.path), stop_at_signals(), Processes(place.path) as processes:
-        address = start_superlink(processes, place, host, port)
-        for line in _next_steps(place.path, address, host, port):
-            typer.echo(line, err=True)
-        checked = time.monotonic()
-        while processes.alive(NAME):
-            for gone in act_on_wishes(place):
-                typer.echo(f"{gone} has left; its key is forgotten", err=True)
-            if time.monotonic() - checked > DAY:
-                checked = time.monotonic()
-                for line in check_certificate(place.path / "server.crt"):
-                    typer.echo(f"note: {line}", err=True)
-            time.sleep(TEND_SECONDS)
-        raise DeployError(f"the SuperLink has ended; the end of its log:\n{processes.log_tail(NAME, 600)}")
+
+    serve(
+        place,
+        host,
+        port,
+        started=lambda address: _next_steps(place.path, address, host, port),
+        tend=lambda: [f"{gone} has left; its key is forgotten" for gone in act_on_wishes(place)],
+        say=say,
+    )
 
 
 def _next_steps(home: Path, address: str, host: str, port: int) -> list[str]:
@@ -104,7 +194,7 @@ def enroll(
 ) -> None:
     """Take a client into the federation, on the server's machine while the server runs.
 
-    The file holds public keys only. Make sure that it comes from the person it names: whoever is enrolled takes part in
+    The file holds public keys only. Make sure that it comes from the person it names: an enrolled client takes part in
     every run. One key can be enrolled under one name.
 
       keyfed enroll enrol-anna.json
@@ -122,9 +212,9 @@ def enroll(
         raise ConfigError("give one of: a client's enrol-NAME.json, --forget NAME, --list")
     if file is not None:
         data = sys.stdin.buffer.read(1 << 20) if str(file) == "-" else _bytes(file)
-        given = read_enrolment(data, str(file))
-        enrol(place, [given])
-        said = {"enrolled": given.name}
+        enrolment = read_enrolment(data, str(file))
+        enrol(place, [enrolment])
+        said = {"enrolled": enrolment.name}
     elif forget is not None:
         send_away(place, forget)
         said = {"forgotten": forget}
@@ -236,8 +326,8 @@ def client(
             "parameters": most_parameters, "epochs": most_epochs, "minutes": most_minutes, "epsilon": epsilon_budget,
             "roster": trust_roster,
         }  # fmt: skip
-        given = {key: value for key, value in caps.items() if value is not None}
-        _take_part(place, name, options | {"limits": given or None}, yes)
+        limits = {key: value for key, value in caps.items() if value is not None}
+        _take_part(place, name, options | {"limits": limits or None}, yes)
 
 
 def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes: bool) -> None:
@@ -256,13 +346,13 @@ def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes
     if not place.exists() and name is None:
         name = f"client-{secrets.token_hex(4)}"
     read = sys.stdin.readline if sys.stdin.isatty() else None
-    ask = consent.asking(place.path, yes=yes, read=read, say=lambda line: typer.echo(line, err=True))
+    ask = consent.asking(place.path, yes=yes, read=read, say=say)
 
-    def agree(told: Settings) -> None:
-        if told.limits.epsilon is not None:
+    def agree(settings: Settings) -> None:
+        if settings.limits.epsilon is not None:
             rho_to_eps(1.0, DELTA)  # said now if the package that counts is missing
-        _look(place, told)
-        ask(told)
+        _look(place, settings)
+        ask(settings)
 
     place = open_home(place.path, name=name, agree=agree, **options)
     try:
@@ -270,13 +360,11 @@ def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes
             file = place.path / f"enrol-{place.settings().name}.json"
             if not file.exists():
                 write_enrolment(place)
-                typer.echo(f"send this file to the server's operator: {file} (public keys only)", err=True)
-            one = Client(processes, place, say=lambda line: typer.echo(line, err=True))
+                say(f"send this file to the server's operator: {file} (public keys only)")
+            one = Client(processes, place, say=say)
             one.start()
             _tell(place, one)
-            while True:
-                one.tend()
-                time.sleep(TEND_SECONDS)
+            one.tend_forever()
     except ClientRuns:
         if all(value is None for value in options.values()):
             raise
@@ -287,7 +375,7 @@ def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes
         )
 
 
-def _look(place: ClientHome, told: Settings) -> None:
+def _look(place: ClientHome, settings: Settings) -> None:
     """Read the text before the client says that it takes part; say how much there is, and quote nothing.
 
     Raises:
@@ -296,17 +384,17 @@ def _look(place: ClientHome, told: Settings) -> None:
     from keyfed.deploy.client_home import kept_files
     from keyfed.text.own import look_at
 
-    if not told.data and not (place.text.is_dir() and kept_files(place.text, None)):
-        typer.echo(f"no text yet in {place.text}: a keyboard may leave some there, or name yours with --data", err=True)
+    if not settings.data and not (place.text.is_dir() and kept_files(place.text, None)):
+        say(f"no text yet in {place.text}: a keyboard may leave some there, or name yours with --data")
         return
-    path = Path(told.data) if told.data else place.text
-    typer.echo(f"{path}: {look_at(path, told.me or None)}", err=True)
+    path = Path(settings.data) if settings.data else place.text
+    say(f"{path}: {look_at(path, settings.me or None)}")
 
 
 def _tell(place: ClientHome, one: Client) -> None:
-    told = place.settings()
-    when = f", only when {' and '.join(told.when)}" if told.when else ""
-    one.say(f"{told.name} takes part at {told.server}{when}; Ctrl-C ends it, keyfed client --pause pauses it")
+    settings = place.settings()
+    when = f", only when {' and '.join(settings.when)}" if settings.when else ""
+    one.say(f"{settings.name} takes part at {settings.server}{when}; Ctrl-C ends it, keyfed client --pause pauses it")
     if place.paused():
         one.say("it is paused: keyfed client --resume")
 
@@ -317,7 +405,7 @@ def _status(place: ClientHome) -> dict[str, Any]:
     from keyfed.deploy.processes import PIDS, running
     from keyfed.files import BROKEN, read_json
 
-    told = place.settings()
+    settings = place.settings()
     try:
         pids = {str(what): int(pid) for what, pid in read_json(place.path / PIDS)["pids"].items()}
     except (OSError, *BROKEN):
@@ -327,21 +415,21 @@ def _status(place: ClientHome) -> dict[str, Any]:
     except (OSError, *BROKEN):
         agreed = "not yet"
     return {
-        "name": told.name,
-        "server": told.server,
+        "name": settings.name,
+        "server": settings.server,
         "home": str(place.path),
         "running": ", ".join(f"{what} (pid {pid})" for what, pid in pids.items() if running(pid)) or "no",
         "paused": "yes" if place.paused() else "no",
         "agreed": agreed,
-        "trains when": ", ".join(told.when) or "always",
+        "trains when": ", ".join(settings.when) or "always",
         **dict(describe()),
-        "text": f"{place.data()}, {len(kept_files(place.data(), told.keep_days))} files",
+        "text": f"{place.data()}, {len(kept_files(place.data(), settings.keep_days))} files",
         "text in the last run": _read(place.path / "found.txt") or "no run yet",
-        "text is kept": f"{told.keep_days} days" if told.keep_days else "without limit",
-        "runs without secure aggregation": "takes part" if told.plain else "refused",
-        "hides among": f"{told.hide_among} clients or more",
-        "most of a run": f"{told.limits.parameters:,} parameters, {told.limits.epochs} epochs and "
-        f"{told.limits.minutes:g} minutes a round",
+        "text is kept": f"{settings.keep_days} days" if settings.keep_days else "without limit",
+        "runs without secure aggregation": "takes part" if settings.plain else "refused",
+        "hides among": f"{settings.hide_among} clients or more",
+        "most of a run": f"{settings.limits.parameters:,} parameters, {settings.limits.epochs} epochs and "
+        f"{settings.limits.minutes:g} minutes a round",
         "roster": _roster(place.path),
         "last refusal": _read(place.path / "refused.txt") or "none",
         "privacy spent": _spent(place),
@@ -360,7 +448,6 @@ def _roster(home: Path) -> str:
 
 
 def _spent(place: ClientHome) -> str:
-    from keyfed.errors import KeyfedError
     from keyfed.private.dp.own_ledger import OwnLedger
 
     try:
@@ -378,9 +465,8 @@ def _read(path: Path) -> str:
 
 def _leave(place: ClientHome, yes: bool) -> None:
     from keyfed.deploy.leaving import ask_to_be_forgotten
-    from keyfed.errors import DeployError
 
-    told = place.settings()
+    settings = place.settings()
     if not yes:
         if not sys.stdin.isatty():
             raise DeployError("nobody can be asked here; leave with --leave --yes")
@@ -391,8 +477,8 @@ def _leave(place: ClientHome, yes: bool) -> None:
         why = ask_to_be_forgotten(place)
         place.delete()
     if why is None:
-        typer.echo(f"left: {place.path} is deleted and the server forgets the key of {told.name}")
+        typer.echo(f"left: {place.path} is deleted and the server forgets the key of {settings.name}")
     else:
         typer.echo(
-            f"left: {place.path} is deleted. But {why}: ask its operator to run: keyfed enroll --forget {told.name}"
+            f"left: {place.path} is deleted. But {why}: ask its operator to run: keyfed enroll --forget {settings.name}"
         )

@@ -1,15 +1,17 @@
-"""`keyfed export` and `keyfed keyboard`: a run as files that a page types on. torch is imported by the verbs."""
+"""`keyfed export`, `keyfed keyboard` and `keyfed suggest`: typing on a run. torch is imported by the commands."""
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
-from keyfed.cli.options import JsonOption, RunArgument, print_json
-from keyfed.errors import ConfigError
+from keyfed.cli.options import JsonOption, RunArgument, print_json, say
+from keyfed.errors import ConfigError, RunError
 
 
 def export(
@@ -66,7 +68,7 @@ def keyboard(
 
       keyfed keyboard base
     """
-    from keyfed.keyboard.extra import need
+    from keyfed.keyboard.graph import need
 
     need("starlette", "uvicorn", "onnx", "onnxruntime")
     from keyfed.keyboard import serve
@@ -93,7 +95,6 @@ def keyboard(
 
 def _exported(run: Path) -> Path:
     """Return the export to serve: the folder itself, or the run's, made (again) where it is not of the run's model."""
-    from keyfed.errors import RunError
     from keyfed.keyboard import bundle
     from keyfed.keyboard.export import export_run, export_text, model_sum
     from keyfed.run.folder import read_run_toml
@@ -113,11 +114,11 @@ def _exported(run: Path) -> Path:
             why = f"{run} has been trained since it was exported"
             if raw:
                 why = f"{run} is private, and its export holds {', '.join(raw)}"
-            typer.echo(f"{why}; exporting it again", err=True)
+            say(f"{why}; exporting it again")
         except RunError as e:
-            typer.echo(f"{e}: doing so", err=True)
+            say(f"{e}: doing so")
     else:
-        typer.echo(f"exporting {run} to {target}", err=True)
+        say(f"exporting {run} to {target}")
     typer.echo(export_text(export_run(run, target, int8)), err=True)
     return target
 
@@ -127,5 +128,61 @@ def _run_or_base() -> Path:
     run = Path("runs/first")
     if (run / "model.safetensors").exists() and (run / "result.json").exists():
         return run
-    typer.echo(f"no RUN was given and {run} is no finished run: this is the base model (`make run` trains)", err=True)
+    say(f"no RUN was given and {run} is no finished run: this is the base model (`make run` trains)")
     return Path("base")
+
+
+def suggest(
+    run: RunArgument,
+    text: Annotated[
+        str | None, typer.Argument(help="Whole words typed so far, for the next ones; without it, type and see.")
+    ] = None,
+    count: Annotated[int, typer.Option("-k", help="How many suggestions; without TEXT at most 3.", min=1)] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the most probable next words after TEXT; without it, suggest while you type.
+
+    Tab takes the middle suggestion, Alt+1, 2 or 3 one of the three, a blank the correction (backspace brings back what
+    was typed), Enter ends the line, Ctrl-D leaves.
+
+    Where the input is no terminal, every line of it is a field that is being typed in: its last word is completed or
+    corrected, unless a blank ends it, with three suggestions at most. TEXT is taken as whole words, and followed by
+    next words. (A character model completes the last word of both.)
+
+      keyfed suggest runs/first "i would like to" -k 5
+
+      echo "the state o" | keyfed suggest runs/first
+
+    RUN may be `base`, the model that comes with the package:
+
+      keyfed suggest base "how do i"
+    """
+    from keyfed.keyboard.terminal import PlainLine, harmless, run_terminal, suggestions_of
+    from keyfed.run.start.base import load_run
+    from keyfed.run.suggest import suggest as suggest_words
+
+    trained = load_run(run)
+
+    def words_after(before: str) -> list[str]:
+        return suggest_words(trained.spec, trained.params, trained.vocab, before, count, lines=trained.reads_lines)
+
+    if text is not None:
+        words = words_after(text)
+        print_json({"text": text, "suggestions": words}) if as_json else typer.echo("\n".join(map(harmless, words)))
+        return
+    if count > 3:
+        raise ConfigError(f"-k {count}: the strip above a keyboard has three words; give a text for more")
+    from keyfed.keyboard.session import Editor, keyboard_of
+
+    keyboard = None if trained.vocab.kind == "char" else keyboard_of(trained)
+    if sys.stdin.isatty():
+        if as_json:
+            raise ConfigError("--json has nothing to print while you type; give a text or a file of lines")
+        line = PlainLine(words_after) if keyboard is None else Editor(keyboard)
+        run_terminal(line, sys.stdin.fileno(), lambda shown: typer.echo(shown, nl=False))
+        return
+    for raw in sys.stdin.buffer:
+        before = raw.decode("utf-8", "replace").rstrip("\r\n")
+        words = (words_after(before) if keyboard is None else suggestions_of(keyboard.suggest(before)))[:count]
+        one = json.dumps({"text": before, "suggestions": words}) if as_json else "\t".join(map(harmless, words))
+        typer.echo(one)

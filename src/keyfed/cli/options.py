@@ -2,39 +2,94 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import tomllib
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from keyfed.config.load import SECTIONS
+from keyfed.config.schema import hints_of
 from keyfed.engine.launch import leads, place
 from keyfed.errors import ConfigError, RunError, nearest
 
 if TYPE_CHECKING:
     from keyfed.config.load import Config
 
-DataOption = Annotated[str | None, typer.Option("--data", help="Corpus name (`keyfed data list`) or a path.")]
-DirOption = Annotated[str | None, typer.Option("--data-dir", help="Folder of the named corpora; else KEYFED_DATA.")]
-ModelOption = Annotated[str | None, typer.Option("--model", help="Model preset (`keyfed methods --models`).")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value for any option; a bare key is the method's.")
 ]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML file with [data] [model] [method] [train].")]
-VocabOption = Annotated[
-    str | None, typer.Option("--vocab", help="vocab.json to use (`keyfed vocab`); else built from the training text.")
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 RunArgument = Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")]
+Named = dict[str, Any]  # values of configuration keys; None where the caller gave none
+NONE: Named = {}
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Marks a parameter of a command: the options of these configuration keys stand in its place (`with_keys`).
+
+    Attributes:
+      help: of a key, where a command needs another text than the schema's.
+    """
+
+    keys: Sequence[str]
+    help: Mapping[str, str] = field(default_factory=dict)
+
+
+DirOption = Annotated[Named, Keys(("data.dir",))]
+
+
+def with_keys(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of its `Keys`, with the schema's types and texts; it gets them as dictionaries."""
+    parameters: list[inspect.Parameter] = []
+    places: dict[str, dict[str, str]] = {}
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        marks = [mark for mark in getattr(parameter.annotation, "__metadata__", ()) if isinstance(mark, Keys)]
+        if not marks:
+            parameters.append(parameter)
+        for key in marks[0].keys if marks else ():
+            made = _flag(key, marks[0].help.get(key))
+            places.setdefault(parameter.name, {})[made.name] = key
+            parameters.append(made)
+
+    @functools.wraps(command)
+    def called(**values: Any) -> None:
+        for group, keys in places.items():
+            found = {key: values.pop(name, None) for name, key in keys.items()}
+            values[group] = {key: None if value is False else value for key, value in found.items()}
+        command(**values)
+
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return called
+
+
+def _flag(key: str, help: str | None) -> inspect.Parameter:
+    """Return the option of a configuration key as the parameter that Typer reads."""
+    section, _, name = key.partition(".")
+    declared = {f.name: f.metadata for f in fields(SECTIONS[section])}[name]
+    kind = hints_of(SECTIONS[section])[name]
+    text = help or declared["short"] or f"{declared['help'][0].upper()}{declared['help'][1:]}."
+    shown = typer.Option(declared["flag"], metavar=declared["metavar"], help=text)
+    return inspect.Parameter(
+        declared["flag"].strip("-").replace("-", "_"),
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=False if kind is bool else None,
+        annotation=Annotated[bool if kind is bool else kind | None, shown],
+    )
 
 
 def configure(
     method: str | None,
     config: Path | None,
-    named: dict[str, Any],
+    named: Named,
     settings: list[str] | None,
     base: Config | None = None,
     *,
@@ -65,9 +120,9 @@ def configure(
         method_options(method)  # an unknown method is said first
     document = read_document(config) if config is not None else {}
     if recipe and method is None and (config is not None or base is None) and not _names_method(document):
-        given = [key for key, value in named.items() if value is not None] + keys_of(document)
-        given += [whole_key(setting.partition("=")[0].strip()) for setting in settings or []]
-        made = config_from(document, str(config), base=open_config(given))
+        keys = [key for key, value in named.items() if value is not None] + keys_of(document)
+        keys += [whole_key(setting.partition("=")[0].strip()) for setting in settings or []]
+        made = config_from(document, str(config), base=open_config(keys))
     elif config is not None:
         made = read_config(config, method)
     elif base is not None:
@@ -109,11 +164,16 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(strict(value), indent=1, allow_nan=False))
 
 
+def say(line: str) -> None:
+    """Write a line that is no result to stderr."""
+    typer.echo(line, err=True)
+
+
 def complain(message: str) -> int:
     """Print an error of the caller's and return the exit code; of several ranks only the first speaks and fails."""
     if not leads():
         return 0  # torchrun would end rank 0 at another code before it has said why
-    typer.echo(f"error: {message}", err=True)
+    say(f"error: {message}")
     return 2
 
 

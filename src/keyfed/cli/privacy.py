@@ -84,8 +84,8 @@ def calibrate_(
             row = accounting.Release(both["pld"], rate, rounds)
             least = accounting.epsilon([row], delta, grid=accounting.COARSE)
     if as_json:
-        told = {"epsilon": epsilon, "rate": rate, "rounds": rounds, "delta": delta, "epsilon_of_least_noise": least}
-        print_json({**both, **told})
+        inputs = {"epsilon": epsilon, "rate": rate, "rounds": rounds, "delta": delta, "epsilon_of_least_noise": least}
+        print_json({**both, **inputs})
         return
     found = f"{both['pld']:.5g} (PLD), {both['rdp']:.5g} (RDP)"
     if least is not None:
@@ -122,9 +122,9 @@ def plan_(
 
     budgets, sizes = epsilon or [2.0, 8.0], cohort or [m for m in (100, 1000, 5000, 20_000) if m <= population]
     delta = delta_for(population, delta)
-    given: dict[str, Any] = {"population": population, "delta": delta, "rounds": rounds, "parameters": parameters}
-    rows = plan(budgets, sizes, **given)
-    needed = {f"{e:g}": cohort_needed(e, 1.0, **given) for e in budgets}
+    common: dict[str, Any] = {"population": population, "delta": delta, "rounds": rounds, "parameters": parameters}
+    rows = plan(budgets, sizes, **common)
+    needed = {f"{e:g}": cohort_needed(e, 1.0, **common) for e in budgets}
     results = {}
     for folder in run or []:
         from keyfed.run.folder import read_result, read_run_toml
@@ -136,7 +136,7 @@ def plan_(
         if not any(row["run"] == name for row in costs):
             raise ConfigError(f"{name} has measured no cost of privacy; train it with --dp and privacy.twin")
     if as_json:
-        print_json({**given, "rows": [r._asdict() for r in rows], "cohort_for_ratio_1": needed, "measured": costs})
+        print_json({**common, "rows": [r._asdict() for r in rows], "cohort_for_ratio_1": needed, "measured": costs})
         return
     from keyfed.run.console import render_table
 

@@ -7,22 +7,23 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from keyfed.cli.options import (
+    NONE,
     ConfigOption,
-    DataOption,
-    DirOption,
     JsonOption,
-    ModelOption,
+    Keys,
+    Named,
     SetOption,
-    VocabOption,
     configure,
     follow_rank_0,
     print_json,
+    say,
     sets,
+    with_keys,
 )
 from keyfed.engine.launch import leads
 from keyfed.errors import ConfigError
@@ -32,24 +33,9 @@ if TYPE_CHECKING:
     from keyfed.run.loop import Listener
     from keyfed.run.recipe.settings import Setting
 
-RoundsOption = Annotated[int | None, typer.Option(help="Federated rounds.")]
 MinutesOption = Annotated[
     float | None,
     typer.Option(help="Train for about so long, in place of --rounds; their number is fixed after measuring."),
-]
-SeedOption = Annotated[int | None, typer.Option(help="Everything random derives from it.")]
-UntilOption = Annotated[str | None, typer.Option(help="Stop once validation is that good: perplexity=200 or nats=2.")]
-VectorsOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Word vectors for the embedding (GloVe, FastText, word2vec, …).")
-]
-VectorsDimOption = Annotated[
-    int | None, typer.Option(help="Numbers a word in the end, by PCA; the embedding's width by default.")
-]
-InitOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="RUN", help="Start from this run's weights, carried by word; base: those that come along; none: random."
-    ),
 ]
 ResumeOption = Annotated[
     bool,
@@ -69,19 +55,16 @@ PrivacyOption = Annotated[
     str | None,
     typer.Option("--dp", metavar="BUDGET", help="Client-level differential privacy: epsilon=8, or noise=1."),
 ]
-PopulationOption = Annotated[
-    int | None, typer.Option(help="With --dp: clients of an imagined fleet, for a SIMULATED guarantee.")
-]
-SecureOption = Annotated[bool, typer.Option("--secure", help="Mask every upload: the server sees sums only.")]
-CurvesOption = Annotated[
-    bool, typer.Option("--curves", help="Also write loss and accuracy of every local batch and epoch to curves.jsonl.")
-]
 TensorboardOption = Annotated[
     bool, typer.Option("--tensorboard", help="Also write the rounds as TensorBoard events to RUN/tensorboard.")
 ]
 
 
-def _default_out(config: Config, resume: bool, what: str | None = None) -> Path:
+WHAT = ("data.name", "data.dir", "model.name", "data.vocab_file", "train.rounds")
+START = ("train.seed", "train.until", "train.init", "vectors.file", "vectors.dim")
+
+
+def default_out(config: Config, resume: bool, what: str | None = None) -> Path:
     from keyfed.run.folder import file_name, free_name
 
     base = Path("runs") / f"{what or config.method}-{file_name(Path(config.data.name).name)}-{config.model.name}"
@@ -104,50 +87,52 @@ def refuse_two_lengths(minutes: float | None, rounds: int | None, settings: list
         raise ConfigError("--minutes and --rounds both say how long to train; leave one of the two out")
 
 
-def privacy_settings(dp: str | None, population: int | None, settings: list[str] | None) -> dict[str, Any]:
-    """Return what --dp and --population set; clients are then called independently, unless they take turns.
+def privacy_settings(dp: str | None, settings: list[str] | None = None) -> Named:
+    """Return what --dp sets; clients are then called independently, unless they take turns.
 
     Example:
-      >>> privacy_settings("epsilon=8", None, None)
-      {'privacy.population': None, 'privacy.epsilon': '8', 'participation.sampling': 'poisson'}
+      >>> privacy_settings("epsilon=8")
+      {'privacy.epsilon': '8', 'participation.sampling': 'poisson'}
     """
-    found: dict[str, Any] = {"privacy.population": population}
     if dp is None:
-        return found
+        return {}
     key, _, number = dp.partition("=")
     if key.strip() not in ("epsilon", "noise") or not number.strip():
         raise ConfigError(f'--dp is "{dp}"; expected epsilon=NUMBER or noise=NUMBER')
-    found[f"privacy.{key.strip()}"] = number.strip()
+    found: Named = {f"privacy.{key.strip()}": number.strip()}
     if "privacy.mechanism=tree" not in (setting.replace(" ", "") for setting in settings or []):
         found["participation.sampling"] = "poisson"
     return found
 
 
+def go_on(out: Path, federation: str | None = None, *, plain: bool = False) -> str:
+    """Return the command that goes on with a run.
+
+    Example:
+      >>> go_on(Path("runs/a"), "127.0.0.1:9092", plain=True)
+      'keyfed train --resume --out runs/a --federation 127.0.0.1:9092 --plain'
+    """
+    where = [] if federation is None else ["--federation", federation, *(["--plain"] if plain else [])]
+    return shlex.join(["keyfed", "train", "--resume", "--out", str(out), *where])
+
+
+@with_keys
 def train(
     method: Annotated[
         str | None, typer.Argument(help="Method (`keyfed methods`); else the recipe: what fits the corpus.")
     ] = None,
-    data: DataOption = None,
-    data_dir: DirOption = None,
-    model: ModelOption = None,
-    vocab_file: VocabOption = None,
-    rounds: RoundsOption = None,
+    what: Annotated[Named, Keys(WHAT)] = NONE,
     minutes: MinutesOption = None,
-    seed: SeedOption = None,
-    until: UntilOption = None,
-    init: InitOption = None,
-    vectors: VectorsOption = None,
-    vectors_dim: VectorsDimOption = None,
+    start: Annotated[Named, Keys(START)] = NONE,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/METHOD-DATA-MODEL by default.")] = None,
     dp: PrivacyOption = None,
-    population: PopulationOption = None,
-    secure: SecureOption = False,
+    privacy: Annotated[Named, Keys(("privacy.population", "secure.on"))] = NONE,
     resume: ResumeOption = False,
     settings: SetOption = None,
     config: ConfigOption = None,
     dry_run: DryOption = False,
     tensorboard: TensorboardOption = False,
-    curves: CurvesOption = False,
+    curves: Annotated[Named, Keys(("train.curves",))] = NONE,
     federation: FederationOption = None,
     plain: PlainOption = False,
     as_json: JsonOption = False,
@@ -169,6 +154,29 @@ def train(
 
       keyfed train fedavg --dp epsilon=8 --population 1000000
     """
+    named = {**what, **start, **privacy, **curves, **privacy_settings(dp, settings)}
+    named["secure.on"] = _secure(bool(named["secure.on"]), plain, federation)
+    _train(
+        method, named, settings, config, minutes=minutes, out=out, resume=resume, dry_run=dry_run,
+        tensorboard=tensorboard, federation=federation, as_json=as_json,
+    )  # fmt: skip
+
+
+def _train(
+    method: str | None,
+    named: Named,
+    settings: list[str] | None,
+    config: Path | None,
+    *,
+    minutes: float | None,
+    out: Path | None,
+    resume: bool,
+    dry_run: bool,
+    tensorboard: bool,
+    as_json: bool,
+    federation: str | None = None,
+) -> None:
+    """Resolve the configuration, train as it says, report; or only say what would be done."""
     if not leads():
         if not dry_run:
             follow_rank_0()
@@ -176,20 +184,14 @@ def train(
     from keyfed.run.console import Narrator
     from keyfed.run.folder import read_run_toml
 
-    named = {
-        "data.name": data, "data.dir": data_dir, "model.name": model, "train.rounds": rounds, "train.seed": seed,
-        "train.until": until, "train.init": init, "data.vocab_file": vocab_file, "vectors.file": vectors,
-        "vectors.dim": vectors_dim, "secure.on": _secure(secure, plain, federation), "train.curves": curves or None,
-        **privacy_settings(dp, population, settings),
-    }  # fmt: skip
-    refuse_two_lengths(minutes, rounds, settings)
-    if curves and federation is not None:
+    refuse_two_lengths(minutes, named["train.rounds"], settings)
+    if named["train.curves"] and federation is not None:
         raise ConfigError("--curves works in simulation only; leave it out of a federation")
     base = None
     if resume and out is not None and (out / "run.toml").exists():
         base = read_run_toml(out)[0]
     resolved = configure(method, config, named, settings, base, recipe=True, minutes=minutes)
-    offered = init is None and not sets("train.init", settings, config)
+    offered = named["train.init"] is None and not sets("train.init", settings, config)
     if offered and base is not None:  # a run goes on from the start that it had
         offered, resolved = False, replace(resolved, train=replace(resolved.train, init=base.train.init))
     chosen: Sequence[Setting] = ()
@@ -203,11 +205,10 @@ def train(
         description = describe_plan(resolved, offered=offered)
         print_json(description) if as_json else typer.echo(description["text"])
         return
-    from keyfed.cli.up import go_on, train_in_federation
-    from keyfed.reports.results import report_run
+    from keyfed.reports.run_page import report_run
     from keyfed.run.loop import train as run_training
 
-    folder = out or _default_out(resolved, resume)
+    folder = out or default_out(resolved, resume)
     with Narrator() as narrator, ExitStack() as stack:
         listener: Listener = narrator
         if tensorboard:
@@ -218,39 +219,37 @@ def train(
             if federation is None:
                 result = run_training(resolved, folder, resume=resume, listener=listener, offered=offered)
             else:
+                from keyfed.deploy.up import train_in_federation
+
                 result = train_in_federation(
-                    resolved, federation, folder, listener, resume=resume, chosen=chosen, offered=offered
-                )
+                    resolved, federation, folder, listener, resume=resume, chosen=chosen, offered=offered,
+                    later=go_on(folder, federation, plain=not resolved.secure.on),
+                )  # fmt: skip
         except KeyboardInterrupt:
             narrator.stop()
-            later = f"go on with: {go_on(folder, federation, plain=plain)}"
+            later = f"go on with: {go_on(folder, federation, plain=not resolved.secure.on)}"
             if federation is None and folder.exists() and not (folder / "run.toml").exists():
                 later = f"the pilot goes on with the same command, --resume and --out {shlex.quote(str(folder))}"
-            typer.echo(f"stopped; {later}", err=True)
+            say(f"stopped; {later}")
             raise
     report = report_run(folder)
     print_json(result) if as_json else typer.echo(report)
 
 
+@with_keys
 def pretrain(
-    data: DataOption = None,
-    data_dir: DirOption = None,
-    model: ModelOption = None,
-    vocab_file: VocabOption = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds, each as much text as a round of `train` reads.")] = None,
+    what: Annotated[
+        Named, Keys(WHAT, {"train.rounds": "Rounds, each as much text as a round of `train` reads."})
+    ] = NONE,
     minutes: MinutesOption = None,
-    seed: SeedOption = None,
-    until: UntilOption = None,
-    init: InitOption = None,
-    vectors: VectorsOption = None,
-    vectors_dim: VectorsDimOption = None,
+    start: Annotated[Named, Keys(START)] = NONE,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/pretrain-DATA-MODEL by default.")] = None,
     resume: ResumeOption = False,
     settings: SetOption = None,
     config: ConfigOption = None,
     dry_run: DryOption = False,
     tensorboard: TensorboardOption = False,
-    curves: CurvesOption = False,
+    curves: Annotated[Named, Keys(("train.curves",))] = NONE,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model centrally on public text, as a start for federated training (`keyfed train --init`).
@@ -270,11 +269,11 @@ def pretrain(
       keyfed train --data irc --set data.clients_part=2/2 --init runs/half
     """
     if out is None:
-        named = {"data.name": data, "data.dir": data_dir, "model.name": model}
-        out = _default_out(configure("central", config, named, settings), resume, "pretrain")
-    train(
-        "central", data, data_dir, model, vocab_file, rounds, minutes, seed, until, init, vectors, vectors_dim, out,
-        None, None, False, resume, settings, config, dry_run, tensorboard, curves, None, False, as_json,
+        named = {key: what[key] for key in ("data.name", "data.dir", "model.name")}
+        out = default_out(configure("central", config, named, settings), resume, "pretrain")
+    _train(
+        "central", {**what, **start, **curves}, settings, config, minutes=minutes, out=out, resume=resume,
+        dry_run=dry_run, tensorboard=tensorboard, as_json=as_json,
     )  # fmt: skip
     if leads() and not dry_run and not as_json:
         typer.echo(

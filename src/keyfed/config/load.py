@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from keyfed.config.coercion import coerce, hints_of
 from keyfed.config.schema import (
     DataConfig,
     ModelConfig,
@@ -22,6 +21,9 @@ from keyfed.config.schema import (
     TrainConfig,
     UploadConfig,
     VectorsConfig,
+    coerce,
+    hints_of,
+    out_of_bounds,
 )
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated.cohort import Participation
@@ -228,28 +230,16 @@ def check(config: Config) -> Config:
 
     config = _with_whole_paths(config, named=not is_path(config.data.name))
     config = replace(config, data=replace(config.data, batches=config.data.batching))  # a run's file says which it was
-    t, d, m = config.train, config.data, config.model
+    t, m = config.train, config.model
     if m.name in PRESETS:  # an unknown one is said where the model is built
         tuned = tuned_options(config.method, config.options, characters=PRESETS[m.name].characters)
         config = replace(config, options=tuned)
-    least = {
-        "train.rounds": (t.rounds, 0), "train.cohort": (t.cohort, 1), "train.eval_every": (t.eval_every, 1),
-        "train.checkpoint_every": (t.checkpoint_every, 1), "train.valid_tokens": (t.valid_tokens, 1),
-        "train.test_tokens": (t.test_tokens, 2), "train.frozen_rounds": (t.frozen_rounds, 0),
-        "train.block": (t.block, 1), "train.workers": (t.workers, 1), "train.ngram_order": (t.ngram_order, 1),
-        "data.clients": (d.clients, 1), "data.vocab": (d.vocab, 5), "data.window": (d.window, 1),
-        "data.max_sentences": (d.max_sentences, 1), "data.max_tokens": (d.max_tokens, 1),
-        "data.min_clients": (d.min_clients, 1), "model.embed": (m.embed, 1), "model.hidden": (m.hidden, 1),
-        "model.layers": (m.layers, 1), "secure.floor": (config.secure.floor, 2),
-        "secure.threshold": (config.secure.threshold, 2),
-    }  # fmt: skip
-    problems = [f"{key} is {got}; at least {low}" for key, (got, low) in least.items() if got is not None and got < low]
-    if not 0 <= m.dropout < 1:
-        problems.append(f"model.dropout is {m.dropout}; expected 0 ≤ rate < 1")
-    if not 0 <= d.unseen < 1:
-        problems.append(f"data.unseen is {d.unseen}; expected 0 ≤ share < 1")
-    if d.alpha <= 0:
-        problems.append(f"data.alpha is {d.alpha}; expected > 0")
+    problems = [
+        problem
+        for section in SECTIONS
+        if section not in ("participation", "privacy")
+        for problem in out_of_bounds(section, getattr(config, section))
+    ]
     for key in ("lr", "epochs", "batch_size", "clip"):
         got = config.options.get(key)
         if isinstance(got, int | float) and got <= 0:
@@ -259,8 +249,6 @@ def check(config: Config) -> Config:
         problems.append(f"method.momentum is {momentum}; expected 0 ≤ momentum < 1")
     if isinstance(decay, int | float) and not 0 < decay <= 1:
         problems.append(f"method.decay is {decay}; expected 0 < decay ≤ 1")
-    if not 0 <= t.warmup < 1:
-        problems.append(f"train.warmup is {t.warmup}; expected 0 ≤ share of the rounds < 1")
     if not 0 <= t.final <= 1:
         problems.append(f"train.final is {t.final}; expected 0 ≤ share of the step size ≤ 1")
     elif t.final and t.schedule == "constant":
@@ -273,11 +261,7 @@ def check(config: Config) -> Config:
             "--minutes fixes the rounds after measuring, and the noise of --dp is calibrated to their number; set "
             "--rounds instead"
         )
-    if t.average is not None and not 0 <= t.average < 1:
-        problems.append(f"train.average is {t.average}; expected 0 ≤ weight of the past < 1")
     problems += _unread(config, characters=m.name in PRESETS and PRESETS[m.name].characters)
-    if config.upload.bound is not None and not config.upload.bound > 0:
-        problems.append(f"upload.bound is {config.upload.bound}; expected > 0")
     for key in ("limit", "token_limit"):
         got = getattr(config.upload, key)
         if got is not None and got != 0 and not got >= 1:
@@ -298,8 +282,8 @@ def check(config: Config) -> Config:
         hiding = "--dp noises" if config.privacy.on else "--secure hides in sums"
         problems.append(f"train.curves (--curves) tells the clients' losses, which {hiding}; leave one of the two out")
     try:
-        if d.clients_part is not None:
-            parse_part(d.clients_part)
+        if config.data.clients_part is not None:
+            parse_part(config.data.clients_part)
         parse_target(t.until, "train.until")
         build_method(method_spec(config))
     except ConfigError as e:
@@ -389,3 +373,36 @@ def to_document(config: Config) -> dict[str, dict[str, Value]]:
         if part is not None:
             document[kind] = {"name": part.name, **part.options}
     return document
+
+
+def dump_toml(document: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write flat sections as TOML; None is written as "none", which `coerce` reads back."""
+    lines: list[str] = []
+    for section, values in document.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {_toml_value(value)}" for key, value in values.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml_value(value: Any) -> str:
+    if value is None:
+        return '"none"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    # What TOML cannot write as it is; a lone surrogate (from a file name that is not UTF-8) has no form at all.
+    return (
+        '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text if not "\ud800" <= c <= "\udfff") + '"'
+    )
+
+
+def differences(old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """List `section.key: old → new` for every value that differs between two documents."""
+    out = []
+    for section in sorted({*old, *new}):
+        a, b = old.get(section, {}), new.get(section, {})
+        out += [f"{section}.{key}: {a.get(key)} → {b.get(key)}" for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
+    return out

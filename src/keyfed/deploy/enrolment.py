@@ -7,7 +7,6 @@ theirs under that identity; that it comes from the person it names is for the op
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import re
 import subprocess
@@ -24,6 +23,7 @@ from keyfed.errors import DeployError
 from keyfed.files import BROKEN, read_json, write_atomically
 from keyfed.wire.flower.commands import NODES as LIST_NODES
 from keyfed.wire.flower.environment import CONNECTION, environment
+from keyfed.wire.roster import key_sum
 
 FORMAT = "keyfed-enrol-1"
 LEAVE = "keyfed-leave-1"
@@ -149,11 +149,6 @@ def forget(home: ServerHome, name: str, run: Command | None = None, *, identity:
         if name in nodes:
             (run or flwr(home))([["supernode", "unregister", str(nodes.pop(name)), CONNECTION]])
             _write_nodes(home, nodes)
-
-
-def key_sum(public_key: bytes) -> str:
-    """Return what a roster holds of a node's public key."""
-    return hashlib.sha256(public_key).hexdigest()
 
 
 def names_by_key(home: ServerHome) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from keyfed.deploy.enrolment import KnownKeys, key_sum
+from keyfed.deploy.enrolment import KnownKeys
 from keyfed.deploy.processes import die_with
 from keyfed.deploy.submit import event_line
 from keyfed.deploy.superlink import HOME_VARIABLE, ServerHome
@@ -25,6 +25,7 @@ from keyfed.errors import KeyfedError
 from keyfed.run.console import plural
 from keyfed.wire.flower.guard import GridMailbox
 from keyfed.wire.flower.server import FlowerTransport, Unanswered
+from keyfed.wire.roster import key_sum
 
 RUN, VOCAB = "run.json", "vocab.json"
 LOOK_SECONDS = 0.5

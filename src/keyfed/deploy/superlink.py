@@ -5,21 +5,31 @@ from __future__ import annotations
 import json
 import os
 import ssl
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from keyfed.deploy.certificates import CA_CERT, SERVER_CERT, SERVER_KEY, check_certificate
-from keyfed.deploy.processes import Processes, free_port, locked, private_folder, python, wait_until
+from keyfed.deploy.processes import (
+    Processes,
+    free_port,
+    locked,
+    private_folder,
+    python,
+    stop_at_signals,
+    wait_until,
+)
 from keyfed.errors import DeployError
 from keyfed.files import BROKEN, read_json, write_atomically
 from keyfed.wire.flower.environment import environment, need_flower, write_connection
 
 NAME = "superlink"
 READY_SECONDS = 60.0
+TEND_SECONDS, DAY_SECONDS = 0.5, 86_400.0
 HOME_VARIABLE = "KEYFED_SERVER_HOME"
 DATABASE = "state.sqlite"
 ADDRESS = "address.json"
@@ -110,3 +120,41 @@ def only_one(home: Path) -> Iterator[None]:
     taken = f"{home}: a server runs there already; stop it, or choose another --home"
     with locked(private_folder(home) / "server.lock", taken):
         yield
+
+
+def serve(
+    home: ServerHome,
+    host: str,
+    port: int,
+    *,
+    started: Callable[[str], Iterable[str]],
+    tend: Callable[[], Iterable[str]],
+    say: Callable[[str], None],
+) -> None:
+    """Run the SuperLink of a home until a signal ends it; once a day, say how long its certificate still holds.
+
+    Args:
+      started: what to say once it answers, from its address.
+      tend: called twice a second; what it returns is said.
+
+    Raises:
+      DeployError: the SuperLink did not start, or has ended by itself.
+    """
+    _say_certificate(home, say)
+    with only_one(home.path), stop_at_signals(), Processes(home.path) as processes:
+        for line in started(start_superlink(processes, home, host, port)):
+            say(line)
+        checked = time.monotonic()
+        while processes.alive(NAME):
+            for line in tend():
+                say(line)
+            if time.monotonic() - checked > DAY_SECONDS:
+                checked = time.monotonic()
+                _say_certificate(home, say)
+            time.sleep(TEND_SECONDS)
+        raise DeployError(f"the SuperLink has ended; the end of its log:\n{processes.log_tail(NAME, 600)}")
+
+
+def _say_certificate(home: ServerHome, say: Callable[[str], None]) -> None:
+    for line in check_certificate(home.path / SERVER_CERT):
+        say(f"note: {line}")

@@ -18,6 +18,7 @@ from keyfed.wire.flower.frames import SOCKET
 RESIDENT, NODE = "resident", "node"
 READY_SECONDS = 120.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
+TEND_SECONDS = 0.5
 STEADY_SECONDS = 30.0  # a process that ran this long did not fail at its start
 UNKNOWN_KEY = ("NODE_ACTIVATION_FAILED", "activate", "No SuperNode found", "could not be activated")
 
@@ -100,6 +101,12 @@ class Client:
                 self._explain(what)
             elif now >= self._due[what]:
                 self.start_resident() if what == RESIDENT else self.start_node()
+
+    def tend_forever(self) -> None:
+        """Tend the client until a signal ends it."""
+        while True:
+            self.tend()
+            time.sleep(TEND_SECONDS)
 
     def _tell_refused(self) -> None:
         """Say, once, why the client takes no part in a run."""

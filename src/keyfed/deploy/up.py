@@ -1,9 +1,12 @@
-"""A whole federation on this machine: server, clients, a run, and nothing left afterwards."""
+"""A whole federation on this machine, with nothing left afterwards; and a run submitted to a server elsewhere."""
 
 from __future__ import annotations
 
 import json
+import statistics
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -12,14 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from keyfed.deploy import consent
 from keyfed.deploy.certificates import make_certificates
-from keyfed.deploy.client_home import open_home
+from keyfed.deploy.client_home import check_server, open_home
 from keyfed.deploy.enrolment import Enrolment, enrol, read_enrolment, read_roster, write_enrolment
 from keyfed.deploy.parts import parts_of, write_parts
-from keyfed.deploy.processes import Processes
-from keyfed.deploy.submit import Listener, build_app, submit
-from keyfed.deploy.superlink import ServerHome, start_superlink
+from keyfed.deploy.processes import Processes, stop_at_signals, wait_until
+from keyfed.deploy.submit import Listener, Unfinished, build_app, submit
+from keyfed.deploy.superlink import ServerHome, answers, default_home, start_superlink
 from keyfed.deploy.supernode import Client
-from keyfed.wire.flower.environment import need_flower
+from keyfed.errors import ConfigError, DeployError
+from keyfed.wire.flower.environment import need_flower, write_connection
 from keyfed.wire.roster import mark_of, roster_hash
 
 if TYPE_CHECKING:
@@ -27,7 +31,8 @@ if TYPE_CHECKING:
     from keyfed.run.recipe.settings import Setting
 
 T = TypeVar("T")
-CONNECT_SECONDS = 120.0
+CONNECT_SECONDS, WAIT_SECONDS = 120.0, 60.0
+ATTEMPTS, RETURN_SECONDS, SETTLE_SECONDS = 5, 300.0, 8.0
 TEXT = "text"
 
 
@@ -190,3 +195,113 @@ def up(
         )  # fmt: skip
         build_app(root / "app", files_of_run)
         return submit(server, root / "app", listener)
+
+
+def cost_of(folder: Path, clients: int) -> dict[str, Any]:
+    """Return what a round cost: median seconds, and mean bytes of a client."""
+    from keyfed.run.folder import read_metrics
+
+    records = read_metrics(folder)
+    times = [r["seconds"] for r in records if r["seconds"] is not None]
+    return {
+        "rounds": len(records),
+        "seconds_per_round": statistics.median(times) if times else None,
+        "bytes_per_client_and_round": {
+            way: sum(r["traffic"][way] for r in records) / max(1, len(records) * clients)
+            for way in ("down", "up", "control")
+        },
+    }
+
+
+def cost_text(cost: dict[str, Any]) -> str:
+    """Return the cost in a line."""
+    from keyfed.run.console import human_bytes
+
+    moved = ", ".join(f"{human_bytes(n)} {way}" for way, n in cost["bytes_per_client_and_round"].items())
+    seconds = cost["seconds_per_round"]
+    took = "" if seconds is None else f"{seconds:.1f} s a round (median of {cost['rounds']}); "
+    return f"{took}a client and round: {moved}"
+
+
+def train_in_federation(
+    config: Config,
+    address: str,
+    out: Path,
+    listener: Listener,
+    *,
+    resume: bool,
+    later: str,
+    chosen: Sequence[Setting] = (),
+    offered: bool = False,
+) -> Any:
+    """Submit a run to a server, follow it, and return its result: what `keyfed train --federation ADDRESS` does.
+
+    A server that goes away is waited for, and the run goes on from its last checkpoint. The vocabulary is that of
+    data.vocab_file, or is made from the corpus of data.name, which must then be public.
+
+    Args:
+      address: HOST:PORT of the server, or its folder.
+      later: the command that goes on with the run, for the error where no server answers.
+      chosen: what the recipe chose.
+      offered: the run asks for no start, and takes the base model where that knows enough of the vocabulary.
+    """
+    from keyfed.run.recipe.pilot import with_carried_step
+    from keyfed.run.remote.train import deployable
+    from keyfed.run.start.weights import not_base, offer_start_by_words
+    from keyfed.text.vocab import Vocab
+
+    need_flower()
+    deployable(config)
+    if Path(address).is_dir():
+        server = ServerHome(Path(address).absolute())
+        address = server.address()
+    else:
+        server = ServerHome(default_home())
+        check_server(address)
+    vocab, wanted = run_vocab(config, listener), config.train.cohort
+    if offered:
+        config, why_not = offer_start_by_words(config, Vocab.from_json(vocab))
+        if why_not:
+            listener.say(not_base(why_not))
+    config, lines = with_carried_step(config, chosen, offered=offered)
+    for line in lines:
+        listener.say(line)
+    with stop_at_signals():  # whatever ends us: the run on the server is stopped, nothing of ours is left
+        for attempt in range(ATTEMPTS):
+            with tempfile.TemporaryDirectory(prefix="keyfed-run-") as temporary:
+                app, goes_on = Path(temporary) / "app", resume or attempt > 0
+                write_connection(Path(temporary), address, server.ca)  # the server's own file is for the server
+                files = run_files(config, vocab, out, clients=wanted, wait=WAIT_SECONDS, resume=goes_on)
+                build_app(app, files)
+                try:
+                    return submit(server, app, listener, address, Path(temporary))
+                except Unfinished as e:
+                    if attempt == ATTEMPTS - 1 or not (out / "run.toml").exists():
+                        raise
+                    listener.say(f"{e}; waiting for the server, to go on from the last checkpoint")
+            if not came_back(address, server.ca):
+                raise DeployError(f"no server answers at {address}; go on later with: {later}")
+    raise AssertionError
+
+
+def came_back(address: str, ca: Path) -> bool:
+    """Wait until a server answers again and what it was doing has ended for good; False where it does not."""
+    found = wait_until(lambda: answers(address, ca), RETURN_SECONDS, lambda: True, 1.0)
+    if found:
+        time.sleep(SETTLE_SECONDS)  # its last program notices within seconds that its server has gone
+    return found
+
+
+def run_vocab(config: Config, listener: Listener) -> str:
+    """Return the vocabulary that a run carries, as JSON."""
+    if config.data.vocab_file is not None:
+        try:
+            return Path(config.data.vocab_file).read_text("utf-8")
+        except (OSError, ValueError) as e:
+            raise ConfigError(f"{config.data.vocab_file}: cannot be read as a vocabulary ({e})") from None
+    from keyfed.run.prepare import prepare
+
+    listener.say(
+        f"the vocabulary is made from {config.data.name}, which everybody in the federation will see (--vocab)"
+    )
+    return prepare(config).vocab.to_json()

@@ -1,6 +1,6 @@
 """A user's own `torch.nn.Module` in the engine: called with any client's parameters, stacked by `vmap` where torch can.
 
-The contract is that of `keyfed.model.contract`. Layers are the module's named parameters that want a gradient, a tied
+The contract is in `keyfed.model.conformance`. Layers are the module's named parameters that want a gradient, a tied
 one once. Everything else in it (buffers, frozen parameters) is a constant, which the factory must make alike whenever
 it is called with the same seed. A module is called a few times when it is opened, so that a mistake is one line now
 and not wrong arithmetic later.

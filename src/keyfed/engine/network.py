@@ -19,8 +19,7 @@ from keyfed.engine.module import ModuleNetwork, ModuleReader
 from keyfed.federated.types import Gradient
 from keyfed.model import language_model as lm
 from keyfed.model.conformance import Predictor, predictor_of
-from keyfed.model.dropout import Dropout
-from keyfed.model.language_model import Batch, ModelSpec, Params
+from keyfed.model.language_model import Batch, Dropout, ModelSpec, Params
 from keyfed.model.output import TokenScores, score_tokens
 
 Network = ModelSpec | ModuleNetwork

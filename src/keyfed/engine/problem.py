@@ -28,7 +28,7 @@ from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Gradient, LayerNumbers, Method, Objective, Params, Solution
 from keyfed.model.language_model import Batch, ModelSpec, stack
 from keyfed.text.batches import Batching, Step, epoch_steps, limit_text, line_starts, sweep_steps
-from keyfed.text.shards import BOUNDS, TOKENS, PackedNames
+from keyfed.text.ragged import BOUNDS, TOKENS, PackedNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def make_store(streams: Sequence[NDArray[np.int32]], names: Sequence[str]) -> Cl
 
 
 def map_store(folder: Path) -> ClientStore:
-    """Open a shard (`keyfed.text.shards`) as a store; only the pages that are read come into memory."""
+    """Open a shard (`keyfed.text.ragged`) as a store; only the pages that are read come into memory."""
 
     def mapped(file: str, dtype: torch.dtype) -> Tensor:
         size = (folder / file).stat().st_size // dtype.itemsize

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from keyfed.errors import ConfigError, KeyfedError
-from keyfed.model.contract import logits_of
+from keyfed.model.conformance import logits_of
 
 MakeModule = Callable[[int], nn.Module]
 """Size of the vocabulary → a new module, its parameters drawn from torch's global generator."""

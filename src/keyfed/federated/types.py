@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from torch import Generator, Tensor
 
+from keyfed.federated.cohort import Fate
 from keyfed.federated.spec import MethodSpec as MethodSpec
 from keyfed.federated.spec import Part as Part
 
@@ -403,6 +404,10 @@ class State:
 
 class Federation(Protocol):
     """A transport: a simulation in this process, or real clients. Methods do not know which."""
+
+    def expect(self, fates: Mapping[ClientId, Fate]) -> None:
+        """Say what becomes of the clients of the next round; real clients are not known beforehand."""
+        ...
 
     def limit(self, caps: Caps) -> None:
         """Say what uploads of the next round may be at most; only runs with limits do."""

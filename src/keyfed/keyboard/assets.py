@@ -120,23 +120,23 @@ def _run(command: list[str], folder: Path) -> None:
 
 
 def _take(dist: Path, web: Path) -> Path:
-    """Copy the files into `web/vendor` by way of a folder beside it."""
+    """Copy the files into `web/vendor` from a temporary folder next to it."""
     missing = [name for name in FILES if not (dist / name).is_file()]
     if missing:
         raise AssetError(f"{PACKAGE} has no {', '.join(missing)}; the page would not work")
-    target, beside = web / VENDOR, web / f".{VENDOR}.{os.getpid()}"
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
+    target, temporary = web / VENDOR, web / f".{VENDOR}.{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
     try:
         for name in FILES:
-            shutil.copyfile(dist / name, beside / name)
-        (beside / LICENCE).write_text(LICENCE_TEXT, "utf-8")
-        sums = {name: hashlib.sha256((beside / name).read_bytes()).hexdigest() for name in (*FILES, LICENCE)}
-        (beside / MANIFEST).write_text(json.dumps({**_locked(web), "files": sums}, indent=1) + "\n", "utf-8")
+            shutil.copyfile(dist / name, temporary / name)
+        (temporary / LICENCE).write_text(LICENCE_TEXT, "utf-8")
+        sums = {name: hashlib.sha256((temporary / name).read_bytes()).hexdigest() for name in (*FILES, LICENCE)}
+        (temporary / MANIFEST).write_text(json.dumps({**_locked(web), "files": sums}, indent=1) + "\n", "utf-8")
         shutil.rmtree(target, ignore_errors=True)
-        beside.rename(target)
+        temporary.rename(target)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 

@@ -6,7 +6,6 @@ at all. What rounding costs is measured on the run's own validation and test tex
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -17,22 +16,22 @@ from typing import Any
 import torch
 from safetensors.numpy import save
 
-import keyfed
 from keyfed.config.load import BASE, Config, to_document
 from keyfed.errors import RunError
 from keyfed.files import write_atomically
-from keyfed.keyboard.forms import written_forms
-from keyfed.model.language_model import ModelSpec, Params, parameter_count, shapes
-from keyfed.model.quantise import quantise, widen
-from keyfed.reports.results import with_data
+from keyfed.keyboard.bundle import sha256
+from keyfed.keyboard.export import written_forms
+from keyfed.model.language_model import ModelSpec, Params, parameter_count, quantise, shapes, widen
+from keyfed.reports.run_page import with_data
 from keyfed.run.evaluate import headline
 from keyfed.run.folder import Trained, load_model, read_result, read_run_toml
 from keyfed.run.prepare import Prepared
 from keyfed.run.start import base
 from keyfed.text.vocab import SPECIALS, UNK, words_of
+from keyfed.version import __version__
 
 LINES_BYTES = 300_000  # of the hashes of its lines
-# Licences under which a model of the text may come along, as a corpus's own line names them.
+# Licences under which a model of the text may be shipped, as a corpus's own line names them.
 LICENCE = re.compile(r"CC BY(?:-SA)? \d\.\d|CC0|public domain|MIT", re.IGNORECASE)
 PATHS = {"data": ("dir", "vocab_file"), "train": ("init", "device"), "vectors": ("file",)}  # of the machine it was on
 FIGURES = ("perplexity", "top1_words", "top3_words", "tokens")
@@ -73,7 +72,7 @@ def pack_base(run: Path, out: Path) -> Packed:
     assert result is not None
     manifest = {
         "format": base.FORMAT,
-        "keyfed": keyfed.__version__,
+        "keyfed": __version__,
         "model": {**{key: getattr(spec, key) for key in base.SPEC}, "parameters": parameter_count(spec)},
         "precision": "int8",
         "data": _about(prepared, licence),
@@ -81,7 +80,7 @@ def pack_base(run: Path, out: Path) -> Packed:
         "training": {"method": trained.method, **_rounds(trained.config, result, run), "before": before},
         "figures": _figures(spec, trained.params, rounded, prepared, again=before is not None),
         "settings": _settings(trained.config),
-        "files": {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in files.items()},
+        "files": {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in files.items()},
     }  # fmt: skip
     files[base.MANIFEST] = base.dump_manifest(manifest)
     files[base.CARD] = card_text(json.loads(files[base.MANIFEST])).encode()
@@ -136,7 +135,7 @@ def _rounds(config: Config, result: Mapping[str, Any], folder: Path) -> dict[str
         "best_round": result["best_round"],
         "tokens": result["tokens_trained"],
         "seed": config.train.seed,
-        "model_sha256": _sha256((folder / "model.safetensors").read_bytes()),
+        "model_sha256": sha256((folder / "model.safetensors").read_bytes()),
     }
 
 
@@ -225,10 +224,6 @@ def _settings(config: Config) -> dict[str, dict[str, Any]]:
         for key in keys:
             del document[section][key]
     return document
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def card_text(manifest: Mapping[str, Any]) -> str:

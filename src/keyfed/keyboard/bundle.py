@@ -1,14 +1,33 @@
-"""An exported keyboard is a folder: a manifest, and files whose sums it knows.
+r"""An exported keyboard is a folder: a manifest, and files whose sums it knows.
 
 Reading one trusts nothing: names, sizes, sums, and the shapes of the weights against those of the model that the
 manifest describes. Whatever is wrong is one line that says which file and what to do.
+
+`ngram.safetensors` is a Kneser–Ney model small enough for a page, pruned. For n = 1 … order it has, with contexts
+numbered as rows of the level below (the empty context is row 0):
+
+    n{n}.start     int32 [contexts + 1]   the continuations of context c are the rows start[c] … start[c + 1] − 1
+    n{n}.words     int32 [grams]          the last word of each n-gram, ascending within a context
+    n{n}.prob      float32 [grams]        p_n(w | h), interpolated already
+    n{n}.backoff   float32 [contexts]     γ(h); 1 where a context has no continuation
+
+The next distribution: p ← 1/V; then for each n whose context (the last n − 1 tokens, found as a row of level n − 1) was
+seen: p ← γ(h) p everywhere, then p[words] ← prob on its rows; stop at the first context that was not seen.
+
+**Pruning.** N-grams that too few clients wrote go, and the mass they had goes to the level below:
+
+.. math:: γ'(h) = \frac{1 - \sum_{w\ \text{kept}} p_n(w \mid h)}{1 - \sum_{w\ \text{kept}} p_{n-1}(w \mid h')}
+
+References:
+  Stolcke, *Entropy-based pruning of backoff language models*, 1998 (the renormalisation).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +36,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import load
 
 from keyfed.errors import KeyfedError, RunError
-from keyfed.keyboard import ngram_file
 from keyfed.keyboard.graph import state_widths
-from keyfed.model.language_model import ModelSpec, shapes
-from keyfed.model.quantise import SCALE, widen
+from keyfed.model.language_model import SCALE, ModelSpec, shapes, widen
+from keyfed.model.ngram import Ints, KneserNey, Level, Tokens, fit_kneser_ney
+from keyfed.run.start.base import SPEC
 from keyfed.text.vocab import Vocab
 
 FORMAT = 1
@@ -29,7 +48,6 @@ MANIFEST, GRAPH, WEIGHTS, VOCAB, VECTORS, NGRAM = (
 )  # fmt: skip
 RANDOM = "random tokens"  # what a graph is compared on where no text may be read, or none is there
 REQUIRED = (GRAPH, WEIGHTS, VOCAB, VECTORS)
-SPEC = ("name", "cell", "vocab", "embed", "hidden", "layers", "dense", "projection", "tied", "biases")
 
 
 def sha256(data: bytes) -> str:
@@ -99,7 +117,7 @@ def check_bundle(folder: Path) -> dict[str, Any]:
     if manifest["ngram"] != (NGRAM in data):
         raise _damaged(folder / MANIFEST, f"{NGRAM} is {'not ' if manifest['ngram'] else ''}listed")
     if NGRAM in data:
-        ngram_file.from_bytes(data[NGRAM], spec.vocab, str(folder / NGRAM))
+        ngram_from_bytes(data[NGRAM], spec.vocab, str(folder / NGRAM))
     return manifest
 
 
@@ -182,3 +200,136 @@ def _say(layer: tuple[tuple[int, ...], str] | None) -> str:
 def _damaged(path: Path, why: object) -> KeyfedError:
     reason = str(why).splitlines()[0] if str(why) else type(why).__name__
     return RunError(f"{path} is damaged ({reason}); export the run again")
+
+
+ORDER = 3
+MOST_BYTES = 6_000_000
+# Clients who must have written an n-gram of length 1, 2, 3; the first that fit are taken. Words were chosen when the
+# vocabulary was built; of longer ones none that a single client wrote is shipped.
+LEAST = ((1, 2, 2), *((1, k, k + extra) for k in range(2, 64) for extra in (1, 2)))
+
+
+def fit_small(
+    streams: Sequence[Tokens], vocab_size: int, order: int = ORDER, most_bytes: int = MOST_BYTES
+) -> tuple[KneserNey, tuple[int, ...]]:
+    """Fit on all clients' streams and prune until the file fits.
+
+    Returns:
+      The model, and how many clients must have written an n-gram of each length.
+    """
+    whole = fit_kneser_ney(streams, vocab_size, order)
+    counts = [_writers(whole, streams, n) for n in range(1, order + 1)]
+    for least in LEAST:
+        keep = [c >= k for c, k in zip(counts, least, strict=False)]
+        if _bytes([int(k.sum()) for k in keep]) <= most_bytes or least == LEAST[-1]:
+            return _pruned(whole, keep), least[:order]
+    raise AssertionError
+
+
+def _bytes(grams: Sequence[int]) -> int:
+    contexts = [1, *grams[:-1]]
+    return sum(8 * g + 8 * c + 4 for g, c in zip(grams, contexts, strict=True))
+
+
+def _words(model: KneserNey, n: int) -> list[Ints]:
+    """The n words of every n-gram, oldest first."""
+    rows = np.arange(len(model.levels[n - 1].keys))
+    words: list[Ints] = []
+    for level in reversed(model.levels[:n]):
+        keys = level.keys[rows]
+        words.insert(0, keys % model.vocab_size)
+        rows = keys // model.vocab_size
+    return words
+
+
+def _rows(levels: Sequence[Level], vocab_size: int, words: Sequence[Ints]) -> Ints:
+    """The row of every n-gram in the level of its length, −1 where it is not there."""
+    rows = np.zeros(len(words[0]) if words else 1, np.int64)
+    for level, word in zip(levels, words, strict=False):
+        rows = np.where(rows >= 0, level.find(np.maximum(rows, 0) * vocab_size + word), -1)
+    return rows
+
+
+def _writers(model: KneserNey, streams: Sequence[Tokens], n: int) -> Ints:
+    """How many streams every n-gram of a level occurs in."""
+    out = np.zeros(len(model.levels[n - 1].keys), np.int64)
+    for stream in streams:
+        tokens = np.asarray(stream).astype(np.int64)
+        if len(tokens) < n:
+            continue
+        words = [tokens[k : len(tokens) - n + 1 + k] for k in range(n)]
+        out[np.unique(_rows(model.levels, model.vocab_size, words))] += 1
+    return out
+
+
+def _pruned(model: KneserNey, keep: Sequence[NDArray[np.bool_]]) -> KneserNey:
+    """Drop n-grams, level by level from the shortest, and give their mass to the level below (module docstring).
+
+    Contexts and suffixes of what is kept are kept: as many clients wrote them, and `LEAST` does not fall with n.
+    """
+    vocab, levels = model.vocab_size, list[Level]()
+    contexts = np.ones(1, np.bool_)  # of the level below, which are kept
+    for n, (level, stay) in enumerate(zip(model.levels, keep, strict=True), start=1):
+        owner = level.keys // vocab
+        number = np.cumsum(contexts) - 1  # of a context, among those that are kept
+        count, mine = int(contexts.sum()), number[owner[stay]]
+        keys, prob = mine * vocab + level.keys[stay] % vocab, level.prob[stay]
+        lower = np.full(len(keys), 1.0 / vocab)
+        if n > 1:
+            lower = levels[-1].prob[_rows(levels, vocab, [w[stay] for w in _words(model, n)[1:]])]
+        left = np.maximum(0, 1 - np.bincount(mine, prob, minlength=count))
+        below = np.maximum(1e-12, 1 - np.bincount(mine, lower, minlength=count))
+        size = np.bincount(mine, minlength=count)
+        lost = np.bincount(number[owner[contexts[owner] & ~stay]], minlength=count) > 0
+        renewed = np.where(size > 0, left / below, 1.0)
+        backoff = np.where(lost, renewed, level.backoff[:-1][contexts])
+        levels.append(_level(keys, prob, np.append(backoff, 1.0), size, vocab))
+        contexts = stay
+    return replace(model, levels=tuple(levels))
+
+
+def _level(keys: Ints, prob: NDArray[np.float64], backoff: NDArray[np.float64], size: Ints, vocab: int) -> Level:
+    size = np.append(size, 0)
+    ranked = np.lexsort((-prob, keys // vocab))
+    return Level(keys, prob, ranked, np.cumsum(size) - size, size, backoff)
+
+
+def ngram_to_bytes(model: KneserNey) -> bytes:
+    """Write a model as `ngram.safetensors` (module docstring); probabilities are rounded to float32."""
+    from safetensors.numpy import save
+
+    tensors: dict[str, NDArray[Any]] = {}
+    for n, level in enumerate(model.levels, start=1):
+        tensors[f"n{n}.start"] = level.start.astype(np.int32)  # that of the unseen context is the end of the last
+        tensors[f"n{n}.words"] = (level.keys % model.vocab_size).astype(np.int32)
+        tensors[f"n{n}.prob"] = level.prob.astype(np.float32)
+        tensors[f"n{n}.backoff"] = level.backoff[:-1].astype(np.float32)
+    return bytes(save(tensors, {"order": str(model.order), "vocab": str(model.vocab_size)}))
+
+
+def ngram_from_bytes(data: bytes, vocab_size: int, origin: str) -> KneserNey:
+    """Read what `ngram_to_bytes` wrote; `next`, `top` and `nats` are those of `keyfed.model.ngram`.
+
+    Raises:
+      RunError: the file is damaged or does not fit the vocabulary.
+    """
+    from safetensors.numpy import load
+
+    try:
+        tensors: dict[str, NDArray[Any]] = load(data)
+        levels, contexts = list[Level](), 1
+        for n in range(1, len(tensors) // 4 + 1):
+            start, words = (tensors[f"n{n}.{name}"].astype(np.int64) for name in ("start", "words"))
+            prob, backoff = (tensors[f"n{n}.{name}"].astype(np.float64) for name in ("prob", "backoff"))
+            size = np.diff(start)
+            fits = len(start) == contexts + 1 == len(backoff) + 1 and start[0] == 0 and start[-1] == len(words)
+            if not fits or len(words) != len(prob) or (size < 0).any():
+                raise ValueError(f"the tables of length {n} do not fit one another")
+            if len(words) and not 0 <= words.min() <= words.max() < vocab_size:
+                raise ValueError(f"words run to {words.max()}, the vocabulary has {vocab_size}")
+            keys = np.repeat(np.arange(contexts), size) * vocab_size + words
+            levels.append(_level(keys, prob, np.append(backoff, 1.0), size, vocab_size))
+            contexts = len(words)
+    except Exception as e:  # safetensors raises its own error class for damaged files
+        raise RunError(f"{origin} is damaged: {e}") from None
+    return KneserNey(len(levels), vocab_size, tuple(levels), ())

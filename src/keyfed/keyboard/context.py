@@ -2,16 +2,17 @@
 
 The model reads EOS and then the tokens from an anchor on, from a zero state. With n tokens the anchor is
 a = 32·max(0, ⌊n/32⌋ − 1): a pasted novel costs at most 63 steps, the suggestions depend on the text alone, and one more
-word costs one step until the anchor moves.
+word costs one step until the anchor moves. The other direction is here too: how a chosen word is written, and
+the blanks around it.
 """
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from keyfed.keyboard.layout import fold
-from keyfed.keyboard.tables import Constants
+from keyfed.keyboard.layout import Constants, fold
 from keyfed.text.vocab import EOS, Vocab, words_of
 
 JOINERS = "\u200c\u200d"
@@ -49,7 +50,7 @@ def typed_part(before: str, k: Constants) -> str:
     apostrophe or hyphen ("don'"), and begin with an `@`.
 
     Example:
-      >>> from keyfed.keyboard.tables import constants
+      >>> from keyfed.keyboard.layout import constants
       >>> [typed_part(text, constants()) for text in ("I don’", "the end.", "see ex.am", "(hel", "well-k", "a ")]
       ['don’', '', 'ex.am', 'hel', 'well-k', '']
     """
@@ -73,7 +74,7 @@ def last_part(text: str, k: Constants) -> str:
 
     Example:
       >>> from dataclasses import replace
-      >>> from keyfed.keyboard.tables import constants
+      >>> from keyfed.keyboard.layout import constants
       >>> last_part("one two three four", replace(constants(), most_text=12, text_step=4))
       'three four'
     """
@@ -110,7 +111,7 @@ def read_context(before: str, vocab: Vocab, k: Constants, last: Context | None =
       last: what was read before; while a word is being typed, its tokens are taken over.
 
     Example:
-      >>> from keyfed.keyboard.tables import constants
+      >>> from keyfed.keyboard.layout import constants
       >>> from keyfed.text.vocab import SPECIALS
       >>> vocab = Vocab("word", (*SPECIALS, "the", "cat"), lower=True, tokenised=False)
       >>> read_context("Dog\\nThe ca", vocab, constants())
@@ -139,3 +140,87 @@ def previous_word(text: str) -> str:
     line = text[text.rfind("\n") + 1 :]
     tokens = words_of(line, tokenised=False, lower=False)
     return fold(tokens[-1]) if tokens and is_wordlike(tokens[-1]) else ""
+
+
+def starts_sentence(text: str, k: Constants) -> bool:
+    """Whether the next word starts a sentence: at the beginning, on a new line, or after an end mark and blanks.
+
+    Example:
+      >>> from keyfed.keyboard.layout import constants
+      >>> [starts_sentence(text, constants()) for text in ("", "Hi\\n ", "Hi. ", 'He said "hi!" ', "3.", "so, ")]
+      [True, True, True, True, False, False]
+    """
+    bare = text.rstrip()
+    if not bare or "\n" in text[len(bare) :]:
+        return True
+    if bare == text:
+        return False
+    return bare.rstrip(k.sentence_close).endswith(tuple(k.sentence_end))
+
+
+def is_capital(c: str) -> bool:
+    """Whether a character has another lower case."""
+    return c.lower() != c
+
+
+def all_capitals(typed: str) -> bool:
+    """Whether a word has at least two letters, all of them capitals (marks and digits do not count)."""
+    letters = [c for c in typed if c.lower() != c.upper()]
+    return len(letters) >= 2 and all(map(is_capital, letters))
+
+
+def capitalised(word: str) -> str:
+    """Return a word with its first letter upper case; one whose upper case is several letters stays (ß)."""
+    upper = word[:1].upper()
+    return upper + word[1:] if len(upper) == 1 else word
+
+
+def display(word: str, typed: str, sentence: bool, forms: Mapping[str, str], k: Constants) -> str:
+    """Return a word as it is shown.
+
+    Args:
+      word: as the vocabulary has it.
+      typed: the part that was typed: its capitals are kept.
+      sentence: whether the word starts a sentence; counts where nothing was typed.
+      forms: the form most often written of the words that are not simply lower case.
+
+    Example:
+      >>> from keyfed.keyboard.layout import constants
+      >>> forms = {"iphone": "iPhone", "london": "London"}
+      >>> [display(*a, forms, constants()) for a in (("london", "lo", False), ("the", "Th", False),
+      ...     ("the", "", True), ("the", "TH", False), ("i'm", "im", False), ("iphone", "ip", True))]
+      ['London', 'The', 'The', 'THE', "I'm", 'iPhone']
+    """
+    shown = k.capital_i.get(word) or forms.get(word, word)
+    if all_capitals(typed):
+        return shown.upper()
+    if is_capital(typed[0]) if typed else sentence:
+        return capitalised(shown)
+    return shown
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenText:
+    """A text and whether the blank at its end was put there automatically."""
+
+    text: str
+    automatic: bool = False
+
+
+def pick(before: str, typed: str, chosen: str) -> WrittenText:
+    """Put a picked suggestion in the place of the typed part, with a blank behind it."""
+    return WrittenText(f"{before[: len(before) - len(typed)]}{chosen} ", automatic=True)
+
+
+def put(written: WrittenText, c: str, k: Constants) -> WrittenText:
+    """Type one character; a mark takes the place of an automatic blank and gets one behind it.
+
+    Example:
+      >>> from keyfed.keyboard.layout import constants
+      >>> k = constants()
+      >>> put(WrittenText("hello ", automatic=True), ",", k), put(WrittenText("hello "), ",", k).text
+      (WrittenText(text='hello, ', automatic=True), 'hello ,')
+    """
+    if written.automatic and c in k.no_blank_before and written.text.endswith(" "):
+        return WrittenText(f"{written.text[:-1]}{c} ", automatic=True)
+    return WrittenText(written.text + c)

@@ -1,15 +1,17 @@
 """From a run to a folder that a page can type on: graph, weights, vocabulary, test vectors, manifest.
 
-The folder appears whole or not at all: everything is written beside it, read back, compared with the trained network on
-held-out text, and only then renamed into place.
+The folder appears whole or not at all: everything is written next to it, read back, compared with the trained network
+on held-out text, and only then renamed into place.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,24 +21,29 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-import keyfed
 from keyfed.config.load import Config
 from keyfed.errors import ConfigError, DataError, DownloadError, RunError
 from keyfed.keyboard import bundle
-from keyfed.keyboard.extra import need
-from keyfed.keyboard.forms import written_forms
-from keyfed.keyboard.graph import state_widths, step_graph
-from keyfed.keyboard.ngram_file import fit_small, to_bytes
-from keyfed.keyboard.parity import Parity, make_vectors, measure, refuse_difference, sample_tokens
-from keyfed.model.language_model import ModelSpec, parameter_count, shapes
+from keyfed.keyboard.graph import (
+    Parity,
+    make_vectors,
+    measure,
+    need,
+    refuse_difference,
+    sample_tokens,
+    state_widths,
+    step_graph,
+)
+from keyfed.model.language_model import ModelSpec, parameter_count, quantise, shapes, widen
 from keyfed.model.presets import PRESETS
-from keyfed.model.quantise import quantise, widen
 from keyfed.run.console import human_bytes
 from keyfed.run.evaluate import limit_streams
 from keyfed.run.folder import Trained, load_model, read_result, read_run_toml, resume_command
 from keyfed.run.prepare import Prepared, prepare
-from keyfed.run.start.base import Base, is_base, load_base
+from keyfed.run.start.base import SPEC, Base, is_base, load_base
 from keyfed.text.catalogue import NAMED, at_hand, is_path
+from keyfed.text.vocab import Vocab, words_of
+from keyfed.version import __version__
 
 GOAL = 0.97  # of the three words shown, as many are the same in eight bits
 NGRAM_TOKENS = 10_000_000  # training text that the n-grams are counted on
@@ -45,6 +52,58 @@ LEFT_OUT = (
     "written forms",
     "a check on held-out text",
 )  # of a private run: each would need noise of its own
+LEAST_CLIENTS = 2  # who must have written a form
+_ENDS = frozenset(".!?…:")  # a colon, too: what follows it may be a sentence of its own
+_BETWEEN = re.compile(r"[\W_]+")  # quotes and brackets do not begin a sentence by themselves
+
+
+def written_forms(clients: Iterable[Iterable[str]], vocab: Vocab, least: int = LEAST_CLIENTS) -> dict[str, str]:
+    """Return {word: form} for the words of a lower-cased vocabulary whose usual form is another than the word.
+
+    A vocabulary in lower case cannot tell `london` from `London`. A word at the start of a sentence says nothing about
+    it and is not counted. A form enters only if two clients or more write it: what one person alone writes is not
+    shipped.
+
+    Args:
+      clients: the training lines of each client.
+      least: clients who must have written a form.
+
+    Example:
+      >>> vocab = Vocab("word", ("<pad>", "<bos>", "<eos>", "<unk>", "to", "london"), lower=True, tokenised=False)
+      >>> written_forms([["Go to London."], ["To London"], ["to LONDON"]], vocab)
+      {'london': 'London'}
+    """
+    if not vocab.lower or vocab.kind != "word":
+        return {}
+    uses: dict[str, Counter[str]] = defaultdict(Counter)
+    writers: Counter[str] = Counter()
+    for lines in clients:
+        mine = Counter(form for line in lines for form in _inside(line, vocab.tokenised))
+        for form, count in mine.items():
+            word = form.lower()
+            if word in vocab.index:
+                uses[word][form] += count
+                writers[form] += 1
+    found = {word: _usual(word, forms, writers, least) for word, forms in uses.items()}
+    return {word: found[word] for word in vocab.words if found.get(word, word) != word}
+
+
+def _usual(word: str, forms: Counter[str], writers: Counter[str], least: int) -> str:
+    """The most frequent form that enough clients write; the word itself at equal counts."""
+    shared = {form: count for form, count in forms.items() if form == word or writers[form] >= least}
+    return min(shared, key=lambda form: (-shared[form], form != word, form), default=word)
+
+
+def _inside(line: str, tokenised: bool) -> Iterator[str]:
+    """Yield the words of a line as they are written, less those that begin a sentence."""
+    begins = True
+    for token in words_of(line, tokenised=tokenised, lower=False):
+        if _BETWEEN.fullmatch(token):
+            begins = begins or token in _ENDS
+            continue
+        if not begins:
+            yield token
+        begins = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +121,11 @@ class Exported:
 
 
 def export_run(folder: Path, out: Path | None = None, int8: bool = False) -> Exported:
-    """Export a finished run's model to `out` (RUN/keyboard by default), in eight bits if asked.
+    """Export a finished run's model to `out` (RUN/keyboard by default), in eight bits if `int8`.
 
     Args:
       folder: the run, or `base` for the base model: its numbers are those of eight bits, in either precision. It has
-        its own written forms, and no n-grams come along.
+        its own written forms, and no n-grams.
 
     Raises:
       RunError: the run is not finished or not of a preset, `out` is something else, or the graph does not say what the
@@ -194,8 +253,8 @@ def _vocabulary(trained: Trained, text: Prepared | None, forms: Mapping[str, str
 
 def _ngram(text: Prepared) -> bytes:
     streams = {str(k): text.store.stream(k) for k in range(len(text.store))}
-    model, _ = fit_small(list(limit_streams(streams, NGRAM_TOKENS).values()), len(text.vocab))
-    return to_bytes(model)
+    model, _ = bundle.fit_small(list(limit_streams(streams, NGRAM_TOKENS).values()), len(text.vocab))
+    return bundle.ngram_to_bytes(model)
 
 
 def _manifest(
@@ -211,9 +270,9 @@ def _manifest(
     name = config.data.name
     return {
         "format": bundle.FORMAT,
-        "keyfed": keyfed.__version__,
+        "keyfed": __version__,
         "model": {
-            **{key: getattr(spec, key) for key in bundle.SPEC},
+            **{key: getattr(spec, key) for key in SPEC},
             "kind": trained.vocab.kind,
             "width": spec.width,
             "parameters": parameter_count(spec),

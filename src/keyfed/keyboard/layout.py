@@ -1,19 +1,133 @@
-"""Where the keys are, and what a character is on them.
+"""The keys and what a character is on them; the decoder's numbers and tables, from the JSON files of the page.
 
 The unit is one key width: the key in column c of row r has its centre at x = offset(r) + c + ½, y = r + ½.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
+from importlib.resources import files
+from typing import Any, TypeAlias
 
 from keyfed.errors import ConfigError, nearest
-from keyfed.keyboard.tables import constants, layout_table
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """`constants.json`, one field a name. Costs are in edits, scores in nats, distances in key widths.
+
+    Attributes:
+      extra: a letter typed that is not in the word; `extra_double` where it repeats the one typed before.
+      miss: a letter of the word that was not typed; `miss_double` where it repeats the one before it in the word,
+        `miss_mark` for an apostrophe or hyphen (`marks`).
+      swap: two neighbouring letters in the wrong order.
+      accent: é for e.
+      sub_near: another key instead, for one key width between the two; at most `sub_far`.
+      tap_weight: the same by where the finger came down, for a squared key width.
+      max_typed: longest typed word that is looked at; `longest_word` longest one of the lexicon.
+      alpha: nats an edit costs; `complete` nats for a word of which only the beginning was typed.
+      fuzzy_from: letters from which a beginning with mistakes is completed.
+      max_cost, max_cost_letter, max_cost_most: edits a candidate may cost.
+      unknown_word, unknown_letter: log-probability of a word the lexicon does not know.
+      correct_max: edits an autocorrection may mend.
+      margin_unknown, margin_known: nats by which a correction has to win over an unknown and a known typed word.
+      learn_after: uses after which a word or pair counts.
+      k_unigram, k_bigram, lambda_most: see `keyfed.keyboard.personal`.
+      most_entries: entries an import may hold.
+      anchor, most_text, text_step: see `keyfed.keyboard.context`.
+      joints: characters inside a typed word; `opening_joints` may open it, `closing_joints` may end it.
+      plain_joints: how typographic ones are written in the lexicon.
+      unlearnt: characters of words that are never learnt (addresses).
+      sentence_end, sentence_close: marks after which a sentence starts, and what may stand behind them.
+      no_blank_before: marks that take the place of an automatic blank.
+      capital_i: words written with a capital wherever they stand.
+      gesture_points: points of a resampled path.
+      gesture_start, gesture_end: how far a swipe may begin and end from the word's first and last key.
+      gesture_model, gesture_location, gesture_shape: weights of the model's nats and of the squared distances.
+    """
+
+    extra: float
+    extra_double: float
+    miss: float
+    miss_double: float
+    miss_mark: float
+    swap: float
+    accent: float
+    sub_near: float
+    sub_far: float
+    tap_weight: float
+    marks: str
+    max_typed: int
+    longest_word: int
+    alpha: float
+    complete: float
+    fuzzy_from: int
+    max_cost: float
+    max_cost_letter: float
+    max_cost_most: float
+    unknown_word: float
+    unknown_letter: float
+    correct_max: float
+    margin_unknown: float
+    margin_known: float
+    learn_after: int
+    k_unigram: float
+    k_bigram: float
+    lambda_most: float
+    most_entries: int
+    anchor: int
+    most_text: int
+    text_step: int
+    joints: str
+    opening_joints: str
+    closing_joints: str
+    plain_joints: Mapping[str, str]
+    unlearnt: str
+    sentence_end: str
+    sentence_close: str
+    no_blank_before: str
+    capital_i: Mapping[str, str]
+    gesture_points: int
+    gesture_start: float
+    gesture_end: float
+    gesture_model: float
+    gesture_location: float
+    gesture_shape: float
+
+
+def _read(name: str) -> dict[str, Any]:
+    text = files("keyfed.keyboard").joinpath("web", "data", f"{name}.json").read_text("utf-8")
+    return {key: value for key, value in json.loads(text).items() if key != "comment"}
+
+
+@cache
+def constants() -> Constants:
+    """Return the numbers of the decoder."""
+    return Constants(**_read("constants"))
+
+
+@cache
+def layout_table() -> Mapping[str, Any]:
+    """Return rows and offsets of every layout, by name."""
+    return _read("layouts")
+
+
+@cache
+def emoji_table() -> Mapping[str, str]:
+    """Return the emoji of each word that has one."""
+    return dict(_read("emoji")["words"])
+
+
+@cache
+def offensive_words() -> frozenset[str]:
+    """Return the words that are not suggested while the filter is on."""
+    return frozenset(_read("offensive")["words"])
+
 
 Point: TypeAlias = tuple[float, float]
 
@@ -43,7 +157,7 @@ def base_letter(c: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class KeyLayout:
     """Keys of a keyboard.
 
     Attributes:
@@ -69,7 +183,7 @@ class Layout:
 
 
 @cache
-def layout_of(name: str) -> Layout:
+def layout_of(name: str) -> KeyLayout:
     """Return a layout by name: qwerty, qwertz or azerty.
 
     Raises:
@@ -84,4 +198,4 @@ def layout_of(name: str) -> Layout:
         for number, (row, offset) in enumerate(zip(rows, offsets, strict=True))
         for column, c in enumerate(row)
     }
-    return Layout(name, keys)
+    return KeyLayout(name, keys)

@@ -10,11 +10,14 @@ what stands before in the same line. What a person wrote is what was meant; uppe
   blank behind itself; before anything else that is no blank it has to be taken back, by one more stroke. The *ideal*
   keyboard shows every word of the vocabulary before its first letter.
 - **wrong corrections**: words that a separator would replace by another when they are typed to their end, properly.
-- **slips, taps, swipes**: words of the vocabulary with one slip, with taps spread around the keys, or swiped
-  (`keyfed.keyboard.typist`): what came out in the end; words tapped right and then corrected away are *spoilt*.
+- **slips, taps, swipes**: words of the vocabulary with one slip, with taps spread around the keys, or swiped:
+  what came out in the end; words tapped right and then corrected away are *spoilt*.
 
 Words are what the keyboard takes for one: letters up to a blank or a mark. Numbers, addresses, paths and names with
 digits in them are typed as they are and not counted as words.
+
+Slips, taps and swipes are drawn by a seed from simple models, the same for every language model that is compared. No
+person's typing was recorded.
 """
 
 from __future__ import annotations
@@ -23,21 +26,103 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from keyfed.keyboard import typist
 from keyfed.keyboard.context import typed_part
-from keyfed.keyboard.layout import fold
+from keyfed.keyboard.layout import Constants, KeyLayout, Point, fold
 from keyfed.keyboard.predict import Strip
 from keyfed.keyboard.session import Keyboard
-from keyfed.keyboard.tables import Constants
 
+TAP_SPREAD = 0.25  # standard deviation of a tap around its key's centre, key widths, in x and in y: 9 % hit another key
+SWIPE_SPREAD = 0.25  # of a swipe around the keys it passes
+SWIPE_TREMOR = 0.03  # of every point of it
+POINTS_A_KEY = 8  # points a key width, as a screen reports them
+SLIPS = ("neighbour", "omission", "swap", "doubling", "insertion")
+SHARES = (0.40, 0.25, 0.15, 0.10, 0.10)
 WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
 BEGINS = re.compile(r"""(?:^|\s)[(\[{"“„«']*$""")  # what may stand before a word that is one to the keyboard
 ENDS = re.compile(r"""[.,;:!?…)\]}"”»]*(?:\s|$)""")  # and behind it
 LEAST_LETTERS = 3  # of a word that gets a slip
+
+
+@dataclass(frozen=True, slots=True)
+class Tapped:
+    """A word as it came out: the characters of the keys that were hit, and where the finger came down."""
+
+    typed: str
+    taps: tuple[Point | None, ...]
+
+
+def neighbours(c: str, layout: KeyLayout) -> list[str]:
+    """Return the letters whose keys touch a letter's key.
+
+    Example:
+      >>> from keyfed.keyboard.layout import layout_of
+      >>> neighbours("q", layout_of("qwerty"))
+      ['w', 'a']
+    """
+    return [k for k in layout.keys if k != c and (d := layout.distance(c, k)) is not None and d < 1.3]
+
+
+def misspell(word: str, layout: KeyLayout, rng: np.random.Generator) -> str:
+    """Return a word with one slip: a neighbouring key, a letter left out, two swapped, one doubled, one too many.
+
+    A word in which the drawn slip cannot happen, or changes nothing, comes back as it is.
+    """
+    slip = rng.choice(SLIPS, p=SHARES)
+    at = int(rng.integers(len(word)))
+    if slip == "omission":
+        return word[:at] + word[at + 1 :]
+    if slip == "doubling":
+        return word[: at + 1] + word[at:]
+    if slip == "swap":
+        at = int(rng.integers(max(1, len(word) - 1)))
+        return word[:at] + word[at + 1 : at + 2] + word[at : at + 1] + word[at + 2 :]
+    near = neighbours(fold(word[at]), layout)
+    if not near:
+        return word
+    other = near[int(rng.integers(len(near)))]
+    return word[:at] + other + word[at + (slip == "neighbour") :]
+
+
+def tap(word: str, layout: KeyLayout, rng: np.random.Generator, spread: float = TAP_SPREAD) -> Tapped:
+    """Type a word by taps spread around the keys' centres; each types the key it is nearest to."""
+    typed: list[str] = []
+    taps: list[Point | None] = []
+    letters = list(layout.keys)
+    centres = np.array(list(layout.keys.values()))
+    for c in word:
+        centre = layout.centre(fold(c))
+        offset = rng.normal(0.0, spread, 2)  # drawn for every character, so that one more does not move the others
+        if centre is None:
+            typed.append(c)
+            taps.append(None)
+            continue
+        point = np.array(centre) + offset
+        nearest = letters[int(((centres - point) ** 2).sum(1).argmin())]
+        meant = letters[int(((centres - np.array(centre)) ** 2).sum(1).argmin())]
+        typed.append(c if nearest == meant else nearest)
+        taps.append((float(point[0]), float(point[1])))
+    return Tapped("".join(typed), tuple(taps))
+
+
+def swipe(word: str, layout: KeyLayout, rng: np.random.Generator, spread: float = SWIPE_SPREAD) -> list[Point]:
+    """Return the points of a swipe over a word's keys: each passed off its centre, straight between, with a tremor."""
+    centres = [c for c in (layout.centre(fold(c)) for c in word) if c is not None]
+    corners = [np.array(c) + rng.normal(0.0, spread, 2) for n, c in enumerate(centres) if n == 0 or c != centres[n - 1]]
+    path = [corners[0]] if corners else []
+    for a, b in pairwise(corners):
+        steps = max(1, round(float(np.hypot(*(b - a))) * POINTS_A_KEY))
+        path += [a + (b - a) * n / steps for n in range(1, steps + 1)]
+    return [(float(x), float(y)) for x, y in (p + rng.normal(0.0, SWIPE_TREMOR, 2) for p in path)]
+
+
+def has_path(word: str, layout: KeyLayout) -> bool:
+    """Whether a word can be swiped: two different keys at least."""
+    return len({layout.centre(fold(c)) for c in word} - {None}) > 1
 
 
 @dataclass
@@ -72,32 +157,32 @@ class Counts:
         """Shares for the table; None where nothing was counted."""
         unknown = self.words - self.known
 
-        def part(of: int, all_: int) -> float | None:
+        def share(of: int, all_: int) -> float | None:
             return of / all_ if all_ else None
 
         return {
             "words": self.words,
-            "unknown_words": part(unknown, self.words),
-            "top1": part(self.top1, self.words),
-            "top3": part(self.top3, self.words),
-            "saved": part(self.characters - self.strokes, self.characters),
-            "saved_ideal": part(self.characters - self.ideal, self.characters),
-            "picked": part(self.picks, self.words),
-            "wrong_corrections": part(self.wrong_known + self.wrong_unknown, self.words),
-            "wrong_corrections_known": part(self.wrong_known, self.known),
-            "wrong_corrections_unknown": part(self.wrong_unknown, unknown),
-            "slips_mended": part(self.slips_mended, self.slips),
-            "slips_made_worse": part(self.slips_worse, self.slips),
-            "taps_right": part(self.taps_right, self.tapped),
-            "taps_right_without_correction": part(self.taps_right_alone, self.tapped),
-            "taps_spoilt": part(self.taps_spoilt, self.tapped),
-            "swipes_top1": part(self.swipes_first, self.swiped),
-            "swipes_top3": part(self.swipes_three, self.swiped),
+            "unknown_words": share(unknown, self.words),
+            "top1": share(self.top1, self.words),
+            "top3": share(self.top3, self.words),
+            "saved": share(self.characters - self.strokes, self.characters),
+            "saved_ideal": share(self.characters - self.ideal, self.characters),
+            "picked": share(self.picks, self.words),
+            "wrong_corrections": share(self.wrong_known + self.wrong_unknown, self.words),
+            "wrong_corrections_known": share(self.wrong_known, self.known),
+            "wrong_corrections_unknown": share(self.wrong_unknown, unknown),
+            "slips_mended": share(self.slips_mended, self.slips),
+            "slips_made_worse": share(self.slips_worse, self.slips),
+            "taps_right": share(self.taps_right, self.tapped),
+            "taps_right_without_correction": share(self.taps_right_alone, self.tapped),
+            "taps_spoilt": share(self.taps_spoilt, self.tapped),
+            "swipes_top1": share(self.swipes_first, self.swiped),
+            "swipes_top3": share(self.swipes_three, self.swiped),
         }
 
 
 @dataclass
-class Clock:
+class KeystrokeClock:
     """Milliseconds of each answer, by the clock and of this process's processor.
 
     A *word* is an answer with nothing typed, for which the model reads; a *keystroke* only ranks.
@@ -127,7 +212,7 @@ def _times(taken: Sequence[tuple[float, float]]) -> dict[str, float] | None:
     return {"p50_ms": float(p50), "p95_ms": float(p95), "p99_ms": float(p99), "cpu_ms": float(cpu.mean())}
 
 
-def type_lines(keyboard: Keyboard, lines: Iterable[str], rng: np.random.Generator, clock: Clock) -> Counts:
+def type_lines(keyboard: Keyboard, lines: Iterable[str], rng: np.random.Generator, clock: KeystrokeClock) -> Counts:
     """Type messages on a keyboard and count."""
     counts = Counts()
     for line in lines:
@@ -142,7 +227,7 @@ def words_in(line: str, k: Constants) -> list[tuple[int, str]]:
     """Return where the words of a message begin, and the words.
 
     Example:
-      >>> from keyfed.keyboard.tables import constants
+      >>> from keyfed.keyboard.layout import constants
       >>> words_in("don't run /usr/bin, i386 or me@x.org: it's 2 a_b mp3", constants())
       [(0, "don't"), (6, 'run'), (25, 'or'), (38, "it's")]
     """
@@ -154,7 +239,7 @@ def words_in(line: str, k: Constants) -> list[tuple[int, str]]:
     return found
 
 
-def _type_line(keyboard: Keyboard, line: str, counts: Counts, clock: Clock) -> None:
+def _type_line(keyboard: Keyboard, line: str, counts: Counts, clock: KeystrokeClock) -> None:
     """Words and their suggestions; everything between is typed as it is."""
     k = keyboard.predictor.k
     end = 0
@@ -185,7 +270,7 @@ def strokes_between(between: str, blank: bool, k: Constants, *, last: bool = Fal
       last: whether no word follows; a blank too many at the end of a message is left.
 
     Example:
-      >>> from keyfed.keyboard.tables import constants
+      >>> from keyfed.keyboard.layout import constants
       >>> [strokes_between(text, True, constants()) for text in (" ", ", ", "...", "/", "  ")]
       [0, 1, 4, 2, 1]
     """
@@ -200,7 +285,7 @@ def strokes_between(between: str, blank: bool, k: Constants, *, last: bool = Fal
 
 
 def _type_word(
-    keyboard: Keyboard, before: str, word: str, known: bool, counts: Counts, clock: Clock
+    keyboard: Keyboard, before: str, word: str, known: bool, counts: Counts, clock: KeystrokeClock
 ) -> tuple[int, bool]:
     """Return the strokes a word took, and whether it was picked."""
     strip = clock.strip(keyboard, before, "")
@@ -224,9 +309,9 @@ def _type_word(
 def _mistype(keyboard: Keyboard, before: str, word: str, counts: Counts, rng: np.random.Generator) -> None:
     """The same word with a slip, by taps, and swiped."""
     layout = keyboard.predictor.layout
-    slipped = typist.misspell(word, layout, rng)
-    tapped = typist.tap(word, layout, rng)
-    points = typist.swipe(word, layout, rng)
+    slipped = misspell(word, layout, rng)
+    tapped = tap(word, layout, rng)
+    points = swipe(word, layout, rng)
     if len(word) >= LEAST_LETTERS and fold(slipped) != fold(word):
         made = keyboard.suggest(before + slipped).correction
         counts.slips += 1
@@ -237,7 +322,7 @@ def _mistype(keyboard: Keyboard, before: str, word: str, counts: Counts, rng: np
     counts.taps_right += fold(made if made is not None else tapped.typed) == fold(word)
     counts.taps_right_alone += fold(tapped.typed) == fold(word)
     counts.taps_spoilt += fold(tapped.typed) == fold(word) and made is not None and fold(made) != fold(word)
-    if typist.has_path(word, layout):
+    if has_path(word, layout):
         best = [fold(slot.text) for slot in keyboard.gesture(before, points)]
         counts.swiped += 1
         counts.swipes_first += best[:1] == [fold(word)]

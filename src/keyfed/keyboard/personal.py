@@ -14,20 +14,24 @@ Nothing here leaves the device, and everything can be seen, taken away and carri
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from keyfed.errors import DataError
 from keyfed.keyboard.context import has_control, has_number, is_wordlike
-from keyfed.keyboard.layout import fold
-from keyfed.keyboard.tables import Constants, constants
+from keyfed.keyboard.layout import Constants, constants, fold
+from keyfed.keyboard.lexicon import KeyboardLexicon
+from keyfed.text.vocab import SPECIALS
 
 FORMAT = 1
 
 
 @dataclass
-class Personal:
+class PersonalWords:
     """Counts of one user. Words are folded (lower case, plain apostrophes).
 
     Attributes:
@@ -96,7 +100,7 @@ class Personal:
         """Whether a word may be learnt: no digits, no address, no closing quote at its end, not too long.
 
         Example:
-          >>> [Personal().learnable(w) for w in ("Kiel", "b4", "me@x.de", "a.b", "…", "rock'")]
+          >>> [PersonalWords().learnable(w) for w in ("Kiel", "b4", "me@x.de", "a.b", "…", "rock'")]
           [True, False, False, False, False, False]
         """
         if not is_wordlike(word) or not _is_one_word(word, self.constants) or word[-1] in self.constants.closing_joints:
@@ -278,3 +282,44 @@ def _check_word(word: Any, k: Constants) -> None:
             f"learnt words: an entry of {len(str(word))} characters is not a word: expected 1 to {k.longest_word}, no "
             "blank or control character"
         )
+
+
+Floats = NDArray[np.float64]
+
+
+def without_specials(logp: Floats) -> Floats:
+    """Return log-probabilities over the vocabulary with the specials taken out and the rest summing to one."""
+    rest = np.array(logp, np.float64)
+    rest[: len(SPECIALS)] = -np.inf
+    most = rest.max(initial=-np.inf)
+    return rest if most == -np.inf else rest - (most + np.log(np.exp(rest - most).sum()))
+
+
+def mixed(
+    logp: Floats, previous: str, lexicon: KeyboardLexicon, own: Sequence[str], personal: PersonalWords, k: Constants
+) -> tuple[Floats, Floats]:
+    """Return log p (module docstring) of the lexicon's words and of the user's own words outside the vocabulary.
+
+    Args:
+      logp: the model's, over the vocabulary.
+      previous: the word before.
+      own: folded words that count and are not in the lexicon.
+    """
+    model = without_specials(logp)[lexicon.ids]
+    uses = {} if personal.incognito else personal.uses()
+    after = {} if personal.incognito else personal.uses_after(previous)
+    if not uses and not after:
+        return model, np.full(len(own), -np.inf)
+    total, total_after = sum(uses.values()), sum(after.values())
+    by_use = min(k.lambda_most, total / (total + k.k_unigram)) if total else 0.0
+    by_pair = total_after / (total_after + k.k_bigram) if total_after else 0.0
+    p = np.concatenate([(1 - by_pair) * (1 - by_use) * np.exp(model), np.zeros(len(own))])
+    place = {word: len(lexicon) + i for i, word in enumerate(own)} | lexicon.place
+    for counts, share in ((uses, (1 - by_pair) * by_use), (after, by_pair)):
+        whole = sum(counts.values())
+        for word, n in counts.items():
+            if word in place:
+                p[place[word]] += share * n / whole
+    with np.errstate(divide="ignore"):
+        log = np.log(p)
+    return log[: len(lexicon)], log[len(lexicon) :]

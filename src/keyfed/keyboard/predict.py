@@ -1,6 +1,6 @@
 r"""Scores, edits and swipes → the strip above the keys, and what a separator will put in the place of the typed word.
 
-Bayes' rule in nats, with F the cost of a whole word and C that of its beginning (`keyfed.keyboard.typed`):
+Bayes' rule in nats, with F the cost of a whole word and C that of its beginning (`keyfed.keyboard.lexicon`):
 
 .. math::
    \mathrm{full}(w) = \log p(w) - \alpha F(w), \qquad
@@ -19,13 +19,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from keyfed.keyboard.casing import all_capitals, display, is_capital, starts_sentence
-from keyfed.keyboard.context import Context, belongs, has_number
-from keyfed.keyboard.layout import Layout, Point, fold, layout_of
-from keyfed.keyboard.lexicon import Lexicon, is_suggestible
-from keyfed.keyboard.mixture import mixed
-from keyfed.keyboard.personal import Personal
-from keyfed.keyboard.tables import Constants, constants, emoji_table, offensive_words
+from keyfed.keyboard.context import Context, all_capitals, belongs, display, has_number, is_capital, starts_sentence
+from keyfed.keyboard.layout import Constants, KeyLayout, Point, constants, emoji_table, fold, layout_of, offensive_words
+from keyfed.keyboard.lexicon import KeyboardLexicon, is_suggestible
+from keyfed.keyboard.personal import PersonalWords, mixed
 from keyfed.text.vocab import SPECIALS, Vocab
 
 Floats = NDArray[np.float64]
@@ -61,7 +58,7 @@ EMPTY = Strip((None, None, None))
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class KeyboardSettings:
     """What a user can switch.
 
     Attributes:
@@ -90,23 +87,23 @@ class Predictor:
     def __init__(
         self,
         vocab: Vocab,
-        personal: Personal | None = None,
+        personal: PersonalWords | None = None,
         *,
         forms: Mapping[str, str] | None = None,
-        layout: Layout | None = None,
-        settings: Settings | None = None,
+        layout: KeyLayout | None = None,
+        settings: KeyboardSettings | None = None,
         k: Constants | None = None,
     ) -> None:
         self.k = k or constants()
         self.vocab = vocab
-        self.personal = personal or Personal()
-        self.settings = settings or Settings()
+        self.personal = personal or PersonalWords()
+        self.settings = settings or KeyboardSettings()
         self.layout = layout or layout_of("qwerty")
         self._forms = forms or {}
         entries = enumerate(vocab.words[len(SPECIALS) :], len(SPECIALS))
         numbered = [(i, w) for i, w in entries if is_suggestible(w, self.k)]
-        self.lexicon = Lexicon([w for _, w in numbered], [i for i, _ in numbered], self.layout, self.k)
-        self._own: tuple[int, Lexicon] | None = None
+        self.lexicon = KeyboardLexicon([w for _, w in numbered], [i for i, _ in numbered], self.layout, self.k)
+        self._own: tuple[int, KeyboardLexicon] | None = None
         self._allowed: tuple[int, bool, NDArray[np.bool_]] | None = None
         self._mixed: tuple[Floats, str, int, bool, tuple[Floats, Floats]] | None = None
 
@@ -189,7 +186,7 @@ class Predictor:
         return _unlike((slot for *_, slot in sorted(found, key=lambda f: f[:2])), n)
 
     def _next(self, logp: Floats, context: Context) -> Strip:
-        ranked: list[tuple[float, int, Lexicon, int]] = []
+        ranked: list[tuple[float, int, KeyboardLexicon, int]] = []
         for part, (lexicon, scores, allowed) in enumerate(self._parts(logp, context.previous)):
             score = np.where(allowed, scores, -np.inf)
             ranked += [(-float(score[at]), part, lexicon, at) for at in best_of(score, RANKED)]
@@ -200,7 +197,7 @@ class Predictor:
     def _ranked(self, logp: Floats, context: Context, taps: Sequence[Point | None]) -> list[Slot]:
         """Return the best of the candidates and the literal, best first, no two alike; never empty."""
         k, typed = self.k, context.typed
-        found: list[tuple[float, int, Lexicon | None, int, Kind]] = []
+        found: list[tuple[float, int, KeyboardLexicon | None, int, Kind]] = []
         for part, (lexicon, scores, allowed) in enumerate(self._parts(logp, context.previous)):
             costs = self._costs(lexicon, typed, taps)
             full = scores - k.alpha * costs.full
@@ -216,7 +213,7 @@ class Predictor:
         slots = (self._slot(lexicon, at, context, kind) if lexicon else literal for _, _, lexicon, at, kind in found)
         return _unlike(slots, SHOWN)
 
-    def _costs(self, lexicon: Lexicon, typed: str, taps: Sequence[Point | None]) -> _Costs:
+    def _costs(self, lexicon: KeyboardLexicon, typed: str, taps: Sequence[Point | None]) -> _Costs:
         k, state = self.k, lexicon.typing(typed, taps)
         full, beginning = state.full, state.completion
         if len(typed) < k.fuzzy_from:
@@ -234,7 +231,7 @@ class Predictor:
         ]
         return max(known, default=self.k.unknown_word - self.k.unknown_letter * len(context.typed))
 
-    def _parts(self, logp: Floats, previous: str) -> tuple[tuple[Lexicon, Floats, NDArray[np.bool_]], ...]:
+    def _parts(self, logp: Floats, previous: str) -> tuple[tuple[KeyboardLexicon, Floats, NDArray[np.bool_]], ...]:
         """Return the vocabulary's lexicon and the user's own one, with log p and what may be suggested of each."""
         own = self._own_words()
         at = self._mixed
@@ -254,18 +251,18 @@ class Predictor:
     def _held_back(self) -> frozenset[str]:
         return frozenset(self.personal.blocked) | (offensive_words() if self.settings.clean else frozenset())
 
-    def _own_words(self) -> Lexicon:
+    def _own_words(self) -> KeyboardLexicon:
         if self._own is None or self._own[0] != self.personal.version:
             counting = self.personal.uses()
             for after in self.personal.pairs.values():
                 counting |= {w: n for w, n in after.items() if n >= self.k.learn_after}
             words = sorted(w for w in counting if w not in self.lexicon.places and is_suggestible(w, self.k))
             if self._own is None or self._own[1].words != tuple(words):
-                self._own = self.personal.version, Lexicon(words, range(len(words)), self.layout, self.k)
+                self._own = self.personal.version, KeyboardLexicon(words, range(len(words)), self.layout, self.k)
             self._own = self.personal.version, self._own[1]
         return self._own[1]
 
-    def _slot(self, lexicon: Lexicon, at: int, context: Context, kind: Kind) -> Slot:
+    def _slot(self, lexicon: KeyboardLexicon, at: int, context: Context, kind: Kind) -> Slot:
         word = lexicon.words[at]
         forms = self._forms if lexicon is self.lexicon else self.personal.dictionary
         text = display(word, context.typed, starts_sentence(context.text, self.k), forms, self.k)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from keyfed.errors import ConfigError, RunError
 from keyfed.keyboard import assets, bundle
-from keyfed.keyboard.extra import need
+from keyfed.keyboard.graph import need
 
 if TYPE_CHECKING:
     import uvicorn
@@ -62,7 +62,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-FRESH, ASKED = "no-store", "no-cache"  # the manifest is never kept; other files are asked for again
+FRESH, CHECKED = "no-store", "no-cache"  # the manifest is never kept; other files are requested again
 
 
 def page_files(web: Path) -> dict[str, Path]:
@@ -105,13 +105,13 @@ def make_app(folder: Path, port: int, web: Path = assets.WEB) -> ASGIApp:
         path = folder / name
         if not known or path.is_symlink() or not path.is_file():
             return PlainTextResponse("not found", 404)
-        return answer(path, FRESH if name == bundle.MANIFEST else ASKED)
+        return answer(path, FRESH if name == bundle.MANIFEST else CHECKED)
 
     def file(request: Request) -> Response:
         path = page.get(request.scope["path"])
         if path is None or not path.is_file():
             return PlainTextResponse("not found", 404)
-        return answer(path, ASKED)
+        return answer(path, CHECKED)
 
     routes = [Route("/model/{name}", model), Route("/{path:path}", file)]
     hosts = {f"{host}:{port}" for host in (HOST, "localhost")}
@@ -129,7 +129,7 @@ class _Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        given = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]
+        hosts = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -137,7 +137,7 @@ class _Guard:
                 message = {**message, "headers": [*message.get("headers", []), *own]}
             await send(message)
 
-        if len(given) != 1 or given[0] not in self._hosts:
+        if len(hosts) != 1 or hosts[0] not in self._hosts:
             await _refuse(guarded, 400, "this server answers to its own address only")
         elif scope["method"] not in ("GET", "HEAD"):
             await _refuse(guarded, 405, "files are read here, nothing is taken", {"allow": "GET, HEAD"})
@@ -153,7 +153,7 @@ async def _refuse(send: Send, status: int, why: str, more: Mapping[str, str] | N
 
 
 def listen(port: int) -> socket.socket:
-    """Take a port of 127.0.0.1, any free one for 0; whoever connects waits until the server runs.
+    """Take a port of 127.0.0.1, any free one for 0; a browser that connects waits until the server runs.
 
     Raises:
       ConfigError: the port is taken or may not be had.

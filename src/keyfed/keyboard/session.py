@@ -1,9 +1,13 @@
-"""A keyboard: a source of scores that reads once a word, and the predictor that ranks them at every keystroke."""
+"""A keyboard: a source of scores that reads once a word, and the predictor that ranks them at every keystroke.
+
+`Editor` is a line of text on it: keys, backspace, picked suggestions, corrections and their undoing.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,10 +15,10 @@ from numpy.typing import NDArray
 
 from keyfed.engine.network import NetworkState, Reader, reader_of
 from keyfed.errors import ConfigError
-from keyfed.keyboard.context import Context, read_context
+from keyfed.keyboard.context import Context, WrittenText, belongs, pick, previous_word, put, read_context
 from keyfed.keyboard.layout import Point, layout_of
-from keyfed.keyboard.personal import Personal
-from keyfed.keyboard.predict import Predictor, Settings, Slot, Strip
+from keyfed.keyboard.personal import PersonalWords
+from keyfed.keyboard.predict import KeyboardSettings, Predictor, Slot, Strip
 from keyfed.model.ngram import KneserNey
 from keyfed.run.folder import Trained
 from keyfed.text.batches import line_read
@@ -99,11 +103,11 @@ class Keyboard:
 
 def keyboard_of(
     trained: Trained,
-    personal: Personal | None = None,
+    personal: PersonalWords | None = None,
     *,
     forms: Mapping[str, str] | None = None,
     layout: str = "qwerty",
-    settings: Settings | None = None,
+    settings: KeyboardSettings | None = None,
 ) -> Keyboard:
     """Return a keyboard over a trained run.
 
@@ -114,3 +118,115 @@ def keyboard_of(
         raise ConfigError(f"{trained.folder} holds a model of characters; the keyboard needs one of words")
     predictor = Predictor(trained.vocab, personal, forms=forms, layout=layout_of(layout), settings=settings)
     return Keyboard(NetworkSource(reader_of(trained.spec, trained.params), lines=trained.reads_lines), predictor)
+
+
+class _Undo(NamedTuple):
+    """A correction: the text with it and as it was typed, the typed word, the pair that was learnt."""
+
+    after: str
+    before: str
+    typed: str
+    learnt: tuple[str, str] | None
+
+
+class Editor:
+    """Text left of the cursor, with what a keyboard does to it.
+
+    A separator finishes the typed word: it is corrected where the strip says so, and learnt. A backspace right after a
+    correction brings back what was typed, and learns it at once. Of what was written before learning was last switched
+    (incognito, learning) nothing is learnt, not even as the word before a new one.
+
+    Attributes:
+      keyboard: gives the suggestions.
+    """
+
+    def __init__(self, keyboard: Keyboard) -> None:
+        self.keyboard = keyboard
+        self._written = WrittenText("")
+        self._undo: _Undo | None = None
+        self._mode = self._switches()
+        self._sealed = 0  # characters of the text of which nothing is learnt
+
+    @property
+    def text(self) -> str:
+        """What was written."""
+        return self._written.text
+
+    def strip(self) -> Strip:
+        """Return the suggestions for where the cursor is."""
+        return self.keyboard.suggest(self.text)
+
+    def type(self, c: str) -> None:
+        """Type one character."""
+        self._watch()
+        k = self.keyboard.predictor.k
+        typed = self.keyboard.context(self.text).typed
+        undo = None
+        if typed and not (belongs(c) or (c in k.joints and c != ".")):
+            undo = self._finish(typed, c)
+        self._written = put(self._written, c, k)
+        self._undo = undo
+
+    def _finish(self, typed: str, separator: str) -> _Undo | None:
+        """Correct and learn the typed word; return how to undo it."""
+        correction = self.strip().correction
+        if correction is None:
+            self._learn(self.text)
+            return None
+        before = self.text
+        after = before[: len(before) - len(typed)] + correction
+        self._written = WrittenText(after)
+        return _Undo(after + separator, before + separator, typed, self._learn(after))
+
+    def backspace(self) -> None:
+        """Take back the last character, or the correction just made."""
+        self._watch()
+        undo, personal = self._undo, self.keyboard.predictor.personal
+        if undo is not None and undo.after == self.text:
+            self._written = WrittenText(undo.before)
+            if undo.learnt:
+                personal.unlearn(*undo.learnt)
+            if len(undo.before) - len(undo.typed) - 1 >= self._sealed:
+                personal.keep(undo.typed)
+        else:
+            self._written = WrittenText(self.text[:-1])
+        self._undo = None
+
+    def pick(self, slot: Slot) -> None:
+        """Take a suggestion: it replaces the typed word, is learnt, and a blank follows."""
+        self._watch()
+        typed = self.keyboard.context(self.text).typed
+        if slot.kind == "emoji" and typed:
+            typed = ""
+            self._written = WrittenText(f"{self.text} ")
+        self._written = pick(self.text, typed, slot.text)
+        if slot.kind != "emoji":
+            self._learn(self.text[:-1])
+        self._undo = None
+
+    def _switches(self) -> tuple[bool, bool]:
+        personal = self.keyboard.predictor.personal
+        return personal.incognito, personal.learning
+
+    def _watch(self) -> None:
+        """Seal the text if learning was switched since the last key; a text that got shorter has less to seal."""
+        if self._mode != self._switches():
+            self._mode, self._sealed = self._switches(), len(self.text)
+        self._sealed = min(self._sealed, len(self.text))
+
+    def _learn(self, text: str) -> tuple[str, str] | None:
+        """Learn the word a text ends in, which was just finished; return it and the word before, if it was learnt."""
+        context, sealed = self.keyboard.context(text), self._sealed
+        start = len(text) - len(context.typed)
+        if not context.typed or start < sealed:
+            return None
+        if sealed and not text[sealed - 1].isspace():  # the rest of a word that was begun before
+            sealed = next((at for at in range(sealed, start) if text[at].isspace()), start)
+        previous = previous_word(text[sealed:start]) if sealed else context.previous
+        is_learnt = self.keyboard.predictor.personal.learn(context.typed, previous)
+        return (context.typed, previous) if is_learnt else None
+
+    def enter(self) -> str:
+        """End the line: finish its last word, go to the next line and return the finished one."""
+        self.type("\n")
+        return self.text.split("\n")[-2]

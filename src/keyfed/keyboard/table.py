@@ -16,18 +16,18 @@ import numpy as np
 
 from keyfed.engine.network import reader_of
 from keyfed.errors import ConfigError, DataError
+from keyfed.keyboard.bundle import fit_small, ngram_to_bytes
 from keyfed.keyboard.context import previous_word
-from keyfed.keyboard.forms import written_forms
-from keyfed.keyboard.measure import Clock, Counts, type_lines, words_in
-from keyfed.keyboard.ngram_file import fit_small, to_bytes
-from keyfed.keyboard.personal import Personal
-from keyfed.keyboard.predict import Predictor, Settings
+from keyfed.keyboard.export import written_forms
+from keyfed.keyboard.layout import constants
+from keyfed.keyboard.measure import Counts, KeystrokeClock, type_lines, words_in
+from keyfed.keyboard.personal import PersonalWords
+from keyfed.keyboard.predict import KeyboardSettings, Predictor
 from keyfed.keyboard.session import Keyboard, NetworkSource, Source, ngram_source
-from keyfed.keyboard.tables import constants
-from keyfed.model.language_model import ModelSpec, parameter_count
+from keyfed.model.language_model import ModelSpec, parameter_count, quantise
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
-from keyfed.model.quantise import quantise
-from keyfed.reports.results import as_text, with_data
+from keyfed.reports.run_page import with_data
+from keyfed.run.console import render_table
 from keyfed.run.folder import Trained
 from keyfed.run.prepare import Prepared
 from keyfed.text.partition import ClientText
@@ -68,19 +68,19 @@ def evaluate_keyboard(
     groups = {name: clients for name, clients in sampled.items() if clients}
     if not groups:
         raise DataError(f"{prepared.corpus.name} has no held-out text to type")
-    # The keyboard of a private run has no written forms (`export.LEFT_OUT`), and its clients are told in totals only.
+    # The keyboard of a private run has no written forms (`export.LEFT_OUT`), and only totals of its clients are shown.
     private = any(run.config.privacy.on for run in runs)
     forms = {} if private else written_forms((c.train for c in prepared.population.trained), prepared.vocab)
-    personal = Personal()
-    predictor = Predictor(prepared.vocab, personal, forms=forms, settings=Settings(emoji=False))
+    personal = PersonalWords()
+    predictor = Predictor(prepared.vocab, personal, forms=forms, settings=KeyboardSettings(emoji=False))
     rows = []
     for row in _candidates(runs, prepared):
         say(f"typing on {row.name}")
         found: dict[str, Any] = {"name": row.name, "bytes": row.size, "parameters": row.parameters}
-        keyboard, clock = Keyboard(row.source, predictor), Clock()
+        keyboard, clock = Keyboard(row.source, predictor), KeystrokeClock()
         for group, clients in groups.items():
             if row.personal and not any(client.train for client in clients):
-                continue  # nobody's earlier text is known
+                continue  # no client's earlier text is known
             counts = _type(keyboard, clients, clock, seed, personal if row.personal else None)
             by_client = None if private else _spread(counts)
             found[group] = {**sum(counts, Counts()).summary(), "clients": len(counts), "by_client": by_client}
@@ -126,7 +126,7 @@ def _groups(prepared: Prepared) -> dict[str, Sequence[ClientText]]:
     population = prepared.population
     left_out = set(prepared.excluded)  # too little text to train on
     seen = [c for c in population.trained if c.test and c.name not in left_out]
-    if population.test:  # published held-out text is nobody's
+    if population.test:  # published held-out text belongs to no client
         seen = [ClientText("test", (), (), population.test)]
     return {"seen": seen, "unseen": [c for c in population.unseen if c.test]}
 
@@ -154,7 +154,7 @@ def _candidates(runs: Sequence[Trained], prepared: Prepared) -> Iterator[Candida
     whole = fit_kneser_ney(streams, len(prepared.vocab), ORDER)
     yield Candidate(f"n-gram, order {ORDER}", ngram_source(whole), {"fp32": _stored(whole)})
     small, _ = fit_small(streams, len(prepared.vocab))
-    yield Candidate("n-gram, as shipped", ngram_source(small), {"fp32": len(to_bytes(small))})
+    yield Candidate("n-gram, as shipped", ngram_source(small), {"fp32": len(ngram_to_bytes(small))})
     for run in runs:
         numbers = {name: p.numpy() for name, p in run.params.items()}
         size = {
@@ -178,7 +178,7 @@ def _stored(model: KneserNey) -> int:
 
 
 def _type(
-    keyboard: Keyboard, clients: Sequence[ClientText], clock: Clock, seed: int, personal: Personal | None
+    keyboard: Keyboard, clients: Sequence[ClientText], clock: KeystrokeClock, seed: int, personal: PersonalWords | None
 ) -> list[Counts]:
     """Type each client's messages; slips are drawn by (seed, client), the same for every row."""
     found = []
@@ -241,7 +241,7 @@ def tables(result: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
 def keyboard_text(result: dict[str, Any]) -> str:
     """The tables for a terminal: models side by side, so that they fit."""
     turned = [(title, [list(column) for column in zip(*rows, strict=True)]) for title, rows in tables(result)]
-    return "\n".join(f"{title}\n{as_text(rows)}" for title, rows in turned)
+    return "\n".join(f"{title}\n{render_table(rows)}" for title, rows in turned)
 
 
 def keyboard_markdown(result: dict[str, Any]) -> str:

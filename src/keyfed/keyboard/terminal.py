@@ -26,7 +26,7 @@ _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|[^\[O])?", re.DOTALL)  # 
 
 
 class Line(Protocol):
-    """A text that is being written (`keyfed.keyboard.editor.Editor`)."""
+    """A text that is being written (`keyfed.keyboard.session.Editor`)."""
 
     @property
     def text(self) -> str: ...

@@ -1,8 +1,14 @@
-"""A conformance suite: does this language model read text the way a language model must?
+"""What a language model must be to be trained here, and a suite that checks whether it reads text as one must.
 
-Every check stands for a defect found in published code that no loss curve shows. It runs on the models we ship
-and on a user's own `torch.nn.Module`: anything that maps tokens [batch, time] to logits [batch, time,
-vocabulary], where position t may use tokens up to and including t and predicts token t + 1.
+    module(tokens)         → logits, or (logits, state)     at the start of a text
+    module(tokens, state)  → (logits, state)                going on from there
+
+`tokens` is [batch, time] int64; `logits` is [batch, time, vocabulary], where position t may use tokens up to and
+including t and predicts token t + 1; `state` is any nest of tuples, lists and dictionaries of tensors. A module that
+returns logits alone has no memory: its context ends where a window ends.
+
+Every check stands for a defect found in published code that no loss curve shows. It runs on the models we ship and on a
+user's own `torch.nn.Module`.
 """
 
 from __future__ import annotations
@@ -18,9 +24,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from keyfed.errors import DataError
+from keyfed.errors import DataError, ShapeMismatch
 from keyfed.model import language_model as lm
-from keyfed.model.contract import logits_of
 
 Predictor = Callable[[Tensor], Tensor]
 """tokens [batch, time] int64 → logits [batch, time, vocabulary]; position t may use tokens ≤ t."""
@@ -32,6 +37,28 @@ FEWEST_WINDOWS, MOST_WINDOWS = 64, 512  # of the held-out text, side by side wit
 BATCH = 6  # rows of the structural checks; differs from WINDOW, so that swapped axes show in the shape
 CHANGE = 1e-5  # of a prediction, relative to the largest logit where that is above 1
 LOGITS_AT_A_TIME = 8_000_000
+
+
+def logits_of(out: Any, tokens: Tensor, vocab_size: int) -> Tensor:
+    """Take the logits out of what a module returned and check their shape.
+
+    Example:
+      >>> import torch
+      >>> list(logits_of((torch.zeros(2, 5, 9), "a state"), torch.zeros(2, 5), 9).shape)
+      [2, 5, 9]
+    """
+    logits = out[0] if isinstance(out, tuple) and out else out
+    if not isinstance(logits, Tensor):
+        raise ShapeMismatch(
+            f"tokens {list(tokens.shape)} gave {type(out).__name__}, expected logits [batch, time, vocabulary] or a "
+            "pair (logits, state)"
+        )
+    got, want = list(logits.shape), [*tokens.shape, vocab_size]
+    if got != want:
+        swapped = got[:2] == [want[1], want[0]]
+        hint = "set batch_first, or transpose" if swapped else "every token read gives a row of logits"
+        raise ShapeMismatch(f"tokens {want[:2]} gave logits {got}, expected {want}: {hint}")
+    return logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,18 @@
-"""Language models over stacked clients: embedding → recurrent layers → (dense) → tied or free output layer.
+r"""Language models over stacked clients: embedding → recurrent layers → (dense) → tied or free output layer.
 
 A model is a value (`ModelSpec`) and functions of it. Parameters are `dict[str, Tensor]` with torch.nn's names; a
 cohort's parameters carry a leading client axis. A tied matrix occurs once, as `embedding.weight`.
+
+**Dropout.** The mask is a function of (client seed, step, place), not of a generator's history: a stateless integer
+hash (the finaliser of MurmurHash3) of the unit's position. The same client drops the same units whether it trains
+alone, in a block of ten, on a CPU or on a GPU, today or after a resume.
+
+**Eight bits.** Stored weights have one symmetric scale a row:
+
+.. math:: s_r = \max_c |w_{rc}| / 127, \qquad q_{rc} = \mathrm{round}(w_{rc} / s_r), \qquad ŵ_{rc} = s_r\, q_{rc}
+
+so :math:`|ŵ - w| \le s_r / 2`. The page widens the weights when it loads them and the graph stays that of float32: the
+download shrinks, the arithmetic does not change.
 """
 
 from __future__ import annotations
@@ -11,17 +22,75 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from keyfed.errors import ShapeMismatch
 from keyfed.model.cells import CELLS, CellName, CellWeights, Recurrence, State, gates_of, zero_state
-from keyfed.model.dropout import Dropout, apply_dropout
 from keyfed.model.output import linear_cross_entropy
 
 Params = dict[str, Tensor]
 ModelState = tuple[State, ...]  # one cell state a layer
+Floats = NDArray[np.float32]
+SCALE = ".scale"  # behind the name of a matrix: its scales
+LARGEST = 127  # number in eight bits
+
+_MASK = 0xFFFFFFFF
+_ROW_STRIDE = 1 << 16  # positions do not depend on how far a batch was padded in time
+
+
+class Dropout(NamedTuple):
+    """What a forward pass needs to drop units: rate, one seed a client, and the number of the local step.
+
+    Attributes:
+      widths: real units at each site, where tensors are wider than the model.
+    """
+
+    rate: float
+    seeds: Tensor  # [m] int64
+    step: int | Tensor  # a client's own local step: one number, or [m] of them
+    widths: tuple[int, ...] | None = None
+
+
+def mix(x: Tensor) -> Tensor:
+    """Scramble 32-bit integers held in int64 (MurmurHash3's fmix32, a bijection).
+
+    Example:
+      >>> mix(torch.tensor([0, 1, 2])).tolist()
+      [0, 1364076727, 821347078]
+    """
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _MASK
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _MASK
+    return x ^ (x >> 16)
+
+
+def keep_mask(drop: Dropout, site: int, shape: torch.Size, device: torch.device) -> Tensor:
+    """Return a bool mask [m, time, batch, width]: True keeps the unit, with probability 1 − rate.
+
+    Args:
+      site: number of the place in the network (0 = embedding, 1… = after each layer).
+    """
+    _, time, batch, width = shape
+    seeds = drop.seeds.to(device)
+    step = torch.as_tensor(drop.step, device=device)
+    key = mix(mix(mix(seeds & _MASK) ^ ((seeds >> 32) & _MASK)) ^ (step * 64 + site))
+    rows = torch.arange(batch, device=device)[None, :] * _ROW_STRIDE
+    place = (rows + torch.arange(time, device=device)[:, None])[:, :, None] * (
+        drop.widths[site] if drop.widths else width
+    )
+    place = place + torch.arange(width, device=device)
+    bits = mix(mix((place & _MASK) ^ key[:, None, None, None]) ^ (place >> 32))
+    return bits >= int(drop.rate * 2**32)
+
+
+def apply_dropout(x: Tensor, drop: Dropout | None, site: int) -> Tensor:
+    """Drop units of x [m, time, batch, width] and scale the rest by 1/(1 − rate); None leaves x alone."""
+    if drop is None or drop.rate == 0:
+        return x
+    return x * (keep_mask(drop, site, x.shape, x.device).to(x.dtype) * (1 / (1 - drop.rate)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,3 +321,43 @@ def stack(params: Params, m: int) -> Params:
 def detach_state(state: ModelState) -> ModelState:
     """Cut the graph between windows: the state is carried, the gradient is not."""
     return tuple(tuple(s.detach() for s in layer) for layer in state)
+
+
+def quantise_rows(matrix: Floats) -> tuple[NDArray[np.int8], Floats]:
+    """Return q int8 [rows, columns] and s float32 [rows]; a row of zeros has scale 0.
+
+    Example:
+      >>> q, scale = quantise_rows(np.array([[0.5, -1.27], [0.0, 0.0]], np.float32))
+      >>> q.tolist(), [round(float(s), 4) for s in scale]
+      ([[50, -127], [0, 0]], [0.01, 0.0])
+    """
+    scale = (np.abs(matrix).max(axis=1, initial=0.0) / LARGEST).astype(np.float32)
+    safe = np.where(scale > 0, scale, 1)[:, None].astype(np.float64)
+    return np.rint(matrix / safe).clip(-LARGEST, LARGEST).astype(np.int8), scale
+
+
+def widen_rows(q: NDArray[np.int8], scale: Floats) -> Floats:
+    """Return ŵ = s q in float32, the same bits in every language: one product a number."""
+    return q.astype(np.float32) * scale[:, None].astype(np.float32)
+
+
+def quantise(params: Mapping[str, Floats]) -> dict[str, NDArray[np.generic]]:
+    """Return what the weights file holds: matrices as NAME and NAME.scale, vectors as they are."""
+    out: dict[str, NDArray[np.generic]] = {}
+    for name, value in params.items():
+        if value.ndim == 2:
+            out[name], out[name + SCALE] = quantise_rows(value)
+        else:
+            out[name] = value
+    return out
+
+
+def widen(stored: Mapping[str, NDArray[np.generic]]) -> dict[str, Floats]:
+    """Return the weights of a weights file in float32, whichever precision it has."""
+    out: dict[str, Floats] = {}
+    for name, value in stored.items():
+        if value.dtype == np.int8:
+            out[name] = widen_rows(value.astype(np.int8), stored[name + SCALE].astype(np.float32))
+        elif not (name.endswith(SCALE) and name.removesuffix(SCALE) in stored):
+            out[name] = value.astype(np.float32)
+    return out

@@ -310,10 +310,10 @@ def _smooth(
 
 def _checked(stream: Tokens, vocab_size: int) -> Ints:
     """Return the stream as int64 after checking that it is flat and inside the vocabulary."""
-    given = np.asarray(stream)
-    if given.size and not np.issubdtype(given.dtype, np.integer):
-        raise DataError(f"a token stream holds {given.dtype}; expected integers.")
-    tokens = given.astype(np.int64)
+    raw = np.asarray(stream)
+    if raw.size and not np.issubdtype(raw.dtype, np.integer):
+        raise DataError(f"a token stream holds {raw.dtype}; expected integers.")
+    tokens = raw.astype(np.int64)
     if tokens.ndim != 1:
         raise DataError(f"a token stream has shape {list(tokens.shape)}; expected one dimension.")
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocab_size:

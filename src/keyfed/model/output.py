@@ -57,12 +57,12 @@ def output_gradients(
     d_weight, d_bias = space(buffers, "weight", weight, weight.shape), torch.zeros_like(bias)
     # The scale multiplies what is small: rows of the features and of their gradient, never the logits.
     scaled = features * scale[:, :, None]
-    parts = list(chunks(tokens, m, vocab))
-    for number, part in enumerate(parts):
-        free = space(buffers, "logits", weight, (m, part.stop - part.start, vocab))  # the first is the largest
-        logits = torch.baddbmm(bias[:, None], features[:, part], weight.mT, out=free)
-        index = targets[:, part, None]
-        share = scale[:, part, None]
+    pieces = list(chunks(tokens, m, vocab))
+    for number, chunk in enumerate(pieces):
+        free = space(buffers, "logits", weight, (m, chunk.stop - chunk.start, vocab))  # the first is the largest
+        logits = torch.baddbmm(bias[:, None], features[:, chunk], weight.mT, out=free)
+        index = targets[:, chunk, None]
+        share = scale[:, chunk, None]
         if logits.is_cuda:  # nothing is asked of a GPU
             nats = logits.logsumexp(-1, keepdim=True) - logits.gather(-1, index)
             grad = torch.softmax(logits, -1)
@@ -71,17 +71,17 @@ def output_gradients(
             nats = -grad.gather(-1, index).log()
             unsure = (nats > SURE) & (share > 0)  # the logarithm of next to nothing has few digits
             if bool(unsure.any()):
-                _look_again(nats, unsure[..., 0], features[:, part], weight, bias, index)
+                _look_again(nats, unsure[..., 0], features[:, chunk], weight, bias, index)
         loss += torch.where(share > 0, nats * share, 0).sum((1, 2))
         # d nats/d logits = softmax − onehot
         grad.scatter_add_(-1, index, torch.full_like(nats, -1))
-        d_features[:, part] = torch.bmm(grad, weight)
+        d_features[:, chunk] = torch.bmm(grad, weight)
         if number == 0:  # the first chunk writes, later ones add
-            torch.bmm(grad.mT, scaled[:, part], out=d_weight)
+            torch.bmm(grad.mT, scaled[:, chunk], out=d_weight)
         else:
-            d_weight.baddbmm_(grad.mT, scaled[:, part])
-        d_bias += torch.bmm(scale[:, None, part], grad)[:, 0]
-    if not parts:  # a batch of no tokens
+            d_weight.baddbmm_(grad.mT, scaled[:, chunk])
+        d_bias += torch.bmm(scale[:, None, chunk], grad)[:, 0]
+    if not pieces:  # a batch of no tokens
         d_weight.zero_()
     return OutputGradients(loss, d_features.mul_(scale[:, :, None]), d_weight, d_bias)
 
@@ -156,32 +156,32 @@ def score_tokens(features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
     With d = logits − logit of the true token: nats = log Σ exp(d), and the rank counts d > 0.
     """
     m, tokens, _ = features.shape
-    parts = [
-        _score(torch.baddbmm(bias[:, None], features[:, part], weight.mT), targets[:, part, None])
-        for part in _scored_chunks(features, tokens, m, weight.shape[1])
+    pieces = [
+        _score(torch.baddbmm(bias[:, None], features[:, chunk], weight.mT), targets[:, chunk, None])
+        for chunk in _scored_chunks(features, tokens, m, weight.shape[1])
     ]
-    return _joined(parts, features)
+    return _joined(pieces, features)
 
 
 @torch.no_grad()
 def score_logits(logits: Tensor, targets: Tensor) -> TokenScores:
     """`score_tokens` where the logits are at hand: [m, tokens, vocabulary] and [m, tokens]."""
     m, tokens, vocab = logits.shape
-    parts = [
-        _score(logits[:, part].clone(), targets[:, part, None]) for part in _scored_chunks(logits, tokens, m, vocab)
+    pieces = [
+        _score(logits[:, chunk].clone(), targets[:, chunk, None]) for chunk in _scored_chunks(logits, tokens, m, vocab)
     ]
-    return _joined(parts, logits)
+    return _joined(pieces, logits)
 
 
 def _scored_chunks(like: Tensor, tokens: int, clients: int, vocab: int) -> Iterator[slice]:
     return chunks(tokens, clients, vocab, SCORED_ELEMENTS if like.is_cuda else None)
 
 
-def _joined(parts: list[tuple[Tensor, Tensor]], like: Tensor) -> TokenScores:
-    if not parts:
+def _joined(pieces: list[tuple[Tensor, Tensor]], like: Tensor) -> TokenScores:
+    if not pieces:
         empty = like.new_zeros(like.shape[0], 0)
         return TokenScores(empty.double(), empty.long())
-    return TokenScores(*(torch.cat(kind, 1) for kind in zip(*parts, strict=True)))
+    return TokenScores(*(torch.cat(kind, 1) for kind in zip(*pieces, strict=True)))
 
 
 def _score(d: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:

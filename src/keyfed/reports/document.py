@@ -12,11 +12,14 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from keyfed.files import write_atomically
+
 NONE = "–"  # where there is no number
-JOINERS = "\u200c\u200d"  # invisible, yet part of the spelling of words and of emoji
+JOINERS = "\u200c\u200d"  # invisible, yet they belong to the spelling of words and of emoji
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """A list of files and folders beside the document: text and path relative to it."""
+    """A list of files and folders of the document: text and path relative to it."""
 
     items: Sequence[tuple[str, str]]
 
@@ -272,3 +275,16 @@ def _html_table(table: Table) -> str:
 
 def _data(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+
+
+def write_document(folder: Path, blocks: Sequence[Block]) -> list[Path]:
+    """Write report.md, report.html and the light form of every picture into a folder; return the files."""
+    written = [folder / "report.md", folder / "report.html"]
+    for path, text in zip(written, (to_markdown(blocks), to_html(blocks)), strict=True):
+        write_atomically(path, text.encode("utf-8"))
+    for block in blocks:
+        if isinstance(block, Picture):
+            written.append(folder / block.path)
+            written[-1].parent.mkdir(exist_ok=True)
+            write_atomically(written[-1], block.light)
+    return written

@@ -35,7 +35,7 @@ def scalars(record: Mapping[str, Any], moved: Mapping[str, float]) -> dict[str, 
         found["privacy/epsilon"] = record["privacy"]["epsilon"]
     else:
         found["clients/effective"] = record["effective_clients"]
-    found |= {f"bytes/{way}": total for way, total in moved.items()}
+    found |= {f"bytes/{direction}": total for direction, total in moved.items()}
     if record["seconds"] is not None:  # a private federation does not tell how long its clients took
         found["time/seconds"] = record["seconds"]
     return {tag: math.nan if value is None else float(value) for tag, value in found.items()}
@@ -46,7 +46,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     records = read_metrics(folder)
     try:
         for record in records:
-            scalars(record, {way: float(record["traffic"][way]) for way in ("down", "up")})
+            scalars(record, {d: float(record["traffic"][d]) for d in ("down", "up")})
             float(record["elapsed"] or 0.0)
     except BROKEN as e:
         raise RunError(f"{folder / 'metrics.jsonl'} is damaged: a round's line has no {e}") from None
@@ -56,7 +56,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 class EventWriter:
     """A listener that writes event files and hands everything on to another listener.
 
-    A run that trains another one beside it (`train.central`) starts a second time: that one is shown as a run of its
+    A run that trains another one (`train.central`) starts a second time: that one is shown as a run of its
     own, RUN/tensorboard/central.
     """
 
@@ -83,13 +83,13 @@ class EventWriter:
         """Open the event file and write what the log holds already."""
         # Only now: before its first round a run refuses a folder that is not empty.
         self.close()
-        beside = "central" if self._starts else ""
+        folder = "central" if self._starts else ""
         self._starts += 1
-        logged = read_log(self._run / beside)[:done]
+        logged = read_log(self._run / folder)[:done]
         self._moved = {"down": 0.0, "up": 0.0}
         # The time axis is the time trained, whatever lay between two sittings.
         self._began = time.time() - ((logged[-1]["elapsed"] or 0.0) if logged else 0.0)
-        self._writer = self._open(str(self._run / FOLDER / beside), purge_step=1)
+        self._writer = self._open(str(self._run / FOLDER / folder), purge_step=1)
         for record in logged:
             self._write(record)
         self._writer.flush()
@@ -102,8 +102,8 @@ class EventWriter:
         self._inner.round(record)
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        for way in self._moved:
-            self._moved[way] += record["traffic"][way]
+        for direction in self._moved:
+            self._moved[direction] += record["traffic"][direction]
         for tag, value in scalars(record, self._moved).items():
             self._writer.add_scalar(tag, value, record["round"], walltime=self._began + (record["elapsed"] or 0.0))
 

@@ -1,8 +1,8 @@
-"""What every plot shares: themes for light and dark pages, a figure as PNG bytes, axes of rounds and of perplexity.
+"""Plots as PNG bytes: what every plot shares (themes, axes of rounds and of perplexity), those of a run, their files.
 
 matplotlib is imported when the first plot is drawn, without pyplot: no window, no global list of figures to
 close. Labels are fixed words and numbers; names from files are never drawn (a `$` would be read as a formula).
-Colours are Okabe and Ito's, told apart by colour-blind readers; line styles differ as well.
+Colours are Okabe and Ito's, which colour-blind readers tell apart; line styles differ as well.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keyfed.reports.document import finite
+import numpy as np
+
+from keyfed.model.score import Score
+from keyfed.reports.document import finite, show
 
 Record = Mapping[str, Any]
 Draw = Callable[[Any, "Theme"], None]  # draws on axes
 Paint = Callable[[Any, "Theme"], None]  # draws a whole figure
 SIZE = (5.8, 3.8)  # inches at 150 dots each: small, so that labels stay readable on a phone
+TALL = (5.8, 5.6)  # two panels, one above the other
 
 HIGHEST = 1e30  # a perplexity above it is off the scale: the model has diverged, and axes would overflow
 
@@ -137,3 +141,218 @@ def percent_axis(axes: Any, top: float) -> None:
 def off_the_scale(points: int) -> str:
     """Return what a label adds where points cannot be drawn."""
     return f" ({points:,} off the scale)" if points > 0 else ""
+
+
+def draw_plots(result: Record, records: Sequence[Record]) -> list[Plot]:
+    """Draw every plot for which the run has numbers.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+    """
+    drawings = (_perplexity(result, records), _accuracy(records), _clients(result), _traffic(result, records))
+    plots = [both_themes(name, alt, single(draw)) for name, alt, draw in (d for d in drawings if d is not None)]
+    vectors = (result.get("start") or {}).get("vectors") or {}
+    if vectors.get("explained"):
+        plots.append(draw_explained(vectors["explained"], vectors["removed"]))
+    return plots
+
+
+def _perplexity(result: Record, records: Sequence[Record]) -> tuple[str, str, Draw] | None:
+    measured = sum(bool(r.get("valid")) for r in records)
+    points = [p for p in zip(*validation(records, "perplexity"), strict=True) if p[1] < HIGHEST]
+    if not points:
+        return None
+    rounds, values = [at for at, _ in points], [value for _, value in points]
+    curve = "this run, validation" + off_the_scale(measured - len(points))
+    baselines = result.get("baselines") or {}
+    lines: list[tuple[str, float]] = []
+    for key, label in (("unigram", "unigram"), ("kneser_ney", "Kneser–Ney"), ("central", "central")):
+        level = finite(((baselines.get(key) or {}).get("test") or {}).get("perplexity"))
+        if level is not None and level < HIGHEST:
+            lines.append((f"{label}, test: {show(level)}", level))
+    best = finite(result.get("best_round"))
+    tested = finite((result.get("test") or {}).get("perplexity"))
+
+    def draw(axes: Any, theme: Theme) -> None:
+        blue, *others = theme.colours
+        axes.set_title("Perplexity by round")
+        axes.plot(rounds, values, "o-", color=blue, markersize=4 if len(rounds) < 60 else 0, label=curve)
+        shown = [*values, *(level for _, level in lines)]
+        if best is not None and tested is not None and tested < HIGHEST:
+            axes.plot(
+                [best], [tested], "D", color=blue, markersize=8, markeredgecolor=theme.ink, linestyle="none",
+                label=f"this run, test (round {best:.0f}): {show(tested)}", zorder=4,
+            )  # fmt: skip
+            shown.append(tested)
+        for (label, level), colour, dashes in zip(lines, others, ((6, 2), (2, 1.5), (6, 2, 1, 2)), strict=False):
+            axes.axhline(level, color=colour, dashes=dashes, linewidth=1.8, label=label)
+        rounds_axis(axes, rounds)
+        perplexity_axis(axes, shown)
+
+    alt = f"Perplexity by round: validation from {show(values[0])} in round {rounds[0]} to {show(values[-1])} in round "
+    return "perplexity", alt + f"{rounds[-1]}" + "".join(f"; {label}" for label, _ in lines), draw
+
+
+def _accuracy(records: Sequence[Record]) -> tuple[str, str, Draw] | None:
+    curves = [
+        (label, validation(records, key), colour, style)
+        for key, label, colour, style in (
+            ("top1", "top-1", 0, "o-"),
+            ("top3", "top-3", 1, "o-"),
+            ("top1_words", "top-1, words only", 0, "s:"),
+            ("top3_words", "top-3, words only", 1, "s:"),
+        )
+    ]
+    curves = [curve for curve in curves if curve[1][0]]
+    if not curves:
+        return None
+
+    def draw(axes: Any, theme: Theme) -> None:
+        axes.set_title("Accuracy by round (validation)")
+        for label, (rounds, values), colour, style in curves:
+            size = 4 if len(rounds) < 60 else 0
+            axes.plot(rounds, values, style, color=theme.colours[colour], markersize=size, label=label)
+        percent_axis(axes, max(max(values) for _, (_, values), _, _ in curves) or 1.0)
+        rounds_axis(axes, curves[0][1][0])
+
+    parts = [f"{label} {values[-1]:.1%}" for label, (_, values), _, _ in curves]
+    return "accuracy", "Accuracy by round on validation text, at the end: " + ", ".join(parts), draw
+
+
+def _clients(result: Record) -> tuple[str, str, Draw] | None:
+    found = result.get("clients_perplexity") or {}
+    groups: list[tuple[str, list[float], int]] = []
+    for colour, key in enumerate(("seen", "unseen")):
+        numbers = list(found.get(key) or ())
+        values = sorted(v for v in map(finite, numbers) if v is not None and v < HIGHEST)
+        if values:
+            groups.append(
+                (f"{key} clients ({len(values):,})" + off_the_scale(len(numbers) - len(values)), values, colour)
+            )
+    if not groups:
+        return None
+
+    def draw(axes: Any, theme: Theme) -> None:
+        from matplotlib.ticker import PercentFormatter
+
+        axes.set_title("Test perplexity of each client, best to worst")
+        for (label, values, colour), marker in zip(groups, "o^", strict=False):
+            # A client stands in the middle of its share of all clients, so that two groups lie side by side.
+            places = [(k + 0.5) / len(values) for k in range(len(values))]
+            size = 6 if len(values) < 60 else 4 if len(values) < 400 else 2.5
+            axes.plot(
+                places, values, marker, color=theme.colours[colour], markersize=size, markeredgewidth=0, label=label
+            )
+        axes.set_xlim(0, 1)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, None, " %"))
+        axes.set_xlabel("share of clients with at most this perplexity")
+        perplexity_axis(axes, [v for _, values, _ in groups for v in values])
+
+    parts = [f"{label} from {show(values[0])} to {show(values[-1])}" for label, values, _ in groups]
+    return "clients", "Test perplexity of each client: " + ", ".join(parts), draw
+
+
+def _traffic(result: Record, records: Sequence[Record]) -> tuple[str, str, Draw] | None:
+    rounds: list[int] = [0]
+    down, up = [0.0], [0.0]
+    for record in records:
+        moved = record.get("traffic")
+        if moved and "round" in record:
+            rounds.append(int(record["round"]))
+            down.append(down[-1] + moved.get("down", 0) / 1e6)
+            up.append(up[-1] + moved.get("up", 0) / 1e6)
+    if result.get("method") == "central" or down[-1] + up[-1] == 0:
+        return None  # text that lies in one place moves nothing
+
+    def draw(axes: Any, theme: Theme) -> None:
+        axes.set_title("Traffic of all clients, added up")
+        both = [d + u for d, u in zip(down, up, strict=True)]
+        for low, high, colour, label in (
+            ([0.0] * len(rounds), down, theme.colours[0], f"down: {down[-1]:,.1f} MB"),
+            (down, both, theme.colours[1], f"up: {up[-1]:,.1f} MB"),
+        ):
+            axes.fill_between(rounds, low, high, color=colour, alpha=0.35, linewidth=0, label=label)
+            axes.plot(rounds, high, color=colour)
+        axes.set_ylabel("MB (millions of bytes)")
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(0, rounds[-1])
+        rounds_axis(axes, rounds)
+
+    return "traffic", f"Traffic added up over rounds: {down[-1]:,.1f} MB down, {up[-1]:,.1f} MB up", draw
+
+
+def draw_explained(explained: Sequence[float], removed_before: Sequence[float] = ()) -> Plot:
+    """Draw the share of the variance of each component, and of those kept added up; see `Reduced` for the numbers.
+
+    Components removed before PCA are the first of the vectors as they were read; those that PCA keeps follow. So
+    all shares are of the variance of the vectors as they were read.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+    """
+    removed = np.asarray(removed_before, np.float64)
+    kept = np.maximum(np.asarray(explained, np.float64), 0.0) * (1.0 - removed.sum())
+    gone = np.arange(1, len(removed) + 1)
+    places = np.arange(1, len(kept) + 1) + len(removed)
+
+    def paint(figure: Any, theme: Theme) -> None:
+        from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+        blue, orange, *_ = theme.colours
+        each, together = figure.subplots(2, 1, sharex=True)
+        mark = "o" if len(kept) < 60 else ""
+        each.set_title("Variance of each component")
+        each.plot(places, kept, f"{mark}-", color=blue, markersize=4, label=f"{len(kept)} kept: {kept.sum():.1%}")
+        if len(removed):
+            label = f"{len(removed)} removed: {removed.sum():.1%}"
+            each.plot(gone, removed, "s:", color=orange, markersize=4, label=label)
+        each.yaxis.set_major_formatter(PercentFormatter(1.0, None, " %"))
+        together.set_title("Components kept, added up")
+        together.plot(places, kept.cumsum(), f"{mark}-", color=blue, markersize=4)
+        together.yaxis.set_major_formatter(PercentFormatter(1.0, 0, " %"))
+        together.set_ylim(0, 1.03)
+        together.set_xlabel("component")
+        together.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        for axes in (each, together):
+            axes.set_ylabel("share of variance")
+        each.set_ylim(bottom=0)
+        each.set_xlim(0, places[-1] + 1)
+        figure.legend(loc="outside lower center", ncols=2)
+
+    alt = f"Variance of word vectors by component: {len(kept)} kept with {kept.sum():.1%}, the first {kept[0]:.1%}"
+    if len(removed):
+        alt += f"; {len(removed)} removed with {removed.sum():.1%}"
+    return both_themes("vectors", alt, paint, TALL)
+
+
+def draw_gains(clients: Iterable[Mapping[str, float]]) -> Plot | None:
+    """Draw each client's perplexity after personalisation against before; None without matplotlib or clients.
+
+    Args:
+      clients: nats per token `before` and `after`, a client each (`by_client` of `personalise`).
+    """
+    pairs = [tuple(Score(1, client[key]).perplexity for key in ("before", "after")) for client in clients]
+    points = [(x, y) for x, y in pairs if max(x, y) < HIGHEST]
+    if not points:
+        return None
+    gain = sum(y < x for x, y in points)
+    missing = len(pairs) - len(points)
+    label = f"a client ({len(points):,}" + (f", {missing:,} off the scale)" if missing else ")")
+
+    def draw(axes: Any, theme: Theme) -> None:
+        low, high = min(map(min, points)), max(map(max, points))
+        axes.set_title("Test perplexity of each client")
+        axes.plot([low, high], [low, high], color=theme.soft, dashes=(6, 2), linewidth=1.4, label="no change")
+        colour = theme.colours[0]
+        axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=5, markeredgewidth=0, label=label)
+        if high / low > 4:
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+        axes.set_xlabel("before")
+        axes.set_ylabel("after tuning on its own text")
+
+    alt = f"Test perplexity of each client before and after personalisation: {gain} of {len(points)} gain"
+    try:
+        return both_themes("personalised", alt, single(draw))
+    except ImportError:
+        return None

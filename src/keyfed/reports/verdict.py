@@ -73,14 +73,14 @@ def not_beaten(who: str, lowest: float, baselines: Mapping[str, Any]) -> str:
 
 def baselines_of(result: Record) -> list[tuple[str, str, Record]]:
     """Return key, label and scores of the baselines a result has, weakest first."""
-    given = result.get("baselines") or {}
-    order = (given.get("kneser_ney") or {}).get("order")
+    baselines = result.get("baselines") or {}
+    order = (baselines.get("kneser_ney") or {}).get("order")
     labels = {
         "unigram": "unigram",
         "kneser_ney": "Kneser–Ney" + (f"-{order}" if order else ""),
         "central": "central",
     }
-    return [(key, label, given[key]) for key, label in labels.items() if given.get(key)]
+    return [(key, label, baselines[key]) for key, label in labels.items() if baselines.get(key)]
 
 
 def _compare(own: float, other: float, label: str) -> tuple[int, str]:

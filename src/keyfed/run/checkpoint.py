@@ -1,4 +1,4 @@
-"""Checkpoints that survive kill -9 and a full disk.
+"""Where a run is, and checkpoints of that which survive kill -9 and a full disk.
 
 A checkpoint is two files, `round-000012.safetensors` and the manifest `round-000012.json`. Each is written under a
 temporary name, fsynced and renamed; the manifest comes last, so a manifest means a whole checkpoint. It holds the
@@ -12,19 +12,28 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 
-from keyfed.engine.client_state import Version, check_versions, parse_tensors
+from keyfed.config.load import Config
+from keyfed.engine.client_state import ClientStates, Version, check_versions, parse_tensors
+from keyfed.engine.task import keeps_state
 from keyfed.errors import RunError
-from keyfed.federated.soundness import Good, first_good, same, uniform_nats
-from keyfed.federated.types import ClientId, Params, Seen, State
+from keyfed.federated.cohort import Fate, Plan
+from keyfed.federated.round import RoundSummary
+from keyfed.federated.soundness import Good, UploadLimits, Watch, first_good, same, uniform_nats
+from keyfed.federated.types import ClientId, Method, Params, Seen, State
 from keyfed.files import BROKEN, read_json, write_atomically
+from keyfed.model.score import Score
+from keyfed.run.folder import append_line
+from keyfed.run.metrics_line import Sizes, cut_curves
 
 KEEP = 3
 _NAME = re.compile(r"round-(\d{6,})\.json")
@@ -37,6 +46,80 @@ class Best:
     round: int
     nats: float
     params: Params
+
+
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """Who is called in a round.
+
+    Attributes:
+      fates: what becomes of simulated clients; who is not named trains and uploads.
+      plan: how a simulated round was planned, and `sizes` what its clients move; None where nothing is modelled.
+      method: that of this round, where it is not the run's.
+    """
+
+    clients: Sequence[ClientId]
+    fates: Mapping[ClientId, Fate] = field(default_factory=dict)
+    plan: Plan | None = None
+    sizes: Sizes | None = None
+    method: Method | None = None
+
+    @property
+    def lost(self) -> dict[ClientId, str]:
+        """Clients whose upload never arrives, with the reason."""
+        return {client: fate.lost for client, fate in self.fates.items() if fate.lost is not None}
+
+
+@dataclass(slots=True)
+class RunProgress:
+    """Where a run is; `rounds` moves it on.
+
+    Attributes:
+      until: rounds of the whole run.
+      good: the last good model (`federated.soundness`); `best` is the one chosen on validation so far.
+      minimum: uploads below which a round is abandoned.
+      limits: what one client may do at most; `watch` is how a round that diverged is noticed.
+    """
+
+    method: Method
+    state: State
+    until: int
+    good: Good
+    best: Best | None = None
+    minimum: int = 0
+    limits: UploadLimits | None = None
+    watch: Watch | None = None
+
+    def chosen(self) -> Best:
+        """Return the model chosen on validation; that of the last round, where none was validated."""
+        if self.best is not None:
+            return self.best
+        good, state = self.good.state, self.state
+        number = good.round if same(state.params, good.params) else state.round
+        return Best(number, math.nan, state.served(self.method))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """A round that is over.
+
+    Attributes:
+      before: the state it began from; `state` is the one that the run goes on from.
+      seconds: of the round itself.
+      good: the last good model now; `best` is the one chosen on validation.
+      back: the run goes on from the last good model, not from what the round made.
+      score: validation of what the round made; None where it was not validated.
+    """
+
+    before: State
+    state: State
+    summary: RoundSummary
+    cohort: Cohort
+    seconds: float
+    good: Good
+    best: Best | None
+    back: bool = False
+    score: Score | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,3 +311,90 @@ def _seen_of(told: Mapping[str, Any]) -> Seen:
     """Read what the last rounds were like; older checkpoints do not say."""
     seen = told.get("seen") or {}
     return Seen(*(tuple(map(float, seen.get(key, ()))) for key in ("norms", "tokens")))
+
+
+class RunLog:
+    """What a simulated run writes as its rounds end: lines of metrics.jsonl, checkpoints, the states of clients.
+
+    Args:
+      keeps_good: whether the run may go back, and its checkpoints have the last good model.
+    """
+
+    def __init__(self, config: Config, out: Path, run: RunProgress, saved: Checkpoint | None, keeps_good: bool) -> None:
+        self._config, self._out, self._run, self._keeps_good = config, out, run, keeps_good
+        self._length = 0 if saved is None else saved.metrics_length
+        self._written = run.state.round
+        self._started = time.monotonic() - (0.0 if saved is None else saved.seconds)
+        self._ended: tuple[RoundOutcome, dict[str, Any]] | None = None  # the last round that was trained, and its line
+        self.states: ClientStates | None = None
+        if keeps_state(run.method):
+            self.states = ClientStates(out / "clients", saved.clients if saved else None)
+            self.states.keep_good(run.good.clients)
+        self._cut()  # lines written after the last checkpoint will be written again
+        if config.train.curves:
+            cut_curves(out, run.state.round)
+
+    def seconds(self) -> float:
+        """Seconds that the run has taken, before it was resumed too."""
+        return time.monotonic() - self._started
+
+    def write(self, outcome: RoundOutcome, record: dict[str, Any], *, last: bool) -> None:
+        """Write the line of a round and move the run on; save it where a checkpoint is due, or no round follows."""
+        record["elapsed"] = self.seconds()
+        self._ended = outcome, record
+        self._append(outcome, record)
+        self._settle_clients(outcome)
+        number = outcome.state.round
+        if last or number == self._run.until or number % self._config.train.checkpoint_every == 0:
+            self._save(record["elapsed"])
+
+    def save_new(self) -> None:
+        """Save the run unless the last checkpoint has all its rounds."""
+        if self._run.state.round > self._written:
+            self._save(self.seconds())
+
+    def stopped(self) -> None:
+        """Save what is whole of a run that is stopped."""
+        if self._ended is not None:
+            outcome, record = self._ended
+            if outcome.state.round > self._run.state.round:  # stopped while its line was written: it is done
+                self._cut()
+                self._append(outcome, record)
+            if outcome.state is self._run.state:
+                self._settle_clients(outcome)
+        # Clients that were acknowledged in a round which is not in the state yet would be ahead of the server: then
+        # the last checkpoint, whose files are all there, is what to go on from.
+        states, number = self.states, self._run.state.round
+        if states is None or not any(r >= number for r in states.rounds.values()):
+            self.save_new()
+
+    def _cut(self) -> None:
+        metrics = self._out / "metrics.jsonl"
+        if metrics.exists():
+            os.truncate(metrics, self._length)
+
+    def _append(self, outcome: RoundOutcome, record: Mapping[str, Any]) -> None:
+        run = self._run  # in one statement: a line counts when the run has moved on, and the other way round
+        run.state, run.good, run.best, self._length = (
+            outcome.state, outcome.good, outcome.best, append_line(self._out / "metrics.jsonl", record),
+        )  # fmt: skip
+
+    def _settle_clients(self, outcome: RoundOutcome) -> None:
+        """Keep the clients' states of the last good model; let them count again where the run has gone back to it."""
+        if self.states is None:
+            return
+        if outcome.back:
+            self.states.go_back(outcome.good.clients)
+        self.states.keep_good(outcome.good.clients)
+
+    def _save(self, seconds: float) -> None:
+        run, states, folder = self._run, self.states, self._out / "checkpoint"
+        counted = {} if states is None else states.versions()
+        kept = {} if states is None else states.versions(run.good.clients)
+        good = run.good if self._keeps_good else None
+        save_checkpoint(
+            folder, Checkpoint(run.state, run.best, self._length, seconds, counted, good=good, good_clients=kept)
+        )
+        if states is not None:
+            states.hold(named_states(folder))
+        self._written = run.state.round

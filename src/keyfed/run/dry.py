@@ -5,22 +5,21 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from keyfed.config.documents import dump_toml
-from keyfed.config.load import Config, to_document
+from keyfed.config.load import Config, dump_toml, to_document
 from keyfed.engine.network import init_params, parameter_count
 from keyfed.engine.task import keeps_state
 from keyfed.federated.types import Method, Params
 from keyfed.federated.weigh import kept
 from keyfed.run.console import human_bytes, plural
+from keyfed.run.metrics_line import model_bytes
 from keyfed.run.plan import cautions, members_of, over_rounds, participations, plan, plan_of_round
 from keyfed.run.prepare import client_tokens, round_tokens
-from keyfed.run.privacy_terms import announcement, make_private
+from keyfed.run.privacy import announcement, make_private
 from keyfed.run.recipe.pilot import choose, dry_lines
 from keyfed.run.secure import secure_line, sizes_in
 from keyfed.run.start.freeze import frozen_line, refuse_frozen
 from keyfed.run.start.preview import preview_start
 from keyfed.run.start.weights import find_source, start_lines
-from keyfed.run.traffic import model_bytes
 
 TORCH_ITSELF = 300_000_000  # resident memory of an idle training process
 

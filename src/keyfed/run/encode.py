@@ -1,45 +1,70 @@
-"""From a corpus's name to token streams: read, deal out to clients, build the vocabulary, encode."""
+"""From a corpus's name to token streams: read, give to clients, build the vocabulary, encode.
+
+Large corpora are encoded once. The tokens are kept on disk and mapped by every run that wants the same. A cache folder
+holds one shard (`keyfed.text.ragged`) each of training text, held-out streams and names of clients left out, the
+vocabulary, and a manifest with the SHA-256 of every file. It is named after the bytes of the corpus and every option
+that the tokens depend on, appears whole or not at all, and is made again when a file of it has changed. Corpora below
+`LARGE` bytes are encoded in memory each time.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import compress
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from keyfed.config.load import Config
-from keyfed.engine.problem import ClientStore, make_store
-from keyfed.errors import TooLittleText
+from keyfed.engine.problem import ClientStore, make_store, map_store
+from keyfed.errors import DataError, TooLittleText
+from keyfed.files import BROKEN, read_json
 from keyfed.model.presets import preset
-from keyfed.text.catalogue import NAMED, load_corpus
-from keyfed.text.corpus import Corpus
-from keyfed.text.partition import ClientText, Population, partition
-from keyfed.text.vocab import UNK, Vocab, VocabSummary, build_vocab
-from keyfed.text.vocab_file import count_words, read_vocab, summarise
+from keyfed.text.catalogue import NAMED, is_path, load_corpus
+from keyfed.text.corpus import Corpus, Skipped
+from keyfed.text.partition import ClientText, LinePartition, Population, in_part, partition, partition_lines
+from keyfed.text.ragged import PackedNames, Ragged, ShardWriter, streams_of
+from keyfed.text.table import StreamBlock, count_types, encode_lists, tabulate, token_table
+from keyfed.text.vocab import (
+    UNK,
+    TokenKind,
+    Vocab,
+    VocabRules,
+    VocabSummary,
+    count_tokens,
+    cutter,
+    read_vocab,
+    vocab_sha256,
+)
 
 Ids = NDArray[np.int32]
 Streams = dict[str, Ids]  # one held-out stream a client, or one named after the published file
+
+VERSION = 1  # of the folder's layout and of what encoding means; another one makes every corpus be encoded again
+LARGE = 32 << 20  # bytes of a corpus, from which on it is worth keeping
+MANIFEST, VOCAB = "manifest.json", "vocab.json"
+HELD_OUT: tuple[Literal["valid"], Literal["test"]] = ("valid", "test")
 MOST_STREAMS = 10_000  # clients whose held-out text is read; more would take longer to judge than to train
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A corpus with its clients and its vocabulary, not encoded yet."""
-
-    corpus: Corpus
-    population: Population
-    vocab: Vocab
-    summary: VocabSummary
-
-
-@dataclass(frozen=True, slots=True)
 class Encoded:
-    """A corpus as tokens; the attributes are those of `Prepared`."""
+    """A corpus as tokens.
+
+    Attributes:
+      valid: streams the model is chosen on; `test` those it is judged on; each is read from a zero state.
+      unseen: streams of clients never trained on (natural partitions).
+      excluded: clients with less text than one window, left out of training.
+      oov: share of unknown words in train, valid and test.
+    """
 
     corpus: Corpus
     population: Population
@@ -58,8 +83,13 @@ def window_of(config: Config) -> int:
     return config.data.window or preset(config.model.name).window
 
 
+def kind_of(config: Config) -> TokenKind:
+    """What the model reads: words or characters."""
+    return "char" if preset(config.model.name).characters else "word"
+
+
 def default_partition(config: Config, corpus: Corpus) -> tuple[str, int | None]:
-    """Return the partition asked for, or the corpus's own."""
+    """Return the configured partition, or the corpus's own."""
     known = NAMED.get(config.data.name)
     kind = config.data.partition or (known.partition if known else ("natural" if corpus.natural else "iid"))
     clients = config.data.clients
@@ -68,35 +98,25 @@ def default_partition(config: Config, corpus: Corpus) -> tuple[str, int | None]:
     return kind, clients
 
 
-class VocabRules(TypedDict):
-    """How a vocabulary is chosen: arguments of `build_vocab`."""
-
-    kind: Literal["word", "char"]
-    size: int | None
-    lower: bool
-    min_clients: int
-
-
-def vocab_rules(config: Config, *, natural: bool, clients: int) -> VocabRules:
+def vocab_rules(config: Config, *, natural: bool, clients: int, known: Vocab | None = None) -> VocabRules:
     """Say how the vocabulary is chosen; on natural clients a word that only one of them used stays out."""
-    data, characters = config.data, preset(config.model.name).characters
-    return {
-        "kind": "char" if characters else "word",
-        "size": None if characters else data.vocab,
-        "lower": data.lower and not characters,
-        "min_clients": data.min_clients or (2 if natural and not characters and clients > 1 else 1),
-    }
+    data, words = config.data, kind_of(config) == "word"
+    return VocabRules(
+        kind=kind_of(config),
+        size=data.vocab if words else None,
+        lower=data.lower and words if known is None else known.lower,
+        min_clients=data.min_clients or (2 if natural and words and clients > 1 else 1),
+        known=known,
+    )
 
 
-def given_vocab(config: Config) -> Vocab | None:
-    """Read the vocabulary that was asked for by file; None where it is to be built."""
-    if config.data.vocab_file is None:
-        return None
-    return read_vocab(Path(config.data.vocab_file), "char" if preset(config.model.name).characters else "word")
+def vocab_from_file(config: Config) -> Vocab | None:
+    """Read the vocabulary that the configuration names; None where it is to be built."""
+    return None if config.data.vocab_file is None else read_vocab(Path(config.data.vocab_file), kind_of(config))
 
 
 def read_people(config: Config) -> tuple[Corpus, Population]:
-    """Load a corpus and deal it out to clients."""
+    """Load a corpus and give its text to clients."""
     data = config.data
     corpus = load_corpus(
         data.name,
@@ -111,32 +131,16 @@ def read_people(config: Config) -> tuple[Corpus, Population]:
     )  # fmt: skip
 
 
-def read_text(config: Config) -> Text:
-    """Load and partition a corpus; its vocabulary is the given one, or built from training text only."""
-    given = given_vocab(config)  # what is wrong with it is said before a long reading
-    corpus, population = read_people(config)
-    if given is not None:
-        vocab = replace(given, tokenised=corpus.tokenised)  # how text is cut is a matter of the text
-        lines = list(chain.from_iterable(c.train for c in population.trained))
-        return Text(corpus, population, vocab, summarise(vocab, count_words(lines, vocab), len(lines)))
-    rules = vocab_rules(config, natural=population.natural, clients=len(population.trained))
-    vocab, summary = build_vocab([c.train for c in population.trained], tokenised=corpus.tokenised, **rules)
-    return Text(corpus, population, vocab, summary)
-
-
-def held_out(text: Text, part: Literal["valid", "test"], seed: int) -> Iterator[tuple[str, Ids]]:
+def _held_out(
+    population: Population, part: Literal["valid", "test"], vocab: Vocab, seed: int
+) -> Iterator[tuple[str, Ids]]:
     """Yield the streams the model is chosen or judged on: the published one, or at most MOST_STREAMS clients' own."""
-    if text.population.test is not None:
-        ids = text.vocab.encode((text.population.valid if part == "valid" else text.population.test) or ())
-        if len(ids) > 1:
-            yield part, ids
+    if population.test is None:
+        yield from _streams(population.clients, part, vocab, seed)
         return
-    yield from _streams(text.population.clients, part, text.vocab, seed)
-
-
-def unseen_streams(text: Text, seed: int) -> Iterator[tuple[str, Ids]]:
-    """Yield the text of at most MOST_STREAMS clients never trained on."""
-    return _streams(text.population.unseen, "test", text.vocab, seed)
+    ids = vocab.encode((population.valid if part == "valid" else population.test) or ())
+    if len(ids) > 1:
+        yield part, ids
 
 
 def _streams(
@@ -182,37 +186,251 @@ def no_window(corpus: str, clients: int, longest: int, window: int) -> TooLittle
     )
 
 
-def unknown_rate(streams: Sequence[Ids]) -> float:
-    """Share of unknown words."""
-    tokens = sum(len(s) for s in streams)
-    return sum(int((s == UNK).sum()) for s in streams) / tokens if tokens else 0.0
-
-
 def encode(config: Config) -> Encoded:
-    """Read a corpus and encode it in memory.
+    """Read a corpus and encode it in memory; the vocabulary is a file's, or built from training text only.
 
     Raises:
       DataError: nothing to train on.
     """
-    text, window, seed = read_text(config), window_of(config), config.train.seed
-    streams = {c.name: text.vocab.encode(c.train) for c in text.population.trained}
+    window, seed = window_of(config), config.train.seed
+    known = vocab_from_file(config)  # what is wrong with it is said before a long reading
+    corpus, population = read_people(config)
+    ours = population.trained
+    rules = vocab_rules(config, natural=population.natural, clients=len(ours), known=known)
+    cut = cutter(rules.kind, tokenised=corpus.tokenised, lower=rules.lower)
+    vocab, summary = rules.choose(
+        *count_tokens([c.train for c in ours], cut), clients=len(ours), tokenised=corpus.tokenised
+    )
+    streams = {c.name: vocab.encode(c.train) for c in ours}
     kept = {name: ids for name, ids in streams.items() if len(ids) > window}
     if not kept:
-        raise no_window(text.corpus.name, len(streams), max(map(len, streams.values()), default=0), window)
-    valid, test = dict(held_out(text, "valid", seed)), dict(held_out(text, "test", seed))
+        raise no_window(corpus.name, len(streams), max(map(len, streams.values()), default=0), window)
+    valid, test = (dict(_held_out(population, part, vocab, seed)) for part in HELD_OUT)
     return Encoded(
-        corpus=text.corpus,
-        population=text.population,
-        vocab=text.vocab,
-        vocab_summary=text.summary,
+        corpus=corpus,
+        population=population,
+        vocab=vocab,
+        vocab_summary=summary,
         store=make_store(list(kept.values()), list(kept)),
         valid=valid,
         test=test,
-        unseen=dict(unseen_streams(text, seed)),
+        unseen=dict(_streams(population.unseen, "test", vocab, seed)),
         excluded=tuple(name for name in streams if name not in kept),
-        oov={
-            "train": unknown_rate(list(kept.values())),
-            "valid": unknown_rate(list(valid.values())),
-            "test": unknown_rate(list(test.values())),
-        },
+        oov={part: _unknown(found.values()) for part, found in (("train", kept), ("valid", valid), ("test", test))},
     )
+
+
+def _unknown(streams: Collection[Ids]) -> float:
+    """Share of unknown words."""
+    return sum(int((s == UNK).sum()) for s in streams) / max(1, sum(map(len, streams)))
+
+
+# The cache
+
+
+def encoded(config: Config, *, text: bool = False) -> Encoded:
+    """Return the corpus as tokens, from the cache where it is large; the result is the same.
+
+    Args:
+      text: whether the lines are wanted too, which the cache does not have.
+
+    Raises:
+      DataError: nothing to train on, or the cache cannot be written.
+    """
+    place = None if text else cache_folder(config)
+    if place is None:
+        return encode(config)
+    found = open_cache(place)
+    if found is None:
+        write_cache(config, place)
+        found = open_cache(place)
+    if found is None:
+        raise DataError(f"{place}: changed while it was read; start again")
+    return found
+
+
+def cache_root() -> Path | None:
+    """Where encoded corpora lie: KEYFED_CACHE, else keyfed/encoded in the user's cache; None if KEYFED_CACHE is ""."""
+    chosen = os.environ.get("KEYFED_CACHE")
+    if chosen is not None:
+        return Path(chosen).expanduser() if chosen else None
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "keyfed" / "encoded"
+
+
+def cache_folder(config: Config) -> Path | None:
+    """Where this corpus, encoded by these options, lies or would lie; None for one that is not kept."""
+    root, data = cache_root(), config.data
+    if root is None or not is_path(data.name):
+        return None
+    source = Path(data.name).expanduser()
+    files = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
+    try:
+        if sum(p.stat().st_size for p in files) < LARGE:
+            return None
+        content = hashlib.sha256()
+        for path in files:
+            inside = path.relative_to(source.parent).as_posix()
+            content.update(f"{inside}\0{_sha256(path)}\0".encode(errors="surrogateescape"))
+        vocabulary = vocab_sha256(data.vocab_file)
+    except (OSError, DataError):
+        return None  # reading the corpus will say what is wrong
+    options = {
+        "version": VERSION,
+        "content": content.hexdigest(),
+        "seed": config.train.seed,
+        "window": window_of(config),
+        "characters": kind_of(config) == "char",
+        **{key: getattr(data, key) for key in ("partition", "clients", "unseen", "alpha", "vocab", "lower")},
+        **{key: getattr(data, key) for key in ("min_clients", "author_column", "text_column", "clients_part")},
+        **({} if vocabulary is None else {"vocabulary": vocabulary}),
+    }
+    key = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
+    return root / key[:32]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_cache(config: Config, place: Path) -> None:
+    """Encode a corpus into the cache; neither text nor streams are held together."""
+    temporary = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(mode=0o700)  # people's text
+        _write(config, temporary)
+        _put(temporary, place)
+    except OSError as error:
+        raise DataError(
+            f"{place.parent}: the encoded corpus could not be written ({error.strerror or error}); set KEYFED_CACHE to "
+            'a folder with space, or to "" to encode in memory'
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _put(temporary: Path, place: Path) -> None:
+    """Rename a whole folder into place; a damaged one goes, one that another process just made stays."""
+    if place.exists() and open_cache(place) is None:
+        aside = temporary.with_name(temporary.name + ".old")
+        with contextlib.suppress(FileNotFoundError):
+            place.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+    with contextlib.suppress(FileExistsError):
+        try:
+            temporary.rename(place)
+        except OSError:
+            if not place.exists():
+                raise
+
+
+def _write(config: Config, folder: Path) -> None:
+    data, seed, kind, known = config.data, config.train.seed, kind_of(config), vocab_from_file(config)
+    table = tabulate(
+        Path(data.name).expanduser(),
+        folder / "lines",
+        kind,
+        author_column=data.author_column,
+        text_column=data.text_column,
+    )
+    corpus = table.corpus
+    partition, clients = default_partition(config, corpus)
+    cut = partition_lines(table.index, partition, clients=clients, seed=seed, unseen=data.unseen, alpha=data.alpha)
+    ours = _trained(cut, data.clients_part, seed)
+    natural = partition == "natural"
+    rules = vocab_rules(config, natural=natural, clients=len(ours.names), known=known)
+    tokens = token_table(table, kind, lower=rules.lower)
+    counts, holders = count_types(tokens, ours.train, rules.min_clients)
+    vocab, summary = rules.choose(
+        counts, holders, len(ours.train.flat), clients=len(ours.names), tokenised=corpus.tokenised
+    )
+    with ShardWriter(folder / "excluded") as excluded:
+        train = encode_lists(tokens, vocab, ours.train)
+        rate, longest = _write_streams(folder / "train", train, ours.names, window_of(config), excluded)
+    if rate is None:
+        raise no_window(corpus.name, len(ours.names), longest, window_of(config))
+    oov = {"train": rate}
+    held_out: list[tuple[str, Sequence[str], Ragged, NDArray[np.int64] | None]]
+    if cut.pooled is None:
+        keys = stream_keys(cut.names, seed)
+        held_out = [("valid", cut.names, cut.valid, keys), ("test", cut.names, cut.test, keys)]
+    else:
+        held_out = [(part, [part], Ragged.of([lines]), None) for part, lines in zip(HELD_OUT, cut.pooled, strict=True)]
+    held_out.append(("unseen", cut.unseen_names, cut.unseen, stream_keys(cut.unseen_names, seed)))
+    for part, names, lists, keys in held_out:
+        drawn = draw_streams(np.flatnonzero(lists.counts()), keys)
+        streams = encode_lists(tokens, vocab, lists.take(np.array(drawn, np.int64)))
+        rate, _ = _write_streams(folder / part, streams, [names[k] for k in drawn], 1)
+        oov[part] = rate or 0.0
+    shutil.rmtree(folder / "lines")
+    (folder / VOCAB).write_text(vocab.to_json(), "utf-8")
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    kept = ("name", "about", "tokenised", "natural", "characters")
+    manifest = {
+        "corpus": {**{key: getattr(corpus, key) for key in kept}, "sha256": corpus.fingerprint()},
+        "skipped": [asdict(s) for s in corpus.skipped],
+        "published": [not natural, not natural],  # pooled, rather; a path has no published text
+        "natural": natural,
+        "partition": partition,
+        "vocab_summary": asdict(summary),
+        "part": data.clients_part,
+        "oov": {part: oov[part] for part in ("train", *HELD_OUT)},
+        "files": {p.relative_to(folder).as_posix(): _sha256(p) for p in files},
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest), "utf-8")
+
+
+def _trained(cut: LinePartition, part: str | None, seed: int) -> LinePartition:
+    """Names and training lines of the clients of a part; held-out text stays everybody's."""
+    if part is None:
+        return cut
+    mine = in_part(cut.names, part, seed)
+    return replace(cut, names=list(compress(cut.names, mine)), train=cut.train.take(np.flatnonzero(mine)))
+
+
+def _write_streams(
+    folder: Path,
+    streams: Iterable[StreamBlock],
+    names: Sequence[str],
+    least: int,
+    excluded: ShardWriter | None = None,
+) -> tuple[float | None, int]:
+    """Write the streams of more than `least` tokens, and the names of the others to `excluded`.
+
+    Returns the share of unknown words, None where nothing was written, and the tokens of the longest stream.
+    """
+    longest = unknown = tokens = 0
+    with ShardWriter(folder) as shard:
+        for block in streams:
+            own, kept = names[block.lists], block.lengths > least
+            ids = block.tokens[np.repeat(kept, block.lengths)]
+            shard.extend(list(compress(own, kept)), block.lengths[kept].tolist(), ids)
+            if excluded is not None:
+                short = list(compress(own, ~kept))
+                excluded.extend(short, [0] * len(short), ids[:0])
+            longest = max(longest, int(block.lengths.max()))
+            unknown, tokens = unknown + int((ids == UNK).sum()), tokens + len(ids)
+    return unknown / tokens if tokens else None, longest
+
+
+def open_cache(place: Path) -> Encoded | None:
+    """Map an encoded corpus; None if it is not there, or a file of it is not as it was written."""
+    try:
+        found = dict(read_json(place / MANIFEST))
+        if any(_sha256(place / name) != sha256 for name, sha256 in found["files"].items()):
+            return None
+        valid, test = (() if published else None for published in found["published"])
+        return Encoded(
+            corpus=Corpus(authors=(), skipped=tuple(Skipped(**s) for s in found["skipped"]), **found["corpus"]),
+            population=Population((), (), valid, test, found["natural"], found["partition"], found["part"]),
+            vocab=Vocab.from_json((place / VOCAB).read_text("utf-8")),
+            vocab_summary=VocabSummary(**found["vocab_summary"]),
+            store=map_store(place / "train"),
+            **{part: dict(streams_of(place / part)) for part in (*HELD_OUT, "unseen")},
+            excluded=PackedNames(place / "excluded"),
+            oov=found["oov"],
+        )
+    except (OSError, *BROKEN, DataError):
+        return None  # the corpus is encoded again

@@ -21,9 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-import keyfed
-from keyfed.config.documents import differences, dump_toml
-from keyfed.config.load import Config, config_from, to_document
+from keyfed.config.load import Config, config_from, differences, dump_toml, to_document
 from keyfed.engine.network import Network, check_params
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import FolderInUse, RunError
@@ -33,8 +31,8 @@ from keyfed.model.language_model import Params
 from keyfed.run.choose import Choice
 from keyfed.run.custom import build_network, refuse_others
 from keyfed.text.batches import reads_lines
-from keyfed.text.vocab import Vocab
-from keyfed.text.vocab_file import vocab_sha256
+from keyfed.text.vocab import Vocab, vocab_sha256
+from keyfed.version import __version__
 
 LOCK = "run.lock"
 
@@ -95,7 +93,7 @@ def open_folder(folder: Path, resume: bool) -> Iterator[Path]:
 def made_by(choice: Choice, fingerprint: str, ranks: int = 1) -> dict[str, Any]:
     """Return what it takes to repeat the run beside its configuration."""
     return {
-        "keyfed": keyfed.__version__,
+        "keyfed": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()} {platform.system()}",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,23 +17,31 @@ from keyfed.config.load import Config, PrivacyConfig, Value, check, method_spec,
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.launch import place
 from keyfed.engine.network import parameter_count, shapes
+from keyfed.engine.ranked import RankedSimulation
 from keyfed.engine.ranks import Ranks
 from keyfed.engine.simulate import Simulation
-from keyfed.engine.task import keeps_state
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.soundness import Good, by_server, first_good, given_up, gone_back, judge_model, same, suspect
-from keyfed.federated.types import Method, Params, State
+from keyfed.federated.soundness import (
+    Good,
+    Watch,
+    by_server,
+    first_good,
+    given_up,
+    gone_back,
+    judge_model,
+    suspect,
+)
+from keyfed.federated.types import Federation, Method, Params, State
 from keyfed.files import write_atomically
-from keyfed.run.checkpoint import Best, Checkpoint, good_in, load_checkpoint, named_states, save_checkpoint
+from keyfed.model.score import Score
+from keyfed.run.checkpoint import Best, Checkpoint, Cohort, RoundOutcome, RunLog, RunProgress, good_in, load_checkpoint
 from keyfed.run.choose import Choice, usable_cores
-from keyfed.run.curves import LINE, append_curves, cut_curves
 from keyfed.run.custom import names
 from keyfed.run.evaluate import limit_streams, validator
 from keyfed.run.folder import (
-    append_line,
     as_before,
     extended,
     made_by,
@@ -47,6 +55,8 @@ from keyfed.run.folder import (
     write_run_toml,
 )
 from keyfed.run.metrics_line import (
+    CURVES_LINE,
+    append_curves,
     diverged_warning,
     halvings_of,
     judge_attention,
@@ -67,8 +77,7 @@ from keyfed.run.plan import (
     watch_of,
 )
 from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem
-from keyfed.run.privacy import PrivateRun, public_record, public_result, refuse_start
-from keyfed.run.privacy_terms import make_private
+from keyfed.run.privacy import PrivateRun, make_private, public_record, public_result, refuse_start
 from keyfed.run.ranks import among, federate, follow, lead, together
 from keyfed.run.recipe.pilot import as_it_began, settle, with_more_rounds
 from keyfed.run.result import finish
@@ -78,7 +87,7 @@ from keyfed.run.start.weights import Start, find_source, initial_params, make_re
 
 
 class Listener(Protocol):
-    """Who follows a run: a progress bar, a log, nobody."""
+    """What follows a run: a progress bar, or a log."""
 
     def say(self, line: str) -> None:
         """A line of explanation."""
@@ -207,7 +216,7 @@ def _train(
         for line in (*over_rounds(config), *cautions(config, method, members, len(prepared.store))):
             listen.say(line)
         if config.train.curves:
-            listen.say(LINE)
+            listen.say(CURVES_LINE)
         guard = None if private is None else PrivateRun(config, private[0], out, private[1])
         if guard is not None:
             for line in guard.announce(count):
@@ -263,6 +272,126 @@ def _twin(config: Config, out: Path, prepared: Prepared, listen: Listener, round
     return {"test": result["test"], "unseen": result["unseen"], "seconds": result["seconds"]}
 
 
+def rounds(
+    run: RunProgress,
+    federation: Federation,
+    cohorts: Callable[[State], Cohort | None],
+    judge: Callable[[RoundOutcome], RoundOutcome] | None = None,
+) -> Iterator[RoundOutcome]:
+    """Run the rounds that are still to do, and yield each: whatever trains in rounds does it here.
+
+    A run moves on when the next round is wanted, or when the caller has moved it itself.
+
+    Args:
+      cohorts: says who is called after a state, having made the federation ready; None ends the run.
+      judge: says which model a round goes on from and which is best; None takes every round's own.
+    """
+    while run.state.round < run.until and not given_up(run.good, run.state):
+        cohort = cohorts(run.state)
+        if cohort is None:
+            return
+        federation.expect(cohort.fates)
+        before, method, began = run.state, cohort.method or run.method, time.monotonic()
+        after, summary = run_round(method, before, cohort.clients, federation, run.minimum, run.limits, run.watch)
+        outcome = RoundOutcome(before, after, summary, cohort, time.monotonic() - began, run.good, run.best)
+        if judge is not None:
+            outcome = judge(outcome)
+        yield outcome
+        run.state, run.good, run.best = outcome.state, outcome.good, outcome.best
+
+
+def run_rounds(
+    method: Method, state: State, until: int, federation: Federation, cohorts: Callable[[State], Cohort | None]
+) -> State:
+    """Return the state after all rounds of a run that neither validates nor goes back."""
+    run = RunProgress(method, state, until, Good(state, math.inf))
+    for _ in rounds(run, federation, cohorts):
+        pass
+    return run.state
+
+
+def simulated_cohorts(
+    config: Config,
+    prepared: Prepared,
+    method: Method,
+    federation: Simulation | RankedSimulation,
+    params: Params,
+    guard: PrivateRun | None,
+) -> Callable[[State], Cohort]:
+    """Return who is called after a state of a simulated run, by its configuration; a private round is made ready.
+
+    Args:
+      params: tensors like θ.
+      guard: the mechanism of a private run.
+    """
+    members, names, tokens = members_of(method, prepared, config), prepared.store.names, client_tokens(prepared)
+    whole, partly = (sizes_in(config, method, params, members, frozen) for frozen in (frozenset[str](), FROZEN))
+
+    def cohort(state: State) -> Cohort:
+        frozen, sizes = (FROZEN, partly) if state.round < config.train.frozen_rounds else (frozenset[str](), whole)
+        if method.cohort == "pooled":
+            return Cohort([POOLED], sizes=sizes)
+        scheduled = None if guard is None else guard.in_turn(names)
+        attempt = 0 if guard is None else guard.attempt(state.round)
+        plan = plan_of_round(config, method, prepared, state.round, tokens, sizes.down, sizes.up, scheduled, attempt)
+        fates = {names[fate.client]: fate for fate in plan.fates}
+        if guard is not None:
+            assert isinstance(federation, Simulation), "several ranks are refused with --dp"
+            federation.gather_by(*guard.gather(state, frozen, fates))
+        return Cohort(list(fates), fates, plan, sizes)
+
+    return cohort
+
+
+def judged(
+    outcome: RoundOutcome,
+    method: Method,
+    watch: Watch | None,
+    look: Callable[[State, Good], Score | None],
+    states: ClientStates | None,
+) -> RoundOutcome:
+    """Return a round with the model that its run goes on from, and the best one so far.
+
+    Args:
+      watch: when a run goes back; None for one that never does.
+      look: validates the model of a state; None where no validation is due.
+      states: of clients that keep any.
+    """
+    after, good, best = outcome.state, outcome.good, outcome.best
+    found, back = (good, False) if watch is None else suspect(good, after)
+    score = look(after, found)
+    if score is None:
+        if back:
+            after = gone_back(found, after, server=method.solver.still)
+        return replace(outcome, state=after, good=found, back=back)
+    if watch is not None and not back and score.tokens:
+        counting = {} if states is None else states.rounds
+        found, back = judge_model(good, after, score.mean_nats, watch.factor, counting)
+    if back:
+        after = gone_back(found, after, server=by_server(method, outcome.summary.loss, found.uniform))
+    elif best is None or score.mean_nats < best.nats or not math.isfinite(best.nats):
+        best = Best(after.round, score.mean_nats, after.served(method))
+    return replace(outcome, state=after, good=found, best=best, back=back, score=score)
+
+
+def _begun(
+    config: Config, prepared: Prepared, method: Method, start: Start, saved: Checkpoint | None, home: str
+) -> RunProgress:
+    """Return where a run begins, or goes on from its checkpoint.
+
+    Args:
+      home: the device on which θ lives.
+    """
+    words = len(prepared.vocab)
+    if saved is None:
+        state = initial_state(method, _moved(initial_params(config, prepared, start), home))
+        return RunProgress(method, state, config.train.rounds, first_good(state, words))
+    # Layers in the model's own order: sums over layers must round alike before and after a resume.
+    params = _moved({name: saved.state.params[name] for name in shapes(prepared.spec)}, home)
+    state = replace(saved.state, params=params, server=_moved(saved.state.server, home))
+    return RunProgress(method, state, config.train.rounds, good_in(saved, state, words, home), saved.best)
+
+
 def _rounds(
     config: Config,
     out: Path,
@@ -276,177 +405,127 @@ def _rounds(
     guard: PrivateRun | None,
 ) -> tuple[Best, float]:
     """Run all rounds that are still to do; return the model chosen on validation and the seconds spent."""
-    metrics, clients = out / "metrics.jsonl", out / "clients"
+    metrics = out / "metrics.jsonl"
     logged = metrics.stat().st_size if metrics.exists() else 0
-    saved = load_checkpoint(out / "checkpoint", logged, listen.say, clients)
+    saved = load_checkpoint(out / "checkpoint", logged, listen.say, out / "clients")
     home = choice.device if ranks is None else "cpu"  # where θ lives: ranks add up their sums in main memory
-    if saved is None:
-        params = _moved(initial_params(config, prepared, start), home)
-        state, best, length, before = initial_state(method, params), None, 0, 0.0
-        good = first_good(state, len(prepared.vocab))
-    else:
-        # Layers in the model's own order: sums over layers must round alike before and after a resume.
-        params = _moved({name: saved.state.params[name] for name in shapes(prepared.spec)}, home)
-        state = replace(saved.state, params=params, server=_moved(saved.state.server, home))
-        best, length, before = saved.best, saved.metrics_length, saved.seconds
-        good = good_in(saved, state, len(prepared.vocab), home)
-        listen.say(f"resuming after round {state.round} of {config.train.rounds}")
-    if metrics.exists():
-        os.truncate(metrics, length)  # lines written after the last checkpoint will be written again
-    if config.train.curves:
-        cut_curves(out, state.round)
-    states = ClientStates(clients, saved.clients if saved else None) if keeps_state(method) else None
-    if states is not None:
-        states.keep_good(good.clients)
-    members = members_of(method, prepared, config)
-    every, fewer = (sizes_in(config, method, state.params, members, frozen) for frozen in ((), FROZEN))
-    tokens = client_tokens(prepared)
-    valid = limit_streams(prepared.valid, config.train.valid_tokens)
-    validate = validator(config.data.batching)
-    problem = make_problem(prepared, config, method, choice.device, budget)
+    run = _begun(config, prepared, method, start, saved, home)
+    if saved is not None:
+        listen.say(f"resuming after round {run.state.round} of {config.train.rounds}")
+    run.watch, run.minimum = watch_of(config, len(prepared.vocab)), 1
+    if method.cohort != "pooled":
+        run.limits, run.minimum = limits_of(config), config.participation.minimum
+    if guard is not None:
+        run.minimum = 0  # an empty cohort is released too: its noise is what hides that it was empty
+    watch = run.watch if guard is None else None  # a private run's validation is not noised: it must not decide
+    log = RunLog(config, out, run, saved, keeps_good=watch is not None)
+    valid, validate = limit_streams(prepared.valid, config.train.valid_tokens), validator(config.data.batching)
     target = parse_target(config.train.until, "train.until")
-    minimum = 1 if method.cohort == "pooled" else config.participation.minimum
     if guard is not None:
         guard.check(read_metrics(out))
-        minimum = 0  # an empty cohort is released too: its noise is what hides that it was empty
     done = reached(read_metrics(out), target) is not None
-    watch = watch_of(config, len(prepared.vocab))
-    looks = watch is not None and guard is None  # a private run's validation is not noised: it must not decide
-    limits = None if method.cohort == "pooled" else limits_of(config)
     spent = guard is not None and not guard.allows()
-    started = time.monotonic() - before
-    written = state.round
     threads = torch.get_num_threads()
     said: set[str] = set()
-    ended: tuple[State, dict[str, Any], Good] | None = None  # the last round that was trained, its line, what is good
 
-    def save(seconds: float) -> None:
-        counted = states.versions() if states is not None else {}
-        kept = states.versions(good.clients) if states is not None else {}
-        save_checkpoint(
-            out / "checkpoint",
-            Checkpoint(
-                state, best, length, seconds, counted,
-                good=good if looks else None, good_clients=kept,
-            ),
-        )  # fmt: skip
-        if states is not None:
-            states.hold(named_states(out / "checkpoint"))
+    def next_cohort(state: State) -> Cohort | None:
+        nonlocal spent
+        if done or spent:
+            return None
+        cohort = cohorts(state)
+        if guard is not None and not guard.affords():  # not known before its clients were drawn
+            spent = True
+            log.save_new()
+            return None
+        torch.set_num_threads(choice.threads)
+        return cohort
 
-    listen.start(f"{method.name} on {prepared.corpus.name}", config.train.rounds, state.round)
-    with federate(config, problem, choice, states, ranks) as federation:
+    def look(state: State, good: Good) -> Score | None:
+        nonlocal spent
+        torch.set_num_threads(usable_cores())
+        spent = guard is not None and not guard.allows()
+        last = state.round == config.train.rounds or spent or given_up(good, state)
+        if not last and state.round % config.train.eval_every:
+            return None
+        return validate(prepared.spec, state.served(method), valid, choice.device)
+
+    listen.start(f"{method.name} on {prepared.corpus.name}", config.train.rounds, run.state.round)
+    problem = make_problem(prepared, config, method, choice.device, budget)
+    with federate(config, problem, choice, log.states, ranks) as federation:
+        cohorts = simulated_cohorts(config, prepared, method, federation, run.state.params, guard)
+        judge = partial(judged, method=method, watch=watch, look=look, states=log.states)
         try:
-            while state.round < config.train.rounds and not done and not spent and not given_up(good, state):
-                cohort, lost, called, fates = [POOLED], {}, None, {}
-                sizes = fewer if state.round < config.train.frozen_rounds else every
-                if method.cohort != "pooled":
-                    turn = None if guard is None else guard.in_turn(prepared.store.names)
-                    attempt = 0 if guard is None else guard.attempt(state.round)
-                    called = plan_of_round(
-                        config, method, prepared, state.round, tokens, sizes.down, sizes.up, turn, attempt
-                    )
-                    fates = {prepared.store.names[f.client]: f for f in called.fates}
-                    federation.expect(fates)
-                    cohort = list(fates)
-                    lost = {client: fate.lost for client, fate in fates.items() if fate.lost is not None}
-                if guard is not None:
-                    assert isinstance(federation, Simulation), "several ranks are refused with --dp"
-                    frozen = FROZEN if state.round < config.train.frozen_rounds else ()
-                    federation.gather_by(*guard.gather(state, frozenset(frozen), fates))
-                    if not guard.affords():  # not known before its clients were drawn
-                        spent = True
-                        if state.round > written:
-                            save(time.monotonic() - started)
-                        break
-                began = time.monotonic()
-                torch.set_num_threads(choice.threads)
-                after, summary = run_round(method, state, cohort, federation, minimum, limits, watch)
-                torch.set_num_threads(usable_cores())
-                judged = judge_attention(summary) if method.distance is not None and guard is None else None
-                if judged is not None and judged[0] not in said:
-                    said.add(judged[0])
-                    listen.say(judged[1])
-                record = record_of(method, summary, sizes, called, lost)
-                if federation.secure is not None:
-                    record = secure_record(record, federation.secure, summary.saturated)
-                    if record["secure"]["failed"] is not None:
-                        listen.say(f"round {record['round']} is abandoned: {record['secure']['failed']}")
-                if federation.compression_error is not None:
-                    record["compression_error"] = federation.compression_error
-                if guard is not None:
-                    record = {**public_record(record, guard, sizes), "privacy": guard.told(state)}
-                    spent = not guard.allows()
-                found, back = suspect(good, after) if looks else (good, False)
-                if summary.unsound is not None:
-                    record["unsound"] = summary.unsound
-                record["seconds"] = time.monotonic() - began
-                last = after.round == config.train.rounds or spent or given_up(found, after)
-                if last or after.round % config.train.eval_every == 0:
-                    score = validate(prepared.spec, after.served(method), valid, choice.device)
-                    record["valid"] = score.summary()
-                    if watch is not None and looks and not back and score.tokens:
-                        counting = states.rounds if states is not None else {}
-                        found, back = judge_model(good, after, score.mean_nats, watch.factor, counting)
-                    if back:
-                        after = gone_back(found, after, server=by_server(method, summary.loss, found.uniform))
-                        if summary.unsound is None:
-                            listen.say(judged_line(score.perplexity, found, after))
-                    elif best is None or score.mean_nats < best.nats or not math.isfinite(best.nats):
-                        best = Best(after.round, score.mean_nats, after.served(method))
-                    last = last or given_up(found, after)
-                    done = reached([record], target) is not None
-                elif back:
-                    after = gone_back(found, after, server=method.solver.still)
-                if back:
-                    record["rolled_back"] = found.state.round
-                if (halvings := halvings_of(state, after)) is not None:
-                    record["halved"] = halvings
-                if summary.unsound is not None:
-                    listen.say(unsound_line(summary, state, after, found))
+            for outcome in rounds(run, federation, next_cohort, judge):
+                record = _record(outcome, method, federation, guard)
+                if method.distance is not None and guard is None:
+                    _say_once(judge_attention(outcome.summary), said, listen)
+                for line in _remarks(outcome, federation.secure):
+                    listen.say(line)
+                done = reached([record], target) is not None
                 if config.train.curves:
-                    append_curves(out, after.round, federation.curves)
-                record["elapsed"] = time.monotonic() - started
-                ended = after, record, found
-                state, good, length = after, found, append_line(metrics, record)
-                _settle_clients(states, good, back)
-                if last or done or state.round % config.train.checkpoint_every == 0:
-                    save(record["elapsed"])
-                    written = state.round
+                    append_curves(out, outcome.state.round, federation.curves)
+                log.write(outcome, record, last=done or spent or given_up(outcome.good, outcome.state))
                 listen.round(record)
         except KeyboardInterrupt:
-            if ended is not None and ended[0].round > state.round:  # stopped while its line was written: it is done
-                if metrics.exists():
-                    os.truncate(metrics, length)
-                state, good, length = ended[0], ended[2], append_line(metrics, ended[1])
-            if ended is not None and ended[0] is state:
-                _settle_clients(states, good, "rolled_back" in ended[1])
-            # Clients that were acknowledged in a round which is not in `state` yet would be ahead of the server: then
-            # the last checkpoint, whose files are all there, is what to go on from.
-            ahead = states is not None and any(r >= state.round for r in states.rounds.values())
-            if state.round > written and not ahead:
-                save(time.monotonic() - started)
+            log.stopped()
             raise
         finally:
             torch.set_num_threads(threads)
-    if given_up(good, state):
-        listen.say(stopped_line(good, state))
+    if given_up(run.good, run.state):
+        listen.say(stopped_line(run.good, run.state))
     if done:
-        listen.say(f"the target {config.train.until} is reached after round {state.round}")
-    if spent and state.round < config.train.rounds:
-        listen.say(f"the privacy budget is spent after round {state.round}: another would exceed it")
-    if best is None:
-        stands = good.state.round if same(state.params, good.state.params) else state.round
-        best = Best(stands, math.nan, state.served(method))
-    return best, time.monotonic() - started
+        listen.say(f"the target {config.train.until} is reached after round {run.state.round}")
+    if spent and run.state.round < config.train.rounds:
+        listen.say(f"the privacy budget is spent after round {run.state.round}: another would exceed it")
+    return run.chosen(), log.seconds()
 
 
-def _settle_clients(states: ClientStates | None, good: Good, back: bool) -> None:
-    """Keep the clients' states of the last good model, and let them count again where the run has gone back to it."""
-    if states is None:
-        return
-    if back:
-        states.go_back(good.clients)
-    states.keep_good(good.clients)
+def _record(
+    outcome: RoundOutcome, method: Method, federation: Simulation | RankedSimulation, guard: PrivateRun | None
+) -> dict[str, Any]:
+    """Return a round's line of metrics.jsonl."""
+    summary, sizes = outcome.summary, outcome.cohort.sizes
+    assert sizes is not None, "simulated clients move so many bytes"
+    record = record_of(method, summary, sizes, outcome.cohort.plan, outcome.cohort.lost)
+    if federation.secure is not None:
+        record = secure_record(record, federation.secure, summary.saturated)
+    if federation.compression_error is not None:
+        record["compression_error"] = federation.compression_error
+    if guard is not None:
+        record = {**public_record(record, guard, sizes), "privacy": guard.told(outcome.before)}
+    if summary.unsound is not None:
+        record["unsound"] = summary.unsound
+    record["seconds"] = outcome.seconds
+    if outcome.score is not None:
+        record["valid"] = outcome.score.summary()
+    if outcome.back:
+        record["rolled_back"] = outcome.good.state.round
+    if (halvings := halvings_of(outcome.before, outcome.state)) is not None:
+        record["halved"] = halvings
+    return record
+
+
+def _say_once(remark: tuple[str, str] | None, said: set[str], listen: Listener) -> None:
+    """Say a remark whose kind was not said before."""
+    if remark is not None and remark[0] not in said:
+        said.add(remark[0])
+        listen.say(remark[1])
+
+
+def _remarks(outcome: RoundOutcome, secure: Mapping[str, Any] | None) -> list[str]:
+    """Say what went wrong in a round.
+
+    Args:
+      secure: what the round's secure sum cost; None for a plain one.
+    """
+    summary, lines = outcome.summary, list[str]()
+    if secure is not None and secure["failed"] is not None:
+        lines.append(f"round {summary.round + 1} is abandoned: {secure['failed']}")
+    if summary.unsound is not None:
+        lines.append(unsound_line(summary, outcome.before, outcome.state, outcome.good))
+    elif outcome.back and outcome.score is not None:
+        lines.append(judged_line(outcome.score.perplexity, outcome.good, outcome.state))
+    return lines
 
 
 def _moved(params: Params, device: str) -> Params:

@@ -1,16 +1,40 @@
-"""A round as a line of metrics.jsonl, and what can be read from many of them."""
+"""A round as a line of metrics.jsonl: what it learnt and the bytes it moves; and what can be read from many of them.
+
+`--curves` writes the learning curves of local training to RUN/curves.jsonl, one line a round. A line has, over the
+clients whose report was taken:
+
+- `batch`: lists by local step, epoch after epoch: the `epoch` it is of (from 1), `loss` (Σ nats / Σ tokens) and
+  `accuracy` (Σ right first guesses / Σ tokens) over the `clients` that took this step, and their `tokens`. A client
+  with fewer steps an epoch drops out of the later ones.
+- `epoch`: the same by local epoch, over all its steps.
+- `by_client`: each client's own loss, accuracy and tokens by epoch, in rounds of at most 100 clients.
+
+Central training is one client; its epoch is what a round reads. The figures are those of the forward pass that a
+step's gradient is taken from: before the step, with dropout. Counting right guesses costs one more product of the
+output layer a step, on a GPU inside the captured step; no weight changes by a bit. Each step's figures stay on the
+device until the clients are done.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save
+from torch import Generator
+
+from keyfed.engine.curves import CohortCurves
+from keyfed.errors import RunError
 from keyfed.federated.cohort import Plan
 from keyfed.federated.round import RoundSummary
 from keyfed.federated.soundness import Good, same
-from keyfed.federated.types import ClientId, Method, State
-from keyfed.run.traffic import Sizes, round_traffic
+from keyfed.federated.types import ClientId, Method, Params, State
+from keyfed.run.folder import append_line
 
 MOST_DRAWN = 100  # clients of a round whose attention is written down one by one
 
@@ -204,3 +228,91 @@ def reached(records: Iterable[Mapping[str, Any]], target: tuple[str, float] | No
                 "modelled_seconds": seconds,
             }  # fmt: skip
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of what one client receives (down), uploads (up) and reports (control) in a round."""
+
+    down: int
+    up: int
+    control: int
+
+
+def model_bytes(params: Params) -> int:
+    """Size of a model (or an upload) as it is sent: safetensors, header included."""
+    return len(save(params))
+
+
+def upload_bytes(method: Method, params: Params) -> int:
+    """Size of an upload as the method sends it; compressed, it depends on shapes alone."""
+    if method.codec is None:
+        return model_bytes(params)
+    packed = method.codec.pack({name: p.detach().clone() for name, p in params.items()}, Generator())
+    return model_bytes({name: t.contiguous() for name, t in packed.items()})
+
+
+def report_bytes(layers: Sequence[str] = (), *, joining: bool = False) -> int:
+    """Size of a client's report: the scalars of `Report` as JSON at full length, a distance for each layer.
+
+    Args:
+      joining: the clients keep state, and say whether they join and with which weight.
+    """
+    report: dict[str, object] = {"tokens": 10**9, "loss": -1 / 3, "worked": 10**9}
+    if layers:
+        report["distance"] = dict.fromkeys(layers, 1 / 3)
+    if joining:
+        report |= {"weight": 10**9, "joining": False}
+    return len(json.dumps(report).encode())
+
+
+def sizes_of(method: Method, params: Params, frozen: Collection[str] = ()) -> Sizes:
+    """Return the bytes one client moves in a round of a method.
+
+    Args:
+      frozen: layers that are not trained: they go down with the model, and neither they nor their distance come up.
+    """
+    sent = {name: p for name, p in params.items() if name not in frozen}
+    layers = list(sent) if method.distance is not None else ()
+    control = report_bytes(layers, joining=method.solver.start is not None)
+    return Sizes(model_bytes(params), upload_bytes(method, sent), control)
+
+
+def round_traffic(sizes: Sizes, called: int, summary: RoundSummary) -> dict[str, int]:
+    """Return the bytes of a round.
+
+    Down: the model to everyone called. Up: the uploads that arrived, refused ones too; who was not asked to upload
+    (top-K) or vanished sent none. Control: every report, whether or not an upload followed.
+    """
+    arrived = len(summary.contributors) + len(summary.refused)
+    return {"down": sizes.down * called, "up": sizes.up * arrived, "control": sizes.control * summary.reported}
+
+
+CURVES = "curves.jsonl"
+CURVES_LINE = "curves: loss and accuracy of every local batch go to curves.jsonl, for one more output product a step"
+
+
+def append_curves(folder: Path, round: int, curves: CohortCurves | None) -> None:
+    """Write a round's line; a round in which nobody trained has an empty one."""
+    append_line(folder / CURVES, {"round": round, **(curves or CohortCurves()).line()})
+
+
+def cut_curves(folder: Path, rounds: int) -> None:
+    """Keep the lines of the first rounds; those written after the checkpoint will be written again."""
+    path = folder / CURVES
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if len(lines) < rounds:  # each was on the disk before its checkpoint was
+        raise RunError(
+            f"{path} has {len(lines)} lines, and the checkpoint is of round {rounds}; start again with another --out"
+        )
+    if path.exists():
+        os.truncate(path, sum(map(len, lines[:rounds])))
+
+
+def read_curves(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of curves.jsonl; none where the run was not asked for them."""
+    path = folder / CURVES
+    try:
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    except ValueError as e:
+        raise RunError(f"{path} is damaged: {e}") from None

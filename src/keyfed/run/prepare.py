@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -17,54 +16,37 @@ from keyfed.engine.trial import MakeModule
 from keyfed.errors import ConfigError
 from keyfed.federated.cohort import cohort_size
 from keyfed.federated.types import Method
-from keyfed.run.cache import encoded
 from keyfed.run.console import plural
 from keyfed.run.custom import build_network, refuse_model_options
-from keyfed.run.encode import MOST_STREAMS, Streams, window_of
+from keyfed.run.encode import MOST_STREAMS, Encoded, Streams, encoded, window_of
 from keyfed.run.evaluate import limit_streams
 from keyfed.run.start.freeze import FROZEN
 from keyfed.text.batches import Batching
-from keyfed.text.corpus import Corpus
-from keyfed.text.partition import Population
-from keyfed.text.vocab import EOS, Vocab, VocabSummary
+from keyfed.text.vocab import EOS
 
 POOLED = "pooled"
 CHUNK = 10_000  # clients whose lines are counted at once
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A corpus made ready for training.
+class Prepared(Encoded):
+    """An encoded corpus made ready for training: with the model, and how it reads the text."""
 
-    Attributes:
-      valid: streams the model is chosen on; `test` those it is judged on; each is read from a zero state.
-      unseen: streams of clients never trained on (natural partitions).
-      excluded: clients with less text than one window, left out of training.
-      oov: share of unknown words in train, valid and test.
-    """
-
-    corpus: Corpus
-    population: Population
-    vocab: Vocab
-    vocab_summary: VocabSummary
     spec: Network
-    store: ClientStore
     batching: Batching
-    valid: Streams
-    test: Streams
-    unseen: Streams
-    excluded: Sequence[str]
-    oov: dict[str, float]
 
     def describe(self, *, private: bool = False) -> list[str]:
         """Lines for a person: what was read, dropped and left out; of a private run's training text nothing."""
         s, v = self.store, self.vocab_summary
         sizes = s.sizes()
         whose = self.population.partition + (f", part {self.population.part}" if self.population.part else "")
-        told = [f"{self.corpus.name}: {plural(len(s), 'client')} ({whose})", f"vocabulary: {len(self.vocab):,} entries"]
+        about = [
+            f"{self.corpus.name}: {plural(len(s), 'client')} ({whose})",
+            f"vocabulary: {len(self.vocab):,} entries",
+        ]
         if not private:
-            told = [
-                f"{told[0]}, {int(sizes.sum()):,} training tokens "
+            about = [
+                f"{about[0]}, {int(sizes.sum()):,} training tokens "
                 f"(smallest client {sizes.min():,}, median {int(np.median(sizes)):,}, largest {sizes.max():,})",
                 f"vocabulary: {v.kept:,} of {v.types:,} {self.vocab.kind} types and 4 specials; dropped ones make "
                 f"{v.dropped_tokens / max(1, v.tokens):.2%} of the training tokens"
@@ -72,7 +54,7 @@ class Prepared:
             ]
         others = f", {plural(len(self.unseen), 'unseen client')} with {_count(self.unseen):,} tokens"
         lines = [
-            *told,
+            *about,
             f"held out: validation {_count(self.valid):,} tokens, test {_count(self.test):,} tokens"
             + (others if self.unseen else ""),
         ]
@@ -110,32 +92,25 @@ def prepare(config: Config, module: MakeModule | None = None, *, text: bool = Fa
     """
     if module is not None:
         refuse_model_options(config, module)
-    data, most = config.data, config.train.test_tokens
+    most = config.train.test_tokens
     found = encoded(config, text=text)
     spec = build_network(config, len(found.vocab), module)
-    if data.batching == "packed" and isinstance(spec, ModuleNetwork) and (why := spec.unpackable()) is not None:
+    if config.data.batching == "packed" and isinstance(spec, ModuleNetwork) and (why := spec.unpackable()) is not None:
         raise ConfigError(f"data.batches=packed: {why}; use stream or sentences")
-    return Prepared(
-        corpus=found.corpus,
-        population=found.population,
-        vocab=found.vocab,
-        vocab_summary=found.vocab_summary,
-        spec=spec,
-        store=found.store,
-        batching=Batching(data.batching, 1, window_of(config), data.max_sentences, data.max_tokens),
-        valid=found.valid,
-        test=limit_streams(found.test, most),
-        unseen=limit_streams(found.unseen, most),
-        excluded=found.excluded,
-        oov=found.oov,
-    )
+    whole = {field.name: getattr(found, field.name) for field in fields(found)}
+    limited = {"test": limit_streams(found.test, most), "unseen": limit_streams(found.unseen, most)}
+    return Prepared(**{**whole, **limited}, spec=spec, batching=batching_of(config))
+
+
+def batching_of(config: Config) -> Batching:
+    """How clients' text is cut into batches; the method says how many rows."""
+    data = config.data
+    return Batching(data.batching, 1, window_of(config), data.max_sentences, data.max_tokens)
 
 
 def prepare_again(prepared: Prepared, config: Config, module: MakeModule | None = None) -> Prepared:
     """Return a prepared corpus for a configuration that differs in dropout, batches or limits: no text is read."""
-    data = config.data
-    batching = Batching(data.batching, 1, window_of(config), data.max_sentences, data.max_tokens)
-    return replace(prepared, spec=build_network(config, len(prepared.vocab), module), batching=batching)
+    return replace(prepared, spec=build_network(config, len(prepared.vocab), module), batching=batching_of(config))
 
 
 def pooled_store(store: ClientStore) -> ClientStore:

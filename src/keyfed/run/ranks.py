@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from keyfed.config.documents import dump_toml
-from keyfed.config.load import Config, config_from, to_document
+from keyfed.config.load import Config, config_from, dump_toml, to_document
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.launch import Place, place
 from keyfed.engine.network import init_params
@@ -31,7 +30,7 @@ from keyfed.run.choose import Choice
 from keyfed.run.plan import plan
 from keyfed.run.prepare import make_problem, prepare
 from keyfed.run.secure import sums_of
-from keyfed.text.vocab_file import vocab_sha256
+from keyfed.text.vocab import vocab_sha256
 
 
 def together(where: Place, work: Callable[[Ranks], dict[str, Any]]) -> dict[str, Any]:

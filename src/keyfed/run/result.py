@@ -1,4 +1,4 @@
-"""The end of a run: the chosen model is tested once and written, the baselines are scored on the same tokens."""
+"""The end of a run: the chosen model is tested once and written; count-based baselines score the same tokens."""
 
 from __future__ import annotations
 
@@ -13,10 +13,20 @@ from typing import TYPE_CHECKING, Any
 from keyfed.config.load import Config, parse_target
 from keyfed.engine.network import parameter_count, shapes
 from keyfed.federated.types import Method, Params
-from keyfed.run.baselines import score_baselines
+from keyfed.model.ngram import KneserNey, Unigram, fit_kneser_ney, fit_unigram
+from keyfed.model.score import Score
 from keyfed.run.checkpoint import Best
 from keyfed.run.choose import Choice
-from keyfed.run.evaluate import headline, scorer_of, spread, total
+from keyfed.run.encode import Streams
+from keyfed.run.evaluate import (
+    by_line,
+    evaluate_ngram,
+    evaluate_ngram_sentences,
+    headline,
+    scorer_of,
+    spread,
+    total,
+)
 from keyfed.run.folder import read_metrics, save_model
 from keyfed.run.metrics_line import reached, soundness_counts
 from keyfed.run.plan import members_of
@@ -95,3 +105,31 @@ def finish(
 
 def _mean(numbers: Sequence[float]) -> float | None:
     return sum(numbers) / len(numbers) if numbers else None
+
+
+def score_baselines(prepared: Prepared, order: int) -> dict[str, Any]:
+    """Fit a unigram and an interpolated modified Kneser–Ney model on all clients' training text and score both."""
+    streams = [prepared.store.stream(k) for k in range(len(prepared.store))]
+    size = len(prepared.vocab)
+    out: dict[str, Any] = {}
+    for name, fit in (
+        ("unigram", lambda: fit_unigram(streams, size)),
+        ("kneser_ney", lambda: fit_kneser_ney(streams, size, order)),
+    ):
+        began = time.monotonic()
+        model = fit()
+        lines = evaluate_ngram_sentences(model.nats, model.top, prepared.test)
+        out[name] = {
+            "test": {**_headline(model, prepared, prepared.test).summary(), **by_line(lines)},
+            "unseen": _headline(model, prepared, prepared.unseen).summary() if prepared.unseen else None,
+            "seconds": time.monotonic() - began,
+        }
+    out["kneser_ney"]["order"] = order
+    return out
+
+
+def _headline(model: Unigram | KneserNey, prepared: Prepared, streams: Streams) -> Score:
+    """Score a count model on the tokens that the network's headline counts (`evaluate.scorer_of`)."""
+    if prepared.batching.kind == "packed":
+        return evaluate_ngram_sentences(model.nats, model.top, streams)
+    return total(evaluate_ngram(model.nats, model.top, streams))

@@ -20,7 +20,7 @@ from keyfed.federated.types import Method, Params
 from keyfed.private.dp.opening import MOST_MEMBERS as MOST_PRIVATE
 from keyfed.private.dp.private_method import refuse_sized_duals
 from keyfed.private.secagg.threshold import PRIVATE_RATIO, most_ratio, usual_threshold
-from keyfed.run.traffic import Sizes, model_bytes, sizes_of
+from keyfed.run.metrics_line import Sizes, model_bytes, sizes_of
 
 if TYPE_CHECKING:
     from keyfed.engine.sums.secure_simulation import SecureSettings

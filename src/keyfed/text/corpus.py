@@ -3,13 +3,20 @@
 `read_corpus` takes what people have lying about:
 
     folder of *.txt, *.txt.gz, *.md, extension-less files     a file is a client, its lines are the lines
-    one such file                                             one pool of text, to be dealt into shards
+    one such file                                             one pool of text, to be cut into shards
     .jsonl / .csv / .tsv (also .gz) with author and text      an author is a client, rows in order of time
     LEAF .json (users, user_data: {u: {x, y}})                a user is a client
 
 What cannot be used (empty, binary, not UTF-8, broken JSON, a missing field) is left out and counted in
 `Corpus.skipped` with the reason; only a corpus with nothing left is an error. Handles found in an author
 column are kept as hashes only: see `pseudonym`.
+
+LEAF (Caldas et al. 2018, arXiv 1812.01097) has three kinds of samples that hold text. `leaf_lines` turns each back into
+running lines; anything else (images, tweets with their metadata) is refused:
+
+    shakespeare   x = windows of 80 characters, y = the character after each
+    reddit        x = lists (of lists) of tokens with <BOS>, <EOS> and <PAD>
+    any other     x = strings
 """
 
 from __future__ import annotations
@@ -17,18 +24,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from keyfed.errors import DataError
-from keyfed.text.leaf import lines_of, users_of
 from keyfed.text.records import (
     UNREADABLE,
     Bomb,
     Record,
-    Refused,
+    RefusedRows,
     by_time,
     is_broken,
     open_bytes,
@@ -221,11 +228,11 @@ def authors_from(records: Sequence[Record]) -> _Found:
     return tuple(Author(pseudonym(name), tuple(own)) for name, own in lines.items()), skipped
 
 
-def left_out(path: Path, refused: Sequence[Refused]) -> tuple[Skipped, ...]:
+def left_out(path: Path, refused: Sequence[RefusedRows]) -> tuple[Skipped, ...]:
     """Say which rows of a file were left out.
 
     Example:
-      >>> left_out(Path("chat.csv"), [Refused("empty text", 3, 17)])
+      >>> left_out(Path("chat.csv"), [RefusedRows("empty text", 3, 17)])
       (Skipped(what='3 rows of chat.csv from line 17', why='empty text'),)
     """
     return tuple(Skipped(f"{r.rows} row{'s' * (r.rows > 1)} of {path.name} from line {r.line}", r.why) for r in refused)
@@ -281,7 +288,7 @@ def _read_folder(folder: Path) -> _Found:
 
 def _read_leaf(path: Path) -> Corpus:
     try:
-        users = users_of(json.loads("\n".join(_lines_of(path))))
+        users = leaf_users(json.loads("\n".join(_lines_of(path))))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: {error}; expected a LEAF file: one JSON object") from None
     if users is None:
@@ -295,7 +302,7 @@ def _read_leaf(path: Path) -> Corpus:
             continue
         name = pseudonym(user)
         try:
-            own, lines = lines_of(samples)
+            own, lines = leaf_lines(samples)
             if any(map(is_broken, lines)):
                 raise ValueError("not UTF-8")
         except ValueError as error:
@@ -313,3 +320,82 @@ def _read_leaf(path: Path) -> Corpus:
         characters=kind == "characters",
         skipped=tuple(skipped),
     )
+
+
+_MARKS = frozenset({"<BOS>", "<EOS>", "<PAD>"})
+
+
+def leaf_users(data: object) -> dict[str, Any] | None:
+    """Return the samples by user in the order of `users`, or None if this is not a LEAF object."""
+    if not isinstance(data, dict):
+        return None
+    users, user_data = data.get("users"), data.get("user_data")
+    if not isinstance(users, list) or not isinstance(user_data, dict):
+        return None
+    return {str(user): user_data.get(str(user)) for user in users}
+
+
+def leaf_lines(samples: object) -> tuple[str, list[str]]:
+    """Return what one user's samples are (`characters`, `tokens` or `text`) and their lines.
+
+    Raises:
+      ValueError: They are none of these; the message says why.
+
+    Example:
+      >>> leaf_lines({"x": ["abc", "bcd", "xyz"], "y": ["d", "e", "!"]})
+      ('characters', ['abcde', 'xyz!'])
+      >>> leaf_lines({"x": [[["<BOS>", "hello"], ["world", "<PAD>"]]], "y": []})
+      ('tokens', ['hello world'])
+      >>> leaf_lines({"x": ["Two lines", "of text"]})
+      ('text', ['Two lines', 'of text'])
+    """
+    x = samples.get("x") if isinstance(samples, dict) else None
+    y = samples.get("y") if isinstance(samples, dict) else None
+    if not isinstance(x, list) or not x:
+        raise ValueError("no samples x")
+    if all(isinstance(sample, str) for sample in x):
+        if isinstance(y, list) and _are_windows(x, y):
+            return "characters", [line for text in running_text(x, y) for line in split_lines(text)]
+        return "text", [line for sample in x for line in split_lines(sample)]
+    tokens = [list(_tokens(sample)) for sample in x]
+    if any(" " in token for sample in tokens for token in sample):
+        raise ValueError("samples x are records with fields, not lists of tokens")
+    return "tokens", [" ".join(sample) for sample in tokens if sample]
+
+
+def running_text(x: list[str], y: list[str]) -> list[str]:
+    """Join windows that each lie one character after the one before; a gap starts a new text.
+
+    Example:
+      >>> running_text(["to b", "o be", " be "], ["e", " ", "o"])
+      ['to be o']
+    """
+    texts: list[list[str]] = []
+    due = None
+    for window, following in zip(x, y, strict=True):
+        if window == due:
+            texts[-1].append(following)
+        else:
+            texts.append([window, following])
+        due = window[1:] + following
+    return ["".join(parts) for parts in texts]
+
+
+def _are_windows(x: list[str], y: list[Any]) -> bool:
+    return (
+        len(y) == len(x)
+        and all(isinstance(following, str) and len(following) == 1 for following in y)
+        and len({len(window) for window in x}) == 1
+        and len(x[0]) > 1
+    )
+
+
+def _tokens(sample: object) -> Iterator[str]:
+    if isinstance(sample, str):
+        if sample.strip() and sample not in _MARKS:
+            yield sample
+    elif isinstance(sample, list):
+        for part in sample:
+            yield from _tokens(part)
+    else:
+        raise ValueError(f"samples x hold {type(sample).__name__}, not text")

@@ -35,7 +35,7 @@ _BRACKETED = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TextSize:
     """How much text there is: counts, and nothing of the text itself.
 
     Attributes:
@@ -59,7 +59,7 @@ def own_corpus(corpus: Corpus, path: Path, me: str | None) -> Corpus:
       me: the owner, as the file spells it; None where there is one author only.
 
     Raises:
-      DataError: there are several authors and `me` is none of them. The message names nobody and quotes nothing.
+      DataError: there are several authors and `me` is none of them. The message has no name and no quotation.
     """
     if corpus.natural and not path.is_dir():
         authors = _chosen(corpus.authors, me, path)
@@ -77,7 +77,7 @@ def own_corpus(corpus: Corpus, path: Path, me: str | None) -> Corpus:
     )
 
 
-def look_at(path: Path, me: str | None = None) -> Found:
+def look_at(path: Path, me: str | None = None) -> TextSize:
     """Read a client's text as its training does, and count it.
 
     Raises:
@@ -85,7 +85,7 @@ def look_at(path: Path, me: str | None = None) -> Found:
     """
     corpus = own_corpus(load_corpus(str(path)), path, me)
     lines = corpus.authors[0].lines
-    found = Found(len(lines), sum(len(line.split()) for line in lines), len(corpus.skipped))
+    found = TextSize(len(lines), sum(len(line.split()) for line in lines), len(corpus.skipped))
     if found.words < LEAST_WORDS:
         raise DataError(f"{path}: {found}; expected at least {LEAST_WORDS} words to learn from")
     return found

@@ -50,7 +50,7 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRows:
     """How many rows were left out for one reason, and the line of the first."""
 
     why: str
@@ -91,29 +91,30 @@ def open_bytes(path: Path) -> io.BufferedReader:
     if path.suffix != ".gz":
         return path.open("rb")
     most = max(LEAST_UNPACKED, MOST_RATIO * path.stat().st_size)
-    return io.BufferedReader(_Unpacked(gzip.open(path), most), io.DEFAULT_BUFFER_SIZE * 8)
+    bomb = Bomb(
+        f"{path}: it unpacks to more than {most:,} bytes, {MOST_RATIO} times its size, which text does not; unpack it "
+        "yourself if you trust it"
+    )
+    return io.BufferedReader(_Bounded(gzip.open(path), most, bomb), io.DEFAULT_BUFFER_SIZE * 8)
 
 
 class Bomb(DataError):
     """A packed file that unpacks to far more than text does."""
 
 
-class _Unpacked(io.RawIOBase):
-    """An unpacked file that ends in an error beyond `most` bytes."""
+class _Bounded(io.RawIOBase):
+    """The next `most` bytes of a file. Behind them it ends, or raises `beyond` where the file goes on."""
 
-    def __init__(self, file: gzip.GzipFile, most: int) -> None:
-        self._file, self._left, self._most = file, most, most
+    def __init__(self, file: gzip.GzipFile | BinaryIO, most: float, beyond: Bomb | None = None) -> None:
+        self._file, self._left, self._beyond = file, most, beyond
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._file.read(min(len(buffer), self._left + 1))
-        if len(data) > self._left:
-            raise Bomb(
-                f"{self._file.name}: it unpacks to more than {self._most:,} bytes, {MOST_RATIO} times its size, which "
-                "text does not; unpack it yourself if you trust it"
-            )
+        data = self._file.read(int(min(len(buffer), self._left + (self._beyond is not None))))
+        if self._beyond is not None and len(data) > self._left:
+            raise self._beyond
         buffer[: len(data)] = data
         self._left -= len(data)
         return len(data)
@@ -125,7 +126,7 @@ class _Unpacked(io.RawIOBase):
 
 def read_records(
     path: Path, *, author_column: str | None = None, text_column: str | None = None
-) -> tuple[list[Record], list[Refused]]:
+) -> tuple[list[Record], list[RefusedRows]]:
     """Read the usable rows in file order, and say what was left out.
 
     Args:
@@ -133,14 +134,14 @@ def read_records(
       author_column: Column (JSON field) of the author; found by itself among `AUTHOR_COLUMNS`.
       text_column: Column (JSON field) of the text; found by itself among `TEXT_COLUMNS`.
     """
-    refused: dict[str, Refused] = {}
+    refused: dict[str, RefusedRows] = {}
     records = list(stream_records(path, refused, author_column=author_column, text_column=text_column))
     return records, list(refused.values())
 
 
 def stream_records(
     path: Path,
-    refused: dict[str, Refused],
+    refused: dict[str, RefusedRows],
     *,
     author_column: str | None = None,
     text_column: str | None = None,
@@ -165,8 +166,8 @@ def stream_records(
         if isinstance(result, Record):
             yield result
         else:
-            before = refused.get(result, Refused(result, 0, number))
-            refused[result] = Refused(result, before.rows + 1, before.line)
+            before = refused.get(result, RefusedRows(result, 0, number))
+            refused[result] = RefusedRows(result, before.rows + 1, before.line)
 
 
 def spans_of(path: Path, pieces: int) -> list[Span]:
@@ -231,31 +232,10 @@ def _open_span(path: Path, span: Span | None) -> TextIO:
         return open_text(path)
     file = path.open("rb")
     file.seek(span.start)
-    piece = io.BufferedReader(_Piece(file, span))
+    piece = io.BufferedReader(_Bounded(file, math.inf if span.end is None else span.end - span.start))
     # A byte-order mark stands at the start of a file, not of a piece.
     encoding = "utf-8" if span.start else "utf-8-sig"
     return io.TextIOWrapper(piece, encoding=encoding, errors="surrogateescape")
-
-
-class _Piece(io.RawIOBase):
-    """A file that ends where a piece ends."""
-
-    def __init__(self, file: BinaryIO, span: Span) -> None:
-        self._file = file
-        self._left = math.inf if span.end is None else span.end - span.start
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(int(min(len(buffer), self._left)))
-        buffer[: len(data)] = data
-        self._left -= len(data)
-        return len(data)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def _table(file: TextIO, quoted: bool) -> csv.DictReader[str]:

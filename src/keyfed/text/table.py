@@ -1,18 +1,37 @@
-"""All lines of a corpus as numbers on disk, in the order of authors and time: what a large corpus is encoded from.
+"""All lines of a corpus as numbers on disk, and their tokens: what a large corpus is encoded from.
 
-A table (.jsonl, .csv, .tsv) is read row by row, never held in memory, a .jsonl by several processes at once. The parts
-they write (`keyfed.text.spill`) are joined here; how many there were does not show in the result.
+A table (.jsonl, .csv, .tsv) is read row by row, never held in memory, a .jsonl by several processes at once. Each
+process reads its lines once and writes a part, a folder of flat files. Chunks are what stands between blanks (or
+characters); they are numbered as they first appear, and number 0 is the end of a line. Nothing in a part depends on a
+vocabulary, clients or a seed:
+
+    chunks.i32     all lines, one after the other, each with its end
+    lengths.i32    chunks of each line, its end included
+    sizes.i32      the size of each line (`keyfed.text.partition`)
+    text.utf8      all lines, each followed by a line feed (tables only)
+    bytes.i32      bytes of each line in it, the line feed included
+    authors.i32    of each entry (row of a table), numbered as they first appear
+    lines.i32      of each entry
+    moments.f64    of each entry, where all have a time
+    about.json     chunks and authors by number, rows left out, what is wrong with the times
+
+The parts are joined in the order of authors and time (`tabulate`); how many there were does not show in the result.
+Every different chunk is then cut into words once (`token_table`). Counting words and encoding text is a matter of
+looking numbers up in arrays. Memory holds the names and the different chunks, never the text.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +39,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from keyfed.errors import DataError
 from keyfed.text.corpus import (
     TABLE_SUFFIXES,
     Corpus,
@@ -29,16 +49,202 @@ from keyfed.text.corpus import (
     must_have_text,
     pseudonym,
     read_corpus,
+    split_lines,
 )
-from keyfed.text.dealing import Written
-from keyfed.text.ragged import Numbers, blocks, bounds_of, ranges
-from keyfed.text.records import Refused, Span, lines_before, spans_of, suffix_of
-from keyfed.text.spill import CHUNKS, TEXT, About, Kind, Numbered, no_collection, read_about, read_span, write_part
+from keyfed.text.partition import LineIndex, line_sizes
+from keyfed.text.ragged import Numbers, Ragged, blocks, bounds_of, ranges
+from keyfed.text.records import RefusedRows, Span, lines_before, moment, spans_of, stream_records, suffix_of
+from keyfed.text.vocab import EOS, UNK, TokenKind, Vocab, words_of
 
 PIECE = 16 << 20  # bytes of a table that are worth a process of their own
 MOST_PROCESSES = 8
 ENTRIES = 10_000  # whose text is read at once for the fingerprint
 READ = 16 << 20  # bytes that are copied at once
+# What stands for the end of a line while lines are cut together: something that no text has. Rows with a NUL are
+# refused, so that tables have none; other text may, but no half of a character (dearer: it makes the strings wide).
+NUL, HALF = "\0", "\ud800"
+CHUNKS, TEXT = "chunks.i32", "text.utf8"
+TOGETHER = 1 << 13  # lines that are cut at once
+LINES = 1 << 16  # that are looked up at once
+
+Entry = tuple[str, list[str], str | None]  # author, lines, time
+Ids = NDArray[np.int32]
+
+
+# Parts
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a part says in `about.json`.
+
+    Attributes:
+      chunks: the spelling of each number; that of 0 has no meaning.
+      late: why the entries cannot be ordered by time, None if they can.
+      timed: whether any entry has a time.
+    """
+
+    chunks: list[str]
+    authors: list[str]
+    refused: list[RefusedRows]
+    late: str | None
+    timed: bool
+
+
+class Numbered(dict[str, int]):
+    """Number strings as they first appear.
+
+    Example:
+      >>> numbers = Numbered()
+      >>> [numbers[word] for word in ("b", "a", "b")]
+      [0, 1, 0]
+    """
+
+    def __missing__(self, key: str) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+class Cutter:
+    """Cut lines into chunks and number them.
+
+    Example:
+      >>> cutter = Cutter("word", characters=False)
+      >>> [part.tolist() for part in cutter.cut(["a b", "", "b"])]
+      [[1, 2, 0, 0, 2, 0], [3, 1, 2], [3, 1, 2]]
+      >>> [part.tolist() for part in Cutter("char", characters=False).cut(["ab", "b"])]
+      [[1, 2, 0, 2, 0], [3, 2], [2, 2]]
+    """
+
+    def __init__(self, kind: TokenKind, *, characters: bool, end: str = HALF) -> None:
+        self._kind = kind
+        self._end = end
+        self._characters = characters  # whether sizes are characters
+        self._numbers = Numbered({end: 0})
+        self._letters = np.full(0x110000 if kind == "char" else 0, -1, np.int32)  # number of each code point
+
+    def cut(self, lines: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """Return the chunks of the lines with their ends, and the chunks and the size of each line."""
+        numbers = self._words(lines) if self._kind == "word" else self._characters_of(lines)
+        ends = np.flatnonzero(numbers == 0)
+        if len(ends) != len(lines):
+            raise DataError("a line holds half a character (a lone surrogate); expected UTF-8 text")
+        lengths = np.diff(ends, prepend=-1).astype(np.int32)
+        alike = (self._kind == "char") == self._characters
+        return numbers, lengths, lengths if alike else line_sizes(lines, self._characters).astype(np.int32)
+
+    def _words(self, lines: list[str]) -> NDArray[np.int32]:
+        chunks = f" {self._end} ".join([*lines, ""]).split()
+        return np.fromiter(map(self._numbers.__getitem__, chunks), np.int32, len(chunks))
+
+    def _characters_of(self, lines: list[str]) -> NDArray[np.int32]:
+        text = "\n".join([line.replace("\n", " ") for line in lines] + [""])
+        points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        self._letters[ord("\n")] = 0
+        for point in np.unique(points[self._letters[points] < 0]).tolist():
+            self._letters[point] = self._numbers[chr(point)]
+        return self._letters[points]
+
+    def spelt(self) -> list[str]:
+        """Return the chunks by number."""
+        return ["", *list(self._numbers)[1:]]
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the cycle collector still: rows make no cycles, and it would visit all objects time and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def rows_of(
+    path: Path, refused: dict[str, RefusedRows], span: Span | None = None, **columns: str | None
+) -> Iterator[Entry]:
+    """Yield the rows of a table as entries."""
+    for author, text, time in stream_records(path, refused, span=span, **columns):
+        if lines := split_lines(text):
+            yield author, lines, time
+
+
+def write_part(
+    folder: Path,
+    entries: Iterable[Entry],
+    kind: TokenKind,
+    *,
+    characters: bool,
+    table: bool,
+    refused: dict[str, RefusedRows],
+) -> None:
+    """Write a part into a new folder.
+
+    Args:
+      kind: whether chunks are words or characters.
+      characters: whether the sizes of lines are counted in characters.
+      table: whether the entries are rows of one; then the text itself is kept, for a fingerprint.
+      refused: what `entries` leaves out while it is read.
+    """
+    folder.mkdir(parents=True)
+    cutter = Cutter(kind, characters=characters, end=NUL if table else HALF)
+    authors, counts, moments = array("i"), array("i"), array("d")
+    names, late, timed = Numbered(), None, False
+    waiting: list[str] = []
+    names_of = (CHUNKS, "lengths.i32", "sizes.i32", TEXT, "bytes.i32")
+    files = [(folder / name).open("wb") for name in names_of]
+
+    def flush() -> None:
+        parts: list[Any] = list(cutter.cut(waiting))
+        if table:
+            written = "\n".join([*waiting, ""]).encode()
+            ends = np.flatnonzero(np.frombuffer(written, np.uint8) == ord("\n"))
+            parts += [written, np.diff(ends, prepend=-1).astype(np.int32)]
+        for file, part in zip(files, parts, strict=False):
+            file.write(part)
+        waiting.clear()
+
+    try:
+        for author, lines, time in entries:
+            authors.append(names[author])
+            counts.append(len(lines))
+            waiting += lines
+            timed = timed or time is not None
+            if late is None:
+                try:
+                    moments.append(moment(time))
+                except ValueError as error:
+                    late = str(error)
+            if len(waiting) >= TOGETHER:
+                flush()
+        flush()
+    finally:
+        for file in files:
+            file.close()
+    for name, numbers in (("authors.i32", authors), ("lines.i32", counts), ("moments.f64", moments)):
+        (folder / name).write_bytes(numbers.tobytes())
+    rows = [asdict(row) for row in refused.values()]
+    about = {"chunks": cutter.spelt(), "authors": list(names), "refused": rows, "late": late, "timed": timed}
+    (folder / "about.json").write_text(json.dumps(about), "utf-8")
+
+
+@no_collection()
+def read_span(path: Path, span: Span, folder: Path, kind: TokenKind, columns: dict[str, str | None]) -> None:
+    """Write a part from a piece of a table."""
+    refused: dict[str, RefusedRows] = {}
+    entries = rows_of(path, refused, span, **columns)
+    write_part(folder, entries, kind, characters=False, table=True, refused=refused)
+
+
+def read_about(folder: Path) -> About:
+    """Read what a part says about itself."""
+    found = json.loads((folder / "about.json").read_text("utf-8"))
+    return About(**{**found, "refused": [RefusedRows(**r) for r in found["refused"]]})
+
+
+# The table
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +252,22 @@ class LineTable:
     """The lines of a corpus, author after author.
 
     Attributes:
-      corpus: what is known beside the text; `authors` is empty.
-      written: whose the lines are and how long.
+      corpus: what is known apart from the text; `authors` is empty.
+      index: whose the lines are and how long.
       starts: line k is chunks[starts[k] : starts[k] + lengths[k]], its end included.
       chunks: numbers of words or characters, on disk; 0 ends a line.
       spelt: the chunk of each number.
     """
 
     corpus: Corpus
-    written: Written
+    index: LineIndex
     starts: Numbers
     lengths: NDArray[np.int32]
     chunks: NDArray[np.int32]
     spelt: Sequence[str]
 
 
-def tabulate(path: Path, folder: Path, kind: Kind, **columns: str | None) -> LineTable:
+def tabulate(path: Path, folder: Path, kind: TokenKind, **columns: str | None) -> LineTable:
     """Read a corpus into a table of its lines.
 
     Args:
@@ -93,7 +299,7 @@ def _pieces(path: Path) -> int:
 
 
 def _read_spans(
-    path: Path, spans: Sequence[Span], folders: Sequence[Path], kind: Kind, columns: dict[str, str | None]
+    path: Path, spans: Sequence[Span], folders: Sequence[Path], kind: TokenKind, columns: dict[str, str | None]
 ) -> None:
     """Write a part for each span: the first here, the others in processes of their own.
 
@@ -104,8 +310,8 @@ def _read_spans(
     others: list[tuple[Any, subprocess.Popen[bytes]]] = []
     try:
         for each in work[1:]:
-            asked = json.dumps([str(path), each[1], str(each[2]), kind, columns])
-            command = [sys.executable, "-m", "keyfed.text.spill", asked]
+            task = json.dumps([str(path), each[1], str(each[2]), kind, columns])
+            command = [sys.executable, "-m", "keyfed.text.table", task]
             others.append((each, subprocess.Popen(command, env=found, stderr=subprocess.DEVNULL)))
         read_span(*work[0])
         for each, process in others:
@@ -118,15 +324,15 @@ def _read_spans(
             process.wait()
 
 
-def _refused(path: Path, spans: Sequence[Span], folders: Sequence[Path]) -> list[Refused]:
+def _refused(path: Path, spans: Sequence[Span], folders: Sequence[Path]) -> list[RefusedRows]:
     """Add up what the parts left out; lines are numbered in the whole file."""
-    found: dict[str, Refused] = {}
+    found: dict[str, RefusedRows] = {}
     for span, folder in zip(spans, folders, strict=True):
         rows = read_about(folder).refused
         before = lines_before(path, span) if rows else 0
         for r in rows:
-            known = found.get(r.why, Refused(r.why, 0, r.line + before))
-            found[r.why] = Refused(r.why, known.rows + r.rows, known.line)
+            known = found.get(r.why, RefusedRows(r.why, 0, r.line + before))
+            found[r.why] = RefusedRows(r.why, known.rows + r.rows, known.line)
     return list(found.values())
 
 
@@ -168,7 +374,7 @@ def _join(about: Corpus, folders: Sequence[Path], path: Path, *, table: bool) ->
         sizes, lengths, starts = sizes[order], lengths[order], starts[order]
     return LineTable(
         corpus=about,
-        written=Written(about.name, names, first, sizes, about.natural),
+        index=LineIndex(about.name, names, first, sizes, about.natural),
         starts=starts,
         lengths=lengths,
         chunks=chunks,
@@ -249,3 +455,97 @@ def _bodies(folders: Sequence[Path], bounds: Numbers, entries: Numbers, first: N
             cuts = bounds_of(stops - starts)[own - own[0]].tolist()
             yield from (bytes(text[start : stop - 1]) for start, stop in pairwise(cuts))
     (folders[0] / TEXT).unlink()
+
+
+# Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBlock:
+    """The tokens of several lists of lines, one after the other.
+
+    Attributes:
+      lists: which lists, by number.
+      lengths: tokens of each.
+    """
+
+    lists: slice
+    lengths: Numbers
+    tokens: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """A table of lines whose chunks are cut into words or characters.
+
+    Attributes:
+      types: different words or characters; the first is the end of a line.
+      tokens: chunk c is the types tokens[c].
+    """
+
+    lines: LineTable
+    types: list[str]
+    tokens: Ragged
+
+
+def token_table(table: LineTable, kind: TokenKind, *, lower: bool) -> TokenTable:
+    """Cut each chunk of a table into words; characters are what they are."""
+    types = Numbered({"\n": 0})
+    tokenised = table.corpus.tokenised
+    counts, flat = [1], [0]
+    for chunk in table.spelt[1:]:
+        words = words_of(chunk, tokenised=tokenised, lower=lower) if kind == "word" else [chunk]
+        counts.append(len(words))
+        flat += map(types.__getitem__, words)
+    return TokenTable(table, list(types), Ragged(np.array(flat, np.int64), bounds_of(np.array(counts))))
+
+
+def types_of(table: TokenTable, lists: Ragged) -> Iterator[StreamBlock]:
+    """Yield the types of lists of lines, some lists at a time; every line is followed by its end."""
+    chunk_tokens = table.tokens.counts()
+    flat = table.tokens.flat.astype(np.int32)
+    plain = bool((chunk_tokens == 1).all())
+    for block in blocks(lists.bounds, LINES):
+        bounds = lists.bounds[block.start : block.stop + 1]
+        lines = lists.flat[bounds[0] : bounds[-1]]
+        lengths = table.lines.lengths[lines]
+        chunks = table.lines.chunks[ranges(table.lines.starts[lines], lengths)]
+        ends = bounds_of(lengths)[bounds - bounds[0]]  # of each list, in chunks
+        if plain:
+            yield StreamBlock(block, np.diff(ends), flat[chunks])
+        else:
+            counts = chunk_tokens[chunks]
+            tokens = flat[ranges(table.tokens.bounds[chunks], counts)]
+            yield StreamBlock(block, np.diff(bounds_of(counts)[ends]), tokens)
+
+
+def count_types(table: TokenTable, lists: Ragged, min_clients: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Return how often each type occurs, and with how many clients (`min_clients` or more where more have it)."""
+    size = len(table.types)
+    counts, holders = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    for found in types_of(table, lists):
+        counts += np.bincount(found.tokens, minlength=size)
+        # Only types that are not known to have enough holders are looked at: after some clients hardly any.
+        few = np.flatnonzero(holders[found.tokens] < min_clients)
+        client = np.repeat(np.arange(len(found.lengths)), found.lengths)[few]
+        pairs = np.unique(client * size + found.tokens[few])
+        holders += np.bincount(pairs % size, minlength=size)
+    present = np.flatnonzero(counts[1:]) + 1
+    words = [table.types[t] for t in present.tolist()]
+    return (
+        dict(zip(words, counts[present].tolist(), strict=True)),
+        dict(zip(words, holders[present].tolist(), strict=True)),
+    )
+
+
+def encode_lists(table: TokenTable, vocab: Vocab, lists: Ragged) -> Iterator[StreamBlock]:
+    """Yield the streams of lists of lines, some lists at a time: `Vocab.encode` on a table."""
+    number = vocab.index.get
+    numbers = np.array([EOS, *(number(word, UNK) for word in table.types[1:])], np.int32)
+    for found in types_of(table, lists):
+        yield StreamBlock(found.lists, found.lengths, numbers[found.tokens])
+
+
+if __name__ == "__main__":  # one of several processes that read a table
+    source, place, into, chunk_kind, found_columns = json.loads(sys.argv[1])
+    read_span(Path(source), Span(*place), Path(into), chunk_kind, found_columns)

@@ -2,21 +2,23 @@
 
 A line of text becomes tokens (`words_of`), tokens become numbers (`Vocab.encode`), and a corpus becomes one
 stream of int32 in which every line ends with `<eos>`. The vocabulary is built from training text only
-(`build_vocab`); on natural partitions a word may be asked to occur with at least two clients, so that what a
-single person wrote does not travel to everybody.
+(`build_vocab`), or comes from a file (`read_vocab`). On natural partitions a word may be required to occur with at
+least two clients, so that what a single person wrote does not travel to everybody.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from math import inf
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,6 +31,7 @@ SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 KINDS = ("word", "char")
 
 Tokens: TypeAlias = NDArray[np.int32]
+TokenKind = Literal["word", "char"]
 
 
 def words_of(line: str, *, tokenised: bool, lower: bool) -> list[str]:
@@ -137,7 +140,7 @@ class Vocab:
       'the cat\\nthe <unk>'
     """
 
-    kind: Literal["word", "char"]
+    kind: TokenKind
     words: tuple[str, ...]
     lower: bool
     tokenised: bool
@@ -274,10 +277,83 @@ class VocabSummary:
     unknown_rate: float
 
 
+def summarise(vocab: Vocab, counts: Mapping[str, int], line_ends: int) -> VocabSummary:
+    """Say what a vocabulary keeps of a text: `kept` are the words that the text has, too.
+
+    Args:
+      counts: Occurrences of each word of the text.
+      line_ends: Number of its lines.
+    """
+    known = [word for word in counts if word in vocab.index]
+    words = [word for word in counts if word not in SPECIALS]
+    total, kept = sum(counts.values()), sum(counts[word] for word in known)
+    return VocabSummary(
+        types=len(counts),
+        kept=len(known),
+        dropped_types=len(words) - len(known),
+        dropped_tokens=sum(counts[word] for word in words) - kept,
+        tokens=total + line_ends,
+        rare_clients_types=0,
+        unknown_rate=(total - kept) / max(1, total + line_ends),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VocabRules:
+    """How a vocabulary is chosen among words that were counted; `kind` to `min_clients` are those of `build_vocab`.
+
+    Attributes:
+      known: The vocabulary of a file, in place of a choice.
+    """
+
+    kind: TokenKind
+    size: int | None
+    lower: bool
+    min_clients: int = 1
+    known: Vocab | None = None
+
+    def choose(
+        self, counts: Mapping[str, int], holders: Mapping[str, int], line_ends: int, *, clients: int, tokenised: bool
+    ) -> tuple[Vocab, VocabSummary]:
+        """Return the vocabulary and what it keeps of the text.
+
+        Args:
+          counts: Occurrences of each word.
+          holders: Clients who used each word, or at least `min_clients` where more did.
+          line_ends: Number of lines.
+          clients: Number of clients.
+          tokenised: How text is cut is a matter of the text, also with a vocabulary of a file.
+        """
+        if self.known is not None:
+            vocab = replace(self.known, tokenised=tokenised)
+            return vocab, summarise(vocab, counts, line_ends)
+        if self.kind not in KINDS:
+            raise ConfigError(
+                f"vocabulary kind {self.kind!r} does not exist{nearest(self.kind, KINDS)}; use word or char"
+            )
+        if self.size is not None and self.size <= len(SPECIALS):
+            raise ConfigError(f"vocabulary size {self.size} leaves no room: {len(SPECIALS)} entries are special")
+        if self.min_clients < 1:
+            raise ConfigError(f"min_clients must be at least 1, got {self.min_clients}")
+        if not counts:
+            raise DataError("no words to build a vocabulary from: the training text is empty")
+        words = [word for word in counts if word not in SPECIALS]
+        shared = [word for word in words if holders[word] >= self.min_clients]
+        if not shared:
+            raise DataError(
+                f"no word is used by {self.min_clients} or more of the {clients:,} clients; lower min_clients"
+            )
+        ranked = sorted(shared, key=lambda word: (-counts[word], word))
+        kept = ranked[: None if self.size is None else self.size - len(SPECIALS)]
+        vocab = Vocab(self.kind, (*SPECIALS, *kept), lower=self.lower, tokenised=tokenised)
+        rare = len(words) - len(shared)
+        return vocab, replace(summarise(vocab, counts, line_ends), rare_clients_types=rare)
+
+
 def build_vocab(
     client_lines: Sequence[Sequence[str]],
     *,
-    kind: Literal["word", "char"],
+    kind: TokenKind,
     size: int | None,
     lower: bool,
     tokenised: bool,
@@ -300,72 +376,12 @@ def build_vocab(
       >>> vocab.words[4:], summary.types, summary.dropped_types, summary.tokens, summary.unknown_rate
       (('a',), 4, 2, 8, 0.375)
     """
-    counts, holders, line_ends = _count(client_lines, cutter(kind, tokenised=tokenised, lower=lower))
-    return choose_vocab(
-        counts,
-        holders,
-        line_ends,
-        clients=len(client_lines),
-        kind=kind,
-        size=size,
-        lower=lower,
-        tokenised=tokenised,
-        min_clients=min_clients,
-    )
+    cut = cutter(kind, tokenised=tokenised, lower=lower)
+    rules = VocabRules(kind, size, lower, min_clients)
+    return rules.choose(*count_tokens(client_lines, cut), clients=len(client_lines), tokenised=tokenised)
 
 
-def choose_vocab(
-    counts: Mapping[str, int],
-    holders: Mapping[str, int],
-    line_ends: int,
-    *,
-    clients: int,
-    kind: Literal["word", "char"],
-    size: int | None,
-    lower: bool,
-    tokenised: bool,
-    min_clients: int = 1,
-) -> tuple[Vocab, VocabSummary]:
-    """Choose among words that were counted; the other arguments are those of `build_vocab`.
-
-    Args:
-      counts: Occurrences of each word.
-      holders: Clients who used each word, or at least `min_clients` where more did.
-      line_ends: Number of lines.
-      clients: Number of clients.
-    """
-    if kind not in KINDS:
-        raise ConfigError(f"vocabulary kind {kind!r} does not exist{nearest(kind, KINDS)}; use word or char")
-    if size is not None and size <= len(SPECIALS):
-        raise ConfigError(f"vocabulary size {size} leaves no room: {len(SPECIALS)} entries are special")
-    if min_clients < 1:
-        raise ConfigError(f"min_clients must be at least 1, got {min_clients}")
-    if not counts:
-        raise DataError("no words to build a vocabulary from: the training text is empty")
-
-    known = {word: n for word, n in counts.items() if word not in SPECIALS}
-    shared = [word for word in known if holders[word] >= min_clients]
-    if not shared:
-        raise DataError(f"no word is used by {min_clients} or more of the {clients:,} clients; lower min_clients")
-    ranked = sorted(shared, key=lambda word: (-known[word], word))
-    kept = ranked[: None if size is None else size - len(SPECIALS)]
-
-    total = sum(counts.values())
-    tokens = total + line_ends
-    kept_tokens = sum(known[word] for word in kept)
-    summary = VocabSummary(
-        types=len(counts),
-        kept=len(kept),
-        dropped_types=len(known) - len(kept),
-        dropped_tokens=sum(known.values()) - kept_tokens,
-        tokens=tokens,
-        rare_clients_types=len(known) - len(shared),
-        unknown_rate=(total - kept_tokens) / tokens,
-    )
-    return Vocab(kind, (*SPECIALS, *kept), lower=lower, tokenised=tokenised), summary
-
-
-def _count(
+def count_tokens(
     client_lines: Sequence[Sequence[str]], cut: Callable[[str], Iterable[str]]
 ) -> tuple[Counter[str], Counter[str], int]:
     """Return occurrences and clients of each token, and the number of lines."""
@@ -376,3 +392,48 @@ def _count(
         counts.update(mine)
         holders.update(mine.keys())
     return counts, holders, sum(map(len, client_lines))
+
+
+READS = {"word": "words", "char": "characters"}
+
+
+def read_vocab(path: Path, kind: TokenKind) -> Vocab:
+    """Read a vocab.json for a model that reads words or characters.
+
+    Raises:
+      DataError: The file is missing, damaged, empty or of the other kind.
+    """
+    data = _bytes_of(path)
+    try:
+        vocab = Vocab.from_json(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); expected a vocab.json") from None
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    if vocab.kind != kind:
+        raise DataError(
+            f"{path}: a vocabulary of {READS[vocab.kind]}, and the model reads {READS[kind]}; take a model or a "
+            "vocabulary of the other kind"
+        )
+    if len(vocab) == len(SPECIALS):
+        raise DataError(f"{path}: a vocabulary without words, only the {len(SPECIALS)} specials")
+    if kind == "char" and vocab.lower:
+        raise DataError(f"{path}: characters in lower case, and a character model keeps its case; set lower to false")
+    return vocab
+
+
+def vocab_sha256(path: str | None) -> str | None:
+    """Return the SHA-256 of a vocabulary's file, None for none."""
+    return None if path is None else hashlib.sha256(_bytes_of(Path(path))).hexdigest()
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(
+            f"{path}: there is no such vocabulary; `keyfed vocab --out FILE` makes one, and every finished run has a "
+            "vocab.json"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}; expected a vocab.json") from None

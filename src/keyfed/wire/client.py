@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from keyfed.engine.client_state import StateDamaged, read_state, write_state
 from keyfed.engine.simulate import refusal
 from keyfed.engine.sums.codec import Vector
 from keyfed.engine.sums.secure_round import (
-    Evaluated,
     Purpose,
     calibration_vector_of,
     countable,
@@ -43,6 +43,7 @@ from keyfed.federated.public.check import check_public
 from keyfed.federated.soundness import MOST_HALVINGS
 from keyfed.federated.types import Params, Refusal
 from keyfed.files import make_durable
+from keyfed.model.score import Score
 from keyfed.private.dp.opening import MOST_MEMBERS
 from keyfed.private.dp.own_ledger import OwnLedger
 from keyfed.private.secagg.keys import signed_answer
@@ -219,7 +220,7 @@ class ClientSession:
         if work.asked is not None:
             assert work.done is not None, "a client that trained"
             return self._private.answer(run, learner, theta, work.asked, work.done, answer)
-        answer |= {"evaluated": None if work.evaluated is None else list(work.evaluated)}
+        answer |= {"evaluated": None if work.evaluated is None else astuple(work.evaluated)}
         if work.done is None:
             return pack(answer)
         answer["report"] = report_head(work.done)
@@ -344,7 +345,7 @@ class ClientSession:
         if work.asked is not None:
             return self._private.vector(learner, work.theta, work.asked, work.done)
         if work.purpose == "evaluation":
-            return evaluation_vector_of(work.evaluated or Evaluated(), work.members)
+            return evaluation_vector_of(work.evaluated or Score(), work.members)
         assert work.done is not None, "a client that trained"
         assert work.member is not None, "a client in a secure sum"
         if work.purpose == "calibration":

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from keyfed.engine.sums.noised import words_of
-from keyfed.engine.sums.secure_round import Evaluated, Purpose, context_of, length
+from keyfed.engine.sums.secure_round import Purpose, context_of, length
 from keyfed.engine.task import Finished
 from keyfed.errors import ConfigError, Refused, SecureSumError
 from keyfed.federated.public.check import refuse_isolating
 from keyfed.federated.types import Params
+from keyfed.model.score import Score
 from keyfed.private.dp.opening import MOST_MEMBERS
 from keyfed.private.secagg.keys import SIGNATURE_BYTES, Identity, SignedKeys
 from keyfed.private.secagg.secure_sum import Floors, Member, Terms
@@ -36,7 +37,7 @@ class Work:
     public: dict[str, Any] | None
     members: int
     done: Finished | None
-    evaluated: Evaluated | None
+    evaluated: Score | None
     part: str | None
     secure: bool
     asked: Asked | None = None  # of a private round

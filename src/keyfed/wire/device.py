@@ -17,7 +17,6 @@ import torch
 from keyfed.config.load import Config, DataConfig, check, config_from, method_spec
 from keyfed.engine.network import shapes
 from keyfed.engine.problem import Problem, make_store
-from keyfed.engine.sums.secure_round import Evaluated
 from keyfed.engine.task import Finished, Turn, take_turns
 from keyfed.errors import KeyfedError
 from keyfed.federated.methods import build_method
@@ -25,6 +24,7 @@ from keyfed.federated.public.check import refuse_isolating
 from keyfed.federated.public.rules import privately
 from keyfed.federated.types import Method, Params
 from keyfed.model.language_model import ModelSpec
+from keyfed.model.score import Score
 from keyfed.private.dp.private_method import Bounded, bound, refuse_sized_duals
 from keyfed.run.custom import build_network
 from keyfed.run.encode import window_of
@@ -169,7 +169,7 @@ class OwnText:
         finally:
             torch.set_num_threads(threads)
 
-    def evaluate(self, theta: Params, part: str) -> Evaluated:
+    def evaluate(self, theta: Params, part: str) -> Score:
         """Count nats and hits on this client's held-out text.
 
         Raises:
@@ -177,7 +177,7 @@ class OwnText:
         """
         streams = limit_streams(self._held_out[part], self._limits[part])
         look = time_limit(self._limits_of_owner)
-        return Evaluated(*asdict(self._score(self._spec, theta, streams, "cpu", look)).values())
+        return self._score(self._spec, theta, streams, "cpu", look)
 
 
 def _person(config: Config, name: str, vocab: Vocab, me: str | None) -> tuple[ClientText, Vocab]:

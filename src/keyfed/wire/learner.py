@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from keyfed.engine.sums.secure_round import Evaluated
 from keyfed.engine.task import Finished, Turn
 from keyfed.federated.types import Method, Params
+from keyfed.model.score import Score
 from keyfed.wire.messages import Shapes
 from keyfed.wire.private_part import Promise
 
@@ -34,6 +34,6 @@ class Learner(Protocol):
         """Train for a round."""
         ...
 
-    def evaluate(self, theta: Params, part: str) -> Evaluated:
+    def evaluate(self, theta: Params, part: str) -> Score:
         """Count nats and hits on held-out text, `valid` or `test`."""
         ...

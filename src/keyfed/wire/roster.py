@@ -121,3 +121,8 @@ def _read(path: Path) -> dict[ClientId, Enrolled]:
         return {}
     except (OSError, *BROKEN) as e:
         raise RunError(f"{path}: cannot be read as a roster ({e}); restore it from a backup") from None
+
+
+def key_sum(public_key: bytes) -> str:
+    """Return what a roster holds of a node's public key."""
+    return hashlib.sha256(public_key).hexdigest()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -28,7 +28,6 @@ from keyfed.engine.problem import measure
 from keyfed.engine.simulate import RunningSum, capped, limited, refusal
 from keyfed.engine.sums.noised import NoisedSum
 from keyfed.engine.sums.secure_round import (
-    Evaluated,
     Purpose,
     aggregate_of,
     evaluated_in,
@@ -40,6 +39,7 @@ from keyfed.engine.sums.secure_round import (
 )
 from keyfed.engine.task import Finished, keeps_state
 from keyfed.errors import Lied, SecureSumError
+from keyfed.federated.cohort import Fate
 from keyfed.federated.sampling import derive_seed
 from keyfed.federated.soundness import against_others
 from keyfed.federated.types import (
@@ -54,6 +54,7 @@ from keyfed.federated.types import (
     Report,
     Share,
 )
+from keyfed.model.score import Score
 from keyfed.private.dp.noise import Noising
 from keyfed.wire.answers import finished_of, report_head
 from keyfed.wire.calls import Calls, with_model
@@ -94,7 +95,7 @@ class RemoteFederation:
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
         self.asks_evaluation = False
-        self.evaluated: tuple[Evaluated, int] | None = None
+        self.evaluated: tuple[Score, int] | None = None
         self.typical: float | None = None
         self.failed: str | None = None
         self.beside = False
@@ -111,7 +112,7 @@ class RemoteFederation:
         """Say what uploads of the next round may be at most."""
         self._caps = caps
 
-    def expect(self, fates: object) -> None:
+    def expect(self, fates: Mapping[ClientId, Fate]) -> None:
         """Real clients' fates are not known beforehand."""
 
     def train(
@@ -133,7 +134,7 @@ class RemoteFederation:
             return {}  # `collect` does all of a secure round
         send = method.mediator.share is not None
         heads = {c: self._head(now, c, "upload") | {"send": send} for c in cohort}
-        counts: list[Evaluated] = []
+        counts: list[Score] = []
 
         def take(client: ClientId, answer: bytes) -> None:
             self._take_trained(now, client, answer, counts)
@@ -184,7 +185,7 @@ class RemoteFederation:
         if keeps_state(self._round.method):
             self.calls.counted |= dict.fromkeys(contributors, self._round.number)
 
-    def evaluate(self, params: Params, part: str, cohort: Sequence[ClientId], method: Method, round: int) -> Evaluated:
+    def evaluate(self, params: Params, part: str, cohort: Sequence[ClientId], method: Method, round: int) -> Score:
         """Let clients count nats and hits of a model on held-out text; by a secure sum only the total is seen."""
         self.calls.start_round()
         self.typical = None
@@ -192,7 +193,7 @@ class RemoteFederation:
         if self.calls.run.secure is not None:
             return _added(self._over_groups(now, lambda group: self._evaluated(group, part)))
         heads = {c: self._head(now, c, "evaluation", part) for c in cohort}
-        counts: list[Evaluated] = []
+        counts: list[Score] = []
 
         def take(client: ClientId, answer: bytes) -> None:
             counts.append(_evaluated(self.calls.current(round, answer).head.get("evaluated")))
@@ -208,7 +209,7 @@ class RemoteFederation:
 
     # a plain round
 
-    def _take_trained(self, now: _Round, client: ClientId, answer: bytes, counts: list[Evaluated]) -> None:
+    def _take_trained(self, now: _Round, client: ClientId, answer: bytes, counts: list[Score]) -> None:
         expected, sent = shapes_of(now.params), now.method.mediator.share is not None
         received = self.calls.current(now.number, answer, most_bytes(expected), len(expected))
         upload = read_tensors(received.tensors, expected) if sent else {}
@@ -312,7 +313,7 @@ class RemoteFederation:
             ),
         )  # fmt: skip
 
-    def _evaluated(self, group: _Round, part: str) -> Evaluated:
+    def _evaluated(self, group: _Round, part: str) -> Score:
         return self._summed(
             group, "evaluation", {}, part,
             lambda found: evaluation_of(found.total, found.members, len(found.survivors))[0],
@@ -385,21 +386,21 @@ def _sums(one: LayerNumbers, other: LayerNumbers) -> LayerNumbers:
     return {name: number + other[name] for name, number in one.items()}
 
 
-def _added(counts: Sequence[Evaluated]) -> Evaluated:
-    return Evaluated(*(sum(column) for column in zip(*counts, strict=True))) if counts else Evaluated()
+def _added(counts: Sequence[Score]) -> Score:
+    return Score(*map(sum, zip(*map(astuple, counts), strict=True)))
 
 
-def _typical(counts: Sequence[Evaluated]) -> float | None:
+def _typical(counts: Sequence[Score]) -> float | None:
     """Return the median client's nats per token: a claim of one client moves it to a neighbour's at most."""
     means = [c.nats / c.tokens for c in counts if c.tokens > 0]
     return statistics.median(means) if means else None
 
 
-def _evaluated(numbers: Any) -> Evaluated:
+def _evaluated(numbers: Any) -> Score:
     """Read counts that came from outside."""
-    if not isinstance(numbers, list) or len(numbers) != len(Evaluated._fields):
+    if not isinstance(numbers, list) or len(numbers) != len(fields(Score)):
         raise Rejected("malformed", "counts of an evaluation that are none")
     if not all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n < 2**40 for n in numbers):
         raise Rejected("non-finite report", "counts of an evaluation that are no numbers")
     tokens, nats, *hits = numbers
-    return Evaluated(int(tokens), float(nats), *map(int, hits))
+    return Score(int(tokens), float(nats), *map(int, hits))

@@ -151,7 +151,7 @@ def test_a_signal_unwinds_a_submitted_run_and_the_hint_is_complete(tmp_path, mon
         used.append(connection)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("keyfed.deploy.submit.submit", submit)
+    monkeypatch.setattr("keyfed.deploy.up.submit", submit)
     result = call("train", "--federation", "127.0.0.1:1", "--plain", "--vocab", "vocab.json", "--out", "runs/a b")
     assert not used[0].exists()
     assert "keyfed train --resume --out 'runs/a b' --federation 127.0.0.1:1 --plain\n" in result.output
@@ -169,7 +169,7 @@ def test_submitting_a_run_leaves_the_servers_own_files_alone(tmp_path, monkeypat
         used.append((address, (connection / "flwr" / "config.toml").read_text()))
         raise DeployError("enough")
 
-    monkeypatch.setattr("keyfed.deploy.submit.submit", submit)
+    monkeypatch.setattr("keyfed.deploy.up.submit", submit)
     arguments = ("train", "--federation", "127.0.0.1:1", "--vocab", tmp_path / "vocab.json", "--out", tmp_path / "run")
     assert says(call(*arguments)) == "enough"
     assert used[0][0] == "127.0.0.1:1"

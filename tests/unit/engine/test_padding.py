@@ -8,8 +8,7 @@ import torch
 from keyfed.engine.kernels.padding import fill_copies, layouts, make_copies, own_gradients, widened
 from keyfed.engine.kernels.step import gradient
 from keyfed.model import language_model as lm
-from keyfed.model.dropout import Dropout
-from keyfed.model.language_model import Batch, ModelSpec, shapes
+from keyfed.model.language_model import Batch, Dropout, ModelSpec, shapes
 
 SPECS = [
     ModelSpec("a", "gru", vocab=29, embed=10, hidden=10, tied=True),

@@ -11,7 +11,7 @@ from keyfed.errors import ConfigError
 from keyfed.federated.compress import codec, from_int8, largest, to_int8
 from keyfed.federated.methods import build_method
 from keyfed.federated.types import MethodSpec
-from keyfed.run.traffic import model_bytes, sizes_of, upload_bytes
+from keyfed.run.metrics_line import model_bytes, sizes_of, upload_bytes
 
 
 def upload(seed: int = 0) -> dict[str, torch.Tensor]:

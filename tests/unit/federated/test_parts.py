@@ -7,8 +7,7 @@ import tomllib
 import pytest
 import torch
 
-from keyfed.config.documents import dump_toml
-from keyfed.config.load import Config, apply_settings, check, config_from, method_spec, to_document
+from keyfed.config.load import Config, apply_settings, check, config_from, dump_toml, method_spec, to_document
 from keyfed.errors import ConfigError
 from keyfed.federated import server
 from keyfed.federated.methods import build_method

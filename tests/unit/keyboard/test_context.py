@@ -1,4 +1,7 @@
-"""Text left of the cursor: the typed part, the words before, the anchor."""
+"""Text left of the cursor: the typed part, the words before, the anchor.
+
+How words are written and where blanks go.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.keyboard.context import anchored, last_part, previous_word, read_context, typed_part
-from keyfed.keyboard.tables import constants
+from keyfed.keyboard.context import (
+    WrittenText,
+    all_capitals,
+    anchored,
+    capitalised,
+    display,
+    last_part,
+    pick,
+    previous_word,
+    put,
+    read_context,
+    starts_sentence,
+    typed_part,
+)
+from keyfed.keyboard.layout import constants
 from keyfed.text.vocab import EOS, SPECIALS, UNK, Vocab
 
 K = constants()
@@ -98,3 +114,64 @@ def test_of_a_pasted_novel_only_the_end_is_read_and_its_start_seldom_moves():
 def test_a_word_of_ten_thousand_characters_is_one_word():
     assert typed_part("x" * 10_000, K) == "x" * 10_000
     assert len(read_context("a " + "x" * 10_000, VOCAB, K).typed) > K.max_typed
+
+
+FORMS = {"london": "London", "iphone": "iPhone", "nasa": "NASA"}
+
+
+@pytest.mark.parametrize(
+    ("text", "starts"),
+    [
+        ("", True), ("   ", True), ("Hello\n", True), ("Hello \n  ", True), ("Hello. ", True), ("Hello! ", True),
+        ("Hello? ", True), ("Hello… ", True), ('"Hello." ', True), ("(Hello.) ", True), ("he said “hello.”  ", True),
+        ("Hello ", False), ("Hello", False), ("Hello.", False), ("Hello, ", False), ("3.14 is ", False), ("a: ", False),
+    ],
+)  # fmt: skip
+def test_where_sentences_start(text, starts):
+    assert starts_sentence(text, K) == starts
+
+
+@pytest.mark.parametrize(
+    ("word", "typed", "sentence", "shown"),
+    [
+        ("the", "", False, "the"), ("the", "", True, "The"), ("the", "t", True, "the"), ("the", "T", False, "The"),
+        ("the", "TH", False, "THE"), ("the", "Th", False, "The"), ("london", "lo", False, "London"),
+        ("london", "", True, "London"), ("london", "LON", False, "LONDON"), ("nasa", "n", False, "NASA"),
+        ("iphone", "ip", False, "iPhone"), ("i", "i", False, "I"), ("i'm", "im", False, "I'm"),
+        ("école", "E", False, "École"),
+        ("ß", "S", False, "ß"), ("straße", "ST", False, "STRASSE"), ("don't", "DON'T", False, "DON'T"),
+        ("שלום", "ש", True, "שלום"),
+        ("1st", "", True, "1st"),
+    ],
+)  # fmt: skip
+def test_words_are_shown_with_their_form_and_the_typed_capitals(word, typed, sentence, shown):
+    assert display(word, typed, sentence, FORMS, K) == shown
+
+
+def test_all_capitals_need_two_letters():
+    assert [all_capitals(w) for w in ("I", "OK", "O'K", "Ok", "A1", "", "漢字", "R2D2")] == [
+        False, True, True, False, False, False, False, True,
+    ]  # fmt: skip
+
+
+@given(st.text(max_size=10))
+def test_a_capital_changes_the_first_letter_only(word):
+    shown = capitalised(word)
+    assert shown[1:] == word[1:]
+    assert len(shown) == len(word)
+
+
+def test_a_picked_word_replaces_the_typed_part_and_a_blank_follows():
+    assert pick("I am hap", "hap", "happy") == WrittenText("I am happy ", automatic=True)
+    assert pick("I am ", "", "here") == WrittenText("I am here ", automatic=True)
+
+
+@pytest.mark.parametrize("mark", list(".,!?:;)…"))
+def test_a_mark_takes_the_place_of_an_automatic_blank_only(mark):
+    assert put(WrittenText("so ", automatic=True), mark, K) == WrittenText(f"so{mark} ", automatic=True)
+    assert put(WrittenText("so "), mark, K) == WrittenText(f"so {mark}")
+
+
+@pytest.mark.parametrize("c", list("a1(\"'-\n "))
+def test_other_characters_leave_the_blank(c):
+    assert put(WrittenText("so ", automatic=True), c, K) == WrittenText(f"so {c}")

@@ -17,10 +17,13 @@ import keyfed.keyboard.export as exporting  # noqa: E402
 from keyfed.errors import RunError  # noqa: E402
 from keyfed.keyboard import bundle  # noqa: E402
 from keyfed.keyboard.export import export_run, export_text, model_sum  # noqa: E402
-from keyfed.keyboard.parity import MOST, StepRunner  # noqa: E402
-from keyfed.model.language_model import init_params, parameter_count  # noqa: E402
+from keyfed.keyboard.graph import MOST, StepRunner  # noqa: E402
+from keyfed.model.language_model import (  # noqa: E402
+    init_params,
+    parameter_count,
+    quantise,
+)
 from keyfed.model.presets import build_spec  # noqa: E402
-from keyfed.model.quantise import quantise  # noqa: E402
 from keyfed.run.folder import load_model  # noqa: E402
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keyfed.keyboard.forms import written_forms
+from keyfed.keyboard.export import written_forms
 from keyfed.text.vocab import SPECIALS, Vocab
 
 

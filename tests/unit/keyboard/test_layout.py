@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyfed.errors import ConfigError
-from keyfed.keyboard.layout import base_letter, fold, layout_of
-from keyfed.keyboard.tables import Constants, constants, emoji_table, layout_table, offensive_words
+from keyfed.keyboard.layout import (
+    Constants,
+    base_letter,
+    constants,
+    emoji_table,
+    fold,
+    layout_of,
+    layout_table,
+    offensive_words,
+)
 
 
 @pytest.mark.parametrize("name", ["qwerty", "qwertz", "azerty"])

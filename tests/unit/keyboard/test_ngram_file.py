@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keyfed.errors import RunError
-from keyfed.keyboard.ngram_file import fit_small, from_bytes, to_bytes
+from keyfed.keyboard.bundle import fit_small, ngram_from_bytes, ngram_to_bytes
 from keyfed.model.ngram import fit_kneser_ney
 
 VOCAB = 30
@@ -39,7 +39,7 @@ def test_what_is_read_back_is_the_model_exactly(order):
         model,
         levels=tuple(replace(at, prob=single(at.prob), backoff=single(at.backoff)) for at in model.levels),
     )
-    back = from_bytes(to_bytes(model), VOCAB, "here")
+    back = ngram_from_bytes(ngram_to_bytes(model), VOCAB, "here")
     for context in [*CONTEXTS, *(text[0][k : k + 2].tolist() for k in range(100))]:
         tokens = np.array(context, np.int64)
         assert np.array_equal(back.next(tokens), rounded.next(tokens))
@@ -64,9 +64,9 @@ def test_pruned_it_is_still_a_distribution_and_close_to_the_whole(most_bytes):
     text = streams()
     whole = fit_kneser_ney(text, VOCAB, 3)
     small, least = fit_small(text, VOCAB, most_bytes=most_bytes)
-    data = to_bytes(small)
+    data = ngram_to_bytes(small)
     assert len(data) <= most_bytes + 1_500  # and the header
-    back = from_bytes(data, VOCAB, "here")
+    back = ngram_from_bytes(data, VOCAB, "here")
     held_out = streams(seed=0, count=5)[4]
     for context in [*CONTEXTS, *([a, b] for a in range(VOCAB) for b in range(VOCAB))]:
         p = back.next(np.array(context, np.int64))
@@ -85,11 +85,11 @@ def test_a_context_of_a_trigram_that_stays_stays():
 
 def test_no_text_is_uniform():
     model, _ = fit_small([], VOCAB)
-    assert np.allclose(from_bytes(to_bytes(model), VOCAB, "here").next(np.array([1, 2])), 1 / VOCAB)
+    assert np.allclose(ngram_from_bytes(ngram_to_bytes(model), VOCAB, "here").next(np.array([1, 2])), 1 / VOCAB)
 
 
 def test_damage_is_one_line():
-    data = to_bytes(fit_small(streams(), VOCAB)[0])
+    data = ngram_to_bytes(fit_small(streams(), VOCAB)[0])
     for bad, vocab in ((data[: len(data) // 2], VOCAB), (b"nonsense", VOCAB), (data, VOCAB // 2)):
         with pytest.raises(RunError, match=r"^here is damaged: [^\n]+$"):
-            from_bytes(bad, vocab, "here")
+            ngram_from_bytes(bad, vocab, "here")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyfed.keyboard.parity import LINE, ROWS, STEPS, sample_tokens
+from keyfed.keyboard.graph import LINE, ROWS, STEPS, sample_tokens
 from keyfed.text.vocab import BOS, EOS
 
 

@@ -11,15 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyfed.errors import DataError
-from keyfed.keyboard.layout import fold, layout_of
-from keyfed.keyboard.lexicon import Lexicon
-from keyfed.keyboard.mixture import mixed, without_specials
-from keyfed.keyboard.personal import Personal
-from keyfed.keyboard.tables import constants
+from keyfed.keyboard.layout import constants, fold, layout_of
+from keyfed.keyboard.lexicon import KeyboardLexicon
+from keyfed.keyboard.personal import PersonalWords, mixed, without_specials
 
 K = constants()
 WORDS = ["alpha", "beta", "gamma"]
-LEXICON = Lexicon(WORDS, [4, 5, 6], layout_of("qwerty"), K)
+LEXICON = KeyboardLexicon(WORDS, [4, 5, 6], layout_of("qwerty"), K)
 LOGP = np.log(np.array([0.1, 0.1, 0.1, 0.1, 0.3, 0.2, 0.1]))
 
 
@@ -35,7 +33,7 @@ def chances(personal, previous="", own=()):
 
 
 def test_a_word_counts_from_the_third_use_on():
-    personal = learn(Personal(), "Kiel", 2)
+    personal = learn(PersonalWords(), "Kiel", 2)
     assert not personal.knows("kiel")
     assert personal.uses() == {}
     learn(personal, "kiel", 1)
@@ -45,11 +43,11 @@ def test_a_word_counts_from_the_third_use_on():
 
 def test_the_models_probabilities_are_renormalised_without_the_specials():
     np.testing.assert_allclose(np.exp(without_specials(LOGP)), [0, 0, 0, 0, 0.5, 1 / 3, 1 / 6])
-    np.testing.assert_allclose(chances(Personal())[0], [0.5, 1 / 3, 1 / 6])
+    np.testing.assert_allclose(chances(PersonalWords())[0], [0.5, 1 / 3, 1 / 6])
 
 
 def test_words_and_pairs_are_mixed_as_the_equation_says():
-    personal = learn(Personal(), "beta", 4, "alpha")
+    personal = learn(PersonalWords(), "beta", 4, "alpha")
     learn(personal, "own", 6, "")
     p, others = chances(personal, "alpha", ("own",))
     by_use, by_pair = min(K.lambda_most, 10 / (10 + K.k_unigram)), 4 / (4 + K.k_bigram)
@@ -61,24 +59,24 @@ def test_words_and_pairs_are_mixed_as_the_equation_says():
 
 
 def test_the_share_of_personal_words_is_bounded():
-    p, others = chances(learn(Personal(), "own", 100_000, "x"), "", ("own",))
+    p, others = chances(learn(PersonalWords(), "own", 100_000, "x"), "", ("own",))
     assert others[0] == pytest.approx(K.lambda_most)
     assert p.sum() == pytest.approx(1 - K.lambda_most)
 
 
 def test_forgetting_leaves_no_trace_of_a_word():
-    personal = learn(learn(Personal(), "beta", 5, "own"), "own", 5, "beta")
+    personal = learn(learn(PersonalWords(), "beta", 5, "own"), "own", 5, "beta")
     personal.add("Own")
     personal.forget("OWN")
     assert "own" not in personal.to_json().lower()
     assert personal.words == {"beta": 5}
     assert personal.pairs == {}
     personal.forget("beta")
-    np.testing.assert_array_equal(chances(personal)[0], chances(Personal())[0])
+    np.testing.assert_array_equal(chances(personal)[0], chances(PersonalWords())[0])
 
 
 def test_forgetting_everything_empties_every_list():
-    personal = learn(Personal(), "own", 5)
+    personal = learn(PersonalWords(), "own", 5)
     personal.add("Two")
     personal.block("three")
     personal.forget_all()
@@ -87,48 +85,48 @@ def test_forgetting_everything_empties_every_list():
 
 @pytest.mark.parametrize("how", [{"incognito": True}, {"learning": False}])
 def test_nothing_is_learnt_while_incognito_or_with_learning_off(how):
-    personal = Personal(**how)
+    personal = PersonalWords(**how)
     learn(personal, "own", 5)
     personal.keep("own")
     assert personal.words == personal.pairs == {}
 
 
 def test_incognito_suggests_from_the_model_but_still_knows_the_users_words():
-    personal = learn(Personal(), "beta", 50)
+    personal = learn(PersonalWords(), "beta", 50)
     personal.incognito = True
-    np.testing.assert_array_equal(chances(personal)[0], chances(Personal())[0])
+    np.testing.assert_array_equal(chances(personal)[0], chances(PersonalWords())[0])
     assert personal.knows("beta")
 
 
 def test_with_learning_off_counts_are_still_used():
-    personal = learn(Personal(), "beta", 50)
+    personal = learn(PersonalWords(), "beta", 50)
     personal.learning = False
-    assert chances(personal)[0][1] > chances(Personal())[0][1]
+    assert chances(personal)[0][1] > chances(PersonalWords())[0][1]
 
 
 @pytest.mark.parametrize(
     "word", ["b4", "a@b", "x.org", "and/or", "snake_case", "", "…", "a" * 41, "a\x1bb", "٣", "a b"]
 )
 def test_numbers_addresses_and_monsters_are_not_learnt(word):
-    personal = learn(Personal(), word, 5)
+    personal = learn(PersonalWords(), word, 5)
     assert personal.words == {}
 
 
 def test_a_number_before_a_word_is_not_kept_either():
-    personal = learn(Personal(), "street", 5, "42")
+    personal = learn(PersonalWords(), "street", 5, "42")
     assert personal.words == {"street": 5}
     assert personal.pairs == {}
-    assert learn(Personal(), "می\u200cخواهم", 3).knows("می\u200cخواهم")
+    assert learn(PersonalWords(), "می\u200cخواهم", 3).knows("می\u200cخواهم")
 
 
 def test_an_undone_correction_makes_the_word_known_at_once():
-    personal = Personal()
+    personal = PersonalWords()
     personal.keep("Teh")
     assert personal.knows("teh")
 
 
 def test_a_use_that_was_undone_is_taken_back():
-    personal = learn(learn(Personal(), "the", 2, "so"), "cat", 1, "the")
+    personal = learn(learn(PersonalWords(), "the", 2, "so"), "cat", 1, "the")
     personal.unlearn("The", "so")
     personal.unlearn("cat", "the")
     personal.unlearn("never", "used")
@@ -136,12 +134,12 @@ def test_a_use_that_was_undone_is_taken_back():
 
 
 def test_numbers_are_not_learnt_but_letters_that_mean_numbers_are():
-    assert learn(Personal(), "三月", 3).knows("三月")
-    assert not learn(Personal(), "Ⅳ", 3).knows("Ⅳ")
+    assert learn(PersonalWords(), "三月", 3).knows("三月")
+    assert not learn(PersonalWords(), "Ⅳ", 3).knows("Ⅳ")
 
 
 def test_dictionary_words_count_as_used_three_times_and_keep_their_form():
-    personal = Personal()
+    personal = PersonalWords()
     personal.add("McCoy")
     assert personal.uses() == {"mccoy": K.learn_after}
     assert personal.dictionary == {"mccoy": "McCoy"}
@@ -152,16 +150,16 @@ def test_dictionary_words_count_as_used_three_times_and_keep_their_form():
 
 @pytest.mark.parametrize("word", ["New York", "", "\n", "a\x1bb", "a" * 41, "b\u202ec"])
 def test_what_an_import_would_refuse_cannot_be_blocked(word):
-    personal = learn(Personal(), "own", 3)
+    personal = learn(PersonalWords(), "own", 3)
     with pytest.raises(DataError, match=r"cannot be blocked: expected one word"):
         personal.block(word)
     assert personal.blocked == set()
     personal.block("❤️")  # an emoji is one word
-    Personal().take(personal.to_json())
+    PersonalWords().take(personal.to_json())
 
 
 def test_a_full_memory_drops_the_rarest_and_can_always_be_taken_back():
-    personal = Personal(constants=replace(K, most_entries=20))
+    personal = PersonalWords(constants=replace(K, most_entries=20))
     personal.add("Mine")
     learn(personal, "often", 5, "so")
     for i in range(200):
@@ -171,11 +169,11 @@ def test_a_full_memory_drops_the_rarest_and_can_always_be_taken_back():
         assert len(document["words"]) + pairs + len(document["dictionary"]) <= 20
     assert personal.words["often"] == personal.pairs["so"]["often"] == 5
     assert "x" + "r" * 8 in personal.words  # the newest of the rare ones stays
-    Personal(constants=personal.constants).take(personal.to_json())
+    PersonalWords(constants=personal.constants).take(personal.to_json())
 
 
 def test_the_users_own_lists_are_refused_not_cut_when_full():
-    personal = Personal(constants=replace(K, most_entries=3))
+    personal = PersonalWords(constants=replace(K, most_entries=3))
     learn(personal, "gone", 3)
     for word in ("one", "two", "three", "One"):
         personal.add(word)
@@ -185,10 +183,10 @@ def test_the_users_own_lists_are_refused_not_cut_when_full():
 
 
 def test_export_and_import_carry_everything():
-    personal = learn(learn(Personal(), "Grüße", 4, "liebe"), "don’t", 3)
+    personal = learn(learn(PersonalWords(), "Grüße", 4, "liebe"), "don’t", 3)
     personal.add("McCoy")
     personal.block("Bad")
-    other = Personal()
+    other = PersonalWords()
     learn(other, "gone", 9)
     other.take(personal.to_json())
     assert other.to_json() == personal.to_json()
@@ -212,7 +210,7 @@ GOOD = {"format": 1, "words": {"a": 3}, "pairs": {"": {"a": 3}}, "dictionary": [
     ],
 )  # fmt: skip
 def test_a_damaged_import_is_refused_whole(change):
-    personal = learn(Personal(), "own", 3)
+    personal = learn(PersonalWords(), "own", 3)
     before = personal.to_json()
     with pytest.raises(DataError, match=r"^learnt words: .+"):
         personal.take(json.dumps({**GOOD, **change}))
@@ -224,14 +222,14 @@ def test_a_damaged_import_is_refused_whole(change):
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", "[" * 100_000, '{"format": 1}', "\x00"])
 def test_what_is_no_export_is_refused(text):
     with pytest.raises(DataError, match=r"^learnt words: .+"):
-        Personal().take(text)
+        PersonalWords().take(text)
 
 
 @given(st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), max_size=30))
 def test_whatever_is_typed_can_be_exported_and_taken_back(typed):
-    personal = Personal()
+    personal = PersonalWords()
     for word, previous in typed:
         personal.learn(word, previous)
-    other = Personal()
+    other = PersonalWords()
     other.take(personal.to_json())
     assert {fold(w): n for w, n in personal.words.items()} == other.words

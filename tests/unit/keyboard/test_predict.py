@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.keyboard.context import read_context
-from keyfed.keyboard.layout import fold, layout_of
-from keyfed.keyboard.personal import Personal
-from keyfed.keyboard.predict import EMPTY, Predictor, Settings, best_of
-from keyfed.keyboard.tables import constants, emoji_table
+from keyfed.keyboard.layout import constants, emoji_table, fold, layout_of
+from keyfed.keyboard.personal import PersonalWords
+from keyfed.keyboard.predict import EMPTY, KeyboardSettings, Predictor, best_of
 from keyfed.text.vocab import SPECIALS, Vocab
 
 K = constants()
@@ -39,7 +38,7 @@ FORMS = {"london": "London"}
 
 
 def predictor(personal=None, **options):
-    return Predictor(vocab_of(CHANCES), personal, forms=FORMS, settings=Settings(**options))
+    return Predictor(vocab_of(CHANCES), personal, forms=FORMS, settings=KeyboardSettings(**options))
 
 
 def strip(before, personal=None, logp=LOGP, **options):
@@ -91,7 +90,7 @@ def test_what_a_separator_corrects(typed, correction):
 
 
 def test_a_lone_i_stays_where_it_is_blocked_or_meant():
-    personal = Personal()
+    personal = PersonalWords()
     for _ in range(5):
         personal.learn("I")
     assert strip("so i", personal).correction == "I"  # the counts are those of "I"
@@ -104,7 +103,7 @@ def test_a_lone_i_stays_where_it_is_blocked_or_meant():
 
 
 def test_a_blocked_emoji_leaves_its_word_alone():
-    personal = Personal()
+    personal = PersonalWords()
     assert strip("so pizza", personal).slots[2].kind == "emoji"
     personal.block(emoji_table()["pizza"])
     found = strip("so pizza", personal)
@@ -136,13 +135,13 @@ def test_a_correction_has_to_win_over_an_unknown_word_by_the_margin(margin):
 
 
 def test_words_held_back_are_not_corrected_away_even_if_unknown():
-    p = Predictor(vocab_of(["duck", "the"]), personal := Personal())
+    p = Predictor(vocab_of(["duck", "the"]), personal := PersonalWords())
     logp = logp_of([1, 1])
     assert p.suggest(logp, read_context("so fuck", p.vocab, K)).correction is None
     assert p.suggest(logp, read_context("so teh", p.vocab, K)).correction == "the"
     personal.block("teh")
     assert p.suggest(logp, read_context("so teh", p.vocab, K)).correction is None
-    p.settings = Settings(clean=False)
+    p.settings = KeyboardSettings(clean=False)
     assert p.suggest(logp, read_context("so fuck", p.vocab, K)).correction == "duck"
 
 
@@ -166,7 +165,7 @@ def test_offensive_words_are_held_back_until_the_filter_is_off_and_never_correct
 
 
 def test_a_blocked_word_is_never_shown_completed_or_corrected_to():
-    personal = Personal()
+    personal = PersonalWords()
     for _ in range(9):
         personal.learn("the", "so")
     personal.block("The")
@@ -180,7 +179,7 @@ def test_a_blocked_word_is_never_shown_completed_or_corrected_to():
 
 
 def test_forgetting_beats_what_was_cached():
-    personal = Personal()
+    personal = PersonalWords()
     p = predictor(personal)
     context = read_context("so ", p.vocab, K)
     model_only = p.suggest(LOGP, context)
@@ -194,7 +193,7 @@ def test_forgetting_beats_what_was_cached():
 
 
 def test_own_words_are_learnt_after_three_uses_and_gone_while_incognito():
-    personal = Personal()
+    personal = PersonalWords()
     p = predictor(personal)
     typing = read_context("so kie", p.vocab, K)
     for seen in (False, False, False, True):
@@ -207,7 +206,7 @@ def test_own_words_are_learnt_after_three_uses_and_gone_while_incognito():
 
 
 def test_dictionary_words_are_shown_as_written_and_not_corrected():
-    personal = Personal()
+    personal = PersonalWords()
     assert strip("so thx", personal).correction is not None
     personal.add("thx")
     personal.add("McCoy")
@@ -219,7 +218,7 @@ def test_emoji_take_the_right_slot_only():
     assert strip("so pizza").slots[2].text == emoji_table()["pizza"]
     assert strip("my pizza ").slots[2].kind == "emoji"
     assert strip("so pizza", emoji=False).slots[2] is None or strip("so pizza", emoji=False).slots[2].kind != "emoji"
-    personal = Personal()
+    personal = PersonalWords()
     personal.block("pizza")
     assert all(slot is None or slot.kind != "emoji" for slot in strip("so pizza", personal).slots)
 
@@ -249,7 +248,7 @@ def test_monstrous_words_are_left_alone():
 
 
 def test_a_swipe_means_its_word_unless_it_is_held_back():
-    personal, layout = Personal(), layout_of("qwerty")
+    personal, layout = PersonalWords(), layout_of("qwerty")
     p = predictor(personal)
     context = read_context("so ", p.vocab, K)
     path = [layout.centre(c) for c in "hapy"]
@@ -277,7 +276,7 @@ typing = st.text("abehlpqty'TÉ1 .😀\n", max_size=10)
 @settings(max_examples=200, deadline=None)
 @given(words, typing, st.data())
 def test_what_holds_for_every_strip(lexicon, before, data):
-    personal = Personal()
+    personal = PersonalWords()
     for word in lexicon[:2]:
         personal.block(word)
     for word in data.draw(st.lists(st.text("abt", min_size=1, max_size=4), max_size=3)):

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from keyfed.config.load import Config, DataConfig
 from keyfed.engine.network import reader_of
 from keyfed.errors import ConfigError
-from keyfed.keyboard.editor import Editor
 from keyfed.keyboard.predict import Predictor
-from keyfed.keyboard.session import Keyboard, NetworkSource, keyboard_of, ngram_source
+from keyfed.keyboard.session import Editor, Keyboard, NetworkSource, keyboard_of, ngram_source
 from keyfed.model.language_model import ModelSpec, init_params
 from keyfed.model.ngram import fit_kneser_ney
 from keyfed.run.folder import Trained

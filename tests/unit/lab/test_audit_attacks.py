@@ -13,7 +13,7 @@ from keyfed.engine.network import init_params, reader_of
 from keyfed.engine.problem import Problem, make_store
 from keyfed.federated.methods import fedavg
 from keyfed.lab.audit import canaries
-from keyfed.lab.audit.exposure import judge_controls
+from keyfed.lab.audit.canaries import judge_controls
 from keyfed.lab.audit.leaks import masked, measure_leaks
 from keyfed.lab.audit.members import draw_pieces
 from keyfed.model.presets import build_spec

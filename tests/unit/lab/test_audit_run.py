@@ -15,9 +15,10 @@ import torch
 from keyfed.config.load import Config, apply_settings
 from keyfed.errors import RunError
 from keyfed.federated.methods import fedavg
+from keyfed.federated.round import initial_state
 from keyfed.lab.audit.audit import audit_run, contradictions
 from keyfed.lab.audit.canaries import Canary, times_called
-from keyfed.lab.audit.lint import Claim, Finding, lint, read_claim
+from keyfed.lab.audit.lint import Finding, PrivacyClaim, lint, read_claim
 from keyfed.lab.audit.one_shot import canary_seeds, how_many, judge, picked, sent_by
 from keyfed.lab.audit.page import _contradicted, _verdict
 from keyfed.private.dp.accounting import Release
@@ -295,7 +296,7 @@ def test_a_ledger_that_is_older_than_the_metrics_or_gone_is_flagged(tmp_path):
     assert read_claim(run, promised=False).problem is None
 
 
-CLAIM = Claim("GUARANTEE", 2.0, 1e-6, 3, 3, TERMS)
+CLAIM = PrivacyClaim("GUARANTEE", 2.0, 1e-6, 3, 3, TERMS)
 
 
 @pytest.mark.parametrize(
@@ -330,12 +331,12 @@ def test_figures_of_clients_in_the_result_break_a_claim(shown):
     quiet["start"] = {"from": "run", "matched": 9, "tokens": None, "vectors": {"matched": 9, "tokens": None}}
     assert levels(lint(POISSON, fedavg(), QUIET, CLAIM, 1000, quiet))["result"] == "ok"
     assert levels(lint(POISSON, fedavg(), QUIET, CLAIM, 1000, {**quiet, **shown}))["result"] == "broken"
-    assert levels(lint(POISSON, fedavg(), QUIET, Claim("NONE"), 1000, {**quiet, **shown}))["result"] == "note"
+    assert levels(lint(POISSON, fedavg(), QUIET, PrivacyClaim("NONE"), 1000, {**quiet, **shown}))["result"] == "note"
 
 
 def test_noise_of_fedatt_without_a_ledger_is_only_warned_about():
     config = apply_settings(Config(), ["method.noise=0.05"])
-    found = lint(config, fedavg(), [], Claim("NONE"), 10)
+    found = lint(config, fedavg(), [], PrivacyClaim("NONE"), 10)
     assert levels(found)["FedAtt's noise"] == "warning"
     assert "ε is ∞" in next(f.text for f in found if f.check == "FedAtt's noise")
 
@@ -355,3 +356,12 @@ def test_attacks_contradict_a_guarantee_and_not_a_simulation():
     assert contradictions(replace(tight, epsilon=20.0), [], exposed, None, None) == []  # ε of 20 allows it
     measured = {"contradicted": True, "canaries": 500, "certain": 9.0}
     assert len(contradictions(replace(tight, verdict="SIMULATED"), [], exposed, measured, None)) == 1
+
+
+def test_a_run_whose_step_was_halved_is_replayed_with_that_step(config, tmp_path, monkeypatch):
+    real = initial_state
+    monkeypatch.setattr("keyfed.run.loop.initial_state", lambda *given: replace(real(*given), halvings=3))
+    train(apply_settings(config, PRIVATE), tmp_path / "run")
+    found = replay_of(tmp_path / "run")
+    assert not found["contradicted"]
+    assert found["difference"] < 1e-3

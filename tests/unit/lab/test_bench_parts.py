@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from keyfed.errors import ConfigError
-from keyfed.lab.bench import contenders_graph, measure
-from keyfed.lab.bench.bench import parse
-from keyfed.lab.bench.contenders import Task, movement, plain, synthetic_texts, with_precision
-from keyfed.lab.bench.contenders_graph import plain_graph
+from keyfed.lab.bench import contenders, measure
+from keyfed.lab.bench.bench import measured, parse, plot_bench
+from keyfed.lab.bench.contenders import Task, movement, plain, plain_graph, synthetic_texts, with_precision
 from keyfed.lab.bench.floor import measure_floor, products
 from keyfed.lab.bench.measure import measure_cuda
-from keyfed.lab.bench.plot import measured, plot_bench
 from keyfed.model.cells import gates_of
 from keyfed.text.vocab import PAD
 
@@ -33,7 +31,7 @@ def replayed(monkeypatch):
         graphs.append(SimpleNamespace(replay=lambda: None))
         return graphs[-1]
 
-    real = contenders_graph.GraphTrainer._step
+    real = contenders.GraphTrainer._step
 
     def step(self) -> None:
         def again() -> None:
@@ -44,7 +42,7 @@ def replayed(monkeypatch):
             graph.replay = again
         real(self)
 
-    monkeypatch.setattr(contenders_graph.GraphTrainer, "_step", step)
+    monkeypatch.setattr(contenders.GraphTrainer, "_step", step)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda s: nullcontext())

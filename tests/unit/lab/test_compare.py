@@ -12,24 +12,54 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyfed.config.documents import dump_toml
+from keyfed.config.load import dump_toml
 from keyfed.errors import ConfigError
 from keyfed.federated.types import Part
+from keyfed.lab.experiment.claims import Comparison, compare_rows
 from keyfed.lab.experiment.compare_plan import (
     QUICK,
+    ComparedMethod,
     file_settings,
     folder_of,
     parse_seeds,
     parse_target,
+    read_variant,
     resolve,
     rounds_within,
 )
-from keyfed.lab.experiment.compare_plots import BYTES, ROUNDS, TOKENS, attention_grid, curve_of, draw_comparison
+from keyfed.lab.experiment.compare_report import (
+    BYTES,
+    ROUNDS,
+    TOKENS,
+    attention_grid,
+    comparison_table,
+    curve_of,
+    document,
+    draw_comparison,
+    notes,
+    verdict,
+)
 from keyfed.lab.experiment.compare_report import _differing as differing
-from keyfed.lab.experiment.compare_report import comparison_table, document, notes, verdict
-from keyfed.lab.experiment.compare_rows import Cell, best_of, common_target, in_order, mean_baselines, reach, row_of
+from keyfed.lab.experiment.grid import cells_of as study_cells
+from keyfed.lab.experiment.grid import study_from
+from keyfed.lab.experiment.method_rows import (
+    ComparedRun,
+    best_accuracy,
+    best_of,
+    common_target,
+    fine_tuning,
+    in_order,
+    lead_of,
+    mean_baselines,
+    reach,
+    row_of,
+    savings_lines,
+    savings_table,
+    start_notes,
+)
+from keyfed.lab.experiment.table import rows_of
 from keyfed.reports.document import Links, to_html, to_markdown
-from keyfed.reports.results import as_text
+from keyfed.run.console import render_table
 
 # Arguments
 
@@ -182,7 +212,7 @@ def test_the_default_target_is_what_all_but_fedsgd_reached():
 # Rows
 
 
-def cells_of(label: str, *perplexities: float | None, error: str | None = None) -> list[Cell]:
+def cells_of(label: str, *perplexities: float | None, error: str | None = None) -> list[ComparedRun]:
     """One seed for each test perplexity; `error` is one more seed, which failed."""
     entry = resolve([label]).entries[0]
     cells = []
@@ -193,13 +223,13 @@ def cells_of(label: str, *perplexities: float | None, error: str | None = None) 
             "traffic": {"down": 200, "up": 100}, "tokens_trained": 150, "seconds": 2.0, "clients": 4, "rounds": 20,
         }  # fmt: skip
         records = rounds_of(value and value + 20, value, None)
-        cells.append(Cell(entry, seed, Path("out") / entry.folder / f"seed-{seed}", result, records))
+        cells.append(ComparedRun(entry, seed, Path("out") / entry.folder / f"seed-{seed}", result, records))
     if error is not None:
-        cells.append(Cell(entry, len(cells) + 1, Path("out/x"), None, error=error))
+        cells.append(ComparedRun(entry, len(cells) + 1, Path("out/x"), None, error=error))
     return cells
 
 
-def summary_of(*methods: list[Cell], target: float | None = None, **changes: Any) -> dict[str, Any]:
+def summary_of(*methods: list[ComparedRun], target: float | None = None, **changes: Any) -> dict[str, Any]:
     rows = in_order(row_of(cells[0].entry, cells, target) for cells in methods)
     summary = {
         "data": "corpus", "model": "cifg", "characters": False, "budget": "rounds", "rounds": 20, "seeds": [1, 2],
@@ -258,7 +288,55 @@ def test_the_best_is_marked_only_where_seeds_can_tell(first, second, best):
     if best is None and None not in second:
         assert "cannot tell" in summary["verdict"]
     elif best is not None:
-        assert "by more than either spread" in summary["verdict"]
+        assert summary["verdict"].endswith("is 9.9 % higher (3.7 % to 16.4 % at 95 % confidence): fedavg is better.")
+
+
+def test_a_comparison_and_a_study_have_one_rule_of_what_is_better():
+    """The same perplexities as a claim of a study: the same interval, and the same verdict, at the limit too."""
+    first, third = (100.0, 102.0, 101.0), (150.0, 158.0, 149.0)
+    verdicts = []
+    for factor in (1.02, 1.05, 1.06, 1.07, 1.08, 1.2):
+        second = tuple(factor * value for value in first)
+        summary = summary_of(*(cells_of(m, *v) for m, v in (("fedavg", first), ("fedatt", second), ("fedprox", third))))
+        lead = lead_of(summary["rows"])
+        claim = judged_claim({"a": first, "b": second, "c": third})
+        assert lead.change == pytest.approx(-claim.change, abs=1e-12)
+        assert lead.margin == pytest.approx(claim.margin, abs=1e-12)
+        assert (summary["best"] == "fedavg") == (claim.verdict == "holds")
+        verdicts.append(claim.verdict)
+    assert verdicts == sorted(verdicts)  # "cannot be told" up to the limit, "holds" from there on
+    assert len(set(verdicts)) == 2
+
+
+def judged_claim(perplexities: dict[str, tuple[float, ...]]) -> Comparison:
+    """The claim of a study that a is lower than b, on rows with these values."""
+    axis = {label: {"train": {"rounds": place}} for place, label in enumerate(perplexities, 1)}
+    study = study_from(
+        {
+            "title": "t", "paper": "p", "about": "a", "measures": ["perplexity"], "axis": {"method": axis},
+            "grid": [{"method": list(axis)}], "scale": {"standard": {"seeds": [1, 2, 3], "why": "w"}},
+            "claims": [{"says": "s", "kind": "lower", "of": {"method": "a"}, "than": {"method": "b"}}],
+        },
+        Path("s.toml"),
+    )  # fmt: skip
+    found = {
+        cell.id: {"id": cell.id, "seed": cell.seed, "measures": {"perplexity": values[cell.seed - 1]}}
+        for cell in study_cells(study, "standard")
+        if (values := perplexities[cell.labels["method"]])
+    }
+    (comparison,) = compare_rows(study, rows_of(study, "standard", found), study.claims[0])
+    return comparison
+
+
+def test_methods_that_learnt_nothing_do_not_widen_the_spread():
+    good = cells_of("fedavg", 100.0, 102.0), cells_of("fedatt", 110.0, 112.0)
+    wild = cells_of("fedsgd", 9_000.0, 30_000.0)
+    for cell in (*good[0], *good[1], *wild):
+        cell.result["vocabulary"] = 10_000
+    assert lead_of(summary_of(*good, wild)["rows"]) == lead_of(summary_of(*good)["rows"])
+    for cell in wild:
+        cell.result["vocabulary"] = 100_000  # with which it has learnt
+    assert summary_of(*good, wild)["best"] is None
 
 
 def test_a_method_of_which_a_seed_failed_is_not_the_best():
@@ -327,7 +405,7 @@ def test_a_private_comparison_shows_epsilon_and_what_it_is_worth():
 def test_in_a_terminal_labels_are_not_cut_and_numbers_not_broken():
     label = "fedatt:temperature=0.1,step=1.0,norm=frobenius,bound=3.0"
     columns = [f"column number {k}" for k in range(7)]
-    text = as_text([["method", *columns], [label, *["1,234.5±67.8"] * 7]], narrow=True)
+    text = render_table([["method", *columns], [label, *["1,234.5±67.8"] * 7]], narrow=True)
     assert max(map(len, text.splitlines())) <= 120
     assert text.count("1,234.5±67.8") == 7
     first_column = "".join(line.split()[0] for line in text.splitlines() if line[:2].strip())
@@ -364,7 +442,7 @@ def test_plots_and_report_of_many_methods_hide_nobody_and_name_no_client():
     labels = ["fedavg", "fedsgd", "central", *(f"fedatt:temperature={t}" for t in range(1, 10))]
     many = [cells_of(label, 100.0 + k, 101.0 + 2 * k) for k, label in enumerate(labels)]
     attention = {"attention": {"Ann $x_": {"out": 0.3}, "Bob": {"out": 0.7}}}
-    many[3][0] = Cell(many[3][0].entry, 1, Path("x"), many[3][0].result, [{"round": 1, **attention}])
+    many[3][0] = ComparedRun(many[3][0].entry, 1, Path("x"), many[3][0].result, [{"round": 1, **attention}])
     summary = summary_of(*many, target=104.0)
     cells = [cell for runs in many for cell in runs]
     plots = draw_comparison(summary, cells)
@@ -397,3 +475,206 @@ def test_a_report_of_failures_alone_can_be_written():
     text = to_markdown(document(summary_of(cells), cells, None))
     assert "matplotlib is not installed" in text
     assert "Failed: fedavg, seed 1: x" in text
+
+
+LABELS = ["fedadam", "fedadam+init", "fedadam+vectors"]
+SETTINGS = [("train.init", "/runs/public"), ("vectors.file", "/v/glove.txt"), ("train.rounds", "4")]
+
+
+def entries(*labels: str) -> dict[str, ComparedMethod]:
+    plan = resolve(labels, SETTINGS if len(labels) == 3 else [s for s in SETTINGS if "init" not in s[0]])
+    return {entry.label: entry for entry in plan.entries}
+
+
+def cell(
+    entry: ComparedMethod, seed: int, *accuracies: float | None, moved: int = 100, perplexity: float = 50.0
+) -> ComparedRun:
+    """A run whose rounds have these validation accuracies and move `moved` bytes down, half of it up, 1 control."""
+    records: list[dict[str, Any]] = [
+        {
+            "round": at,
+            "traffic": {"down": moved, "up": moved // 2, "control": 1},
+            **({} if value is None else {"valid": {"top1": value, "perplexity": 100.0 / (1 + value)}}),
+        }
+        for at, value in enumerate(accuracies, 1)
+    ]
+    test = {"perplexity": perplexity, "nats": 1.0, "top1": 0.25, "top3": 0.4, "tokens": 9}
+    result = {
+        "method": entry.config.method, "test": test, "unseen": None, "best_round": 1, "tokens_trained": 5,
+        "traffic": {"down": 1, "up": 1}, "seconds": 1.0, "start": {"from": "random"},
+    }  # fmt: skip
+    return ComparedRun(entry, seed, Path("out") / entry.folder, result, records)
+
+
+def test_the_best_accuracy_is_the_highest_and_its_round_the_first():
+    run = cell(entries(*LABELS)["fedadam"], 1, 0.1, None, 0.3, 0.3)
+    assert best_accuracy(run.records) == (0.3, 3)
+    assert best_accuracy([{"round": 1}]) is None
+
+
+def test_rounds_and_bytes_saved_by_seed_and_over_seeds():
+    made = entries(*LABELS)
+    plain, variant = made["fedadam"], made["fedadam+vectors"]
+    cells = [
+        cell(plain, 1, 0.1, 0.2, 0.30, 0.25, perplexity=60.0),
+        cell(variant, 1, 0.31, 0.4, 0.4, 0.4, moved=80),  # two rounds earlier
+        cell(plain, 2, 0.1, 0.2, 0.2, 0.1, perplexity=64.0),
+        cell(variant, 2, 0.1, 0.1, 0.1, 0.2, moved=80),  # exactly as good, two rounds later
+    ]
+    (one,) = fine_tuning(cells)
+    assert (one["variant"], one["plain"], one["rounds"], one["reached"], one["compared"]) == (
+        "fedadam+vectors", "fedadam", 4, 2, 2,
+    )  # fmt: skip
+    first, second = one["seeds"]
+    assert (first["best_top1"], first["best_round"], first["reached_round"]) == (0.30, 3, 1)
+    assert (first["rounds_saved"], first["bytes_saved"]) == (2, 3 * 151 - 121)
+    assert (second["best_top1"], second["best_round"], second["reached_round"]) == (0.2, 2, 4)
+    assert (second["rounds_saved"], second["bytes_saved"]) == (-2, 2 * 151 - 4 * 121)
+    assert (first["plain_perplexity"], first["perplexity"]) == (60.0, 50.0)
+    assert one["mean"]["rounds_saved"] == 0
+    assert one["spread"]["rounds_saved"] == pytest.approx(statistics.stdev([2, -2]))
+    assert one["mean"]["bytes_saved"] == pytest.approx((332 - 182) / 2)
+    table = savings_table([one])
+    assert table[1][:7] == ["fedadam+vectors", "1", "30.00 %", "3", "1", "2", "332 B"]
+    assert table[2][5:8] == ["-2", "-182 B", "64.00 → 50.00"]
+    assert table[3][1:7] == ["mean", "25.00 % ± 7.07", "2.5 ± 0.7", "2.5 ± 2.1", "0.0 ± 2.8", "75 B ± 363 B"]
+    (line,) = savings_lines([one])
+    assert "saved 0.0 ± 2.8 rounds and 75 B ± 363 B." in line
+
+
+def test_a_variant_that_is_slower_says_so():
+    made = entries(*LABELS)
+    cells = [cell(made["fedadam"], 1, 0.3, 0.2), cell(made["fedadam+init"], 1, 0.1, 0.2, 0.3)]
+    (one,) = fine_tuning(cells)
+    assert one["seeds"][0]["rounds_saved"] == -2
+    (line,) = savings_lines([one])
+    assert line.endswith("saved -2 rounds and -302 B, that is, it took more.")
+    assert [row[1] for row in savings_table([one])] == ["seed", "1"]  # one seed has no mean
+
+
+def test_what_is_not_reached_is_said_and_makes_no_mean():
+    made = entries(*LABELS)
+    plain, variant = made["fedadam"], made["fedadam+init"]
+    seeds = [cell(plain, 1, 0.1, 0.3), cell(variant, 1, 0.2, 0.29), cell(plain, 2, 0.1, 0.2), cell(variant, 2, 0.2)]
+    (one,) = fine_tuning(seeds[:2])
+    assert one["seeds"][0]["reached_round"] is one["seeds"][0]["rounds_saved"] is one["seeds"][0]["bytes_saved"] is None
+    assert savings_table([one])[1][4:7] == ["not reached in 4 rounds", "–", "–"]
+    assert "fedadam+init never reached it within 4 rounds" in next(iter(savings_lines([one])))
+    (one,) = fine_tuning(seeds)
+    assert (one["reached"], one["mean"]["rounds_saved"]) == (1, None)
+    assert savings_table([one])[3][4:7] == ["1 of 2 seeds", "–", "–"]
+    assert "reached it in 1 of 2 seeds within 4 rounds" in next(iter(savings_lines([one])))
+
+
+def test_a_failed_seed_is_left_out_of_the_mean():
+    made = entries(*LABELS)
+    plain, variant = made["fedadam"], made["fedadam+init"]
+    failed = ComparedRun(variant, 2, Path("x"), None, error="no memory")
+    (one,) = fine_tuning([cell(plain, 1, 0.1, 0.3), cell(variant, 1, 0.3), cell(plain, 2, 0.2), failed])
+    assert (one["compared"], one["mean"]["rounds_saved"], one["spread"]["rounds_saved"]) == (1, 1, None)
+    assert savings_table([one])[2][1:4] == ["2", "failed", "–"]
+    (none,) = fine_tuning([cell(plain, 1, None), cell(variant, 1, None)])
+    assert "no validation accuracy" in next(iter(savings_lines([none])))
+    assert savings_table([none])[1][2:5] == ["–", "–", "–"]
+
+
+def test_without_its_random_start_a_variant_has_no_report_but_a_note():
+    made = entries("fedadam+vectors")
+    cells = [cell(made["fedadam+vectors"], 1, 0.3)]
+    assert fine_tuning(cells) == []
+    (note,) = start_notes([row_of(cells[0].entry, cells, None)])
+    assert note.endswith("compare fedadam too to see what it saves.")
+
+
+def test_central_training_saves_rounds_and_no_bytes():
+    plan = resolve(["central", "central+vectors"], [s for s in SETTINGS if s[0] == "vectors.file"])
+    plain, variant = plan.entries
+    (one,) = fine_tuning([cell(plain, 1, 0.1, 0.2), cell(variant, 1, 0.2, 0.2)])
+    assert (one["mean"]["rounds_saved"], one["mean"]["bytes_saved"]) == (1, None)
+    assert next(iter(savings_lines([one]))).endswith("saved 1 rounds.")
+
+
+def test_the_learning_curves_of_all_variants_are_one_plot():
+    made = entries(*LABELS)
+    cells = [cell(entry, seed, 0.1, 0.1 + 0.1 * seed) for entry in made.values() for seed in (1, 2)]
+    summary = {"baselines": {}, "target": None, "fine_tuning": fine_tuning(cells)}
+    plots = {plot.name: plot for plot in draw_comparison(summary, cells)}
+    assert all(label in plots["accuracy-rounds"].alt for label in LABELS)
+
+
+GIVEN = [("train.init", "/runs/public"), ("vectors.file", "/v/glove.txt"), ("vectors.dim", "96")]
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "plain"),
+    [
+        ("fedadam", "fedadam", "fedadam"),
+        ("fedadam+vectors", "fedadam+vectors", "fedadam"),
+        ("fedadam+vectors+init", "fedadam+init+vectors", "fedadam"),
+        ("fedadam + init", "fedadam+init", "fedadam"),
+        (
+            "fedatt+init:step=1e+0,temperature=2",
+            "fedatt+init:step=1e+0,temperature=2",
+            "fedatt:step=1e+0,temperature=2",
+        ),
+    ],
+)
+def test_a_variant_has_its_starts_in_one_order_and_a_plain_method(text, label, plain):
+    variant = read_variant(text)
+    assert (variant.label, variant.plain) == (label, plain)
+    assert read_variant(label) == variant
+
+
+def test_a_folder_is_called_as_its_variant_in_full():
+    assert folder_of("fedadam+init+vectors") == "fedadam+init+vectors"
+    assert folder_of("fedatt+init:step=1") == "fedatt+init-step=1"
+
+
+def test_each_variant_keeps_its_own_start_and_nothing_else_differs():
+    labels = ["fedadam", "fedadam+vectors", "fedadam+init", "fedadam+vectors+init"]
+    settings = [*GIVEN, ("train.unmatched", "mean"), ("train.frozen_rounds", "3"), ("train.cohort", "7"), ("lr", "0.5")]
+    plan = resolve(labels, settings)
+    configs = [entry.config for entry in plan.entries]
+    assert [entry.label for entry in plan.entries] == [*labels[:3], "fedadam+init+vectors"]
+    assert {entry.plain for entry in plan.entries} == {"fedadam"}
+    assert [c.vectors.file for c in configs] == [None, "/v/glove.txt", None, "/v/glove.txt"]
+    assert [c.vectors.dim for c in configs] == [None, 96, None, 96]
+    assert [c.train.init for c in configs] == [None, None, "/runs/public", "/runs/public"]
+    assert [c.train.unmatched for c in configs] == ["uniform", "uniform", "mean", "mean"]
+    assert [c.train.frozen_rounds for c in configs] == [0, 3, 3, 3]
+    assert {c.train.cohort for c in configs} == {7}
+    assert all(c.options == configs[0].options for c in configs)
+    assert plan.frozen_line() == "frozen: train.frozen_rounds=3 is for what has a start, not for fedadam"
+    told = {row[0]: row[2] for row in differing(plan.entries)}
+    assert told["fedadam"] == "none"
+    assert told["fedadam+vectors"] == "vectors.file=/v/glove.txt, vectors.dim=96, train.frozen_rounds=3"
+
+
+def test_without_any_start_frozen_rounds_are_for_all_as_in_training():
+    plan = resolve(["fedavg", "fedprox"], [("train.frozen_rounds", "3")])
+    assert [entry.config.train.frozen_rounds for entry in plan.entries] == [3, 3]
+    assert plan.frozen_line() == ""
+
+
+@pytest.mark.parametrize(
+    ("methods", "settings", "message"),
+    [
+        (["fedadam+vector"], GIVEN, r'"\+vector" is no start \(did you mean vectors\?\); expected \+init or \+vectors'),
+        (["fedadam+int"], GIVEN, r"did you mean init\?"),
+        (["fedadam+"], GIVEN, r"expected \+init or \+vectors"),
+        (["fedavgg+init"], GIVEN, r'method "fedavgg" is not known \(did you mean fedavg\?\)'),
+        (["fedadam+init+init"], GIVEN, r"names the start \+init twice"),
+        (["fedadam:lr=1+vectors"], GIVEN, r"write fedadam\+vectors:lr=1"),
+        (["fedadam+vectors+init", "fedadam+init+vectors"], GIVEN, "given twice"),
+        (["fedadam", "fedadam+vectors"], [], r"fedadam\+vectors starts from word vectors.*add --vectors FILE"),
+        (["fedadam+init"], GIVEN[1:], r"fedadam\+init starts from another run's weights.*add --init RUN"),
+        (["fedadam", "fedadam+init"], GIVEN, r"vectors\.file, vectors\.dim is set \(--vectors FILE\), but no compared"),
+        (["fedadam"], GIVEN[:1], r"train\.init is set \(--init RUN\), but no compared.*: fedadam\+init"),
+        (["fedadam"], [("train.unmatched", "mean")], r"train\.unmatched is set"),
+        (["fedadam"], [("vectors.dim", "50")], r"vectors\.dim is set"),
+        (["fedadam+vectors"], [*GIVEN[1:], ("vectors.remove", "3")], r"fedadam\+vectors: vectors\.remove is 3"),
+    ],
+)
+def test_starts_that_make_no_sense_are_refused(methods, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(methods, settings)

@@ -15,8 +15,21 @@ from keyfed.config.load import Config, UploadConfig, config_from
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import METHODS
 from keyfed.federated.types import Part
-from keyfed.lab.experiment.halving import Outcome, budget, first_rounds, halve, judge, until_compared, winner
-from keyfed.lab.experiment.search import Listed, Range, at_edge, default_space, parse_search, sample
+from keyfed.lab.experiment.search import (
+    Listed,
+    Outcome,
+    Range,
+    at_edge,
+    budget,
+    default_space,
+    first_rounds,
+    halve,
+    judge,
+    parse_search,
+    sample,
+    until_compared,
+    winner,
+)
 from keyfed.lab.experiment.tune import winning_toml
 
 SPACES = [

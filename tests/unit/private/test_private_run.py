@@ -23,11 +23,10 @@ from keyfed.private.dp.noise import system
 from keyfed.private.dp.opening import Opening, chance
 from keyfed.private.dp.private_method import CLIP
 from keyfed.reports.document import Table
-from keyfed.reports.privacy import privacy_blocks
-from keyfed.run.privacy import PrivateRun
-from keyfed.run.privacy_terms import make_private
+from keyfed.reports.run_page import privacy_blocks
+from keyfed.run.privacy import PrivateRun, make_private
 from keyfed.run.remote.private import DeployedPrivacy
-from keyfed.run.remote.terms import Settled, terms_for
+from keyfed.run.remote.terms import SettledTerms, terms_for
 
 Z, COHORT, CALLED, S, BITS = 2.0, 400, 8, 3.0, 20.0
 FLEET = [
@@ -225,7 +224,7 @@ def test_sum_and_count_of_few_clients_have_the_promised_noise(tmp_path, where):
         run = PrivateRun(config, bounded, tmp_path / "run", terms)
         release = lambda round: run.noising(state(like, round)).release  # noqa: E731
     else:
-        settled = Settled(*terms_for(config, clients), tuple(f"c{k}" for k in range(clients)))
+        settled = SettledTerms(*terms_for(config, clients), tuple(f"c{k}" for k in range(clients)))
         run = DeployedPrivacy(config, settled, tmp_path / "run", {})
         release = lambda round: system  # noqa: E731
     given = run.noising(state(like))

@@ -13,10 +13,10 @@ from keyfed.config.load import Config, apply_settings
 from keyfed.errors import ConfigError, DataError, PrivacyError
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.private.dp.noise import system
-from keyfed.run import private_vocabulary
-from keyfed.run.private_vocabulary import PrivateElection, read_votes, register_of
+from keyfed.run import vocabulary
+from keyfed.run.vocabulary import PrivateElection, read_votes, register_of
+from keyfed.text.election import ngrams, threshold
 from keyfed.text.partition import ClientText
-from keyfed.text.private_ballots import ngrams, threshold
 from keyfed.text.vocab import SPECIALS, Vocab, Vote
 
 K, CLIENTS, Z = 36, 3_000, 2.0
@@ -125,7 +125,7 @@ def test_votes_on_one_corpus_add_up_wherever_their_files_lie(tmp_path):
 def test_a_vote_is_in_the_register_before_its_noise_is_drawn(tmp_path, monkeypatch):
     register = register_of(voting().data)
     seen = []
-    monkeypatch.setattr(private_vocabulary, "system", lambda: seen.append(read_votes(register)) or system())
+    monkeypatch.setattr(vocabulary, "system", lambda: seen.append(read_votes(register)) or system())
     vote(tmp_path / "a")
     assert [len(votes) for votes in seen] == [1]
     register.write_bytes(register.read_bytes() + b'{"torn')  # killed while a vote was booked: nothing was released

@@ -14,11 +14,13 @@ from keyfed.engine.network import SpecReader, reader_of
 from keyfed.model import language_model as lm
 from keyfed.model.language_model import ModelSpec, Params
 from keyfed.model.ngram import fit_kneser_ney, fit_unigram
+from keyfed.model.score import Score
 from keyfed.run import evaluate as evaluate_module
-from keyfed.run import reading
 from keyfed.run.evaluate import (
-    Score,
+    Piece,
+    Side,
     by_line,
+    cut,
     evaluate,
     evaluate_ngram,
     evaluate_ngram_sentences,
@@ -27,7 +29,6 @@ from keyfed.run.evaluate import (
     score_of,
     total,
 )  # fmt: skip
-from keyfed.run.reading import Piece, Side, cut
 from keyfed.text.vocab import BOS, EOS
 
 VOCAB, WINDOW = 40, 16
@@ -42,22 +43,22 @@ SPECS = {
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of a hundred tokens rather than thousands."""
     monkeypatch.setattr(SpecReader, "span", WINDOW)
-    monkeypatch.setattr(reading, "WARM_UP", 6 * WINDOW)
-    monkeypatch.setattr(reading, "CPU", Side(rows=6, least=3 * WINDOW))
+    monkeypatch.setattr(evaluate_module, "WARM_UP", 6 * WINDOW)
+    monkeypatch.setattr(evaluate_module, "CPU", Side(rows=6, least=3 * WINDOW))
 
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Positions that were scored in each pass over pieces."""
     scored: list[int] = []
-    settle = reading._settle
+    settle = evaluate_module._settle
 
     def counted(reader, sheet, *args, **kwargs):
         before = len(sheet.found)
         settle(reader, sheet, *args, **kwargs)
         scored.append(sum(len(where) for where, _, _ in sheet.found[before:]))
 
-    monkeypatch.setattr(reading, "_settle", counted)
+    monkeypatch.setattr(evaluate_module, "_settle", counted)
     return scored
 
 
@@ -87,7 +88,7 @@ def in_order(spec: ModelSpec, params: Params, stream: np.ndarray) -> tuple[np.nd
 
 
 def check(spec: ModelSpec, params: Params, streams: list[np.ndarray], rtol: float = 1e-6) -> None:
-    every_nats, every_rank = reading.score_streams(reader_of(spec, params), streams, "cpu")
+    every_nats, every_rank = evaluate_module.score_streams(reader_of(spec, params), streams, "cpu")
     ends = np.cumsum([max(0, len(s) - 1) for s in streams])
     assert len(every_nats) == len(every_rank) == ends[-1]
     split = zip(np.split(every_nats, ends)[:-1], np.split(every_rank, ends)[:-1], strict=True)
@@ -149,9 +150,9 @@ def test_a_network_that_never_forgets_is_read_in_order(settled):
 
 @pytest.mark.parametrize(("passes", "taken"), [(0, 1), (2, 3), (100, 7)])
 def test_whatever_is_not_settled_is_read_again(monkeypatch, settled, passes, taken):
-    monkeypatch.setattr(reading, "CPU", Side(rows=12, least=3 * WINDOW))  # seven pieces and four
-    monkeypatch.setattr(reading, "FORGOTTEN", 1e9)  # believe that it forgets
-    monkeypatch.setattr(reading, "PASSES", passes)
+    monkeypatch.setattr(evaluate_module, "CPU", Side(rows=12, least=3 * WINDOW))  # seven pieces and four
+    monkeypatch.setattr(evaluate_module, "FORGOTTEN", 1e9)  # believe that it forgets
+    monkeypatch.setattr(evaluate_module, "PASSES", passes)
     spec, params = remembers()
     # 1e-5: cells that add up keep every difference of rounding
     check(spec, params, [stream_of(997, 2), stream_of(700, 3)], rtol=1e-5)
@@ -159,14 +160,14 @@ def test_whatever_is_not_settled_is_read_again(monkeypatch, settled, passes, tak
 
 
 def test_a_wrong_guess_is_corrected_and_only_as_far_as_it_matters(monkeypatch, settled):
-    guess = reading._guess
+    guess = evaluate_module._guess
 
     def wrong(*args):
         guessed = guess(*args)
         return torch.full_like(guessed, 0.7)
 
-    monkeypatch.setattr(reading, "_guess", wrong)
-    monkeypatch.setattr(reading, "CPU", Side(rows=3, least=3 * WINDOW))
+    monkeypatch.setattr(evaluate_module, "_guess", wrong)
+    monkeypatch.setattr(evaluate_module, "CPU", Side(rows=3, least=3 * WINDOW))
     spec = SPECS["gru"]
     check(spec, params_of(spec, 1), [stream_of(2003, 2)])
     assert settled[0] == 2002
@@ -192,7 +193,7 @@ def test_a_model_that_ties_all_words_ranks_them_by_number():
     params = params_of(spec, 1)
     params["output.weight"].zero_()
     stream = stream_of(800, 1)
-    nats, ranks = reading.score_streams(reader_of(spec, params), [stream], "cpu")
+    nats, ranks = evaluate_module.score_streams(reader_of(spec, params), [stream], "cpu")
     assert ranks.tolist() == stream[1:].tolist()
     np.testing.assert_allclose(nats, np.log(VOCAB), rtol=1e-6)
 
@@ -272,7 +273,7 @@ def test_a_users_module_is_read_in_order(settled):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("cell", SPECS)
 def test_a_gpu_finds_the_same_wherever_the_parameters_lie(cell, monkeypatch, settled):
-    monkeypatch.setattr(reading, "GPU", reading.CPU)
+    monkeypatch.setattr(evaluate_module, "GPU", evaluate_module.CPU)
     spec = SPECS[cell]
     params = params_of(spec, 1)
     streams = {str(n): stream_of(n, n) for n in (1500, 300, 2)}
@@ -292,7 +293,7 @@ def test_counting_streams_together_is_counting_them_one_by_one():
     reader = reader_of(spec, params)
     together = evaluate_module._score_group(reader, streams, "cpu")
     for stream, score in zip(streams, together, strict=True):
-        nats, rank = reading.score_streams(reader, [stream], "cpu")
+        nats, rank = evaluate_module.score_streams(reader, [stream], "cpu")
         alone = score_of(stream[1:], nats, rank)
         assert score.nats == pytest.approx(alone.nats, rel=1e-6)
         assert (score.tokens, score.words, score.unknown) == (alone.tokens, alone.words, alone.unknown)

@@ -14,7 +14,7 @@ from keyfed.errors import ConfigError
 from keyfed.run.recipe import settings as constants
 from keyfed.run.recipe.pilot import (
     PILOT_LEAST,
-    Pace,
+    TrialPace,
     Tried,
     as_begun,
     best_step,
@@ -235,5 +235,5 @@ def test_the_pace_of_a_trial_gives_the_rounds_that_fit(each, reading, once, roun
     assert pace.once == pytest.approx(once, abs=1e-6 * elapsed)
     if rounds > every:
         assert pace.validation == pytest.approx(reading, abs=1e-6 * elapsed)
-    fit = Pace(each, reading, once).rounds(seconds, every)
+    fit = TrialPace(each, reading, once).rounds(seconds, every)
     assert once + fit * (each + reading / every) <= max(seconds, once) * (1 + 1e-9)

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from keyfed.errors import DataError
-from keyfed.text.corpus import Author, Corpus, pseudonym, read_corpus, split_lines
-from keyfed.text.leaf import running_text
+from keyfed.text.corpus import Author, Corpus, pseudonym, read_corpus, running_text, split_lines
 from keyfed.text.records import Record, by_time
 
 # Any text that is one line: no line ends, no NUL, no lone surrogate, not blank at its ends.

@@ -26,8 +26,7 @@ from keyfed.engine.kernels.step import PLAIN, Kernels, gradient
 from keyfed.errors import ConfigError
 from keyfed.federated.descent import Descent, Way
 from keyfed.model import language_model as lm
-from keyfed.model.dropout import Dropout
-from keyfed.model.language_model import Batch, ModelSpec, ModelState, Params
+from keyfed.model.language_model import Batch, Dropout, ModelSpec, ModelState, Params
 from keyfed.text.batches import Batching, Step, line_starts, stacked_width
 from keyfed.text.vocab import PAD
 

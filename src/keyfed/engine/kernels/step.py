@@ -20,8 +20,7 @@ from keyfed.federated.descent import Descent, Way
 from keyfed.federated.types import Gradient
 from keyfed.model import language_model as lm
 from keyfed.model.cells import CellName, CellWeights
-from keyfed.model.dropout import Dropout, keep_mask
-from keyfed.model.language_model import Batch, ModelSpec, ModelState, Params
+from keyfed.model.language_model import Batch, Dropout, ModelSpec, ModelState, Params, keep_mask
 from keyfed.model.output import OutputGradients, chunks, output_gradients, space
 
 Buffers = dict[str, Tensor]  # tensors that are written anew every step and never freed between

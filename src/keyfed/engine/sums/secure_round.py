@@ -19,8 +19,8 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Literal, NamedTuple
+from dataclasses import asdict, astuple, fields, replace
+from typing import Literal
 
 from torch import Tensor
 
@@ -41,26 +41,14 @@ from keyfed.federated.types import (
     Report,
     Share,
 )
+from keyfed.model.score import Score
 
 Purpose = Literal["upload", "calibration", "evaluation"]
 
 
-class Evaluated(NamedTuple):
-    """Counts on a client's held-out text; "words" are targets that are neither <unk> nor a line end."""
-
-    tokens: int = 0
-    nats: float = 0.0
-    top1: int = 0
-    top3: int = 0
-    words: int = 0
-    words_top1: int = 0
-    words_top3: int = 0
-    unknown: int = 0
-
-
 MOST_NATS = 2.0**31  # that are counted of one client
 TRAINED = ("count", "tokens", "worked", "nats", "loss")
-EVALUATED = ("evaluated/clients", *(f"evaluated/{name}" for name in Evaluated._fields))
+EVALUATED = ("evaluated/clients", *(f"evaluated/{f.name}" for f in fields(Score)))
 
 
 def report_of(client: ClientId, done: Finished) -> Report:
@@ -77,14 +65,14 @@ def counts_of(done: Finished) -> dict[str, float]:
     return {"count": 1.0, "tokens": done.tokens, "worked": done.worked, "nats": nats, "loss": loss}
 
 
-def countable(evaluated: Evaluated) -> Evaluated:
+def countable(evaluated: Score) -> Score:
     """Return counts that can be sent: of a model that exploded `MOST_NATS`, also where its nats are no number.
 
     Example:
-      >>> countable(Evaluated(7, float("nan"))).nats == countable(Evaluated(7, float("inf"))).nats == MOST_NATS
+      >>> countable(Score(7, float("nan"))).nats == countable(Score(7, float("inf"))).nats == MOST_NATS
       True
     """
-    return evaluated if evaluated.nats < MOST_NATS else evaluated._replace(nats=MOST_NATS)
+    return evaluated if evaluated.nats < MOST_NATS else replace(evaluated, nats=MOST_NATS)
 
 
 def vector_of(
@@ -95,7 +83,7 @@ def vector_of(
     public: Public,
     members: int,
     ratio: float,
-    evaluated: Evaluated | None = None,
+    evaluated: Score | None = None,
     *,
     silent: bool = False,
 ) -> Vector:
@@ -130,7 +118,7 @@ def calibration_vector_of(client: ClientId, done: Finished, theta: Params, metho
     return _calibration_layout(method, theta, members).encode({}, Share({}, {}), facts, {})
 
 
-def evaluation_vector_of(evaluated: Evaluated, members: int) -> Vector:
+def evaluation_vector_of(evaluated: Score, members: int) -> Vector:
     """Write a client's part of a sum over held-out text."""
     return _evaluation_layout(members).encode({}, Share({}, {}), {}, _counted(evaluated))
 
@@ -219,10 +207,10 @@ def _check(
 def _check_evaluated(counts: Mapping[str, float], clients: int) -> None:
     """Fail closed unless so many clients can have counted this on their held-out text."""
     number, *rest = (counts[name] for name in EVALUATED)
-    told = Evaluated(*rest)  # type: ignore[arg-type]
+    sums = Score(*rest)  # type: ignore[arg-type]
     must(number <= clients and number.is_integer(), f"other than 0 to {clients} clients evaluated")
-    inside = told.top1 <= told.top3 <= told.tokens and told.words_top1 <= told.words_top3 <= told.words <= told.tokens
-    must(inside and told.unknown <= told.tokens, "more hits than tokens on held-out text")
+    inside = sums.top1 <= sums.top3 <= sums.tokens and sums.words_top1 <= sums.words_top3 <= sums.words <= sums.tokens
+    must(inside and sums.unknown <= sums.tokens, "more hits than tokens on held-out text")
 
 
 def learn_from_calibration(
@@ -249,7 +237,7 @@ def learn_from_calibration(
     return _rule(method).start(public, facts | {"ratio": [float(ratio)]})
 
 
-def evaluation_of(total: Vector, members: int, survivors: int | None = None) -> tuple[Evaluated, int]:
+def evaluation_of(total: Vector, members: int, survivors: int | None = None) -> tuple[Score, int]:
     """Read a sum over held-out text of so many survivors (None: at most all members): counts, and of how many clients.
 
     Raises:
@@ -260,10 +248,10 @@ def evaluation_of(total: Vector, members: int, survivors: int | None = None) -> 
     return evaluated_in({name: [x] for name, x in read.counts.items()})
 
 
-def evaluated_in(facts: Mapping[str, Sequence[float]]) -> tuple[Evaluated, int]:
+def evaluated_in(facts: Mapping[str, Sequence[float]]) -> tuple[Score, int]:
     """Return what clients counted on their held-out text in a round's facts, and how many did."""
     clients, tokens, nats, *hits = (facts[name][0] for name in EVALUATED)
-    return Evaluated(int(tokens), nats, *(int(h) for h in hits)), int(clients)
+    return Score(int(tokens), nats, *(int(h) for h in hits)), int(clients)
 
 
 def nothing_summed(theta: Params, public: Public, refused: Sequence[Refusal] = ()) -> Aggregate:
@@ -323,8 +311,8 @@ def _largest(change: Tensor) -> float:
     return float(change.abs().amax()) if change.numel() else 0.0
 
 
-def _counted(evaluated: Evaluated | None) -> dict[str, float]:
-    numbers = (0, *Evaluated()) if evaluated is None else (1, *evaluated)
+def _counted(evaluated: Score | None) -> dict[str, float]:
+    numbers = (0, *astuple(Score())) if evaluated is None else (1, *astuple(evaluated))
     return dict(zip(EVALUATED, numbers, strict=True))
 
 

@@ -2,6 +2,10 @@
 
 The attacks that need other text are made on runs of their own under RUN/audit/: the same configuration trained again
 with canaries in the text, and, where noise is claimed, with canary clients in the sum. RUN's own model is only read.
+
+Of a run with real clients the audit reads what it claims, and what its own files say about that. Attacks would need the
+clients' text, which is not here: none is made, and the page says so. Nor can a round be done again, for its noise
+cannot be drawn a second time.
 """
 
 from __future__ import annotations
@@ -23,22 +27,22 @@ from keyfed.lab.audit import leaks as audit_leaks
 from keyfed.lab.audit import members as audit_members
 from keyfed.lab.audit import one_shot as audit_one_shot
 from keyfed.lab.audit import replay
-from keyfed.lab.audit.deployed import audit_deployed
-from keyfed.lab.audit.exposure import chance_under
-from keyfed.lab.audit.leak import RECOVERED
-from keyfed.lab.audit.lint import Claim, Finding, lint, read_claim
-from keyfed.lab.audit.page import write_audit
-from keyfed.lab.audit.private_files import file_findings
+from keyfed.lab.audit.canaries import chance_under
+from keyfed.lab.audit.leaks import RECOVERED
+from keyfed.lab.audit.lint import Finding, PrivacyClaim, file_findings, lint, read_claim
+from keyfed.lab.audit.page import claim_blocks, write_audit
+from keyfed.reports.document import Heading, Text, to_markdown
 from keyfed.run.choose import Choice
-from keyfed.run.folder import Trained, load_model, read_metrics, read_result, strict
+from keyfed.run.folder import Trained, load_model, read_metrics, read_result, read_run_toml, strict
 from keyfed.run.loop import Listener, Silent, train
+from keyfed.run.metrics_line import sizes_of
 from keyfed.run.plan import members_of, plan, plan_of_round
 from keyfed.run.prepare import Prepared, client_tokens, make_problem, prepare
-from keyfed.run.privacy import members_in_turn
-from keyfed.run.privacy_terms import make_private
+from keyfed.run.privacy import make_private, members_in_turn
 from keyfed.run.remote.rounds import OWN_TEXT
+from keyfed.run.remote.terms import ENROLLED
 from keyfed.run.start.weights import find_source, initial_params, make_ready
-from keyfed.run.traffic import sizes_of
+from keyfed.wire.device import run_method
 
 UNLIKELY = 0.001  # chance, over all canaries, below which an exposure contradicts a guarantee
 
@@ -71,7 +75,7 @@ class Subject:
     prepared: Prepared
     method: Method
     choice: Choice
-    claim: Claim
+    claim: PrivacyClaim
 
     @property
     def config(self) -> Config:
@@ -247,7 +251,7 @@ def _called(subject: Subject) -> int:
 
 
 def contradictions(
-    claim: Claim,
+    claim: PrivacyClaim,
     findings: Sequence[Finding],
     canaries: dict[str, Any],
     one_shot: dict[str, Any] | None,
@@ -281,3 +285,34 @@ def contradictions(
     if noised is not None and noised["better_than_chance"] and noised["recovered"] > RECOVERED:
         against.append(f"leak: {noised['recovered']:.0%} of one client's words can be read from a noised sum")
     return against
+
+
+NO_ATTACKS = (
+    "None was made: the text is on the clients' devices. Audit a simulation with the same configuration on public text "
+    "(`keyfed train`, then `keyfed privacy audit`) to see what the attacks find there."
+)
+
+
+def audit_deployed(run: Path) -> dict[str, Any]:
+    """Audit a run that was trained by real clients; write audit.md and audit.json, and return what audit.json has."""
+    config, _ = read_run_toml(run)
+    claim, result = read_claim(run, promised=config.privacy.on), read_result(run) or {}
+    path = run / ENROLLED
+    clients = len(json.loads(path.read_text("utf-8"))) if path.exists() else int(result.get("clients") or 0)
+    method = run_method(config, secure=config.secure.on)
+    findings = [*lint(config, method, read_metrics(run), claim, clients, result), *file_findings(run, claim)]
+    against = [f"{f.check}: {f.text}" for f in findings if f.level == "broken"]
+    found = {
+        "run": str(run),
+        "verdict": "NONE" if against else claim.verdict,
+        "contradicted": bool(against),
+        "contradictions": against,
+        "claim": claim.as_dict(),
+        "findings": [f._asdict() for f in findings],
+        "attacked": False,
+    }
+    found = dict(strict(found))
+    write_atomically(run / "audit.json", json.dumps(found, indent=1, allow_nan=False).encode())
+    page = to_markdown([*claim_blocks(found), Heading("Attacks"), Text(NO_ATTACKS)])
+    write_atomically(run / "audit.md", page.encode("utf-8"))
+    return found

@@ -1,20 +1,30 @@
-"""Canaries: random phrases planted in the text of some clients, and looked for in the model that was trained on it.
+r"""Canaries: random phrases planted in the text of some clients, and looked for in the model that was trained on it.
 
 A canary is five words drawn uniformly from the vocabulary. Its first two are the prefix an attacker knows; the other
-three are ranked by their nats behind it among random ones (`keyfed.lab.audit.exposure`), and looked for among the
-five likeliest continuations (beam search). Every canary has a cell of a grid: how many clients share it, and how often
-each repeats it. Phrases that nobody planted are the controls.
+three are ranked by their nats behind it among random ones, and looked for among the five likeliest continuations
+(beam search). Every canary has a cell of a grid: how many clients share it, and how often each repeats it. Phrases that
+were not planted are the controls.
+
+Exposure says how much likelier a secret has become than random ones of its form. A secret r
+is ranked by its nats among random candidates R of its form, itself included:
+
+.. math::  \mathrm{exposure}(r) = \log_2 |R| − \log_2 \mathrm{rank}(r)
+
+log₂|R| bits means that it is the likeliest of all: whoever knows the form can read it out. A secret that was never
+planted has a uniform rank, so P(E ≥ x) = 2^−x: its median is 1 bit and its mean 1/ln 2 = 1.44.
 
 References:
   Ramaswamy et al., *Training Production Language Models without Memorizing User Data*, 2020.
   Thakkar, Ramaswamy, Mathews, Beaufays, *Understanding Unintended Memorization in Federated Learning*, 2020.
+  Carlini, Liu, Erlingsson, Kos, Song, *The Secret Sharer*, USENIX Security 2019, section 4.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +33,98 @@ from numpy.typing import NDArray
 from keyfed.engine.network import Reader, reader_of
 from keyfed.engine.problem import ClientStore, make_store
 from keyfed.federated.sampling import derive_seed
-from keyfed.lab.audit.exposure import CHANCE_BITS, exposure, judge_controls, rank_of
 from keyfed.run.folder import Trained
 from keyfed.text.vocab import BOS, EOS, Vocab
 from keyfed.text.vocab import SPECIALS as SPECIAL_WORDS
+
+Numbers = NDArray[np.float64]
+
+CHANCE_BITS = math.log2(20)  # an exposure that one in twenty secrets reaches without having been planted
+LEAST_P = 0.01  # of the Kolmogorov–Smirnov test, below which controls do not behave as controls must
+
+
+def rank_of(nats: float, others: Numbers) -> float:
+    """Return the rank of a secret among random candidates, 1 for the likeliest; ties count half.
+
+    Example:
+      >>> rank_of(2.0, np.array([1.0, 3.0, 4.0])), rank_of(2.0, np.array([2.0, 2.0]))
+      (2.0, 2.0)
+    """
+    return 1.0 + float((others < nats).sum()) + 0.5 * float((others == nats).sum())
+
+
+def exposure(rank: float, candidates: int) -> float:
+    """Return log₂|R| − log₂ rank, in bits.
+
+    Example:
+      >>> exposure(1, 1024), exposure(512, 1024)
+      (10.0, 1.0)
+    """
+    if not 1 <= rank <= candidates:
+        raise ValueError(f"a rank of {rank} among {candidates} candidates")
+    return math.log2(candidates) - math.log2(rank)
+
+
+def chance_under(bits: float, users: int, epsilon: float, delta: float) -> float:
+    r"""Return the largest chance that (ε, δ) for one client leaves to an exposure of so many bits.
+
+    Without the canary P(E ≥ x) = 2^−x; with it, planted by u clients, group privacy allows
+    e^{uε} 2^−x + δ (e^{uε} − 1)/(e^ε − 1). A tiny value contradicts the guarantee.
+
+    Example:
+      >>> round(chance_under(10, 1, 1.0, 1e-6), 5), chance_under(10, 16, 8.0, 1e-6)
+      (0.00266, 1.0)
+    """
+    if users * epsilon > 700:
+        return 1.0
+    group = math.exp(users * epsilon)
+    added = delta * (users if epsilon == 0 else (group - 1) / math.expm1(epsilon))
+    return float(min(1.0, group * 2.0**-bits + added))
+
+
+class Controls(NamedTuple):
+    """How secrets that were never planted fare.
+
+    Attributes:
+      p: of the Kolmogorov–Smirnov test against P(E ≥ x) = 2^−x.
+      behave: whether p > LEAST_P; if not, exposures of this audit mean nothing.
+    """
+
+    number: int
+    median: float
+    mean: float
+    p: float
+    behave: bool
+
+
+def judge_controls(exposures: Sequence[float]) -> Controls:
+    """Test the exposures of secrets that were never planted."""
+    bits = np.asarray(exposures, np.float64)
+    p = uniform_p(2.0**-bits)
+    return Controls(len(bits), float(np.median(bits)), float(bits.mean()), p, p > LEAST_P)
+
+
+def uniform_p(values: Numbers) -> float:
+    r"""Return the p-value of the Kolmogorov–Smirnov test that values are uniform on (0, 1].
+
+    D is the largest distance between the distribution functions, and
+    P(D ≥ d) ≈ 2 Σ_j (−1)^{j−1} exp(−2 j² λ²) with Stephens' λ = (√n + 0.12 + 0.11/√n) d.
+
+    Example:
+      >>> round(uniform_p(np.linspace(0.005, 0.995, 100)), 3), uniform_p(np.full(50, 0.01)) < 1e-9
+      (1.0, True)
+    """
+    x, n = np.sort(values), len(values)
+    if n == 0:
+        return math.nan
+    steps = np.arange(n + 1) / n
+    d = float(max((steps[1:] - x).max(), (x - steps[:-1]).max()))
+    scaled = (math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n)) * d
+    if scaled < 0.2:  # the series needs many terms there, and its value is 1 to 1e-12
+        return 1.0
+    terms = (2 * (-1) ** (j - 1) * math.exp(-2 * (j * scaled) ** 2) for j in range(1, 101))
+    return float(min(1.0, max(0.0, sum(terms))))
+
 
 Ids = NDArray[np.int32]
 WORDS, PREFIX = 5, 2
@@ -104,7 +202,7 @@ def _with_lines(stream: Ids, lines: Sequence[Ids], seed: int) -> Ids:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCanary:
     """What the model knows of one phrase: the rank of its end among `candidates`, the exposure, the beam's verdict."""
 
     rank: float
@@ -153,7 +251,7 @@ def context_of(words: Sequence[int], reads_lines: bool) -> list[int]:
 def find(
     reader: Reader, phrases: Sequence[Sequence[int]], candidates: NDArray[np.int64], device: str, *,
     reads_lines: bool, beam: bool = True,
-) -> list[Found]:  # fmt: skip
+) -> list[FoundCanary]:  # fmt: skip
     """Rank phrases that share a prefix among random candidates [n, words] for their ends."""
     context = context_of(phrases[0], reads_lines)
     ends = np.array([phrase[PREFIX:] for phrase in phrases], np.int64)
@@ -163,7 +261,7 @@ def find(
     found = []
     for own, end in zip(nats[: len(ends)].tolist(), ends.tolist(), strict=True):
         rank = rank_of(own, others)
-        found.append(Found(rank, count, exposure(rank, count), None if first is None else tuple(end) in first))
+        found.append(FoundCanary(rank, count, exposure(rank, count), None if first is None else tuple(end) in first))
     return found
 
 

@@ -1,12 +1,15 @@
 """What a run claims by its ledger, and what its configuration and its metrics say about that claim.
 
 A finding is `ok`, a `note`, a `warning`, or `broken`: the claim does not hold as it stands.
+
+Every file in a run's folder is held against the table of `keyfed.private.dp.files`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,6 +17,9 @@ from typing import Any, Literal, NamedTuple
 from keyfed.config.load import Config
 from keyfed.errors import KeyfedError
 from keyfed.federated.types import Method
+from keyfed.files import written_name
+from keyfed.keyboard import bundle
+from keyfed.private.dp.files import MEANING, Cover, rule_for
 from keyfed.private.dp.ledger import LEDGER, Ledger, Terms, Verdict, check_against_metrics, read_ledger
 from keyfed.run.folder import read_metrics
 
@@ -35,7 +41,7 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PrivacyClaim:
     """What a run claims.
 
     Attributes:
@@ -57,26 +63,26 @@ class Claim:
         return {**asdict(self), "terms": None if self.terms is None else asdict(self.terms)}
 
 
-def read_claim(run: Path, *, promised: bool) -> Claim:
+def read_claim(run: Path, *, promised: bool) -> PrivacyClaim:
     """Read the ledger of a run; one that is missing, damaged or rolled back claims nothing and says why.
 
     Args:
       promised: the configuration asks for privacy, so there must be one.
     """
     if not (run / LEDGER).exists() and not promised:
-        return Claim("NONE")
+        return PrivacyClaim("NONE")
     try:
         ledger = read_ledger(run)
         check_against_metrics(ledger, read_metrics(run))
     except KeyfedError as e:
-        return Claim("NONE", problem=str(e))
+        return PrivacyClaim("NONE", problem=str(e))
     return claim_of(ledger)
 
 
-def claim_of(ledger: Ledger) -> Claim:
+def claim_of(ledger: Ledger) -> PrivacyClaim:
     """Sum a ledger up."""
     updates = sum(e.what in ("update", "torn") for e in ledger.entries)
-    return Claim(
+    return PrivacyClaim(
         ledger.verdict(), ledger.epsilon(), ledger.terms.delta, len(ledger.entries), updates, ledger.terms
     )  # fmt: skip
 
@@ -85,7 +91,7 @@ def lint(
     config: Config,
     method: Method,
     records: Sequence[Record],
-    claim: Claim,
+    claim: PrivacyClaim,
     clients: int,
     result: Record | None = None,
 ) -> list[Finding]:
@@ -105,7 +111,7 @@ def lint(
     return [f for f in findings if f is not None]
 
 
-def _own_noise(config: Config, claim: Claim) -> Finding | None:
+def _own_noise(config: Config, claim: PrivacyClaim) -> Finding | None:
     beta = config.options.get("noise")
     if not isinstance(beta, int | float) or beta == 0:
         return None
@@ -118,7 +124,7 @@ def _own_noise(config: Config, claim: Claim) -> Finding | None:
     )
 
 
-def _seeds(claim: Claim) -> Finding:
+def _seeds(claim: PrivacyClaim) -> Finding:
     if claim.terms is None:
         return Finding("randomness", "note", "No noise is claimed; the seed in run.toml repeats the run.")
     if claim.terms.randomness == "derived":
@@ -131,7 +137,7 @@ def _seeds(claim: Claim) -> Finding:
     return Finding("randomness", "ok", "Noise comes from the operating system; no seed of it is written down.")
 
 
-def _weights(method: Method, claim: Claim) -> Finding:
+def _weights(method: Method, claim: PrivacyClaim) -> Finding:
     if claim.terms is not None:
         return Finding("weights", "ok", claim.terms.sensitivity)
     if method.distance is not None:
@@ -145,12 +151,12 @@ def _weights(method: Method, claim: Claim) -> Finding:
     )
 
 
-def _metrics(records: Sequence[Record], claim: Claim) -> Finding:
+def _metrics(records: Sequence[Record], claim: PrivacyClaim) -> Finding:
     shown = {key for r in records for key in (*FROM_CLIENTS, *_times(claim)) if _says_something(r.get(key))}
     return _in_clear("metrics", "metrics.jsonl", shown, "number that is computed from clients' text", claim)
 
 
-def _result(result: Record, claim: Claim) -> Finding:
+def _result(result: Record, claim: PrivacyClaim) -> Finding:
     start = result.get("start") or {}
     train_text = {
         "oov_rate.train": (result.get("oov_rate") or {}).get("train"),
@@ -162,7 +168,7 @@ def _result(result: Record, claim: Claim) -> Finding:
     return _in_clear("result", "result.json", shown, "figure of a single client or of training text", claim)
 
 
-def _in_clear(check: str, file: str, shown: Collection[str], what: str, claim: Claim) -> Finding:
+def _in_clear(check: str, file: str, shown: Collection[str], what: str, claim: PrivacyClaim) -> Finding:
     """Whether a file has figures of clients that nothing noised: what a run without a claim may have."""
     if not shown:
         return Finding(check, "ok", f"{file} has no {what} in clear.")
@@ -176,7 +182,7 @@ def _in_clear(check: str, file: str, shown: Collection[str], what: str, claim: C
     )
 
 
-def _times(claim: Claim) -> tuple[str, ...]:
+def _times(claim: PrivacyClaim) -> tuple[str, ...]:
     """The fields that real clients' work is seen in; a simulation's seconds are this machine's."""
     return TIMES if claim.terms is not None and claim.terms.randomness == "system" else ()
 
@@ -188,7 +194,7 @@ def _says_something(value: Any) -> bool:
     return bool(value) if isinstance(value, list | dict | str) else True
 
 
-def _ledger(claim: Claim, records: Sequence[Record]) -> Finding:
+def _ledger(claim: PrivacyClaim, records: Sequence[Record]) -> Finding:
     if claim.updates < len(records):
         return Finding(
             "ledger",
@@ -252,3 +258,64 @@ def _sampling(config: Config, terms: Terms) -> Finding:
     if config.participation.over_select:
         return Finding("sampling", "broken", "Over-selection makes one client's presence depend on others'.")
     return Finding("sampling", "ok", f"Every client is called independently with chance {terms.rate:.4g}.")
+
+
+def files_in(run: Path) -> Iterator[tuple[str, str]]:
+    """Yield every file of a run's folder: its path, and the path that the table has for it.
+
+    An export may have any name: its files are those of `keyboard/`. A file that was being written when a process was
+    killed is what it would have been. Links are not followed.
+    """
+    for folder, folders, names in os.walk(run):
+        here = Path(folder)
+        folders.sort()
+        exported = here != run and (here / bundle.MANIFEST).is_file()
+        links = [name for name in folders if (here / name).is_symlink()]
+        for name in sorted([*names, *links]):
+            path = (here / name).relative_to(run).as_posix()
+            meant = (Path("keyboard") if exported else here.relative_to(run)) / written_name(name)
+            yield path, meant.as_posix()
+
+
+def file_findings(run: Path, claim: PrivacyClaim) -> list[Finding]:
+    """Hold every file in the folder of a private run against the table; nothing for a run that claims nothing.
+
+    A file that no rule knows breaks the claim, as does one that must never be there, or an export that was counted on
+    text: such files are releases that the ledger lacks.
+    """
+    if claim.terms is None:
+        return []
+    real = claim.terms.randomness == "system"
+    broken: list[str] = []
+    by_cover: dict[Cover, list[str]] = {cover: [] for cover in MEANING}
+    for path, meant in files_in(run):
+        rule = rule_for(meant)
+        if rule is None:
+            broken.append(f"{path}: no command of this version writes it, so nobody knows what it tells; move it away")
+            continue
+        cover = rule.real if real else rule.simulated
+        by_cover[cover].append(path)
+        if cover == "never":
+            broken.append(f"{path}: {rule.why}, which the ledger does not cover; delete it{_again(meant)}")
+    for folder in sorted(
+        {run / Path(path).parent for path, meant in files_in(run) if meant == "keyboard/manifest.json"}
+    ):
+        where = folder.relative_to(run).as_posix()
+        raw = [what for what in bundle.read_from_text(folder) if what != bundle.NGRAM]  # which has a rule of its own
+        broken += [f"{where}/{what}: read from clients' text without noise{_again('keyboard/')}" for what in raw]
+    found = [Finding("files", "broken", text) for text in broken]
+    counted = "; ".join(
+        f"{len(paths)} {MEANING[cover].partition(':')[0]}" for cover, paths in by_cover.items() if paths
+    )
+    found.append(Finding("files", "note" if by_cover["named"] else "ok", f"{counted}.{_named(by_cover['named'])}"))
+    return found
+
+
+def _again(meant: str) -> str:
+    return "; export the run again (`keyfed export`)" if meant.startswith("keyboard/") else ""
+
+
+def _named(paths: Iterable[str]) -> str:
+    """List what must not be given away, folders in one word."""
+    short = dict.fromkeys(path.partition("/")[0] + ("/" if "/" in path else "") for path in paths)
+    return f" Not to be given away: {', '.join(short)}." if short else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +18,25 @@ import torch
 
 from keyfed.config.load import Config
 from keyfed.engine.network import shapes
-from keyfed.engine.simulate import Simulation
 from keyfed.engine.task import keeps_state
 from keyfed.errors import RunError
-from keyfed.federated.round import initial_state, run_round
+from keyfed.federated.round import initial_state
 from keyfed.federated.types import Params, State
 from keyfed.private.dp.ledger import Entry, Ledger, read_ledger
 from keyfed.private.dp.noise import Draw, norm_of
 from keyfed.private.dp.private_method import Bounded
 from keyfed.run.checkpoint import read_checkpoint, rounds_in
 from keyfed.run.choose import Choice
-from keyfed.run.plan import plan_of_round
-from keyfed.run.prepare import Prepared, client_tokens, make_problem
+from keyfed.run.loop import run_rounds, simulated_cohorts
+from keyfed.run.prepare import Prepared, make_problem
 from keyfed.run.privacy import PrivateRun
 from keyfed.run.ranks import federate
-from keyfed.run.start.freeze import FROZEN
-from keyfed.run.traffic import sizes_of
 
 CLOSE = 0.1  # of the noise's effect on the step, by which a replayed step may differ from the one that was taken
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReplayedStep:
     """A round between two checkpoints: the state before it, the model after it."""
 
     before: State
@@ -86,15 +83,15 @@ def replay(
     return {"round": step.before.round + 1, "difference": difference, "contradicted": not difference <= CLOSE}
 
 
-def last_step(folder: Path, bounded: Bounded, theta: Params) -> Step | None:
+def last_step(folder: Path, bounded: Bounded, theta: Params) -> ReplayedStep | None:
     """Return the last round whose states before and after are there and whole."""
     for number in sorted(rounds_in(folder), reverse=True):
         try:
             after = read_checkpoint(folder, number).state.params
             if number == 1:
-                return Step(initial_state(bounded.method, theta), after)
+                return ReplayedStep(initial_state(bounded.method, theta), after)
             if number - 1 in rounds_in(folder):
-                return Step(read_checkpoint(folder, number - 1).state, after)
+                return ReplayedStep(read_checkpoint(folder, number - 1).state, after)
         except (OSError, ValueError, KeyError, TypeError, RunError):
             continue  # a damaged checkpoint: an earlier pair may be whole
     return None
@@ -124,22 +121,11 @@ def _again(
     method = bounded.method
     params = {name: before.params[name].to(choice.device) for name in shapes(prepared.spec)}
     server = {name: t.to(choice.device) for name, t in before.server.items()}
-    state = State(params, before.mediator, server, before.round)
-    bytes_of = sizes_of(method, params)
-    turn = guard.in_turn(prepared.store.names)
-    plan = plan_of_round(
-        config, method, prepared, state.round, client_tokens(prepared), bytes_of.down, bytes_of.up, turn,
-        guard.attempt(state.round),
-    )  # fmt: skip
-    fates = {prepared.store.names[f.client]: f for f in plan.fates}
-    frozen = FROZEN if state.round < config.train.frozen_rounds else ()
+    state = replace(before, params=params, server=server)
     problem = make_problem(prepared, config, method, choice.device)
     with federate(config, problem, choice, None, None) as federation:
-        assert isinstance(federation, Simulation)  # one rank
-        federation.expect(fates)
-        federation.gather_by(*guard.gather(state, frozenset(frozen), fates))
-        after, _ = run_round(method, state, list(fates), federation)
-    return after.params
+        cohorts = simulated_cohorts(config, prepared, method, federation, params, guard)
+        return run_rounds(method, state, state.round + 1, federation, cohorts).params
 
 
 def _apart(one: Params, two: Params) -> float:

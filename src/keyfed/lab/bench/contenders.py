@@ -3,15 +3,27 @@
 A contender is opened for a task and then runs rounds, each from the same initial weights; whatever can be made ready
 beforehand (worker processes, captured graphs) is ready after its first round, which is not timed.
 Settings are FedAtt's: SGD with momentum, no clipping, B rows, text read as a stream with the state carried.
+
+`plain_graph` is a sceptic's baseline on a GPU: the sequential loop with its training step captured in a CUDA graph. One
+model, one optimiser and one set of input buffers live as long as the contender; every client resets them in place,
+because a graph replays the addresses it was captured with.
+
+pfl-research's simulated backend and Flower's simulation run where they are installed. Both train the same `torch.nn`
+model on the same text with the same settings. Neither is a dependency: their modules are looked up by name when a round
+is asked for. Evaluation, which both do by default, is off.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -24,10 +36,12 @@ from keyfed.engine.problem import Problem, make_store
 from keyfed.engine.simulate import Simulation
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
-from keyfed.federated.round import initial_state, run_round
+from keyfed.federated.round import initial_state
 from keyfed.federated.types import MethodSpec
 from keyfed.model.language_model import ModelSpec, Params, init_params
 from keyfed.model.presets import build_spec, preset
+from keyfed.run.checkpoint import Cohort
+from keyfed.run.loop import run_rounds
 from keyfed.text.batches import Batching, Step, stream_steps
 from keyfed.text.vocab import PAD
 
@@ -226,8 +240,8 @@ def keyfed(task: Task, workers: int = 1) -> Iterator[Round]:
     with Simulation(with_precision(problem, task.precision), block=block, workers=workers) as federation:
 
         def round(cohort: Sequence[int]) -> Params:
-            state, _ = run_round(method, initial_state(method, params), [names[k] for k in cohort], federation)
-            return state.params
+            called = Cohort([names[k] for k in cohort])
+            return run_rounds(method, initial_state(method, params), 1, federation, lambda _: called).params
 
         yield round
 
@@ -236,3 +250,208 @@ def movement(task: Task, result: Params) -> float:
     """Return ‖θ' − θ‖ over all layers: equal for contenders that did the same."""
     moved = (result[name].detach().cpu().double() - p.double() for name, p in task.params.items())
     return float(sum(float(m.square().sum()) for m in moved) ** 0.5)
+
+
+WARM_STEPS = 3  # before the capture, on a side stream: cuDNN picks its kernels, the optimiser makes its buffers
+SOME_WORD = PAD + 1  # targets that count while the graph is captured
+
+
+class GraphTrainer:
+    """A torch.nn model whose training step is one graph; the last window of a text is padded to the others' width."""
+
+    def __init__(self, task: Task, rows: int) -> None:
+        self._task = task
+        self.model = PlainModel(task.spec, task.params).to(task.device)
+        self._start = {name: p.clone() for name, p in self.model.state_dict().items()}
+        self._optimiser = optimiser_of(self.model)
+        self._inputs = torch.full((rows, task.window), SOME_WORD, device=task.device)
+        self._targets = torch.full((rows, task.window), SOME_WORD, device=task.device)
+        width = (task.spec.layers, rows, task.spec.hidden)
+        self._state = tuple(torch.zeros(width, device=task.device) for _ in range(1 if task.spec.cell == "gru" else 2))
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_STEPS):
+                self._optimiser.zero_grad()
+                self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        self._optimiser.zero_grad()  # gradients are made inside the graph's own memory
+        with torch.cuda.graph(self._graph):
+            self._step()
+
+    def _step(self) -> None:
+        with autocast(self._task):
+            logits, state = self.model(self._inputs, self._state if len(self._state) > 1 else self._state[0])
+        mean_loss(logits, self._targets).backward()
+        self._optimiser.step()
+        after = detached(state)
+        # Only now: the backward pass has read the state that this window started from.
+        for old, new in zip(self._state, after if isinstance(after, tuple) else (after,), strict=True):
+            old.copy_(new)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Go back to θ with no momentum, in place: v ← 0 is what torch.optim starts from."""
+        for name, p in self.model.state_dict().items():
+            p.copy_(self._start[name])
+        for kept in self._optimiser.state.values():
+            kept["momentum_buffer"].zero_()
+
+    def train(self, steps: Sequence[tuple[Tensor, Tensor, bool]], epochs: int) -> Params:
+        """Train one client from θ and return a copy of its weights."""
+        self.reset()
+        for _ in range(epochs):
+            for inputs, targets, fresh in steps:
+                if fresh:
+                    for s in self._state:
+                        s.zero_()
+                self._inputs.copy_(inputs)
+                self._targets.copy_(targets)
+                self._graph.replay()
+        return {name: p.clone() for name, p in self.model.state_dict().items()}
+
+
+def padded(step: Step, task: Task) -> tuple[Tensor, Tensor, bool]:
+    """Return inputs and targets of a step on the device, as wide as every other; padding counts for nothing."""
+    missing = ((0, 0), (0, task.window - step.inputs.shape[1]))
+    inputs, targets = (torch.from_numpy(np.pad(a, missing, constant_values=PAD)).to(task.device) for a in step[:2])
+    return inputs, targets, step.fresh
+
+
+@contextmanager
+def plain_graph(task: Task) -> Iterator[Round]:
+    """FedAvg, one client after the other, every step the replay of one graph."""
+    steps = {k: [padded(s, task) for s in stream_steps(task.texts[k], BATCH, task.window)] for k in task.cohort}
+    trainer = GraphTrainer(task, steps[0][0][0].shape[0])
+
+    def round(cohort: Sequence[int]) -> Params:
+        states = [trainer.train(steps[k], task.epochs) for k in cohort]
+        return weighted_mean(states, [len(task.texts[k]) - 1 for k in cohort])
+
+    yield round
+
+
+PRIVATE = {  # neither may call home while it is measured
+    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
+}  # fmt: skip
+
+
+class PflModel(PlainModel):
+    """The model with the two verbs pfl asks for; it carries the state from window to window itself."""
+
+    _carried: Any = None
+
+    def loss(self, inputs: Tensor, targets: Tensor, fresh: Tensor) -> Tensor:
+        """Mean nats per token of one window."""
+        logits, state = self(inputs, None if bool(fresh) else self._carried)
+        self._carried = detached(state)
+        return mean_loss(logits, targets)
+
+    def metrics(self, inputs: Tensor, targets: Tensor, fresh: Tensor) -> dict[str, Any]:
+        """Nothing is evaluated here."""
+        return {}
+
+
+class PflText:
+    """A client's text as pfl reads it: a dataset whose batches are the windows of a stream."""
+
+    def __init__(self, text: Any, window: int, client: int) -> None:
+        self._steps = stream_steps(text, BATCH, window)
+        self._predicted = len(text) - 1
+        self.user_id = str(client)
+        self.train_kwargs: dict[str, Any] = {}
+        self.eval_kwargs: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        """Data points, by which clients are weighted."""
+        return self._predicted
+
+    def iter(self, batch_size: int | None) -> Iterator[tuple[Tensor, ...]]:
+        """Yield inputs, targets and whether the state starts anew; the batch size is the rows' already."""
+        for step in self._steps:
+            inputs, targets = (torch.from_numpy(np.ascontiguousarray(a)) for a in step[:2])
+            yield inputs, targets, torch.tensor(step.fresh)
+
+
+@contextmanager
+def pfl(task: Task) -> Iterator[Round]:
+    """FedAvg by pfl-research: FederatedAveraging on a SimulatedBackend, weighted by data points."""
+    part = {
+        name: import_module(f"pfl.{name}") for name in ("model.pytorch", "aggregate.simulate", "context", "hyperparam")
+    }
+    averaging, data = import_module("pfl.algorithm.federated_averaging"), import_module("pfl.data.federated_dataset")
+    weighting, types = import_module("pfl.aggregate.weighting"), import_module("pfl.common_types")
+    network = PflModel(task.spec, task.params)
+    model = part["model.pytorch"].PyTorchModel(
+        model=network,
+        local_optimizer_create=functools.partial(torch.optim.SGD, momentum=MOMENTUM),
+        central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0),
+    )
+    training = part["hyperparam"].NNTrainHyperParams(
+        local_batch_size=None, local_num_epochs=task.epochs, local_learning_rate=LR
+    )
+    algorithm = averaging.FederatedAveraging()
+
+    def round(cohort: Sequence[int]) -> Params:
+        network.load_state_dict(task.params, strict=False)
+        users = itertools.cycle(cohort)
+        clients = data.FederatedDataset(lambda k: PflText(task.texts[k], task.window, k), lambda: next(users))
+        backend = part["aggregate.simulate"].SimulatedBackend(
+            training_data=clients, val_data=clients, postprocessors=[weighting.WeightByDatapoints()]
+        )
+        context = part["context"].CentralContext(
+            current_central_iteration=0, do_evaluation=False, cohort_size=len(cohort),
+            population=types.Population.TRAIN, algorithm_params=None, model_train_params=training, seed=1,
+        )  # fmt: skip
+        statistics, metrics = backend.gather_results(model, algorithm, central_context=context)
+        algorithm.process_aggregated_statistics(context, metrics, model, statistics)
+        return {name: p.clone() for name, p in network.state_dict().items()}
+
+    yield round
+
+
+@functools.lru_cache(maxsize=1)
+def _task(asked: tuple[tuple[str, Any], ...]) -> Task:
+    """A task made again inside one of Flower's processes, once."""
+    torch.set_num_threads(1)
+    return Task(**dict(asked))
+
+
+def flower_round(task: Task, meter: AbstractContextManager[Any]) -> Params:
+    """FedAvg by Flower's simulation on Ray: a short round so that the actors are up, then the one that is measured."""
+    os.environ.update(PRIVATE)
+    app, clientapp = import_module("flwr.app"), import_module("flwr.clientapp")
+    serverapp, simulation = import_module("flwr.serverapp"), import_module("flwr.simulation")
+    strategies = import_module("flwr.serverapp.strategy")
+    asked = tuple(asdict(task).items())
+    client, server = clientapp.ClientApp(), serverapp.ServerApp()
+    results: list[Params] = []
+
+    @client.train()  # type: ignore[untyped-decorator]
+    def train(message: Any, context: Any) -> Any:
+        here = _task(asked)
+        number = int(context.node_config["partition-id"])
+        warm = bool(message.content["config"]["warm"])
+        text = here.texts[here.warm_up[number % len(here.warm_up)] if warm else number]
+        model = PlainModel(here.spec, here.params)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        train_plain(model, stream_steps(text, BATCH, here.window), here)
+        weight = app.MetricRecord({"num-examples": len(text) - 1})
+        content = app.RecordDict({"arrays": app.ArrayRecord(model.state_dict()), "metrics": weight})
+        return app.Message(content, reply_to=message)
+
+    @server.main()  # type: ignore[untyped-decorator]
+    def serve(grid: Any, context: Any) -> None:
+        everybody = {"min_train_nodes": task.clients, "min_available_nodes": task.clients}
+        strategy = strategies.FedAvg(fraction_evaluate=0.0, **everybody)
+        arrays = app.ArrayRecord(PlainModel(task.spec, task.params).state_dict())
+        strategy.start(grid, arrays, num_rounds=1, train_config=app.ConfigRecord({"warm": True}))
+        with meter:
+            done = strategy.start(grid, arrays, num_rounds=1, train_config=app.ConfigRecord({"warm": False}))
+        results.append(dict(done.arrays.to_torch_state_dict()))
+
+    simulation.run_simulation(
+        server, client, task.clients, backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    )
+    return results[0]

@@ -47,13 +47,13 @@ class Contender(NamedTuple):
 
 
 def _plain_graph(task: Task) -> Any:
-    from keyfed.lab.bench.contenders_graph import plain_graph
+    from keyfed.lab.bench.contenders import plain_graph
 
     return plain_graph(task)
 
 
 def _pfl(task: Task) -> Any:
-    from keyfed.lab.bench.contenders_outside import pfl
+    from keyfed.lab.bench.contenders import pfl
 
     return pfl(task)
 
@@ -173,7 +173,7 @@ def measure_here(who: str, task: Task) -> Cost:
         return dict(measure_floor(task))
     meter = Meter()
     if who == "flower":
-        from keyfed.lab.bench.contenders_outside import flower_round
+        from keyfed.lab.bench.contenders import flower_round
 
         result = flower_round(task, meter)
     else:

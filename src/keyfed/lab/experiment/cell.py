@@ -1,42 +1,297 @@
-"""Running one cell of a study: an ordinary run, the code-faithful variant, count models, the slides' toy, a first look.
+"""One cell of a study: the configuration that its settings make, its run, and its result.
 
-A cell's result is a small JSON object: what was measured, the curve by round (thinned), and what made it. No path of
-the machine is in it.
+A cell's defaults are not the program's but those of `defaults.toml`, which do not change: a better default of
+`keyfed train` neither opens a finished cell nor changes what an open one computes. A runner is an ordinary run, the
+code-faithful variant, a count model, the slides' toy or a first look at a text. The result is a small JSON object: what
+was measured, the curve by round (thinned), and what made it. No path of the machine is in it.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import json
+import os
 import platform
 import shutil
+import tempfile
+import time
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-import keyfed
-from keyfed.config.load import Config
-from keyfed.errors import FolderInUse
-from keyfed.lab.experiment.curves import training_curves
+from keyfed.config.load import PARTS, SECTIONS, Config, check, set_value, to_document
+from keyfed.config.schema import coerce, hints_of
+from keyfed.errors import DataError, FolderInUse
+from keyfed.federated.methods import METHODS, method_options
+from keyfed.federated.parts import KINDS, READ_BY, part_options
+from keyfed.federated.tuned import tuned_options
+from keyfed.lab.experiment.check import BLANKS, MEASURES, target_measure
 from keyfed.lab.experiment.grid import Cell, Settings
-from keyfed.lab.experiment.workspace import Bench, Patient, config_of, options_of, pinned_section
 from keyfed.lab.papers.fedatt_code import positional_unigram, train_faithfully
+from keyfed.lab.papers.gboard_toy import run_toy
 from keyfed.lab.papers.nextchar_notebook import train_across
-from keyfed.run.baselines import score_baselines
-from keyfed.run.curves import read_curves
+from keyfed.model.presets import PRESETS
 from keyfed.run.folder import open_folder, read_metrics, read_result, read_run_toml, refuse_changes, strict
-from keyfed.run.loop import train
-from keyfed.run.prepare import prepare, round_tokens, usual_members
+from keyfed.run.loop import Listener, train
+from keyfed.run.metrics_line import read_curves
+from keyfed.run.prepare import Prepared, prepare, round_tokens, usual_members
+from keyfed.run.result import score_baselines
+from keyfed.text.catalogue import load_corpus
+from keyfed.text.explore import character_statistics, explore
 from keyfed.text.vocab import Vocab
+from keyfed.version import __version__
+
+OWN = ("study.", "first.")  # settings that are not the run's
+WITH_METHOD = ("train", "code-faithful")  # runners that train with a method
+DEFAULTS = Path(__file__).with_name("defaults.toml")
+ASLEEP = ("vectors", "privacy", "secure")  # sections that nothing reads unless a cell sets something of them
+
+
+class WaitingListener(Listener, Protocol):
+    """A listener that can wait: the clock of a study."""
+
+    def wait(self, why: str) -> None:
+        """Say why, unless that was said already, and let a moment pass; raise if the time is up."""
+        ...
+
+
+@dataclass(slots=True)
+class Workspace:
+    """Where cells run, and the text that was prepared last: cells of one data set share it.
+
+    Attributes:
+      data_dir: folder of the corpora known by name; None for KEYFED_DATA.
+      work: folder for the runs while they train.
+      precision: of products on a GPU, bf16 where it is None and the study has none.
+    """
+
+    work: Path
+    device: str = "auto"
+    data_dir: str | None = None
+    precision: str | None = None
+    _key: str = ""
+    _prepared: Prepared | None = field(default=None, repr=False)
+
+    def prepared(self, config: Config) -> Prepared:
+        """The corpus for a configuration; the last one again where data, model and seed are the same."""
+        parts = (config.data, config.model, config.train.seed, config.train.test_tokens)
+        key = hashlib.sha256(repr(parts).encode()).hexdigest()
+        if key != self._key or self._prepared is None:
+            self._prepared, self._key = None, ""  # the old one goes before the new one comes
+            self._prepared, self._key = prepare(config), key
+        return self._prepared
+
+    def where(self) -> str:
+        """The device that `auto` stands for."""
+        return self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@functools.cache
+def pinned() -> Mapping[str, Mapping[str, Any]]:
+    """The defaults that cells are made with, as their file has them."""
+    return tomllib.loads(DEFAULTS.read_text("utf-8"))
+
+
+def pinned_section(section: str) -> dict[str, Any]:
+    """The pinned values of a section, of those options that the program has."""
+    return {key: value for key, value in pinned().get(section, {}).items() if key in hints_of(SECTIONS[section])}
+
+
+def pinned_options(settings: Settings) -> dict[str, Any]:
+    """The pinned options of a cell's method, as `method.key`, and of the parts that it exchanges, as `mediator.key`."""
+    method, model = str(settings.get("method.name", "fedavg")), str(settings.get("model.name", "cifg"))
+    own = {key.partition(".")[2]: value for key, value in settings.items() if key.startswith("method.")}
+    characters = model in PRESETS and PRESETS[model].characters
+    tuned = tuned_options(method, own, characters=characters, table=pinned().get("characters", {}))
+    options = {**pinned().get("method", {}).get(method, {}), **tuned}
+    out = {f"method.{key}": value for key, value in options.items() if key in method_options(method)}
+    for kind in PARTS:
+        part = str(settings.get(f"{kind}.name"))
+        if part in KINDS[kind]:
+            defaults = pinned().get(kind, {}).get(part, {})
+            out |= {f"{kind}.{key}": value for key, value in defaults.items() if key in part_options(kind, part)}
+    return {**out, **{key: value for key, value in settings.items() if key in out}}
+
+
+def _unread(settings: Settings) -> set[str]:
+    """Options that an exchanged part reads in the method's place."""
+    method = str(settings.get("method.name", "fedavg"))
+    kinds = [kind for kind in PARTS if settings.get(f"{kind}.name") in KINDS[kind]]
+    return {f"method.{key}" for kind in kinds for key in READ_BY[kind].get(method, ())} - settings.keys()
+
+
+def config_of(settings: Settings, seed: int, workspace: Workspace) -> Config:
+    """Build a run's configuration; options of `method` that the cell's method does not have are others'."""
+    method = str(settings.get("method.name", "fedavg"))
+    options = method_options(method)
+    config = Config(method=method)
+    wanted = {key: value for key, value in settings.items() if not key.startswith(OWN) and key != "method.name"}
+    awake = [name for name in SECTIONS if name not in ASLEEP or any(key.startswith(f"{name}.") for key in wanted)]
+    before = {f"{name}.{key}": value for name in awake for key, value in pinned_section(name).items()}
+    if "train.init" not in wanted:
+        before.pop("train.unmatched", None)
+    unread = _unread(settings)
+    before |= {key: value for key, value in pinned_options(settings).items() if key not in unread}
+    wanted = {**before, **wanted}
+    for key in sorted(wanted, key=lambda key: (not key.endswith(".name"), key)):
+        section, _, name = key.partition(".")
+        if section != "method" or name in options:
+            config = set_value(config, key, wanted[key])
+    changed: dict[str, Any] = {"seed": seed, "device": workspace.device}
+    if workspace.where() != "cpu" and "train.precision" not in settings:
+        changed["precision"] = workspace.precision or "bf16"
+    config = replace(config, train=replace(config.train, **changed))
+    if "data.batches" not in settings:  # cells were measured with streams, of chat too
+        config = replace(config, data=replace(config.data, batches="stream"))
+    if workspace.data_dir is not None:
+        config = replace(config, data=replace(config.data, dir=workspace.data_dir))
+    return check(_with_vectors(config, workspace))
+
+
+def options_of(runner: str, settings: Settings) -> dict[str, Any]:
+    """Every option that a cell's method has, defaults too: they are no settings, and change what is computed.
+
+    An option that is newer than the pinned defaults is left out, unless a setting of the cell is about it. Options of
+    an exchanged part are `mediator.…` and `server.…`, those of the run that this one starts from `first.…`; nothing for
+    a runner without a method.
+    """
+    if runner not in WITH_METHOD or settings.get("study.positional"):
+        return {}
+    first = {k.removeprefix("first."): v for k, v in settings.items() if k.startswith("first.")}
+    of_first = {f"first.{key}": value for key, value in _resolved(first).items()} if first else {}
+    return {**_resolved(settings), **of_first}
+
+
+def _resolved(settings: Settings) -> dict[str, Any]:
+    kept = {key: value for key, value in settings.items() if key.split(".")[0] in ("method", "model", *PARTS)}
+    return dict(_resolve(json.dumps(kept, sort_keys=True)))
+
+
+@functools.cache  # the same few for hundreds of cells
+def _resolve(text: str) -> Mapping[str, Any]:
+    settings = json.loads(text)
+    document = to_document(config_of(settings, 1, Workspace(Path(), "cpu")))
+    own = {f"method.{key}": value for key, value in document["method"].items() if key != "name"}
+    own |= {f"{kind}.{key}": v for kind in PARTS for key, v in document.get(kind, {}).items()}
+    known, hints = pinned_options(settings), hints_of(METHODS[str(document["method"]["name"])])
+    for key in _unread(settings) & known.keys():
+        own[key] = coerce(known[key], hints[key.removeprefix("method.")], key)
+    own = {key: value for key, value in own.items() if key in known or key in settings or not _is_newer(key, document)}
+    return {key.removeprefix("method."): value for key, value in own.items()}
+
+
+def _is_newer(key: str, document: Mapping[str, Any]) -> bool:
+    """Tell whether an option was added to a method, or to a part, after its defaults were pinned."""
+    kind, _, name = key.partition(".")
+    return name != "name" and document[kind]["name"] in pinned().get(kind, {})
+
+
+def _with_vectors(config: Config, workspace: Workspace) -> Config:
+    """Look for a file of word vectors in the data folder, where the study names it relative to that."""
+    file = config.vectors.file
+    if file is None or Path(file).is_absolute():
+        return config
+    root = Path(workspace.data_dir or os.environ.get("KEYFED_DATA") or "~/.cache/keyfed").expanduser()
+    if not (root / file).exists():
+        raise DataError(f"word vectors {file} are not in the data folder; put them there")
+    return replace(config, vectors=replace(config.vectors, file=str(root / file)))
+
+
+STRETCHES = 40  # points of a curve of training that are kept
+
+
+def training_curves(lines: Sequence[Mapping[str, Any]], passes: int = 1) -> dict[str, list[list[Any]]]:
+    """Return {"batch": points, "epoch": points} of a run, a point being [number, nats per token, accuracy].
+
+    Batches and epochs are counted on from round to round. A point is the mean per token over a stretch of them and
+    stands at the last one; stretches are equally long, but the first point is the very first batch or epoch.
+
+    Args:
+      lines: those of curves.jsonl.
+      passes: equal parts that a round's batches are cut into, for central training whose round reads as much as that
+        many epochs of a cohort; its epochs are these parts.
+    """
+    batches: list[tuple[float, float, float]] = []
+    epochs: list[tuple[float, float, float]] = []
+    for line in lines:
+        rows = _rows(line["batch"])
+        batches += rows
+        if passes > 1:
+            cuts = [round(k * len(rows) / passes) for k in range(passes + 1)]
+            epochs += [_mean(rows[a:b]) for a, b in itertools.pairwise(cuts) if b > a]
+        else:
+            epochs += _rows(line["epoch"])
+    return {"batch": stretches(batches), "epoch": stretches(epochs)}
+
+
+def _rows(lists: Mapping[str, Any]) -> list[tuple[float, float, float]]:
+    """(loss, accuracy, tokens) of every batch or epoch whose loss is a number."""
+    rows = zip(*(lists[key] for key in ("loss", "accuracy", "tokens")), strict=True)
+    return [row for row in rows if row[0] is not None]
+
+
+def stretches(rows: Sequence[Sequence[float]], most: int = STRETCHES) -> list[list[Any]]:
+    """Return at most so many points of (loss, accuracy, tokens) rows, as [number of the last row, loss, accuracy].
+
+    Example:
+      >>> stretches([(4.0, 0.1, 10), (3.0, 0.2, 10), (1.0, 0.4, 10), (2.0, 0.3, 30), (2.0, 0.3, 10)], 3)
+      [[1, 4.0, 0.1], [3, 2.0, 0.3], [5, 2.0, 0.3]]
+    """
+    if not rows:
+        return []
+    count = min(most, len(rows))
+    cuts = [0, *(1 + round(k * (len(rows) - 1) / max(1, count - 1)) for k in range(count))]
+    means = [(end, _mean(rows[start:end])) for start, end in itertools.pairwise(cuts)]
+    return [[end, float(f"{loss:.5g}"), float(f"{accuracy:.5g}")] for end, (loss, accuracy, _) in means]
+
+
+def _mean(rows: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """The mean of (loss, accuracy, tokens) rows per token."""
+    tokens = sum(row[2] for row in rows)
+    return sum(row[0] * row[2] for row in rows) / tokens, sum(row[1] * row[2] for row in rows) / tokens, tokens
+
+
+ENTROPIES = ("unigram_entropy", "bigram_entropy", "unigram_accuracy", "bigram_accuracy")
+
+
+def explore_cell(settings: Settings, data_dir: str | None) -> dict[str, Any]:
+    """Count the top words, word pairs and characters of `data.name`; `study.top` of each are kept."""
+    began = time.monotonic()
+    name, top = str(settings["data.name"]), int(settings.get("study.top", 20))
+    corpus = load_corpus(name, data_dir=None if data_dir is None else Path(data_dir))
+    if "study.blanks" in settings:  # other readings of the same text: the entropies alone
+        lines = (line for author in corpus.authors for line in author.lines)
+        counted: Any = character_statistics(BLANKS[str(settings["study.blanks"])](lines))
+        return {
+            "records": [], "measures": {key: counted[key] for key in ENTROPIES}, "data": name,
+            "data_sha256": corpus.fingerprint(), "seconds": time.monotonic() - began,
+        }  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="keyfed-explore-") as plots:
+        found: Any = explore(corpus, top=top, out=Path(plots))
+    characters = found.get("characters", {})
+    return {
+        "records": [],
+        "measures": {key: characters[key] for key in ENTROPIES if key in characters},
+        "facts": {
+            "unigrams": [[row["term"], row["count"]] for row in found["unigrams"]],
+            "bigrams": [[row["term"], row["count"]] for row in found["bigrams"]],
+            "lines": found["lines"], "tokens": found["tokens"], "types": found["types"],
+        },
+        "data": name, "data_sha256": corpus.fingerprint(), "seconds": time.monotonic() - began,
+    }  # fmt: skip
+
 
 POINTS = 25  # of a curve that are kept
 
 
 def run_cell(
-    cell: Cell, bench: Bench, targets: Sequence[float], listen: Patient, curves: bool = False
+    cell: Cell, workspace: Workspace, targets: Sequence[float], listen: WaitingListener, curves: bool = False
 ) -> dict[str, Any]:
     """Run a cell and return its result; with `curves` one that trains keeps those of its local batches and epochs.
 
@@ -46,56 +301,52 @@ def run_cell(
     """
     match cell.runner:
         case "train":
-            found = _trained(cell, bench, listen, curves)
+            found = _trained(cell, workspace, listen, curves)
         case "code-faithful":
-            config = config_of(cell.settings, cell.seed, bench)
+            config = config_of(cell.settings, cell.seed, workspace)
             share = float(cell.settings.get("study.share", 1.0))
             shuffles = int(cell.settings.get("study.shuffles", 10))
-            folder = bench.work / cell.study / Path(cell.file).stem
+            folder = workspace.work / cell.study / Path(cell.file).stem
             if cell.settings.get("study.positional"):
                 found = positional_unigram(config, shuffles, share)
             elif cell.settings.get("study.across"):
                 mixed = bool(cell.settings.get("study.shuffled"))
-                found = train_across(config, bench.prepared(config), mixed, listen, folder)
+                found = train_across(config, workspace.prepared(config), mixed, listen, folder)
                 found["precision"] = config.train.precision
             else:
                 found = train_faithfully(config, shuffles, listen, share, folder)
                 found["precision"] = config.train.precision
             shutil.rmtree(folder, ignore_errors=True)
         case "n-gram":
-            found = _counted(cell, bench)
+            found = _counted(cell, workspace)
         case "toy":
-            from keyfed.lab.papers.gboard_toy import run_toy
-
             found = run_toy(cell.settings, cell.seed)
         case _:
-            from keyfed.lab.experiment.explore import explore_cell
-
-            found = explore_cell(cell.settings, bench.data_dir)
-    return dict(strict(_result(cell, bench, found, targets)))
+            found = explore_cell(cell.settings, workspace.data_dir)
+    return dict(strict(_result(cell, workspace, found, targets)))
 
 
-def _trained(cell: Cell, bench: Bench, listen: Patient, curves: bool) -> dict[str, Any]:
+def _trained(cell: Cell, workspace: Workspace, listen: WaitingListener, curves: bool) -> dict[str, Any]:
     """An ordinary run in a folder that goes again once its result is known."""
-    config = config_of(cell.settings, cell.seed, bench)
+    config = config_of(cell.settings, cell.seed, workspace)
     if curves:
         config = replace(config, train=replace(config.train, curves=True))
     first = {k.removeprefix("first."): v for k, v in cell.settings.items() if k.startswith("first.")}
     hashes: dict[str, Any] = {}
-    before = _first_run(first, cell.seed, bench, listen) if first else None
+    before = _first_run(first, cell.seed, workspace, listen) if first else None
     renamed = None
-    prepared = bench.prepared(config)
+    prepared = workspace.prepared(config)
     if before is not None:
         hashes["first_data_sha256"] = read_run_toml(before)[1]["data_sha256"]
         if cell.settings.get("study.rows") == "by number":
-            before = renamed = _renamed(before, prepared.vocab, bench.work / "first" / f"{before.name}-{cell.id}")
+            before = renamed = _renamed(before, prepared.vocab, workspace.work / "first" / f"{before.name}-{cell.id}")
         unmatched = pinned_section("train").get("unmatched", config.train.unmatched)
         config = replace(config, train=replace(config.train, init=str(before), unmatched=unmatched))
     budget, passes = None, 1
     if "study.central_epochs" in cell.settings:  # central training reads what a cohort reads in so many epochs
         members, passes = usual_members(config, len(prepared.store)), int(cell.settings["study.central_epochs"])
         budget = round_tokens(prepared, members, passes)
-    folder = bench.work / cell.study / Path(cell.file).stem
+    folder = workspace.work / cell.study / Path(cell.file).stem
     result = train(config, folder, resume=True, listener=listen, prepared=prepared, budget=budget)
     _, made = read_run_toml(folder)
     records = read_metrics(folder)
@@ -122,11 +373,11 @@ def _sha256(path: Path, folder: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _first_run(settings: Settings, seed: int, bench: Bench, listen: Patient) -> Path:
+def _first_run(settings: Settings, seed: int, workspace: Workspace, listen: WaitingListener) -> Path:
     """Train the run that others start from, once for all of them; it stays. If another process does, wait for it."""
     name = hashlib.sha256(json.dumps([dict(settings), seed], sort_keys=True).encode()).hexdigest()[:12]
-    folder = bench.work / "first" / name
-    config = config_of(settings, seed, bench)
+    folder = workspace.work / "first" / name
+    config = config_of(settings, seed, workspace)
     prepared = None
     while True:
         try:
@@ -169,10 +420,10 @@ def _renamed(run: Path, words: Vocab, folder: Path) -> Path:
     return folder
 
 
-def _counted(cell: Cell, bench: Bench) -> dict[str, Any]:
+def _counted(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     """Count models of everybody's text: `study.order` 1 is the unigram, else Kneser–Ney."""
-    config = config_of(cell.settings, cell.seed, bench)
-    prepared = bench.prepared(config)
+    config = config_of(cell.settings, cell.seed, workspace)
+    prepared = workspace.prepared(config)
     order = int(cell.settings.get("study.order", 5))
     scores = score_baselines(prepared, max(2, order))
     chosen = scores["unigram" if order == 1 else "kneser_ney"]
@@ -183,16 +434,12 @@ def _counted(cell: Cell, bench: Bench) -> dict[str, Any]:
     }  # fmt: skip
 
 
-MEASURES = ("perplexity", "nats", "top1", "top3", "top1_words", "top3_words", "sentence_perplexity",
-            "sentence_top1", "sentence_top1_words", "sentence_top3_words", "honest_sentence_perplexity",
-            "honest_nats", "oov_rate")  # fmt: skip
-OF_RUN = ("unseen_perplexity", "train_nats")  # measures beside those of the test
 FACTS = ("data", "data_sha256", "vectors_sha256", "first_data_sha256", "init_sha256", "method", "model", "clients",
          "cohort", "parameters", "vocabulary", "rounds", "best_round", "tokens_trained", "train_tokens", "precision",
          "shuffles", "facts")  # fmt: skip
 
 
-def _result(cell: Cell, bench: Bench, found: Mapping[str, Any], targets: Sequence[float]) -> dict[str, Any]:
+def _result(cell: Cell, workspace: Workspace, found: Mapping[str, Any], targets: Sequence[float]) -> dict[str, Any]:
     test = found.get("test") or {}
     records = found["records"]
     measures = {key: test[key] for key in MEASURES if key in test}
@@ -218,7 +465,7 @@ def _result(cell: Cell, bench: Bench, found: Mapping[str, Any], targets: Sequenc
         "curve": thin([point(r) for r in records]),
         **({"training": found["training"]} if found.get("training") else {}),
         "seconds": found.get("seconds"),
-        "made": made_on(bench.where()),
+        "made": made_on(workspace.where()),
     }
 
 
@@ -243,11 +490,6 @@ def thin(points: Sequence[list[Any]], most: int = POINTS) -> list[list[Any]]:
     return [points[k] for k in chosen]
 
 
-def target_measure(target: float) -> str:
-    """What the rounds to a validation perplexity are called."""
-    return f"rounds_to_{target:g}"
-
-
 def rounds_to(records: Sequence[Mapping[str, Any]], target: float) -> int | None:
     """The first round whose validation perplexity is at most the target."""
     for record in records:
@@ -261,7 +503,7 @@ def made_on(device: str) -> dict[str, str]:
     """Versions and hardware, without a name of the machine."""
     gpu = device != "cpu" and torch.cuda.is_available()
     return {
-        "keyfed": keyfed.__version__,
+        "keyfed": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "hardware": torch.cuda.get_device_name() if gpu else f"CPU ({platform.machine()})",

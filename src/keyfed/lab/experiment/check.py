@@ -1,16 +1,33 @@
-"""Checking a study's document before it is read: a mistake is one line that names the file and what was expected."""
+"""What a study's file may name, and its check: a mistake is one line that names the file and what was expected."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from keyfed.errors import ConfigError, nearest
-from keyfed.lab.experiment.claims import ABOUT, BOUNDED, CLAIMS
-from keyfed.lab.experiment.curves import BY, PLACES
+from keyfed.federated.methods import METHODS, method_options
 
 Table = Mapping[str, Any]
+SCALES = ("smoke", "standard", "paper")
+RUNNERS = ("train", "code-faithful", "n-gram", "toy", "explore")
+CLAIMS = ("lower", "higher", "close", "costs", "printed", "below")
+BOUNDED = ("below", "costs")  # kinds of claims that need a bound
+ABOUT = ("budget", "reach", "text")
+MEASURES = ("perplexity", "nats", "top1", "top3", "top1_words", "top3_words", "sentence_perplexity",
+            "sentence_top1", "sentence_top1_words", "sentence_top3_words", "honest_sentence_perplexity",
+            "honest_nats", "oov_rate")  # fmt: skip
+OF_RUN = ("unseen_perplexity", "train_nats")  # measures beside those of the test
+BY = ("batch", "epoch")  # what curves of training are drawn by, beside the round
+PLACES = {"train_nats": 1, "train_top1": 2}  # measures of training in a point by batch or epoch
+BLANKS: dict[str, Callable[[Iterable[str]], Iterable[str]]] = {  # readings of a text's white space
+    "runs as one": lambda lines: (re.sub(" +", " ", line) for line in lines),
+    "stripped": lambda lines: (line.strip() for line in lines),
+    "no blank lines": lambda lines: (line.strip() for line in lines if line.strip()),
+    "collapsed": lambda lines: (" ".join(line.split()) for line in lines if line.strip()),
+}
 HEAD = ("title", "paper", "about", "measures", "notes", "targets", "curves", "plots", "base", "axis", "when", "grid",
         "scale", "published", "searched", "claims")  # fmt: skip
 NEEDED = ("title", "paper", "about", "measures", "axis", "grid", "scale")
@@ -26,12 +43,13 @@ RUNNER_NEEDS = {"toy": ("study.sent_back",), "explore": ("data.name",)}
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
 
 
-def check_document(document: Table, where: str, scales: Sequence[str], runners: Sequence[str]) -> None:
-    """Refuse a document that is not of a study's shape, or names what it does not have.
+def target_measure(target: float) -> str:
+    """What the rounds to a validation perplexity are called."""
+    return f"rounds_to_{target:g}"
 
-    Args:
-      scales: names of scales there are; runners: those of runners.
-    """
+
+def check_document(document: Table, where: str) -> None:
+    """Refuse a document that is not of a study's shape, or names what it does not have."""
     known(document, HEAD, where, "key")
     for key in NEEDED:
         if key not in document:
@@ -50,14 +68,14 @@ def check_document(document: Table, where: str, scales: Sequence[str], runners: 
     for entry in _list(document.get("when", []), dict, where, "when"):
         _keys(entry, ("where", "set"), (), where, "a [[when]]")
         expect(entry["set"], dict, where, "set of a [[when]]")
-        _labels(_table(entry, "where", where), {**axes, "scale": scales}, where, "a [[when]]")
+        _labels(_table(entry, "where", where), {**axes, "scale": SCALES}, where, "a [[when]]")
     for grid in _list(document["grid"], dict, where, "grid"):
         known(grid, (*axes, "runner", "scales"), where, "axis of a grid")
-        known([grid.get("runner", "train")], runners, where, "runner")
-        known(_list(grid.get("scales", []), str, where, "scales of a grid"), scales, where, "scale of a grid")
+        known([grid.get("runner", "train")], RUNNERS, where, "runner")
+        known(_list(grid.get("scales", []), str, where, "scales of a grid"), SCALES, where, "scale of a grid")
         for axis in grid.keys() & axes.keys():
             known(_list(grid[axis], str, where, f"{axis} of a grid"), axes[axis], where, f"{axis} of a grid")
-    known(expect(document["scale"], dict, where, "scale"), scales, where, "scale")
+    known(expect(document["scale"], dict, where, "scale"), SCALES, where, "scale")
     for name, table in document["scale"].items():
         _scale(expect(table, dict, where, f"scale.{name}"), axes, where, f"scale.{name}")
     for measure, table in expect(document.get("published", {}), dict, where, "published").items():
@@ -73,8 +91,6 @@ def check_document(document: Table, where: str, scales: Sequence[str], runners: 
 
 def check_settings(settings: Table, where: str) -> None:
     """Refuse settings that a runner reads itself and could not, and options that no method has."""
-    from keyfed.federated.methods import METHODS, method_options
-
     options = {option for method in METHODS for option in method_options(method)} | {"name"}
     known([key.removeprefix("method.") for key in settings if key.startswith("method.")], options, where, "option")
     for key, kind in OWN.items():
@@ -84,8 +100,6 @@ def check_settings(settings: Table, where: str) -> None:
                 _above(value, 0, where, key)
     known([settings.get("study.rows", "by number")], ["by number"], where, "study.rows")
     if "study.blanks" in settings:
-        from keyfed.lab.experiment.explore import BLANKS
-
         known([settings["study.blanks"]], BLANKS, where, "study.blanks")
 
 
@@ -96,10 +110,10 @@ def check_runner(runner: str, settings: Table, labels: Table, where: str) -> Non
             raise ConfigError(f"{where}: {', '.join(labels.values())} has no {key}; cells of runner {runner} need it")
 
 
-def known(given: Iterable[Any], names: Iterable[str], where: str, what: str) -> None:
+def known(keys: Iterable[Any], names: Iterable[str], where: str, what: str) -> None:
     """Refuse a name that is not among those there are."""
     names = list(names)
-    for key in given:
+    for key in keys:
         if key not in names:
             raise ConfigError(
                 f'{where}: {what} "{key}" is not known{nearest(str(key), names)}; one of {", ".join(names)}'
@@ -212,20 +226,20 @@ def _claim(table: Table, axes: Table, where: str) -> None:
         for axis, label in _table(table, key, where).items():
             expect(label, str, where, f"{axis} of {key} of a claim")
     known([table.get("about", "budget")], ABOUT, where, "about of a claim")
-    kind, told = table["kind"], f'a claim of kind {table["kind"]}: "{table["says"]}"'
+    kind, claim = table["kind"], f'a claim of kind {table["kind"]}: "{table["says"]}"'
     if kind in AGAINST and not table.get("than"):
-        raise ConfigError(f"{where}: than is missing in {told}; give it the labels to compare with")
+        raise ConfigError(f"{where}: than is missing in {claim}; give it the labels to compare with")
     if (table.get("about") == "reach") != bool(table.get("twice")):
         raise ConfigError(
-            f'{where}: about = "reach" and twice go together in {told}; give twice the labels of the runs with twice '
+            f'{where}: about = "reach" and twice go together in {claim}; give twice the labels of the runs with twice '
             "the rounds, or leave both out"
         )
     if kind in BOUNDED:
         if "bound" not in table:
-            raise ConfigError(f"{where}: bound is missing in {told}; give it one")
-        _above(table["bound"], -1 if kind == "costs" else 0, where, f"bound of {told}")
+            raise ConfigError(f"{where}: bound is missing in {claim}; give it one")
+        _above(table["bound"], -1 if kind == "costs" else 0, where, f"bound of {claim}")
     if table.get("within", 0) < 0:
-        raise ConfigError(f"{where}: within is {table['within']} in {told}; expected 0 or more, a share of one")
+        raise ConfigError(f"{where}: within is {table['within']} in {claim}; expected 0 or more, a share of one")
 
 
 SEARCHED: dict[str, type] = {"where": dict, "trials": int, "tokens": float, "record": str}
@@ -242,8 +256,6 @@ def _searched(table: Table, axes: Table, where: str) -> None:
 
 def _claimed_measure(measure: str, document: Table, where: str) -> None:
     """Refuse a claim about what no cell of the study measures: it would stay open for ever."""
-    from keyfed.lab.experiment.cell import MEASURES, OF_RUN, target_measure
-
     of_study = (
         *document["measures"],
         *document.get("published", {}),

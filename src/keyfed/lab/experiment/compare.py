@@ -18,25 +18,33 @@ from keyfed.config.load import Config, to_document
 from keyfed.engine.launch import refuse_ranks
 from keyfed.errors import KeyfedError, RunError
 from keyfed.files import write_atomically
-from keyfed.lab.experiment.compare_plan import Entry, Plan, Setting, check_budget, parse_target, resolve, with_budget
+from keyfed.lab.experiment.compare_plan import (
+    ComparedMethod,
+    ComparePlan,
+    Setting,
+    check_budget,
+    parse_target,
+    resolve,
+    with_budget,
+)
 from keyfed.lab.experiment.compare_report import verdict, write_comparison
-from keyfed.lab.experiment.compare_rows import (
-    Cell,
+from keyfed.lab.experiment.method_rows import (
+    ComparedRun,
     best_of,
     best_validation,
     common_target,
+    fine_tuning,
     in_order,
     mean_baselines,
     row_of,
 )
-from keyfed.lab.experiment.starts import fine_tuning
 from keyfed.model.presets import preset
 from keyfed.reports.events import EventWriter
-from keyfed.run.baselines import score_baselines
 from keyfed.run.folder import file_name, read_metrics, refuse_changes, strict
 from keyfed.run.loop import Listener, Silent, train
 from keyfed.run.plan import plan
 from keyfed.run.prepare import Prepared, prepare
+from keyfed.run.result import score_baselines
 from keyfed.run.start.freeze import refuse_frozen
 from keyfed.run.start.preview import refuse_start
 
@@ -108,7 +116,7 @@ def compare(
     folder = out or default_out(planned.entries[0].config)
     for line in planned.lines():
         listen.say(line)
-    cells: list[Cell] = []
+    cells: list[ComparedRun] = []
     baselines: list[dict[str, Any]] = []
     entries, first = planned.entries, None
     for seed in planned.seeds:
@@ -117,7 +125,9 @@ def compare(
         except KeyfedError as e:
             if first is None:
                 raise
-            cells += [Cell(entry, seed, _cell_folder(folder, entry, seed), None, error=str(e)) for entry in entries]
+            cells += [
+                ComparedRun(entry, seed, _cell_folder(folder, entry, seed), None, error=str(e)) for entry in entries
+            ]
             continue
         if first is None:
             first = prepared
@@ -139,16 +149,16 @@ def compare(
     return summary
 
 
-def _seeded(entry: Entry, seed: int) -> Config:
+def _seeded(entry: ComparedMethod, seed: int) -> Config:
     """The configuration of a cell; baselines are the same for all methods and scored once a seed, not by the cells."""
     return replace(entry.config, train=replace(entry.config.train, seed=seed, baselines=False))
 
 
-def _cell_folder(out: Path, entry: Entry, seed: int) -> Path:
+def _cell_folder(out: Path, entry: ComparedMethod, seed: int) -> Path:
     return out / entry.folder / f"seed-{seed}"
 
 
-def _refuse_beforehand(entries: Sequence[Entry], seeds: Sequence[int], out: Path, prepared: Prepared) -> None:
+def _refuse_beforehand(entries: Sequence[ComparedMethod], seeds: Sequence[int], out: Path, prepared: Prepared) -> None:
     """Refuse what cannot be trained, or would change runs that are there, before an hour is spent on the others."""
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file; expected a folder for the comparison")
@@ -170,8 +180,8 @@ def _refuse_beforehand(entries: Sequence[Entry], seeds: Sequence[int], out: Path
 
 
 def _run_cell(
-    entry: Entry, seed: int, folder: Path, prepared: Prepared, place: str, listen: Listener, events: bool
-) -> Cell:
+    entry: ComparedMethod, seed: int, folder: Path, prepared: Prepared, place: str, listen: Listener, events: bool
+) -> ComparedRun:
     """Train a cell, or go on with it, or read it if it is finished; a failure is kept as its reason."""
     listen.say(f"{entry.label}: {place}")
     listener: Listener = CellListener(
@@ -182,13 +192,15 @@ def _run_cell(
             listener = stack.enter_context(EventWriter(folder, listener))
         try:
             result = train(_seeded(entry, seed), folder, resume=True, listener=listener, prepared=prepared)
-            return Cell(entry, seed, folder, result, read_metrics(folder))
+            return ComparedRun(entry, seed, folder, result, read_metrics(folder))
         except KeyfedError as e:
             listen.say(f"{entry.label}, seed {seed} failed: {e}")
-            return Cell(entry, seed, folder, None, error=str(e))
+            return ComparedRun(entry, seed, folder, None, error=str(e))
 
 
-def _baselines(out: Path, entry: Entry, seed: int, prepared: Prepared, say: Callable[[str], None]) -> dict[str, Any]:
+def _baselines(
+    out: Path, entry: ComparedMethod, seed: int, prepared: Prepared, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Score unigram and Kneser–Ney on the seed's text, or read the scores if the text and its cut are the same."""
     document = to_document(entry.config)
     made = {
@@ -213,8 +225,8 @@ def _baselines(out: Path, entry: Entry, seed: int, prepared: Prepared, say: Call
 
 
 def summarise(
-    planned: Plan,
-    cells: Sequence[Cell],
+    planned: ComparePlan,
+    cells: Sequence[ComparedRun],
     baselines: Sequence[dict[str, Any]],
     prepared: Prepared,
     wanted: float | None,

@@ -1,4 +1,8 @@
-"""What is to be compared: methods with their own settings, what all share, the quick preset, the budget in rounds."""
+"""What is to be compared: methods with their own settings and starts, what all share, the budget in rounds.
+
+A variant, `fedadam+init+vectors`, differs from its method in the start alone. A method without a start draws its
+weights at random, whatever the comparison was given for the others.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,133 @@ from typing import Any
 
 from keyfed.config.load import PARTS, SECTIONS, Config, Value, check, method_spec, read_config, set_value
 from keyfed.config.load import parse_target as parse_result
+from keyfed.config.schema import TrainConfig, VectorsConfig
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.types import Method
-from keyfed.lab.experiment.compare_variants import Variant, read_variant, refuse_idle_starts, with_starts
 from keyfed.model.presets import preset
 from keyfed.run.folder import file_name
 from keyfed.run.plan import members_of
 from keyfed.run.prepare import Prepared, round_tokens, usual_members
+
+
+@dataclass(frozen=True, slots=True)
+class StartKind:
+    """A start that a variant may have: what it is, which option gives it, which keys belong to it."""
+
+    what: str
+    option: str
+    keys: tuple[str, ...]  # section.key; nothing of it is given unless the first is
+
+
+STARTS = {  # in the order in which a label names them
+    "init": StartKind("another run's weights", "--init RUN", ("train.init", "train.unmatched")),
+    "vectors": StartKind(
+        "word vectors",
+        "--vectors FILE",
+        ("vectors.file", "vectors.dim", "vectors.reduce", "vectors.remove", "vectors.pieces"),
+    ),
+}
+START_KEYS = (*(key for start in STARTS.values() for key in start.keys), "train.frozen_rounds")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A METHOD argument, taken apart.
+
+    Attributes:
+      starts: of STARTS, in their order; nothing for a random start.
+      settings: what follows the colon; None without one.
+    """
+
+    method: str
+    starts: tuple[str, ...] = ()
+    settings: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The argument as it is shown everywhere, starts in their order."""
+        return self.method + "".join(f"+{start}" for start in self.starts) + self._rest
+
+    @property
+    def plain(self) -> str:
+        """The label of the same method, with the same settings, from a random start."""
+        return self.method + self._rest
+
+    @property
+    def _rest(self) -> str:
+        return "" if self.settings is None else f":{self.settings}"
+
+
+def read_variant(text: str) -> Variant:
+    """Take METHOD, METHOD+START… or METHOD+START…:key=value,… apart.
+
+    Raises:
+      ConfigError: no such method or start, or a start given twice or after the settings.
+
+    Example:
+      >>> read_variant("fedadam+vectors+init:lr=0.1").label
+      'fedadam+init+vectors:lr=0.1'
+      >>> read_variant("fedatt:step=1")
+      Variant(method='fedatt', starts=(), settings='step=1')
+    """
+    head, colon, rest = text.partition(":")
+    method, *named = (part.strip() for part in head.split("+"))
+    method_options(method)  # an unknown method is said first, with the nearest
+    for start in named:
+        if start not in STARTS:
+            raise ConfigError(
+                f'"{text}": "+{start}" is no start{nearest(start, STARTS)}; expected +{" or +".join(STARTS)}'
+            )
+        if named.count(start) > 1:
+            raise ConfigError(f'"{text}" names the start +{start} twice')
+    for start in STARTS:
+        if rest.endswith(f"+{start}"):
+            rest = rest.removesuffix(f"+{start}")
+            raise ConfigError(f'"{text}" has a start after its settings; write {head}+{start}:{rest}')
+    return Variant(method, tuple(start for start in STARTS if start in named), rest if colon else None)
+
+
+def value_of(config: Config, key: str) -> object:
+    """Return the value of `section.key`."""
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def refuse_idle_starts(config: Config, variants: Sequence[Variant]) -> None:
+    """Refuse a variant whose start is not given, and a start that no variant uses.
+
+    Args:
+      config: with every start's keys as they were given.
+    """
+    for name, start in STARTS.items():
+        users = [variant.label for variant in variants if name in variant.starts]
+        if users and value_of(config, start.keys[0]) is None:
+            raise ConfigError(f"{users[0]} starts from {start.what}, and none are given; add {start.option}")
+        changed = [key for key in start.keys if value_of(config, key) != value_of(Config(), key)]
+        if changed and not users:
+            raise ConfigError(
+                f"{', '.join(changed)} is set ({start.option}), but no compared method starts from {start.what}; name "
+                f"one that does: {variants[0].method}+{name}"
+            )
+
+
+def with_starts(config: Config, starts: Iterable[str], *, alone: bool) -> Config:
+    """Return the configuration of a variant: of what all starts were given, it keeps its own.
+
+    Args:
+      alone: no compared method has a start. Otherwise `train.frozen_rounds` is for those that have one: an embedding
+        that nobody has trained yet is not worth keeping.
+    """
+    starts, usual = tuple(starts), TrainConfig()
+    if "vectors" not in starts:
+        config = replace(config, vectors=VectorsConfig())
+    if "init" not in starts:
+        config = replace(config, train=replace(config.train, init=usual.init, unmatched=usual.unmatched))
+    if not starts and not alone:
+        config = replace(config, train=replace(config.train, frozen_rounds=usual.frozen_rounds))
+    return config
+
 
 Setting = tuple[str, Any]  # (section.key or a method's option, value)
 BUDGETS = ("rounds", "tokens")
@@ -59,7 +182,7 @@ def quick_values(model: str) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ComparedMethod:
     """One of the compared methods, or a variant of one.
 
     Attributes:
@@ -83,10 +206,10 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ComparePlan:
     """The compared methods, the seeds, and what the quick preset reduced."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ComparedMethod, ...]
     seeds: tuple[int, ...]
     quick: Mapping[str, int]
 
@@ -214,7 +337,7 @@ def parse_target(text: str) -> float:
 
 def resolve(
     methods: Sequence[str], settings: Iterable[Setting] = (), *, seeds: Sequence[int] | None = None, full: bool = False
-) -> Plan:
+) -> ComparePlan:
     """Make every method's configuration and check it; nothing is read or trained.
 
     A `section.key` is for all methods (but for what makes a start, which is for the variants that have it), an option
@@ -242,8 +365,8 @@ def resolve(
             options.append((key.rpartition(".")[2], value))
         else:
             base = set_value(base, key, value)
-    given = {key for key, _ in settings}
-    if seeds is not None and "train.seed" in given:
+    keys = {key for key, _ in settings}
+    if seeds is not None and "train.seed" in keys:
         raise ConfigError("train.seed and --seeds are both given; --seeds 1,2,3 alone says which seeds to run")
     if base.train.central:
         raise ConfigError(
@@ -251,10 +374,10 @@ def resolve(
         )
     if base.train.rounds < 1:
         raise ConfigError(f"train.rounds is {base.train.rounds}; a comparison needs at least 1")
-    quick = {} if full else {k: v for k, v in quick_values(base.model.name).items() if k not in given}
+    quick = {} if full else {k: v for k, v in quick_values(base.model.name).items() if k not in keys}
     for key, reduced in quick.items():
         base = set_value(base, key, reduced)
-    _refuse_options_of_nobody(options, [variant.method for variant in variants])
+    _refuse_unknown_options(options, [variant.method for variant in variants])
     refuse_idle_starts(base, variants)
     entries, alone = [], not any(variant.starts for variant in variants)
     for variant, own in zip(variants, owns, strict=True):
@@ -264,13 +387,13 @@ def resolve(
             its = [(k.removeprefix(f"{name}:"), v) for k, v in settings if k.startswith(f"{name}:")]
             for key, value in its + [(k, v) for k, v in options if k in method_options(name)] + own:
                 config = set_value(config, key, value)
-            entries.append(Entry(label, folder_of(label), check(config), variant.starts, variant.plain))
+            entries.append(ComparedMethod(label, folder_of(label), check(config), variant.starts, variant.plain))
         except ConfigError as e:
             raise ConfigError(f"{label}: {e}") from None
-    return Plan(tuple(entries), check_seeds(seeds if seeds is not None else (base.train.seed,)), quick)
+    return ComparePlan(tuple(entries), check_seeds(seeds if seeds is not None else (base.train.seed,)), quick)
 
 
-def _refuse_options_of_nobody(options: Iterable[tuple[str, Value]], names: Sequence[str]) -> None:
+def _refuse_unknown_options(options: Iterable[tuple[str, Value]], names: Sequence[str]) -> None:
     """Refuse an option that none of the compared methods has."""
     known = {option: None for name in names for option in method_options(name)}
     for option, _ in options:
@@ -283,7 +406,7 @@ def _refuse_options_of_nobody(options: Iterable[tuple[str, Value]], names: Seque
             )
 
 
-def tokens_a_round(entry: Entry, prepared: Prepared) -> int:
+def tokens_a_round(entry: ComparedMethod, prepared: Prepared) -> int:
     """Tokens one round of a method predicts in expectation; a central round reads what a cohort would, once."""
     method, config = entry.method, entry.config
     if method.cohort == "pooled":
@@ -301,7 +424,7 @@ def rounds_within(rounds: int, costs: Sequence[int]) -> list[int]:
     return [max(1, rounds * costs[0] // cost) for cost in costs]
 
 
-def with_budget(entries: Sequence[Entry], budget: str, prepared: Prepared) -> tuple[Entry, ...]:
+def with_budget(entries: Sequence[ComparedMethod], budget: str, prepared: Prepared) -> tuple[ComparedMethod, ...]:
     """Give every method its rounds: the same number, or as many as fit the first method's tokens."""
     if budget == "rounds":
         return tuple(entries)

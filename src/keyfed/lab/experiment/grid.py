@@ -13,19 +13,50 @@ import itertools
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from keyfed.errors import ConfigError, nearest
-from keyfed.lab.experiment.check import CURVE as CURVE
-from keyfed.lab.experiment.check import check_document, check_runner, check_settings, published_labels
-from keyfed.lab.experiment.claims import Claim, read_claim
+from keyfed.lab.experiment.check import SCALES, check_document, check_runner, check_settings, published_labels
 
 Labels = Mapping[str, str]
 Settings = Mapping[str, Any]
-SCALES = ("smoke", "standard", "paper")
-RUNNERS = ("train", "code-faithful", "n-gram", "toy", "explore")
+
+
+@dataclass(frozen=True, slots=True)
+class StudyClaim:
+    """A sentence and how it is checked.
+
+    Attributes:
+      kind: "lower", "higher": the rows of `of` against the same rows with the labels of `than`; "close": they differ
+        by no more than `within`; "costs": they are higher by no more than `bound`, a share of one; "printed": the rows
+        of `of` against the printed value, within `within`; "below": the rows of `of` against `bound`.
+      about: "budget": judged after the rounds and tokens of its cells, which the page says beside the verdict; "reach":
+        about what a method can reach, and judged only where rows have stopped learning (`reach`); "text": about
+        what is counted in a text, without training.
+      twice: labels that make of a row the one with twice the rounds, where it is about what a method can reach.
+      front: whether the front page of the results says it.
+      ours: whether it is our own goal or explanation, and not the paper's word.
+      some: whether it holds as soon as one comparison does: each is another reading of the same thing.
+      name: by which a `cause` names its verdict; empty for most.
+      cause: sentences that say why, with numbers of cells in braces (see `causes`).
+    """
+
+    says: str
+    kind: str
+    of: Mapping[str, Any]
+    than: Mapping[str, Any] = field(default_factory=dict)
+    measure: str = "perplexity"
+    within: float = 0.05
+    bound: float | None = None
+    front: bool = False
+    ours: bool = False
+    some: bool = False
+    name: str = ""
+    cause: Sequence[str] = ()
+    about: str = "budget"
+    twice: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +153,7 @@ class Study:
     grids: tuple[Mapping[str, Any], ...]
     scales: Mapping[str, Scale]
     published: Mapping[str, tuple[tuple[Labels, float], ...]]
-    claims: tuple[Claim, ...]
+    claims: tuple[StudyClaim, ...]
     curves: bool = False
     searched: tuple[Searched, ...] = ()
 
@@ -229,7 +260,7 @@ def load_study(name: str, folder: Path) -> Study:
 def study_from(document: Mapping[str, Any], path: Path) -> Study:
     """Check a study's document and return the study; every mistake names the file and what was expected."""
     where = path.name
-    check_document(document, where, SCALES, RUNNERS)
+    check_document(document, where)
     study = Study(
         name=path.stem,
         title=document["title"],
@@ -248,7 +279,7 @@ def study_from(document: Mapping[str, Any], path: Path) -> Study:
         grids=tuple(document["grid"]),
         scales={name: _scale(name, table, path) for name, table in document["scale"].items()},
         published={m: tuple(_published(table)) for m, table in document.get("published", {}).items()},
-        claims=tuple(map(read_claim, document.get("claims", ()))),
+        claims=tuple(StudyClaim(**entry) for entry in document.get("claims", ())),
         curves=document.get("curves", False),
         searched=tuple(Searched(**entry) for entry in document.get("searched", ())),
     )

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keyfed.lab.experiment.curves import BY, seed_curves
-from keyfed.lab.experiment.grid import CURVE, Study, matches
+from keyfed.lab.experiment.check import BY, CURVE, PLACES
+from keyfed.lab.experiment.grid import Study, matches
 from keyfed.lab.experiment.table import Row, write_value
 from keyfed.reports.figures import LIGHT, Paint, Theme, png
 
@@ -280,3 +280,15 @@ def curves_of(row: Row, plot: Mapping[str, Any]) -> dict[float, list[float]]:
     curves = [{p[0]: p[index] for p in r["curve"] if p[index] is not None and p[index] > 0} for r in row.records]
     rounds = sorted(set.intersection(*(set(c) for c in curves))) if curves else []
     return {at: [math.log(c[at]) if measure == "nats" else c[at] for c in curves] for at in rounds}
+
+
+def seed_curves(records: Sequence[Mapping[str, Any]], by: str, measure: str) -> dict[float, list[float]]:
+    """Every seed's value of a curve of training, point by point; cells that were run without curves have none."""
+    curves = [record["training"][by] for record in records if record.get("training")]
+    place = PLACES[measure]
+    together = zip(*curves, strict=False)  # a seed may have a batch more than another
+    return {
+        statistics.fmean(p[0] for p in points): [p[place] for p in points]
+        for points in together
+        if all(p[place] is not None for p in points)
+    }

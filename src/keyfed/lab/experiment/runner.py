@@ -15,18 +15,16 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from keyfed.errors import ConfigError, DataError, DownloadError, FolderInUse, KeyfedError, RunError
-from keyfed.lab.experiment.cell import run_cell
-from keyfed.lab.experiment.grid import SCALES, Cell, Settings, Study, cells_of, load_study, study_folder, with_settings
-from keyfed.lab.experiment.store import compact as compact
-from keyfed.lab.experiment.store import data_folder as data_folder
-from keyfed.lab.experiment.store import finished as finished
-from keyfed.lab.experiment.store import is_finished, make_folder, refuse_file, write_cell
-from keyfed.lab.experiment.workspace import Bench
+from keyfed.lab.experiment.cell import Workspace, run_cell
+from keyfed.lab.experiment.check import SCALES
+from keyfed.lab.experiment.compare_plan import parse_seeds
+from keyfed.lab.experiment.grid import Cell, Settings, Study, cells_of, load_study, study_folder, with_settings
+from keyfed.lab.experiment.store import Store, make_folder, refuse_file
 from keyfed.run.console import plural
 from keyfed.run.loop import Listener, Silent
 
@@ -38,7 +36,7 @@ class TimeIsUp(KeyboardInterrupt):
     """The minutes are spent: a run ends as at Ctrl-C, with its checkpoint written."""
 
 
-class Clock:
+class DeadlineListener:
     """Passes a run's progress on and ends it when the time is up.
 
     After the last round nothing is stopped: what is left, the test, takes less than the rounds that would be lost
@@ -100,18 +98,15 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {
-            "study": self.study, "scale": self.scale, "done": list(self.done), "before": self.before,
-            "open": list(self.open), "skipped": list(self.skipped), "failed": dict(self.failed),
-            "seconds": self.seconds,
-        }  # fmt: skip
+        lists = {key: list(getattr(self, key)) for key in ("done", "open", "skipped")}
+        return {**asdict(self), **lists, "failed": dict(self.failed)}
 
 
 @contextmanager
 def held(work: Path, cell: Cell) -> Iterator[None]:
     """Keep other processes of this work folder from a cell.
 
-    The lock's file goes where the cell ends well: whoever opened it before then finds the result. Else it stays.
+    The file of the lock is removed where the cell ends well; a process that has it open then finds the result.
 
     Raises:
       FolderInUse: another process works on it.
@@ -135,8 +130,8 @@ def run_study(
     study: Study,
     scale: str,
     *,
-    results: Path,
-    bench: Bench,
+    store: Store,
+    workspace: Workspace,
     minutes: float | None = None,
     seeds: Sequence[int] | None = None,
     override: Settings | None = None,
@@ -146,7 +141,7 @@ def run_study(
     """Work on a study's open cells; finished ones are read, interrupted ones go on where their checkpoint is.
 
     Args:
-      results: folder whose data/STUDY holds the cells' results.
+      store: the results, read and written.
       minutes: how long to work; the cell that runs then is left as at Ctrl-C.
       seeds: in place of the scale's.
       override: settings for every cell, which makes them other cells; for tests.
@@ -154,15 +149,15 @@ def run_study(
     """
     if minutes is not None and not (math.isfinite(minutes) and minutes >= 0):
         raise ConfigError(f"--minutes is {minutes:g}; expected a number of minutes, 0 or more")
-    refuse_file(bench.work, "--work")
+    refuse_file(workspace.work, "--work")
     listen = listener or Silent()
     began = time.monotonic()
-    clock = Clock(listen, None if minutes is None else began + 60 * minutes)
+    clock = DeadlineListener(listen, None if minutes is None else began + 60 * minutes)
     cells = [cell for cell in cells_of(study, scale, seeds) if not cell.absent]
     if override:
         cells = [with_settings(cell, override) for cell in cells]
-    make_folder(results, data_folder(results, study.name))
-    there = finished(results, study, listen.say)
+    make_folder(store.results, store.folder(study.name))
+    there = store.of(study)
     todo = [cell for cell in cells if cell.id not in there]
     done: list[str] = []
     closed: set[str] = set()
@@ -176,7 +171,7 @@ def run_study(
             clock.check()
             listen.say(f"cell {number} of {len(todo)}: {cell.title}")
             try:
-                record = _finish(cell, study, results, bench, clock)
+                record = _finish(cell, study, store, workspace, clock)
             except FolderInUse:
                 listen.say("skipped: another process works on it")
                 skipped.append(cell)
@@ -197,7 +192,7 @@ def run_study(
     except KeyboardInterrupt:
         listen.say(f"stopped after {len(done)} of {len(todo)} open cells; the same call goes on")
         raise
-    closed |= {cell.id for cell in skipped if is_finished(results, cell, study.targets)}
+    closed |= {cell.id for cell in skipped if store.has(cell, study.targets)}
     left = tuple(cell.title for cell in todo if cell.id not in closed)
     taken = tuple(cell.title for cell in skipped if cell.id not in closed)
     return Progress(
@@ -206,18 +201,20 @@ def run_study(
     )  # fmt: skip
 
 
-def _finish(cell: Cell, study: Study, results: Path, bench: Bench, clock: Clock) -> dict[str, Any] | None:
+def _finish(
+    cell: Cell, study: Study, store: Store, workspace: Workspace, clock: DeadlineListener
+) -> dict[str, Any] | None:
     """Run a cell and write its result; None if another process has done so since the open cells were listed."""
-    with held(bench.work, cell):
-        if is_finished(results, cell, study.targets):
+    with held(workspace.work, cell):
+        if store.has(cell, study.targets):
             return None
         try:
-            record = run_cell(cell, bench, study.targets, clock, study.curves)
+            record = run_cell(cell, workspace, study.targets, clock, study.curves)
         except TimeIsUp:
             if cell.runner not in RESUMED:
                 clock.say(f"{cell.title} has no checkpoint and will start anew; give more minutes than it takes")
             raise
-        write_cell(results, cell, record)
+        store.write(cell, record)
         return record
 
 
@@ -258,16 +255,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=Path("docs/results"))
     parser.add_argument("--work", type=Path, default=Path("runs/studies"))
     parser.add_argument("--studies", type=Path, default=None)
-    given = parser.parse_args(arguments)
-    from keyfed.lab.experiment.compare_plan import parse_seeds
-
+    options = parser.parse_args(arguments)
     try:
-        study = load_study(given.name, given.studies or study_folder())
-        bench = Bench(given.work, given.device, given.data_dir, given.precision)
+        study = load_study(options.name, options.studies or study_folder())
+        workspace, listener = Workspace(options.work, options.device, options.data_dir, options.precision), Lines()
         progress = run_study(
-            study, given.scale, results=given.results, bench=bench, minutes=given.minutes,
-            seeds=None if given.seeds is None else parse_seeds(given.seeds), listener=Lines(),
-        )  # fmt: skip
+            study,
+            options.scale,
+            store=Store(options.results, listener.say),
+            workspace=workspace,
+            minutes=options.minutes,
+            seeds=None if options.seeds is None else parse_seeds(options.seeds),
+            listener=listener,
+        )
     except KeyfedError as e:
         sys.stderr.write(f"error: {e}\n")
         return 2

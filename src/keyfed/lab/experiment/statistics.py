@@ -96,24 +96,27 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
     return front * fraction
 
 
-def pooled_spread(rows: Iterable[Row], measure: str) -> Spread:
-    """Pool the spread over seeds of all rows that have several; those that learnt nothing say nothing about the others.
+def pooled(groups: Iterable[Sequence[float]]) -> Spread:
+    """Pool the standard deviation of logarithms within groups; one of a single value, or not above 0, says nothing.
+
+    s² = Σ_g Σ_i (ln x_gi − mean_g)² / ν, with ν = Σ_g (n_g − 1).
 
     Example:
-      >>> from keyfed.lab.experiment.grid import Cell
-      >>> cell = Cell("s", "train", {}, {}, 1, "smoke")
-      >>> both = tuple({"measures": {"nats": v}} for v in (1.0, math.e))
-      >>> pooled_spread([Row({}, "train", (cell,), both)], "nats")
+      >>> pooled([[1.0, math.e], [5.0]])
       Spread(sd=0.7071067811865476, freedom=1)
     """
     squares, freedom = 0.0, 0
-    for row in rows:
-        values = row.values(measure)
-        if len(values) > 1 and min(values) > 0 and not row.failure:
+    for values in groups:
+        if len(values) > 1 and min(values) > 0:
             logs = [math.log(value) for value in values]
             squares += statistics.variance(logs) * (len(logs) - 1)
             freedom += len(logs) - 1
     return Spread(math.sqrt(squares / freedom), freedom) if freedom else Spread(None, 0)
+
+
+def pooled_spread(rows: Iterable[Row], measure: str) -> Spread:
+    """Pool the spread over seeds of a table's rows; those that learnt nothing say nothing about the others."""
+    return pooled(row.values(measure) for row in rows if not row.failure)
 
 
 def spreads_of(rows: Sequence[Row], measure: str) -> dict[str, Spread]:

@@ -13,10 +13,9 @@ from typing import Any
 
 from keyfed.errors import ConfigError, RunError
 from keyfed.files import write_atomically
-from keyfed.lab.experiment.cell import target_measure
-from keyfed.lab.experiment.curves import BY
+from keyfed.lab.experiment.cell import options_of
+from keyfed.lab.experiment.check import BY, target_measure
 from keyfed.lab.experiment.grid import Cell, Study
-from keyfed.lab.experiment.workspace import options_of
 
 NEEDED = {"id": str, "runner": str, "seed": int, "settings": dict, "measures": dict, "curve": list, "made": dict}
 MADE = ("keyfed", "torch", "python", "hardware")
@@ -73,39 +72,68 @@ BESIDE_SETTINGS = {"vectors_sha256": "vectors.file", "first_data_sha256": "first
                    "init_sha256": "train.init"}  # fmt: skip
 
 
-def data_folder(results: Path, study: str) -> Path:
-    """Where a study's cells lie."""
-    return results / "data" / study
+class Store:
+    """The results of cells in a folder, for the length of a command: a file is read once, and again if it changed.
 
-
-def finished(results: Path, study: Study, say: Callable[[str], Any] = lambda line: None) -> dict[str, dict[str, Any]]:
-    """Return the results of a study by cell id, in the order of their file names; then those of other studies.
-
-    An id says what is computed: a cell that another study has finished need not be run again, unless that study did not
-    look for the targets of this one. Where two have the same id, the one that measured more counts. A file that is
-    damaged, or was made with other defaults of its method than today's, is left out: the cell is open.
+    Other processes may write results meanwhile; each question looks at what files there are by now.
 
     Args:
-      say: gets a line for each file that is left out.
+      results: folder whose data/STUDY holds the results of a study's cells.
+      say: gets a line for each file that is left out, when it is read.
     """
-    own = data_folder(results, study.name)
-    refuse_file(own, "--results")
-    found: dict[str, dict[str, Any]] = {}
-    every = [*own.glob("*.json")], [*(results / "data").glob("*/*.json")]
-    for path in dict.fromkeys(path for paths in every for path in sorted(paths)):
-        record = read_cell(path, say)
-        if record is None or not has_targets(record, study.targets):
-            continue
-        before = found.setdefault(record["id"], record)
-        if len(record["measures"]) > len(before["measures"]):
-            found[record["id"]] = record
-    return found
 
+    def __init__(self, results: Path, say: Callable[[str], Any] = lambda line: None) -> None:
+        self.results, self._say = results, say
+        self._read: dict[Path, tuple[tuple[int, ...], dict[str, Any] | None]] = {}
 
-def is_finished(results: Path, cell: Cell, targets: Sequence[float]) -> bool:
-    """Tell whether a cell's result, with the rounds to these targets, is there by now."""
-    read = (read_cell(path, lambda line: None) for path in (results / "data").glob(f"*/*-{cell.id}.json"))
-    return any(record is not None and has_targets(record, targets) for record in read)
+    def folder(self, study: str) -> Path:
+        """Where a study's cells lie."""
+        return self.results / "data" / study
+
+    def of(self, study: Study) -> dict[str, dict[str, Any]]:
+        """Return the results of a study by cell id, in the order of their file names; then those of other studies.
+
+        An id says what is computed: a cell that another study has finished need not be run again, unless that study did
+        not look for the targets of this one. Where two have the same id, the one that measured more counts. A file that
+        is damaged, or was made with other defaults of its method than today's, is left out: the cell is open.
+        """
+        own = self.folder(study.name)
+        refuse_file(own, "--results")
+        found: dict[str, dict[str, Any]] = {}
+        every = [*own.glob("*.json")], [*(self.results / "data").glob("*/*.json")]
+        for path in dict.fromkeys(path for paths in every for path in sorted(paths)):
+            record = self._record(path)
+            if record is None or not has_targets(record, study.targets):
+                continue
+            before = found.setdefault(record["id"], record)
+            if len(record["measures"]) > len(before["measures"]):
+                found[record["id"]] = record
+        return found
+
+    def has(self, cell: Cell, targets: Sequence[float]) -> bool:
+        """Tell whether a cell's result, with the rounds to these targets, is there by now."""
+        read = map(self._record, (self.results / "data").glob(f"*/*-{cell.id}.json"))
+        return any(record is not None and has_targets(record, targets) for record in read)
+
+    def write(self, cell: Cell, record: Mapping[str, Any]) -> Path:
+        """Write a cell's result and return where."""
+        folder = self.folder(cell.study)
+        with writing(self.results):
+            folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False)
+        write_atomically(folder / cell.file, (compact(text) + "\n").encode())
+        return folder / cell.file
+
+    def _record(self, path: Path) -> dict[str, Any] | None:
+        """A file's result; None where it cannot be counted. A file that is replaced has another inode or time."""
+        try:
+            now = path.stat()
+            stamp: tuple[int, ...] = (now.st_ino, now.st_mtime_ns, now.st_size)
+        except OSError:
+            stamp = ()  # reading it says what is wrong
+        if path not in self._read or self._read[path][0] != stamp:
+            self._read[path] = (stamp, read_cell(path, self._say))
+        return self._read[path][1]
 
 
 def has_targets(record: Mapping[str, Any], targets: Sequence[float]) -> bool:
@@ -186,16 +214,6 @@ def make_folder(results: Path, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-
-
-def write_cell(results: Path, cell: Cell, record: Mapping[str, Any]) -> Path:
-    """Write a cell's result and return where."""
-    folder = data_folder(results, cell.study)
-    with writing(results):
-        folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False)
-    write_atomically(folder / cell.file, (compact(text) + "\n").encode())
-    return folder / cell.file
 
 
 def compact(text: str) -> str:

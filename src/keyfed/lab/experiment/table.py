@@ -8,7 +8,8 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from keyfed.lab.experiment.grid import SCALES, Cell, Labels, Study, cells_of
+from keyfed.lab.experiment.check import SCALES
+from keyfed.lab.experiment.grid import Cell, Labels, Study, cells_of
 from keyfed.reports.document import NONE, finite, show
 
 OPEN = "open"
@@ -72,10 +73,8 @@ class Row:
 
     @property
     def failure(self) -> str:
-        """ "diverged" far above the perplexity of guessing all words alike, "untrained" about there; else empty."""
-        found = [(finite(r["measures"].get("perplexity")), finite(r.get("vocabulary"))) for r in self.records]
-        worst = max((value / size for value, size in found if value is not None and size), default=0.0)
-        return "diverged" if worst > DIVERGED else "untrained" if worst > UNTRAINED else ""
+        """ "diverged" or "untrained" by the worst seed; else empty."""
+        return failure_of((r["measures"].get("perplexity"), r.get("vocabulary")) for r in self.records)
 
     @property
     def tokens(self) -> str:
@@ -113,6 +112,21 @@ class Row:
             return None
         squares = sum((int(s["count"]) - 1) * float(s["sd"]) ** 2 for s in shuffles if s["sd"] is not None)
         return math.sqrt(squares / freedom), freedom
+
+
+def failure_of(runs: Iterable[tuple[Any, Any]]) -> str:
+    """ "diverged" far above the perplexity of guessing all words alike, "untrained" about there; else empty.
+
+    Args:
+      runs: perplexity and size of the vocabulary of each; one without both says nothing.
+
+    Example:
+      >>> failure_of([(120.0, 10_000), (9_990.0, 10_000)]), failure_of([(120.0, 10_000), (None, 10_000)])
+      ('untrained', '')
+    """
+    found = [(finite(value), finite(size)) for value, size in runs]
+    worst = max((value / size for value, size in found if value is not None and size), default=0.0)
+    return "diverged" if worst > DIVERGED else "untrained" if worst > UNTRAINED else ""
 
 
 def rows_of(study: Study, scale: str, results: Mapping[str, Mapping[str, Any]]) -> list[Row]:

@@ -17,10 +17,12 @@ more, the engine's padding, which never occurs.
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,18 +35,21 @@ from keyfed.config.load import Config, check, method_spec, to_document
 from keyfed.engine.problem import Problem, TextObjective, make_store
 from keyfed.engine.simulate import Simulation
 from keyfed.engine.task import keeps_state
+from keyfed.errors import RunError
 from keyfed.federated.cohort import Work
 from keyfed.federated.methods import build_method
-from keyfed.federated.round import initial_state, run_round
+from keyfed.federated.round import initial_state
 from keyfed.federated.sampling import derive_seed, sample_cohort
-from keyfed.federated.types import Params
-from keyfed.lab.papers.resume import Kept, find_kept, go_on
+from keyfed.federated.soundness import Good
+from keyfed.federated.types import ClientId, Federation, Method, Params, State
+from keyfed.files import BROKEN, read_json, write_atomically
 from keyfed.model.language_model import ModelSpec, parameter_count, shapes
 from keyfed.model.presets import build_spec
-from keyfed.run.checkpoint import Best
+from keyfed.model.score import Score
+from keyfed.run.checkpoint import Best, Checkpoint, Cohort, RunProgress, load_checkpoint, save_checkpoint
 from keyfed.run.choose import choose
-from keyfed.run.evaluate import Score, evaluate_together
-from keyfed.run.loop import Listener
+from keyfed.run.evaluate import evaluate_together
+from keyfed.run.loop import Listener, rounds
 from keyfed.text.batches import Batching, Step
 from keyfed.text.catalogue import load_corpus
 from keyfed.text.vocab import BOS, EOS, PAD
@@ -248,21 +253,17 @@ def train_faithfully(
     began = time.monotonic() - kept.seconds
     with Simulation(problem, block=choice.block) as federation:
 
-        def turn(kept: Kept) -> Kept:
-            started, number = time.monotonic(), kept.state.round
-            called = range(clients) if members == clients else sample_cohort(clients, members, seed, number)
-            state, summary = run_round(method, kept.state, [store.names[k] for k in called], federation)
-            score = broken_score(spec, state.params, valid, derive_seed(seed, "valid", state.round), choice.device)
-            better = score.mean_nats < kept.best.nats
-            best = Best(state.round, score.mean_nats, state.params) if better else kept.best
-            record = {
-                "round": state.round, "loss": summary.loss, "valid": score.summary(), "cohort": members,
-                "contributors": list(summary.contributors), "refused": {r.client: r.reason for r in summary.refused},
-                "worked": summary.worked, "seconds": time.monotonic() - started,
-            }  # fmt: skip
-            return Kept(state, best, (*kept.records, record), time.monotonic() - began)
+        def called(round: int) -> list[str]:
+            drawn = range(clients) if members == clients else sample_cohort(clients, members, seed, round)
+            return [store.names[k] for k in drawn]
 
-        kept = go_on(kept, config.train.rounds, turn, listen, folder, about)
+        def validated(state: State) -> tuple[dict[str, Any], float]:
+            score = broken_score(spec, state.params, valid, derive_seed(seed, "valid", state.round), choice.device)
+            return score.summary(), score.mean_nats
+
+        kept = go_on(
+            kept, method, config.train.rounds, federation, called, validated, listen, folder, about, chooses=True
+        )
     best = kept.best
     scores = [
         broken_score(spec, best.params, test, derive_seed(seed, "test", k), choice.device) for k in range(shuffles)
@@ -282,3 +283,100 @@ def train_faithfully(
         "seconds": time.monotonic() - began, "data": config.data.name, "data_sha256": found.sha256,
         "method": method.name, "model": spec.name,
     }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """All that a cell needs to go on, whole after every round.
+
+    Attributes:
+      best: the model chosen on validation so far; that of round 0 before there was one.
+      records: a line for each round.
+    """
+
+    state: State
+    best: Best
+    records: tuple[dict[str, Any], ...] = ()
+    seconds: float = 0.0
+
+
+def keep(folder: Path, about: Mapping[str, Any], kept: Kept) -> None:
+    """Write a cell that is stopped: what made it and its lines, then the checkpoint that makes them count."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"about": dict(about), "records": kept.records})
+    write_atomically(folder / "kept.json", text.encode())
+    save_checkpoint(folder / "checkpoint", Checkpoint(kept.state, kept.best, 0, kept.seconds))
+
+
+def find_kept(folder: Path, about: Mapping[str, Any], params: Params, say: Callable[[str], None]) -> Kept | None:
+    """Return the cell as it was stopped; None if it never was, or what made it has changed or is damaged.
+
+    Args:
+      params: layers in the model's order, in which sums over them round alike, and where they live.
+    """
+    if not (folder / "kept.json").exists():
+        return None
+    try:
+        found = read_json(folder / "kept.json")
+        saved = load_checkpoint(folder / "checkpoint", 0, say)
+        same = found["about"] == json.loads(json.dumps(dict(about)))
+        if same and saved is not None and saved.best is not None:
+            say(f"going on after round {saved.state.round}")
+            server = {name: t.to(next(iter(params.values())).device) for name, t in saved.state.server.items()}
+            state = replace(saved.state, params=_like(params, saved.state.params), server=server)
+            best = replace(saved.best, params=_like(params, saved.best.params))
+            return Kept(state, best, tuple(found["records"][: state.round]), saved.seconds)
+        why = "it has no checkpoint" if same else "text, settings or machine were others"
+    except (OSError, *BROKEN, RunError) as e:
+        why = f"it is damaged: {e}"
+    say(f"what was begun of this cell cannot be gone on with ({why}); it starts anew")
+    shutil.rmtree(folder)
+    return None
+
+
+def go_on(
+    kept: Kept,
+    method: Method,
+    until: int,
+    federation: Federation,
+    called: Callable[[int], Sequence[ClientId]],
+    score: Callable[[State], tuple[dict[str, Any], float]],
+    listen: Listener,
+    folder: Path | None,
+    about: Mapping[str, Any],
+    *,
+    chooses: bool,
+) -> Kept:
+    """Run a cell up to so many rounds, one line each; a cell that is stopped is kept in its folder, if it has one.
+
+    Args:
+      called: who is called in a round, counted from 0.
+      score: validates the model of a state: what its line says, and mean nats.
+      chooses: whether the best model by that is kept; else the last one.
+    """
+    began = time.monotonic() - kept.seconds
+    run = RunProgress(method, kept.state, until, Good(kept.state, math.inf))
+    started = time.monotonic()
+    try:
+        for outcome in rounds(run, federation, lambda state: Cohort(called(state.round))):
+            state, summary = outcome.state, outcome.summary
+            valid, nats = score(state)
+            better = not chooses or nats < kept.best.nats
+            record = {
+                "round": state.round, "loss": summary.loss, "valid": valid, "cohort": len(outcome.cohort.clients),
+                "contributors": list(summary.contributors), "refused": {r.client: r.reason for r in summary.refused},
+                "worked": summary.worked, "seconds": time.monotonic() - started,
+            }  # fmt: skip
+            best = Best(state.round, nats, state.params) if better else kept.best
+            kept = Kept(state, best, (*kept.records, record), time.monotonic() - began)
+            listen.round(record)
+            started = time.monotonic()
+    except KeyboardInterrupt:
+        if folder is not None and kept.records:
+            keep(folder, about, kept)
+        raise
+    return kept
+
+
+def _like(params: Params, saved: Params) -> Params:
+    return {name: saved[name].to(tensor.device) for name, tensor in params.items()}

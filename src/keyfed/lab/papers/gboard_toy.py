@@ -9,13 +9,13 @@ the same shape: a sequence of numbers, one bit to tell.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from keyfed.federated.sampling import derive_seed
-from keyfed.lab.experiment.grid import Settings
 
 Weights = dict[str, Tensor]
 UNITS, BATCH, EPOCHS, STEP = 32, 32, 3, 0.01  # of the slides
@@ -37,7 +37,7 @@ class Toy(nn.Module):
         return out
 
 
-def run_toy(settings: Settings, seed: int) -> dict[str, Any]:
+def run_toy(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Run the slides' loop; `study.sent_back` says whether the mean goes back to the clients."""
     sent_back = bool(settings["study.sent_back"])
     rounds, size = int(settings.get("study.rounds", 10)), int(settings.get("study.samples", 3000))

@@ -29,10 +29,10 @@ from keyfed.engine.problem import Problem, TextObjective, make_store, stack_step
 from keyfed.engine.simulate import Simulation
 from keyfed.federated.cohort import Work
 from keyfed.federated.methods import build_method
-from keyfed.federated.round import initial_state, run_round
+from keyfed.federated.round import initial_state
 from keyfed.federated.sampling import derive_seed
-from keyfed.federated.types import Params
-from keyfed.lab.papers.resume import Kept, find_kept, go_on
+from keyfed.federated.types import Params, State
+from keyfed.lab.papers.fedatt_code import Kept, find_kept, go_on
 from keyfed.run.checkpoint import Best
 from keyfed.run.choose import choose
 from keyfed.run.evaluate import evaluate_together, limit_streams
@@ -137,20 +137,14 @@ def train_across(
     began = time.monotonic() - kept.seconds
     with Simulation(problem, block=choice.block) as federation:
 
-        def turn(kept: Kept) -> Kept:
-            started = time.monotonic()
-            state, summary = run_round(method, kept.state, list(store.names), federation)
+        def validated(state: State) -> tuple[dict[str, Any], float]:
             nats, top1 = across_score(problem, state.params, valid, rows)
-            record = {
-                "round": state.round, "loss": summary.loss, "cohort": len(store), "worked": summary.worked,
-                "valid": {"nats": nats, "perplexity": math.exp(nats), "top1": top1},
-                "contributors": list(summary.contributors), "refused": {r.client: r.reason for r in summary.refused},
-                "seconds": time.monotonic() - started,
-            }  # fmt: skip
-            last = Best(state.round, nats, state.params)
-            return Kept(state, last, (*kept.records, record), time.monotonic() - began)
+            return {"nats": nats, "perplexity": math.exp(nats), "top1": top1}, nats
 
-        kept = go_on(kept, config.train.rounds, turn, listen, folder, about)
+        kept = go_on(
+            kept, method, config.train.rounds, federation, lambda _: store.names, validated, listen, folder, about,
+            chooses=False,
+        )  # fmt: skip
     state = kept.state
     nats, top1 = across_score(problem, state.params, test, rows)
     honest = evaluate_together(prepared.spec, state.params, prepared.test, choice.device)

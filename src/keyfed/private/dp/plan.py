@@ -17,7 +17,7 @@ from keyfed.private.dp.accounting import calibrate, check_delta
 LEAST_COUNT_NOISE, MOST_LOSS_NOISE = 1.0, 5.0  # in units of z
 
 
-class Choice(NamedTuple):
+class NoiseChoice(NamedTuple):
     """One row of a plan: a budget, a cohort, and what they cost.
 
     Attributes:
@@ -83,7 +83,7 @@ def usual_count_noise(cohort: float, z: float, *, losses: bool = False) -> float
 
 def plan(
     budgets: Iterable[float], cohorts: Sequence[int], *, population: int, delta: float, rounds: int, parameters: int
-) -> list[Choice]:
+) -> list[NoiseChoice]:
     """Return the noise that each budget needs with each cohort. By RDP: a few per cent more noise than PLD needs."""
     check_delta(delta, population)
     for cohort in cohorts:
@@ -94,7 +94,7 @@ def plan(
         for cohort in cohorts:
             z = calibrate(eps, delta, cohort / population, rounds, "rdp")
             ratio = noise_to_clip(z, parameters, cohort)
-            found.append(Choice(eps, cohort, cohort / population, z, usual_count_noise(cohort, z), ratio))
+            found.append(NoiseChoice(eps, cohort, cohort / population, z, usual_count_noise(cohort, z), ratio))
     return found
 
 

@@ -16,7 +16,7 @@ from keyfed.model.presets import preset
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.run.recipe.settings import Facts, Setting, are_messages
 from keyfed.text.catalogue import NAMED, is_path, load_corpus
-from keyfed.text.dealing import DEFAULT_CLIENTS
+from keyfed.text.partition import DEFAULT_CLIENTS
 from keyfed.text.vocab import EOS
 
 SHARD_TOKENS, LINES_OF_SHARD = 2_000, 3  # of a shard, at least, where one small file is cut

@@ -319,7 +319,7 @@ def _with(config: Config, settings: Sequence[Setting]) -> Config:
 # The pilot
 
 
-class _Enough(Exception):
+class _TrialEnds(Exception):
     """A trial has trained long enough."""
 
 
@@ -341,7 +341,7 @@ class _TrialListener:
                 "for training, too few for two rounds; give more minutes, or a smaller train.cohort or data.max_tokens"
             )
         if is_over([record], self._rounds, self._middle):
-            raise _Enough
+            raise _TrialEnds
 
 
 def is_over(records: Sequence[Mapping[str, Any]], rounds: int, middle: float | None) -> bool:
@@ -352,7 +352,7 @@ def is_over(records: Sequence[Mapping[str, Any]], rounds: int, middle: float | N
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class TrialPace:
     """How long things take, in seconds: a round, a validation, and what comes once before the first round."""
 
     round: float
@@ -363,19 +363,19 @@ class Pace:
         """Rounds that fit into a time, one validation in `every`.
 
         Example:
-          >>> Pace(1.0, 2.0, 4.0).rounds(64.0, 4)
+          >>> TrialPace(1.0, 2.0, 4.0).rounds(64.0, 4)
           40
         """
         return int((seconds - self.once) / max(1e-9, self.round + self.validation / every))
 
 
-def pace_of(records: Sequence[Mapping[str, Any]]) -> Pace:
+def pace_of(records: Sequence[Mapping[str, Any]]) -> TrialPace:
     """Read off a trial's lines how long its rounds and validations took; the first round is not counted in either.
 
     Example:
       >>> lines = [(5.0, 4.0, None), (6.0, 1.0, None), (9.0, 1.0, {})]
       >>> pace_of([{"elapsed": e, "seconds": s, "valid": v} for e, s, v in lines])
-      Pace(round=1.0, validation=2.0, once=4.0)
+      TrialPace(round=1.0, validation=2.0, once=4.0)
     """
     spent = np.diff([r["elapsed"] for r in records], prepend=0.0).tolist()
     plain = [t for t, r in zip(spent[1:], records[1:], strict=True) if r.get("valid") is None]
@@ -383,7 +383,7 @@ def pace_of(records: Sequence[Mapping[str, Any]]) -> Pace:
     read = [t - r["seconds"] for t, r in zip(spent, records, strict=True) if r.get("valid") is not None]
     more = max(0.0, float(np.median(read)) - (each - float(np.median([r["seconds"] for r in records[1:] or records]))))
     once = max(0.0, spent[0] - each - (more if records[0].get("valid") is not None else 0.0))
-    return Pace(each, more if read else 0.0, once)
+    return TrialPace(each, more if read else 0.0, once)
 
 
 class _Pilot:
@@ -461,7 +461,7 @@ class _Pilot:
         config = check(replace(config, train=short, options={**config.options, **options}))
         folder, watch = self.folder / name, _TrialListener(self.listen, f"pilot ({name})", rounds, middle, most)
         if not is_over(read_metrics(folder), rounds, middle):  # a pilot that was stopped goes on with its trials
-            with suppress(_Enough):
+            with suppress(_TrialEnds):
                 train(
                     config, folder, resume=True, listener=watch, prepared=without_test(self.chosen.prepared),
                     module=self.module, method=self.own,
@@ -478,14 +478,14 @@ class _Pilot:
         assert self.minutes is not None
         return 60 * self.minutes - (time.monotonic() - self.began)
 
-    def _measure(self) -> tuple[Pace, float]:
+    def _measure(self) -> tuple[TrialPace, float]:
         """Train a few rounds and return how long they took, and how many tokens a round read."""
         self.listen.say(f"measuring: {WARM_UP} rounds, to find how many fit into {self._time()}")
         records = self._trial("pace", WARM_UP, WARM_UP, {}, most=self._left())
         worked = [r["worked"] or 0 for r in records]
         return pace_of(records), float(np.mean(worked))
 
-    def _refit(self, pace: Pace, tokens: float) -> Settled:
+    def _refit(self, pace: TrialPace, tokens: float) -> Settled:
         """Let the recipe choose again for the tokens that there is time for, the pilot's own taken off."""
         trials = len(self._steps()) if self.chosen.config.train.rounds >= PILOT_RUN else 0
         share = 1 + trials * SHARE + VALIDATION_SHARE
@@ -515,7 +515,7 @@ class _Pilot:
             if name in document.get(section, {})
         }
 
-    def _testing(self, pace: Pace) -> float:
+    def _testing(self, pace: TrialPace) -> float:
         """Seconds that the test at the end will take: its text is read as validation's is, streams twice."""
         prepared, most = self.chosen.prepared, self.chosen.config.train.valid_tokens
         held = sum(map(len, prepared.valid.values()))
@@ -524,7 +524,7 @@ class _Pilot:
         unseen = sum(map(len, prepared.unseen.values()))
         return pace.validation * (test + unseen) / max(1, read)
 
-    def _fix_rounds(self, chosen: Settled, pace: Pace) -> Settled:
+    def _fix_rounds(self, chosen: Settled, pace: TrialPace) -> Settled:
         """Fix the number of rounds by what is left of the time; what follows from it is chosen again."""
         seconds = self._left() - self._testing(pace)
         every = chosen.config.train.eval_every

@@ -25,17 +25,17 @@ from keyfed.config.load import Config
 from keyfed.engine.network import parameter_count, shapes
 from keyfed.errors import PrivacyError, RunError
 from keyfed.federated.types import ClientId, Params, Reason, State
+from keyfed.model.score import Score
 from keyfed.private.dp.accounting import Release, Row, TreeRelease
 from keyfed.private.dp.noise import Draw, system
 from keyfed.private.dp.opening import Opening, chance
 from keyfed.private.dp.statement import RAW_VOCABULARY, few_clients
 from keyfed.private.dp.tree import KeptTree
 from keyfed.run.checkpoint import Best, Checkpoint, rounds_in, save_checkpoint
-from keyfed.run.evaluate import Score
 from keyfed.run.folder import read_metrics
 from keyfed.run.privacy import PrivateRun, public_record, public_result
-from keyfed.run.remote.rounds import Course
-from keyfed.run.remote.terms import Settled
+from keyfed.run.remote.rounds import RemoteRunLoop
+from keyfed.run.remote.terms import SettledTerms
 from keyfed.run.secure import sizes_in
 from keyfed.text.vocab import Vocab
 from keyfed.wire.private_part import Asked
@@ -82,7 +82,7 @@ class BudgetSpent(Exception):
 class DeployedPrivacy(PrivateRun):
     """A federation's mechanism: as a simulation's, with noise that nobody can draw again."""
 
-    def __init__(self, config: Config, settled: Settled, out: Path, kept: Params) -> None:
+    def __init__(self, config: Config, settled: SettledTerms, out: Path, kept: Params) -> None:
         super().__init__(config, settled.bounded, out, settled.terms)
         self._names = settled.names
         self._opening = Opening(config.secure.floor, config.secure.threshold) if config.secure.on else None
@@ -185,12 +185,11 @@ class DeployedPrivacy(PrivateRun):
         return system() if self.ledger.terms.gap is None else self._kept.leaf(leaf)
 
 
-class PrivateCourse(Course):
+class PrivateRunLoop(RemoteRunLoop):
     """The rounds of a private run: drawn from everybody enrolled, released whoever came, silent about clients."""
 
-    def __init__(self, *given: Any, settled: Settled) -> None:
+    def __init__(self, *given: Any, settled: SettledTerms) -> None:
         self._settled = settled
-        self._spent = False
         self._told: set[str] = set()
         super().__init__(*given)
 
@@ -212,10 +211,13 @@ class PrivateCourse(Course):
         return [*few_clients(t), *([RAW_VOCABULARY] if t.raw_vocabulary else [])]
 
     def _may_go_on(self) -> bool:
-        if not self._spent and self.guard.allows():
-            return True  # its clients score nothing: a private run never goes back
-        self.listen.say(f"the privacy budget is spent after round {self.state.round}: another would exceed it")
+        if self.guard.allows():
+            return True
+        self._say_spent()
         return False
+
+    def _say_spent(self) -> None:
+        self.listen.say(f"the privacy budget is spent after round {self.run.state.round}: another would exceed it")
 
     def _quorum(self) -> Sequence[ClientId]:
         """Wait until enough are connected for any sum at all; who is there then does not decide about the round."""
@@ -233,7 +235,7 @@ class PrivateCourse(Course):
         for client, why in self.calls.lost.items():  # everybody new was asked, whoever is drawn
             if why in OF_PROTOCOL | ODD:
                 self._say_once(f"{client} is left out: {why}")
-        self.guard.hear(self.calls.steps, self.state.round)
+        self.guard.hear(self.calls.steps, self.run.state.round)
         return present if self.secure is None else [client for client in present if self._hides(client)]
 
     def _hides(self, client: ClientId) -> bool:
@@ -250,19 +252,18 @@ class PrivateCourse(Course):
     def _draw(self, present: Sequence[ClientId]) -> list[ClientId]:
         return self.guard.cohort(set(present))
 
-    def _round(self) -> None:
+    def _rounds(self) -> None:
         try:
-            super()._round()
-        except BudgetSpent:
-            self._spent = True
+            super()._rounds()
+        except BudgetSpent:  # the last round was made, and is not released
+            self._say_spent()
 
-    def _prepared(self) -> int:
-        guard, federation, round = self.guard, self.federation, self.state.round
-        noising = guard.noising(self.state)._replace(
-            release=lambda: guard.release(round, amplified=not federation.beside)
+    def _prepare(self, state: State) -> None:
+        guard, federation = self.guard, self.federation
+        noising = guard.noising(state)._replace(
+            release=lambda: guard.release(state.round, amplified=not federation.beside)
         )
-        federation.noise_by(noising, guard.asked(self.state))
-        return 0  # an empty cohort is released too: its noise is what hides that it was empty
+        federation.noise_by(noising, guard.asked(state))
 
     def _line(self, record: dict[str, Any], before: State) -> dict[str, Any]:
         if self.federation.failed is not None:
@@ -288,18 +289,18 @@ class PrivateCourse(Course):
     def _chosen(self) -> Params:
         """Return the last model: to choose a better one would take scores of clients."""
         self._flush()
-        self.best = Best(self.state.round, math.nan, self.state.served(self.method))
+        self.run.best = Best(self.run.state.round, math.nan, self.run.state.served(self.method))
         self._forget_noise()
-        return {name: self.best.params[name] for name in shapes(self.spec)}
+        return {name: self.run.best.params[name] for name in shapes(self.spec)}
 
     def _forget_noise(self) -> None:
         """Take the noise tree out of the checkpoints: no round follows that needs it."""
-        if self._settled.terms.gap is None or not self.state.round:
+        if self._settled.terms.gap is None or not self.run.state.round:
             return
         folder = self.out / "checkpoint"
-        save_checkpoint(folder, Checkpoint(self.state, None, self.length, time.monotonic() - self.started))
+        save_checkpoint(folder, Checkpoint(self.run.state, None, self.length, time.monotonic() - self.started))
         for older in rounds_in(folder):
-            if older != self.state.round:
+            if older != self.run.state.round:
                 (folder / f"round-{older:06d}.json").unlink()
                 (folder / f"round-{older:06d}.safetensors").unlink()
 

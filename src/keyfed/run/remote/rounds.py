@@ -9,36 +9,44 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from keyfed.config.load import Config, parse_target
 from keyfed.engine.client_state import Version
 from keyfed.engine.network import Network, parameter_count, shapes
-from keyfed.engine.sums.secure_round import Evaluated
 from keyfed.errors import RunError
 from keyfed.federated.cohort import cohort_size, draw
-from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.soundness import by_server, first_good, given_up, gone_back, judge_model, same, suspect
+from keyfed.federated.round import initial_state
+from keyfed.federated.soundness import by_server, first_good, given_up, gone_back, judge_model, suspect
 from keyfed.federated.types import ClientId, Method, Params, State
+from keyfed.model.score import Score
 from keyfed.private.secagg.suspects import Suspects
-from keyfed.run.checkpoint import Best, Checkpoint, good_in, load_checkpoint, save_checkpoint
+from keyfed.run.checkpoint import (
+    Best,
+    Checkpoint,
+    Cohort,
+    RoundOutcome,
+    RunProgress,
+    good_in,
+    load_checkpoint,
+    save_checkpoint,
+)
 from keyfed.run.console import plural
-from keyfed.run.evaluate import Score
 from keyfed.run.folder import append_line, read_metrics, save_model, strict
-from keyfed.run.loop import Listener
+from keyfed.run.loop import Listener, rounds
 from keyfed.run.metrics_line import (
     diverged_warning,
     halvings_of,
     judged_line,
     reached,
     record_of,
+    sizes_of,
     soundness_counts,
     stopped_line,
     unsound_line,
 )
 from keyfed.run.plan import limits_of, watch_of
 from keyfed.run.secure import clamped_result
-from keyfed.run.traffic import sizes_of
 from keyfed.text.vocab import Vocab
 from keyfed.wire.calls import Calls, RemoteRun
 from keyfed.wire.roster import Roster
@@ -63,8 +71,17 @@ class Patience:
     look: float = 1.0
 
 
-class Course:
-    """The rounds of one run: where it stands, and what is still to be written down."""
+class _Begun(NamedTuple):
+    """A round as it began: when, how many clients were there, bytes moved and clients' states counted until then."""
+
+    began: float
+    present: int
+    moved: dict[str, int]
+    counted: dict[ClientId, int]
+
+
+class RemoteRunLoop:
+    """The rounds of one run with real clients: where it is, and what is still to be written down."""
 
     def __init__(
         self,
@@ -84,30 +101,32 @@ class Course:
         self.config, self.out, self.spec, self.method = config, out, spec, method
         self.listen, self.patience, self.secure = listen, patience, run.secure
         self.start = start  # where the weights come from, for result.json
-        self.limits, self.watch = limits_of(config), watch_of(config, words)
         self.metrics = out / "metrics.jsonl"
         logged = self.metrics.stat().st_size if self.metrics.exists() else 0
         saved = load_checkpoint(out / "checkpoint", logged, listen.say)
         kept: Params = {}
+        self.length, before = 0, 0.0
         if saved is None:
-            self.state = initial_state(method, first)
-            self.best: Best | None = None
-            self.good = first_good(self.state, words)
-            self.length, before = 0, 0.0
+            state = initial_state(method, first)
+            self.run = RunProgress(method, state, config.train.rounds, first_good(state, words))
         else:
             params = {name: saved.state.params[name] for name in shapes(spec)}
             server, kept = self._apart(saved.state.server)
-            self.state = replace(saved.state, params=params, server=server)
-            self.best, self.length, before = saved.best, saved.metrics_length, saved.seconds
-            self.good = good_in(saved, self.state, words)
-            listen.say(f"resuming after round {self.state.round} of {config.train.rounds}")
+            state = replace(saved.state, params=params, server=server)
+            good = good_in(saved, state, words)
+            self.run = RunProgress(method, state, config.train.rounds, good, saved.best)
+            self.length, before = saved.metrics_length, saved.seconds
+            listen.say(f"resuming after round {state.round} of {config.train.rounds}")
+        self.run.limits, self.run.watch = limits_of(config), watch_of(config, words)
+        # An empty private cohort is released too: its noise is what hides that it was empty.
+        self.run.minimum = 0 if config.privacy.on else config.participation.minimum
         if self.metrics.exists():
             os.truncate(self.metrics, self.length)
         counted = {client: version.round for client, version in (saved.clients if saved else {}).items()}
         suspects = Suspects.from_json(saved.suspects if saved is not None else {})
         self.calls = Calls(transport, roster, run, counted, suspects)
         self._shut_out, self._said_few = suspects.shut_out(), False
-        self.calls.good = dict(self.good.clients)
+        self.calls.good = dict(self.run.good.clients)
         self.federation = RemoteFederation(self.calls)
         self.started = time.monotonic() - before
         self.pending: dict[str, Any] | None = dict(saved.pending) if saved is not None and saved.pending else None
@@ -117,16 +136,16 @@ class Course:
     @property
     def _looks(self) -> bool:
         """Whether validation decides where the run goes on."""
-        return self.watch is not None and not self.config.privacy.on
+        return self.run.watch is not None and not self.config.privacy.on
 
     @property
     def _by_server(self) -> bool:
         """Whether the round that made the present model was sound at its clients: then its server's step was not."""
         loss = None if self.pending is None else self.pending["loss"]
-        return by_server(self.method, math.inf if loss is None else loss, self.good.uniform)
+        return by_server(self.method, math.inf if loss is None else loss, self.run.good.uniform)
 
     def _apart(self, server: Params) -> tuple[Params, Params]:
-        """Part what a checkpoint has under the server rule's state: the rule's own, and what a course keeps there."""
+        """Part what a checkpoint has under the server rule's state: the rule's own, and what a run keeps there."""
         return server, {}
 
     def _begin(self, kept: Params) -> None:
@@ -139,13 +158,12 @@ class Course:
     def train(self, vocab: Vocab) -> dict[str, Any]:
         """Run all rounds that are still to do, choose on validation, test once."""
         config = self.config
-        target = parse_target(config.train.until, "train.until")
-        self.listen.start(f"{self.method.name} with the clients of this server", config.train.rounds, self.state.round)
-        while self.state.round < config.train.rounds and not self.done and self._may_go_on():
-            self._round()
-            self.done = reached(read_metrics(self.out), target) is not None
-        if given_up(self.good, self.state):
-            self.listen.say(stopped_line(self.good, self.state))
+        self.listen.start(
+            f"{self.method.name} with the clients of this server", config.train.rounds, self.run.state.round
+        )
+        self._rounds()
+        if given_up(self.run.good, self.run.state):
+            self.listen.say(stopped_line(self.run.good, self.run.state))
         params = self._chosen()
         save_model(self.out, params, vocab)
         result = self._result(params, vocab, self._tested(params))
@@ -153,9 +171,15 @@ class Course:
             self.listen.say(warning)
         return result
 
+    def _rounds(self) -> None:
+        target = parse_target(self.config.train.until, "train.until")
+        for outcome in rounds(self.run, self.federation, self._cohort, self._judge):
+            self._write(outcome)
+            self.done = reached(read_metrics(self.out), target) is not None
+
     def _may_go_on(self) -> bool:
         """Whether another round may be begun."""
-        return not given_up(self.good, self.state)
+        return True
 
     def _after(self) -> int:
         """Return the number under which clients evaluate when all rounds are over."""
@@ -169,57 +193,62 @@ class Course:
         once, after the last round, so that no second model has to travel in every round.
         """
         if self.pending is not None:  # the last model's validation: no training follows that would bring it along
-            model = self.state.served(self.method)
-            served = None if model is self.state.params else model
+            model = self.run.state.served(self.method)
+            served = None if model is self.run.state.params else model
             found = self.federation.evaluate(model, "valid", self._everyone(), self.method, self._after())
-            if self._validated(self.state, found, self.federation.typical, self.calls.counted, served):
-                self.state = gone_back(self.good, self.state)
+            if self._validated(self.run.state, found, self.federation.typical, self.calls.counted, served):
+                self.run.state = gone_back(self.run.good, self.run.state)
         self._flush()
-        if self.state.round and all(r["abandoned"] for r in read_metrics(self.out)):
+        if self.run.state.round and all(r["abandoned"] for r in read_metrics(self.out)):
             raise RunError(f"no round of {self.out} was completed: nothing was learnt, and there is no model to test")
-        stands = self.good.state.round if same(self.state.params, self.good.state.params) else self.state.round
-        self.best = self.best or Best(stands, math.nan, self.state.served(self.method))
-        return {name: self.best.params[name] for name in shapes(self.spec)}
+        self.run.best = self.run.chosen()
+        return {name: self.run.best.params[name] for name in shapes(self.spec)}
 
     def _tested(self, params: Params) -> Score:
-        assert self.best is not None
-        self.listen.say(f"testing the model of round {self.best.round} on the clients' test text")
-        found = self.federation.evaluate(params, "test", self._everyone(), self.method, self._after() + 1)
-        return score(found)
+        assert self.run.best is not None
+        self.listen.say(f"testing the model of round {self.run.best.round} on the clients' test text")
+        return self.federation.evaluate(params, "test", self._everyone(), self.method, self._after() + 1)
 
-    def _round(self) -> None:
-        federation, method, state = self.federation, self.method, self.state
-        began = time.monotonic()
-        present = self._quorum()
+    def _cohort(self, state: State) -> Cohort | None:
+        """Wait for enough clients and draw those of the next round; None where the run is over."""
+        if self.done or not self._may_go_on():
+            return None
+        began, present = time.monotonic(), self._quorum()
         cohort = self._draw(present)
-        moved, counted = dict(self.calls.moved), dict(self.calls.counted)
-        after, summary = run_round(method, state, cohort, federation, self._prepared(), self.limits, self.watch)
+        self._begun = _Begun(began, len(present), dict(self.calls.moved), dict(self.calls.counted))
+        self._prepare(state)
+        return Cohort(cohort)
+
+    def _judge(self, outcome: RoundOutcome) -> RoundOutcome:
+        """Judge the model that the round began from, by what its clients counted; go back where that is bad."""
+        run, federation, before, after = self.run, self.federation, outcome.before, outcome.state
         counts, clients = federation.evaluated or (None, 0)
         back = False
         if counts is not None and clients:
-            back = self._validated(state, counts, federation.typical, counted)
-        if back and summary.diverged:  # from a model that was bad already: a step is halved for that alone
-            after = replace(after, halvings=state.halvings, server_halvings=state.server_halvings)
+            back = self._validated(before, counts, federation.typical, self._begun.counted)
+        if back and outcome.summary.diverged:  # from a model that was bad already: a step is halved for that alone
+            after = replace(after, halvings=before.halvings, server_halvings=before.server_halvings)
         server = self._by_server
         suspected = False
         if self._looks and not back:
-            self.good, suspected = suspect(self.good, after)
+            run.good, suspected = suspect(run.good, after)
             back = suspected
         if back:  # what was trained in this round began at a model that had exploded
-            after = gone_back(self.good, after, server=server, claimed=federation.typical is None and not suspected)
-            self.calls.counted = dict(self.good.clients)
-        self.calls.good = dict(self.good.clients)
+            after = gone_back(run.good, after, server=server, claimed=federation.typical is None and not suspected)
+            self.calls.counted = dict(run.good.clients)
+        self.calls.good = dict(run.good.clients)
+        return replace(outcome, state=after, good=run.good, best=run.best, back=suspected)
+
+    def _write(self, outcome: RoundOutcome) -> None:
+        """Write the line of the round before, and a checkpoint in which this one's waits for its validation."""
         self._flush()
-        sizes = sizes_of(method, state.params)
-        record = record_of(method, summary, sizes, None, {})
+        federation, summary, before, after = self.federation, outcome.summary, outcome.before, outcome.state
+        record = record_of(self.method, summary, sizes_of(self.method, before.params), None, {})
+        moved = {way: self.calls.moved[way] - self._begun.moved[way] for way in ("down", "up")}
         record |= {
-            "cohort": len(cohort),
-            "present": len(present),
-            "traffic": {
-                "down": self.calls.moved["down"] - moved["down"],
-                "up": self.calls.moved["up"] - moved["up"],
-                "control": 0,
-            },
+            "cohort": len(outcome.cohort.clients),
+            "present": self._begun.present,
+            "traffic": {**moved, "control": 0},
         }
         if federation.failed is not None:
             record["secure_failed"] = federation.failed
@@ -228,32 +257,30 @@ class Course:
         self._tell_liars()
         if self._shut_out:
             record["shut_out"] = dict(self._shut_out)
-        record |= {"seconds": time.monotonic() - began, "elapsed": time.monotonic() - self.started}
-        record = self._line(record, state)
-        if suspected:
-            record["rolled_back"] = self.good.state.round
-        if (halvings := halvings_of(state, after)) is not None:
+        record |= {"seconds": time.monotonic() - self._begun.began, "elapsed": time.monotonic() - self.started}
+        record = self._line(record, before)
+        if outcome.back:
+            record["rolled_back"] = outcome.good.state.round
+        if (halvings := halvings_of(before, after)) is not None:
             record["halved"] = halvings
         if summary.unsound is not None:
             record["unsound"] = summary.unsound
-            self.listen.say(unsound_line(summary, state, after, self.good))
+            self.listen.say(unsound_line(summary, before, after, outcome.good))
         self._tell_lost()
-        self.state = after
+        self.run.state = after
         self.pending = dict(strict(record))
         versions = {client: Version(round, "") for client, round in self.calls.counted.items()}
         seconds = time.monotonic() - self.started
         whole = replace(after, server={**after.server, **self._kept()})
-        good = self.good if self._looks else None
+        good = outcome.good if self._looks else None
         suspects = self.calls.suspects.to_json()
-        saved = Checkpoint(whole, self.best, self.length, seconds, versions, self.pending, good, suspects=suspects)
+        saved = Checkpoint(whole, outcome.best, self.length, seconds, versions, self.pending, good, suspects=suspects)
         save_checkpoint(self.out / "checkpoint", saved)
         self.listen.round(record)
 
-    def _prepared(self) -> int:
-        """Make the next round ready; return the uploads below which it is abandoned."""
-        state = self.state
+    def _prepare(self, state: State) -> None:
+        """Make the federation ready for the round after a state."""
         self.federation.asks_evaluation = state.round > 0 and self._due(state.round)
-        return self.config.participation.minimum
 
     def _line(self, record: dict[str, Any], before: State) -> dict[str, Any]:
         """Return a round's line of metrics.jsonl."""
@@ -264,13 +291,13 @@ class Course:
         for client, reason in self.calls.lost.items():
             detail = self.calls.details.get(client, "")
             self.listen.say(
-                f"round {self.state.round + 1}: {client} is left out: {reason}" + (f" ({detail})" * bool(detail))
+                f"round {self.run.state.round + 1}: {client} is left out: {reason}" + (f" ({detail})" * bool(detail))
             )
 
     def _tell_liars(self) -> None:
         """Say who is shut out since the round before, and who is let in again."""
         before, now = self._shut_out, self.calls.suspects.shut_out()
-        number = self.state.round + 1
+        number = self.run.state.round + 1
         for client in sorted(set(now) - set(before)):
             self.listen.say(f"round {number}: {client} is shut out of this run: lied ({now[client]})")
         for client in sorted(set(before) - set(now)):
@@ -291,14 +318,14 @@ class Course:
         if self.secure is not None:
             needed = max(needed, self.secure.floor)
         until = time.monotonic() + self.patience.quorum
-        told = False
+        said = False
         while True:
             present = self.calls.greet()
             alone = set(present) - set(self.calls.able_to_hide(present) if self.secure is not None else present)
             if len(present) - len(alone) >= needed:
                 return present
-            if not told:
-                told = True
+            if not said:
+                said = True
                 lost = {c: f"hides among {self.calls.hide_among[c]} or more" for c in sorted(alone)} | self.calls.lost
                 why = "; ".join(f"{c}: {reason}" for c, reason in lost.items())
                 there = f"{plural(len(present), 'client')} {'is' if len(present) == 1 else 'are'} there"
@@ -317,7 +344,7 @@ class Course:
         groups = self.calls.suspects.sums_wanted()  # where a liar is to be found, enough are called for so many
         floor = 1 if self.secure is None else max(self.secure.floor, (groups > 1) * groups * self.secure.least_group)
         wanted = min(max(floor, cohort_size(p, self.config.train.cohort, len(present))), len(present))
-        drawn = draw(p, len(present), wanted, lambda k: k, self.config.train.seed, self.state.round)
+        drawn = draw(p, len(present), wanted, lambda k: k, self.config.train.seed, self.run.state.round)
         return [present[k] for k in drawn]
 
     def _everyone(self) -> Sequence[ClientId]:
@@ -330,7 +357,7 @@ class Course:
     def _validated(
         self,
         state: State,
-        counts: Evaluated,
+        found: Score,
         typical: float | None,
         clients: Mapping[ClientId, int],
         served: Params | None = None,
@@ -343,7 +370,6 @@ class Course:
           clients: the rounds of the clients' states that count beside this model.
           served: the model that was scored, where it is not θ.
         """
-        found = score(counts)
         if not found.tokens:
             return False
         if self.pending is not None and self.pending["round"] == state.round:
@@ -352,18 +378,18 @@ class Course:
         nats = found.mean_nats if typical is None else typical
         averaged = self.config.train.average is not None
         # An average is not compared with the models that it is made of.
-        if self.watch is not None and self._looks and served is None:
-            self.good, back = judge_model(self.good, state, nats, self.watch.factor, clients)
+        if self.run.watch is not None and self._looks and served is None:
+            self.run.good, back = judge_model(self.run.good, state, nats, self.run.watch.factor, clients)
             if back:
                 if self.pending is not None and self.pending["round"] == state.round:
-                    self.pending["rolled_back"] = self.good.state.round
-                after = gone_back(self.good, state, server=self._by_server, claimed=typical is None)
-                self.listen.say(judged_line(math.exp(min(nats, 700.0)), self.good, after))
+                    self.pending["rolled_back"] = self.run.good.state.round
+                after = gone_back(self.run.good, state, server=self._by_server, claimed=typical is None)
+                self.listen.say(judged_line(math.exp(min(nats, 700.0)), self.run.good, after))
                 return True
         if averaged and served is None:
             return False  # what is exported is the average of the last round
-        if self.best is None or nats < self.best.nats or not math.isfinite(self.best.nats):
-            self.best = Best(state.round, nats, state.params if served is None else served)
+        if self.run.best is None or nats < self.run.best.nats or not math.isfinite(self.run.best.nats):
+            self.run.best = Best(state.round, nats, state.params if served is None else served)
         return False
 
     def _flush(self) -> None:
@@ -378,7 +404,7 @@ class Course:
 
     def _result(self, params: Params, vocab: Vocab, tested: Score) -> dict[str, Any]:
         records = read_metrics(self.out)
-        assert self.best is not None
+        assert self.run.best is not None
         return {
             "run": str(self.out),
             "method": self.method.name,
@@ -393,7 +419,7 @@ class Course:
             "start": dict(self.start),
             "secure": self.secure is not None,
             "clamped": clamped_result(records),
-            "best_round": self.best.round,
+            "best_round": self.run.best.round,
             "test": tested.summary(),
             "unseen": None,
             "baselines": {},
@@ -408,11 +434,6 @@ class Course:
             "seconds": time.monotonic() - self.started,
             "seconds_per_round": _median([r["seconds"] for r in records if r["seconds"] is not None]),
         }
-
-
-def score(counts: Evaluated) -> Score:
-    """Return what clients counted as a score."""
-    return Score(*counts)
 
 
 def _median(numbers: Sequence[float]) -> float | None:

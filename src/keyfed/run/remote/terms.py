@@ -17,8 +17,7 @@ from keyfed.files import write_atomically
 from keyfed.private.dp.ledger import LEDGER, Terms
 from keyfed.private.dp.opening import Opening, chance
 from keyfed.private.dp.private_method import Bounded
-from keyfed.run.count_noise import as_begun
-from keyfed.run.privacy_terms import terms_of
+from keyfed.run.privacy import as_begun, terms_of
 from keyfed.wire.device import run_bounded
 from keyfed.wire.roster import Roster
 
@@ -26,7 +25,7 @@ ENROLLED = "enrolled.json"
 MOST_AT_HINGE = 0.05  # chance of a round that opens by one client, above which a run is refused
 
 
-class Settled(NamedTuple):
+class SettledTerms(NamedTuple):
     """What a private run has settled on before its first round."""
 
     bounded: Bounded
@@ -55,7 +54,7 @@ def refuse_imagined(config: Config) -> None:
         )
 
 
-def settle(config: Config, out: Path, roster: Roster, *, raw_vocabulary: bool = False) -> Settled | None:
+def settle(config: Config, out: Path, roster: Roster, *, raw_vocabulary: bool = False) -> SettledTerms | None:
     """Return the method's private form, the terms of the ledger and whom they are about; None without privacy.
 
     Args:
@@ -73,7 +72,7 @@ def settle(config: Config, out: Path, roster: Roster, *, raw_vocabulary: bool = 
     bounded, terms = terms_for(config, len(names))
     digest = hashlib.sha256(json.dumps(sorted(names)).encode()).hexdigest()
     terms = as_begun(config, replace(terms, raw_vocabulary=raw_vocabulary, enrolled=digest), out)
-    return Settled(bounded, terms, tuple(names))
+    return SettledTerms(bounded, terms, tuple(names))
 
 
 def terms_for(config: Config, clients: int) -> tuple[Bounded, Terms]:
@@ -131,7 +130,7 @@ def _fits(most: int) -> int:
     return math.floor(((math.sqrt(25 + 4 * most) - 5) / 2) ** 2)
 
 
-def keep_enrolled(out: Path, settled: Settled) -> None:
+def keep_enrolled(out: Path, settled: SettledTerms) -> None:
     """Write down whom the run's guarantee is about; a run that goes on speaks of the same."""
     if not (out / ENROLLED).exists():
         write_atomically(out / ENROLLED, json.dumps(list(settled.names), indent=0).encode())

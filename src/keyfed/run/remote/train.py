@@ -29,9 +29,9 @@ from keyfed.run.custom import build_network
 from keyfed.run.folder import made_by, open_folder, read_result, read_run_toml, refuse_changes, strict, write_run_toml
 from keyfed.run.loop import Listener, Silent
 from keyfed.run.plan import with_limits
-from keyfed.run.remote.private import PrivateCourse
-from keyfed.run.remote.rounds import Course
+from keyfed.run.remote.private import PrivateRunLoop
 from keyfed.run.remote.rounds import Patience as Patience
+from keyfed.run.remote.rounds import RemoteRunLoop
 from keyfed.run.remote.terms import keep_enrolled, refuse_imagined, settle
 from keyfed.run.secure import alike_line, refuse_unmasked
 from keyfed.run.start.weights import refuse_other_start, start_lines, start_without_text
@@ -112,11 +112,11 @@ def train_deployed(
         enrolled = plural(len(marks), "client")
         listen.say(f"roster {roster_hash(marks)} ({enrolled}); clients see it with `keyfed client --status`")
         given = (config, out, spec, method, transport, roster, run, listen, patience, len(vocab), first, began)
-        course = Course(*given) if settled is None else PrivateCourse(*given, settled=settled)
-        result = course.train(vocab)
+        loop = RemoteRunLoop(*given) if settled is None else PrivateRunLoop(*given, settled=settled)
+        result = loop.train(vocab)
         result = dict(strict(result))
         write_atomically(out / "result.json", json.dumps(result, indent=1, allow_nan=False).encode())
-        course.part()
+        loop.part()
         return result
 
 

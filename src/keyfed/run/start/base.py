@@ -4,7 +4,7 @@ It is a small model of English words, trained in one place on public chat. `trai
 (`offer`); `train.init = "base"` asks for it, and `none` starts from random weights. Its folder keyfed/model/base holds
 
     manifest.json         what it is and how it was made; the sizes and SHA-256 of the other files
-    weights.safetensors   matrices in eight bits, a scale a row (`keyfed.model.quantise`); vectors in float32
+    weights.safetensors   matrices in eight bits, a scale a row (`keyfed.model.language_model`); vectors in float32
     vocab.json            its words, and how they are written
     lines.bin             hashes of lines of its own text, 32 bits each, ascending
     CARD.md               the same for people (`keyfed.keyboard.base_pack`)
@@ -35,9 +35,8 @@ from safetensors.numpy import load
 from keyfed.config.load import BASE, Config, config_from
 from keyfed.errors import ConfigError, PrivacyError, RunError
 from keyfed.files import BROKEN, parse_json
-from keyfed.model.language_model import ModelSpec, check_shapes, shapes
+from keyfed.model.language_model import ModelSpec, check_shapes, shapes, widen
 from keyfed.model.presets import PRESETS, preset
-from keyfed.model.quantise import widen
 from keyfed.run.folder import Trained, load_model
 from keyfed.run.prepare import Prepared
 from keyfed.run.start.carry import match_words, refuse_other_architecture

@@ -9,49 +9,12 @@ from typing import Any
 
 from keyfed.config.load import Config
 from keyfed.config.schema import VectorsConfig
-from keyfed.errors import ConfigError, DataError
+from keyfed.errors import ConfigError
 from keyfed.run.prepare import Prepared
 from keyfed.run.start.carry import match_words
 from keyfed.run.start.weights import find_source, make_ready, refuse_overlap, same_shape, start_lines
 from keyfed.run.start.word_vectors import LARGE, width_for
-from keyfed.text.vectors.arrays import is_npz, is_safetensors, npz_dim, safetensors_dim, tensors_of
-from keyfed.text.vectors.files import layout_of
-from keyfed.text.vectors.transformer import (
-    TokenEmbedding,
-    check_embedding,
-    embedding_in,
-    find_embedding,
-    read_tokenizer,
-)
-
-
-def peek_vectors(path: Path) -> tuple[str, int]:
-    """Return the format of word vectors and how many numbers a word has, from the beginning of the file.
-
-    Raises:
-      DataError: it is missing, empty, or of no known format.
-    """
-    if not path.exists():
-        raise DataError(f"{path}: no such file; expected word vectors")
-    if path.is_dir():
-        return _peek_embedding(find_embedding(path))
-    if path.stat().st_size == 0:
-        raise DataError(f"{path}: empty; expected word vectors")
-    if is_npz(path):
-        return "npz", npz_dim(path)
-    if is_safetensors(path):
-        tensors = tensors_of(path)
-        name = embedding_in(tensors)
-        if name is not None:
-            return _peek_embedding(TokenEmbedding(path, name, tensors[name]))
-        return "safetensors", safetensors_dim(path, tensors)
-    layout = layout_of(path)
-    return layout.name, layout.dim
-
-
-def _peek_embedding(found: TokenEmbedding) -> tuple[str, int]:
-    width = check_embedding(found)
-    return f"{found.name}, {read_tokenizer(found.file.parent).kind}", width
+from keyfed.text.vectors.load import recognise
 
 
 def wide_enough(asked: VectorsConfig, prepared: Prepared) -> tuple[str, int, int]:
@@ -62,7 +25,7 @@ def wide_enough(asked: VectorsConfig, prepared: Prepared) -> tuple[str, int, int
     """
     assert asked.file is not None
     wanted = width_for(asked, prepared)
-    kind, width = peek_vectors(Path(asked.file))
+    kind, width = recognise(Path(asked.file))[:2]
     if width < wanted:
         raise ConfigError(
             f"{asked.file}: {width} numbers a word, and the embedding of {prepared.spec.name} has {wanted}; take a "

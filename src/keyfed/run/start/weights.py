@@ -41,7 +41,7 @@ CHUNK = 1 << 24  # tokens counted at once: those of a large corpus are mapped, n
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class StartModel:
     """The run that another starts from, or the base model.
 
     Attributes:
@@ -58,7 +58,7 @@ class Source:
         return {"init_sha256": self.sha256}
 
 
-def find_source(config: Config) -> Source | None:
+def find_source(config: Config) -> StartModel | None:
     """Load the run, or the base model, that `train.init` names; None for a random start.
 
     Raises:
@@ -68,21 +68,21 @@ def find_source(config: Config) -> Source | None:
         return None
     if config.train.init == BASE:
         base = load_start()
-        return Source(base.trained, base.sha256, base)
+        return StartModel(base.trained, base.sha256, base)
     folder = Path(config.train.init)
     if not (folder / "run.toml").exists():
         raise RunError(
             f"the start (--init, train.init) is {folder}, which has no run.toml; expected a run folder, base or none"
         )
     trained = load_model(folder)
-    return Source(trained, hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest())
+    return StartModel(trained, hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a run starts from: nothing, another run, word vectors, or both (then the vectors replace its rows)."""
 
-    source: Source | None = None
+    source: StartModel | None = None
     vectors: Given | None = None
 
     def made(self) -> dict[str, str]:
@@ -115,7 +115,7 @@ def initial_params(config: Config, prepared: Prepared, start: Start) -> Params:
     return with_vectors(params, prepared.spec, start.vectors.matrix, start.vectors.matched)
 
 
-def same_shape(source: Source, prepared: Prepared) -> ModelSpec:
+def same_shape(source: StartModel, prepared: Prepared) -> ModelSpec:
     """Return the model to carry weights into; refuse one of another shape than the source's."""
     if isinstance(prepared.spec, ModuleNetwork):
         raise ConfigError(
@@ -139,7 +139,7 @@ def refuse_overlap(before: Trained, config: Config) -> None:
 
 
 def make_ready(
-    config: Config, prepared: Prepared, source: Source | None, say: Callable[[str], None]
+    config: Config, prepared: Prepared, source: StartModel | None, say: Callable[[str], None]
 ) -> tuple[Start, dict[str, Any]]:
     """Return what a run starts from, and the same for result.json; what does not fit is refused here.
 
@@ -154,7 +154,7 @@ def make_ready(
 
 
 def _describe_source(
-    config: Config, prepared: Prepared, source: Source, counts: NDArray[np.int64] | None
+    config: Config, prepared: Prepared, source: StartModel, counts: NDArray[np.int64] | None
 ) -> dict[str, Any]:
     spec = same_shape(source, prepared)
     refuse_overlap(source.trained, config)

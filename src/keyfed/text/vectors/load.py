@@ -2,42 +2,62 @@
 
     GloVe text; FastText and word2vec text (header line)     plain, .gz, or alone in a .zip
     word2vec binary; JSON of winkNLP                         plain, .gz, or alone in a .zip
-    npz, safetensors                                         arrays `vectors` and `words`
+    npz, safetensors                                         arrays `vectors` [words, dim] and `words`
     a transformer's folder, or its model.safetensors         token embedding, with the tokenizer beside it
 
-What a file is, is told by its content, not by its name. Only the rows of our words are kept in memory. What
+What a file is, is recognised by its content, not by its name. Only the rows of our words are kept in memory. What
 cannot be used is left out and counted in `Vectors.report`; only a file with nothing for us is an error.
+
+Arrays are read by chunks of rows, never as a whole, and never with pickle:
+
+    npz            `words`: strings [words]                np.savez(file, vectors=vectors, words=np.array(words))
+    safetensors    `words`: UTF-8 bytes, uint8 [bytes],    save_file({"vectors": vectors, "words": np.frombuffer(
+                   a line end between two words                "\\n".join(words).encode(), np.uint8)}, file)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import get_args
+from typing import IO, Any, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from keyfed.errors import ConfigError, DataError
-from keyfed.text.vectors.arrays import (
-    is_npz,
-    is_safetensors,
-    npz_dim,
-    read_npz,
-    read_safetensors,
-    safetensors_dim,
-    tensors_of,
+from keyfed.text.vectors.files import (
+    WIDEST,
+    ZIP,
+    Progress,
+    VectorReport,
+    VectorRows,
+    Vectors,
+    VectorSource,
+    layout_of,
+    listed,
+    read_file,
+    shown,
 )
-from keyfed.text.vectors.files import layout_of, read_file
-from keyfed.text.vectors.rows import Gathering, Progress, Report, Source, Vectors
 from keyfed.text.vectors.transformer import (
     Pieces,
+    Tensor,
     TokenEmbedding,
     check_embedding,
     embedding_in,
     find_embedding,
     read_token_embedding,
     read_tokenizer,
+    readable,
+    tensors_of,
 )
 
-__all__ = ["Pieces", "Progress", "Report", "Source", "Vectors", "load_vectors"]
+EXPECTED = "expected `vectors` [words, dim] in float32, float16 or float64, and `words`"
+_ROWS = 1 << 12  # rows read at a time
+
+__all__ = ["Pieces", "Progress", "VectorReport", "VectorSource", "Vectors", "load_vectors"]
 
 
 def load_vectors(
@@ -66,54 +86,212 @@ def load_vectors(
         raise ConfigError(f"{dim} dimensions of word vectors; expected at least 1")
     if pieces not in get_args(Pieces):
         raise ConfigError(f"pieces {pieces!r}; expected {' or '.join(get_args(Pieces))}")
+    found = recognise(path, dim)
+    gathering = VectorRows(words)
+    found.read(gathering, pieces, progress)
+    taken = {"mean": ", mean of pieces", "first": ", first piece"}[pieces] if found.in_pieces else ""
+    return gathering.finish(VectorSource(path.name, found.format + taken))
+
+
+class Recognised(NamedTuple):
+    """A file of word vectors, as far as its beginning shows it.
+
+    Attributes:
+      format: in words.
+      width: numbers a word.
+      read: gathers the rows of our words.
+      in_pieces: whether a word's vector is made of its pieces'.
+    """
+
+    format: str
+    width: int
+    read: Callable[[VectorRows, Pieces, Progress | None], None]
+    in_pieces: bool = False
+
+
+def recognise(path: Path, dim: int | None = None) -> Recognised:
+    """Recognise the format of word vectors from the beginning of the file.
+
+    Raises:
+      ConfigError: The file has fewer numbers a word than the `dim` that are wanted.
+      DataError: It is missing, empty, or of no known format.
+    """
     if not path.exists():
         raise DataError(f"{path}: no such file; expected word vectors")
-    gathering = Gathering(words)
     if path.is_dir():
-        kind = _from_embedding(find_embedding(path), path, gathering, dim, pieces, progress)
-    elif path.stat().st_size == 0:
+        return _in_pieces(find_embedding(path), path, dim)
+    if path.stat().st_size == 0:
         raise DataError(f"{path}: empty; expected word vectors")
-    elif is_npz(path):
+    if is_npz(path):
         width = _wide_enough(path, npz_dim(path), dim)
-        read_npz(path, gathering, width, progress)
-        kind = "npz"
-    elif is_safetensors(path):
-        kind = _from_safetensors(path, gathering, dim, pieces, progress)
-    else:
-        layout = layout_of(path)
-        _wide_enough(path, layout.dim, dim)
-        read_file(path, layout, gathering, progress)
-        kind = layout.name
-    return gathering.finish(Source(path.name, kind))
+        return Recognised("npz", width, lambda rows, _, progress: read_npz(path, rows, width, progress))
+    if is_safetensors(path):
+        tensors = tensors_of(path)
+        name = embedding_in(tensors)
+        if name is not None:
+            return _in_pieces(TokenEmbedding(path, name, tensors[name]), path, dim)
+        width = _wide_enough(path, safetensors_dim(path, tensors), dim)
+        return Recognised("safetensors", width, lambda rows, _, progress: read_safetensors(path, rows, width, progress))
+    layout = layout_of(path)
+    _wide_enough(path, layout.dim, dim)
+    return Recognised(layout.name, layout.dim, lambda rows, _, progress: read_file(path, layout, rows, progress))
 
 
-def _from_safetensors(
-    path: Path, gathering: Gathering, dim: int | None, pieces: Pieces, progress: Progress | None
-) -> str:
-    tensors = tensors_of(path)
-    name = embedding_in(tensors)
-    if name is not None:
-        return _from_embedding(TokenEmbedding(path, name, tensors[name]), path, gathering, dim, pieces, progress)
-    width = _wide_enough(path, safetensors_dim(path, tensors), dim)
-    read_safetensors(path, gathering, width, progress)
-    return "safetensors"
-
-
-def _from_embedding(
-    found: TokenEmbedding, path: Path, gathering: Gathering, dim: int | None, pieces: Pieces, progress: Progress | None
-) -> str:
-    _wide_enough(path, check_embedding(found), dim)
+def _in_pieces(found: TokenEmbedding, path: Path, dim: int | None) -> Recognised:
+    width = _wide_enough(path, check_embedding(found), dim)
     tokenizer = read_tokenizer(found.file.parent)
-    read_token_embedding(found, tokenizer, gathering, pieces, progress)
-    taken = "mean of pieces" if pieces == "mean" else "first piece"
-    return f"{found.name}, {tokenizer.kind}, {taken}"
+
+    def read(rows: VectorRows, pieces: Pieces, progress: Progress | None) -> None:
+        read_token_embedding(found, tokenizer, rows, pieces, progress)
+
+    return Recognised(f"{found.name}, {tokenizer.kind}", width, read, in_pieces=True)
 
 
 def _wide_enough(path: Path, width: int, dim: int | None) -> int:
     """Return the file's width, or raise where more is wanted."""
     if dim is not None and dim > width:
         raise ConfigError(
-            f"{path}: {width} numbers a word, {dim} were asked for; "
-            f"take a wider file, or at most {width} dimensions"
-        )  # fmt: skip
+            f"{path}: {width} numbers a word, {dim} were asked for; take a wider file, or at most {width} dimensions"
+        )
     return width
+
+
+def is_npz(path: Path) -> bool:
+    """Tell a .npz from other .zip files: it holds .npy files."""
+    with readable(path), path.open("rb") as file:
+        if file.read(4) != ZIP:
+            return False
+        with zipfile.ZipFile(file) as archive:
+            return any(name.endswith(".npy") for name in archive.namelist())
+
+
+def is_safetensors(path: Path) -> bool:
+    """Tell whether a file begins as safetensors do: the length of a JSON header, then the header."""
+    with readable(path), path.open("rb") as file:
+        start = file.read(9)
+        length = int.from_bytes(start[:8], "little")
+        return len(start) == 9 and start[8:] == b"{" and 2 <= length <= path.stat().st_size - 8
+
+
+def read_safetensors(path: Path, gathering: VectorRows, dim: int, progress: Progress | None) -> None:
+    """Gather our words' rows from `vectors` and `words`."""
+    tensors = tensors_of(path)
+    table, letters = tensors["vectors"], tensors["words"]
+    with readable(path), path.open("rb") as file:
+        words = letters.read(file, 0, letters.shape[0]).tobytes().split(b"\n")
+        if len(words) != table.shape[0]:
+            raise _unequal(path, len(words), table.shape[0])
+        chunks = (
+            (words[first : first + _ROWS], table.read(file, first, min(_ROWS, len(words) - first)))
+            for first in range(0, len(words), _ROWS)
+        )
+        _gather(chunks, gathering, dim, path.stat().st_size, len(words), progress)
+
+
+def safetensors_dim(path: Path, tensors: dict[str, Tensor]) -> int:
+    """Return the dimension of `vectors`.
+
+    Raises:
+      DataError: There are no such tensors, or not of these shapes.
+    """
+    table, letters = tensors.get("vectors"), tensors.get("words")
+    if table is None or letters is None:
+        raise DataError(
+            f"{path}: holds {listed(sorted(tensors))}; {EXPECTED} (uint8, UTF-8, a line end between words), "
+            "or a transformer's wte.weight or word_embeddings.weight beside its tokenizer"
+        )
+    if table.type not in ("F64", "F32", "F16", "BF16") or letters.type != "U8" or len(letters.shape) != 1:
+        raise DataError(
+            f"{path}: vectors are {table.type}, words {letters.type} {list(letters.shape)}; {EXPECTED} in uint8 [bytes]"
+        )
+    return _dim(path, table.shape)
+
+
+def npz_dim(path: Path) -> int:
+    """Return the dimension of `vectors`.
+
+    Raises:
+      DataError: There are no such arrays, or not of these shapes and types.
+    """
+    with _npz(path) as (_, _, vectors, words):
+        if words[0] != vectors[0][:1]:
+            raise _unequal(path, math.prod(words[0]), vectors[0][0])
+        return _dim(path, vectors[0])
+
+
+def read_npz(path: Path, gathering: VectorRows, dim: int, progress: Progress | None) -> None:
+    """Gather our words' rows from `vectors` and `words`."""
+    with _npz(path) as (table, names, (shape, numbers), (_, letters)):
+
+        def chunks() -> Iterator[tuple[list[bytes], NDArray[Any]]]:
+            for first in range(0, shape[0], _ROWS):
+                count = min(_ROWS, shape[0] - first)
+                rows = np.frombuffer(table.read(count * dim * numbers.itemsize), numbers).reshape(count, dim)
+                cells = np.frombuffer(names.read(count * letters.itemsize), letters)
+                yield [_bytes(cell) for cell in cells.tolist()], rows
+
+        _gather(chunks(), gathering, dim, shape[0] * dim * numbers.itemsize, shape[0], progress)
+
+
+def _bytes(cell: str | bytes) -> bytes:
+    return cell if isinstance(cell, bytes) else cell.encode("utf-8", "surrogatepass")
+
+
+_Header = tuple[tuple[int, ...], np.dtype[Any]]
+
+
+@contextmanager
+def _npz(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes], _Header, _Header]]:
+    """Open both arrays behind their headers: streams of `vectors` and `words`, then shape and type of each."""
+    with readable(path), zipfile.ZipFile(path) as archive:
+        held = sorted(archive.namelist())
+        if not {"vectors.npy", "words.npy"} <= set(held):
+            raise DataError(f"{path}: holds {listed(held)}; {EXPECTED} (strings)")
+        with archive.open("vectors.npy") as table, archive.open("words.npy") as names:
+            vectors, words = _npy_header(path, table), _npy_header(path, names)
+            if vectors[1].kind != "f" or words[1].kind not in "US" or len(words[0]) != 1:
+                raise DataError(
+                    f"{path}: vectors are {vectors[1]}, words {words[1]} {list(words[0])}; {EXPECTED} (strings "
+                    "[words]; Python objects are not read)"
+                )
+            yield table, names, vectors, words
+
+
+def _npy_header(path: Path, stream: IO[bytes]) -> _Header:
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read(stream)
+    if by_columns and len(shape) > 1:
+        raise DataError(f"{path}: vectors lie by columns; save np.ascontiguousarray(vectors)")
+    return shape, dtype
+
+
+def _gather(
+    chunks: Iterator[tuple[list[bytes], NDArray[Any]]],
+    gathering: VectorRows,
+    dim: int,
+    size: int,
+    total: int,
+    progress: Progress | None,
+) -> None:
+    gathering.begin(dim)
+    for words, rows in chunks:
+        for word, row in zip(words, rows, strict=True):
+            gathering.lines += 1
+            slot = gathering.slots.get(word)
+            if slot is not None:
+                gathering.keep(slot, row, f"row {gathering.lines}: {shown(word)}")
+            elif not word.isascii() and shown(word).startswith("b'"):
+                gathering.note("undecodable", f"row {gathering.lines}: {shown(word)}")
+        if progress is not None:
+            progress(size * gathering.lines // total, size)
+
+
+def _dim(path: Path, shape: tuple[int, ...]) -> int:
+    if len(shape) != 2 or 0 in shape or shape[1] > WIDEST:
+        raise DataError(f"{path}: vectors have shape {list(shape)}; {EXPECTED}")
+    return shape[1]
+
+
+def _unequal(path: Path, words: int, vectors: int) -> DataError:
+    return DataError(f"{path}: {words:,} words but {vectors:,} vectors; {EXPECTED}, one for each")

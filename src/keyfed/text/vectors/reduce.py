@@ -34,7 +34,7 @@ class Reduced:
 
     Attributes:
       matrix: float32 [words, dim]; rows of words without a vector are zero.
-      explained: Share of the variance that each component kept explains [dim]: of the vectors given to PCA, so
+      explained: Share of the variance that each component kept explains [dim]: of PCA's input, so
         after the first post-processing where there is one.
       removed_before: Share of the variance of each component removed before PCA [D]; empty for PCA.
       removed_after: … and after PCA [D].

@@ -5,26 +5,279 @@ folder/
   tokenizer.json                       or
   vocab.json, merges.txt               GPT-2, or
   vocab.txt (tokenizer_config.json)    BERT
+
+A word is cut into pieces by byte-level BPE (GPT-2) or WordPiece (BERT), as it stands inside a sentence: GPT-2's with
+the blank before it.
+
+    GPT-2    " unhappily" → "Ġunh", "app", "ily"      bytes written as letters, the most frequent pairs merged first
+    BERT     "unhappily" → "un", "##hap", "##pily"    the longest piece that fits, from left to right
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import unicodedata
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from keyfed.errors import DataError
-from keyfed.text.vectors.arrays import Tensor, tensors_of
-from keyfed.text.vectors.rows import Gathering, Matrix, Progress, listed, shown
-from keyfed.text.vectors.subword import Encode, byte_pair_encoder, word_piece_encoder
+from keyfed.text.vectors.files import Matrix, Progress, VectorRows, listed, shown
+
+Encode = Callable[[str], tuple[int, ...]]  # the numbers of a word's pieces; none where it cannot be written in them
+
+_CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
+_LONGEST_WORD = 100  # characters; BERT's own limit
+
+
+def byte_pair_encoder(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> Encode:
+    """Return GPT-2's encoder.
+
+    Args:
+      vocab: The number of each piece, bytes written as `byte_letters` writes them.
+      merges: Pairs in the order in which they were learnt: the earlier is merged first.
+
+    Example:
+      >>> letters = {"Ġ": 0, "a": 1, "b": 2, "Ġa": 3, "ab": 4, "Ġab": 5}
+      >>> encode = byte_pair_encoder(letters, [("a", "b"), ("Ġ", "ab")])
+      >>> encode("ab"), encode("aab"), encode("ac")
+      ((5,), (0, 1, 4), ())
+    """
+    ranks = {pair: rank for rank, pair in enumerate(merges)}
+    letters = byte_letters()
+
+    def encode(word: str) -> tuple[int, ...]:
+        numbers: list[int] = []
+        for chunk in gpt2_chunks(f" {word}"):
+            spelled = [letters[byte] for byte in chunk.encode("utf-8", "surrogatepass")]
+            for piece in _merge(spelled, ranks):
+                if piece not in vocab:
+                    return ()
+                numbers.append(vocab[piece])
+        return tuple(numbers)
+
+    return encode
+
+
+def _merge(pieces: list[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
+    """Merge the pair that was learnt first, wherever it stands, until no pair is known."""
+    while len(pieces) > 1:
+        pairs = set(pairwise(pieces))
+        best = min(pairs, key=lambda pair: ranks.get(pair, len(ranks)))
+        if best not in ranks:
+            break
+        merged: list[str] = []
+        at = 0
+        while at < len(pieces):
+            if tuple(pieces[at : at + 2]) == best:
+                merged.append(best[0] + best[1])
+                at += 2
+            else:
+                merged.append(pieces[at])
+                at += 1
+        pieces = merged
+    return pieces
+
+
+@cache
+def byte_letters() -> tuple[str, ...]:
+    """Return the letter for each byte: itself where it can be printed, otherwise one from U+0100 on.
+
+    Example:
+      >>> byte_letters()[ord("a")], byte_letters()[ord(" ")], byte_letters()[0]
+      ('a', 'Ġ', 'Ā')
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return tuple(chr(byte if byte in printable else next(others)) for byte in range(256))
+
+
+def gpt2_chunks(text: str) -> list[str]:
+    """Cut a text as GPT-2 does before any merging: contractions, letters, numbers, marks, each with its blank.
+
+    Example:
+      >>> gpt2_chunks(" don't"), gpt2_chunks(" 1,234.5k"), gpt2_chunks(" 's")
+      ([' don', "'t"], [' 1', ',', '234', '.', '5', 'k'], [" '", 's'])
+    """
+    chunks: list[str] = []
+    at = 0
+    while at < len(text):
+        short = next((c for c in _CONTRACTIONS if text.startswith(c, at)), None)
+        if short is not None:
+            end = at + len(short)
+        else:
+            first = at + 1 if text[at] == " " and at + 1 < len(text) and not text[at + 1].isspace() else at
+            end = first + 1
+            while end < len(text) and _kind(text[end]) == _kind(text[first]):
+                end += 1
+        chunks.append(text[at:end])
+        at = end
+    return chunks
+
+
+def _kind(letter: str) -> str:
+    if letter.isspace():
+        return "blank"
+    category = unicodedata.category(letter)[0]
+    return category if category in "LN" else "mark"
+
+
+def word_piece_encoder(
+    vocab: Mapping[str, int], *, lower: bool, strip_accents: bool, prefix: str = "##", unknown: str = "[UNK]"
+) -> Encode:
+    """Return BERT's encoder.
+
+    A word is cut at punctuation marks first ("don't": don, ', t), then each part into the longest pieces.
+
+    Args:
+      lower: Whether the tokenizer writes everything in lower case.
+      strip_accents: Whether it removes accents.
+      prefix: What stands before a piece that goes on a word.
+      unknown: The piece for what cannot be written in pieces; a word that holds such a part has no pieces.
+
+    Example:
+      >>> vocab = {"[UNK]": 0, "un": 1, "##hap": 2, "##py": 3, "'": 4}
+      >>> encode = word_piece_encoder(vocab, lower=True, strip_accents=True)
+      >>> encode("Unhappy"), encode("un'un"), encode("unsad")
+      ((1, 2, 3), (1, 4, 1), ())
+    """
+
+    def encode(word: str) -> tuple[int, ...]:
+        numbers: list[int] = []
+        for part in bert_parts(word, lower=lower, strip_accents=strip_accents):
+            found = _longest_pieces(part, vocab, prefix)
+            if not found or vocab.get(unknown) in found:
+                return ()
+            numbers += found
+        return tuple(numbers)
+
+    return encode
+
+
+def _longest_pieces(part: str, vocab: Mapping[str, int], prefix: str) -> list[int]:
+    if len(part) > _LONGEST_WORD:
+        return []
+    numbers: list[int] = []
+    at = 0
+    while at < len(part):
+        start = prefix if at else ""
+        end = next((e for e in range(len(part), at, -1) if start + part[at:e] in vocab), None)
+        if end is None:
+            return []
+        numbers.append(vocab[start + part[at:end]])
+        at = end
+    return numbers
+
+
+def bert_parts(word: str, *, lower: bool, strip_accents: bool) -> list[str]:
+    """Normalise a word as BERT does, and cut it at blanks, punctuation marks and Chinese characters.
+
+    Example:
+      >>> bert_parts("Élève's", lower=True, strip_accents=True)
+      ['eleve', "'", 's']
+      >>> bert_parts("well-Being", lower=False, strip_accents=False)
+      ['well', '-', 'Being']
+    """
+    if lower:
+        word = word.lower()
+    if strip_accents:
+        word = "".join(c for c in unicodedata.normalize("NFD", word) if unicodedata.category(c) != "Mn")
+    spaced = "".join(f" {c} " if _stands_alone(c) else c for c in word)
+    return spaced.split()
+
+
+def _stands_alone(letter: str) -> bool:
+    code = ord(letter)
+    ascii_mark = 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126
+    chinese = 0x4E00 <= code <= 0x9FFF or 0x3400 <= code <= 0x4DBF or 0x20000 <= code <= 0x2CEAF
+    compatible = 0xF900 <= code <= 0xFAFF or 0x2F800 <= code <= 0x2FA1F
+    return ascii_mark or chinese or compatible or unicodedata.category(letter).startswith("P")
+
 
 Pieces = Literal["mean", "first"]
 EMBEDDINGS = ("wte.weight", "word_embeddings.weight")
 _FILES = "tokenizer.json, or vocab.json and merges.txt (GPT-2), or vocab.txt (BERT)"
+
+
+_LONGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
+_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U8": "u1"}
+
+
+# Safetensors
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Where a tensor lies in a safetensors file: `start` counts from the file's first byte."""
+
+    type: str
+    shape: tuple[int, ...]
+    start: int
+
+    def read(self, file: IO[bytes], first: int, count: int) -> NDArray[Any]:
+        """Return rows `first`, …, `first + count - 1`; bfloat16 as float32."""
+        dtype = np.dtype(_TYPES[self.type])
+        numbers = math.prod(self.shape[1:])
+        file.seek(self.start + first * numbers * dtype.itemsize)
+        data = file.read(count * numbers * dtype.itemsize)
+        rows = np.frombuffer(data, dtype).reshape(count, *self.shape[1:])
+        if self.type == "BF16":  # the upper half of a float32
+            return (rows.astype(np.uint32) << 16).view(np.float32)
+        return rows
+
+
+def tensors_of(path: Path) -> dict[str, Tensor]:
+    """Read the header of a safetensors file.
+
+    Raises:
+      DataError: The header is damaged, or a tensor would lie outside the file.
+    """
+    with readable(path), path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(_LONGEST_HEADER, path.stat().st_size - 8):
+            raise DataError(f"{path}: no safetensors file: its header would have {length:,} bytes")
+        try:
+            entries = json.loads(file.read(length))
+            found = {name: _tensor(e, 8 + length) for name, e in entries.items() if name != "__metadata__"}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path}: damaged safetensors header ({error}); fetch it again") from error
+        for name, tensor in found.items():
+            if tensor.type in _TYPES:
+                end = tensor.start + math.prod(tensor.shape) * np.dtype(_TYPES[tensor.type]).itemsize
+                if end > path.stat().st_size:
+                    raise DataError(f"{path}: cut off: {name} ends at byte {end:,} of {path.stat().st_size:,}")
+    return found
+
+
+def _tensor(entry: dict[str, Any], base: int) -> Tensor:
+    shape = tuple(int(n) for n in entry["shape"])
+    if any(n < 0 for n in shape) or int(entry["data_offsets"][0]) < 0:
+        raise ValueError("negative size")
+    return Tensor(str(entry["dtype"]), shape, base + int(entry["data_offsets"][0]))
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn what reading can raise into one line."""
+    try:
+        yield
+    except (ValueError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+        raise DataError(f"{path}: damaged ({error}); fetch it again") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+# The embedding and its tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +390,7 @@ def _byte_pairs(vocab: Mapping[str, int], merges: list[Any]) -> Tokenizer:
 
 def _word_pieces(vocab: Mapping[str, int], settings: Mapping[str, Any], **marks: str) -> Tokenizer:
     vocab, lower, accents = _numbered(vocab), bool(settings.get("lowercase")), settings.get("strip_accents")
-    # Unless told otherwise BERT removes accents where it lowers.
+    # By default BERT removes accents where it lowers.
     encode = word_piece_encoder(vocab, lower=lower, strip_accents=lower if accents is None else bool(accents), **marks)
     return Tokenizer("WordPiece", vocab, encode)
 
@@ -177,7 +430,7 @@ def _normaliser(step: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def read_token_embedding(
-    found: TokenEmbedding, tokenizer: Tokenizer, gathering: Gathering, pieces: Pieces, progress: Progress | None
+    found: TokenEmbedding, tokenizer: Tokenizer, gathering: VectorRows, pieces: Pieces, progress: Progress | None
 ) -> None:
     """Give every name looked for the vector of its pieces.
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from keyfed.config.documents import dump_toml
+from keyfed.config.load import dump_toml
 from keyfed.errors import DeployError
 from keyfed.files import write_atomically
 
