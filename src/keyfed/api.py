@@ -76,7 +76,7 @@ def configure(
     named |= {} if rounds is None else {"train.rounds": rounds}
     for key, value in settings.items():
         dotted = _dotted(key, options)
-        named[dotted if "." in dotted else f"method.{dotted}"] = value
+        named[f"method.{key}" if dotted == key else dotted] = value
     config = open_config(named, minutes) if method is None else Config(method=method)
     if method is not None and minutes is not None:
         config = replace(config, open=Open(minutes=minutes))

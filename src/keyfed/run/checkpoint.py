@@ -99,12 +99,13 @@ class RunProgress:
         return Best(number, math.nan, state.served(self.method))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoundOutcome:
     """A round that is over.
 
     Attributes:
-      before: the state it began from; `state` is the one that the run goes on from.
+      before: the state it began from; once the run has moved on it is `state`, so that no model outlives its round.
+      state: the one that the run goes on from.
       seconds: of the round itself.
       good: the last good model now; `best` is the one chosen on validation.
       back: the run goes on from the last good model, not from what the round made.

@@ -298,6 +298,8 @@ def rounds(
             outcome = judge(outcome)
         yield outcome
         run.state, run.good, run.best = outcome.state, outcome.good, outcome.best
+        outcome.before = outcome.state  # callers keep the outcome until the next one: the model before must not stay
+        del before, after
 
 
 def run_rounds(

@@ -44,6 +44,7 @@ from keyfed.lab.experiment.grid import cells_of as study_cells
 from keyfed.lab.experiment.grid import study_from
 from keyfed.lab.experiment.method_rows import (
     ComparedRun,
+    Lead,
     best_accuracy,
     best_of,
     common_target,
@@ -678,3 +679,16 @@ def test_without_any_start_frozen_rounds_are_for_all_as_in_training():
 def test_starts_that_make_no_sense_are_refused(methods, settings, message):
     with pytest.raises(ConfigError, match=message):
         resolve(methods, settings)
+
+
+@pytest.mark.parametrize(
+    ("lead", "said"),
+    [
+        (Lead(0.1, 0.05), "10.5 % higher (5.1 % to 16.2 % at 95 % confidence)"),
+        (Lead(0.1, None), "10.5 % higher"),
+        (Lead(0.1, 800.0), "10.5 % higher (-100.0 % to more than 10,000 % at 95 % confidence)"),
+        (Lead(800.0, 0.1), "more than 10,000 % higher"),  # it diverged: the others' spread says nothing of it
+    ],
+)
+def test_a_method_that_diverged_is_far_behind_and_has_no_interval(lead, said):
+    assert lead.in_words == said

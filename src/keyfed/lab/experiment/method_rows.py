@@ -231,10 +231,18 @@ class Lead:
 
     @property
     def in_words(self) -> str:
-        """By how much the second is higher, and the interval of that where there is one."""
-        margin = self.margin or 0.0
-        middle, low, high = (f"{100 * math.expm1(self.change + off):.1f} %" for off in (0.0, -margin, margin))
-        return f"{middle} higher" + ("" if self.margin is None else f" ({low} to {high} at 95 % confidence)")
+        """By how much the second is higher, and the interval of that where there is one that means something."""
+        low, high = (_percent(self.change + off * (self.margin or 0.0)) for off in (-1, 1))
+        interval = f" ({low} to {high} at 95 % confidence)"
+        return f"{_percent(self.change)} higher" + interval * (self.margin is not None and self.change <= FAR)
+
+
+FAR = math.log(101)  # one method learnt nothing: its spread is not that of the others
+
+
+def _percent(change: float) -> str:
+    """A difference of logarithms as a share; of one that diverged only that it is large."""
+    return f"{100 * math.expm1(change):.1f} %" if change <= FAR else "more than 10,000 %"
 
 
 def lead_of(rows: Sequence[MethodRow]) -> Lead | None:
