@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from keyfed.federated.methods import METHODS
     from keyfed.federated.types import Method
     from keyfed.model.conformance import check_model
-    from keyfed.model.presets import PRESETS
+    from keyfed.model.language_model import PRESETS
     from keyfed.text.catalogue import load_corpus
 
 _HOME = {
@@ -54,7 +54,7 @@ _HOME = {
     "load_corpus": "keyfed.text.catalogue",
     "METHODS": "keyfed.federated.methods",
     "Method": "keyfed.federated.types",
-    "PRESETS": "keyfed.model.presets",
+    "PRESETS": "keyfed.model.language_model",
     "KeyfedError": "keyfed.errors",
 }
 

@@ -22,8 +22,7 @@ import keyfed as library
 from keyfed.config.load import Config
 from keyfed.errors import ConfigError, PrivacyError, RunError
 from keyfed.keyboard import base_pack
-from keyfed.model.language_model import widen
-from keyfed.model.presets import build_spec
+from keyfed.model.language_model import build_spec, widen
 from keyfed.run.folder import read_result, read_run_toml
 from keyfed.run.prepare import prepare
 from keyfed.run.remote.train import deployable, train_deployed

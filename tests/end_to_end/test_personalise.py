@@ -9,7 +9,7 @@ import random
 import pytest
 
 import keyfed as library
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.reports.personalise import Personalisation, resolve, summarise
 from keyfed.run.folder import Trained
 from keyfed.run.prepare import prepare

@@ -21,8 +21,7 @@ from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.sampling import LISTED, derive_seed, sample_by_place
 from keyfed.federated.types import MethodSpec
-from keyfed.model.language_model import init_params
-from keyfed.model.presets import build_spec
+from keyfed.model.language_model import build_spec, init_params
 from keyfed.run import encode
 from keyfed.run.folder import read_metrics
 from keyfed.run.loop import train

@@ -21,7 +21,7 @@ from keyfed.federated.public.rules import LOSS_STEP, magnitude, privately
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Mediator, Method, Params
 from keyfed.federated.weigh import in_two_phases, kept
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.private.secagg.threshold import most_ratio, usual_threshold
 
 from .test_methods import assert_moved, method_of, problem_of, theta_of

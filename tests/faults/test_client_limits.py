@@ -22,7 +22,7 @@ from keyfed.deploy.trainer import noting
 from keyfed.engine.network import init_params
 from keyfed.engine.task import Turn
 from keyfed.errors import ConfigError, PrivacyError
-from keyfed.model.presets import build_spec
+from keyfed.model.language_model import build_spec
 from keyfed.private.dp.accounting import Release, epsilon, forest_sensitivity
 from keyfed.private.dp.own_ledger import DELTA, FILE, HEAD, OwnLedger, Spend
 from keyfed.run.folder import read_metrics

@@ -35,7 +35,7 @@ from keyfed.federated.soundness import (
     suspect,
 )
 from keyfed.federated.types import Aggregate, Params, Refusal, State
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.reports.run_page import report_run
 from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.folder import load_model, read_metrics

@@ -224,7 +224,7 @@ def config_from(
 def check(config: Config) -> Config:
     """Refuse numbers that make no sense, all at once; write whole paths, and how the text is cut."""
     from keyfed.federated.methods import build_method
-    from keyfed.model.presets import PRESETS
+    from keyfed.model.language_model import PRESETS
     from keyfed.text.catalogue import is_path
     from keyfed.text.partition import parse_part
 

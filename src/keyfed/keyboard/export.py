@@ -34,8 +34,7 @@ from keyfed.keyboard.graph import (
     state_widths,
     step_graph,
 )
-from keyfed.model.language_model import ModelSpec, parameter_count, quantise, shapes, widen
-from keyfed.model.presets import PRESETS
+from keyfed.model.language_model import PRESETS, ModelSpec, parameter_count, quantise, shapes, widen
 from keyfed.run.console import human_bytes
 from keyfed.run.evaluate import limit_streams
 from keyfed.run.folder import Trained, load_model, read_result, read_run_toml, resume_command

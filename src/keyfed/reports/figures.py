@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.reports.document import finite, show
 
 Record = Mapping[str, Any]

@@ -20,7 +20,7 @@ from keyfed.errors import ConfigError, DataError, nearest
 from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.options import Optimiser
 from keyfed.federated.types import Method, MethodSpec, Params
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.run.console import follow
 from keyfed.run.evaluate import scorer_of, spread, total
 from keyfed.run.folder import Trained

@@ -15,8 +15,7 @@ from keyfed.config.load import SECTIONS, Config
 from keyfed.federated.methods import METHODS, method_options
 from keyfed.federated.parts import KINDS, part_options
 from keyfed.federated.tuned import CHARACTERS
-from keyfed.model.language_model import parameter_count
-from keyfed.model.presets import PRESETS, build_spec
+from keyfed.model.language_model import PRESETS, build_spec, parameter_count
 from keyfed.run.console import render_table
 from keyfed.run.prepare import prepare
 from keyfed.text.catalogue import NAMED, at_hand

@@ -31,7 +31,7 @@ from keyfed.federated.round import RoundSummary
 from keyfed.federated.soundness import Good, UploadLimits, Watch, first_good, same, uniform_nats
 from keyfed.federated.types import ClientId, Method, Params, Seen, State
 from keyfed.files import BROKEN, read_json, write_atomically
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.run.folder import append_line
 from keyfed.run.metrics_line import Sizes, cut_curves
 

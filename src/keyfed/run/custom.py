@@ -20,7 +20,7 @@ from keyfed.federated.guard import guarded
 from keyfed.federated.parts import exchange
 from keyfed.federated.tuned import tuned_options
 from keyfed.federated.types import Method
-from keyfed.model.presets import build_spec, preset
+from keyfed.model.language_model import build_spec, preset
 
 
 def build_network(config: Config, vocab: int, module: MakeModule | None) -> Network:

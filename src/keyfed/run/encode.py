@@ -27,7 +27,7 @@ from keyfed.config.load import Config
 from keyfed.engine.problem import ClientStore, make_store, map_store
 from keyfed.errors import DataError, TooLittleText
 from keyfed.files import BROKEN, read_json
-from keyfed.model.presets import preset
+from keyfed.model.language_model import preset
 from keyfed.text.catalogue import NAMED, is_path, load_corpus
 from keyfed.text.corpus import Corpus, Skipped
 from keyfed.text.partition import ClientText, LinePartition, Population, in_part, partition, partition_lines

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from keyfed.engine.network import Network, NetworkState, Reader, SpecReader, reader_of
 from keyfed.model.language_model import Params
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.text.batches import Kind, line_bounds, lines_of, reads_lines
 from keyfed.text.vocab import BOS, EOS, PAD, UNK
 

@@ -36,7 +36,7 @@ from keyfed.federated.soundness import (
 )
 from keyfed.federated.types import Federation, Method, Params, State
 from keyfed.files import write_atomically
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.run.checkpoint import Best, Checkpoint, Cohort, RoundOutcome, RunLog, RunProgress, good_in, load_checkpoint
 from keyfed.run.choose import Choice, usable_cores
 from keyfed.run.custom import names

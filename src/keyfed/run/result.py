@@ -14,7 +14,7 @@ from keyfed.config.load import Config, parse_target
 from keyfed.engine.network import parameter_count, shapes
 from keyfed.federated.types import Method, Params
 from keyfed.model.ngram import KneserNey, Unigram, fit_kneser_ney, fit_unigram
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.run.checkpoint import Best
 from keyfed.run.choose import Choice
 from keyfed.run.encode import Streams

@@ -43,7 +43,7 @@ from keyfed.federated.public.check import check_public
 from keyfed.federated.soundness import MOST_HALVINGS
 from keyfed.federated.types import Params, Refusal
 from keyfed.files import make_durable
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.private.dp.opening import MOST_MEMBERS
 from keyfed.private.dp.own_ledger import OwnLedger
 from keyfed.private.secagg.keys import signed_answer

@@ -12,7 +12,7 @@ from keyfed.engine.task import Finished
 from keyfed.errors import ConfigError, Refused, SecureSumError
 from keyfed.federated.public.check import refuse_isolating
 from keyfed.federated.types import Params
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.private.dp.opening import MOST_MEMBERS
 from keyfed.private.secagg.keys import SIGNATURE_BYTES, Identity, SignedKeys
 from keyfed.private.secagg.secure_sum import Floors, Member, Terms

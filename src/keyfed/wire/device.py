@@ -24,7 +24,7 @@ from keyfed.federated.public.check import refuse_isolating
 from keyfed.federated.public.rules import privately
 from keyfed.federated.types import Method, Params
 from keyfed.model.language_model import ModelSpec
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.private.dp.private_method import Bounded, bound, refuse_sized_duals
 from keyfed.run.custom import build_network
 from keyfed.run.encode import window_of

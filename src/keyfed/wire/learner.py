@@ -6,7 +6,7 @@ from typing import Protocol
 
 from keyfed.engine.task import Finished, Turn
 from keyfed.federated.types import Method, Params
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.wire.messages import Shapes
 from keyfed.wire.private_part import Promise
 

@@ -54,7 +54,7 @@ from keyfed.federated.types import (
     Report,
     Share,
 )
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.private.dp.noise import Noising
 from keyfed.wire.answers import finished_of, report_head
 from keyfed.wire.calls import Calls, with_model

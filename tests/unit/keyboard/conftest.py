@@ -11,8 +11,7 @@ import pytest
 
 from keyfed.config.load import Config
 from keyfed.keyboard import assets
-from keyfed.model.language_model import init_params
-from keyfed.model.presets import build_spec
+from keyfed.model.language_model import build_spec, init_params
 from keyfed.run.folder import save_model, write_run_toml
 from keyfed.text.vocab import SPECIALS, Vocab
 

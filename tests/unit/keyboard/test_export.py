@@ -19,11 +19,11 @@ from keyfed.keyboard import bundle  # noqa: E402
 from keyfed.keyboard.export import export_run, export_text, model_sum  # noqa: E402
 from keyfed.keyboard.graph import MOST, StepRunner  # noqa: E402
 from keyfed.model.language_model import (  # noqa: E402
+    build_spec,
     init_params,
     parameter_count,
     quantise,
 )
-from keyfed.model.presets import build_spec  # noqa: E402
 from keyfed.run.folder import load_model  # noqa: E402
 
 

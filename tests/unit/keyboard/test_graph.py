@@ -9,8 +9,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from keyfed.keyboard.graph import OPSET, StepRunner, state_widths, step_graph, torch_steps  # noqa: E402  # noqa: E402
-from keyfed.model.language_model import ModelSpec, init_params, shapes  # noqa: E402
-from keyfed.model.presets import PRESETS, build_spec  # noqa: E402
+from keyfed.model.language_model import PRESETS, ModelSpec, build_spec, init_params, shapes  # noqa: E402  # noqa: E402
 
 VOCAB = 41
 

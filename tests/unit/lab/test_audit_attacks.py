@@ -16,7 +16,7 @@ from keyfed.lab.audit import canaries
 from keyfed.lab.audit.canaries import judge_controls
 from keyfed.lab.audit.leaks import masked, measure_leaks
 from keyfed.lab.audit.members import draw_pieces
-from keyfed.model.presets import build_spec
+from keyfed.model.language_model import build_spec
 from keyfed.text.batches import Batching, lines_of
 from keyfed.text.vocab import EOS
 

@@ -44,7 +44,7 @@ from keyfed.lab.experiment.store import Store, compact
 from keyfed.lab.experiment.table import OPEN, main_scale, rows_of, write_row
 from keyfed.lab.papers import fedatt_code as faithful
 from keyfed.lab.papers.gboard_toy import run_toy
-from keyfed.model.presets import build_spec
+from keyfed.model.language_model import build_spec
 from keyfed.run.folder import open_folder
 from keyfed.run.loop import Silent
 from keyfed.text.vocab import PAD

@@ -6,7 +6,7 @@ import pytest
 
 from keyfed.config.load import TrainConfig
 from keyfed.errors import ConfigError
-from keyfed.model.presets import build_spec
+from keyfed.model.language_model import build_spec
 from keyfed.run.choose import choose
 
 SPEC = build_spec("gru", 100)

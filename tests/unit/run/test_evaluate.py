@@ -14,7 +14,7 @@ from keyfed.engine.network import SpecReader, reader_of
 from keyfed.model import language_model as lm
 from keyfed.model.language_model import ModelSpec, Params
 from keyfed.model.ngram import fit_kneser_ney, fit_unigram
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.run import evaluate as evaluate_module
 from keyfed.run.evaluate import (
     Piece,

@@ -41,7 +41,7 @@ from keyfed.federated.types import (
     Report,
     Share,
 )
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 
 Purpose = Literal["upload", "calibration", "evaluation"]
 

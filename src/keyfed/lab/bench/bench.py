@@ -25,7 +25,7 @@ import torch
 from keyfed.errors import ConfigError, KeyfedError, nearest
 from keyfed.lab.bench.contenders import BATCH, LR, MOMENTUM, SPECIALS, Task
 from keyfed.lab.bench.measure import Cost, Say, contenders_of, measure_apart, measure_cuda, missing
-from keyfed.model.presets import PRESETS, preset
+from keyfed.model.language_model import PRESETS, preset
 from keyfed.reports.figures import LIGHT, Theme, png
 from keyfed.run.console import plural
 

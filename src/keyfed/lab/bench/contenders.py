@@ -38,8 +38,7 @@ from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state
 from keyfed.federated.types import MethodSpec
-from keyfed.model.language_model import ModelSpec, Params, init_params
-from keyfed.model.presets import build_spec, preset
+from keyfed.model.language_model import ModelSpec, Params, build_spec, init_params, preset
 from keyfed.run.checkpoint import Cohort
 from keyfed.run.loop import run_rounds
 from keyfed.text.batches import Batching, Step, stream_steps

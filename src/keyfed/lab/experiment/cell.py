@@ -36,7 +36,7 @@ from keyfed.lab.experiment.grid import Cell, Settings
 from keyfed.lab.papers.fedatt_code import positional_unigram, train_faithfully
 from keyfed.lab.papers.gboard_toy import run_toy
 from keyfed.lab.papers.nextchar_notebook import train_across
-from keyfed.model.presets import PRESETS
+from keyfed.model.language_model import PRESETS
 from keyfed.run.folder import open_folder, read_metrics, read_result, read_run_toml, refuse_changes, strict
 from keyfed.run.loop import Listener, train
 from keyfed.run.metrics_line import read_curves

@@ -38,7 +38,7 @@ from keyfed.lab.experiment.method_rows import (
     mean_baselines,
     row_of,
 )
-from keyfed.model.presets import preset
+from keyfed.model.language_model import preset
 from keyfed.reports.events import EventWriter
 from keyfed.run.folder import file_name, read_metrics, refuse_changes, strict
 from keyfed.run.loop import Listener, Silent, train

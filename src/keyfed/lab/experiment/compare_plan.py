@@ -20,7 +20,7 @@ from keyfed.config.schema import TrainConfig, VectorsConfig
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.types import Method
-from keyfed.model.presets import preset
+from keyfed.model.language_model import preset
 from keyfed.run.folder import file_name
 from keyfed.run.plan import members_of
 from keyfed.run.prepare import Prepared, round_tokens, usual_members

@@ -43,9 +43,8 @@ from keyfed.federated.sampling import derive_seed, sample_cohort
 from keyfed.federated.soundness import Good
 from keyfed.federated.types import ClientId, Federation, Method, Params, State
 from keyfed.files import BROKEN, read_json, write_atomically
-from keyfed.model.language_model import ModelSpec, parameter_count, shapes
-from keyfed.model.presets import build_spec
-from keyfed.model.score import Score
+from keyfed.model.language_model import ModelSpec, build_spec, parameter_count, shapes
+from keyfed.model.output import Score
 from keyfed.run.checkpoint import Best, Checkpoint, Cohort, RunProgress, load_checkpoint, save_checkpoint
 from keyfed.run.choose import choose
 from keyfed.run.evaluate import evaluate_together

@@ -12,7 +12,7 @@ import torch
 from keyfed.config.load import Config, Value
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import TooLittleText
-from keyfed.model.presets import preset
+from keyfed.model.language_model import preset
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.run.recipe.settings import Facts, Setting, are_messages
 from keyfed.text.catalogue import NAMED, is_path, load_corpus

@@ -25,7 +25,7 @@ from keyfed.engine.ranks import Ranks
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import ConfigError
 from keyfed.federated.types import Method
-from keyfed.model.presets import preset
+from keyfed.model.language_model import preset
 from keyfed.run.console import plural
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.plan import plan

@@ -25,7 +25,7 @@ from keyfed.config.load import Config
 from keyfed.engine.network import parameter_count, shapes
 from keyfed.errors import PrivacyError, RunError
 from keyfed.federated.types import ClientId, Params, Reason, State
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.private.dp.accounting import Release, Row, TreeRelease
 from keyfed.private.dp.noise import Draw, system
 from keyfed.private.dp.opening import Opening, chance

@@ -19,7 +19,7 @@ from keyfed.federated.cohort import cohort_size, draw
 from keyfed.federated.round import initial_state
 from keyfed.federated.soundness import by_server, first_good, given_up, gone_back, judge_model, suspect
 from keyfed.federated.types import ClientId, Method, Params, State
-from keyfed.model.score import Score
+from keyfed.model.output import Score
 from keyfed.private.secagg.suspects import Suspects
 from keyfed.run.checkpoint import (
     Best,

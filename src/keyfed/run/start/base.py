@@ -35,8 +35,7 @@ from safetensors.numpy import load
 from keyfed.config.load import BASE, Config, config_from
 from keyfed.errors import ConfigError, PrivacyError, RunError
 from keyfed.files import BROKEN, parse_json
-from keyfed.model.language_model import ModelSpec, check_shapes, shapes, widen
-from keyfed.model.presets import PRESETS, preset
+from keyfed.model.language_model import PRESETS, ModelSpec, check_shapes, preset, shapes, widen
 from keyfed.run.folder import Trained, load_model
 from keyfed.run.prepare import Prepared
 from keyfed.run.start.carry import match_words, refuse_other_architecture
