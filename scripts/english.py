@@ -100,7 +100,7 @@ def sentences(text: str) -> list[str]:
     held = _SHORT.sub(lambda match: match[0].replace(".", "\0"), " ".join(text.split()))
     return [
         found.replace("\0", ".")
-        for found in re.split(r"(?<=[.!?])[\"”')\]*]*\s+(?=[\"“(\[*]*[^\W_a-z])", held)
+        for found in re.split(r"(?<=[.!?])[\"”')\]*]*\s+(?=[\"“(\[*]*(?:[^\W_a-z]|`))", held)
         if found
     ]
 
