@@ -13,7 +13,7 @@ The names below are the whole public interface; everything is imported on first 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from keyfed.version import __version__ as __version__
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from keyfed.api import (

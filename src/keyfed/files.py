@@ -1,10 +1,12 @@
-"""Files that are whole or not there; and reading those that may be damaged all the same."""
+"""Files that are whole or not there, locks, and reading files that may be damaged all the same."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +101,36 @@ def space_advice(error: OSError, *, of_run: bool = True) -> str:
     return "; what was there before is whole. Free some space" + ("; a run goes on with --resume" if of_run else "")
 
 
+@contextmanager
+def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a lock file; the system frees it when the process ends, however that goes.
+
+    Args:
+      wait: until another process has left it.
+
+    Raises:
+      BlockingIOError: another process holds it.
+      OSError: the file cannot be opened.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, timeout=-1 if wait else 0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BlockingIOError(f"{path} is held by another process") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def make_durable(path: Path) -> None:
-    """Wait until a file or the names in a folder are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
+    """Wait until a file, or the names in a folder, are on the disk. Windows has no such call for a folder."""
+    windows = os.name == "nt"
+    if windows and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -138,7 +138,7 @@ def test_the_keyboard_knows_no_federation_and_its_decoder_only_text_n_grams_and_
     for module in imports_of(path):
         assert not module.startswith("keyfed.federated"), f"{path} imports {module}"
         if path.stem in DECODER and module.startswith("keyfed."):
-            known = module.startswith((*outer, "keyfed.keyboard.", "keyfed.errors."))
+            known = module.startswith((*outer, "keyfed.keyboard.", "keyfed.errors.", "keyfed.system."))
             assert known, f"{path} imports {module}"
 
 

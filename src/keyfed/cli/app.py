@@ -18,6 +18,7 @@ import click
 import typer
 from typer.models import ArgumentInfo
 
+from keyfed import __version__
 from keyfed.cli.data import data_app, vocab
 from keyfed.cli.experiment import compare, study, tune
 from keyfed.cli.federation import client, enroll, server, up
@@ -28,7 +29,6 @@ from keyfed.cli.train import pretrain, train
 from keyfed.engine.launch import leads
 from keyfed.errors import ConfigError, KeyfedError
 from keyfed.files import space_advice
-from keyfed.version import __version__
 
 # What a user can mend: a full or read-only disk, a folder that may not be entered, a name that cannot be one.
 MENDABLE = {

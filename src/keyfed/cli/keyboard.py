@@ -12,6 +12,7 @@ import typer
 
 from keyfed.cli.options import JsonOption, RunArgument, print_json, say
 from keyfed.errors import ConfigError, RunError
+from keyfed.system import has_raw_terminal
 
 
 def export(
@@ -175,7 +176,7 @@ def suggest(
     from keyfed.keyboard.session import Editor, keyboard_of
 
     keyboard = None if trained.vocab.kind == "char" else keyboard_of(trained)
-    if sys.stdin.isatty():
+    if sys.stdin.isatty() and has_raw_terminal():
         if as_json:
             raise ConfigError("--json has nothing to print while you type; give a text or a file of lines")
         line = PlainLine(words_after) if keyboard is None else Editor(keyboard)

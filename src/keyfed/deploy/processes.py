@@ -8,7 +8,6 @@ mark in its environment that all its descendants inherit, so that even those tha
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -24,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from keyfed import files, system
 from keyfed.errors import DeployError
 from keyfed.files import write_atomically
 
@@ -31,7 +31,6 @@ MARK = "KEYFED_PROCESSES"
 PIDS = "processes.json"
 PATIENCE = 8.0  # seconds between asking a process to end and ending it
 LOG_TAIL = 4000
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Processes:
@@ -76,13 +75,12 @@ class Processes:
     def stop_all(self, patience: float = PATIENCE) -> None:
         """End all processes, the last started first, then whatever they have left behind."""
         for name in list(reversed(self._running)):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._running[name].pid, signal.SIGTERM)
+            system.end_group(self._running[name].pid)
         for name in list(reversed(self._running)):
             self.stop(name, patience)
         for pid in marked(self._mark):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, system.KILL)
         (self._home / PIDS).unlink(missing_ok=True)
 
     def _record(self) -> None:
@@ -100,20 +98,18 @@ class Processes:
 
 def _end(process: subprocess.Popen[bytes], patience: float) -> None:
     family = descendants(process.pid)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
+    system.end_group(process.pid)
     try:
         process.wait(patience)
     except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        system.end_group(process.pid, force=True)
         process.wait(patience)
     end = time.monotonic() + min(patience, 3.0)
     while (left := [pid for pid in family if running(pid)]) and time.monotonic() < end:
         time.sleep(0.05)
     for pid in left:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, system.KILL)
 
 
 def parents(proc: Path = Path("/proc")) -> dict[int, int]:
@@ -207,7 +203,7 @@ def stop_at_signals() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
+    before = {number: signal.signal(number, interrupt) for number in system.ENDING}
     try:
         yield
     finally:
@@ -221,7 +217,7 @@ def unbroken() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in system.ENDING}
     try:
         yield
     finally:
@@ -236,9 +232,9 @@ def locked(path: Path, taken: str | None = None) -> Iterator[None]:
     Args:
       taken: what to say where somebody else holds it; None waits instead.
     """
-    with path.open("a") as lock:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if taken is not None else 0))
+            stack.enter_context(files.locked(path, wait=taken is None))
         except BlockingIOError:
             raise DeployError(str(taken)) from None
         yield

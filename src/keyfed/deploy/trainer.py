@@ -23,6 +23,7 @@ from keyfed.deploy.processes import die_with, locked
 from keyfed.errors import DeployError, KeyfedError, cut, described
 from keyfed.files import write_atomically
 from keyfed.run.console import plural
+from keyfed.system import local_socket
 from keyfed.wire.flower.frames import SOCKET, FrameError, reachable, read_frame, write_frame
 
 Handle = Callable[[str, bytes], bytes]
@@ -47,7 +48,7 @@ def listening(home: Path) -> Iterator[socket.socket]:
     path, fresh = home / SOCKET, home / f".{SOCKET}.new"
     for old in (path, fresh):
         old.unlink(missing_ok=True)  # of a process that was killed: the lock is ours
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+    with local_socket() as server:
         before = os.umask(0o177)
         try:
             with reachable(fresh) as name:

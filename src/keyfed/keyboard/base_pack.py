@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors.numpy import save
 
+from keyfed import __version__
 from keyfed.config.load import BASE, Config, to_document
 from keyfed.errors import RunError
 from keyfed.files import write_atomically
@@ -28,7 +29,6 @@ from keyfed.run.folder import Trained, load_model, read_result, read_run_toml
 from keyfed.run.prepare import Prepared
 from keyfed.run.start import base
 from keyfed.text.vocab import SPECIALS, UNK, words_of
-from keyfed.version import __version__
 
 LINES_BYTES = 300_000  # of the hashes of its lines
 # Licences under which a model of the text may be shipped, as a corpus's own line names them.

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
+from keyfed import __version__
 from keyfed.config.load import Config
 from keyfed.errors import ConfigError, DataError, DownloadError, RunError
 from keyfed.keyboard import bundle
@@ -42,7 +43,6 @@ from keyfed.run.prepare import Prepared, prepare
 from keyfed.run.start.base import SPEC, Base, is_base, load_base
 from keyfed.text.catalogue import NAMED, at_hand, is_path
 from keyfed.text.vocab import Vocab, words_of
-from keyfed.version import __version__
 
 GOAL = 0.97  # of the three words shown, as many are the same in eight bits
 NGRAM_TOKENS = 10_000_000  # training text that the n-grams are counted on

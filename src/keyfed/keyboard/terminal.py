@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from keyfed.keyboard.predict import Slot, Strip
+from keyfed.system import raw_terminal
 
 Write = Callable[[str], object]
 
@@ -152,8 +153,6 @@ def converse(line: Line, chunks: Iterable[bytes], write: Write, columns: Callabl
 
 def run_terminal(line: Line, fd: int, write: Write) -> None:
     """Converse on a real terminal: raw while it lasts, as it was afterwards."""
-    import termios
-    import tty
 
     def columns() -> int:
         try:
@@ -161,12 +160,8 @@ def run_terminal(line: Line, fd: int, write: Write) -> None:
         except OSError:
             return 80
 
-    before = termios.tcgetattr(fd)
-    try:
-        tty.setraw(fd, termios.TCSADRAIN)  # what was typed ahead is kept
+    with raw_terminal(fd):
         converse(line, iter(lambda: os.read(fd, 1 << 16), b""), write, columns)
-    finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
 def suggestions_of(strip: Strip) -> list[str]:

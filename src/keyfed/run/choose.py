@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ from keyfed.engine.module import ModuleNetwork
 from keyfed.engine.network import Network, parameter_count
 from keyfed.errors import ConfigError
 from keyfed.run.console import plural
+from keyfed.system import usable_cores
 
 WORTH_A_WORKER = 2e12  # operations below which starting processes costs more than it saves (about 20 s of one core)
 
@@ -26,13 +26,6 @@ class Choice:
     workers: int
     threads: int  # of each training process
     reason: str
-
-
-def usable_cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def choose(train: TrainConfig, spec: Network, tokens_per_round: int, members: int, step_tokens: int = 350) -> Choice:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -21,18 +20,18 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
+from keyfed import __version__
 from keyfed.config.load import Config, config_from, differences, dump_toml, to_document
 from keyfed.engine.network import Network, check_params
 from keyfed.engine.trial import MakeModule
 from keyfed.errors import FolderInUse, RunError
 from keyfed.federated.soundness import finite
-from keyfed.files import parse_json, read_json, write_atomically
+from keyfed.files import locked, parse_json, read_json, write_atomically
 from keyfed.model.language_model import Params
 from keyfed.run.choose import Choice
 from keyfed.run.custom import build_network, refuse_others
 from keyfed.text.batches import reads_lines
 from keyfed.text.vocab import Vocab, vocab_sha256
-from keyfed.version import __version__
 
 LOCK = "run.lock"
 
@@ -70,16 +69,15 @@ def open_folder(folder: Path, resume: bool) -> Iterator[Path]:
         raise RunError(f"{folder} is a file; expected a folder for the run")
     if folder.is_dir() and not resume and any(p.name != LOCK for p in folder.iterdir()):
         raise RunError(f"{folder} exists and is not empty; choose another --out")
+    stack = contextlib.ExitStack()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("w")
+        stack.enter_context(locked(folder / LOCK))
+    except BlockingIOError:
+        raise FolderInUse(f"{folder} is in use by another process; wait for it or choose another --out") from None
     except OSError as e:
         raise RunError(f"{folder}: {e.strerror or e}; choose another --out") from e
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FolderInUse(f"{folder} is in use by another process; wait for it or choose another --out") from None
+    with stack:
         try:
             yield folder
         except BaseException:

@@ -38,7 +38,7 @@ from keyfed.federated.types import Federation, Method, Params, State
 from keyfed.files import write_atomically
 from keyfed.model.output import Score
 from keyfed.run.checkpoint import Best, Checkpoint, Cohort, RoundOutcome, RunLog, RunProgress, good_in, load_checkpoint
-from keyfed.run.choose import Choice, usable_cores
+from keyfed.run.choose import Choice
 from keyfed.run.custom import names
 from keyfed.run.evaluate import limit_streams, validator
 from keyfed.run.folder import (
@@ -84,6 +84,7 @@ from keyfed.run.result import finish
 from keyfed.run.secure import secure_record, sizes_in
 from keyfed.run.start.freeze import FROZEN, frozen_line, refuse_frozen
 from keyfed.run.start.weights import Start, find_source, initial_params, make_ready, refuse_other_start, start_lines
+from keyfed.system import usable_cores
 
 
 class Listener(Protocol):

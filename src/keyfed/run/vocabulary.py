@@ -7,7 +7,6 @@ register, wherever their files lie: ε and δ of several votes add.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -22,7 +21,7 @@ import torch
 from keyfed.config.load import Config
 from keyfed.config.schema import DataConfig
 from keyfed.errors import ConfigError, DataError, PrivacyError, RunError
-from keyfed.files import write_atomically
+from keyfed.files import locked, write_atomically
 from keyfed.private.dp.accounting import FINE, Release, calibrate, epsilon
 from keyfed.private.dp.ledger import Terms, open_ledger, verdict_of
 from keyfed.private.dp.noise import derived, system
@@ -254,8 +253,8 @@ def book_vote(register: Path, vote: Vote) -> None:
     """Append a vote, durably; only then may it be held."""
     try:
         register.parent.mkdir(parents=True, exist_ok=True)
-        with register.open("a+b") as f:
-            fcntl.flock(f, fcntl.LOCK_EX)  # two votes at once are both in it
+        # Two votes at once are both in it.
+        with locked(register.with_suffix(".lock"), wait=True), register.open("a+b") as f:
             f.seek(0)
             whole = f.read()
             f.truncate(whole.rfind(b"\n") + 1)

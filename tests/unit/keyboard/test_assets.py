@@ -123,7 +123,7 @@ def project(tmp_path) -> Path:
     shutil.copytree(ROOT / "studies", folder / "studies")
     (folder / "src" / "keyfed" / "model" / "base").mkdir(parents=True)
     (folder / "src" / "keyfed" / "model" / "base" / "manifest.json").write_text("{}")
-    (folder / "src" / "keyfed" / "version.py").write_text('__version__ = "0.0.1"\n')
+    (folder / "src" / "keyfed" / "__init__.py").write_text('__version__ = "0.0.1"\n')
     shutil.copy(assets.__file__, keyboard / "assets.py")
     for name in assets.LOCKED:
         shutil.copy(assets.WEB / name, keyboard / "web" / name)

@@ -24,6 +24,7 @@ from keyfed.errors import ConfigError, KeyfedError
 from keyfed.lab.bench.contenders import Open, Round, Task, central, keyfed, movement, plain
 from keyfed.lab.bench.floor import measure_floor
 from keyfed.model.language_model import Params
+from keyfed.system import peak_memory
 
 Cost = dict[str, Any]
 Say = Callable[[str], None]  # is told how far it is
@@ -137,9 +138,7 @@ def peak_of(pid: int) -> int:
     except OSError:
         if pid != os.getpid() or Path("/proc/self").exists():
             return 0
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return peak_memory()
     # Not ru_maxrss: a process inherits that from whoever started it.
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
 

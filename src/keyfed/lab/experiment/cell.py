@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 import torch
 
+from keyfed import __version__
 from keyfed.config.load import PARTS, SECTIONS, Config, check, set_value, to_document
 from keyfed.config.schema import coerce, hints_of
 from keyfed.errors import DataError, FolderInUse
@@ -45,7 +46,6 @@ from keyfed.run.result import score_baselines
 from keyfed.text.catalogue import load_corpus
 from keyfed.text.explore import character_statistics, explore
 from keyfed.text.vocab import Vocab
-from keyfed.version import __version__
 
 OWN = ("study.", "first.")  # settings that are not the run's
 WITH_METHOD = ("train", "code-faithful")  # runners that train with a method

@@ -8,18 +8,18 @@ page.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from keyfed.errors import ConfigError, DataError, DownloadError, FolderInUse, KeyfedError, RunError
+from keyfed.files import locked
 from keyfed.lab.experiment.cell import Workspace, run_cell
 from keyfed.lab.experiment.check import SCALES
 from keyfed.lab.experiment.compare_plan import parse_seeds
@@ -112,18 +112,18 @@ def held(work: Path, cell: Cell) -> Iterator[None]:
       FolderInUse: another process works on it.
     """
     path = work / "locks" / f"{cell.id}.lock"
+    stack = ExitStack()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.open("w")
+        stack.enter_context(locked(path))
+    except BlockingIOError:
+        raise FolderInUse(f"another process works on {cell.title}") from None
     except OSError as e:
         raise RunError(f"--work {work}: {e.strerror or e}; choose a folder that can be written") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FolderInUse(f"another process works on {cell.title}") from None
+    with stack:
         yield
-        path.unlink(missing_ok=True)
+        with suppress(PermissionError):  # Windows removes no file that is open
+            path.unlink(missing_ok=True)
 
 
 def run_study(

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from keyfed.system import raise_open_files
 from keyfed.wire.flower.gate import FLEET_CAP, HERE_CAP, from_here
 
 SPARE_FILES = 256  # for the database, logs and processes of the SuperLink
@@ -314,11 +315,5 @@ def serve(connections: Connections) -> Callable[..., None]:
 
 def most_connections(total: int) -> int:
     """Raise this process's limit of open files as far as it needs and may; return how many connections fit."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = total + SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return total if soft == resource.RLIM_INFINITY else max(1, min(total, soft - SPARE_FILES))
+    limit = raise_open_files(total + SPARE_FILES)
+    return total if limit is None else max(1, min(total, limit - SPARE_FILES))

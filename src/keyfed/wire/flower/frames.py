@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.errors import DeployError
+from keyfed.system import local_socket
 
 SOCKET = "resident.sock"
 MAGIC = b"KFR1"
@@ -95,7 +96,7 @@ def ask(path: Path, kind: str, body: bytes, deadline: float) -> tuple[dict[str, 
     left = deadline - time.time()
     if left <= 0:
         raise FrameError(f'"{kind}" came after its deadline')
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link, reachable(path) as name:
+    with local_socket() as link, reachable(path) as name:
         link.settimeout(left)
         try:
             link.connect(name)
