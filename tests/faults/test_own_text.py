@@ -18,9 +18,8 @@ from keyfed.errors import DataError, DeployError, KeyfedError, described
 from keyfed.keyboard.layout import constants
 from keyfed.keyboard.personal import checked
 from keyfed.text import published, records
-from keyfed.text.catalogue import load_corpus
-from keyfed.text.corpus import Author, Corpus, read_corpus
-from keyfed.text.own import look_at, own_corpus
+from keyfed.text.catalogue import load_corpus, look_at
+from keyfed.text.corpus import Author, Corpus, own_corpus, read_corpus
 from keyfed.text.table import tabulate
 from keyfed.text.vocab import SPECIALS, Vocab, read_vocab
 from keyfed.wire.device import own_text

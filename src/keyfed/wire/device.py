@@ -31,8 +31,7 @@ from keyfed.run.encode import window_of
 from keyfed.run.evaluate import limit_streams, validator
 from keyfed.text.batches import Batching
 from keyfed.text.catalogue import load_corpus
-from keyfed.text.corpus import Author
-from keyfed.text.own import own_corpus
+from keyfed.text.corpus import Author, own_corpus
 from keyfed.text.partition import ClientText, partition
 from keyfed.text.vocab import UNK, Tokens, Vocab
 from keyfed.wire.learner import Learner
@@ -195,7 +194,7 @@ def read_person(config: Config, name: str, vocab: Vocab, me: str | None = None) 
     """Read a client's text, all files of its folder one after the other, and cut it as a simulation cuts a client's.
 
     Args:
-      me: the client's owner among several authors of one file (`text.own`).
+      me: the client's owner among several authors of one file (`text.corpus`).
     """
     corpus = load_corpus(config.data.name, author_column=config.data.author_column, text_column=config.data.text_column)
     (own,) = own_corpus(corpus, Path(config.data.name), me).authors

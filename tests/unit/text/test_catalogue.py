@@ -14,9 +14,8 @@ import pytest
 
 from keyfed.errors import DataError, DownloadError
 from keyfed.text import catalogue
-from keyfed.text.catalogue import NAMED, is_path, load_corpus
+from keyfed.text.catalogue import NAMED, RemoteFile, is_path, load_corpus
 from keyfed.text.corpus import Author, Corpus, Skipped, pseudonym
-from keyfed.text.download import RemoteFile
 from keyfed.text.published import html_to_text, paragraphs, plays, sentences
 
 
