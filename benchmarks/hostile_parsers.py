@@ -37,8 +37,8 @@ import torch
 
 from keyfed.deploy.enrolment import read_enrolment, read_leave
 from keyfed.errors import KeyfedError
-from keyfed.federated.public.check import check_public
-from keyfed.private.dp.opening import MOST_MEMBERS
+from keyfed.federated.public.numbers import check_public
+from keyfed.private.dp.accounting import MOST_MEMBERS
 from keyfed.private.secagg.keys import Identity, SignedKeys, make_keys
 from keyfed.private.secagg.secure_sum import Collector, Terms
 from keyfed.private.secagg.wire import unseal

@@ -13,9 +13,8 @@ import pytest
 from keyfed.config.load import Config, apply_settings
 from keyfed.config.schema import PrivacyConfig
 from keyfed.errors import ConfigError, PrivacyError
-from keyfed.private.dp.accounting import COARSE, Release, epsilon
+from keyfed.private.dp.accounting import COARSE, Opening, Release, chance, epsilon
 from keyfed.private.dp.ledger import HEAD, LEDGER, read_ledger
-from keyfed.private.dp.opening import Opening, chance
 from keyfed.run.folder import load_model, read_metrics, read_result
 from keyfed.run.loop import Silent, train
 from keyfed.run.prepare import prepare

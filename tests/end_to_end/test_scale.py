@@ -16,10 +16,9 @@ from keyfed.config.load import Config, DataConfig, ModelConfig, Participation, T
 from keyfed.engine.problem import Problem, make_store, map_store
 from keyfed.engine.simulate import Simulation
 from keyfed.errors import DataError
-from keyfed.federated.cohort import draw, plan_round
+from keyfed.federated.cohort import LISTED, derive_seed, draw, plan_round, sample_by_place
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.sampling import LISTED, derive_seed, sample_by_place
 from keyfed.federated.types import MethodSpec
 from keyfed.model.language_model import build_spec, init_params
 from keyfed.run import encode

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from keyfed.engine.problem import Problem
-from keyfed.federated.sampling import derive_seed
+from keyfed.federated.cohort import derive_seed
 from keyfed.model.language_model import Dropout, ModelSpec, keep_mask
 from keyfed.text.batches import Step, epoch_steps, limit_text
 from keyfed.text.vocab import BOS

@@ -17,7 +17,8 @@ from keyfed.engine.sums.secure_simulation import MaskedSum, SecureSettings
 from keyfed.errors import SecureSumError
 from keyfed.federated import weigh as mediate
 from keyfed.federated.cohort import Fate, Work
-from keyfed.federated.public.rules import LOSS_STEP, magnitude, privately
+from keyfed.federated.public.numbers import LOSS_STEP
+from keyfed.federated.public.rules import magnitude, privately
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Mediator, Method, Params
 from keyfed.federated.weigh import in_two_phases, kept

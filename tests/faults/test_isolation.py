@@ -27,14 +27,14 @@ from keyfed.engine.sums.masked import MaskedNoisedSum, fixed_point
 from keyfed.engine.sums.secure_simulation import SecureSettings
 from keyfed.engine.task import Finished
 from keyfed.errors import ConfigError, PrivacyError, RunError, SecureSumOverflow
+from keyfed.federated.components import MEDIATORS
 from keyfed.federated.methods import METHODS, build_method
-from keyfed.federated.parts import MEDIATORS
 from keyfed.federated.public import rules
-from keyfed.federated.public.check import check_public, refuse_isolating
-from keyfed.federated.public.rules import privately
+from keyfed.federated.public.numbers import check_public
+from keyfed.federated.public.rules import privately, refuse_isolating
 from keyfed.federated.types import Method, MethodSpec, Params, Part, Report, Share
+from keyfed.private.dp.accounting import MOST_MEMBERS
 from keyfed.private.dp.noise import Noising
-from keyfed.private.dp.opening import MOST_MEMBERS
 from keyfed.private.dp.private_method import bound
 from keyfed.private.secagg.threshold import most_ratio
 from keyfed.run.folder import read_metrics

@@ -14,7 +14,7 @@ from scipy import stats
 
 from keyfed.engine.network import init_params
 from keyfed.errors import ConfigError, PrivacyError
-from keyfed.federated.sampling import poisson_cohort
+from keyfed.federated.cohort import poisson_cohort
 from keyfed.lab.audit.audit import audit_run
 from keyfed.private.dp import noise
 from keyfed.private.dp.accounting import Release, epsilon

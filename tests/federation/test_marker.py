@@ -7,7 +7,7 @@ import json
 import pytest
 
 from keyfed.lab.audit.lint import files_in
-from keyfed.private.dp.files import rule_for
+from keyfed.private.dp.statement import rule_for
 from keyfed.text.vocab import Vocab, build_vocab
 
 from ..faults.marker import marked, type_marker, with_marker

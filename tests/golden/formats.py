@@ -24,8 +24,8 @@ from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.client_home import ClientHome, open_home
 from keyfed.deploy.enrolment import enrol, read_enrolment, write_enrolment
 from keyfed.deploy.superlink import ServerHome
+from keyfed.federated.components import KINDS, part_options
 from keyfed.federated.methods import build_method, method_options
-from keyfed.federated.parts import KINDS, part_options
 from keyfed.federated.types import MethodSpec, Reason
 from keyfed.lab.experiment.grid import SCALES, cells_of, load_study, study_names
 from keyfed.private.secagg.keys import SIGNATURE_BYTES

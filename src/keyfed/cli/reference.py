@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from keyfed.cli.app import PlainContext, plainly
-from keyfed.private.dp.files import MEANING, RULES, WHERE
+from keyfed.private.dp.statement import MEANING, RULES, WHERE
 from keyfed.reports.reference import HEAD, markdown_table, methods_page, options_page
 
 

@@ -143,7 +143,7 @@ def set_value(config: Config, key: str, value: Any) -> Config:
 
 def _set_part(part: Part | None, kind: str, name: str, value: Any) -> Part | None:
     """Return a mediator or server rule with its name or one option set; another name starts from its defaults."""
-    from keyfed.federated.parts import KINDS, part_options
+    from keyfed.federated.components import KINDS, part_options
 
     if name == "name":
         if value is None or str(value).lower() == "none":
@@ -329,8 +329,8 @@ def parse_target(text: str | None, where: str) -> tuple[str, float] | None:
 
 def _unread(config: Config, *, characters: bool) -> list[str]:
     """Say which options are set although nothing reads them: an exchanged part's, or those of a start from a run."""
+    from keyfed.federated.components import READ_BY
     from keyfed.federated.methods import METHODS, method_options
-    from keyfed.federated.parts import READ_BY
 
     alone = []
     if config.train.init is None and config.train.unmatched != TrainConfig().unmatched:
@@ -358,8 +358,8 @@ def _unread(config: Config, *, characters: bool) -> list[str]:
 
 def to_document(config: Config) -> dict[str, dict[str, Value]]:
     """Return the configuration as nested plain values, method options resolved to all their values."""
+    from keyfed.federated.components import resolved_part
     from keyfed.federated.methods import build_method
-    from keyfed.federated.parts import resolved_part
 
     spec = build_method(MethodSpec(config.method, config.options)).spec
     assert spec is not None

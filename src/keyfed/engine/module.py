@@ -36,7 +36,7 @@ from keyfed.engine.trial import (
     try_out,
 )
 from keyfed.errors import ConfigError
-from keyfed.federated.sampling import derive_seed
+from keyfed.federated.cohort import derive_seed
 from keyfed.model.language_model import Batch, Params
 from keyfed.model.output import TokenScores, score_logits
 

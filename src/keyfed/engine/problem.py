@@ -22,9 +22,8 @@ from keyfed.engine.kernels.capture import Staged, Track, lay_track, others, stag
 from keyfed.engine.kernels.step import Buffers
 from keyfed.engine.module import ModuleNetwork
 from keyfed.engine.network import Network, NetworkState, gradient
-from keyfed.federated.cohort import Work
+from keyfed.federated.cohort import Work, derive_seed
 from keyfed.federated.descent import Descent, Way, walk
-from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Gradient, LayerNumbers, Method, Objective, Params, Solution
 from keyfed.model.language_model import Batch, ModelSpec, stack
 from keyfed.text.batches import Batching, Step, epoch_steps, limit_text, line_starts, sweep_steps

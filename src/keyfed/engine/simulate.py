@@ -24,8 +24,7 @@ from keyfed.engine.sums.plain import HiddenSum
 from keyfed.engine.task import Finished, Turn, keeps_state, take_turns
 from keyfed.engine.workers import WorkerPool
 from keyfed.errors import SecureSumOverflow
-from keyfed.federated.cohort import Fate, Work, eased
-from keyfed.federated.sampling import derive_seed
+from keyfed.federated.cohort import Fate, Work, derive_seed, eased
 from keyfed.federated.soundness import against_others, norm_of
 from keyfed.federated.types import (
     Aggregate,

@@ -14,8 +14,7 @@ import torch
 from keyfed.engine.client_state import read_state, write_state
 from keyfed.engine.curves import Curve, unstack
 from keyfed.engine.problem import LocalProblem, measure, solve_block
-from keyfed.federated.cohort import Work
-from keyfed.federated.sampling import derive_seed
+from keyfed.federated.cohort import Work, derive_seed
 from keyfed.federated.types import LayerNumbers, Method, Params
 from keyfed.private.dp.noise import clipped, norm_of
 

@@ -13,7 +13,9 @@ from dataclasses import replace
 from typing import Literal
 
 from keyfed.errors import ConfigError, nearest
-from keyfed.federated import compress, distance, dual_methods, local, parts, server, server_methods, upload, weigh
+from keyfed.federated import components as parts
+from keyfed.federated import distance, dual_methods, local, server, server_methods, upload, weigh
+from keyfed.federated import upload as compress
 from keyfed.federated.options import Optimiser, local_solver, positive, with_local_options
 from keyfed.federated.types import Method, MethodSpec
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.config.load import SECTIONS, Config
+from keyfed.federated.components import KINDS, part_options
 from keyfed.federated.methods import METHODS, method_options
-from keyfed.federated.parts import KINDS, part_options
 from keyfed.federated.tuned import CHARACTERS
 from keyfed.model.language_model import PRESETS, build_spec, parameter_count
 from keyfed.run.console import render_table

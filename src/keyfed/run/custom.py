@@ -15,11 +15,10 @@ from keyfed.engine.module import ModuleNetwork
 from keyfed.engine.network import Network
 from keyfed.engine.trial import MakeModule, qualified_name
 from keyfed.errors import ConfigError, RunError
-from keyfed.federated.compress import codec
-from keyfed.federated.guard import guarded
-from keyfed.federated.parts import exchange
+from keyfed.federated.components import exchange, guarded
 from keyfed.federated.tuned import tuned_options
 from keyfed.federated.types import Method
+from keyfed.federated.upload import codec
 from keyfed.model.language_model import build_spec, preset
 
 

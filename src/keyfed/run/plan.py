@@ -11,11 +11,10 @@ from keyfed.config.load import Config, method_spec
 from keyfed.config.schema import AGAINST, LIMIT, SUM_LIMIT, TOKEN_LIMIT
 from keyfed.engine.network import init_params
 from keyfed.errors import ConfigError, DataError, nearest
-from keyfed.federated.cohort import Plan, cohort_size, draw, moving_seconds, plan_round
+from keyfed.federated.cohort import Plan, cohort_size, derive_seed, draw, moving_seconds, plan_round
+from keyfed.federated.components import read_weights
 from keyfed.federated.local import learning_rate, progress
 from keyfed.federated.methods import build_method
-from keyfed.federated.parts import read_weights
-from keyfed.federated.sampling import derive_seed
 from keyfed.federated.soundness import UploadLimits, Watch, uniform_nats
 from keyfed.federated.types import Method
 from keyfed.federated.weigh import kept

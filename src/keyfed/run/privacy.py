@@ -15,8 +15,18 @@ from keyfed.engine.sums.noised import NoisedSum
 from keyfed.errors import PrivacyError
 from keyfed.federated.cohort import Fate
 from keyfed.federated.types import ClientId, Method, Params, State
-from keyfed.private.dp.accounting import Release, Row, TreeRelease, calibrate, calibrate_tree
-from keyfed.private.dp.adaptive import WITHIN
+from keyfed.private.dp.accounting import (
+    MOST_MEMBERS,
+    Opening,
+    Release,
+    Row,
+    Stayed,
+    TreeRelease,
+    beside,
+    calibrate,
+    calibrate_tree,
+    chance,
+)
 from keyfed.private.dp.ledger import (
     LEDGER,
     Ledger,
@@ -27,12 +37,10 @@ from keyfed.private.dp.ledger import (
     read_ledger,
     verdict_of,
 )
-from keyfed.private.dp.noise import Draw, Noising, derived, update_noise
-from keyfed.private.dp.opening import MOST_MEMBERS, Opening, Stayed, beside, chance
+from keyfed.private.dp.noise import Draw, Noising, derived, derived_tree, group_of, update_noise
 from keyfed.private.dp.plan import MOST_LOSS_NOISE, delta_for, noise_to_clip, usual_count_noise
-from keyfed.private.dp.private_method import CLIP, Bounded, bound, refuse_absence, refuse_participation
+from keyfed.private.dp.private_method import CLIP, WITHIN, Bounded, bound, refuse_absence, refuse_participation
 from keyfed.private.dp.statement import GIVEN_VOCABULARY, RAW_VOCABULARY, account, no_account
-from keyfed.private.dp.tree import derived_tree, group_of
 from keyfed.private.secagg.threshold import PRIVATE_RATIO
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.metrics_line import Sizes
@@ -105,7 +113,7 @@ def terms_of(
 
 
 def hinge_in(config: Config, population: int, cohort: float) -> float:
-    """Return the chance that one client decides whether a secure sum of the fleet opens (`private.dp.opening`).
+    """Return the chance that one client decides whether a secure sum of the fleet opens (`private.dp.accounting`).
 
     0 where nothing is masked or nobody is drawn. An imagined fleet has the run's floor, and two thirds must stay;
     cohorts beyond what one sum holds are taken to be summed in parts.

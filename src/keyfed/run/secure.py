@@ -14,10 +14,9 @@ from keyfed.engine.sums.noised import words_of
 from keyfed.engine.sums.plain import HiddenSum
 from keyfed.engine.sums.secure_round import length
 from keyfed.errors import ConfigError
-from keyfed.federated.public.check import refuse_unequal
-from keyfed.federated.public.rules import privately
+from keyfed.federated.public.rules import privately, refuse_unequal
 from keyfed.federated.types import Method, Params
-from keyfed.private.dp.opening import MOST_MEMBERS as MOST_PRIVATE
+from keyfed.private.dp.accounting import MOST_MEMBERS as MOST_PRIVATE
 from keyfed.private.dp.private_method import refuse_sized_duals
 from keyfed.private.secagg.threshold import PRIVATE_RATIO, most_ratio, usual_threshold
 from keyfed.run.metrics_line import Sizes, model_bytes, sizes_of

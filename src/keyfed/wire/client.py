@@ -39,12 +39,12 @@ from keyfed.engine.sums.secure_round import (
 from keyfed.engine.task import Finished, Turn, keeps_state
 from keyfed.errors import Refused, SecureSumError, SecureSumOverflow, described
 from keyfed.federated.cohort import eased
-from keyfed.federated.public.check import check_public
+from keyfed.federated.public.numbers import check_public
 from keyfed.federated.soundness import MOST_HALVINGS
 from keyfed.federated.types import Params, Refusal
 from keyfed.files import make_durable
 from keyfed.model.output import Score
-from keyfed.private.dp.opening import MOST_MEMBERS
+from keyfed.private.dp.accounting import MOST_MEMBERS
 from keyfed.private.dp.own_ledger import OwnLedger
 from keyfed.private.secagg.keys import signed_answer
 from keyfed.private.secagg.secure_sum import Floors

@@ -10,10 +10,10 @@ from keyfed.engine.sums.noised import words_of
 from keyfed.engine.sums.secure_round import Purpose, context_of, length
 from keyfed.engine.task import Finished
 from keyfed.errors import ConfigError, Refused, SecureSumError
-from keyfed.federated.public.check import refuse_isolating
+from keyfed.federated.public.rules import refuse_isolating
 from keyfed.federated.types import Params
 from keyfed.model.output import Score
-from keyfed.private.dp.opening import MOST_MEMBERS
+from keyfed.private.dp.accounting import MOST_MEMBERS
 from keyfed.private.secagg.keys import SIGNATURE_BYTES, Identity, SignedKeys
 from keyfed.private.secagg.secure_sum import Floors, Member, Terms
 from keyfed.private.secagg.threshold import PRIVATE_RATIO

@@ -20,8 +20,7 @@ from keyfed.engine.problem import Problem, make_store
 from keyfed.engine.task import Finished, Turn, take_turns
 from keyfed.errors import KeyfedError
 from keyfed.federated.methods import build_method
-from keyfed.federated.public.check import refuse_isolating
-from keyfed.federated.public.rules import privately
+from keyfed.federated.public.rules import privately, refuse_isolating
 from keyfed.federated.types import Method, Params
 from keyfed.model.language_model import ModelSpec
 from keyfed.model.output import Score

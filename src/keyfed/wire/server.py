@@ -39,8 +39,7 @@ from keyfed.engine.sums.secure_round import (
 )
 from keyfed.engine.task import Finished, keeps_state
 from keyfed.errors import Lied, SecureSumError
-from keyfed.federated.cohort import Fate
-from keyfed.federated.sampling import derive_seed
+from keyfed.federated.cohort import Fate, derive_seed
 from keyfed.federated.soundness import against_others
 from keyfed.federated.types import (
     Aggregate,
@@ -87,7 +86,7 @@ class RemoteFederation:
       evaluated: what the last round's clients counted on held-out text, and how many they were; None where not asked.
       typical: nats per token of the median of those clients; None where only their sum is seen.
       failed: why the last secure sum failed closed; None if it did not.
-      beside: whether one client more or less would have decided about the last private one (`private.dp.opening`).
+      beside: whether one client more or less would have decided about the last private one (`private.dp.accounting`).
     """
 
     compression_error: float | None = None

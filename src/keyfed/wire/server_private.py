@@ -28,8 +28,8 @@ from keyfed.engine.sums.masked import FixedPointSum
 from keyfed.engine.sums.noised import NoisedSum, words_of
 from keyfed.errors import SecureSumError
 from keyfed.federated.types import ClientId, Method, Params
+from keyfed.private.dp.accounting import Opening, Stayed, beside
 from keyfed.private.dp.noise import Noising, norm_of
-from keyfed.private.dp.opening import Opening, Stayed, beside
 from keyfed.private.secagg.secure_sum import Collector
 from keyfed.wire.calls import Calls, with_model
 from keyfed.wire.messages import Rejected, most_bytes, read_tensors, shapes_of
@@ -62,7 +62,7 @@ class Masked(NamedTuple):
 
     Attributes:
       failed: why it stayed closed; None if it opened. Closed it is empty.
-      beside: not all stayed, and one client more or less would have decided whether it opens (`private.dp.opening`).
+      beside: not all stayed, and one client more or less would have decided whether it opens (`private.dp.accounting`).
     """
 
     summed: NoisedSum

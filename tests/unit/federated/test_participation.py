@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from keyfed.errors import ConfigError
-from keyfed.federated.cohort import Participation, Work, cohort_size, draw, plan_round
-from keyfed.federated.sampling import poisson_cohort, sample_by_size
+from keyfed.federated.cohort import Participation, Work, cohort_size, draw, plan_round, poisson_cohort, sample_by_size
 
 SIZES = [100, 400, 50, 1000, 250, 700, 20, 900, 300, 600]
 

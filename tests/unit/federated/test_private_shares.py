@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from keyfed.errors import ConfigError, DoesNotFit
 from keyfed.federated import weigh
+from keyfed.federated.components import guarded
 from keyfed.federated.duals import once
-from keyfed.federated.guard import guarded
 from keyfed.federated.methods import METHODS, fedavg
 from keyfed.federated.public import rules
-from keyfed.federated.public.ranges import use_of_range
-from keyfed.federated.public.rules import LOSS_STEP, clamped, held, magnitude, privately
+from keyfed.federated.public.numbers import LOSS_STEP, use_of_range
+from keyfed.federated.public.rules import clamped, held, magnitude, privately
 from keyfed.federated.types import Mediator, PrivateRule, Report, Share
 from keyfed.federated.weigh import kept
 

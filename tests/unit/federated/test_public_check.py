@@ -12,8 +12,8 @@ import pytest
 from keyfed.errors import ConfigError
 from keyfed.federated import weigh
 from keyfed.federated.methods import METHODS, fedavg, fedmed
-from keyfed.federated.public.check import check_public, refuse_isolating
-from keyfed.federated.public.rules import LOSS_STEP, magnitude, privately
+from keyfed.federated.public.numbers import LOSS_STEP, check_public
+from keyfed.federated.public.rules import magnitude, privately, refuse_isolating
 from keyfed.federated.types import Report
 
 LAYERS = ["bias", "weight"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keyfed.federated.public.ranges import (
+from keyfed.federated.public.numbers import (
     HELD_BY_ONE,
     MOST_RAISED,
     PATIENCE,

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from keyfed.config.load import PARTS, SECTIONS, DataConfig, PrivacyConfig, TrainConfig, VectorsConfig, set_value
 from keyfed.errors import ConfigError, RunError
 from keyfed.federated import tuned
+from keyfed.federated.components import KINDS, part_options
 from keyfed.federated.methods import METHODS, method_options
-from keyfed.federated.parts import KINDS, part_options
 from keyfed.lab.experiment import cell as studies_cells
 from keyfed.lab.experiment.cell import (
     STRETCHES,

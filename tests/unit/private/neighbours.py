@@ -12,9 +12,8 @@ from keyfed.config.schema import PrivacyConfig
 from keyfed.engine.sums.noised import NoisedSum
 from keyfed.federated.methods import build_method
 from keyfed.federated.types import MethodSpec, Report
-from keyfed.private.dp.adaptive import BELOW, LOSS
 from keyfed.private.dp.noise import Noising, derived, update_noise
-from keyfed.private.dp.private_method import FOLLOWED, bound
+from keyfed.private.dp.private_method import BELOW, FOLLOWED, LOSS, bound
 
 LIKE = {"a": torch.zeros(2), "b": torch.zeros(1)}
 CLIP, CALLED = 1.5, 4.0

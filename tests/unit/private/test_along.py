@@ -19,10 +19,19 @@ from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import MethodSpec, Part, Report
 from keyfed.federated.weigh import by_tokens, softmax_of_distance, switch_on_loss, top_k, uniform
-from keyfed.private.dp.adaptive import BELOW, LOSS, WITHIN, loss_limit, mean_loss, still_moves
 from keyfed.private.dp.noise import clip_factor, norm_of, update_noise
 from keyfed.private.dp.plan import usual_count_noise
-from keyfed.private.dp.private_method import FOLLOWED, bound, refuse_absence
+from keyfed.private.dp.private_method import (
+    BELOW,
+    FOLLOWED,
+    LOSS,
+    WITHIN,
+    bound,
+    loss_limit,
+    mean_loss,
+    refuse_absence,
+    still_moves,
+)
 
 from .neighbours import (
     CALLED,

@@ -13,8 +13,17 @@ from scipy.stats import binom
 from keyfed.config.load import Config
 from keyfed.config.schema import PrivacyConfig, SecureConfig
 from keyfed.errors import PrivacyError
-from keyfed.private.dp.accounting import COARSE, Release, at_rate_one, calibrate, epsilon, most_met
-from keyfed.private.dp.opening import MOST_MEMBERS, Opening, chance
+from keyfed.private.dp.accounting import (
+    COARSE,
+    MOST_MEMBERS,
+    Opening,
+    Release,
+    at_rate_one,
+    calibrate,
+    chance,
+    epsilon,
+    most_met,
+)
 from keyfed.run.remote.terms import hinge_of
 
 

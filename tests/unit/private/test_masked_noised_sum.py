@@ -16,7 +16,7 @@ from keyfed.engine.sums.noised import NoisedSum
 from keyfed.engine.sums.secure_simulation import SecureSettings
 from keyfed.federated.public.rules import held
 from keyfed.federated.types import Share
-from keyfed.private.dp.opening import MOST_MEMBERS
+from keyfed.private.dp.accounting import MOST_MEMBERS
 from keyfed.private.secagg.threshold import PRIVATE_RATIO
 
 from .neighbours import CLIP, LIKE, bounded, client, noising, share_of, vector

@@ -17,10 +17,9 @@ from keyfed.errors import PrivacyError
 from keyfed.federated.cohort import Fate, Work
 from keyfed.federated.methods import build_method
 from keyfed.federated.types import Share, State
-from keyfed.private.dp.accounting import Release, TreeRelease, epsilon
+from keyfed.private.dp.accounting import Opening, Release, TreeRelease, chance, epsilon
 from keyfed.private.dp.ledger import LEDGER, ORIGIN, _line, _write_head, open_ledger
 from keyfed.private.dp.noise import system
-from keyfed.private.dp.opening import Opening, chance
 from keyfed.private.dp.private_method import CLIP
 from keyfed.reports.document import Table
 from keyfed.reports.run_page import privacy_blocks

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from keyfed.private.dp.accounting import forest_sensitivity
-from keyfed.private.dp.noise import system
-from keyfed.private.dp.tree import KeptTree, change_of, derived_tree, group_of, nodes_of
+from keyfed.private.dp.noise import KeptTree, change_of, derived_tree, group_of, nodes_of, system
 
 SHAPE = torch.Size((5,))
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.config.load import Config, apply_settings
-from keyfed.federated.sampling import sample_cohort
+from keyfed.federated.cohort import sample_cohort
 from keyfed.run.encode import window_of
 from keyfed.run.prepare import prepare
 from keyfed.text.batches import (

@@ -16,7 +16,7 @@ instead. So a client whose training is refused sends zeros, too; were it a drop-
 everybody.
 
 It does depend on who is *drawn*, which amplification by sampling asks to be hidden: where one client more opens the
-sum, being drawn shows. What that costs is in the rows of the ledger (`private.dp.opening`, `PrivateRun.row`).
+sum, being drawn shows. What that costs is in the rows of the ledger (`private.dp.accounting`, `PrivateRun.row`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from keyfed.engine.sums.secure_round import context_of
 from keyfed.engine.sums.secure_simulation import Costs, MaskedSum, SecureSettings
 from keyfed.errors import SecureSumError
 from keyfed.federated.types import Aggregate, ClientId, Params, Refusal, Share
+from keyfed.private.dp.accounting import MOST_MEMBERS
 from keyfed.private.dp.noise import Noising
-from keyfed.private.dp.opening import MOST_MEMBERS
 from keyfed.private.secagg.threshold import PRIVATE_RATIO
 
 _MOST_WORD = 2**30  # of a sum; beyond it a word may be a liar's (`wire.server_private.folded`)

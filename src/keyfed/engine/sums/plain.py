@@ -13,7 +13,7 @@ from typing import Any
 from keyfed.engine.sums.gather import Gathering, HiddenRound, kept
 from keyfed.engine.sums.secure_round import counts_of, report_of, weighed
 from keyfed.engine.task import Finished
-from keyfed.federated.public.facts import USUAL_RATIO
+from keyfed.federated.public.numbers import USUAL_RATIO
 from keyfed.federated.types import Aggregate, ClientId, Facts, Refusal
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from keyfed.engine.sums.codec import Layout, Read, Vector, must
 from keyfed.engine.task import Finished
 from keyfed.errors import DoesNotFit
-from keyfed.federated.public.ranges import use_of_range
+from keyfed.federated.public.numbers import use_of_range
 from keyfed.federated.public.rules import clamped, held, magnitude
 from keyfed.federated.types import (
     Aggregate,

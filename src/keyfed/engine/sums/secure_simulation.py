@@ -27,7 +27,7 @@ from keyfed.engine.sums.secure_round import (
 )
 from keyfed.engine.task import Finished
 from keyfed.errors import SecureSumError, SecureSumOverflow
-from keyfed.federated.public.ranges import raised_bits
+from keyfed.federated.public.numbers import raised_bits
 from keyfed.federated.types import Aggregate, ClientId, Public, Refusal
 from keyfed.private.secagg.keys import Identity, SignedKeys, make_keys
 from keyfed.private.secagg.secure_sum import Collector, Floors, Member, Terms, usual_threshold

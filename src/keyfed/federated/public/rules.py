@@ -11,39 +11,42 @@ it.
 
 Public numbers come from sums alone: the first ones from histograms of a calibration sum before the first upload, later
 ones from coarse histograms in every round. They are placed where most clients count exactly, and move only for two
-clients or more (`facts.best_top`). Two rules need all reports of a round before they can weigh, and get a
-private variant that looks at the rounds before (`last_losses`): the switch on the mean loss, and top-K by loss.
+clients or more (`numbers.best_top`).
+
+Two rules need all losses of a round before they can weigh: FedMed's switch on the mean loss, and top-K by loss. Where
+no loss leaves a client, both are known only after everybody has uploaded. So they go by the rounds before.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
 from keyfed.errors import ConfigError, DoesNotFit
-from keyfed.federated.public.facts import (
+from keyfed.federated.public.numbers import (
+    LOSS_STEP,
+    LOSSES,
+    MAGNITUDES,
+    MOST_CAP,
+    ROOM_OF_DUALS,
+    ROOM_OF_RANGE,
     SATURATED,
+    USUAL_RATIO,
     best_move,
     best_top,
+    first_ranges,
     highest,
     joined,
+    magnitude_bucket,
+    next_ranges,
     one_hot,
     ratio_in,
     room_histogram,
     size_bucket,
     sums_of,
     under,
-)
-from keyfed.federated.public.last_losses import LOSS_STEP, LOSSES, below_last_quantile, switch_on_last_losses
-from keyfed.federated.public.ranges import (
-    MAGNITUDES,
-    ROOM_OF_DUALS,
-    ROOM_OF_RANGE,
-    first_ranges,
-    magnitude_bucket,
-    next_ranges,
 )
 from keyfed.federated.types import (
     Facts,
@@ -58,15 +61,8 @@ from keyfed.federated.types import (
     Sums,
 )
 
-__all__ = [  # those of `last_losses` and `facts` that a rule is made of, too
-    "LOSSES", "LOSS_STEP", "MOST_CAP", "SIZES", "below_last_quantile", "capped_softmax", "clamped", "constant", "held",
-    "highest", "magnitude", "one_hot", "privately", "saturated_clients", "size_bucket", "standing",
-    "switch_on_last_losses", "tokens",
-]  # fmt: skip
-
 SIZES = 32  # buckets of a number of tokens n: bucket b holds 2^(b−1) < n ≤ 2^b
 LEAST_SCORE, SCORE_RATIO, SCORES = 0.05, 1.03, 360  # bucket b holds scores up to 0.05 · 1.03^b; the last one is 2039
-MOST_CAP = 4096.0  # twice that
 LEAST_LOG = -700.0  # of a weight, so that e^log is not 0
 
 
@@ -303,3 +299,138 @@ def _unlearning(share: Callable[[Report, Sequence[str], Public], Share]) -> Priv
         start=lambda public, sums: public,
         learn=lambda public, sums, contributors: public,
     )
+
+
+def switch_on_last_losses(adaptive: PrivateRule, otherwise: PrivateRule, threshold: float) -> PrivateRule:
+    r"""Use `adaptive` while the mean loss of the two rounds *before* differed by at least ε, else `otherwise`.
+
+    .. math::  |L_{t−1} − L_{t−2}| ≥ ε: \text{adaptive},\qquad |L_{t−1} − L_{t−2}| < ε: \text{otherwise}
+
+    One round later than `federated.weigh.switch_on_loss`: this round's mean loss is only known once everybody has
+    uploaded. L is the unweighted mean over those whose upload arrived; the first two rounds are adaptive.
+    """
+    parts = {"adaptive": adaptive, "otherwise": otherwise}
+
+    def chosen(public: Public) -> str:
+        before, last = public["losses"]
+        return "adaptive" if before is None or last is None or abs(last - before) >= threshold else "otherwise"
+
+    def share(report: Report, layers: Sequence[str], public: Public) -> Share:
+        name = chosen(public)
+        return parts[name].share(report, layers, public[name])
+
+    def learn(public: Public, sums: Sums, contributors: int) -> Public:
+        after = _each(parts, public, lambda name, rule, own: rule.learn(own, sums_of(name, sums), contributors))
+        count = sums["count"][0]
+        return {**after, "losses": [public["losses"][1], sums["loss"][0] / count]} if count >= 0.5 else after
+
+    return PrivateRule(
+        init=lambda: {"losses": [None, None], **{name: rule.init() for name, rule in parts.items()}},
+        share=share,
+        facts=lambda report, layers, public: joined(
+            {name: rule.facts(report, layers, public[name]) for name, rule in parts.items()}
+        ),
+        first=lambda report, layers: joined({name: rule.first(report, layers) for name, rule in parts.items()}),
+        start=lambda public, sums: _each(parts, public, lambda name, rule, own: rule.start(own, sums_of(name, sums))),
+        learn=learn,
+    )
+
+
+def below_last_quantile(kept: Callable[[int], int], inner: PrivateRule) -> PrivateRule:
+    r"""Let only clients whose loss is at most τ count: the K-th lowest loss of the round before, from a histogram.
+
+    Clients above τ send zeros. τ is the upper end of a bucket of 1/32 nats; in the first round it comes from that
+    round's own calibration. As losses fall, more than K clients lie below the last round's τ: this is the price of not
+    telling one's loss.
+
+    Args:
+      kept: K for a number of clients.
+    """
+
+    def share(report: Report, layers: Sequence[str], public: Public) -> Share:
+        limit = public["limit"]
+        if limit is not None and report.loss > limit:
+            none = dict.fromkeys(layers, 0.0)
+            return Share(scale=none, mass=none)
+        return inner.share(report, layers, public["inner"])
+
+    def bucket(report: Report) -> list[float]:
+        return one_hot(math.ceil(report.loss / LOSS_STEP) - 1, LOSSES)
+
+    def limit_of(histogram: Sequence[float]) -> float | None:
+        clients = round(sum(histogram))
+        seen = 0.0
+        for place, count in enumerate(histogram[:-1]):
+            seen += count
+            if clients and seen >= kept(clients) - 0.5:
+                return (place + 1) * LOSS_STEP
+        return None  # the K-th loss lies beyond the last bucket: everybody counts
+
+    def moved(public: Public, sums: Sums, own: Public) -> Public:
+        return {**public, "limit": limit_of(sums["losses"]), "inner": own}
+
+    return PrivateRule(
+        init=lambda: {"limit": None, "inner": inner.init()},
+        share=share,
+        facts=lambda report, layers, public: (
+            {"losses": bucket(report)} | joined({"inner": inner.facts(report, layers, public["inner"])})
+        ),
+        first=lambda report, layers: {"losses": bucket(report)} | joined({"inner": inner.first(report, layers)}),
+        start=lambda public, sums: moved(public, sums, inner.start(public["inner"], sums_of("inner", sums))),
+        learn=lambda public, sums, contributors: moved(
+            public, sums, inner.learn(public["inner"], sums_of("inner", sums), contributors)
+        ),
+    )
+
+
+def _each(
+    parts: Mapping[str, PrivateRule], public: Public, move: Callable[[str, PrivateRule, Public], Public]
+) -> Public:
+    return {**public, **{name: move(name, rule, public[name]) for name, rule in parts.items()}}
+
+
+def refuse_isolating(method: Method, ratio: float = USUAL_RATIO) -> None:
+    r"""Refuse a method with which whoever runs the server can make a sum of one client's upload.
+
+    Under top-K clients with a loss above the public τ send zeros, and the histogram of losses is public: with τ between
+    the two lowest losses the sum is one upload. No client can see that by itself. A simulation has nobody to hide from.
+
+    Args:
+      ratio: r of the sum (`private.secagg.threshold.most_ratio`); by default the largest that any sum has.
+
+    Raises:
+      ConfigError: the method takes the clients of lowest loss only, or has fixed weights beyond the ratio.
+    """
+    refuse_unequal(method, ratio)
+    rule = method.mediator.private
+    if method.uploading < 1 or (rule is not None and "limit" in _names(rule.init())):
+        raise ConfigError(
+            f"method.beta is {method.uploading:g} ({method.name}): top-K under secure sums lets the server choose a "
+            "threshold below which a single client lies, and read its upload; set method.beta=1, or secure.on=false"
+        )
+
+
+def refuse_unequal(method: Method, ratio: float) -> None:
+    """Refuse weights that are fixed beforehand and differ by more than a secure sum allows; 0 is beyond any ratio.
+
+    Raises:
+      ConfigError: with what would do.
+    """
+    rule = method.mediator.private
+    if rule is None or rule.least is None:  # others are clamped
+        return
+    least = min(rule.least(["layer"], rule.init()).values())
+    if least < 1 / ratio - 1e-9:
+        found = f"the largest is {1 / least:.4g} times the least" if least > 0 else "a weight of 0 is among them"
+        raise ConfigError(
+            f"fixed weights ({method.name}): {found}, and a secure sum allows {ratio:g} times at most, so that no "
+            "client's upload can be singled out; bring mediator.weights closer together (a client without one "
+            "weighs 1), take more clients a round (up to 16 times), or set secure.on=false"
+        )
+
+
+def _names(kept: object) -> set[str]:
+    """Return all names in nested public numbers."""
+    if not isinstance(kept, dict):
+        return set()
+    return set(kept).union(*(_names(value) for value in kept.values()))

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from keyfed.engine.network import Reader, reader_of
 from keyfed.engine.problem import ClientStore, make_store
-from keyfed.federated.sampling import derive_seed
+from keyfed.federated.cohort import derive_seed
 from keyfed.run.folder import Trained
 from keyfed.text.vocab import BOS, EOS, Vocab
 from keyfed.text.vocab import SPECIALS as SPECIAL_WORDS

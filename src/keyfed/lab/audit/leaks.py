@@ -33,7 +33,7 @@ from torch import Tensor
 
 from keyfed.engine.problem import Problem
 from keyfed.engine.task import Turn, take_turns
-from keyfed.federated.sampling import derive_seed
+from keyfed.federated.cohort import derive_seed
 from keyfed.federated.types import Method, Params
 from keyfed.lab.audit.canaries import SPECIALS
 from keyfed.model.language_model import ModelSpec

@@ -2,7 +2,7 @@
 
 A finding is `ok`, a `note`, a `warning`, or `broken`: the claim does not hold as it stands.
 
-Every file in a run's folder is held against the table of `keyfed.private.dp.files`.
+Every file in a run's folder is held against the table of `keyfed.private.dp.statement`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from keyfed.errors import KeyfedError
 from keyfed.federated.types import Method
 from keyfed.files import written_name
 from keyfed.keyboard import bundle
-from keyfed.private.dp.files import MEANING, Cover, rule_for
 from keyfed.private.dp.ledger import LEDGER, Ledger, Terms, Verdict, check_against_metrics, read_ledger
+from keyfed.private.dp.statement import MEANING, Cover, rule_for
 from keyfed.run.folder import read_metrics
 
 Level = Literal["ok", "note", "warning", "broken"]

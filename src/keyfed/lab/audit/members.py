@@ -25,7 +25,7 @@ from safetensors.torch import load
 
 from keyfed.engine.network import Network, shapes
 from keyfed.errors import RunError
-from keyfed.federated.sampling import derive_seed
+from keyfed.federated.cohort import derive_seed
 from keyfed.model.language_model import Params
 from keyfed.run.evaluate import scorer_of
 from keyfed.run.folder import Trained

@@ -39,8 +39,8 @@ from torch import Tensor
 
 from keyfed.config.load import Config
 from keyfed.engine.sums.noised import NoisedSum
+from keyfed.federated.cohort import derive_seed
 from keyfed.federated.round import initial_state
-from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Aggregate, Method, Params, Share, State
 from keyfed.private.dp.ledger import Terms
 from keyfed.private.dp.noise import Noising

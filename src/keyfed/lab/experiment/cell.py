@@ -29,8 +29,8 @@ from keyfed import __version__
 from keyfed.config.load import PARTS, SECTIONS, Config, check, set_value, to_document
 from keyfed.config.schema import coerce, hints_of
 from keyfed.errors import DataError, FolderInUse
+from keyfed.federated.components import KINDS, READ_BY, part_options
 from keyfed.federated.methods import METHODS, method_options
-from keyfed.federated.parts import KINDS, READ_BY, part_options
 from keyfed.federated.tuned import tuned_options
 from keyfed.lab.experiment.check import BLANKS, MEASURES, target_measure
 from keyfed.lab.experiment.grid import Cell, Settings

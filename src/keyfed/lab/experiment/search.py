@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from keyfed.config.load import PARTS, Config, Value, coerce
 from keyfed.errors import ConfigError, nearest
+from keyfed.federated.cohort import derive_seed
+from keyfed.federated.components import READ_BY
 from keyfed.federated.methods import METHODS, build_method, method_options
-from keyfed.federated.parts import READ_BY
-from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import MethodSpec
 
 EDGE = 0.1  # of a range: a best value this near its end may have a better one beyond it

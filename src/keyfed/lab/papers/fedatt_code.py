@@ -36,10 +36,9 @@ from keyfed.engine.problem import Problem, TextObjective, make_store
 from keyfed.engine.simulate import Simulation
 from keyfed.engine.task import keeps_state
 from keyfed.errors import RunError
-from keyfed.federated.cohort import Work
+from keyfed.federated.cohort import Work, derive_seed, sample_cohort
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state
-from keyfed.federated.sampling import derive_seed, sample_cohort
 from keyfed.federated.soundness import Good
 from keyfed.federated.types import ClientId, Federation, Method, Params, State
 from keyfed.files import BROKEN, read_json, write_atomically

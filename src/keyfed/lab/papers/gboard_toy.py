@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keyfed.federated.sampling import derive_seed
+from keyfed.federated.cohort import derive_seed
 
 Weights = dict[str, Tensor]
 UNITS, BATCH, EPOCHS, STEP = 32, 32, 3, 0.01  # of the slides

@@ -27,10 +27,9 @@ from keyfed.config.load import Config, method_spec, to_document
 from keyfed.engine.network import gradient, init_params, parameter_count
 from keyfed.engine.problem import Problem, TextObjective, make_store, stack_steps
 from keyfed.engine.simulate import Simulation
-from keyfed.federated.cohort import Work
+from keyfed.federated.cohort import Work, derive_seed
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state
-from keyfed.federated.sampling import derive_seed
 from keyfed.federated.types import Params, State
 from keyfed.lab.papers.fedatt_code import Kept, find_kept, go_on
 from keyfed.run.checkpoint import Best

@@ -71,7 +71,7 @@ def usual_count_noise(cohort: float, z: float, *, losses: bool = False) -> float
     hundredth of what the round may cost.
 
     Args:
-      losses: clients tell their losses, too (`private.dp.adaptive`).
+      losses: clients tell their losses, too (`private.dp.private_method`).
 
     Example:
       >>> usual_count_noise(100, 1.0), usual_count_noise(4, 1.5), usual_count_noise(5000, 1.0, losses=True)

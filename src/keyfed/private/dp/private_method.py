@@ -1,13 +1,21 @@
-r"""Which methods can carry a guarantee, and in which form: the table of combinations, and refusals by name.
+r"""The private form of a method: which methods can carry a guarantee, in which form, and refusals by name.
 
 In a private round a client's weight may depend on nobody else. So FedAvg's n_k/Σn becomes 1/m (or min(n_k/ŵ, 1) with a
 public ŵ) over a *public* denominator, and attention becomes a ratio of two noisy sums: client k sends
 u_k Δ_k and u_k = exp(min(s_k, c) − c) with a public cap c. Either way the sum moves by at most the clip S when one
 client is added or removed. Server rules come after the noise and cost nothing.
 
-FedMed's switch and top-K go by what the rounds *before* have released of the losses (`private.dp.adaptive`), one round
-later than the plain method. Methods with a running mean have everybody as a member from the start, standing for the
-first θ; then the running mean is θ plus the clipped increments over a public number of clients.
+Two rules of FedMed read the losses of all clients: the switch between attention and tokens, and top-K. In a private
+round a client sends one number t within [0, 1] for each, next to its clipped upload. The sum of t − ½ moves by ½ at
+most when one client is added or removed. It has noise of its own that the round's z pays for, and is divided by the
+expected cohort. What comes of it is public: it decides about the *next* round, never about its own.
+
+Methods with a running mean have everybody as a member from the start, standing for the first θ; then the running mean
+is θ plus the clipped increments over a public number of clients.
+
+References:
+  Andrew, Thakkar, McMahan, Ramaswamy, *Differentially Private Learning with Adaptive Clipping*, 2021 (arXiv
+  1905.03871): the noisy bit that a quantile is followed by.
 """
 
 from __future__ import annotations
@@ -22,13 +30,107 @@ import torch
 from keyfed.config.schema import PrivacyConfig
 from keyfed.errors import PrivacyError
 from keyfed.federated.cohort import Participation
-from keyfed.federated.parts import part_options, read_weights
+from keyfed.federated.components import part_options, read_weights
 from keyfed.federated.public.rules import LEAST_LOG
 from keyfed.federated.server import averaged, sgd
 from keyfed.federated.types import Aggregate, Mediator, Method, MethodSpec, Params, Report, ServerRule, Share
 from keyfed.federated.weigh import separable
-from keyfed.private.dp.adaptive import BELOW, LOSS, WITHIN, Followed, loss_limit, mean_loss, still_moves
 from keyfed.private.dp.noise import next_clip
+
+Numbers = Sequence[float]
+WITHIN = "within"  # the half count that the clip follows
+LOSS, BELOW = "loss", "below"  # those that the switch and the limit of top-K follow
+
+MOST_LOSS = 16.0  # nats per token: above any loss that a model of 2^23 words begins with
+NOT_YET = 1e300  # the change of a loss before there are two to compare: above every threshold, and finite
+LEAST_REACH = 1.0  # nats: how far from each other the clients of one round usually lie
+LEAST_STEP, MOST_STEP = 1e-3, 2.0  # nats: what the limit of top-K moves by at most in one round
+WIDEN, NARROW = 1.2, 0.6  # slower up than down: one wrong side by chance must not cost a round with nobody
+
+
+class Followed(NamedTuple):
+    """Public numbers that follow the clients' losses by one noisy number a round.
+
+    Attributes:
+      start: the numbers before the first round.
+      told: (a client's loss, the numbers) → t; the sum cuts it to [0, 1].
+      learn: (the numbers, the noisy mean of t over the expected cohort) → the numbers of the next round.
+    """
+
+    start: tuple[float, ...]
+    told: Callable[[float, Numbers], float]
+    learn: Callable[[Numbers, float], tuple[float, ...]]
+
+
+def mean_loss(threshold: float) -> Followed:
+    r"""Follow the mean loss L: numbers (L, reach r, last change of L, rounds seen).
+
+    .. math::  t_k = ½ + \frac{ℓ_k − L}{2r},\qquad L ← L + 2r(\bar t − ½)
+
+    A client tells how far its loss is from the last L, not the loss: then the public denominator, which is not the
+    number of those who came, errs by a share of the *change* of L only. Exact, at no noise, while everybody's loss is
+    within r of L and as many come as are expected. The reach starts with all losses inside, halves every round down to
+    max(1 nat, 2ε), and doubles after a round in which L moved by half of it or more.
+
+    Args:
+      threshold: ε, the change that the switch asks for.
+    """
+    least = max(LEAST_REACH, 2 * threshold)
+
+    def told(loss: float, numbers: Numbers) -> float:
+        mean, reach, *_ = numbers
+        return 0.5 + (loss - mean) / (2 * reach)
+
+    def learn(numbers: Numbers, noisy: float) -> tuple[float, ...]:
+        mean, reach, _, seen = numbers
+        change = 2 * reach * (min(max(noisy, 0.0), 1.0) - 0.5)
+        after = min(2 * reach, max(MOST_LOSS / 2, least)) if abs(change) >= reach / 2 else max(reach / 2, least)
+        # What the first round tells is its distance from a guess, not from a round before.
+        return max(0.0, mean + change), after, change if seen else NOT_YET, seen + 1
+
+    return Followed((MOST_LOSS / 2, max(MOST_LOSS / 2, least), NOT_YET, 0.0), told, learn)
+
+
+def still_moves(numbers: Numbers, threshold: float) -> bool:
+    """Whether the released mean losses of the two rounds before differ by at least ε; true in the first two rounds."""
+    return abs(numbers[2]) >= threshold
+
+
+def loss_limit(beta: float) -> Followed:
+    r"""Follow the β-quantile of the losses: numbers (the limit τ, reach r, the last round's s).
+
+    .. math::  t_k = ½ + \frac{1[ℓ_k ≤ τ] − β}{2\max(β, 1 − β)},\qquad
+               s = \frac{e}{1 − β} \text{ if } e > 0 \text{ else } \frac{e}{β},\qquad τ ← τ − r s
+
+    with e = 2 max(β, 1 − β)(t̄ − ½), which is (those below − β · those who came) / those expected. It is 0 at the
+    quantile however many come: who is absent shortens a step and does not turn it. s is 1 if everybody is below τ, −1
+    if nobody is.
+
+    Losses may lie within hundredths of a nat of each other, all of them falling, so the reach finds its own size: after
+    two rounds on the same side it grows, after two on different sides it shrinks, the more the further off they were,
+    r ← r · (1.2 or 0.6)^min(1, |s| + |s of the round before|). τ starts above every loss: everybody counts until it has
+    come down, at 2 nats a round.
+
+    Args:
+      beta: share β of the cohort that counts.
+    """
+    wide = 2 * max(beta, 1 - beta)
+
+    def told(loss: float, numbers: Numbers) -> float:
+        return 0.5 + (float(loss <= numbers[0]) - beta) / wide
+
+    def learn(numbers: Numbers, noisy: float) -> tuple[float, ...]:
+        limit, reach, before = numbers
+        excess = wide * (min(max(noisy, 0.0), 1.0) - 0.5)
+        side = max(-1.0, min(1.0, excess / (1 - beta) if excess > 0 else excess / beta))
+        if side * before != 0:
+            factor = WIDEN if side * before > 0 else NARROW
+            reach *= factor ** min(1.0, abs(side) + abs(before))
+        reach = min(max(reach, LEAST_STEP), MOST_STEP)
+        return min(max(limit - reach * side, 0.0), MOST_LOSS), reach, side
+
+    return Followed((MOST_LOSS, MOST_STEP, 0.0), told, learn)
+
 
 CLIP = "privacy/clip"  # the clip of the next round, in the server rule's state
 FOLLOWED = "privacy/along/"  # before the names of what else the next round goes by

@@ -26,11 +26,9 @@ from keyfed.engine.network import parameter_count, shapes
 from keyfed.errors import PrivacyError, RunError
 from keyfed.federated.types import ClientId, Params, Reason, State
 from keyfed.model.output import Score
-from keyfed.private.dp.accounting import Release, Row, TreeRelease
-from keyfed.private.dp.noise import Draw, system
-from keyfed.private.dp.opening import Opening, chance
+from keyfed.private.dp.accounting import Opening, Release, Row, TreeRelease, chance
+from keyfed.private.dp.noise import Draw, KeptTree, system
 from keyfed.private.dp.statement import RAW_VOCABULARY, few_clients
-from keyfed.private.dp.tree import KeptTree
 from keyfed.run.checkpoint import Best, Checkpoint, rounds_in, save_checkpoint
 from keyfed.run.folder import read_metrics
 from keyfed.run.privacy import PrivateRun, public_record, public_result

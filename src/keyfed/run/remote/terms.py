@@ -14,8 +14,8 @@ from keyfed.errors import ConfigError, PrivacyError
 from keyfed.federated.cohort import cohort_size
 from keyfed.federated.types import ClientId
 from keyfed.files import write_atomically
+from keyfed.private.dp.accounting import Opening, chance
 from keyfed.private.dp.ledger import LEDGER, Terms
-from keyfed.private.dp.opening import Opening, chance
 from keyfed.private.dp.private_method import Bounded
 from keyfed.run.privacy import as_begun, terms_of
 from keyfed.wire.device import run_bounded
@@ -102,7 +102,7 @@ def terms_for(config: Config, clients: int) -> tuple[Bounded, Terms]:
 def hinge_of(config: Config, clients: int, called: int) -> float:
     """Return the chance that a client decides whether a round's secure sum opens, or refuse one that is large.
 
-    Such a round costs as one without amplification (`private.dp.opening`).
+    Such a round costs as one without amplification (`private.dp.accounting`).
     """
     if not config.secure.on or config.privacy.mechanism == "tree" or called >= clients:
         return 0.0

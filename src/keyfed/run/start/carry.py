@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keyfed.errors import ConfigError, DataError, ShapeMismatch
-from keyfed.federated.sampling import derive_seed
+from keyfed.federated.cohort import derive_seed
 from keyfed.model.language_model import ModelSpec, Params, check_shapes, shapes
 from keyfed.text.vocab import SPECIALS, Vocab
 
