@@ -28,8 +28,8 @@ from keyfed.federated.types import Method
 from keyfed.lab.experiment import compare as comparing
 from keyfed.lab.experiment import tune as tuning
 from keyfed.lab.experiment.search import parse_search
-from keyfed.reports import run_page
-from keyfed.reports.personalise import Personalisation
+from keyfed.reports import finished, run_page
+from keyfed.reports.finished import Personalisation
 from keyfed.run import loop as training
 from keyfed.run import suggest as suggestions
 from keyfed.run import vocabulary as vocabularies
@@ -209,7 +209,7 @@ def suggest(model: Trained, text: str, k: int = 3) -> list[str]:
 
 def evaluate(run: PathLike, *, module: MakeModule | None = None) -> dict[str, Any]:
     """Test a run's model again on its held-out text; see `keyfed evaluate`."""
-    return run_page.evaluate_run(Path(run), module)
+    return finished.evaluate_run(Path(run), module)
 
 
 def personalise(
@@ -222,7 +222,7 @@ def personalise(
     module: MakeModule | None = None,
 ) -> dict[str, Any]:
     """Tune a copy of a run's model on each client's text, test it before and after; see `evaluate --personalise`."""
-    return run_page.personalise_run(Path(run), Personalisation(epochs, lr, optimiser, batch_size), module)
+    return finished.personalise_run(Path(run), Personalisation(epochs, lr, optimiser, batch_size), module)
 
 
 def tune(
@@ -252,4 +252,4 @@ def report(run: PathLike, *, module: MakeModule | None = None) -> str:
 
 def conformance(run: PathLike, *, module: MakeModule | None = None) -> list[dict[str, Any]]:
     """Run the conformance suite on a run's model; see `keyfed conformance`."""
-    return run_page.check_run(Path(run), module)
+    return finished.check_run(Path(run), module)

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import keyfed as library
-from keyfed.reports.events import EventWriter
+from keyfed.reports.figures import EventWriter
 from keyfed.run.loop import Silent
 from tests.end_to_end.conftest import TINY
 

@@ -10,7 +10,7 @@ import pytest
 
 import keyfed as library
 from keyfed.model.output import Score
-from keyfed.reports.personalise import Personalisation, resolve, summarise
+from keyfed.reports.finished import Personalisation, resolve, summarise
 from keyfed.run.folder import Trained
 from keyfed.run.prepare import prepare
 from tests.end_to_end.conftest import sentence

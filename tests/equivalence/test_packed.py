@@ -32,8 +32,7 @@ from keyfed.model import language_model as lm
 from keyfed.model.cells import CELLS
 from keyfed.model.conformance import check_model
 from keyfed.model.language_model import init_params
-from keyfed.reports.personalise import Personalisation
-from keyfed.reports.run_page import evaluate_run, personalise_run
+from keyfed.reports.finished import Personalisation, evaluate_run, personalise_run
 from keyfed.run.evaluate import evaluate_lines, evaluate_sentences, limit_streams, scorer_of, total, validator
 from keyfed.run.folder import load_model, read_metrics, read_result
 from keyfed.run.loop import Silent, train

@@ -34,7 +34,7 @@ from keyfed.federated.types import State
 from keyfed.lab.papers.fedatt_code import find_kept
 from keyfed.private.dp.accounting import Release
 from keyfed.private.dp.ledger import ORIGIN, Terms, _line, check_against_metrics, open_ledger, read_ledger
-from keyfed.reports.events import read_log, scalars
+from keyfed.reports.figures import read_log, scalars
 from keyfed.run.checkpoint import Best, Checkpoint, _seal, load_checkpoint, named_states, save_checkpoint
 from keyfed.run.encode import open_cache
 from keyfed.run.folder import read_metrics, read_result, read_run_toml

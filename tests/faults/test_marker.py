@@ -30,7 +30,7 @@ from keyfed.lab.audit.lint import PrivacyClaim, file_findings, files_in
 from keyfed.private.dp import statement
 from keyfed.private.dp.ledger import Terms
 from keyfed.private.dp.statement import MEANING, RULES, WHERE, rule_for
-from keyfed.reports.events import EventWriter
+from keyfed.reports.figures import EventWriter
 from keyfed.reports.run_page import report_run
 from keyfed.run.folder import load_model
 from keyfed.run.loop import Silent, train

@@ -19,7 +19,7 @@ from keyfed.errors import ConfigError, DataError, PrivacyError, RunError
 from keyfed.files import write_atomically
 from keyfed.lab.experiment.tune import tune_text, winning_toml
 from keyfed.private.dp.accounting import LEAST_NOISE, calibrate
-from keyfed.reports.verdict import verdict
+from keyfed.reports.run_page import verdict
 from keyfed.run.console import Narrator, plural
 from keyfed.text.catalogue import load_corpus
 

@@ -97,8 +97,8 @@ def evaluate(
         return
     if against or words:
         raise ConfigError("--against and --words go with --keyboard")
-    from keyfed.reports.personalise import parse_personal
-    from keyfed.reports.run_page import evaluate_run, personal_text, table_text
+    from keyfed.reports.finished import evaluate_run, parse_personal, personal_text
+    from keyfed.reports.run_page import table_text
 
     result = evaluate_run(run, personal=parse_personal(personalise) if personalise is not None else None)
     if as_json:
@@ -128,7 +128,7 @@ def methods(
     as_json: JsonOption = False,
 ) -> None:
     """List the methods, or print one's equation, options and reference."""
-    from keyfed.reports.reference import describe_methods, describe_models, method_page
+    from keyfed.cli.reference import describe_methods, describe_models, method_page
 
     if name is not None and models:
         raise ConfigError(f"got method {name} and --models, which lists the model presets; leave one of the two out")
@@ -151,7 +151,7 @@ def conformance(run: RunArgument, as_json: JsonOption = False) -> None:
 
     Exit code 1 if a check fails.
     """
-    from keyfed.reports.run_page import check_run
+    from keyfed.reports.finished import check_run
 
     checks = check_run(run)
     if as_json:

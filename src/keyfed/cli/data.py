@@ -30,7 +30,7 @@ data_app = typer.Typer(name="data", help="Look at corpora: list, describe, get, 
 @with_keys
 def data_list(folder: DirOption = NONE, as_json: JsonOption = False) -> None:
     """List the corpora known by name and whether they are at hand."""
-    from keyfed.reports.reference import describe_corpora
+    from keyfed.cli.reference import describe_corpora
 
     data_dir = folder["data.dir"]
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
@@ -53,7 +53,7 @@ def data_describe(
     as_json: JsonOption = False,
 ) -> None:
     """Partition a corpus and print its statistics: clients, tokens, vocabulary, unknown words."""
-    from keyfed.reports.reference import describe_data
+    from keyfed.cli.reference import describe_data
 
     config = configure(None, None, {"data.name": name, **what}, settings)
     description = describe_data(config)
@@ -98,7 +98,7 @@ def data_explore(
     if as_json:
         print_json(result)
         return
-    from keyfed.reports.reference import exploration_text
+    from keyfed.cli.reference import exploration_text
 
     typer.echo(exploration_text(result))
 

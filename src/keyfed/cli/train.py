@@ -212,7 +212,7 @@ def _train(
     with Narrator() as narrator, ExitStack() as stack:
         listener: Listener = narrator
         if tensorboard:
-            from keyfed.reports.events import EventWriter
+            from keyfed.reports.figures import EventWriter
 
             listener = stack.enter_context(EventWriter(folder, narrator))
         try:

@@ -23,7 +23,7 @@ from keyfed.files import write_atomically
 from keyfed.keyboard.bundle import sha256
 from keyfed.keyboard.export import written_forms
 from keyfed.model.language_model import ModelSpec, Params, parameter_count, quantise, shapes, widen
-from keyfed.reports.run_page import with_data
+from keyfed.reports.finished import with_data
 from keyfed.run.evaluate import headline
 from keyfed.run.folder import Trained, load_model, read_result, read_run_toml
 from keyfed.run.prepare import Prepared

@@ -26,7 +26,7 @@ from keyfed.keyboard.predict import KeyboardSettings, Predictor
 from keyfed.keyboard.session import Keyboard, NetworkSource, Source, ngram_source
 from keyfed.model.language_model import ModelSpec, parameter_count, quantise
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
-from keyfed.reports.run_page import with_data
+from keyfed.reports.finished import with_data
 from keyfed.run.console import render_table
 from keyfed.run.folder import Trained
 from keyfed.run.prepare import Prepared

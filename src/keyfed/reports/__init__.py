@@ -1,1 +1,1 @@
-"""What people read of a run: pages, figures, the generated reference."""
+"""What people read of a run: pages and figures; a finished run measured again."""

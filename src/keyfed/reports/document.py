@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
@@ -54,6 +54,11 @@ class Picture:
     alt: str
     light: bytes
     dark: bytes
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return PurePosixPath(self.path).stem
 
 
 @dataclass(frozen=True, slots=True)

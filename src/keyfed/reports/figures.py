@@ -1,28 +1,40 @@
-"""Plots as PNG bytes: what every plot shares (themes, axes of rounds and of perplexity), those of a run, their files.
+"""The curves of a run: plots as PNG bytes, and TensorBoard's event files (`--tensorboard`, RUN/tensorboard).
 
-matplotlib is imported when the first plot is drawn, without pyplot: no window, no global list of figures to
-close. Labels are fixed words and numbers; names from files are never drawn (a `$` would be read as a formula).
-Colours are Okabe and Ito's, which colour-blind readers tell apart; line styles differ as well.
+What every plot shares comes first: themes, dashes, axes of rounds, perplexity and shares. matplotlib is imported when
+the first plot is drawn, without pyplot: no window, no global list of figures to close. Labels are fixed words and
+numbers; names from files are never drawn (a `$` would be read as a formula). Colours are Okabe and Ito's, which
+colour-blind readers tell apart; line styles differ as well.
+
+The event files say what metrics.jsonl says, and nothing else. When a run starts or goes on, the rounds in its log are
+written again and older events of the same folder are declared void, so that no round is missing or shown twice.
 """
 
 from __future__ import annotations
 
 import io
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from keyfed.errors import ConfigError, RunError
+from keyfed.files import BROKEN
 from keyfed.model.output import Score
-from keyfed.reports.document import finite, show
+from keyfed.reports.document import Picture, finite, show
+from keyfed.run.folder import read_metrics, strict
+from keyfed.run.loop import Listener
 
 Record = Mapping[str, Any]
 Draw = Callable[[Any, "Theme"], None]  # draws on axes
 Paint = Callable[[Any, "Theme"], None]  # draws a whole figure
 SIZE = (5.8, 3.8)  # inches at 150 dots each: small, so that labels stay readable on a phone
 TALL = (5.8, 5.6)  # two panels, one above the other
-
+# Seven colours and four dashes: their pairs repeat only after 28 curves, and neighbours differ in both.
+DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)))
 HIGHEST = 1e30  # a perplexity above it is off the scale: the model has diverged, and axes would overflow
 
 
@@ -47,19 +59,9 @@ DARK = Theme(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A drawn plot: file name without ending, description, PNG for light and dark pages."""
-
-    name: str
-    alt: str
-    light: bytes
-    dark: bytes
-
-
-def both_themes(name: str, alt: str, paint: Paint, size: tuple[float, float] = SIZE) -> Plot:
+def both_themes(name: str, alt: str, paint: Paint, size: tuple[float, float] = SIZE) -> Picture:
     """Draw a figure for light and for dark pages."""
-    return Plot(name, alt, png(paint, LIGHT, size), png(paint, DARK, size))
+    return Picture(f"plots/{name}.png", alt, png(paint, LIGHT, size), png(paint, DARK, size))
 
 
 def single(draw: Draw, columns: int = 2) -> Paint:
@@ -143,7 +145,7 @@ def off_the_scale(points: int) -> str:
     return f" ({points:,} off the scale)" if points > 0 else ""
 
 
-def draw_plots(result: Record, records: Sequence[Record]) -> list[Plot]:
+def draw_plots(result: Record, records: Sequence[Record]) -> list[Picture]:
     """Draw every plot for which the run has numbers.
 
     Raises:
@@ -184,8 +186,8 @@ def _perplexity(result: Record, records: Sequence[Record]) -> tuple[str, str, Dr
                 label=f"this run, test (round {best:.0f}): {show(tested)}", zorder=4,
             )  # fmt: skip
             shown.append(tested)
-        for (label, level), colour, dashes in zip(lines, others, ((6, 2), (2, 1.5), (6, 2, 1, 2)), strict=False):
-            axes.axhline(level, color=colour, dashes=dashes, linewidth=1.8, label=label)
+        for (label, level), colour, dashes in zip(lines, others, DASHES[1:], strict=False):
+            axes.axhline(level, color=colour, linestyle=dashes, linewidth=1.8, label=label)
         rounds_axis(axes, rounds)
         perplexity_axis(axes, shown)
 
@@ -281,7 +283,7 @@ def _traffic(result: Record, records: Sequence[Record]) -> tuple[str, str, Draw]
     return "traffic", f"Traffic added up over rounds: {down[-1]:,.1f} MB down, {up[-1]:,.1f} MB up", draw
 
 
-def draw_explained(explained: Sequence[float], removed_before: Sequence[float] = ()) -> Plot:
+def draw_explained(explained: Sequence[float], removed_before: Sequence[float] = ()) -> Picture:
     """Draw the share of the variance of each component, and of those kept added up; see `Reduced` for the numbers.
 
     Components removed before PCA are the first of the vectors as they were read; those that PCA keeps follow. So
@@ -325,7 +327,7 @@ def draw_explained(explained: Sequence[float], removed_before: Sequence[float] =
     return both_themes("vectors", alt, paint, TALL)
 
 
-def draw_gains(clients: Iterable[Mapping[str, float]]) -> Plot | None:
+def draw_gains(clients: Iterable[Mapping[str, float]]) -> Picture | None:
     """Draw each client's perplexity after personalisation against before; None without matplotlib or clients.
 
     Args:
@@ -356,3 +358,102 @@ def draw_gains(clients: Iterable[Mapping[str, float]]) -> Plot | None:
         return both_themes("personalised", alt, single(draw))
     except ImportError:
         return None
+
+
+def scalars(record: Mapping[str, Any], moved: Mapping[str, float]) -> dict[str, float]:
+    """Return what TensorBoard shows of a round; `moved` are all bytes up to and including it.
+
+    A number that metrics.jsonl cannot hold (NaN, ∞) is null there and NaN here, which TensorBoard marks on the curve.
+    """
+    found: dict[str, Any] = {"train/loss": record["loss"]}
+    for key in ("nats", "perplexity", "top1", "top3"):
+        if record.get("valid"):
+            found[f"valid/{key}"] = record["valid"][key]
+    if record.get("privacy"):  # a private run tells neither its training loss nor who came
+        found = {tag: value for tag, value in found.items() if tag != "train/loss"}
+        found["privacy/epsilon"] = record["privacy"]["epsilon"]
+    else:
+        found["clients/effective"] = record["effective_clients"]
+    found |= {f"bytes/{direction}": total for direction, total in moved.items()}
+    if record["seconds"] is not None:  # a private federation does not tell how long its clients took
+        found["time/seconds"] = record["seconds"]
+    return {tag: math.nan if value is None else float(value) for tag, value in found.items()}
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """Return the rounds in a run's log, of which TensorBoard shows all that it can."""
+    records = read_metrics(folder)
+    try:
+        for record in records:
+            scalars(record, {d: float(record["traffic"][d]) for d in ("down", "up")})
+            float(record["elapsed"] or 0.0)
+    except BROKEN as e:
+        raise RunError(f"{folder / 'metrics.jsonl'} is damaged: a round's line has no {e}") from None
+    return records
+
+
+class EventWriter:
+    """A listener that writes event files and hands everything on to another listener.
+
+    A run that trains another one (`train.central`) starts a second time: that one is shown as a run of its
+    own, RUN/tensorboard/central.
+    """
+
+    def __init__(self, run: Path, inner: Listener) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as e:
+            raise ConfigError(
+                f"--tensorboard needs the package tensorboard ({e}); install it with: pip install 'keyfed[tensorboard]'"
+            ) from None
+        self._open = SummaryWriter
+        self._run = run
+        self._inner = inner
+        self._writer: Any = None
+        self._moved = {"down": 0.0, "up": 0.0}
+        self._began = 0.0
+        self._starts = 0
+
+    def say(self, line: str) -> None:
+        """Hand a line of explanation on."""
+        self._inner.say(line)
+
+    def start(self, what: str, rounds: int, done: int) -> None:
+        """Open the event file and write what the log holds already."""
+        # Only now: before its first round a run refuses a folder that is not empty.
+        self.close()
+        folder = "central" if self._starts else ""
+        self._starts += 1
+        logged = read_log(self._run / folder)[:done]
+        self._moved = {"down": 0.0, "up": 0.0}
+        # The time axis is the time trained, whatever lay between two sittings.
+        self._began = time.time() - ((logged[-1]["elapsed"] or 0.0) if logged else 0.0)
+        self._writer = self._open(str(self._run / "tensorboard" / folder), purge_step=1)
+        for record in logged:
+            self._write(record)
+        self._writer.flush()
+        self._inner.start(what, rounds, done)
+
+    def round(self, record: dict[str, Any]) -> None:
+        """Write a round's scalars, at once on the disk."""
+        self._write(strict(record))
+        self._writer.flush()
+        self._inner.round(record)
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        for direction in self._moved:
+            self._moved[direction] += record["traffic"][direction]
+        for tag, value in scalars(record, self._moved).items():
+            self._writer.add_scalar(tag, value, record["round"], walltime=self._began + (record["elapsed"] or 0.0))
+
+    def close(self) -> None:
+        """Close the event file; what was written stays."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def __enter__(self) -> EventWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,7 +1,7 @@
 """The report of a finished run: report.md, report.html and plots/, made from run.toml, metrics.jsonl, result.json.
 
-Parts for which a run has no numbers (baselines, unseen clients, suggestions, plots) are left out. Besides
-the report: a new evaluation of a finished run and the conformance of its model.
+Sections for which a run has no numbers (baselines, unseen clients, suggestions, plots) are left out. The verdict says
+in one sentence how the network compares with unigram, Kneser–Ney and central training.
 """
 
 from __future__ import annotations
@@ -9,18 +9,12 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from keyfed.config.load import Config, dump_toml, to_document
-from keyfed.engine.network import predictor
 from keyfed.engine.trial import MakeModule
-from keyfed.errors import DataError, RunError
-from keyfed.files import write_atomically
-from keyfed.model.conformance import Check, check_model, check_vocabulary
+from keyfed.errors import RunError
 from keyfed.private.dp.statement import no_account
 from keyfed.reports.document import (
     NONE,
@@ -38,19 +32,112 @@ from keyfed.reports.document import (
     show_percent,
     write_document,
 )
-from keyfed.reports.figures import Plot, draw_gains, draw_plots, validation
-from keyfed.reports.personalise import Personalisation, personalise, resolve
-from keyfed.reports.verdict import baselines_of, verdict
+from keyfed.reports.figures import draw_plots, validation
 from keyfed.run.console import human_bytes, plural, render_table
-from keyfed.run.evaluate import headline, scorer_of, spread, total
-from keyfed.run.folder import Trained, load_model, read_metrics, read_result, read_run_toml, resume_command
+from keyfed.run.folder import load_model, read_metrics, read_result, read_run_toml, resume_command
 from keyfed.run.metrics_line import diverged_warning, halved_notes
-from keyfed.run.prepare import Prepared, prepare
 from keyfed.run.recipe.pilot import BETWEEN, SETTLED
 from keyfed.run.secure import secure_facts
 from keyfed.run.start.weights import start_lines
 from keyfed.run.suggest import PROMPTS, suggest
-from keyfed.text.vocab import PAD, SPECIALS, words_of
+
+Record = Mapping[str, Any]
+Rows = list[list[str]]
+LEVEL = 0.01  # perplexities this close, relative, count as level
+WORDS = {"unigram": "plain word frequencies", "kneser_ney": "counts of word sequences"}  # what a baseline is
+
+
+def verdict(result: Record) -> str:
+    """Say in one sentence how the network stands to unigram, Kneser–Ney and central training.
+
+    Example:
+      >>> scores = {"unigram": {"test": {"perplexity": 200.0}}}
+      >>> verdict({"method": "fedavg", "rounds": 5, "test": {"perplexity": 250.0}, "baselines": scores})
+      'This model does not beat plain word frequencies (unigram, 200.0). With a test perplexity of 250.0 after 5 \
+rounds, fedavg is behind the unigram (perplexity 25 % higher).'
+    """
+    who = str(result.get("method") or "the network")
+    value = (result.get("test") or {}).get("perplexity")
+    own = finite(value)
+    if (result.get("privacy") or {}).get("randomness") == "system":
+        return f"{who} was not tested: clients of a private federation score nothing. Test it on public text."
+    if (result.get("test") or {}).get("tokens") == 0:
+        return f"There is no test text, so {who} was not tested: its clients have too few lines to cut."
+    if own is None or own <= 0:
+        return (
+            f"There is no finite test perplexity of {who} (got {show(value)}): the training diverged or was not tested."
+        )
+    stands: dict[str, int] = {}
+    clauses = []
+    for key, label, found in baselines_of(result):
+        other = finite((found.get("test") or {}).get("perplexity"))
+        if other is not None and other > 0:
+            stands[key], clause = _compare(
+                own, other, "central training of the same model" if key == "central" else label
+            )
+            clauses.append(clause)
+    rounds = finite(result.get("rounds"))
+    after = "" if rounds is None else f" after {rounds:,.0f} round{'' if rounds == 1 else 's'}"
+    start = f"With a test perplexity of {show(own)}{after}, {who} "
+    if not clauses:
+        return start + "stands alone: the run has no baselines to compare it with."
+    listed = clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
+    first = not_beaten("This model does not beat", own, result.get("baselines") or {})
+    because = _because(stands, pooled=who == "central")
+    return f"{first}{start}is {listed}" + (f": {because}." if because else ".")
+
+
+def not_beaten(who: str, lowest: float, baselines: Mapping[str, Any]) -> str:
+    """Say first, in a sentence of its own, that word frequencies or counts are not beaten; nothing where they are.
+
+    Args:
+      who: subject and verb, "No method beats".
+      lowest: the lowest perplexity of the models.
+      baselines: unigram and Kneser–Ney with their `test`.
+
+    Example:
+      >>> not_beaten("No method beats", 300.0, {"unigram": {"test": {"perplexity": 200.0}}})
+      'No method beats plain word frequencies (unigram, 200.0). '
+    """
+    for key, label, found in baselines_of({"baselines": baselines}):
+        other = finite((found.get("test") or {}).get("perplexity"))
+        if key in WORDS and other is not None and other > 0 and lowest >= other * (1 - LEVEL):
+            return f"{who} {WORDS[key]} ({label}, {show(other)}). "
+    return ""
+
+
+def baselines_of(result: Record) -> list[tuple[str, str, Record]]:
+    """Return key, label and scores of the baselines a result has, weakest first."""
+    baselines = result.get("baselines") or {}
+    order = (baselines.get("kneser_ney") or {}).get("order")
+    labels = {
+        "unigram": "unigram",
+        "kneser_ney": "Kneser–Ney" + (f"-{order}" if order else ""),
+        "central": "central",
+    }
+    return [(key, label, baselines[key]) for key, label in labels.items() if baselines.get(key)]
+
+
+def _compare(own: float, other: float, label: str) -> tuple[int, str]:
+    """Return −1 (behind), 0 (level) or 1 (ahead) and the clause that says so."""
+    ratio = own / other
+    name = "the unigram" if label == "unigram" else label
+    if abs(ratio - 1) <= LEVEL:
+        return 0, f"level with {name} (within {LEVEL * 100:.0f} %)"
+    percent = abs(ratio - 1) * 100
+    amount = f"{percent:.1f}" if percent < 9.95 else f"{percent:.0f}"
+    if ratio < 1:
+        much = f"perplexity {amount} % lower" if ratio > 0.5 else f"perplexity × {ratio:.2g}"
+        return 1, f"ahead of {name} ({much})"
+    much = f"perplexity {amount} % higher" if ratio < 2 else f"perplexity × {ratio:.3g}"
+    return -1, f"behind {name} ({much})"
+
+
+def _because(stands: Mapping[str, int], pooled: bool) -> str:
+    """Return what it means to be ahead of the counts; what it means to be behind is said first (`not_beaten`)."""
+    if stands.get("unigram", 1) == 1 and stands.get("kneser_ney") == 1:
+        return f"it predicts better than a count model of the {'same' if pooled else 'pooled'} text"
+    return ""
 
 
 def privacy_blocks(account: Mapping[str, Any]) -> list[Block]:
@@ -99,10 +186,6 @@ def privacy_lines(account: Mapping[str, Any]) -> list[str]:
     ]
 
 
-Record = Mapping[str, Any]
-Rows = list[list[str]]
-
-
 def write_report(folder: Path, suggestions: Sequence[tuple[str, Sequence[str]]] = ()) -> list[Path]:
     """Write report.md, report.html and plots/*.png into the folder of a finished run.
 
@@ -121,7 +204,7 @@ def write_report(folder: Path, suggestions: Sequence[tuple[str, Sequence[str]]] 
         raise RunError(f"{folder} has no result.json: the run is not finished; go on with `{resume_command(folder)}`")
     records = read_metrics(folder)
     try:
-        plots: list[Plot] | None = draw_plots(result, records)
+        plots: list[Picture] | None = draw_plots(result, records)
     except ImportError:
         plots = None
     return write_document(folder, document(result, records, config, made, suggestions, plots))
@@ -133,10 +216,10 @@ def document(
     config: Config,
     made: Record,
     suggestions: Sequence[tuple[str, Sequence[str]]] = (),
-    plots: Sequence[Plot] | None = (),
+    plots: Sequence[Picture] | None = (),
 ) -> list[Block]:
     """Return the whole report as blocks; `plots` is None where matplotlib is missing."""
-    drawn = {p.name: Picture(f"plots/{p.name}.png", p.alt, p.light, p.dark) for p in plots or ()}
+    drawn = {p.name: p for p in plots or ()}
 
     def pictures(*names: str) -> list[Block]:
         return [drawn[name] for name in names if name in drawn]
@@ -381,9 +464,6 @@ def _cell(key: str, value: Any) -> str:
     return show_percent(value)
 
 
-CONFORMANCE_TOKENS = 20_000
-
-
 def table_text(result: dict[str, Any]) -> str:
     """Return the result table and the verdict as text."""
     return f"{render_table(result_table(result))}{verdict(result)}"
@@ -412,136 +492,3 @@ def report_run(folder: Path, module: MakeModule | None = None) -> str:
         f'try:    keyfed suggest {shlex.quote(str(folder))} "i would like to"',
     ]
     return "\n".join(lines)
-
-
-def with_data(folder: Path, module: MakeModule | None, *, text: bool = False) -> tuple[Trained, Prepared]:
-    """Load a run's model and its corpus, and refuse if the vocabulary has changed."""
-    trained = load_model(folder, module)
-    config = trained.config
-    if config.data.vocab_file is not None:  # which may be gone by now; the run has its own copy
-        config = replace(config, data=replace(config.data, vocab_file=str(folder / "vocab.json")))
-    prepared = prepare(config, module, text=text)
-    if prepared.vocab != trained.vocab:
-        raise DataError(
-            f"{folder}: the corpus {prepared.corpus.name} gives another vocabulary than the run was trained with; "
-            "its text has changed"
-        )
-    return trained, prepared
-
-
-def evaluate_run(
-    folder: Path, module: MakeModule | None = None, personal: Personalisation | None = None
-) -> dict[str, Any]:
-    """Evaluate a run's model anew on its held-out text; with `personal`, also a copy tuned for every client.
-
-    Of a private run's clients only totals are returned, as in its result, and personal copies if `personal` is given.
-    """
-    trained, prepared = with_data(folder, module)
-    private = trained.config.privacy.on
-    if personal is not None:
-        personal = resolve(personal, trained, prepared)  # what cannot be done is said before the long evaluation
-    kind = trained.config.data.batching
-    tested, test = headline(trained.spec, trained.params, prepared.test, kind)
-    unseen = scorer_of(kind)(trained.spec, trained.params, prepared.unseen)
-    result = {
-        "run": str(folder),
-        "method": trained.method,
-        "model": trained.spec.name,
-        "data": prepared.corpus.name,
-        "test": test,
-        "unseen": total(unseen).summary() if unseen else None,
-        "spread": None if private else spread(tested),
-        "unseen_spread": None if private else spread(unseen),
-        "baselines": (read_result(folder) or {}).get("baselines", {}),
-    }
-    if personal is not None:
-        result["personalised"] = _personalised(personal, trained, prepared)
-    return result
-
-
-def personalise_run(folder: Path, personal: Personalisation, module: MakeModule | None = None) -> dict[str, Any]:
-    """Tune a copy of a run's model for every client and return how each fares before and after."""
-    trained, prepared = with_data(folder, module)
-    return _personalised(resolve(personal, trained, prepared), trained, prepared)
-
-
-def _personalised(personal: Personalisation, trained: Trained, prepared: Prepared) -> dict[str, Any]:
-    """Personalise and draw RUN/plots/personalised.png; of a private run no plot, since a point is a client."""
-    block = personalise(personal, trained, prepared)
-    drawn = draw_gains(block["by_client"].values()) if block["by_client"] else None
-    if drawn is None:
-        return block
-    path = trained.folder / "plots" / f"{drawn.name}.png"
-    path.parent.mkdir(exist_ok=True)
-    write_atomically(path, drawn.light)
-    return {**block, "plot": str(path)}
-
-
-def personal_text(block: Mapping[str, Any]) -> str:
-    """Return the comparison as a table and sentences for the terminal."""
-    rows = [["personalised", "test perplexity", "top-1", "top-3", "worst decile's perplexity"]]
-    for key in ("before", "after"):
-        score, worst = block[key], block["worst_decile"][key]
-        accuracy = [f"{score[k]:.1%}" for k in ("top1", "top3")]
-        rows.append([key, show(score["perplexity"]), *accuracy, show(worst["perplexity"]) if worst else "–"])
-    gaining = round((block["gaining"] or 0) * block["clients"])
-    most = f", at most {block['max_tokens']:,} of each by data.max_tokens" if block["max_tokens"] else ""
-    lines = [
-        f"{gaining} of {block['clients']} clients gain by {block['epochs']} "
-        f"epoch{'' if block['epochs'] == 1 else 's'} of {block['optimiser']} with lr {block['lr']:g} on their own "
-        f"training text ({block['tokens_trained']:,} tokens{most})",
-    ]
-    left = block["left_out"]
-    for count, why in (
-        (left["no_training_text"], "with too little training text"),
-        (left["no_held_out_text"], "without held-out text"),
-        (left["unseen"], "never trained on, all of whose text is held out"),
-    ):
-        if count:
-            lines.append(f"left out: {plural(count, 'client')} {why}")
-    if block["plot"]:
-        lines.append(f"plot: {block['plot']}")
-    return render_table(rows) + "\n".join(lines)
-
-
-def check_run(folder: Path, module: MakeModule | None = None) -> list[dict[str, Any]]:
-    """Run the conformance suite on a run's model and vocabulary."""
-    trained, prepared = with_data(folder, module, text=True)
-    held_out_text = [*prepared.test.values(), *prepared.unseen.values()]
-    if not held_out_text:
-        raise DataError(f"{prepared.corpus.name} has no held-out text to check the model on; its clients are too short")
-    text = np.concatenate(held_out_text)[:CONFORMANCE_TOKENS]
-    predict = predictor(trained.spec, trained.params)
-    checks = check_model(predict, text, vocab_size=len(trained.vocab), pad=PAD, seed=0)
-    if trained.vocab.kind == "word":
-        population, vocab = prepared.population, trained.vocab
-
-        def words(lines: Any) -> set[str]:
-            return {w for line in lines for w in words_of(line, tokenised=vocab.tokenised, lower=vocab.lower)}
-
-        train = words(line for c in population.clients for line in c.train)
-        held_out = [line for c in (*population.clients, *population.unseen) for line in (*c.valid, *c.test)]
-        test = words([*held_out, *(population.valid or ()), *(population.test or ())])
-        if trained.config.data.vocab_file is None:
-            checks.append(check_vocabulary(vocab.words, train, test, SPECIALS))
-        else:
-            checks.append(_given_vocabulary(trained, train, test))
-    return [asdict(c) for c in checks]
-
-
-def _given_vocabulary(trained: Trained, train: set[str], test: set[str]) -> Check:
-    """Judge a vocabulary from a file: what it was counted on is not in it, and a public list is no leak.
-
-    No alarm is right for a word list or another corpus. A vocabulary elected on this corpus with another seed or cut
-    has read some of what is held out here, so the words it could have from there are named.
-    """
-    assert trained.config.data.vocab_file is not None
-    words = set(trained.vocab.words) - set(SPECIALS)
-    only = sorted(words & (test - train))
-    detail = f"{Path(trained.config.data.vocab_file).name} was given, not counted here; "
-    detail += f"{len(only):,} of {len(words):,} words occur in the test text and not in training"
-    if only:
-        some = f" ({', '.join(only[:5])}{', …' if len(only) > 5 else ''})"
-        detail += "" if trained.config.privacy.on else some  # words of few clients' held-out text
-        detail += ": no leak if it comes from elsewhere, one if it was elected on this corpus with another seed or cut"
-    return Check("vocabulary as given", True, detail)

@@ -31,8 +31,7 @@ from keyfed.reports.document import (
     to_markdown,
 )
 from keyfed.reports.figures import draw_plots
-from keyfed.reports.run_page import document, result_table, write_report
-from keyfed.reports.verdict import verdict
+from keyfed.reports.run_page import document, result_table, verdict, write_report
 from keyfed.run.folder import write_run_toml
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -20,7 +20,7 @@ from keyfed.reports.document import (
     show_percent,
     to_markdown,
 )
-from keyfed.reports.figures import Draw, Plot, Theme, both_themes, single
+from keyfed.reports.figures import Draw, Theme, both_themes, single
 
 Found = Mapping[str, Any]
 MEANING = {
@@ -54,7 +54,7 @@ NOTES = {
 def write_audit(run: Path, found: Found) -> list[Path]:
     """Write audit.md and plots/audit-*.png; without matplotlib there are no plots, and the page says so."""
     try:
-        plots: list[Plot] | None = draw_audit(found)
+        plots: list[Picture] | None = draw_audit(found)
     except ImportError:
         plots = None
     written = [run / "audit.md"]
@@ -66,9 +66,9 @@ def write_audit(run: Path, found: Found) -> list[Path]:
     return written
 
 
-def document(found: Found, plots: Sequence[Plot] | None = ()) -> list[Block]:
+def document(found: Found, plots: Sequence[Picture] | None = ()) -> list[Block]:
     """Return the audit as blocks; `plots` is None where matplotlib is missing."""
-    drawn = {p.name: Picture(f"plots/{p.name}.png", p.alt, p.light, p.dark) for p in plots or ()}
+    drawn = {p.name: p for p in plots or ()}
     blocks = claim_blocks(found)
     if plots is None:
         blocks.append(Text("No plots: matplotlib is not installed (pip install matplotlib).", "note"))
@@ -241,7 +241,7 @@ def _leaks(found: Found | None) -> Iterator[Block]:
 # Plots
 
 
-def draw_audit(found: Found) -> list[Plot]:
+def draw_audit(found: Found) -> list[Picture]:
     """Draw exposure by cell, the controls, and the words recovered.
 
     Raises:

@@ -39,7 +39,7 @@ from keyfed.lab.experiment.method_rows import (
     row_of,
 )
 from keyfed.model.language_model import preset
-from keyfed.reports.events import EventWriter
+from keyfed.reports.figures import EventWriter
 from keyfed.run.folder import file_name, read_metrics, refuse_changes, strict
 from keyfed.run.loop import Listener, Silent, train
 from keyfed.run.plan import plan

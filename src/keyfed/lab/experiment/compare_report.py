@@ -37,10 +37,10 @@ from keyfed.reports.document import (
     write_document,
 )
 from keyfed.reports.figures import (
+    DASHES,
     HIGHEST,
     SIZE,
     Draw,
-    Plot,
     Theme,
     both_themes,
     off_the_scale,
@@ -49,12 +49,9 @@ from keyfed.reports.figures import (
     rounds_axis,
     single,
 )
-from keyfed.reports.run_page import DEFINITIONS
-from keyfed.reports.verdict import not_beaten
+from keyfed.reports.run_page import DEFINITIONS, not_beaten
 from keyfed.run.console import human_bytes
 
-# Seven colours and four dashes: their pairs repeat only after 28 methods, and neighbours differ in both.
-DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)))
 LONGEST_LABEL = 60  # characters of a legend entry
 TWO_COLUMNS = 32  # characters up to which two legend entries fit side by side
 CROWD = 6  # curves from which a plot is taller and its lines thinner
@@ -96,7 +93,7 @@ TOKENS = Axis("tokens", "by tokens trained on", "tokens trained on", lambda reco
 BYTES = Axis("bytes", "by traffic", "MB down, up and control, all clients", _moved, 1e6)
 
 
-def draw_comparison(summary: Record, cells: Sequence[ComparedRun]) -> list[Plot]:
+def draw_comparison(summary: Record, cells: Sequence[ComparedRun]) -> list[Picture]:
     """Draw every plot for which the runs have numbers.
 
     Raises:
@@ -166,7 +163,7 @@ def _ends(curves: Sequence[Curve], write: Callable[[float], str]) -> str:
     return ", ".join(f"{curve.label} {write(curve.mean[-1])}" for curve in curves)
 
 
-def _plot(name: str, alt: str, curves: Sequence[Curve], draw: Draw) -> Plot:
+def _plot(name: str, alt: str, curves: Sequence[Curve], draw: Draw) -> Picture:
     """Draw one plot, taller where the legend is long."""
     columns = 2 if max(len(curve.label) for curve in curves) <= TWO_COLUMNS else 1
     rows = math.ceil((len(curves) + 3) / columns)  # baselines and target have entries too
@@ -266,7 +263,7 @@ def _weight(value: Any) -> float:
     return math.nan if number is None else number
 
 
-def _attention(cell: ComparedRun) -> Plot | None:
+def _attention(cell: ComparedRun) -> Picture | None:
     """A heat map of the first seed's attention: a row for each client, numbered and never named, a column a round."""
     rounds, layers = attention_grid(cell.records)
     if not layers:
@@ -309,13 +306,13 @@ REFERENCES = (("kneser_ney", "Kneser–Ney"), ("unigram", "unigram"))
 def write_comparison(out: Path, summary: Record, cells: Sequence[ComparedRun]) -> list[Path]:
     """Write report.md, report.html and plots/*.png of a comparison; without matplotlib the report says so."""
     try:
-        plots: list[Plot] | None = draw_comparison(summary, cells)
+        plots: list[Picture] | None = draw_comparison(summary, cells)
     except ImportError:
         plots = None
     return write_document(out, document(summary, cells, plots))
 
 
-def document(summary: Record, cells: Sequence[ComparedRun], plots: Sequence[Plot] | None = ()) -> list[Block]:
+def document(summary: Record, cells: Sequence[ComparedRun], plots: Sequence[Picture] | None = ()) -> list[Block]:
     """Return the report as blocks; `plots` is None where matplotlib is missing."""
     entries = list({cell.entry.label: cell.entry for cell in cells}.values())
     blocks: list[Block] = [
@@ -325,7 +322,7 @@ def document(summary: Record, cells: Sequence[ComparedRun], plots: Sequence[Plot
         *(Text(line, "note") for line in notes(summary)),
         *_saved(summary),
         Heading("Curves"),
-        *(Picture(f"plots/{p.name}.png", p.alt, p.light, p.dark) for p in plots or ()),
+        *(plots or ()),
     ]
     if plots is None:
         blocks.append(Text("No plots: matplotlib is not installed (pip install matplotlib).", "note"))

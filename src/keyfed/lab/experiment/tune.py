@@ -36,7 +36,7 @@ from keyfed.lab.experiment.search import (
     winner,
 )
 from keyfed.reports.document import Block, Code, Heading, Picture, Table, Text, finite, show, write_document
-from keyfed.reports.figures import HIGHEST, Plot, Theme, both_themes, perplexity_axis, single
+from keyfed.reports.figures import HIGHEST, Theme, both_themes, perplexity_axis, single
 from keyfed.run.console import human_bytes, plural, render_table
 from keyfed.run.folder import open_folder, read_metrics, refuse_changes, strict
 from keyfed.run.loop import Listener, Silent, train
@@ -115,7 +115,7 @@ def tune_text(result: Record) -> str:
 def write_tune_report(out: Path, result: Record, space: Space) -> list[Path]:
     """Write report.md, report.html and plots/ of a search; without matplotlib there are no plots."""
     try:
-        plots: list[Plot] | None = [p for p in (draw_option(result, key, space) for key in space) if p is not None]
+        plots: list[Picture] | None = [p for p in (draw_option(result, key, space) for key in space) if p is not None]
     except ImportError:
         plots = None
     blocks: list[Block] = [
@@ -128,14 +128,14 @@ def write_tune_report(out: Path, result: Record, space: Space) -> list[Path]:
     ]
     if plots is None:
         blocks.append(Text("No plots: matplotlib is not installed (pip install matplotlib).", "note"))
-    blocks += [Picture(f"plots/{p.name}.png", p.alt, p.light, p.dark) for p in plots or ()]
+    blocks += plots or ()
     if result["toml"]:
         blocks += [Heading("The winner as best.toml"), Code(result["toml"], "toml")]
     blocks += [Heading("Settings"), Code(dump_toml(result["settings"]), "toml")]
     return write_document(out, blocks)
 
 
-def draw_option(result: Record, key: str, space: Space) -> Plot | None:
+def draw_option(result: Record, key: str, space: Space) -> Picture | None:
     """Draw validation perplexity against one option's value; None where no trial has a number to draw."""
     one = space[key]
     trials = [t for t in result["trials"] if (finite(t["perplexity"]) or HIGHEST) < HIGHEST]
