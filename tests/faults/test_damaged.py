@@ -31,7 +31,7 @@ from keyfed.deploy.superlink import ServerHome
 from keyfed.engine.client_state import read_state, write_state
 from keyfed.errors import KeyfedError
 from keyfed.federated.types import State
-from keyfed.lab.papers.fedatt_code import find_kept
+from keyfed.lab.papers.broken_batches import find_kept
 from keyfed.private.dp.accounting import Release
 from keyfed.private.dp.ledger import ORIGIN, Terms, _line, check_against_metrics, open_ledger, read_ledger
 from keyfed.reports.figures import read_log, scalars

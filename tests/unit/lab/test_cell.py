@@ -37,7 +37,7 @@ from keyfed.lab.experiment.plots import draw_plots, drawn, seed_curves, terms_of
 from keyfed.lab.experiment.runner import run_study
 from keyfed.lab.experiment.store import Store
 from keyfed.lab.experiment.table import Row, counted, rows_of
-from keyfed.lab.papers.fedatt_code import train_faithfully
+from keyfed.lab.papers.broken_batches import train_faithfully
 from keyfed.run.folder import read_run_toml
 from keyfed.run.loop import Silent
 from keyfed.run.start.base import load_base

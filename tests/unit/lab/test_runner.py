@@ -42,7 +42,7 @@ from keyfed.lab.experiment.runner import DeadlineListener, TimeIsUp, held, run_s
 from keyfed.lab.experiment.statistics import Spread, joint_margin, pooled_spread
 from keyfed.lab.experiment.store import Store, compact
 from keyfed.lab.experiment.table import OPEN, main_scale, rows_of, write_row
-from keyfed.lab.papers import fedatt_code as faithful
+from keyfed.lab.papers import broken_batches as faithful
 from keyfed.lab.papers.gboard_toy import run_toy
 from keyfed.model.language_model import build_spec
 from keyfed.run.folder import open_folder
@@ -549,7 +549,7 @@ def test_no_word_of_the_code_faithful_variant_is_the_engines_padding(tmp_path):
 
 def test_faithful_shards_are_equal_and_weights_are_torchs():
     made = [np.array([1, 3 + k, 2], np.int32) for k in range(25)]
-    shards = faithful.deal(made, 10, seed=1)
+    shards = faithful.shards(made, 10, seed=1)
     assert [len(s) for s in shards] == [6] * 10
     params = faithful.initial_params(build_spec("gru", 30), 1)
     assert all(float(p.abs().max()) <= 300**-0.5 for p in params.values())

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from keyfed.config.load import Config, apply_settings
 from keyfed.engine.network import init_params
-from keyfed.engine.problem import make_store
+from keyfed.engine.problem import Problem, make_store
 from keyfed.lab.experiment.cell import _renamed
-from keyfed.lab.papers.nextchar_notebook import AcrossProblem, across, across_score, shuffled, train_across
+from keyfed.lab.papers.broken_batches import across, across_score, shuffled, train_across
 from keyfed.run.loop import Silent, train
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.run.start.carry import match_words
@@ -55,7 +55,7 @@ def test_a_recurrence_over_the_batch_is_what_an_lstm_with_time_first_does(prepar
     spec, window = ready.spec, 12
     params = {name: torch.randn_like(p) * 0.4 for name, p in init_params(spec, 1).items()}
     stream = np.random.default_rng(1).integers(4, len(ready.vocab), 5 * 40 + 1).astype(np.int32)
-    problem = AcrossProblem(spec, make_store([stream], ["a"]), Batching("stream", 5, window), 1)
+    problem = Problem(spec, make_store([stream], ["a"]), Batching("stream", 5, window), 1)
     layer = nn.LSTM(spec.embed, spec.hidden)  # time first, as torch has it by default
     with torch.no_grad():
         for name, weight in layer.named_parameters():

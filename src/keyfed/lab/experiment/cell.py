@@ -34,9 +34,8 @@ from keyfed.federated.methods import METHODS, method_options
 from keyfed.federated.tuned import tuned_options
 from keyfed.lab.experiment.check import BLANKS, MEASURES, target_measure
 from keyfed.lab.experiment.grid import Cell, Settings
-from keyfed.lab.papers.fedatt_code import positional_unigram, train_faithfully
+from keyfed.lab.papers.broken_batches import positional_unigram, train_across, train_faithfully
 from keyfed.lab.papers.gboard_toy import run_toy
-from keyfed.lab.papers.nextchar_notebook import train_across
 from keyfed.model.language_model import PRESETS
 from keyfed.run.folder import open_folder, read_metrics, read_result, read_run_toml, refuse_changes, strict
 from keyfed.run.loop import Listener, train
