@@ -54,10 +54,11 @@ assets: setup ## fetch the keyboard page's runtime (onnxruntime-web) with npm, u
 assets-if-possible: setup
 	@$(BIN)/python -m keyfed.keyboard.assets || echo "the tests that need the page's runtime are skipped"
 
-# One process more than there are cores, and the browser first: its tests wait more than they compute.
+# One process more than there are cores, and the browser first: its tests wait more than they compute. COVERAGE=yes
+# counts the lines of src that were run, and prints the share at the end.
 test: setup-dev lint assets-if-possible ## lint, types, all tests but the slow ones (at most 10 minutes)
 	$(BIN)/pytest -n $$($(BIN)/python -c "import os; print(os.cpu_count() + 1)") --dist loadfile --doctest-modules \
-	    tests/web tests/end_to_end src tests
+	    $(if $(COVERAGE),--cov --cov-report=term) tests/web tests/end_to_end src tests
 
 test-slow: setup-dev ## training to a quality on real corpora (minutes each)
 	$(BIN)/pytest -m slow
@@ -65,10 +66,11 @@ test-slow: setup-dev ## training to a quality on real corpora (minutes each)
 test-federation: setup-dev ## a real federation on this machine: TLS, keys, Ctrl-C; the table of faults (minutes)
 	$(BIN)/pytest -m "not slow" tests/faults tests/federation
 
-lint: setup-dev ## ruff and mypy
+lint: setup-dev ## ruff, mypy, the order of the rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: setup-dev ## let ruff format the code
 	$(BIN)/ruff format .

@@ -1,7 +1,8 @@
 """The order of the rooms and their size: which may import which, how many files, how long, one name for one class.
 
-`layers.toml` beside this file has the order and what is left of older debts. A debt that is not listed fails, and so
-does a listed one that is paid. `python -m tests.contract.test_layers` drops the paid ones and adds none.
+pyproject.toml has the order, for import-linter and for this test. `layers.toml` next to this file has what is left of
+older debts. A debt that is not listed fails, and so does a listed one that is paid.
+`python -m tests.contract.test_layers` drops the paid ones and adds none.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pytest
 import keyfed
 
 SOURCE = Path(keyfed.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
 RULES = Path(__file__).with_name("layers.toml")
 MOST_FILES, MOST_LINES, MOST_OF_A_PREFIX = 20, 600, 2
 
@@ -28,7 +30,14 @@ Debts = dict[str, list[str]]
 
 @functools.cache
 def rules() -> dict[str, list]:
-    return tomllib.loads(RULES.read_text("utf-8"))
+    """The debts of layers.toml, and from pyproject.toml the rooms from the bottom to the top and imports against it."""
+    (contract,) = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    order = [re.split(r" [|:] ", rooms) for rooms in reversed(contract["layers"])]
+    return {
+        "layers": [*order, ["keyfed", *contract["exhaustive_ignores"]]],
+        "imports": [debt.replace("->", "→") for debt in contract["ignore_imports"] if debt != "keyfed -> keyfed.api"],
+        **tomllib.loads(RULES.read_text("utf-8")),
+    }
 
 
 @functools.cache
@@ -84,7 +93,7 @@ def against_the_order(tree: Tree) -> list[str]:
         here = module_of(path)
         for there in imported(path, tree):
             for room in (room_of(here), room_of(there)):
-                assert room in height, f"{path}: the room {room} is not in the order of {RULES.name}"
+                assert room in height, f"{path}: the room {room} is not in the order of pyproject.toml"
             if height[room_of(there)] > height[room_of(here)]:
                 out.append(f"{here} → {there}")
     return sorted(out)
