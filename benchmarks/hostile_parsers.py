@@ -39,8 +39,9 @@ from keyfed.deploy.enrolment import read_enrolment, read_leave
 from keyfed.errors import KeyfedError
 from keyfed.federated.public.numbers import check_public
 from keyfed.private.dp.accounting import MOST_MEMBERS
+from keyfed.private.secagg.collector import Collector
 from keyfed.private.secagg.keys import Identity, SignedKeys, make_keys
-from keyfed.private.secagg.secure_sum import Collector, Terms
+from keyfed.private.secagg.terms import SumTerms
 from keyfed.private.secagg.wire import unseal
 from keyfed.wire.answers import finished_of
 from keyfed.wire.client import COHORT_HEAD
@@ -221,9 +222,9 @@ def gate(data: bytes) -> object:
     return allowed(text, text, text), allowed("/v1/fleet/" + text, "203.0.113.9", "203.0.113.1")
 
 
-def _terms() -> Terms:
+def _terms() -> SumTerms:
     keys = tuple(make_keys(Identity.make(), f"client-{k}", 0)[1] for k in range(5))
-    return Terms(bytes(32), keys, 3, 10)
+    return SumTerms(bytes(32), keys, 3, 10)
 
 
 TERMS = _terms()

@@ -47,7 +47,7 @@ from keyfed.engine.task import Finished, Turn
 from keyfed.federated.soundness import WINDOW, finite, norm_of
 from keyfed.federated.types import Params
 from keyfed.files import write_atomically
-from keyfed.private.secagg.secure_sum import Floors
+from keyfed.private.secagg.threshold import Floors
 from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.folder import read_metrics
 from keyfed.run.prepare import prepare

@@ -19,8 +19,11 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from keyfed.private.secagg.collector import Collector
 from keyfed.private.secagg.keys import Identity, is_signed, make_keys
-from keyfed.private.secagg.secure_sum import Collector, Member, Terms, usual_threshold
+from keyfed.private.secagg.member import Member
+from keyfed.private.secagg.terms import SumTerms
+from keyfed.private.secagg.threshold import usual_threshold
 
 
 class Meter:
@@ -48,7 +51,7 @@ def measure(clients: int, lost: int, length: int) -> dict[str, object]:
     for name in names:
         with meter.of(name, "keys"):
             keys[name] = make_keys(identities[name], name, 1)
-    terms = Terms(b"benchmark", tuple(signed for _, signed in keys.values()), usual_threshold(clients), length)
+    terms = SumTerms(b"benchmark", tuple(signed for _, signed in keys.values()), usual_threshold(clients), length)
     with meter.of("server", "start"):
         collector = Collector(terms)
     members, sent, expected = {}, {}, np.zeros(length, np.uint32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from keyfed.engine.simulate import RunningSum, Simulation
 from keyfed.engine.sums import secure_round, secure_simulation
 from keyfed.engine.sums.plain import HiddenSum
 from keyfed.engine.sums.secure_round import evaluation_of, evaluation_vector_of
-from keyfed.engine.sums.secure_simulation import MaskedSum, SecureSettings
+from keyfed.engine.sums.secure_simulation import MaskedSum, SecureSum
 from keyfed.errors import SecureSumError
 from keyfed.federated import weigh as mediate
 from keyfed.federated.cohort import Fate, Work
@@ -23,7 +24,7 @@ from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Mediator, Method, Params
 from keyfed.federated.weigh import in_two_phases, kept
 from keyfed.model.output import Score
-from keyfed.private.secagg.threshold import most_ratio, usual_threshold
+from keyfed.private.secagg.threshold import SecureSettings, most_ratio, usual_threshold
 
 from .test_methods import assert_moved, method_of, problem_of, theta_of
 
@@ -77,7 +78,7 @@ def rounds(method: Method, theta: Params, n: int = 1, lost=LOST, sizes=SIZES, **
 
 
 def masked(method: Method, theta: Params, n: int = 1, settings=SecureSettings(), **more):  # noqa: B008
-    return rounds(privately(method), theta, n, hide=settings.sums, **more)
+    return rounds(privately(method), theta, n, hide=partial(SecureSum, settings=settings), **more)
 
 
 def clear(method: Method, theta: Params, n: int = 1, **more):
@@ -267,7 +268,7 @@ def test_a_cohort_below_the_floor_or_empty_is_abandoned():
     method, theta = privately(method_of("fedatt")), theta_of(dtype=torch.float32)
     for sizes, reason in (([50, 60], "refuses a cohort of 2"), ([], "a threshold of 1 in a cohort of 0")):
         problem = problem_of([50, 60, 70])
-        with Simulation(problem, hide=SecureSettings().sums) as federation:
+        with Simulation(problem, hide=partial(SecureSum, settings=SecureSettings())) as federation:
             state = initial_state(method, theta)
             after, summary = run_round(method, state, problem.store.names[: len(sizes)], federation)
             assert summary.abandoned
@@ -300,7 +301,7 @@ def several(method: Method, n: int, sizes=SIZES, cohorts=None, theta=None):
     method, problem = privately(method), problem_of(sizes)
     theta = theta_of(dtype=torch.float32) if theta is None else theta
     states, summaries, costs = [initial_state(method, theta)], [], []
-    with Simulation(problem, hide=SecureSettings().sums) as federation:
+    with Simulation(problem, hide=partial(SecureSum, settings=SecureSettings())) as federation:
         for t in range(n):
             names = problem.store.names[: len(sizes) if cohorts is None else cohorts[t]]
             state, summary = run_round(method, states[-1], names, federation)
@@ -454,7 +455,12 @@ def test_a_layer_that_stands_still_at_first_has_room_when_it_moves():
                 assert not summary.refused
         return state
 
-    assert difference(go(privately(method), hide=SecureSettings().sums).params, go(method).params, theta) < 1e-5
+    assert (
+        difference(
+            go(privately(method), hide=partial(SecureSum, settings=SecureSettings())).params, go(method).params, theta
+        )
+        < 1e-5
+    )
 
 
 # Sums that are handed in

@@ -11,7 +11,7 @@ from keyfed.config.load import Config, DataConfig, ModelConfig, Participation, T
 from keyfed.config.schema import SecureConfig
 from keyfed.federated.types import Params
 from keyfed.private.secagg.keys import SIGNATURE_BYTES, signed_answer
-from keyfed.private.secagg.secure_sum import Floors
+from keyfed.private.secagg.threshold import Floors
 from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.remote.train import Patience
 from keyfed.text.vocab import Vocab, build_vocab

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.config.schema import SecureConfig
-from keyfed.engine.sums.secure_simulation import SecureSettings
 from keyfed.errors import RunError
 from keyfed.private.secagg import member as member_module
 from keyfed.private.secagg.keys import Identity
-from keyfed.private.secagg.secure_sum import Floors
 from keyfed.private.secagg.terms import check_terms
+from keyfed.private.secagg.threshold import Floors, SecureSettings
 from keyfed.run.folder import read_metrics
 from keyfed.run.remote.train import train_deployed
 from keyfed.wire import device

@@ -24,7 +24,6 @@ from keyfed.config.schema import PrivacyConfig
 from keyfed.engine.sums import masked, noised, secure_round
 from keyfed.engine.sums.gather import HiddenRound
 from keyfed.engine.sums.masked import MaskedNoisedSum, fixed_point
-from keyfed.engine.sums.secure_simulation import SecureSettings
 from keyfed.engine.task import Finished
 from keyfed.errors import ConfigError, PrivacyError, RunError, SecureSumOverflow
 from keyfed.federated.components import MEDIATORS
@@ -36,7 +35,7 @@ from keyfed.federated.types import Method, MethodSpec, Params, Part, Report, Sha
 from keyfed.private.dp.accounting import MOST_MEMBERS
 from keyfed.private.dp.noise import Noising
 from keyfed.private.dp.private_method import bound
-from keyfed.private.secagg.threshold import most_ratio
+from keyfed.private.secagg.threshold import SecureSettings, most_ratio
 from keyfed.run.folder import read_metrics
 from keyfed.run.remote import train
 from keyfed.run.remote.train import train_deployed

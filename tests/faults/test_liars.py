@@ -24,9 +24,9 @@ from keyfed.errors import RunError, SecureSumError
 from keyfed.federated.spec import Part
 from keyfed.private.secagg import member as member_side
 from keyfed.private.secagg import shamir
+from keyfed.private.secagg.accusation import Suspects
 from keyfed.private.secagg.keys import SIGNATURE_BYTES, Identity, check_answer, signed_answer
-from keyfed.private.secagg.secure_sum import Floors
-from keyfed.private.secagg.suspects import Suspects
+from keyfed.private.secagg.threshold import Floors
 from keyfed.private.secagg.wire import package_text
 from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.folder import read_metrics

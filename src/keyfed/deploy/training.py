@@ -10,7 +10,7 @@ from typing import Any
 
 from keyfed.deploy.client_home import ClientHome, kept_files, strays
 from keyfed.files import write_atomically
-from keyfed.private.secagg.secure_sum import Floors
+from keyfed.private.secagg.threshold import Floors
 from keyfed.wire.client import ClientSession
 from keyfed.wire.device import own_text
 from keyfed.wire.learner import Learner

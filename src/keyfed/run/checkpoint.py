@@ -135,7 +135,7 @@ class Checkpoint:
     pending: Mapping[str, Any] | None = None  # a round's line that waits for its validation
     good: Good | None = None  # the last good model; None in a run that never goes back
     good_clients: Mapping[ClientId, Version] = field(default_factory=dict)  # the states of clients that counted then
-    suspects: Mapping[str, Any] = field(default_factory=dict)  # `private.secagg.suspects`, as JSON
+    suspects: Mapping[str, Any] = field(default_factory=dict)  # `accusation.Suspects`, as JSON
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keyfed.config.load import Config
 from keyfed.engine.simulate import RunningSum
@@ -18,17 +19,13 @@ from keyfed.federated.public.rules import privately, refuse_unequal
 from keyfed.federated.types import Method, Params
 from keyfed.private.dp.accounting import MOST_MEMBERS as MOST_PRIVATE
 from keyfed.private.dp.private_method import refuse_sized_duals
-from keyfed.private.secagg.threshold import PRIVATE_RATIO, most_ratio, usual_threshold
+from keyfed.private.secagg.threshold import PRIVATE_RATIO, SecureSettings, most_ratio, usual_threshold
 from keyfed.run.metrics_line import Sizes, model_bytes, sizes_of
-
-if TYPE_CHECKING:
-    from keyfed.engine.sums.secure_simulation import SecureSettings
 
 
 def settings_of(config: Config) -> SecureSettings:
     """Return how strict a run's secure sums are."""
-    settings: SecureSettings = _masking().SecureSettings(config.secure.threshold, config.secure.floor)
-    return settings
+    return SecureSettings(config.secure.threshold, config.secure.floor)
 
 
 def hidden(config: Config, method: Method, members: int) -> Method:
@@ -91,8 +88,7 @@ def _threshold_of(config: Config, members: int) -> int:
 def sums_of(config: Config) -> MakeHidden | None:
     """Return how the rounds of a run whose reports stay with the clients are summed; None for other runs."""
     if config.secure.on:
-        sums: MakeHidden = settings_of(config).sums
-        return sums
+        return partial(_masking().SecureSum, settings=settings_of(config))
     if not config.secure.clear:
         return None
 

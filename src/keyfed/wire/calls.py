@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keyfed.engine.sums.secure_simulation import SecureSettings
 from keyfed.errors import SecureSumError
 from keyfed.federated.types import ClientId, Params, Reason, Refusal
 from keyfed.private.dp.accounting import MOST_MEMBERS
-from keyfed.private.secagg.accusation import is_usable
+from keyfed.private.secagg.accusation import Suspects, is_usable
 from keyfed.private.secagg.keys import SignedKeys, check_answer, is_possessed, is_signature, verify
-from keyfed.private.secagg.suspects import Suspects
+from keyfed.private.secagg.threshold import SecureSettings
 from keyfed.wire.answers import hello_text
 from keyfed.wire.messages import (
     NOT_OURS,

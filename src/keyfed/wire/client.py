@@ -47,7 +47,7 @@ from keyfed.model.output import Score
 from keyfed.private.dp.accounting import MOST_MEMBERS
 from keyfed.private.dp.own_ledger import OwnLedger
 from keyfed.private.secagg.keys import signed_answer
-from keyfed.private.secagg.secure_sum import Floors
+from keyfed.private.secagg.threshold import Floors
 from keyfed.wire.answers import hello_text, report_head
 from keyfed.wire.client_private import PrivateSide
 from keyfed.wire.client_secure import Work, join_sum, parted_packages, signed_packages

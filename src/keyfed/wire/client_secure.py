@@ -15,8 +15,9 @@ from keyfed.federated.types import Params
 from keyfed.model.output import Score
 from keyfed.private.dp.accounting import MOST_MEMBERS
 from keyfed.private.secagg.keys import SIGNATURE_BYTES, Identity, SignedKeys
-from keyfed.private.secagg.secure_sum import Floors, Member, Terms
-from keyfed.private.secagg.threshold import PRIVATE_RATIO
+from keyfed.private.secagg.member import Member
+from keyfed.private.secagg.terms import SumTerms
+from keyfed.private.secagg.threshold import PRIVATE_RATIO, Floors
 from keyfed.private.secagg.wire import package_text
 from keyfed.wire.answers import sum_context
 from keyfed.wire.device_store import DeviceStore
@@ -81,7 +82,7 @@ def join_sum(
         method = replace(learner.method, halvings=work.halvings)
         round_context = context_of(work.theta, method, work.public or {}, work.round, work.purpose)
         context = sum_context(work.run, work.attempt, about, work.part, round_context)
-        terms = Terms(context, cohort, whole_number(head, "threshold", 1, MOST_MEMBERS), size)
+        terms = SumTerms(context, cohort, whole_number(head, "threshold", 1, MOST_MEMBERS), size)
         store.refuse_strangers({client: keys[client] for client in terms.names}, name)
         least = PRIVATE_RATIO if private else terms.ratio
         if terms.ratio < least:

@@ -7,7 +7,7 @@ next model whether their last upload counted. The answers to a message are waite
 arrived by then is fetched within five seconds more (`wire.flower.server`): a client that is silent, sends a part of its
 answer, or sends it piece by piece costs itself the round and nobody else anything.
 
-A client that spoils secure sums is looked for by splitting the cohort (`private.secagg.suspects`): the groups of a
+A client that spoils secure sums is looked for by splitting the cohort (`private.secagg.accusation`): the groups of a
 round form a sum each, one after the other, and what opens is added up. A group that was spoilt costs the round its
 clients only.
 

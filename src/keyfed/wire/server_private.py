@@ -30,7 +30,7 @@ from keyfed.errors import SecureSumError
 from keyfed.federated.types import ClientId, Method, Params
 from keyfed.private.dp.accounting import Opening, Stayed, beside
 from keyfed.private.dp.noise import Noising, norm_of
-from keyfed.private.secagg.secure_sum import Collector
+from keyfed.private.secagg.collector import Collector
 from keyfed.wire.calls import Calls, with_model
 from keyfed.wire.messages import Rejected, most_bytes, read_tensors, shapes_of
 from keyfed.wire.private_part import Asked, share_of

@@ -13,8 +13,9 @@ from keyfed.engine.sums.codec import Vector
 from keyfed.engine.sums.secure_round import Purpose, context_of, length
 from keyfed.errors import BelowThreshold, Lied, SecureSumError
 from keyfed.federated.types import ClientId, Method, Params, Public
+from keyfed.private.secagg.collector import Collector
 from keyfed.private.secagg.keys import is_signature
-from keyfed.private.secagg.secure_sum import Collector, Terms
+from keyfed.private.secagg.terms import SumTerms
 from keyfed.private.secagg.wire import package_text
 from keyfed.wire.answers import sum_context
 from keyfed.wire.calls import Calls, with_model
@@ -84,7 +85,7 @@ def secure_sum(
     context = sum_context(run.name, run.attempt, about, part, context_of(params, method, public, round, purpose))
     words = length(method, params, purpose) if words is None else words
     hide_among = max(calls.hide_among.get(client, 0) for client in heads)
-    terms = Terms(context, keys, run.secure.threshold_of(len(keys), hide_among), words)
+    terms = SumTerms(context, keys, run.secure.threshold_of(len(keys), hide_among), words)
     raised = terms.threshold > run.secure.threshold_of(len(keys))
     collector = Collector(terms)
     watch(collector)

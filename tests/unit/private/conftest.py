@@ -10,8 +10,11 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
+from keyfed.private.secagg.collector import Collector
 from keyfed.private.secagg.keys import Identity, OneTime, SignedKeys, make_keys
-from keyfed.private.secagg.secure_sum import Collector, Floors, Member, Terms, usual_threshold
+from keyfed.private.secagg.member import Member
+from keyfed.private.secagg.terms import SumTerms
+from keyfed.private.secagg.threshold import Floors, usual_threshold
 
 PAIR = Floors(2)
 
@@ -71,11 +74,11 @@ class Cohort:
     def known(self) -> dict[str, bytes]:
         return {name: identity_of(name).public for name in self.signed}
 
-    def terms(self, **changed: object) -> Terms:
+    def terms(self, **changed: object) -> SumTerms:
         settings = {"context": self.context, "threshold": self.threshold, "length": self.length, **changed}
-        return Terms(cohort=tuple(self.signed.values()), **settings)
+        return SumTerms(cohort=tuple(self.signed.values()), **settings)
 
-    def member(self, name: str, terms: Terms | None = None, floors: Floors = PAIR) -> Member:
+    def member(self, name: str, terms: SumTerms | None = None, floors: Floors = PAIR) -> Member:
         entropy = {} if self.seed is None else {"random": counter(f"{self.seed} sum {name}")}
         keys = OneTime.from_bytes(self.private[name])
         return Member(name, keys, terms or self.terms(), self.known, floors, **entropy)

@@ -13,11 +13,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from keyfed.errors import Refused, SecureSumError
-from keyfed.private.secagg import accusation, curve
+from keyfed.private.secagg import accusation
+from keyfed.private.secagg import keys as curve
 from keyfed.private.secagg import member as member_side
 from keyfed.private.secagg.accusation import EVIDENCE_BYTES, evidence, is_usable, shown_key
-from keyfed.private.secagg.curve import FIELD, ORDER
-from keyfed.private.secagg.keys import Identity, is_possessed, make_keys, possession
+from keyfed.private.secagg.keys import FIELD, ORDER, Identity, is_possessed, make_keys, possession
 from keyfed.private.secagg.wire import package_text, seal, unseal
 
 from .conftest import identity_of

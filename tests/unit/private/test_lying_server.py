@@ -9,9 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from keyfed.errors import Refused
 from keyfed.private.secagg import shamir
 from keyfed.private.secagg.keys import agree
-from keyfed.private.secagg.masks import add_mask
-from keyfed.private.secagg.secure_sum import Member
-from keyfed.private.secagg.wire import HASH_BYTES, pair_key, self_key
+from keyfed.private.secagg.member import Member
+from keyfed.private.secagg.wire import HASH_BYTES, add_mask, pair_key, self_key
 
 SECRET = np.arange(8, dtype=np.uint32) * np.uint32(123_456_789)
 TOLD = {"c0": ["c0", "c1", "c2", "c3"]}  # the victim hears of four alive, the others of all five

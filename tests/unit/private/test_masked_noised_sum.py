@@ -13,11 +13,10 @@ pytest.importorskip("cryptography")
 from keyfed.engine.sums.gather import HiddenRound
 from keyfed.engine.sums.masked import MaskedNoisedSum, fixed_point
 from keyfed.engine.sums.noised import NoisedSum
-from keyfed.engine.sums.secure_simulation import SecureSettings
 from keyfed.federated.public.rules import held
 from keyfed.federated.types import Share
 from keyfed.private.dp.accounting import MOST_MEMBERS
-from keyfed.private.secagg.threshold import PRIVATE_RATIO
+from keyfed.private.secagg.threshold import PRIVATE_RATIO, SecureSettings
 
 from .neighbours import CLIP, LIKE, bounded, client, noising, share_of, vector
 

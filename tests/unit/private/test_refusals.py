@@ -9,7 +9,9 @@ import pytest
 
 from keyfed.errors import ConfigError, Refused, SecureSumError
 from keyfed.private.secagg.keys import Identity, OneTime, _signed, agree, make_keys
-from keyfed.private.secagg.secure_sum import Floors, Member, Terms
+from keyfed.private.secagg.member import Member
+from keyfed.private.secagg.terms import SumTerms
+from keyfed.private.secagg.threshold import Floors
 from keyfed.private.secagg.wire import seal
 
 ZEROS = np.zeros(8, np.uint32)
@@ -18,7 +20,7 @@ ZEROS = np.zeros(8, np.uint32)
 def terms_with(cohort, **replaced):
     """Return the cohort's terms with some members' keys replaced (None: left out)."""
     keys = {**cohort.signed, **replaced}
-    return Terms(cohort.context, tuple(k for k in keys.values() if k is not None), cohort.threshold, cohort.length)
+    return SumTerms(cohort.context, tuple(k for k in keys.values() if k is not None), cohort.threshold, cohort.length)
 
 
 def test_a_cohort_below_the_floor(make_cohort):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.errors import SecureSumError
-from keyfed.private.secagg import masks
+from keyfed.private.secagg import wire as masks
 
 # NIST CAVP, AESAVS appendix: ECB of a zero block is the first block of our keystream (variable key, 256 bits).
 VARIABLE_KEY = [

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from keyfed.errors import BelowThreshold, Refused, SecureSumError
-from keyfed.private.secagg.secure_sum import Collector, Terms, usual_threshold
-from keyfed.private.secagg.threshold import least_alive
+from keyfed.private.secagg.collector import Collector
+from keyfed.private.secagg.terms import SumTerms
+from keyfed.private.secagg.threshold import least_alive, usual_threshold
 
 QUICK, ALL = 800, 10_000
 
@@ -124,7 +125,7 @@ def test_every_threshold_of_the_answers_opens_the_same_sum(make_cohort, share):
 
 def test_order_of_messages_and_of_the_cohort_does_not_matter(make_cohort):
     cohort = make_cohort(4)
-    terms, turned = cohort.terms(), Terms(b"model, round 1", tuple(reversed(cohort.signed.values())), 3, 8)
+    terms, turned = cohort.terms(), SumTerms(b"model, round 1", tuple(reversed(cohort.signed.values())), 3, 8)
     assert terms == turned
     members, collector = cohort.members(), Collector(turned)
     for name in reversed(cohort.names):
@@ -143,7 +144,7 @@ def test_the_digest_stands_for_all_the_terms(make_cohort):
     changes = [{}, {"context": b"model, round 2"}, {"threshold": 4}, {"length": 9}]
     digests = [cohort.terms(**change).digest() for change in changes] + [other.terms(threshold=3).digest()]
     serial = replace(cohort.signed["c0"], serial=8)
-    digests.append(Terms(b"model, round 1", (serial, *list(cohort.signed.values())[1:]), 3, 8).digest())
+    digests.append(SumTerms(b"model, round 1", (serial, *list(cohort.signed.values())[1:]), 3, 8).digest())
     assert len(set(digests)) == len(digests)
     assert cohort.terms().digest() == cohort.terms().digest()
 
@@ -155,9 +156,9 @@ def test_terms_that_make_no_sense_are_an_error(make_cohort):
             cohort.terms(**change)
     keys = list(cohort.signed.values())
     with pytest.raises(SecureSumError, match="client c0 stands twice"):
-        Terms(b"", (*keys, keys[0]), 3, 8)
+        SumTerms(b"", (*keys, keys[0]), 3, 8)
     with pytest.raises(SecureSumError, match="stands twice in one cohort"):
-        Terms(b"", (*keys, replace(keys[0], client="d")), 3, 8)
+        SumTerms(b"", (*keys, replace(keys[0], client="d")), 3, 8)
 
 
 def test_the_values_are_not_changed_and_secrets_are_gone_after_the_sum(make_cohort, share):

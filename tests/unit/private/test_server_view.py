@@ -11,8 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from keyfed.errors import SecureSumError
 from keyfed.private.secagg import member as member_side
 from keyfed.private.secagg import shamir
-from keyfed.private.secagg.masks import add_mask, expand
-from keyfed.private.secagg.wire import commitment, self_key
+from keyfed.private.secagg.wire import add_mask, commitment, expand, self_key
 
 WORDS = 20_000
 # Two inputs of three clients with one sum, as far apart as can be.

@@ -7,7 +7,7 @@ import pytest
 
 from keyfed.errors import BelowThreshold, Lied, Refused, SecureSumError
 from keyfed.private.secagg import shamir
-from keyfed.private.secagg.secure_sum import Collector
+from keyfed.private.secagg.collector import Collector
 from keyfed.private.secagg.wire import PACKAGE_BYTES
 
 ONES = np.ones(8, np.uint32)

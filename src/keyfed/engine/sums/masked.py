@@ -30,12 +30,12 @@ from keyfed.engine.sums.codec import Vector
 from keyfed.engine.sums.gather import HiddenRound
 from keyfed.engine.sums.noised import MOST_TOLD, NoisedSum, words_of
 from keyfed.engine.sums.secure_round import context_of
-from keyfed.engine.sums.secure_simulation import Costs, MaskedSum, SecureSettings
+from keyfed.engine.sums.secure_simulation import Costs, MaskedSum
 from keyfed.errors import SecureSumError
 from keyfed.federated.types import Aggregate, ClientId, Params, Refusal, Share
 from keyfed.private.dp.accounting import MOST_MEMBERS
 from keyfed.private.dp.noise import Noising
-from keyfed.private.secagg.threshold import PRIVATE_RATIO
+from keyfed.private.secagg.threshold import PRIVATE_RATIO, SecureSettings
 
 _MOST_WORD = 2**30  # of a sum; beyond it a word may be a liar's (`wire.server_private.folded`)
 

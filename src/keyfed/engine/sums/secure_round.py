@@ -93,7 +93,7 @@ def vector_of(
       theta: the model the client was given.
       public: the round's public numbers, calibrated.
       members: number of clients in the secure sum, whether or not all arrive.
-      ratio: r of the sum's terms (`Terms.ratio`): no scale is below 1/r.
+      ratio: r of the sum's terms (`SumTerms.ratio`): no scale is below 1/r.
       evaluated: what the client counted on its held-out text; None if it was not asked.
       silent: clients may send zeros; for simulations of top-K only.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from keyfed.engine.sums.codec import Vector
@@ -29,44 +28,15 @@ from keyfed.engine.task import Finished
 from keyfed.errors import SecureSumError, SecureSumOverflow
 from keyfed.federated.public.numbers import raised_bits
 from keyfed.federated.types import Aggregate, ClientId, Public, Refusal
+from keyfed.private.secagg.collector import Collector
 from keyfed.private.secagg.keys import Identity, SignedKeys, make_keys
-from keyfed.private.secagg.secure_sum import Collector, Floors, Member, Terms, usual_threshold
+from keyfed.private.secagg.member import Member
 from keyfed.private.secagg.shamir import SHARE_BYTES
-from keyfed.private.secagg.terms import CHECK_WORDS
+from keyfed.private.secagg.terms import CHECK_WORDS, SumTerms
+from keyfed.private.secagg.threshold import Floors, SecureSettings
 from keyfed.private.secagg.wire import HASH_BYTES, PACKAGE_BYTES
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class SecureSettings:
-    """How strict secure sums are.
-
-    Attributes:
-      threshold: clients that must stay to the end of a sum; None for more than two thirds of those called.
-      floor: clients below which a client takes no part; as many must stay, whatever the threshold says.
-    """
-
-    threshold: int | None = None
-    floor: int = 3
-
-    def threshold_of(self, members: int, hide_among: int = 0) -> int:
-        """Return how many of the members must stay.
-
-        Args:
-          hide_among: the most clients that one of the members wants to hide among.
-        """
-        usual = usual_threshold(members) if self.threshold is None else self.threshold
-        return max(usual, min(members, max(self.floor, hide_among)))
-
-    @property
-    def least_group(self) -> int:
-        """Return the fewest clients that a sum can be formed over."""
-        return max(self.floor, self.threshold or 0)
-
-    def sums(self, hidden: HiddenRound) -> SecureSum:
-        """Return a round's secure sums, for `Simulation(hide=…)`."""
-        return SecureSum(hidden, self)
 
 
 class Costs:
@@ -115,7 +85,7 @@ class MaskedSum:
         identities = {client: Identity.make() for client in hidden.called}
         made = {client: make_keys(identity, client, 0) for client, identity in identities.items()}
         cohort = tuple(signed for _, signed in made.values())
-        terms = Terms(terms_context, cohort, settings.threshold_of(len(cohort)), length)
+        terms = SumTerms(terms_context, cohort, settings.threshold_of(len(cohort)), length)
         public = {client: identity.public for client, identity in identities.items()}
         floors = Floors(settings.floor)
         self.ratio = terms.ratio

@@ -37,8 +37,11 @@ from keyfed.federated.cohort import derive_seed
 from keyfed.federated.types import Method, Params
 from keyfed.lab.audit.canaries import SPECIALS
 from keyfed.model.language_model import ModelSpec
+from keyfed.private.secagg.collector import Collector
 from keyfed.private.secagg.keys import Identity, make_keys
-from keyfed.private.secagg.secure_sum import Collector, Floors, Member, Terms, usual_threshold
+from keyfed.private.secagg.member import Member
+from keyfed.private.secagg.terms import SumTerms
+from keyfed.private.secagg.threshold import Floors, usual_threshold
 
 Words = NDArray[np.int64]
 RECOVERED = 0.9  # share of a client's words above which an update gives it away
@@ -186,14 +189,14 @@ def _sum(uploads: list[Params], layer: str) -> Tensor:
 def masked(change: Tensor, members: int = TOGETHER) -> Tensor:
     """Write a tensor in fixed point, let a member of a real secure sum mask it, and read what it sends as numbers.
 
-    Keys are made and signed, shares dealt and forwarded as in every secure round (`keyfed.private.secagg.secure_sum`);
+    Keys are made and signed, shares dealt and forwarded as in every secure round (`keyfed.private.secagg`);
     only the others' vectors are left out, which nobody needs for what this one sends.
     """
     words = change.mul(SCALE).round().long().flatten().numpy().astype(np.uint32)
     identities = {f"client {k}": Identity.make(urandom) for k in range(members)}
     made = {name: make_keys(identity, name, 0, urandom) for name, identity in identities.items()}
     cohort = tuple(signed for _, signed in made.values())
-    terms = Terms(b"audit", cohort, usual_threshold(members), len(words))
+    terms = SumTerms(b"audit", cohort, usual_threshold(members), len(words))
     public = {name: identity.public for name, identity in identities.items()}
     collector = Collector(terms)
     everybody = {name: Member(name, own, terms, public, Floors(), urandom) for name, (own, _) in made.items()}

@@ -12,12 +12,12 @@ from keyfed.errors import BelowThreshold, Lied, SecureSumError
 from keyfed.private.secagg import shamir
 from keyfed.private.secagg.accusation import shown_key
 from keyfed.private.secagg.keys import agree, framed
-from keyfed.private.secagg.masks import add_mask
-from keyfed.private.secagg.terms import CHECK_WORDS, Terms
+from keyfed.private.secagg.terms import CHECK_WORDS, SumTerms
 from keyfed.private.secagg.threshold import least_alive
 from keyfed.private.secagg.wire import (
     HASH_BYTES,
     PACKAGE_BYTES,
+    add_mask,
     answer_tag,
     commitment,
     hashes_in,
@@ -36,7 +36,7 @@ class Collector:
     the server checks them (`keys.verify`) when the keys are posted.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: SumTerms) -> None:
         self.terms = terms
         self._digest, self._places, self._keys = terms.digest(), terms.places(), terms.keys_of()
         self._packages: dict[str, dict[str, bytes]] = {}

@@ -16,11 +16,11 @@ from keyfed.errors import Refused, SecureSumError
 from keyfed.private.secagg import shamir
 from keyfed.private.secagg.accusation import evidence
 from keyfed.private.secagg.keys import OneTime, Random, agree, framed, is_possessed, is_signature
-from keyfed.private.secagg.masks import add_mask
-from keyfed.private.secagg.terms import CHECK_WORDS, Floors, Terms, check_terms
-from keyfed.private.secagg.threshold import least_alive
+from keyfed.private.secagg.terms import CHECK_WORDS, SumTerms, check_terms
+from keyfed.private.secagg.threshold import Floors, least_alive
 from keyfed.private.secagg.wire import (
     NONCE_BYTES,
+    add_mask,
     answer_tag,
     commitment,
     package_text,
@@ -62,7 +62,7 @@ class Member:
         self,
         me: str,
         keys: OneTime,
-        terms: Terms,
+        terms: SumTerms,
         identities: Mapping[str, bytes],
         floors: Floors = USUAL_FLOORS,
         random: Random = os.urandom,

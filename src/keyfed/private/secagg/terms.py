@@ -1,4 +1,4 @@
-"""What everybody who takes part in one secure sum has to agree on, and the limits a client sets for itself."""
+"""What everybody who takes part in one secure sum has to agree on, and when a client refuses."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
-from keyfed.errors import ConfigError, Refused, SecureSumError
+from keyfed.errors import Refused, SecureSumError
 from keyfed.private.secagg.keys import SERIAL_BYTES, OneTime, SignedKeys, framed, verify
-from keyfed.private.secagg.threshold import most_ratio
+from keyfed.private.secagg.threshold import Floors, most_ratio
 
 PROTOCOL = b"keyfed secure sum 2"
 CHECK_WORDS = 4  # words behind the values; every client puts a one into each, so 128 bits say whether the masks cancel
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SumTerms:
     """One secure sum: who takes part with which keys, over how many words, and how many have to stay.
 
     `context` stands for everything else the clients must agree on: the hash of the model, the round, the configuration.
@@ -73,23 +73,7 @@ class Terms:
         return sha256(framed(PROTOCOL, self.context, *numbers, *members)).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class Floors:
-    """A client's own limits, whatever the server asks: the fewest clients it hides among, itself included.
-
-    Any `threshold` members can open a sum of their own vectors alone. So a client hides among N only where the
-    threshold is N or more (`check_terms`). With two, either learns the other's values from the sum; three is the least
-    that hides anything.
-    """
-
-    cohort: int = 3
-
-    def __post_init__(self) -> None:
-        if self.cohort < 2:
-            raise ConfigError(f"a floor of {self.cohort} clients hides nothing: the least is 2, the usual 3")
-
-
-def check_terms(me: str, keys: OneTime, terms: Terms, identities: Mapping[str, bytes], floors: Floors) -> None:
+def check_terms(me: str, keys: OneTime, terms: SumTerms, identities: Mapping[str, bytes], floors: Floors) -> None:
     """Raise `Refused` unless a client can safely take part in a sum on these terms."""
     members = len(terms.cohort)
     if members < floors.cohort:

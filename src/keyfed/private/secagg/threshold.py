@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from keyfed.errors import ConfigError
+
 MOST_RATIO = 16  # of the largest to the least scale of a layer, however large the sum
 PRIVATE_RATIO = 2  # in a private sum, however many are drawn: that of the smallest sum that opens, of three clients
 
@@ -49,3 +53,46 @@ def most_ratio(threshold: int) -> int:
       [1, 2, 6, 16, 16]
     """
     return max(1, min(MOST_RATIO, threshold - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """A client's own limits, whatever the server asks: the fewest clients it hides among, itself included.
+
+    Any `threshold` members can open a sum of their own vectors alone. So a client hides among N only where the
+    threshold is N or more (`check_terms`). With two, either learns the other's values from the sum; three is the least
+    that hides anything.
+    """
+
+    cohort: int = 3
+
+    def __post_init__(self) -> None:
+        if self.cohort < 2:
+            raise ConfigError(f"a floor of {self.cohort} clients hides nothing: the least is 2, the usual 3")
+
+
+@dataclass(frozen=True, slots=True)
+class SecureSettings:
+    """How strict secure sums are.
+
+    Attributes:
+      threshold: clients that must stay to the end of a sum; None for more than two thirds of those called.
+      floor: clients below which a client takes no part; as many must stay, whatever the threshold says.
+    """
+
+    threshold: int | None = None
+    floor: int = 3
+
+    def threshold_of(self, members: int, hide_among: int = 0) -> int:
+        """Return how many of the members must stay.
+
+        Args:
+          hide_among: the most clients that one of the members wants to hide among.
+        """
+        usual = usual_threshold(members) if self.threshold is None else self.threshold
+        return max(usual, min(members, max(self.floor, hide_among)))
+
+    @property
+    def least_group(self) -> int:
+        """Return the fewest clients that a sum can be formed over."""
+        return max(self.floor, self.threshold or 0)

@@ -9,18 +9,26 @@ commitment and hashes. The commitment lets the server recognise a seed that was 
 let it recognise a wrong share: an addressee that takes a package has checked them, so a share that does not fit its
 hash is the addressee's lie, and shares that fit and do not give the secret are the sender's. Seeds and keys are random
 numbers of 256 bits, and so is every share as long as fewer than the threshold are known: a hash gives nothing away.
+
+A mask is a vector of 32-bit words from a key, added modulo 2³²: the keystream of AES-256 in counter mode from an
+all-zero counter block, read as little-endian words (NIST SP 800-38A §6.5). Unsigned words of numpy wrap by themselves,
+so the ring needs no further arithmetic. A key makes one mask: it must never be used for a second vector.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
+from typing import Literal
 
+import numpy as np
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from numpy.typing import NDArray
 
 from keyfed.errors import SecureSumError
-from keyfed.private.secagg.keys import derive, framed
+from keyfed.private.secagg.keys import KEY_BYTES, derive, framed
 from keyfed.private.secagg.shamir import SHARE_BYTES, is_share
 
 HASH_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
@@ -103,3 +111,46 @@ def answer_tag(digest: bytes, alive: Sequence[str], survivors: Sequence[str]) ->
 def _channel(agreed: bytes, digest: bytes, sender: str, addressee: str, head: bytes) -> tuple[bytes, bytes]:
     names = (sender.encode(), addressee.encode())
     return derive(agreed, b"keyfed share channel", digest, *names), framed(digest, *names, head)
+
+
+CHUNK = 1 << 15  # words: the keystream and its part of the vector stay in a core's cache
+_ZEROS = bytes(4 * CHUNK)
+_SLACK = 15  # `update_into` wants room for one block less a byte beyond its input
+
+
+def expand(key: bytes, count: int) -> NDArray[np.uint32]:
+    """Return the first `count` words of a key's mask.
+
+    Example:
+      >>> expand(bytes(32), 2).tolist()
+      [2025887196, 2307473570]
+    """
+    if count < 0:
+        raise SecureSumError(f"a mask of {count} words was asked for; it has 0 or more")
+    mask = np.zeros(count, dtype=np.uint32)
+    add_mask(mask, key, 1)
+    return mask
+
+
+def add_mask(vector: NDArray[np.uint32], key: bytes, sign: Literal[1, -1]) -> None:
+    """Add (`sign` 1) or take away (-1) a key's mask, in place, modulo 2³².
+
+    Works chunk by chunk: needs no memory beyond two chunks, whatever the vector's length.
+    """
+    if len(key) != KEY_BYTES:
+        raise SecureSumError(f"a mask's key has {KEY_BYTES} bytes, not {len(key)}")
+    if vector.dtype != np.uint32 or vector.ndim != 1:
+        raise SecureSumError(
+            f"masks are added to a vector of uint32, not to {vector.dtype} of {vector.ndim} dimensions"
+        )
+    if sign not in (1, -1):
+        raise SecureSumError(f"a mask's sign is 1 or -1, not {sign}")
+    turn = np.add if sign == 1 else np.subtract
+    stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+    room = bytearray(4 * min(CHUNK, len(vector)) + _SLACK)
+    words = np.frombuffer(room, dtype="<u4", count=min(CHUNK, len(vector)))
+    zeros = memoryview(_ZEROS)
+    for start in range(0, len(vector), CHUNK):
+        part = vector[start : start + CHUNK]
+        stream.update_into(zeros[: 4 * len(part)], room)
+        turn(part, words[: len(part)], out=part)

@@ -20,7 +20,7 @@ from keyfed.federated.round import initial_state
 from keyfed.federated.soundness import by_server, first_good, given_up, gone_back, judge_model, suspect
 from keyfed.federated.types import ClientId, Method, Params, State
 from keyfed.model.output import Score
-from keyfed.private.secagg.suspects import Suspects
+from keyfed.private.secagg.accusation import Suspects
 from keyfed.run.checkpoint import (
     Best,
     Checkpoint,

@@ -18,11 +18,11 @@ from typing import Any
 
 from keyfed.config.load import BASE, Config, check, to_document
 from keyfed.engine.network import parameter_count
-from keyfed.engine.sums.secure_simulation import SecureSettings
 from keyfed.errors import ConfigError, RunError
 from keyfed.federated.cohort import Participation
 from keyfed.federated.types import Method
 from keyfed.files import write_atomically
+from keyfed.private.secagg.threshold import SecureSettings
 from keyfed.run.choose import Choice
 from keyfed.run.console import plural
 from keyfed.run.custom import build_network
