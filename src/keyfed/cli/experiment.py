@@ -94,8 +94,7 @@ def study(
 
 def _list(folder: Path, results: Path, as_json: bool) -> None:
     from keyfed.lab.experiment.grid import load_study, study_names
-    from keyfed.lab.experiment.store import Store
-    from keyfed.lab.experiment.table import counted
+    from keyfed.lab.experiment.store import Store, counted
 
     rows = [["study", "what", "smoke", "standard", "paper"]]
     left_out: list[str] = []
@@ -126,8 +125,7 @@ def _say(lines: Iterable[str]) -> None:
 def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> None:
     from keyfed.lab.experiment.grid import load_study, study_names
     from keyfed.lab.experiment.page import verdict_lines, write_front, write_page
-    from keyfed.lab.experiment.store import Store, make_folder
-    from keyfed.lab.experiment.table import counted, main_scale, rows_of
+    from keyfed.lab.experiment.store import Store, counted, main_scale, make_folder, rows_of
     from keyfed.run.console import plural
 
     out: dict[str, Any] = {}
@@ -169,8 +167,7 @@ def _run(
     from keyfed.lab.experiment.compare_plan import parse_seeds
     from keyfed.lab.experiment.page import result_table, verdict_lines, write_front, write_page
     from keyfed.lab.experiment.runner import Lines, run_study
-    from keyfed.lab.experiment.store import Store
-    from keyfed.lab.experiment.table import rows_of
+    from keyfed.lab.experiment.store import Store, rows_of
     from keyfed.run.console import plural
 
     which = None if seeds is None else parse_seeds(seeds)

@@ -30,13 +30,11 @@ from keyfed.lab.experiment.cell import (
     stretches,
     training_curves,
 )
-from keyfed.lab.experiment.check import BLANKS
-from keyfed.lab.experiment.grid import Cell, cells_of, load_study, study_from, study_names, with_settings
+from keyfed.lab.experiment.grid import BLANKS, Cell, cells_of, load_study, study_from, study_names, with_settings
 from keyfed.lab.experiment.page import facts, page_text
 from keyfed.lab.experiment.plots import draw_plots, drawn, seed_curves, terms_of
 from keyfed.lab.experiment.runner import run_study
-from keyfed.lab.experiment.store import Store
-from keyfed.lab.experiment.table import Row, counted, rows_of
+from keyfed.lab.experiment.store import Row, Store, counted, rows_of
 from keyfed.lab.papers.broken_batches import train_faithfully
 from keyfed.run.folder import read_run_toml
 from keyfed.run.loop import Silent

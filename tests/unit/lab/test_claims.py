@@ -28,8 +28,7 @@ from keyfed.lab.experiment.claims import (
 from keyfed.lab.experiment.grid import cells_of, load_study, study_from, study_names
 from keyfed.lab.experiment.page import LEFT_OUT, MORE_SEEDS, front_line, numbers, page_text, result_table
 from keyfed.lab.experiment.statistics import Spread, joint_margin, pooled_spread, quantile, spreads_of
-from keyfed.lab.experiment.store import Store
-from keyfed.lab.experiment.table import OPEN, counted, rows_of, write_printed, write_row
+from keyfed.lab.experiment.store import OPEN, Store, counted, rows_of, write_printed, write_row
 
 ROOT = Path(__file__).parents[3]
 STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"

@@ -58,7 +58,7 @@ from keyfed.lab.experiment.method_rows import (
     savings_table,
     start_notes,
 )
-from keyfed.lab.experiment.table import rows_of
+from keyfed.lab.experiment.store import rows_of
 from keyfed.reports.document import Links, to_html, to_markdown
 from keyfed.run.console import render_table
 

@@ -15,8 +15,7 @@ from keyfed.lab.experiment.claims import causes, fill
 from keyfed.lab.experiment.grid import cells_of, load_study, study_from, study_names
 from keyfed.lab.experiment.page import PROGRESS, front_line, front_text, progress_text, write_front
 from keyfed.lab.experiment.plots import SMOKE, _paint, _panels, curves_of, describe, error_bar, looks
-from keyfed.lab.experiment.store import Store
-from keyfed.lab.experiment.table import rows_of
+from keyfed.lab.experiment.store import Store, rows_of
 from keyfed.reports.document import NONE
 from keyfed.reports.figures import LIGHT
 

@@ -40,9 +40,8 @@ from keyfed.lab.experiment.grid import (
 from keyfed.lab.experiment.page import front_text, page_text
 from keyfed.lab.experiment.runner import DeadlineListener, TimeIsUp, held, run_study
 from keyfed.lab.experiment.statistics import Spread, joint_margin, pooled_spread
-from keyfed.lab.experiment.store import Store, compact
-from keyfed.lab.experiment.table import OPEN, main_scale, rows_of, write_row
-from keyfed.lab.papers import broken_batches as faithful
+from keyfed.lab.experiment.store import OPEN, Store, compact, main_scale, rows_of, write_row
+from keyfed.lab.papers import fedatt_code as faithful
 from keyfed.lab.papers.gboard_toy import run_toy
 from keyfed.model.language_model import build_spec
 from keyfed.run.folder import open_folder

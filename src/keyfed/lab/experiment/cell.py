@@ -32,8 +32,7 @@ from keyfed.errors import DataError, FolderInUse
 from keyfed.federated.components import KINDS, READ_BY, part_options
 from keyfed.federated.methods import METHODS, method_options
 from keyfed.federated.tuned import tuned_options
-from keyfed.lab.experiment.check import BLANKS, MEASURES, target_measure
-from keyfed.lab.experiment.grid import Cell, Settings
+from keyfed.lab.experiment.grid import BLANKS, MEASURES, Cell, Settings, target_measure
 from keyfed.lab.papers.broken_batches import positional_unigram, train_across, train_faithfully
 from keyfed.lab.papers.gboard_toy import run_toy
 from keyfed.model.language_model import PRESETS

@@ -31,7 +31,7 @@ from keyfed.lab.experiment.statistics import (
     spreads_of,
     stepped,
 )
-from keyfed.lab.experiment.table import (
+from keyfed.lab.experiment.store import (
     OPEN,
     Row,
     main_scale,

@@ -11,17 +11,76 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
+import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from keyfed.errors import ConfigError, nearest
-from keyfed.lab.experiment.check import SCALES, check_document, check_runner, check_settings, published_labels
+from keyfed.federated.methods import METHODS, method_options
 
 Labels = Mapping[str, str]
 Settings = Mapping[str, Any]
+SCALES = ("smoke", "standard", "paper")
+RUNNERS = ("train", "code-faithful", "n-gram", "toy", "explore")
+CLAIMS = ("lower", "higher", "close", "costs", "printed", "below")
+AGAINST = ("lower", "higher", "close", "costs")  # kinds of claims that compare rows with rows
+BOUNDED = ("below", "costs")  # kinds of claims that need a bound
+ABOUT = ("budget", "reach", "text")
+MEASURES = ("perplexity", "nats", "top1", "top3", "top1_words", "top3_words", "sentence_perplexity",
+            "sentence_top1", "sentence_top1_words", "sentence_top3_words", "honest_sentence_perplexity",
+            "honest_nats", "oov_rate")  # fmt: skip
+OF_RUN = ("unseen_perplexity", "train_nats")  # measures beside those of the test
+CURVE = {"train_nats": 1, "perplexity": 2, "nats": 2, "top1": 3, "accuracy": 3}  # places in a point of a curve by round
+BY = ("batch", "epoch")  # what curves of training are drawn by, beside the round
+PLACES = {"train_nats": 1, "train_top1": 2}  # measures of training in a point by batch or epoch
+PLOTS = ("bars", "lines", "curves", "terms")
+TERMS = ("unigrams", "bigrams")  # what a plot of terms counts
+BLANKS: dict[str, Callable[[Iterable[str]], Iterable[str]]] = {  # readings of a text's white space
+    "runs as one": lambda lines: (re.sub(" +", " ", line) for line in lines),
+    "stripped": lambda lines: (line.strip() for line in lines),
+    "no blank lines": lambda lines: (line.strip() for line in lines if line.strip()),
+    "collapsed": lambda lines: (" ".join(line.split()) for line in lines if line.strip()),
+}
+OWN: dict[str, type] = {  # settings that a runner reads itself; others are the run's and checked with it
+    "study.sent_back": bool, "study.positional": bool, "study.share": float, "study.shuffles": int, "study.order": int,
+    "study.central_epochs": int, "study.samples": int, "study.rounds": int, "study.top": int, "study.blanks": str,
+    "study.across": bool, "study.shuffled": bool, "study.rows": str,
+}  # fmt: skip
+RUNNER_NEEDS = {"toy": ("study.sent_back",), "explore": ("data.name",)}
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
+HEAD: dict[str, Any] = {  # of a study's file; [kind] is a list of that kind
+    "title": str, "paper": str, "about": str, "measures": [str], "axis": dict, "grid": [dict], "scale": dict,
+    "notes": [str], "targets": [float], "curves": bool, "plots": [dict], "base": dict, "when": [dict],
+    "published": dict, "searched": [dict], "claims": [dict],
+}  # fmt: skip
+WHEN = {"where": dict, "set": dict}
+SCALE = {"seeds": [int], "why": str, "set": dict, "keep": dict, "fewer": [dict]}
+FEWER = {"where": dict, "seeds": [int]}
+SEARCHED = {"where": dict, "trials": int, "tokens": float, "record": str}
+CLAIM = {
+    "says": str, "kind": str, "of": dict, "than": dict, "measure": str, "within": float, "bound": float, "front": bool,
+    "ours": bool, "some": bool, "name": str, "cause": [str], "about": str, "twice": dict,
+}  # fmt: skip
+PLOT = {"name": str, "kind": str, "measure": str, "title": str, "series": [str], "panel": [str], "where": dict}
+
+
+def target_measure(target: float) -> str:
+    """What the rounds to a validation perplexity are called."""
+    return f"rounds_to_{target:g}"
+
+
+def published_labels(key: str) -> list[str]:
+    """The labels of a printed row; none for a value that is printed for every row.
+
+    Example:
+      >>> published_labels("PTB | 0.1")
+      ['PTB', '0.1']
+    """
+    return [part.strip() for part in key.split("|")] if key else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +283,195 @@ def with_settings(cell: Cell, more: Settings) -> Cell:
     return replace(cell, settings={key: merged[key] for key in sorted(merged)})
 
 
+class Check:
+    """The check of a study's file: a mistake is one line that names the file and what was expected."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.axes: Mapping[str, Any] = {}
+
+    def refuse(self, why: str) -> NoReturn:
+        raise ConfigError(f"{self.where}: {why}")
+
+    def known(self, keys: Iterable[Any], names: Iterable[str], what: str) -> None:
+        """Refuse a name that is not among those there are."""
+        names = list(names)
+        for key in keys:
+            if key not in names:
+                self.refuse(f'{what} "{key}" is not known{nearest(str(key), names)}; one of {", ".join(names)}')
+
+    def expect(self, value: Any, kind: Any, what: str) -> None:
+        """Refuse a value of another kind; a whole number is a number, true, false, inf and nan are none."""
+        if isinstance(kind, list):
+            self.expect(value, list, what)
+            for number, member in enumerate(value, 1):
+                self.expect(member, kind[0], f"entry {number} of {what}")
+            return
+        fits = isinstance(value, (int, float) if kind is float else kind) and (
+            not isinstance(value, bool) or kind is bool
+        )
+        if not fits or (kind is float and not abs(value) <= sys.float_info.max):
+            self.refuse(f"{what} is {value!r}; expected {WORDS[kind]}")
+
+    def above(self, value: float, least: float, what: str) -> None:
+        if value <= least:
+            self.refuse(f"{what} is {value}; expected a number above {least}")
+
+    def table(self, table: Any, kinds: Mapping[str, Any], needed: int, what: str, *, dotted: bool = False) -> None:
+        """Check a table's keys, of which the first `needed` must be there, and the kinds of their values."""
+        self.expect(table, dict, what)
+        self.known(table, kinds, f"key of {what}")
+        first = list(kinds)[:needed]
+        for key in first:
+            if key not in table:
+                self.refuse(f"{key} is missing in {what}; it needs {', '.join(first)}")
+        for key, value in table.items():
+            self.expect(value, kinds[key], f"{what}.{key}" if dotted else f"{key} of {what}")
+
+    def labels(self, labels: Mapping[str, Any], what: str, axes: Mapping[str, Any] | None = None) -> None:
+        """Labels by axis, one or several on each."""
+        axes = self.axes if axes is None else axes
+        self.known(labels, axes, f"axis of {what}")
+        for axis, label in labels.items():
+            self.known(label if isinstance(label, list) else [label], axes[axis], f"{axis} of {what}")
+
+    def document(self, document: Mapping[str, Any]) -> None:
+        """Refuse a document that is not of a study's shape, or names what it does not have."""
+        self.known(document, HEAD, "key")
+        for key in list(HEAD)[:7]:
+            if key not in document:
+                self.refuse(f"{key} is missing; a study needs {', '.join(list(HEAD)[:7])}")
+        for key, value in document.items():
+            self.expect(value, HEAD[key], key)
+        self.axes = document["axis"]
+        for axis, labels in self.axes.items():
+            self.expect(labels, dict, f"axis.{axis}")
+            for label, settings in labels.items():
+                self.expect(settings, dict, f"axis.{axis}.{label}")
+        for entry in document.get("when", ()):
+            self.table(entry, WHEN, 2, "a [[when]]")
+            self.labels(entry["where"], "a [[when]]", {**self.axes, "scale": SCALES})
+        for grid in document["grid"]:
+            self.known(grid, (*self.axes, "runner", "scales"), "axis of a grid")
+            self.known([grid.get("runner", "train")], RUNNERS, "runner")
+            for axis, names in {"scales": SCALES, **self.axes}.items():
+                self.expect(grid.get(axis, []), [str], f"{axis} of a grid")
+                self.known(grid.get(axis, []), names, "scale of a grid" if axis == "scales" else f"{axis} of a grid")
+        self.known(document["scale"], SCALES, "scale")
+        for name, table in document["scale"].items():
+            self._scale(table, f"scale.{name}")
+        for measure, table in document.get("published", {}).items():
+            self._published(table, f"published.{measure}")
+        for entry in document.get("searched", ()):
+            self.table(entry, SEARCHED, 4, "a [[searched]]")
+            self.labels(entry["where"], "a [[searched]]")
+            for key in ("trials", "tokens"):
+                self.above(entry[key], 0, f"{key} of a [[searched]]")
+        targets = map(target_measure, document.get("targets", ()))
+        measured = dict.fromkeys((*document["measures"], *document.get("published", {}), *targets, *MEASURES, *OF_RUN))
+        for claim in document.get("claims", ()):
+            self._claim(claim)
+            self.known([claim.get("measure", "perplexity")], measured, "measure of a claim")
+        for plot in document.get("plots", ()):
+            self._plot(plot)
+
+    def _scale(self, table: Any, what: str) -> None:
+        self.table(table, SCALE, 2, what, dotted=True)
+        self._seeds(table["seeds"], f"{what}.seeds")
+        for axis, labels in table.get("keep", {}).items():
+            self.expect(labels, [str], f"{what}.keep.{axis}")
+        self.labels(table.get("keep", {}), f"{what}.keep")
+        for entry in table.get("fewer", ()):
+            self.table(entry, FEWER, 2, f"{what}.fewer")
+            self.labels(entry["where"], f"{what}.fewer")
+            self._seeds(entry["seeds"], f"seeds of {what}.fewer")
+
+    def _seeds(self, seeds: Sequence[int], what: str) -> None:
+        if not seeds:
+            self.refuse(f"{what} is empty; expected at least one seed")
+
+    def _published(self, table: Any, what: str) -> None:
+        """Check `axes = ["data", "C"]` and `"PTB | 0.1" = 138.13`."""
+        self.expect(table, dict, what)
+        if "axes" not in table:
+            self.refuse(f'axes is missing in {what}; it needs axes = ["…"] and a number for each row')
+        own = table["axes"]
+        self.expect(own, [str], f"axes of {what}")
+        self.known(own, self.axes, f"axis of {what}")
+        for key, value in table.items():
+            if key != "axes":
+                self.expect(value, float, f'"{key}" of {what}')
+                self.above(value, 0, f'"{key}" of {what}')
+                labels = published_labels(key)
+                if len(labels) != len(own):
+                    self.refuse(f'published "{key}" has {len(labels)} labels; expected {" | ".join(own)}')
+                self.labels(dict(zip(own, labels, strict=True)), "a published value")
+
+    def _claim(self, table: Any) -> None:
+        self.table(table, CLAIM, 3, "a claim")
+        kind = table["kind"]
+        self.known([kind], CLAIMS, "kind of a claim")
+        self.known([table.get("about", "budget")], ABOUT, "about of a claim")
+        if not table["says"].strip():
+            self.refuse("says of a claim is empty; expected a sentence")
+        for key in ("of", "than", "twice"):
+            self.labels(table.get(key, {}), "a claim")
+            for axis, label in table.get(key, {}).items() if key != "of" else ():  # one row is compared with one
+                self.expect(label, str, f"{axis} of {key} of a claim")
+        claim = f'a claim of kind {kind}: "{table["says"]}"'
+        if kind in AGAINST and not table.get("than"):
+            self.refuse(f"than is missing in {claim}; give it the labels to compare with")
+        if (table.get("about") == "reach") != bool(table.get("twice")):
+            self.refuse(
+                f'about = "reach" and twice go together in {claim}; give twice the labels of the runs with twice the '
+                "rounds, or leave both out"
+            )
+        if kind in BOUNDED:
+            if "bound" not in table:
+                self.refuse(f"bound is missing in {claim}; give it one")
+            self.above(table["bound"], -1 if kind == "costs" else 0, f"bound of {claim}")
+        if table.get("within", 0) < 0:
+            self.refuse(f"within is {table['within']} in {claim}; expected 0 or more, a share of one")
+
+    def _plot(self, table: Any) -> None:
+        kind = table.get("kind")
+        by_axes = kind not in ("terms", "curves")
+        self.table(table, {**PLOT, "x": [str] if by_axes else str}, 3, "a plot")
+        self.known([kind], PLOTS, "kind of a plot")
+        for key in ("series", "panel"):
+            self.known(table.get(key, []), self.axes, "axis of a plot")
+        self.labels(table.get("where", {}), "a plot")
+        if kind == "terms":
+            self.known([table["measure"]], TERMS, "measure of a plot of terms")
+        elif kind == "curves":
+            by = table.get("x", "round")
+            self.known([by], ("round", *BY), "x of a plot of curves")
+            self.known([table["measure"]], PLACES if by in BY else CURVE, f"measure of a plot by {by}")
+        else:
+            if not table.get("x"):
+                self.refuse(f'x is missing in a plot of kind {kind}; name axes, x = ["…"]')
+            self.known(table["x"], self.axes, "axis of a plot")
+
+    def settings(self, settings: Mapping[str, Any]) -> None:
+        """Refuse settings that a runner reads itself and could not, and options that no method has."""
+        options = {option for method in METHODS for option in method_options(method)} | {"name"}
+        own = [key.removeprefix("method.") for key in settings if key.startswith("method.")]
+        self.known(own, options, "option")
+        for key in OWN.keys() & settings.keys():
+            self.expect(settings[key], OWN[key], key)
+            if OWN[key] in (int, float):
+                self.above(settings[key], 0, key)
+        self.known([settings.get("study.rows", "by number")], ["by number"], "study.rows")
+        self.known([settings.get("study.blanks", "stripped")], BLANKS, "study.blanks")
+
+    def cell(self, cell: Cell) -> None:
+        """Refuse a cell without a setting that its runner cannot do without."""
+        for key in RUNNER_NEEDS.get(cell.runner, ()):
+            if key not in cell.settings and not cell.absent:
+                labels = ", ".join(cell.labels.values())
+                self.refuse(f"{labels} has no {key}; cells of runner {cell.runner} need it")
+
+
 def study_folder() -> Path:
     """Where the studies lie: ./studies, else those of the source tree, else those that an installed package brings."""
     package = Path(__file__).resolve().parents[2]
@@ -259,8 +507,8 @@ def load_study(name: str, folder: Path) -> Study:
 
 def study_from(document: Mapping[str, Any], path: Path) -> Study:
     """Check a study's document and return the study; every mistake names the file and what was expected."""
-    where = path.name
-    check_document(document, where)
+    checked = Check(path.name)
+    checked.document(document)
     study = Study(
         name=path.stem,
         title=document["title"],
@@ -286,11 +534,10 @@ def study_from(document: Mapping[str, Any], path: Path) -> Study:
     tables = [study.base, *(s for values in study.axes.values() for s in values.values())]
     tables += [more for _, more in study.when] + [scale.settings for scale in study.scales.values()]
     for table in tables:
-        check_settings(table, where)
+        checked.settings(table)
     for scale in study.scales:
         for cell in cells_of(study, scale):
-            if not cell.absent:
-                check_runner(cell.runner, cell.settings, cell.labels, where)
+            checked.cell(cell)
     return study
 
 

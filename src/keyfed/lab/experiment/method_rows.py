@@ -20,7 +20,7 @@ from typing import Any
 
 from keyfed.lab.experiment.compare_plan import ComparedMethod
 from keyfed.lab.experiment.statistics import joint_margin, pooled
-from keyfed.lab.experiment.table import failure_of
+from keyfed.lab.experiment.store import failure_of
 from keyfed.reports.document import NONE, finite, show, show_percent
 from keyfed.run.console import human_bytes
 from keyfed.run.start.weights import start_lines

@@ -30,10 +30,10 @@ from keyfed.lab.experiment.claims import (
 from keyfed.lab.experiment.grid import Study, StudyClaim, load_study, study_names
 from keyfed.lab.experiment.plots import describe, draw_plots, drawn
 from keyfed.lab.experiment.statistics import FIXED, spreads_of
-from keyfed.lab.experiment.store import Store
-from keyfed.lab.experiment.table import (
+from keyfed.lab.experiment.store import (
     OPEN,
     Row,
+    Store,
     counted,
     main_scale,
     rows_of,

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keyfed.lab.experiment.check import BY, CURVE, PLACES
-from keyfed.lab.experiment.grid import Study, matches
-from keyfed.lab.experiment.table import Row, write_value
+from keyfed.lab.experiment.grid import BY, CURVE, PLACES, Study, matches
+from keyfed.lab.experiment.store import Row, write_value
 from keyfed.reports.figures import LIGHT, Paint, Theme, png
 
 NAMES = {"perplexity": "perplexity", "top1": "top-1 accuracy", "nats": "nats per token", "train_nats": "training nats",

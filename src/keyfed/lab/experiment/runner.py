@@ -21,9 +21,8 @@ from typing import Any
 from keyfed.errors import ConfigError, DataError, DownloadError, FolderInUse, KeyfedError, RunError
 from keyfed.files import locked
 from keyfed.lab.experiment.cell import Workspace, run_cell
-from keyfed.lab.experiment.check import SCALES
 from keyfed.lab.experiment.compare_plan import parse_seeds
-from keyfed.lab.experiment.grid import Cell, Settings, Study, cells_of, load_study, study_folder, with_settings
+from keyfed.lab.experiment.grid import SCALES, Cell, Settings, Study, cells_of, load_study, study_folder, with_settings
 from keyfed.lab.experiment.store import Store, make_folder, refuse_file
 from keyfed.run.console import plural
 from keyfed.run.loop import Listener, Silent

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from keyfed.lab.experiment.table import Row
+from keyfed.lab.experiment.store import Row
 
 FIXED = ("explore",)  # runners that have nothing random in them
 CHANCE = 0.05  # that a mean is off by more than its margin, both sides together
