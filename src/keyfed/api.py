@@ -25,9 +25,9 @@ from keyfed.errors import ConfigError
 from keyfed.federated.methods import METHODS, method_options
 from keyfed.federated.options import Optimiser
 from keyfed.federated.types import Method
-from keyfed.lab.experiment import compare as comparing
+from keyfed.lab.experiment import runner as comparing
 from keyfed.lab.experiment import tune as tuning
-from keyfed.lab.experiment.search import parse_search
+from keyfed.lab.experiment.tune import parse_search
 from keyfed.reports import finished, run_page
 from keyfed.reports.finished import Personalisation
 from keyfed.run import loop as training

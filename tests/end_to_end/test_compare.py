@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import keyfed as library
-from keyfed.lab.experiment import compare as comparing
+from keyfed.lab.experiment import runner as comparing
 from keyfed.run import loop as training
 from keyfed.run.console import Narrator
 from tests.end_to_end.conftest import TINY, write_corpus
@@ -44,7 +44,8 @@ def finished(tmp_path_factory) -> tuple[Path, Path, dict[str, Any], list[Any]]:
 @pytest.fixture
 def no_report(monkeypatch):
     """Leave the plots out where a test does not look at them."""
-    monkeypatch.setattr(comparing, "write_comparison", lambda *_: [])
+    monkeypatch.setattr(comparing, "document", lambda *_: [])
+    monkeypatch.setattr(comparing, "write_document", lambda *_: [])
 
 
 def state_of(out: Path) -> dict[str, tuple[int, bytes]]:

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 import keyfed as library
 from keyfed.cli.app import app
-from keyfed.lab.experiment import compare as comparing
-from keyfed.lab.experiment.compare_plan import resolve
+from keyfed.lab.experiment import runner as comparing
+from keyfed.lab.experiment.compare import resolve
 from keyfed.run import loop as training
 from keyfed.run.folder import read_metrics
 from keyfed.run.start import preview

@@ -17,7 +17,8 @@ from keyfed.config.load import Config, apply_settings, check, config_from, to_do
 from keyfed.deploy import up
 from keyfed.errors import ConfigError, DataError, PrivacyError, RunError
 from keyfed.files import write_atomically
-from keyfed.lab.experiment.tune import tune_text, winning_toml
+from keyfed.lab.experiment.report import tune_text
+from keyfed.lab.experiment.tune import winning_toml
 from keyfed.private.dp.accounting import LEAST_NOISE, calibrate
 from keyfed.reports.run_page import verdict
 from keyfed.run.console import Narrator, plural

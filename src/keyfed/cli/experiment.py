@@ -164,7 +164,7 @@ def _run(
     folder: Path, results: Path, work: Path, as_json: bool,
 ) -> None:  # fmt: skip
     from keyfed.lab.experiment.cell import Workspace
-    from keyfed.lab.experiment.compare_plan import parse_seeds
+    from keyfed.lab.experiment.compare import parse_seeds
     from keyfed.lab.experiment.page import result_table, verdict_lines, write_front, write_page
     from keyfed.lab.experiment.runner import Lines, run_study
     from keyfed.lab.experiment.store import Store, rows_of
@@ -245,8 +245,8 @@ def compare(
 
       keyfed compare fedadam fedadam+vectors fedadam+init+vectors --vectors glove.txt.gz --init runs/public --seeds 3
     """
-    from keyfed.lab.experiment.compare import compare as run_comparison
-    from keyfed.lab.experiment.compare_plan import file_settings, parse_seeds, split_setting
+    from keyfed.lab.experiment.compare import file_settings, parse_seeds, split_setting
+    from keyfed.lab.experiment.runner import compare as run_comparison
     from keyfed.run.console import Narrator
 
     keys: list[tuple[str, Any]] = [
@@ -275,8 +275,7 @@ def compare(
 
 def _text(summary: dict[str, Any]) -> str:
     """What the terminal shows: table, verdict, notes, what starts save, where the report is."""
-    from keyfed.lab.experiment.compare_report import comparison_table, notes
-    from keyfed.lab.experiment.method_rows import savings_lines, savings_table
+    from keyfed.lab.experiment.report import comparison_table, notes, savings_lines, savings_table
 
     lines = [_narrow(comparison_table(summary)) + summary["verdict"], *notes(summary)]
     for one in summary["fine_tuning"]:  # its sentence names the variant, so that the table need not
@@ -320,8 +319,8 @@ def tune(
 
       keyfed tune fedadam --rounds 15 --search server_lr=0.001..0.1:log --search lr=0.001,0.003
     """
-    from keyfed.lab.experiment.search import parse_search
-    from keyfed.lab.experiment.tune import SEEDS, TRIALS, Tuning, read_tuning, tune_text
+    from keyfed.lab.experiment.report import tune_text
+    from keyfed.lab.experiment.tune import SEEDS, TRIALS, Tuning, parse_search, read_tuning
     from keyfed.lab.experiment.tune import tune as run_search
     from keyfed.run.console import Narrator
 
@@ -352,7 +351,7 @@ def tune(
 def _quick(config: Config, settings: list[str] | None, file: Path | None) -> tuple[Config, str | None]:
     """Reduce what a comparison reduces, but for the test text, which a search does not read; say so."""
     from keyfed.config.load import set_value
-    from keyfed.lab.experiment.compare_plan import quick_values
+    from keyfed.lab.experiment.compare import quick_values
 
     reduced = {
         key: value

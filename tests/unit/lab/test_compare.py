@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ from keyfed.config.load import dump_toml
 from keyfed.errors import ConfigError
 from keyfed.federated.types import Part
 from keyfed.lab.experiment.claims import Comparison, compare_rows
-from keyfed.lab.experiment.compare_plan import (
+from keyfed.lab.experiment.compare import (
     QUICK,
     ComparedMethod,
+    ComparedRun,
     file_settings,
     folder_of,
     parse_seeds,
@@ -27,23 +30,20 @@ from keyfed.lab.experiment.compare_plan import (
     resolve,
     rounds_within,
 )
-from keyfed.lab.experiment.compare_report import (
-    BYTES,
-    ROUNDS,
-    TOKENS,
-    attention_grid,
-    comparison_table,
-    curve_of,
-    document,
-    draw_comparison,
-    notes,
-    verdict,
-)
-from keyfed.lab.experiment.compare_report import _differing as differing
 from keyfed.lab.experiment.grid import cells_of as study_cells
 from keyfed.lab.experiment.grid import study_from
-from keyfed.lab.experiment.method_rows import (
-    ComparedRun,
+from keyfed.lab.experiment.plots import BYTES, ROUNDS, TOKENS, attention_grid, draw_comparison, series_of
+from keyfed.lab.experiment.report import (
+    comparison_table,
+    differing,
+    document,
+    notes,
+    savings_lines,
+    savings_table,
+    start_notes,
+    verdict,
+)
+from keyfed.lab.experiment.rows import (
     Lead,
     best_accuracy,
     best_of,
@@ -54,9 +54,6 @@ from keyfed.lab.experiment.method_rows import (
     mean_baselines,
     reach,
     row_of,
-    savings_lines,
-    savings_table,
-    start_notes,
 )
 from keyfed.lab.experiment.store import rows_of
 from keyfed.reports.document import Links, to_html, to_markdown
@@ -418,10 +415,10 @@ def test_in_a_terminal_labels_are_not_cut_and_numbers_not_broken():
 
 def test_a_curve_is_the_mean_of_seeds_between_the_lowest_and_the_highest():
     runs = [rounds_of(10.0, None, 6.0, moved=1_000_000), rounds_of(12.0, None, math.inf, moved=2_000_000)]
-    curve = curve_of("x", 0, runs, ROUNDS, "perplexity")
-    assert (curve.x, curve.mean, curve.low, curve.high, curve.lost) == ([1, 3], [11, 6], [10, 6], [12, 6], 1)
-    assert curve_of("x", 0, runs[:1], TOKENS, "perplexity").x == [50, 300]
-    assert curve_of("x", 0, runs, BYTES, "perplexity").x == pytest.approx([2.250007, 4.500014], abs=1e-4)
+    curve = series_of("x", 0, runs, ROUNDS, "perplexity")
+    assert (curve.points, curve.means, curve.lost) == ({1: [10, 12], 3: [6]}, [11, 6], 1)
+    assert list(series_of("x", 0, runs[:1], TOKENS, "perplexity").points) == [50, 300]
+    assert list(series_of("x", 0, runs, BYTES, "perplexity").points) == pytest.approx([2.250007, 4.500014], abs=1e-4)
 
 
 def test_attention_is_a_grid_of_clients_and_rounds():
@@ -454,7 +451,7 @@ def test_plots_and_report_of_many_methods_hide_nobody_and_name_no_client():
     assert all(plot.light != plot.dark and plot.light.startswith(b"\x89PNG") for plot in plots)
     assert all(label in plots[0].alt for label in labels)
     assert "central" not in plots[2].alt
-    blocks = document(summary, cells, plots)
+    blocks = document(summary, cells)
     markdown, page = to_markdown(blocks), to_html(blocks)
     assert "Ann $" not in markdown + page
     assert all(label in page for label in labels)
@@ -471,9 +468,13 @@ def test_what_differs_names_parts_and_compression():
     assert packed == "upload.keep=0.1"
 
 
-def test_a_report_of_failures_alone_can_be_written():
+def test_a_report_of_failures_alone_can_be_written(monkeypatch):
     cells = cells_of("fedavg", error="x <b>")
-    text = to_markdown(document(summary_of(cells), cells, None))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(
+        "keyfed.lab.experiment.report.draw_comparison", lambda *_: importlib.import_module("matplotlib")
+    )
+    text = to_markdown(document(summary_of(cells), cells))
     assert "matplotlib is not installed" in text
     assert "Failed: fedavg, seed 1: x" in text
 

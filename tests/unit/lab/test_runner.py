@@ -38,10 +38,10 @@ from keyfed.lab.experiment.grid import (
     with_settings,
 )
 from keyfed.lab.experiment.page import front_text, page_text
-from keyfed.lab.experiment.runner import DeadlineListener, TimeIsUp, held, run_study
+from keyfed.lab.experiment.runner import CellListener, TimeIsUp, held, run_study
 from keyfed.lab.experiment.statistics import Spread, joint_margin, pooled_spread
 from keyfed.lab.experiment.store import OPEN, Store, compact, main_scale, rows_of, write_row
-from keyfed.lab.papers import fedatt_code as faithful
+from keyfed.lab.papers import broken_batches as faithful
 from keyfed.lab.papers.gboard_toy import run_toy
 from keyfed.model.language_model import build_spec
 from keyfed.run.folder import open_folder
@@ -428,16 +428,16 @@ def test_a_run_that_others_start_from_is_waited_for(tmp_path):
 def test_waiting_ends_with_the_minutes_and_is_said_once(monkeypatch):
     monkeypatch.setattr(runner, "MOMENT", 0.0)
     heard = Heard()
-    patient = DeadlineListener(heard, None)
+    patient = CellListener(heard)
     for _ in range(3):
         patient.wait("waiting")
     assert heard.lines == ["waiting"]
     with pytest.raises(TimeIsUp):
-        DeadlineListener(heard, time.monotonic()).wait("waiting")
+        CellListener(heard, until=time.monotonic()).wait("waiting")
 
 
 def test_nothing_is_stopped_after_the_last_round():
-    clock = DeadlineListener(Silent(), time.monotonic())
+    clock = CellListener(Silent(), until=time.monotonic())
     clock.start("two rounds", 2, 0)
     with pytest.raises(TimeIsUp):
         clock.round({"round": 1})

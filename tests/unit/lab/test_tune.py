@@ -15,7 +15,7 @@ from keyfed.config.load import Config, UploadConfig, config_from
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import METHODS
 from keyfed.federated.types import Part
-from keyfed.lab.experiment.search import (
+from keyfed.lab.experiment.tune import (
     Listed,
     Outcome,
     Range,
@@ -29,8 +29,8 @@ from keyfed.lab.experiment.search import (
     sample,
     until_compared,
     winner,
+    winning_toml,
 )
-from keyfed.lab.experiment.tune import winning_toml
 
 SPACES = [
     {"lr": Range(1e-3, 1e-1, log=True)},

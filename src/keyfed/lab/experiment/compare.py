@@ -1,259 +1,454 @@
-"""Comparing methods on the same text: same clients, cohorts and initial weights; every cell is an ordinary run.
+"""What is to be compared: methods with their own settings and starts, what all share, the budget in rounds.
 
-A cell is one method with one seed, trained in OUT/METHOD/seed-N. Cells that are finished are read, interrupted ones go
-on: the same call made again only does what is missing.
+A variant, `fedadam+init+vectors`, differs from its method in the start alone. A method without a start draws its
+weights at random, whatever the comparison was given for the others.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from keyfed.config.load import Config, to_document
-from keyfed.engine.launch import refuse_ranks
-from keyfed.errors import KeyfedError, RunError
-from keyfed.files import write_atomically
-from keyfed.lab.experiment.compare_plan import (
-    ComparedMethod,
-    ComparePlan,
-    Setting,
-    check_budget,
-    parse_target,
-    resolve,
-    with_budget,
-)
-from keyfed.lab.experiment.compare_report import verdict, write_comparison
-from keyfed.lab.experiment.method_rows import (
-    ComparedRun,
-    best_of,
-    best_validation,
-    common_target,
-    fine_tuning,
-    in_order,
-    mean_baselines,
-    row_of,
-)
+from keyfed.config.load import PARTS, SECTIONS, Config, Value, check, method_spec, read_config, set_value
+from keyfed.config.load import parse_target as parse_result
+from keyfed.config.schema import TrainConfig, VectorsConfig
+from keyfed.errors import ConfigError, nearest
+from keyfed.federated.methods import build_method, method_options
+from keyfed.federated.types import Method
 from keyfed.model.language_model import preset
-from keyfed.reports.figures import EventWriter
-from keyfed.run.folder import file_name, read_metrics, refuse_changes, strict
-from keyfed.run.loop import Listener, Silent, train
-from keyfed.run.plan import plan
-from keyfed.run.prepare import Prepared, prepare
-from keyfed.run.result import score_baselines
-from keyfed.run.start.freeze import refuse_frozen
-from keyfed.run.start.preview import refuse_start
+from keyfed.run.folder import file_name
+from keyfed.run.plan import members_of
+from keyfed.run.prepare import Prepared, round_tokens, usual_members
 
 
-class CellListener:
-    """Passes a cell's progress on: names the cell, and does not say again what is the same for all methods."""
+@dataclass(frozen=True, slots=True)
+class StartKind:
+    """A start that a variant may have: what it is, which option gives it, which keys belong to it."""
 
-    def __init__(self, listener: Listener, title: str, known: Iterable[str]) -> None:
-        self._listener, self._title, self._known = listener, title, frozenset(known)
-
-    def say(self, line: str) -> None:
-        """Pass a line on unless it was said for the seed as a whole."""
-        if line not in self._known:
-            self._listener.say(line)
-
-    def start(self, what: str, rounds: int, done: int) -> None:
-        """Rounds begin, under the cell's own title."""
-        self._listener.start(self._title, rounds, done)
-
-    def round(self, record: dict[str, Any]) -> None:
-        """A round is over."""
-        self._listener.round(record)
+    what: str
+    option: str
+    keys: tuple[str, ...]  # section.key; nothing of it is given unless the first is
 
 
-def default_out(config: Config) -> Path:
-    """Return the folder of a comparison that names none."""
-    return Path("runs") / f"compare-{file_name(Path(config.data.name).name)}-{config.model.name}"
+STARTS = {  # in the order in which a label names them
+    "init": StartKind("another run's weights", "--init RUN", ("train.init", "train.unmatched")),
+    "vectors": StartKind(
+        "word vectors",
+        "--vectors FILE",
+        ("vectors.file", "vectors.dim", "vectors.reduce", "vectors.remove", "vectors.pieces"),
+    ),
+}
+START_KEYS = (*(key for start in STARTS.values() for key in start.keys), "train.frozen_rounds")
 
 
-def compare(
-    methods: Sequence[str],
-    settings: Iterable[Setting] = (),
-    *,
-    seeds: Sequence[int] | None = None,
-    budget: str = "rounds",
-    target: str | None = None,
-    full: bool = False,
-    out: Path | None = None,
-    listener: Listener | None = None,
-    tensorboard: bool = False,
-) -> dict[str, Any]:
-    """Train every method with every seed, and say how they stand; see `keyfed compare`.
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A METHOD argument, taken apart.
 
-    Everything is checked before the first cell trains, on the first seed's preparation. A cell that fails afterwards is
-    recorded and does not keep the others from training.
+    Attributes:
+      starts: of STARTS, in their order; nothing for a random start.
+      settings: what follows the colon; None without one.
+    """
 
-    Args:
-      methods: names, or names with settings of their own (`fedatt:temperature=0.1,step=1.0`) or with a start
-        (`fedadam+init+vectors`; `train.init` and `vectors.file` among the settings say which).
-      settings: (key, value) for all methods, see `resolve`.
-      seeds: one run of each method a seed; None for train.seed alone.
-      budget: "rounds" gives all methods the same rounds, "tokens" as many as the first method's tokens pay for.
-      target: `perplexity=200` or `nats=2.0`; None for the highest of the methods' best.
-      full: compare on the whole text instead of the quick preset.
-      tensorboard: also write every run's rounds as TensorBoard events.
+    method: str
+    starts: tuple[str, ...] = ()
+    settings: str | None = None
 
-    Returns:
-      The object of OUT/compare.json, beside which report.md, report.html and plots/ are written.
+    @property
+    def label(self) -> str:
+        """The argument as it is shown everywhere, starts in their order."""
+        return self.method + "".join(f"+{start}" for start in self.starts) + self._rest
+
+    @property
+    def plain(self) -> str:
+        """The label of the same method, with the same settings, from a random start."""
+        return self.method + self._rest
+
+    @property
+    def _rest(self) -> str:
+        return "" if self.settings is None else f":{self.settings}"
+
+
+def read_variant(text: str) -> Variant:
+    """Take METHOD, METHOD+START… or METHOD+START…:key=value,… apart.
 
     Raises:
-      KeyfedError: something that is refused before anything trains.
-      KeyboardInterrupt: everything done so far is kept; the same call goes on.
+      ConfigError: no such method or start, or a start given twice or after the settings.
+
+    Example:
+      >>> read_variant("fedadam+vectors+init:lr=0.1").label
+      'fedadam+init+vectors:lr=0.1'
+      >>> read_variant("fedatt:step=1")
+      Variant(method='fedatt', starts=(), settings='step=1')
     """
-    refuse_ranks("keyfed compare")
-    listen = listener or Silent()
-    check_budget(budget)
-    wanted = None if target is None else parse_target(target)
-    planned = resolve(methods, settings, seeds=seeds, full=full)
-    folder = out or default_out(planned.entries[0].config)
-    for line in planned.lines():
-        listen.say(line)
-    cells: list[ComparedRun] = []
-    baselines: list[dict[str, Any]] = []
-    entries, first = planned.entries, None
-    for seed in planned.seeds:
-        try:
-            prepared = prepare(_seeded(entries[0], seed))
-        except KeyfedError as e:
-            if first is None:
-                raise
-            cells += [
-                ComparedRun(entry, seed, _cell_folder(folder, entry, seed), None, error=str(e)) for entry in entries
-            ]
+    head, colon, rest = text.partition(":")
+    method, *named = (part.strip() for part in head.split("+"))
+    method_options(method)  # an unknown method is said first, with the nearest
+    for start in named:
+        if start not in STARTS:
+            raise ConfigError(
+                f'"{text}": "+{start}" is no start{nearest(start, STARTS)}; expected +{" or +".join(STARTS)}'
+            )
+        if named.count(start) > 1:
+            raise ConfigError(f'"{text}" names the start +{start} twice')
+    for start in STARTS:
+        if rest.endswith(f"+{start}"):
+            rest = rest.removesuffix(f"+{start}")
+            raise ConfigError(f'"{text}" has a start after its settings; write {head}+{start}:{rest}')
+    return Variant(method, tuple(start for start in STARTS if start in named), rest if colon else None)
+
+
+def value_of(config: Config, key: str) -> object:
+    """Return the value of `section.key`."""
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def refuse_idle_starts(config: Config, variants: Sequence[Variant]) -> None:
+    """Refuse a variant whose start is not given, and a start that no variant uses.
+
+    Args:
+      config: with every start's keys as they were given.
+    """
+    for name, start in STARTS.items():
+        users = [variant.label for variant in variants if name in variant.starts]
+        if users and value_of(config, start.keys[0]) is None:
+            raise ConfigError(f"{users[0]} starts from {start.what}, and none are given; add {start.option}")
+        changed = [key for key in start.keys if value_of(config, key) != value_of(Config(), key)]
+        if changed and not users:
+            raise ConfigError(
+                f"{', '.join(changed)} is set ({start.option}), but no compared method starts from {start.what}; name "
+                f"one that does: {variants[0].method}+{name}"
+            )
+
+
+def with_starts(config: Config, starts: Iterable[str], *, alone: bool) -> Config:
+    """Return the configuration of a variant: of what all starts were given, it keeps its own.
+
+    Args:
+      alone: no compared method has a start. Otherwise `train.frozen_rounds` is for those that have one: an embedding
+        that nobody has trained yet is not worth keeping.
+    """
+    starts, usual = tuple(starts), TrainConfig()
+    if "vectors" not in starts:
+        config = replace(config, vectors=VectorsConfig())
+    if "init" not in starts:
+        config = replace(config, train=replace(config.train, init=usual.init, unmatched=usual.unmatched))
+    if not starts and not alone:
+        config = replace(config, train=replace(config.train, frozen_rounds=usual.frozen_rounds))
+    return config
+
+
+Setting = tuple[str, Any]  # (section.key or a method's option, value)
+BUDGETS = ("rounds", "tokens")
+MOST_SEEDS = 1000
+OWN_SECTIONS = (*PARTS, "upload", "secure")  # beside its options, what one of the compared methods may have to itself
+LONGEST_NAME = 60  # letters of a folder's name, of up to four bytes each; a label may be any length
+
+
+@dataclass(frozen=True, slots=True)
+class Quick:
+    """A key that is reduced unless the user sets it or asks for everything, and why that is fair."""
+
+    key: str
+    words: int | None  # None: as it is
+    characters: int | None
+    why: str
+
+
+QUICK = (
+    Quick(
+        "data.max_tokens",
+        4_000,
+        20_000,
+        "a client reads a piece of its text a round, drawn anew each round and alike for all methods",
+    ),
+    Quick("data.window", None, 50, "shorter windows take more steps over the same text; the state is carried on"),
+    Quick("train.valid_tokens", None, 10_000, "one long stream of characters is read one after the other"),
+    Quick("train.test_tokens", 100_000, 50_000, "every method is tested on the same tokens, once a seed"),
+)
+
+
+def quick_values(model: str) -> dict[str, int]:
+    """Return the keys that are reduced for a model preset, and to what."""
+    characters = preset(model).characters
+    chosen = {q.key: q.characters if characters else q.words for q in QUICK}
+    return {key: value for key, value in chosen.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedMethod:
+    """One of the compared methods, or a variant of one.
+
+    Attributes:
+      label: the argument as it was given, its starts in their order.
+      folder: name of its folder, a function of the label alone: another comparison finds the runs again.
+      config: its configuration but for the seed.
+      starts: what it starts from, of `STARTS`; nothing for weights drawn at random.
+      plain: label of the same from a random start; its own where that is what it is.
+    """
+
+    label: str
+    folder: str
+    config: Config
+    starts: tuple[str, ...]
+    plain: str
+
+    @property
+    def method(self) -> Method:
+        """The method, built."""
+        return build_method(method_spec(self.config))
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """One method with one seed: a run folder, and its result or the reason why there is none."""
+
+    entry: ComparedMethod
+    seed: int
+    folder: Path
+    result: dict[str, Any] | None
+    records: Sequence[Mapping[str, Any]] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ComparePlan:
+    """The compared methods, the seeds, and what the quick preset reduced."""
+
+    entries: tuple[ComparedMethod, ...]
+    seeds: tuple[int, ...]
+    quick: Mapping[str, int]
+
+    def quick_line(self) -> str:
+        """What is reduced, in one line; empty where nothing is."""
+        reduced = ", ".join(f"{key}={value}" for key, value in self.quick.items())
+        return f"quick: {reduced}; --full compares on the whole text" if reduced else ""
+
+    def frozen_line(self) -> str:
+        """Which of the methods `train.frozen_rounds` is for; empty where it is for all, or none."""
+        frozen = {entry.label: entry.config.train.frozen_rounds for entry in self.entries}
+        rounds = max(frozen.values())
+        others = [label for label, its in frozen.items() if its < rounds]
+        if not others:
+            return ""
+        return f"frozen: train.frozen_rounds={rounds} is for what has a start, not for {', '.join(others)}"
+
+    def lines(self) -> list[str]:
+        """What is said before anything is trained."""
+        return [line for line in (self.quick_line(), self.frozen_line()) if line]
+
+
+def split_setting(text: str, where: str = "--set") -> Setting:
+    """Split `key=value`.
+
+    Example:
+      >>> split_setting("train.cohort=5")
+      ('train.cohort', '5')
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f'{where} got "{text}"; expected key=value, e.g. lr=0.005 or train.cohort=5')
+    return key.strip(), value.strip()
+
+
+def file_settings(path: Path) -> list[Setting]:
+    """Return the keys of a TOML file in order, but for the method's name: the comparison names its methods itself.
+
+    Options under `[method]` with a name are that method's alone (`NAME:option`): what was tuned for one method is not
+    another's.
+    """
+    read_config(path)  # says what is wrong with the file
+    document = tomllib.loads(path.read_text("utf-8"))
+    name = document.get("method", {}).get("name")
+    return [
+        (f"{name}:{key}" if section == "method" and name is not None else f"{section}.{key}", value)
+        for section, table in document.items()
+        if section != "made"
+        for key, value in sorted(table.items(), key=lambda item: item[0] != "name")  # a part's name says its options
+        if (section, key) != ("method", "name")
+    ]
+
+
+def own_settings(variant: Variant) -> list[Setting]:
+    """Return the settings that a METHOD argument has to itself.
+
+    Example:
+      >>> own_settings(read_variant("fedatt:temperature=0.1,step=1.0"))
+      [('method.temperature', '0.1'), ('method.step', '1.0')]
+      >>> own_settings(read_variant("fedprox:server.name=adam,server.lr=0.01"))
+      [('server.name', 'adam'), ('server.lr', '0.01')]
+    """
+    own = []
+    for part in variant.settings.split(",") if variant.settings is not None else ():
+        key, value = split_setting(part, f'"{variant.label}"')
+        section, _, option = key.rpartition(".")
+        if section not in ("", "method", *OWN_SECTIONS):
+            raise ConfigError(f'"{variant.label}" sets {key}, which all methods share; give it as --set {key}={value}')
+        own.append((f"{section or 'method'}.{option}", value))
+    return own
+
+
+def folder_of(label: str) -> str:
+    """Return a label's folder name; where characters had to go, a hash keeps labels apart.
+
+    Example:
+      >>> folder_of("fedatt:temperature=0.1,step=1")
+      'fedatt-temperature=0.1,step=1'
+      >>> folder_of("fedatt:step= 1")
+      'fedatt-step=-1-e6a5b65f'
+    """
+    wanted = label.replace(":", "-", 1)
+    safe = file_name(wanted, "=.,+")[:LONGEST_NAME]
+    return safe if safe == wanted else f"{safe}-{hashlib.sha256(label.encode('utf-8', 'replace')).hexdigest()[:8]}"
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Read `3` (seeds 1 to 3) or `4,7,` (those).
+
+    Example:
+      >>> parse_seeds("3"), parse_seeds("4,7"), parse_seeds("4,")
+      ((1, 2, 3), (4, 7), (4,))
+    """
+    parts = [part.strip() for part in text.split(",")]
+    listed = [part for part in parts if part]
+    if not listed or not all(part.isdecimal() and len(part) < 19 for part in listed):
+        raise ConfigError(f'--seeds got "{text}"; expected a number of seeds (3) or a list of seeds (1,2,3)')
+    return check_seeds(list(map(int, listed)) if len(parts) > 1 else range(1, int(listed[0]) + 1))
+
+
+def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
+    """Refuse no seed at all, more than anybody means, and one that is given twice."""
+    if not 1 <= len(seeds) <= MOST_SEEDS:
+        raise ConfigError(f"--seeds asks for {len(seeds)} seeds; expected 1 to {MOST_SEEDS} (one seed 7 is --seeds 7,)")
+    twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if twice:
+        raise ConfigError(f"--seeds names {twice[0]} twice; a seed repeated is the same run")
+    return tuple(seeds)
+
+
+def parse_target(text: str) -> float:
+    """Read `perplexity=200` or `nats=2.0` as a perplexity.
+
+    Example:
+      >>> parse_target("perplexity=200"), round(parse_target("nats=2.0"), 3)
+      (200.0, 7.389)
+    """
+    parsed = parse_result(text, "--target")
+    assert parsed is not None
+    kind, number = parsed
+    if number >= 700 if kind == "nats" else number < 1:
+        raise ConfigError(f'--target got "{text}"; expected perplexity=200 (at least 1) or nats=2.0 (above 0)')
+    return math.exp(number) if kind == "nats" else number
+
+
+def resolve(
+    methods: Sequence[str], settings: Iterable[Setting] = (), *, seeds: Sequence[int] | None = None, full: bool = False
+) -> ComparePlan:
+    """Make every method's configuration and check it; nothing is read or trained.
+
+    A `section.key` is for all methods (but for what makes a start, which is for the variants that have it), an option
+    for every method that has it, `NAME:option` for the method of that name; what a METHOD argument sets itself comes
+    last.
+
+    Raises:
+      ConfigError: a method, key or value that does not exist or makes no sense, or a label given twice.
+    """
+    if not methods:
+        raise ConfigError("no method to compare; name some, e.g. keyfed compare fedavg fedatt (`keyfed methods`)")
+    variants = [read_variant(text.strip()) for text in methods]
+    labels, owns = [variant.label for variant in variants], [own_settings(variant) for variant in variants]
+    for at, label in enumerate(labels):
+        if label in labels[:at] or folder_of(label) in map(folder_of, labels[:at]):
+            raise ConfigError(
+                f'method "{label}" is given twice; give it other settings ({label.split(":")[0]}:key=value)'
+            )
+    settings = list(settings)
+    base, options = Config(), []
+    for key, value in settings:
+        if ":" in key:
             continue
-        if first is None:
-            first = prepared
-            entries = with_budget(entries, budget, prepared)
-            _refuse_beforehand(entries, planned.seeds, folder, prepared)
-        private = any(entry.config.privacy.on for entry in entries)
-        for line in prepared.describe(private=private):
-            listen.say(line)
-        for number, entry in enumerate(entries, 1):
-            place = f"method {number} of {len(entries)}, seed {seed}"
-            place_of = _cell_folder(folder, entry, seed)
-            cells.append(_run_cell(entry, seed, place_of, prepared, place, listen, tensorboard))
-        if entries[0].config.train.baselines:
-            baselines.append(_baselines(folder, entries[0], seed, prepared, listen.say))
-    assert first is not None
-    summary = summarise(replace(planned, entries=entries), cells, baselines, first, wanted, budget, folder)
-    write_atomically(folder / "compare.json", json.dumps(summary, indent=1, allow_nan=False).encode())
-    write_comparison(folder, summary, cells)
-    return summary
-
-
-def _seeded(entry: ComparedMethod, seed: int) -> Config:
-    """The configuration of a cell; baselines are the same for all methods and scored once a seed, not by the cells."""
-    return replace(entry.config, train=replace(entry.config.train, seed=seed, baselines=False))
-
-
-def _cell_folder(out: Path, entry: ComparedMethod, seed: int) -> Path:
-    return out / entry.folder / f"seed-{seed}"
-
-
-def _refuse_beforehand(entries: Sequence[ComparedMethod], seeds: Sequence[int], out: Path, prepared: Prepared) -> None:
-    """Refuse what cannot be trained, or would change runs that are there, before an hour is spent on the others."""
-    if out.exists() and not out.is_dir():
-        raise RunError(f"{out} is a file; expected a folder for the comparison")
-    fingerprint = prepared.corpus.fingerprint()
-    for entry in entries:
+        if key.rpartition(".")[0] in ("", "method"):
+            options.append((key.rpartition(".")[2], value))
+        else:
+            base = set_value(base, key, value)
+    keys = {key for key, _ in settings}
+    if seeds is not None and "train.seed" in keys:
+        raise ConfigError("train.seed and --seeds are both given; --seeds 1,2,3 alone says which seeds to run")
+    if base.train.central:
+        raise ConfigError(
+            "train.central trains it beside every method again; compare it once: name central as a method"
+        )
+    if base.train.rounds < 1:
+        raise ConfigError(f"train.rounds is {base.train.rounds}; a comparison needs at least 1")
+    quick = {} if full else {k: v for k, v in quick_values(base.model.name).items() if k not in keys}
+    for key, reduced in quick.items():
+        base = set_value(base, key, reduced)
+    _refuse_unknown_options(options, [variant.method for variant in variants])
+    refuse_idle_starts(base, variants)
+    entries, alone = [], not any(variant.starts for variant in variants)
+    for variant, own in zip(variants, owns, strict=True):
+        label, name = variant.label, variant.method
+        config = replace(with_starts(base, variant.starts, alone=alone), method=name)
         try:
-            method, _ = plan(entry.config, prepared)
-            refuse_frozen(entry.config, prepared.spec, method)
-            refuse_start(entry.config, prepared, seeds)
-        except KeyfedError as e:
-            raise type(e)(f"{entry.label}: {e}") from None
-        for seed in seeds:
-            folder = _cell_folder(out, entry, seed)
-            if (folder / "run.toml").exists():
-                try:
-                    refuse_changes(folder, _seeded(entry, seed), fingerprint)
-                except RunError as e:
-                    raise RunError(f"{e}; choose another --out to keep both") from None
+            its = [(k.removeprefix(f"{name}:"), v) for k, v in settings if k.startswith(f"{name}:")]
+            for key, value in its + [(k, v) for k, v in options if k in method_options(name)] + own:
+                config = set_value(config, key, value)
+            entries.append(ComparedMethod(label, folder_of(label), check(config), variant.starts, variant.plain))
+        except ConfigError as e:
+            raise ConfigError(f"{label}: {e}") from None
+    return ComparePlan(tuple(entries), check_seeds(seeds if seeds is not None else (base.train.seed,)), quick)
 
 
-def _run_cell(
-    entry: ComparedMethod, seed: int, folder: Path, prepared: Prepared, place: str, listen: Listener, events: bool
-) -> ComparedRun:
-    """Train a cell, or go on with it, or read it if it is finished; a failure is kept as its reason."""
-    listen.say(f"{entry.label}: {place}")
-    listener: Listener = CellListener(
-        listen, f"{entry.label} ({place})", prepared.describe(private=entry.config.privacy.on)
+def _refuse_unknown_options(options: Iterable[tuple[str, Value]], names: Sequence[str]) -> None:
+    """Refuse an option that none of the compared methods has."""
+    known = {option: None for name in names for option in method_options(name)}
+    for option, _ in options:
+        if option not in known:
+            elsewhere = [f"{s}.{option}" for s, c in SECTIONS.items() if option in {f.name for f in fields(c)}]
+            hint = f" (did you mean {elsewhere[0]}?)" if elsewhere else nearest(option, known)
+            raise ConfigError(
+                f"method.{option} is an option of none of {', '.join(dict.fromkeys(names))}{hint}. "
+                f"Options: {', '.join(known)}."
+            )
+
+
+def tokens_a_round(entry: ComparedMethod, prepared: Prepared) -> int:
+    """Tokens one round of a method predicts in expectation; a central round reads what a cohort would, once."""
+    method, config = entry.method, entry.config
+    if method.cohort == "pooled":
+        return round_tokens(prepared, usual_members(config, len(prepared.store)), 1)
+    return round_tokens(prepared, members_of(method, prepared, config), method.epochs)
+
+
+def rounds_within(rounds: int, costs: Sequence[int]) -> list[int]:
+    """Return the rounds of each method that fit into the tokens of the first one's `rounds`, at least one.
+
+    Example:
+      >>> rounds_within(20, [1000, 1000, 4300, 50_000])
+      [20, 20, 4, 1]
+    """
+    return [max(1, rounds * costs[0] // cost) for cost in costs]
+
+
+def with_budget(entries: Sequence[ComparedMethod], budget: str, prepared: Prepared) -> tuple[ComparedMethod, ...]:
+    """Give every method its rounds: the same number, or as many as fit the first method's tokens."""
+    if budget == "rounds":
+        return tuple(entries)
+    rounds = rounds_within(entries[0].config.train.rounds, [tokens_a_round(e, prepared) for e in entries])
+    return tuple(
+        replace(e, config=replace(e.config, train=replace(e.config.train, rounds=n)))
+        for e, n in zip(entries, rounds, strict=True)
     )
-    with ExitStack() as stack:
-        if events:
-            listener = stack.enter_context(EventWriter(folder, listener))
-        try:
-            result = train(_seeded(entry, seed), folder, resume=True, listener=listener, prepared=prepared)
-            return ComparedRun(entry, seed, folder, result, read_metrics(folder))
-        except KeyfedError as e:
-            listen.say(f"{entry.label}, seed {seed} failed: {e}")
-            return ComparedRun(entry, seed, folder, None, error=str(e))
 
 
-def _baselines(
-    out: Path, entry: ComparedMethod, seed: int, prepared: Prepared, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Score unigram and Kneser–Ney on the seed's text, or read the scores if the text and its cut are the same."""
-    document = to_document(entry.config)
-    made = {
-        "data": document["data"],
-        "data_sha256": prepared.corpus.fingerprint(),
-        "characters": preset(entry.config.model.name).characters,
-        "seed": seed,
-        **{key: document["train"][key] for key in ("test_tokens", "ngram_order")},
-    }
-    path = out / "baselines" / f"seed-{seed}.json"
-    try:
-        saved = json.loads(path.read_text("utf-8"))
-        if saved["made"] == made:
-            return dict(saved["baselines"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not there, or not whole: they are counted again
-    say("counting the baselines: unigram and Kneser–Ney")
-    scores: dict[str, Any] = strict(score_baselines(prepared, entry.config.train.ngram_order))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps({"made": made, "baselines": scores}, indent=1, allow_nan=False).encode())
-    return scores
-
-
-def summarise(
-    planned: ComparePlan,
-    cells: Sequence[ComparedRun],
-    baselines: Sequence[dict[str, Any]],
-    prepared: Prepared,
-    wanted: float | None,
-    budget: str,
-    out: Path,
-) -> dict[str, Any]:
-    """Return the comparison as one object: what `--json` prints and compare.json holds."""
-    bests = ((cell.entry.config.method, best_validation(cell.records)) for cell in cells if cell.error is None)
-    target = common_target(bests) if wanted is None else wanted
-    rows = in_order(row_of(e, [cell for cell in cells if cell.entry.label == e.label], target) for e in planned.entries)
-    summary = {
-        "data": prepared.corpus.name,
-        "model": prepared.spec.name,
-        "characters": preset(planned.entries[0].config.model.name).characters,
-        "budget": budget,
-        "rounds": planned.entries[0].config.train.rounds,
-        "seeds": list(planned.seeds),
-        "target": None
-        if target is None
-        else {"perplexity": target, "nats": math.log(target), "given": wanted is not None},
-        "quick": dict(planned.quick),
-        "baselines": mean_baselines(baselines),
-        "rows": rows,
-        "best": best_of(rows),
-        "fine_tuning": fine_tuning(cells),
-        "failed": sum(len(row["failed"]) for row in rows),
-        "out": str(out),
-    }
-    summary["verdict"] = verdict(summary)
-    return dict(strict(summary))
+def check_budget(budget: str) -> str:
+    """Refuse a budget that is neither rounds nor tokens."""
+    if budget not in BUDGETS:
+        raise ConfigError(f'--budget is "{budget}"{nearest(budget, BUDGETS)}; expected rounds or tokens')
+    return budget

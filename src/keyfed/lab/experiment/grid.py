@@ -283,7 +283,7 @@ def with_settings(cell: Cell, more: Settings) -> Cell:
     return replace(cell, settings={key: merged[key] for key in sorted(merged)})
 
 
-class Check:
+class StudyCheck:
     """The check of a study's file: a mistake is one line that names the file and what was expected."""
 
     def __init__(self, where: str) -> None:
@@ -507,7 +507,7 @@ def load_study(name: str, folder: Path) -> Study:
 
 def study_from(document: Mapping[str, Any], path: Path) -> Study:
     """Check a study's document and return the study; every mistake names the file and what was expected."""
-    checked = Check(path.name)
+    checked = StudyCheck(path.name)
     checked.document(document)
     study = Study(
         name=path.stem,

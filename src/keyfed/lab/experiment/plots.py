@@ -1,4 +1,8 @@
-"""The plots of a study: bars with the printed values as marks, lines over a swept number, curves of training."""
+"""The figures of studies, comparisons and searches.
+
+A study has bars with the printed values as marks, lines over a swept number, and curves of training. A comparison has
+curves by round, tokens and bytes, and heat maps of attention. A search has its trials by an option's value.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,31 @@ import itertools
 import math
 import statistics
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keyfed.lab.experiment.compare import ComparedRun
 from keyfed.lab.experiment.grid import BY, CURVE, PLACES, Study, matches
 from keyfed.lab.experiment.store import Row, write_value
-from keyfed.reports.figures import LIGHT, Paint, Theme, png
+from keyfed.reports.document import Picture, finite, show
+from keyfed.reports.figures import (
+    HIGHEST,
+    LIGHT,
+    SIZE,
+    Draw,
+    Paint,
+    Theme,
+    both_themes,
+    off_the_scale,
+    percent_axis,
+    perplexity_axis,
+    png,
+    rounds_axis,
+    single,
+)
+
+Record = Mapping[str, Any]
 
 NAMES = {"perplexity": "perplexity", "top1": "top-1 accuracy", "nats": "nats per token", "train_nats": "training nats",
          "train_top1": "training top-1 accuracy", "sentence_top1_words": "top-1 of words, line by line"}  # fmt: skip
@@ -21,6 +43,11 @@ STYLES = ("-", "--", ":", "-.")
 MARKERS = "os^DvPX*h"  # nine, beside seven colours and four styles: all three come together again after 252 labels
 HATCHES = ("", "//", "..", "xx")  # of bars, a further one each time the colours begin again
 MARKS = 8  # of a line by which it is told from one that lies under it
+LONGEST_LABEL = 60  # characters of a legend entry
+TWO_COLUMNS = 32  # characters up to which two legend entries fit side by side
+CROWD = 6  # curves from which a plot is taller
+MOST_CLIENTS = 60  # rows of a heat map; more are thinner than a line
+PANELS = 3  # layers side by side
 SMOKE = "smoke: shows only that it runs"
 
 
@@ -244,26 +271,51 @@ def _number(label: str) -> bool:
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line of means over seeds, between the lowest and the highest seed.
+
+    Attributes:
+      points: every seed's value by the place on the axis.
+      lost: points that were not finite.
+    """
+
+    label: str
+    look: Look
+    points: Mapping[float, Sequence[float]]
+    lost: int = 0
+
+    @property
+    def means(self) -> list[float]:
+        """The mean over seeds, point by point."""
+        return [statistics.fmean(values) for values in self.points.values()]
+
+    def draw(self, axes: Any, theme: Theme) -> None:
+        """Draw the line, its marks and the band."""
+        x, seeds, colour = list(self.points), list(self.points.values()), self.look.colour(theme)
+        every = max(1, len(x) // MARKS)
+        axes.plot(
+            x, self.means, self.look.style, color=colour, label=_drawn(self.label) + off_the_scale(self.lost),
+            linewidth=1.5,
+            markersize=4, marker=self.look.marker, markevery=(self.look.number % every, every),
+        )  # fmt: skip
+        if max(map(len, seeds)) > 1:
+            axes.fill_between(x, [min(v) for v in seeds], [max(v) for v in seeds], color=colour, alpha=0.2, lw=0)
+
+
 def _curves(
     axes: Any, theme: Theme, study: Study, plot: Mapping[str, Any], rows: Sequence[Row], series: Sequence[str]
 ) -> None:
-    values: list[float] = []
     drawn_as = looks(study, plot.get("series", ()))
-    for name in series:
-        look = drawn_as[name]
-        for row in (row for row in rows if _name(row, plot.get("series", ())) == name):
-            points = curves_of(row, plot)
-            x, seeds = list(points), list(points.values())
-            y = [statistics.fmean(found) for found in seeds]
-            colour = look.colour(theme)
-            every = max(1, len(x) // MARKS)
-            axes.plot(
-                x, y, look.style, color=colour, label=name or "ours", linewidth=1.5, markersize=4, marker=look.marker,
-                markevery=(look.number % every, every),
-            )  # fmt: skip
-            if len(row.records) > 1:  # from the lowest seed to the highest
-                axes.fill_between(x, [min(v) for v in seeds], [max(v) for v in seeds], color=colour, alpha=0.2, lw=0)
-            values += y
+    lines = [
+        Series(name or "ours", drawn_as[name], curves_of(row, plot))
+        for name in series
+        for row in rows
+        if _name(row, plot.get("series", ())) == name
+    ]
+    for line in lines:
+        line.draw(axes, theme)
+    values = [value for line in lines for value in line.means]
     axes.set_xlabel(WORDS[plot.get("x", "round")])
     axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)  # half an epoch is none; numbers stay apart
     if values and min(values) > 0 and max(values) / min(values) > 8:
@@ -291,3 +343,253 @@ def seed_curves(records: Sequence[Mapping[str, Any]], by: str, measure: str) -> 
         for points in together
         if all(p[place] is not None for p in points)
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What the curves of a comparison are drawn against: a number that grows by a step from round to round."""
+
+    name: str
+    title: str
+    unit: str
+    step: Callable[[Record], float]
+
+
+ROUNDS = Axis("rounds", "by round", "round", lambda record: 1.0)
+TOKENS = Axis("tokens", "by tokens trained on", "tokens trained on", lambda record: float(record.get("worked") or 0))
+BYTES = Axis(
+    "bytes",
+    "by traffic",
+    "MB down, up and control, all clients",
+    lambda record: sum((record.get("traffic") or {}).values()) / 1e6,
+)
+
+
+def draw_comparison(summary: Record, cells: Sequence[ComparedRun]) -> list[Picture]:
+    """Draw every plot for which the runs of a comparison have numbers. Raises ImportError without matplotlib."""
+    by_method: dict[str, list[ComparedRun]] = {}
+    for cell in cells:
+        by_method.setdefault(cell.entry.label, []).append(cell)
+
+    def lines_of(axis: Axis, key: str) -> list[Series]:
+        # Text that lies in one place moves nothing: central training has no place on the axis of bytes.
+        found = [
+            series_of(label, place, [cell.records for cell in runs], axis, key)
+            for place, (label, runs) in enumerate(by_method.items())
+            if axis is not BYTES or runs[0].entry.config.method != "central"
+        ]
+        return [line for line in found if line.points]
+
+    plots = []
+    for axis in (ROUNDS, TOKENS, BYTES):
+        if lines := lines_of(axis, "perplexity"):
+            alt = f"Validation perplexity {axis.title}, at the end: {_ends(lines, show)}"
+            plots.append(_plot(f"perplexity-{axis.name}", alt, lines, _perplexity(lines, axis, summary)))
+    if lines := lines_of(ROUNDS, "top1"):
+        alt = f"Top-1 accuracy by round, at the end: {_ends(lines, '{:.1%}'.format)}"
+        plots.append(_plot("accuracy-rounds", alt, lines, _accuracy(lines, summary)))
+    return plots + [plot for runs in by_method.values() if (plot := _attention(runs[0])) is not None]
+
+
+def series_of(label: str, number: int, runs: Sequence[Sequence[Record]], axis: Axis, key: str) -> Series:
+    """Join the runs of all seeds, round by round, at the mean place on the axis; a method looks alike in all plots."""
+    at_round: dict[int, list[tuple[float, float]]] = {}
+    lost = 0
+    for records in runs:
+        place = 0.0
+        for record in records:
+            place += axis.step(record)
+            value = finite((record.get("valid") or {}).get(key))
+            if value is not None and value < HIGHEST:
+                at_round.setdefault(int(record["round"]), []).append((place, value))
+            elif record.get("valid"):
+                lost += 1
+    joined = (at_round[number] for number in sorted(at_round))
+    points = {statistics.fmean(x for x, _ in found): [y for _, y in found] for found in joined}
+    return Series(label, Look(number), points, lost)
+
+
+def _ends(lines: Sequence[Series], write: Callable[[float], str]) -> str:
+    return ", ".join(f"{line.label} {write(line.means[-1])}" for line in lines)
+
+
+def _plot(name: str, alt: str, lines: Sequence[Series], draw: Draw) -> Picture:
+    """Draw one plot, taller where the legend is long."""
+    columns = 2 if max(len(line.label) for line in lines) <= TWO_COLUMNS else 1
+    entries = math.ceil((len(lines) + 3) / columns)  # baselines and target have entries too
+    height = SIZE[1] + (1.2 if len(lines) > CROWD else 0.0) + 0.19 * max(0, entries - 2)
+    return both_themes(name, alt, single(draw, columns), (SIZE[0], height))
+
+
+def _drawn(label: str) -> str:
+    """A label as matplotlib draws it: not too long, and a dollar in an option's value does not begin a formula."""
+    short = label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "…"
+    return short.replace("$", r"\$")
+
+
+def _perplexity(lines: Sequence[Series], axis: Axis, summary: Record) -> Draw:
+    levels = []
+    for key, label in (("unigram", "unigram, test"), ("kneser_ney", "Kneser–Ney, test")):
+        level = finite(((summary["baselines"].get(key) or {}).get("test") or {}).get("perplexity"))
+        if level is not None and level < HIGHEST:
+            levels.append((f"{label}: {show(level)}", level))
+    target = finite((summary["target"] or {}).get("perplexity"))
+
+    def draw(axes: Any, theme: Theme) -> None:
+        axes.set_title(f"Validation perplexity {axis.title}")
+        for line in lines:
+            line.draw(axes, theme)
+        for (label, level), dashes in zip(levels, ((1, 2), (5, 3)), strict=False):
+            axes.axhline(level, color=theme.soft, dashes=dashes, linewidth=1.3, label=label)
+        shown = [value for line in lines for values in line.points.values() for value in values]
+        shown += [level for _, level in levels]
+        if target is not None:
+            axes.axhline(target, color=theme.ink, linewidth=0.8, label=f"target: {show(target)}")
+            shown.append(target)
+        if axis is ROUNDS:
+            rounds_axis(axes, [x for line in lines for x in line.points])
+        else:
+            _amount_axis(axes, axis)
+        perplexity_axis(axes, shown)
+
+    return draw
+
+
+def _amount_axis(axes: Any, axis: Axis) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.set_xlabel(axis.unit)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 10 or x == 0 else f"{x:g}"))
+
+
+def _accuracy(lines: Sequence[Series], summary: Record) -> Draw:
+    """Learning curves; where there are variants, with the accuracy of the random start that they are to reach."""
+    bests = {one["plain"]: finite(one["mean"]["best_top1"]) for one in summary.get("fine_tuning") or ()}
+
+    def draw(axes: Any, theme: Theme) -> None:
+        axes.set_title("Top-1 accuracy by round (validation)")
+        for line in lines:
+            line.draw(axes, theme)
+        for (label, best), dashes in zip(bests.items(), ((1, 2), (5, 3), (2, 1)), strict=False):
+            if best is not None:
+                axes.axhline(best, color=theme.soft, dashes=dashes, linewidth=1.3, label=f"best of {_drawn(label)}")
+        percent_axis(axes, max(max(values) for line in lines for values in line.points.values()) or 1.0)
+        rounds_axis(axes, [x for line in lines for x in line.points])
+
+    return draw
+
+
+def attention_grid(records: Sequence[Record]) -> tuple[list[int], dict[str, list[list[float]]]]:
+    """Return the rounds and for each layer the weight of client i (by first appearance) in round j; NaN: not there.
+
+    Example:
+      >>> attention_grid([{"round": 1, "attention": {"ann": {"out": 0.7}, "bob": {"out": 0.3}}}])
+      ([1], {'out': [[0.7], [0.3]]})
+    """
+    rounds = [record.get("attention") or {} for record in records]
+    clients = list({name: None for attention in rounds for name in attention})[:MOST_CLIENTS]
+    layers = {layer: None for attention in rounds for weights in attention.values() for layer in weights}
+    return [int(record["round"]) for record in records], {
+        layer: [[_weight(attention.get(name, {}).get(layer)) for attention in rounds] for name in clients]
+        for layer in layers
+    }
+
+
+def _weight(value: Any) -> float:
+    number = finite(value)
+    return math.nan if number is None else number
+
+
+def _attention(cell: ComparedRun) -> Picture | None:
+    """A heat map of the first seed's attention: a row for each client, numbered and never named, a column a round."""
+    rounds, layers = attention_grid(cell.records)
+    if not layers:
+        return None
+    panels = min(PANELS, len(layers))
+    height = math.ceil(len(layers) / panels)
+    most = max((w for grid in layers.values() for row in grid for w in row if not math.isnan(w)), default=1.0)
+    clients = len(next(iter(layers.values())))
+
+    def paint(figure: Any, theme: Theme) -> None:
+        import matplotlib
+        from matplotlib.ticker import MaxNLocator
+
+        colours = matplotlib.colormaps["viridis"].with_extremes(bad=theme.page)
+        grid = figure.subplots(height, panels, squeeze=False, sharey=True)
+        for axes in grid.flat[len(layers) :]:
+            axes.set_axis_off()
+        for axes, (layer, weights) in zip(grid.flat, layers.items(), strict=False):
+            image = axes.imshow(
+                weights, cmap=colours, vmin=0, vmax=most, aspect="auto", interpolation="nearest",
+                extent=(rounds[0] - 0.5, rounds[-1] + 0.5, clients + 0.5, 0.5),
+            )  # fmt: skip
+            axes.set_title(layer, fontsize=8, fontweight="normal", pad=3)
+            axes.grid(visible=False)
+            axes.tick_params(labelsize=8)
+            axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+        figure.suptitle(f"Attention of {_drawn(cell.entry.label)}", fontsize=12, fontweight="bold", x=0.02, ha="left")
+        figure.supxlabel("round", fontsize=9)
+        figure.supylabel("client, numbered", fontsize=9)
+        figure.colorbar(image, ax=list(grid.flat), shrink=0.8).ax.tick_params(labelsize=8)
+
+    alt = f"Attention of {cell.entry.label} in {len(rounds)} rounds: {clients} clients in {len(layers)} layers"
+    return both_themes(f"attention-{cell.entry.folder}", alt, paint, (SIZE[0], 1.2 + 1.4 * height))
+
+
+def draw_option(result: Record, key: str, space: Mapping[str, Any]) -> Picture | None:
+    """Draw validation perplexity against one option's value; None where no trial has a number to draw.
+
+    Args:
+      space: the search's `Range` or `Listed` of each option.
+    """
+    one = space[key]
+    listed = getattr(one, "values", None)
+    trials = [t for t in result["trials"] if (finite(t["perplexity"]) or HIGHEST) < HIGHEST]
+    if listed is None:  # an option that is off in the configuration as given has no place on the axis
+        trials = [t for t in trials if t["values"][key] is not None]
+    if not trials:
+        return None
+    ticks: list[str] = []
+    if listed is None:
+        places = [float(t["values"][key]) for t in trials]
+    else:  # a list is drawn value by value, the given one beside it where it is not in the list
+        known = list(dict.fromkeys([*listed, *(t["values"][key] for t in trials)]))
+        ticks = ["none" if value is None else str(value) for value in known]
+        places = [float(known.index(t["values"][key])) for t in trials]
+    values = [t["perplexity"] for t in trials]
+    missing = len(result["trials"]) - len(trials)
+    best = result["best"]["trial"] if result["best"] else None
+    groups: Sequence[tuple[str, str, int, Any]] = (
+        (f"trained all {result['rounds']} rounds", "o", 0, lambda t: t["rounds"] >= result["rounds"]),
+        ("fewer rounds", "s", 1, lambda t: t["rounds"] < result["rounds"]),
+        ("as given", "D", 2, lambda t: t["trial"] == 0),
+        ("best", "*", 3, lambda t: t["trial"] == best),
+    )
+
+    def draw(axes: Any, theme: Theme) -> None:
+        axes.set_title("Validation perplexity by " + key)
+        for label, marker, colour, belongs in groups:
+            chosen = [i for i, t in enumerate(trials) if belongs(t)]
+            if chosen:
+                axes.plot(
+                    [places[i] for i in chosen], [values[i] for i in chosen], marker, color=theme.colours[colour],
+                    markersize=12 if marker == "*" else 7, fillstyle="none" if marker in "sD" else "full", label=label,
+                )  # fmt: skip
+        if missing:
+            axes.plot([], [], linestyle="none", label=f"({missing} trials have no place here)")
+        axes.set_xlabel(key)
+        if ticks:
+            axes.set_xticks(range(len(ticks)), ticks)
+            axes.set_xlim(-0.5, len(ticks) - 0.5)
+        else:
+            if one.log and min(places) > 0:
+                axes.set_xscale("log")
+            axes.set_xlim(min(one.low, *places), max(one.high, *places))  # the whole range, tried or not
+        perplexity_axis(axes, values)
+
+    low = min(zip(values, (t["values"][key] for t in trials), strict=True), key=lambda pair: pair[0])
+    alt = f"Validation perplexity of {len(trials)} trials by {key}; lowest {show(low[0])} at {low[1]}"
+    return both_themes(f"search-{key}", alt, single(draw))

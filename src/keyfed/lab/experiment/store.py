@@ -254,8 +254,7 @@ class Row:
 
     def mean(self, measure: str) -> float | None:
         """Mean over the finished seeds (`known`); None if there is none, or one of them has no finite value."""
-        values = self.values(measure)
-        return statistics.fmean(values) if values and len(values) == len(self.known(measure).records) else None
+        return mean_of([r["measures"][measure] for r in self.known(measure).records])
 
     def known(self, measure: str) -> Row:
         """The row of those seeds that a measure was taken of; one without a value has it too: it diverged or missed.
@@ -284,8 +283,7 @@ class Row:
         found = [finite(record["measures"][measure]) for record in records]
         limits = [finite(record.get("rounds")) for record in records]
         known = [limit if value is None else value for value, limit in zip(found, limits, strict=True)]
-        values = [value for value in known if value is not None]
-        return (statistics.fmean(values) if len(values) == len(known) else None), None in found
+        return mean_of(known), None in found
 
     @property
     def failure(self) -> str:
@@ -328,6 +326,23 @@ class Row:
             return None
         squares = sum((int(s["count"]) - 1) * float(s["sd"]) ** 2 for s in shuffles if s["sd"] is not None)
         return math.sqrt(squares / freedom), freedom
+
+
+def mean_of(values: Sequence[Any]) -> float | None:
+    """Return the mean, or None where there is no value or one is not finite: half a mean would flatter."""
+    numbers = [finite(value) for value in values]
+    known = [number for number in numbers if number is not None]
+    return statistics.fmean(known) if known and len(known) == len(numbers) else None
+
+
+def spread_of(values: Sequence[Any]) -> float | None:
+    """Return the sample standard deviation of at least two finite values.
+
+    Example:
+      >>> spread_of([1.0, 3.0]), spread_of([1.0]), spread_of([1.0, None])
+      (1.4142135623730951, None, None)
+    """
+    return statistics.stdev(values) if len(values) > 1 and mean_of(values) is not None else None
 
 
 def failure_of(runs: Iterable[tuple[Any, Any]]) -> str:

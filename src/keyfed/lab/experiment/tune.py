@@ -1,189 +1,357 @@
-"""`keyfed tune`: a small search for a method's numbers on validation text, with a fixed budget, and its report.
+"""`keyfed tune`: a small search for a method's numbers on validation text, with a fixed budget.
 
-`search.py` says what is tried and for how long. A trial is an ordinary run folder of R rounds that is merely stopped
-early: one that goes on resumes from its own checkpoint, which gives bitwise what an uninterrupted run gives.
+Trial 0 is the configuration as given and trains all R rounds, so that the result says what tuning bought. The other
+trials train R/3 rounds; the best third of them go on to R. The winner is the one of lowest validation perplexity among
+those that trained R rounds. A trial is an ordinary run folder of R rounds that is merely stopped early: one that goes
+on resumes from its own checkpoint, which gives bitwise what an uninterrupted run gives.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import shlex
-from collections.abc import Mapping, Sequence
+import random
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from keyfed.config.load import PARTS, Config, Value, check, config_from, differences, dump_toml, to_document
+from keyfed.config.load import PARTS, Config, Value, check, coerce, config_from, differences, dump_toml, to_document
 from keyfed.engine.launch import refuse_ranks
-from keyfed.errors import ConfigError, DataError, RunError
+from keyfed.errors import ConfigError, DataError, RunError, nearest
+from keyfed.federated.cohort import derive_seed
+from keyfed.federated.components import READ_BY
+from keyfed.federated.methods import METHODS, build_method, method_options
 from keyfed.federated.tuned import CHARACTERS
+from keyfed.federated.types import MethodSpec
 from keyfed.files import write_atomically
-from keyfed.lab.experiment.search import (
-    Outcome,
-    Range,
-    Space,
-    at_edge,
-    budget,
-    first_rounds,
-    going_on,
-    halve,
-    judge,
-    parse_search,
-    sample,
-    until_compared,
-    winner,
-)
-from keyfed.reports.document import Block, Code, Heading, Picture, Table, Text, finite, show, write_document
-from keyfed.reports.figures import HIGHEST, Theme, both_themes, perplexity_axis, single
-from keyfed.run.console import human_bytes, plural, render_table
+from keyfed.lab.experiment.report import search_document, search_verdict
+from keyfed.lab.experiment.runner import CellListener, Paused
+from keyfed.reports.document import write_document
+from keyfed.run.console import plural
 from keyfed.run.folder import open_folder, read_metrics, refuse_changes, strict
 from keyfed.run.loop import Listener, Silent, train
 from keyfed.run.plan import plan
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.run.recipe.pilot import without_test
 
-Record = Mapping[str, Any]
-NOTES = (
-    "Trial 0 is the configuration as given. A stopped trial was among the worse after a third of the rounds; its "
-    "perplexity is that of fewer rounds. Of those that trained all rounds the lowest validation perplexity wins, ties "
-    "go to fewer bytes. A diverged trial never guessed better than ten times worse than evenly among all words, or had "
-    "a round in which every client was refused; a refused trial has values the method does not take.",
-    "Perplexity is that of the best validation round, over all seeds. No trial read the test text. The winner of many "
-    "is flattered by the choice: its honest figure is the test perplexity of one run, keyfed train --config best.toml.",
-)
+EDGE = 0.1  # of a range: a best value this near its end may have a better one beyond it
 
 
-def verdict(result: Record) -> str:
-    """Say in one sentence what the search found and what it bought.
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers from `low` to `high`, even in the number or (log) in its order of magnitude."""
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    def at(self, place: float) -> float | int:
+        """Return the value at a place from 0 (low) to 1 (high), to three digits: more would be false precision."""
+        span = math.log(self.high / self.low) if self.log else self.high - self.low
+        value = self.low * math.exp(span * place) if self.log else self.low + span * place
+        if self.whole:
+            return min(max(round(value), math.ceil(self.low)), math.floor(self.high))
+        return min(max(float(f"{value:.3g}"), self.low), self.high)
+
+    def place(self, value: float) -> float:
+        """Return where a value lies, 0 (low) to 1 (high); outside of that when it is not in the range."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low) if value > 0 else -math.inf
+        return (value - self.low) / (self.high - self.low)
+
+    def __str__(self) -> str:
+        return f"{self.low:.12g}..{self.high:.12g}" + (":log" if self.log else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Values one by one."""
+
+    values: tuple[Value, ...]
+
+    def at(self, place: float) -> Value:
+        """Return the value at a place from 0 to below 1."""
+        return self.values[min(int(place * len(self.values)), len(self.values) - 1)]
+
+    def __str__(self) -> str:
+        return ",".join("none" if v is None else str(v) for v in self.values)
+
+
+Space = Mapping[str, Range | Listed]
+
+# What is searched by default, by the name of the option; --search replaces it all. Orders of magnitude, since that is
+# what is unknown on a new corpus; the published values and our defaults lie inside or at the end.
+DEFAULTS: dict[str, Range] = {
+    "server_lr": Range(1e-3, 1.0, log=True),  # an adaptive server moves every weight by about this; 1 is a plain mean
+    "mu": Range(1e-5, 1.0, log=True),  # up to the values FedProx's authors tried; language models wanted 1e-4
+    "rho": Range(1e-5, 1.0, log=True),  # a penalty on the distance to θ, as μ is
+    "r": Range(0.05, 2.0, log=True),  # LIADMM's local step size is 1/(ρ + r)
+    "temperature": Range(1e-2, 10.0, log=True),  # from one client taking all to a uniform mean
+    "step": Range(0.5, 2.0),  # 1 is a plain mean, FedAtt has 1.2
+}
+LOCAL_LR: dict[str, Range] = {
+    "adam": Range(1e-3, 1e-1, log=True),  # Adam's usual 0.001 and upwards: the mean over a cohort tames larger steps
+    "sgd": Range(0.1, 10.0, log=True),  # with gradients clipped to norm 1 a step of 1 to 5 trains
+}
+
+
+def default_space(config: Config) -> dict[str, Range | Listed]:
+    """Return what is searched unless said otherwise: the step size and the method's own main numbers."""
+    spec = build_method(MethodSpec(config.method, config.options)).spec
+    assert spec is not None
+    space: dict[str, Range | Listed] = {}
+    if "lr" in spec.options:
+        # A method without local optimiser (FedSGD) takes plain gradient steps.
+        space["lr"] = LOCAL_LR[str(spec.options.get("optimiser", "sgd"))]
+    space |= {key: one for key, one in DEFAULTS.items() if key in spec.options}
+    unread = {key for kind in PARTS if getattr(config, kind) for key in READ_BY[kind].get(config.method, ())}
+    if config.method == "fedadmm" and spec.options["server_step"] == "running":
+        unread.add("server_lr")
+    space = {key: one for key, one in space.items() if key not in unread}
+    if not space:
+        raise ConfigError(
+            f"{config.method} has no option with a default range; say what to search by --search KEY=LOW..HIGH"
+        )
+    return space
+
+
+def parse_search(config: Config, searches: Iterable[str]) -> dict[str, Range | Listed]:
+    """Read `lr=0.001..0.1:log` and `epochs=1,2,5`; without any, the default ranges of the method."""
+    space: dict[str, Range | Listed] = {}
+    for search in searches:
+        key, space_of_key = _parse_one(config.method, search)
+        if key in space:
+            raise ConfigError(f"--search got {key} twice; give one range or list")
+        space[key] = space_of_key
+    return space or default_space(config)
+
+
+def _parse_one(method: str, search: str) -> tuple[str, Range | Listed]:
+    key, equals, text = (part.strip() for part in search.partition("="))
+    if not equals or not key or not text:
+        raise ConfigError(f'--search got "{search}"; expected key=LOW..HIGH, key=LOW..HIGH:log or key=a,b,c')
+    section, _, name = key.rpartition(".")
+    options = method_options(method)
+    if section not in ("", "method") or name not in options:
+        raise ConfigError(
+            f'--search got "{key}", which is not an option of {method}{nearest(name, options)}; other sections would '
+            f"change the text or model the trials are judged on. Options: {', '.join(options)}."
+        )
+    hint = typing.get_type_hints(METHODS[method])[name]
+    if ".." in text:
+        return name, _parse_range(search, text, hint)
+    values = tuple(coerce(value.strip(), hint, f"--search {name}") for value in text.split(","))
+    if len(set(values)) < 2:
+        raise ConfigError(f'--search got "{search}", one value; expected at least two, or fix it by --set {search}')
+    return name, Listed(tuple(dict.fromkeys(values)))
+
+
+def _parse_range(search: str, text: str, hint: Any) -> Range:
+    kinds = {hint, *typing.get_args(hint)} & {int, float}
+    bounds, colon, scale = text.partition(":")
+    try:
+        low, high = (float(bound) for bound in bounds.split(".."))
+    except ValueError:
+        raise ConfigError(
+            f'--search got "{search}"; expected two numbers, key=LOW..HIGH or key=LOW..HIGH:log'
+        ) from None
+    if not kinds:
+        raise ConfigError(f'--search got "{search}", but the option is not a number; list its values: key=a,b,c')
+    if colon and scale.strip() != "log":
+        raise ConfigError(f'--search got "{search}" with ":{scale}"; expected :log or nothing after the range')
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ConfigError(f'--search got "{search}"; expected finite numbers with LOW < HIGH')
+    if colon and low <= 0:
+        raise ConfigError(f'--search got "{search}"; a logarithmic range needs LOW > 0')
+    whole = kinds == {int}
+    if whole and math.ceil(low) >= math.floor(high):
+        raise ConfigError(f'--search got "{search}"; expected at least two whole numbers between LOW and HIGH')
+    return Range(low, high, log=bool(colon), whole=whole)
+
+
+def sample(space: Space, count: int, seed: int) -> list[dict[str, Value]]:
+    r"""Return up to `count` different settings, spread evenly over the space; fewer where it holds fewer.
+
+    .. math::  u_i = (s + i·α) \bmod 1,\qquad α_j = φ_d^{-j},\qquad φ_d^{d+1} = φ_d + 1
+
+    An additive recurrence with the generalised golden ratio φ_d of d options (Roberts 2018): any number of points
+    covers the space evenly, where independent draws leave holes. The shift s comes from the seed.
+    """
+    if all(isinstance(one, Listed) for one in space.values()):
+        grid = [dict(zip(space, values, strict=True)) for values in product(*(_values(one) for one in space.values()))]
+        if len(grid) <= count:
+            return grid
+    ratio = 2.0
+    for _ in range(50):  # a contraction: the fixed point to machine precision
+        ratio = (1 + ratio) ** (1 / (len(space) + 1))
+    shift = {key: random.Random(derive_seed(seed, "tune", key)).random() for key in space}
+    found: dict[tuple[Value, ...], dict[str, Value]] = {}
+    for i in range(100 * count):
+        places = {key: (shift[key] + i * ratio ** -(j + 1)) % 1 for j, key in enumerate(space)}
+        values = {key: one.at(places[key]) for key, one in space.items()}
+        found.setdefault(tuple(values.values()), values)
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+def _values(one: Range | Listed) -> tuple[Value, ...]:
+    return one.values if isinstance(one, Listed) else ()
+
+
+def at_edge(space: Space, values: Mapping[str, Any]) -> list[str]:
+    """Return the options whose value lies in the outer tenth of its range (or beyond), or first or last in its list."""
+    out = []
+    for key, one in space.items():
+        value = values[key]
+        if value is None:
+            continue  # off, as given: not in the range at all
+        if isinstance(one, Range):
+            if not EDGE < one.place(value) < 1 - EDGE:
+                out.append(key)
+        elif _ordered(one.values) and not min(one.values) < value < max(one.values):  # type: ignore[type-var]
+            out.append(key)
+    return out
+
+
+def _ordered(values: Sequence[Value]) -> bool:
+    """Whether a list has an inside: three numbers or more."""
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    return len(numbers) == len(values) >= 3
+
+
+THIRD = 3
+
+Status = Literal["finished", "stopped", "diverged", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a trial has come to.
+
+    Attributes:
+      rounds: trained so far; `stopped` trials did not go on after these.
+      nats: validation nats per token of the best round so far, over all seeds; None where there is none.
+      bytes: moved down, up and in reports.
+      note: why a trial was refused.
+    """
+
+    trial: int
+    values: Mapping[str, Value]
+    status: Status
+    rounds: int = 0
+    nats: float | None = None
+    top1: float | None = None
+    top3: float | None = None
+    bytes: int = 0
+    seconds: float = 0.0
+    note: str = ""
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """Lowest first: validation nats, then bytes; a trial that went wrong comes last."""
+        usable = self.nats is not None and self.status in ("finished", "stopped")
+        return (self.nats if usable and self.nats is not None else math.inf, self.bytes, self.trial)
+
+    def row(self) -> dict[str, Any]:
+        """Return it as plain values with its perplexity."""
+        perplexity = math.exp(self.nats) if self.nats is not None and self.nats < 700 else None
+        return {**asdict(self), "perplexity": perplexity}
+
+
+def first_rounds(rounds: int) -> int:
+    """Rounds after which the trials are compared for the first time.
 
     Example:
-      >>> row = {"trial": 2, "values": {"lr": 0.01}, "perplexity": 90.0}
-      >>> verdict({"method": "fedavg", "rounds": 6, "trials": [row, {}], "best": row, "default": {"perplexity": 100.0}})
-      'The best of 2 configurations of fedavg, lr=0.01, has a validation perplexity of 90.00 after 6 rounds, the one \
-given 100.0: tuning bought 10.0 %.'
+      >>> first_rounds(20), first_rounds(2)
+      (6, 1)
     """
-    best, default = result["best"], result["default"]
-    count = len(result["trials"])
-    if best is None:
-        return f"None of {count} configurations of {result['method']} trained to a finite validation perplexity."
-    if best["trial"] == 0:
-        return (
-            f"The configuration as given is the best of {count} of {result['method']}, with a validation perplexity of "
-            f"{show(best['perplexity'])} after {plural(result['rounds'], 'round')}: tuning bought nothing."
-        )
-    before = finite((default or {}).get("perplexity"))
-    bought = f"tuning bought {1 - best['perplexity'] / before:.1%}".replace("%", " %") if before else "it had none"
-    return (
-        f"The best of {count} configurations of {result['method']}, {_shown(best['values'])}, has a validation "
-        f"perplexity of {show(best['perplexity'])} after {plural(result['rounds'], 'round')}, the one given "
-        f"{show(before)}: {bought}."
-    )
+    return max(1, rounds // THIRD)
 
 
-def _shown(values: Record) -> str:
-    return ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
+def halve(trials: int, rounds: int, run: Callable[[int, int], Outcome]) -> list[Outcome]:
+    """Train trial 0 to the end, the others for a third of the rounds, the best third of those to the end.
+
+    Args:
+      trials: how many there are.
+      run: (trial, rounds) trains a trial up to so many rounds, from where it stands, and says what came of it.
+    """
+    outcomes = [run(0, rounds)]
+    outcomes += [run(k, first_rounds(rounds)) for k in range(1, trials)]
+    best = sorted((o for o in outcomes[1:] if math.isfinite(o.rank[0])), key=lambda o: o.rank)
+    for outcome in best[: going_on(trials)]:
+        if outcome.rounds < rounds:
+            outcomes[outcome.trial] = run(outcome.trial, rounds)
+    return outcomes
 
 
-def trial_table(result: Record) -> list[list[str]]:
-    """Return the trials as rows of text, header first: lowest validation perplexity first, what went wrong last."""
-    keys = list(result["settings"]["search"])
-    rows = [["trial", *keys, "rounds", "valid perplexity", "top-1", "top-3", "traffic", "seconds", "outcome"]]
-    for trial in result["trials"]:
-        best = result["best"] is not None and trial["trial"] == result["best"]["trial"]
-        name = f"{trial['trial']}" + (" (as given)" if trial["trial"] == 0 else "")
-        outcome = ("best" if best else trial["status"]) + (f": {trial['note']}" if trial["note"] else "")
-        values = ["none" if trial["values"][k] is None else f"{trial['values'][k]}" for k in keys]
-        accuracy = ["–" if trial[k] is None else f"{trial[k]:.1%}" for k in ("top1", "top3")]
-        moved, spent = human_bytes(trial["bytes"]), f"{trial['seconds']:.1f}"
-        shown = show(trial["perplexity"])
-        rows.append([name, *values, str(trial["rounds"]), shown, *accuracy, moved, spent, outcome])
-    return rows
+def going_on(trials: int) -> int:
+    """How many trials besides the first train all rounds."""
+    return math.ceil((trials - 1) / THIRD)
 
 
-def tune_text(result: Record) -> str:
-    """Return what the terminal shows of a finished search."""
-    lines = [f"{render_table(trial_table(result))}{result['verdict']}", *result["edges"]]
-    if result["toml"]:
-        best = shlex.quote(f"{result['out']}/best.toml")
-        lines += ["", result["toml"].rstrip(), "", f"train it:  keyfed train --config {best}"]
-    report = shlex.quote(f"{result['out']}/report.html")
-    return "\n".join([*lines, f"report:    {report}"])
+def budget(trials: int, rounds: int) -> int:
+    """Rounds that all trials train together.
+
+    Example:
+      >>> budget(10, 9)  # the default 9, nine others 3 each, three of them 6 more
+      54
+    """
+    first = first_rounds(rounds)
+    return rounds + (trials - 1) * first + going_on(trials) * (rounds - first)
 
 
-def write_tune_report(out: Path, result: Record, space: Space) -> list[Path]:
-    """Write report.md, report.html and plots/ of a search; without matplotlib there are no plots."""
-    try:
-        plots: list[Picture] | None = [p for p in (draw_option(result, key, space) for key in space) if p is not None]
-    except ImportError:
-        plots = None
-    blocks: list[Block] = [
-        Heading(f"Tuning {result['method']} on {result['data']}, model {result['model']}", 1),
-        Text(result["verdict"], "verdict"),
-        *(Text(line) for line in result["edges"]),
-        Heading("Trials"),
-        Table(trial_table(result)),
-        *(Text(line, "note") for line in NOTES),
-    ]
-    if plots is None:
-        blocks.append(Text("No plots: matplotlib is not installed (pip install matplotlib).", "note"))
-    blocks += plots or ()
-    if result["toml"]:
-        blocks += [Heading("The winner as best.toml"), Code(result["toml"], "toml")]
-    blocks += [Heading("Settings"), Code(dump_toml(result["settings"]), "toml")]
-    return write_document(out, blocks)
+def winner(outcomes: Sequence[Outcome], rounds: int) -> Outcome | None:
+    """Return the best of those that trained all rounds; ties go to fewer bytes."""
+    full = [o for o in outcomes if o.rounds >= rounds and math.isfinite(o.rank[0])]
+    return min(full, key=lambda o: o.rank, default=None)
 
 
-def draw_option(result: Record, key: str, space: Space) -> Picture | None:
-    """Draw validation perplexity against one option's value; None where no trial has a number to draw."""
-    one = space[key]
-    trials = [t for t in result["trials"] if (finite(t["perplexity"]) or HIGHEST) < HIGHEST]
-    if isinstance(one, Range):  # an option that is off in the configuration as given has no place on the axis
-        trials = [t for t in trials if t["values"][key] is not None]
-    if not trials:
-        return None
-    ticks: list[str] = []
-    if isinstance(one, Range):
-        places = [float(t["values"][key]) for t in trials]
-    else:  # a list is drawn value by value, the given one beside it where it is not in the list
-        known = dict.fromkeys([*one.values, *(t["values"][key] for t in trials)])
-        ticks = ["none" if value is None else str(value) for value in known]
-        places = [float(list(known).index(t["values"][key])) for t in trials]
-    values = [t["perplexity"] for t in trials]
-    missing = len(result["trials"]) - len(trials)
-    best = result["best"]["trial"] if result["best"] else None
-    groups: Sequence[tuple[str, str, int, Any]] = (
-        (f"trained all {result['rounds']} rounds", "o", 0, lambda t: t["rounds"] >= result["rounds"]),
-        ("fewer rounds", "s", 1, lambda t: t["rounds"] < result["rounds"]),
-        ("as given", "D", 2, lambda t: t["trial"] == 0),
-        ("best", "*", 3, lambda t: t["trial"] == best),
-    )
+def until_compared(records: Sequence[Mapping[str, Any]], rounds: int) -> list[Mapping[str, Any]] | None:
+    """Return a run's rounds up to its first validation at or after `rounds`; None if it has not got there."""
+    for at, record in enumerate(records):
+        if record["round"] >= rounds and record.get("valid"):
+            return list(records[: at + 1])
+    return None
 
-    def draw(axes: Any, theme: Theme) -> None:
-        axes.set_title("Validation perplexity by " + key)
-        for label, marker, colour, belongs in groups:
-            chosen = [i for i, t in enumerate(trials) if belongs(t)]
-            if chosen:
-                axes.plot(
-                    [places[i] for i in chosen], [values[i] for i in chosen], marker, color=theme.colours[colour],
-                    markersize=12 if marker == "*" else 7, fillstyle="none" if marker in "sD" else "full", label=label,
-                )  # fmt: skip
-        if missing:
-            axes.plot([], [], linestyle="none", label=f"({missing} trials have no place here)")
-        axes.set_xlabel(key)
-        if ticks:
-            axes.set_xticks(range(len(ticks)), ticks)
-            axes.set_xlim(-0.5, len(ticks) - 0.5)
-        elif isinstance(one, Range):
-            if one.log and min(places) > 0:
-                axes.set_xscale("log")
-            axes.set_xlim(min(one.low, *places), max(one.high, *places))  # the whole range, tried or not
-        perplexity_axis(axes, values)
 
-    low = min(zip(values, (t["values"][key] for t in trials), strict=True), key=lambda pair: pair[0])
-    alt = f"Validation perplexity of {len(trials)} trials by {key}; lowest {show(low[0])} at {low[1]}"
-    return both_themes(f"search-{key}", alt, single(draw))
+def judge(
+    trial: int, values: Mapping[str, Value], runs: Sequence[Sequence[Mapping[str, Any]]], rounds: int, vocab: int
+) -> Outcome:
+    """Add up the runs of a trial, one a seed: each is judged by its best validation, as `train` chooses its model.
+
+    Args:
+      rounds: those of a whole run.
+      vocab: size of the vocabulary: who guesses ten times worse than evenly among its words has diverged.
+    """
+    best = [min((r["valid"] for r in run if r.get("valid")), key=_nats_or_inf) for run in runs]
+    tokens = sum(b["tokens"] for b in best)
+
+    def mean(key: str) -> float | None:
+        numbers = [b[key] for b in best]
+        return None if None in numbers else sum(n * b["tokens"] for n, b in zip(numbers, best, strict=True)) / tokens
+
+    nats = mean("nats")
+    reached = min(run[-1]["round"] for run in runs)
+    # A model that never left its start because every client was thrown out has a finite perplexity, but did not train.
+    thrown_out = any(r["refused"] and not r["contributors"] for run in runs for r in run)
+    failed = nats is None or not nats < math.log(10 * vocab) or thrown_out
+    status: Status = "diverged" if failed else "finished" if reached >= rounds else "stopped"
+    return Outcome(
+        trial, values, status, reached, nats, mean("top1"), mean("top3"),
+        bytes=sum(sum(r["traffic"].values()) for run in runs for r in run),
+        seconds=sum(run[-1]["elapsed"] for run in runs),
+        note="every client of a round was refused" if thrown_out else "",
+    )  # fmt: skip
+
+
+def _nats_or_inf(valid: Mapping[str, Any]) -> float:
+    return math.inf if valid["nats"] is None else float(valid["nats"])
 
 
 TRIALS, SEEDS = 10, 1  # unless said otherwise
@@ -220,27 +388,6 @@ def read_tuning(out: Path) -> Tuning:
         raise RunError(f"{out} holds no tuning (it has no tune.json); `keyfed tune` makes one") from None
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise RunError(f"{path} is damaged ({e!r}); start again with another --out") from None
-
-
-class _TrialPaused(Exception):
-    """A trial has trained as long as it should for now; its folder can be resumed."""
-
-
-class _Stopwatch:
-    """A listener that ends a run after so many rounds; the lines every trial would repeat are left out."""
-
-    def __init__(self, inner: Listener, label: str, until: int, rounds: int) -> None:
-        self._inner, self._label, self._until, self._rounds = inner, label, until, rounds
-
-    def say(self, line: str) -> None: ...
-
-    def start(self, what: str, rounds: int, done: int) -> None:
-        self._inner.start(f"{self._label}, {what}", min(rounds, self._until), done)
-
-    def round(self, record: dict[str, Any]) -> None:
-        self._inner.round(record)
-        if self._until <= record["round"] < self._rounds and record.get("valid"):
-            raise _TrialPaused
 
 
 def untested(prepared: Prepared) -> Prepared:
@@ -321,7 +468,7 @@ class _Search:
         self._write()
         halve(count, self.rounds, self._trial)
         result = self._write(finished=True)
-        write_tune_report(self.out, result, self.tuning.space)
+        write_document(self.out, search_document(result, self.tuning.space))
         if result["toml"]:
             write_atomically(self.out / "best.toml", result["toml"].encode())
         return result
@@ -354,8 +501,9 @@ class _Search:
         if done is not None and until < self.rounds:
             refuse_changes(folder, config, prepared.corpus.fingerprint())
             return done
-        listener = _Stopwatch(self.listen, f"trial {trial} of {len(self.values) - 1} ({shown})", until, self.rounds)
-        with suppress(_TrialPaused):
+        title = f"trial {trial} of {len(self.values) - 1} ({shown}), {{}}"
+        with suppress(Paused):
+            listener = CellListener(self.listen, title, None, rounds=until)
             train(config, folder, resume=True, prepared=prepared, listener=listener)
         done = until_compared(read_metrics(folder), until)
         if done is None:
@@ -381,7 +529,7 @@ class _Search:
             "edges": [f"the best value of {key} lies at the edge of its range: widen it" for key in edges],
             "toml": winning_toml(self.tuning.config, best.values) if best else None,
         }
-        result = dict(strict({**result, "verdict": verdict(result) if finished else None}))
+        result = dict(strict({**result, "verdict": search_verdict(result) if finished else None}))
         write_atomically(self.out / "tune.json", json.dumps(result, indent=1, allow_nan=False).encode())
         return result
 
