@@ -21,6 +21,7 @@ from keyfed.federated.methods import METHODS, method_options
 from keyfed.federated.tuned import CHARACTERS
 from keyfed.model.language_model import PRESETS, build_spec, parameter_count
 from keyfed.private.dp.statement import MEANING, RULES, WHERE
+from keyfed.reports.document import markdown_table
 from keyfed.run.console import render_table
 from keyfed.run.prepare import prepare
 from keyfed.text.catalogue import NAMED, at_hand
@@ -139,16 +140,14 @@ def exploration_text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def markdown_table(rows: list[list[str]]) -> str:
-    """Write rows, header first, as a Markdown table."""
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    lines = ["| " + " | ".join(row) + " |" for row in cells]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+def _table(rows: list[list[str]]) -> str:
+    """Write rows whose cells are Markdown already, but for bars."""
+    return markdown_table([[cell.replace("|", "\\|") for cell in row] for row in rows])
 
 
 def methods_page() -> str:
     """Every method with its equation, options, defaults and reference."""
-    parts = [HEAD + "# Methods\n", markdown_table(describe_methods()), ""]
+    parts = [HEAD + "# Methods\n", _table(describe_methods()), ""]
     for name, build in METHODS.items():
         defaults = ", ".join(
             f"`{key}={'none' if p.default is None else p.default}`" for key, p in method_options(name).items()
@@ -166,8 +165,8 @@ def methods_page() -> str:
                 for key, p in part_options(kind, name).items()
             ]
             rows.append([f"`{name}`", _first_line(build), ", ".join(f"`{option}`" for option in options)])
-        parts += [f"## {kind}\n", markdown_table(rows), ""]
-    parts += ["# Models\n", markdown_table(describe_models()), ""]
+        parts += [f"## {kind}\n", _table(rows), ""]
+    parts += ["# Models\n", _table(describe_models()), ""]
     return "\n".join(parts)
 
 
@@ -180,7 +179,7 @@ def options_page() -> str:
         for f in fields(section):
             value = getattr(values, f.name)
             rows.append([f"`{name}.{f.name}`", "none" if value is None else str(value), f.metadata["help"]])
-        parts += [f"## {name}\n", (inspect.getdoc(section) or "") + "\n", markdown_table(rows), ""]
+        parts += [f"## {name}\n", (inspect.getdoc(section) or "") + "\n", _table(rows), ""]
     return "\n".join(parts)
 
 
@@ -212,7 +211,7 @@ def files_page() -> str:
     for place, name in WHERE.items():
         rows = [["file", "with real clients", "in a simulation", "what it holds"]]
         rows += [[f"`{r.pattern}`", r.real, r.simulated, r.why] for r in RULES if r.place == place]
-        parts += [f"\n## {name}\n", markdown_table(rows)]
+        parts += [f"\n## {name}\n", _table(rows)]
     return "\n".join(parts) + "\n"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from keyfed.files import write_atomically
 from keyfed.keyboard.bundle import sha256
 from keyfed.keyboard.export import written_forms
 from keyfed.model.language_model import ModelSpec, Params, parameter_count, quantise, shapes, widen
+from keyfed.reports.document import render
 from keyfed.reports.finished import with_data
 from keyfed.run.evaluate import headline
 from keyfed.run.folder import Trained, load_model, read_result, read_run_toml
@@ -228,106 +229,7 @@ def _settings(config: Config) -> dict[str, dict[str, Any]]:
 
 def card_text(manifest: Mapping[str, Any]) -> str:
     """Return the card of a base model, all of it from the manifest."""
-    return "\n".join(_card(manifest)) + "\n"
-
-
-PARTS = {"train": "training", "valid": "validation", "test": "test", "unseen": "authors never trained on"}
-HELD_OUT = {
-    "clients": "Validation and test text are the ends of the authors' own texts.",
-    "corpus": "Validation and test text belong to the corpus as a whole, not to one author.",
-}
-
-
-def _card(m: Mapping[str, Any]) -> Iterator[str]:
-    model, data, training, size = m["model"], m["data"], m["training"], sum(f["bytes"] for f in m["files"].values())
-    where = "in one place" if training["method"] == "central" else "over simulated clients"
-    idle = data["clients"] - data["trained_clients"] - data["unseen_clients"]
-    yield from (
-        "# The base model",
-        "",
-        f"A next-word model of the corpus `{data['name']}`: {model['name']}, {model['vocab']:,} entries, "
-        f"{model['parameters']:,} parameters in eight bits, {size / 1e6:.2f} MB. `keyfed train` and `keyfed up` start "
-        "from it where it fits; `--init none` does not. `keyfed keyboard base` types on it.",
-        "",
-        "## Text and licence",
-        "",
-        f"Trained {where}, without differential privacy, on the corpus `{data['name']}`: {data['about']}.",
-        f"The corpus has {data['clients']:,} authors. The model was trained on {data['training_tokens']:,} tokens of "
-        f"{data['trained_clients']:,} of them.",
-        f"{data['unseen_clients']:,} authors were held out with all their text"
-        + (f"; {idle:,} have too little text to train on." if idle else "."),
-        HELD_OUT[data["held_out"]],
-        "SHA-256 of the text:",
-        f"`{data['sha256']}`.",
-        "",
-        f"Licence of the text: {data['licence']}. Who passes the model on names that text and its licence, as here.",
-        "",
-        "## Figures",
-        "",
-        "On text that was held out from training. The validation text chose the round.",
-        "",
-        "| text | tokens | perplexity | top-1 of words | top-3 of words | perplexity before rounding |",
-        "|---|---:|---:|---:|---:|---:|",
-    )
-    for part, found in m["figures"].items():
-        own, before = found["int8"], found["fp32"]
-        yield (
-            f"| {PARTS[part]} | {own['tokens']:,} | {own['perplexity']:.2f} | {own['top1_words']:.2%} | "
-            f"{own['top3_words']:.2%} | {before['perplexity']:.2f} |"
-        )
-    yield from (
-        "",
-        "Perplexity counts every token, line ends and unknown words too. Figures of words count neither of these. A",
-        "placeholder of the text is read as `<unk>`: it is never suggested, figures of words leave it out, and",
-        "perplexity counts it.",
-        "",
-        f"| text | placeholders | different lines of {m['lines']['least_words']} words or more | also in the training "
-        "text |",
-        "|---|---:|---:|---:|",
-    )
-    for part, counted in data["parts"].items():
-        if part == "train" or part in m["figures"]:
-            shared = "" if part == "train" else f"{counted['shared']:,}"
-            yield f"| {PARTS[part]} | {counted['placeholders']:,} | {counted['lines']:,} | {shared} |"
-    yield from ("", "## How it was made", "")
-    before = training["before"]
-    if before is None:
-        yield f"Packed by keyfed {m['keyfed']} from one run: {_trained(training)}."
-        yield "All settings are in `manifest.json`."
-    else:
-        yield from (
-            f"{_trained({**training, **before}).capitalize()}; on an earlier text of the same corpus, SHA-256",
-            f"`{before['data_sha256']}`. That text was mended afterwards.",
-            "The weights were carried by word into the vocabulary of the mended text; words that are no longer in it",
-            f"went. After that: {_trained(training)}. All settings are in `manifest.json`; `make base`",
-            "trains from scratch on the mended text.",
-        )
-    yield from (
-        "",
-        "## Limits",
-        "",
-        "- It is a start for training on other text. By itself it knows the subject and manner of its own.",
-        "- People wrote the text, as they are. The model may suggest what is wrong, rude or unfair.",
-        "- No noise was added: that somebody's public line was in the text can be guessed from the model. A run with",
-        "  `--dp` that starts here protects its own clients; its statement names the start as public and not covered.",
-        f"- It knows the words of its text. A text of which it knows fewer than {base.LEAST_KNOWN:.0%} of the words",
-        "  does not get it.",
-        f"- A corpus that shares {base.OWN_SHARE:.0%} or more of its lines with this text does not get it unless it is",
-        "  named: what is tested there has been read. `lines.bin` has hashes of one in "
-        f"{m['lines']['every']} of the lines of {m['lines']['least_words']} words or more.",
-        "",
-        "## Checksums (SHA-256)",
-        "",
-        *(f"- `{name}` `{entry['sha256']}`" for name, entry in m["files"].items()),
-    )
-
-
-def _trained(training: Mapping[str, Any]) -> str:
-    tokens = f", {training['tokens']:,} tokens read in them" if training["tokens"] else ""
-    return (
-        f"method {training['method']}, {training['rounds']:,} rounds trained{tokens}, seed {training['seed']}; "
-        f"the model of round {training['best_round']:,} was chosen on validation text"
-    )
+    return render("base_card.md", **manifest, least_known=base.LEAST_KNOWN, own_share=base.OWN_SHARE)
 
 
 def packed_text(done: Packed) -> str:

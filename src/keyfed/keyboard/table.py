@@ -26,6 +26,7 @@ from keyfed.keyboard.predict import KeyboardSettings, Predictor
 from keyfed.keyboard.session import Keyboard, NetworkSource, Source, ngram_source
 from keyfed.model.language_model import ModelSpec, parameter_count, quantise
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
+from keyfed.reports.document import markdown_table
 from keyfed.reports.finished import with_data
 from keyfed.run.console import render_table
 from keyfed.run.folder import Trained
@@ -246,11 +247,7 @@ def keyboard_text(result: dict[str, Any]) -> str:
 
 def keyboard_markdown(result: dict[str, Any]) -> str:
     """The tables for a page."""
-    parts = []
-    for title, (head, *rows) in tables(result):
-        lines = [head, ["---"] + ["--:"] * (len(head) - 1), *rows]
-        parts.append("\n".join([f"{title}:", "", *("| " + " | ".join(line) + " |" for line in lines)]))
-    return "\n\n".join(parts)
+    return "\n\n".join(f"{title}:\n\n{markdown_table(rows, numbers=True)}" for title, rows in tables(result))
 
 
 def _cost(row: dict[str, Any]) -> list[str]:

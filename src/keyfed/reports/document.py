@@ -7,16 +7,19 @@ words of a vocabulary come from files that anybody may have written.
 from __future__ import annotations
 
 import base64
-import html
 import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from keyfed.files import write_atomically
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 NONE = "–"  # where there is no number
 JOINERS = "\u200c\u200d"  # invisible, yet they belong to the spelling of words and of emoji
@@ -148,11 +151,6 @@ def clean(text: str) -> str:
     )
 
 
-def escape_html(text: str) -> str:
-    """Escape text for an element's content or a quoted attribute."""
-    return html.escape(clean(text), quote=True)
-
-
 def escape_markdown(text: str) -> str:
     r"""Escape all that Markdown, its tables and the HTML inside it would read as markup.
 
@@ -162,6 +160,19 @@ def escape_markdown(text: str) -> str:
     """
     text = re.sub(r"([\\`*\[\]<>|#!~&$])", r"\\\1", clean(text))
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)
+
+
+def markdown_table(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
+    """Write rows of Markdown, the header first, as a table; with `numbers` all columns but the first lie to the right.
+
+    Example:
+      >>> print(markdown_table([["model", "top-1"], ["`cifg`", "15 %"]], numbers=True))
+      | model | top-1 |
+      | --- | --: |
+      | `cifg` | 15 % |
+    """
+    rule = ["---", *["--:" if numbers else "---"] * (len(rows[0]) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:]))
 
 
 def to_markdown(blocks: Sequence[Block]) -> str:
@@ -177,9 +188,7 @@ def _markdown(block: Block) -> str:
             escaped = escape_markdown(text)
             return f"**{escaped}**" if role == "verdict" else escaped
         case Table(rows, numbers):
-            rule = ["---", *["--:" if numbers else "---"] * (len(rows[0]) - 1)]
-            lines = [[escape_markdown(cell) for cell in row] for row in rows]
-            return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
+            return markdown_table([[escape_markdown(cell) for cell in row] for row in rows], numbers=numbers)
         case Picture(path, alt):
             return f"![{escape_markdown(alt)}]({path})"
         case Code(text, language):
@@ -193,89 +202,41 @@ def _lines(text: str) -> str:
     return "\n".join(clean(line).replace("```", "'''") for line in text.strip().splitlines())
 
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1c2430; --soft: #5a6675; --page: #f6f7f9; --card: #ffffff;
-  --line: #dde2e8; --accent: #0072b2; --wash: #e8f2f9; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --soft: #9aa6b4; --page: #12161b; --card: #1b2027;
-  --line: #313944; --accent: #56b4e9; --wash: #172a38; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.55 system-ui, sans-serif;
-  -webkit-text-size-adjust: 100%; }
-main { max-width: 60rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
-h1 { font-size: clamp(1.4rem, 4.5vw, 2rem); line-height: 1.2; margin: .5rem 0 1rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
-p { margin: .6rem 0; overflow-wrap: anywhere; }
-.verdict { background: var(--wash); border-left: 4px solid var(--accent); border-radius: 4px;
-  padding: .8rem 1rem; font-size: 1.05rem; }
-a { color: var(--accent); }
-li { overflow-wrap: anywhere; }
-.note { color: var(--soft); font-size: .9rem; }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; overflow-x: auto; margin: .8rem 0; }
-table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .5rem .8rem; text-align: left; vertical-align: top; }
-tr + tr > *, thead + tbody > tr:first-child > * { border-top: 1px solid var(--line); }
-thead th { color: var(--soft); font-weight: 600; font-size: .82rem; vertical-align: bottom; }
-tbody th { font-weight: 600; }
-.numbers tr > * + * { text-align: right; }
-.numbers td, .numbers tbody th { white-space: nowrap; }
-.numbers tr > :first-child { position: sticky; left: 0; background: var(--card); }
-.facts td { overflow-wrap: anywhere; }
-.facts th { width: 14rem; max-width: 45vw; font-weight: 400; color: var(--soft); }
-figure { margin: .8rem 0; background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .5rem; }
-img { display: block; width: 100%; max-width: 40rem; height: auto; margin: 0 auto; }
-pre { margin: 0; padding: .8rem 1rem; font: .84rem/1.5 ui-monospace, monospace; }
-@media print { body { background: none; } .card, figure { break-inside: avoid; } }
-"""
-
-
 def to_html(blocks: Sequence[Block]) -> str:
     """Write the document as one self-contained page for a phone, a desktop, by day and by night."""
     title = next((b.text for b in blocks if isinstance(b, Heading)), "")
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
-        "style-src 'unsafe-inline'\">\n"
-        f"<title>{escape_html(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(map(_html, blocks))
-        + "\n</main>\n</body>\n</html>\n"
+    return render("report.html", title=title, blocks=[(type(block).__name__, block) for block in blocks])
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in a file of templates/. In HTML every value is cleaned and escaped, whatever it is."""
+    return str(_templates().get_template(template).render(values))
+
+
+@cache
+def _templates() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+    from markupsafe import Markup, escape
+
+    def cleaned(value: Any) -> Any:
+        return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    made = Environment(
+        loader=PackageLoader("keyfed.reports"),
+        autoescape=select_autoescape(["html"], default=False),
+        finalize=cleaned,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-
-
-def _html(block: Block) -> str:
-    match block:
-        case Heading(text, level):
-            return f"<h{level}>{escape_html(text)}</h{level}>"
-        case Text(text, role):
-            kind = f' class="{escape_html(role)}"' if role else ""
-            return f"<p{kind}>{escape_html(text)}</p>"
-        case Table():
-            return _html_table(block)
-        case Picture(_, alt, light, dark):
-            return (
-                f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{_data(dark)}">'
-                f'<img src="{_data(light)}" alt="{escape_html(alt)}"></picture></figure>'
-            )
-        case Code(text):
-            return f'<div class="card"><pre>{html.escape(_lines(text))}</pre></div>'
-        case Links(items):
-            lines = (f'<li><a href="{escape_html(quote(path))}">{escape_html(text)}</a></li>' for text, path in items)
-            return f"<ul>{''.join(lines)}</ul>"
-
-
-def _html_table(table: Table) -> str:
-    head, *body = table.rows
-    shown = any(head)
-    kind = "numbers" if table.numbers else "" if shown else "facts"
-    out = [f'<div class="card"><table class="{kind}">']
-    if shown:
-        cells = "".join(f'<th scope="col">{escape_html(cell)}</th>' for cell in head)
-        out.append(f"<thead><tr>{cells}</tr></thead>")
-    out.append("<tbody>")
-    for first, *rest in body:
-        cells = "".join(f"<td>{escape_html(cell)}</td>" for cell in rest)
-        out.append(f'<tr><th scope="row">{escape_html(first)}</th>{cells}</tr>')
-    return "\n".join([*out, "</tbody></table></div>"])
+    made.filters |= {
+        "number": "{:,}".format,
+        "data_url": _data,
+        "quoted": quote,
+        "lines": lambda text: escape(_lines(text)),
+    }
+    return made
 
 
 def _data(png: bytes) -> str:
