@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,10 +17,35 @@ import torch
 from keyfed.cli import app
 from keyfed.errors import ConfigError
 from keyfed.lab.bench import bench as bench_module
-from keyfed.lab.bench import measure
-from keyfed.lab.bench.bench import agreement, bench, bench_text, compare, main, measure_table, median_row
-from keyfed.lab.bench.contenders import BATCH, Task, plain
-from keyfed.lab.bench.measure import Contender, measure_here, missing
+from keyfed.lab.bench import contenders
+from keyfed.lab.bench.bench import (
+    agreement,
+    bench,
+    bench_text,
+    compare,
+    main,
+    measure_cuda,
+    measure_here,
+    measure_table,
+    measured,
+    median_row,
+    missing,
+    parse,
+    plot_bench,
+)
+from keyfed.lab.bench.contenders import (
+    BATCH,
+    Contender,
+    Task,
+    measure_floor,
+    movement,
+    plain,
+    plain_graph,
+    products,
+    synthetic_texts,
+)
+from keyfed.model.cells import gates_of
+from keyfed.text.vocab import PAD
 
 TINY = Task("gru", vocab=50, clients=3, tokens=371)  # 37 columns a row: a whole window and a short one
 
@@ -69,7 +96,7 @@ def test_a_contender_that_does_something_else_is_named(monkeypatch):
         with plain(task) as round:
             yield lambda cohort: {name: 1.01 * p for name, p in round(cohort).items()}
 
-    monkeypatch.setitem(measure.ON_CPU, "keyfed", Contender(wrong))
+    monkeypatch.setitem(contenders.ON_CPU, "keyfed", Contender(wrong))
     monkeypatch.setattr(bench_module, "measure_apart", lambda who, asked: measure_here(who, Task(**asked)))
     table = measure_table(TINY, ["plain", "keyfed"], 1, print)
     assert table["rows"]["plain"]["agrees"] is True
@@ -99,15 +126,17 @@ def test_a_row_is_the_median_of_its_runs_part_by_part():
 
 
 def test_who_would_keep_more_weights_than_there_is_memory_is_left_out(monkeypatch):
-    monkeypatch.setattr(measure, "free_bytes", lambda device: 1e6)
-    assert "keeps" in str(missing(measure.ON_CPU["plain"], TINY))
-    assert missing(measure.ON_CPU["keyfed"], TINY) is None
+    monkeypatch.setattr(bench_module, "free_bytes", lambda device: 1e6)
+    assert "keeps" in str(missing(contenders.ON_CPU["plain"], TINY))
+    assert missing(contenders.ON_CPU["keyfed"], TINY) is None
     assert missing(Contender(None, needs="no_such_package"), TINY) == "not installed"
 
 
 def test_json_is_one_object_with_the_table_and_a_plot_is_drawn(monkeypatch, capsys, tmp_path):
+    apart = bench_module.measure_apart
+
     def ours_apart(who, asked):  # one process is enough to see that its answer comes back
-        return measure.measure_apart(who, asked) if who == "keyfed" else measure_here(who, Task(**asked))
+        return apart(who, asked) if who == "keyfed" else measure_here(who, Task(**asked))
 
     monkeypatch.setattr(bench_module, "measure_apart", ours_apart)
     plot = tmp_path / "bench.png"
@@ -198,19 +227,19 @@ def test_a_process_that_fails_is_our_defect_unless_it_is_not_ours(monkeypatch):
             failed[str(command)] = real(command, **options)
         return failed[str(command)]
 
-    monkeypatch.setattr(measure.subprocess, "run", once)
+    monkeypatch.setattr(bench_module.subprocess, "run", once)
     with pytest.raises(RuntimeError, match='"plain" failed'):
-        measure.measure_apart("plain", broken)
-    monkeypatch.setitem(measure.ON_CPU, "plain", Contender(plain, needs="torch"))
-    assert measure.measure_apart("plain", broken)["note"].startswith("failed: ")
+        bench_module.measure_apart("plain", broken)
+    monkeypatch.setitem(contenders.ON_CPU, "plain", Contender(plain, needs="torch"))
+    assert bench_module.measure_apart("plain", broken)["note"].startswith("failed: ")
     assert len(failed) == 1
 
 
 def test_memory_and_time_of_child_processes_count(tmp_path):
     ready = tmp_path / "ready"
     work = "import time, sys, pathlib; t = time.process_time()\nwhile time.process_time() - t < 0.5: pass\n"
-    others = len(measure.descendants(os.getpid()))
-    meter = measure.Meter()
+    others = len(bench_module.descendants(os.getpid()))
+    meter = bench_module.Meter()
     with (
         meter,
         subprocess.Popen(
@@ -226,4 +255,130 @@ def test_memory_and_time_of_child_processes_count(tmp_path):
         child.communicate()
     assert found["processes"] == others + 2
     assert found["cpu_seconds"] >= 0.45
-    assert found["peak_bytes"] > measure.peak_of(os.getpid()) + 1e6
+    assert found["peak_bytes"] > bench_module.peak_of(os.getpid()) + 1e6
+
+
+# The contenders, one by one: the captured loop, interleaving, the floor, the plot
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """Replay a "graph" by running its step again, gradients made anew: what a capture does, without a GPU."""
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    graphs: list[SimpleNamespace] = []
+
+    def new_graph() -> SimpleNamespace:
+        graphs.append(SimpleNamespace(replay=lambda: None))
+        return graphs[-1]
+
+    real = contenders.GraphTrainer._step
+
+    def step(self) -> None:
+        def again() -> None:
+            self._optimiser.zero_grad()
+            real(self)
+
+        for graph in graphs:
+            graph.replay = again
+        real(self)
+
+    monkeypatch.setattr(contenders.GraphTrainer, "_step", step)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda s: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", new_graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda g: nullcontext())
+
+
+@pytest.mark.parametrize("model", ["gru", "lstm"])
+def test_the_captured_loop_trains_as_the_plain_one_round_after_round(replayed, model):
+    task = replace(TINY, model=model, clients=2, epochs=2)
+    with plain(task) as round:
+        want = round(task.cohort)
+    with plain_graph(task) as round:
+        for _ in range(2):  # weights, momentum and state are reset in place
+            got = round(task.cohort)
+            for name, w in want.items():
+                torch.testing.assert_close(got[name], w, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_on_a_gpu_contenders_are_warmed_up_and_interleaved(monkeypatch):
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 100)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 130)
+    called: list[str] = []
+
+    def opener(who: str):
+        @contextmanager
+        def opened(task):
+            if who == "keyfed-bf16":
+                raise ConfigError("no such precision")
+            if who == "central":
+                raise RuntimeError("a defect")
+            yield lambda cohort: called.append(who) or {name: p + 1 for name, p in task.params.items()}
+
+        return opened
+
+    names = ("plain", "central", "keyfed", "keyfed-bf16")
+    for who in names:
+        monkeypatch.setitem(contenders.ON_CUDA, who, Contender(opener(who)))
+    runs = measure_cuda(dict.fromkeys(names, TINY), repeats=2, say=print)
+    assert called == ["plain", "plain", "keyfed", "keyfed", "plain", "keyfed", "plain", "keyfed"]
+    assert [len(r) for r in runs.values()] == [2, 1, 2, 1]
+    assert runs["central"] == [{"note": "failed: RuntimeError"}]
+    assert runs["keyfed-bf16"] == [{"note": "no such precision"}]
+    assert runs["plain"][0]["peak_bytes"] == 30
+    assert runs["plain"][0]["check"] == pytest.approx(sum(p.numel() for p in TINY.params.values()) ** 0.5)
+
+
+def test_the_floor_counts_every_product_of_a_step_once():
+    rows, window = 10, 35
+    spec, tokens = TINY.spec, 350
+    # Forward, gradient by input and by weight: 6 operations for each token and weight of a matrix.
+    matrices = gates_of("gru") * 300 * (300 + 300) + spec.vocab * 300
+    assert sum(p.flops for p in products(spec, rows, window)) == 6 * tokens * matrices
+
+
+def test_the_floor_is_the_sum_of_its_parts():
+    cost = measure_floor(TINY, least=0.0)
+    assert cost["cpu_seconds"] == pytest.approx(sum(cost["parts"].values()))
+    assert set(cost["parts"]) == {"input", "recurrent", "output"}
+    assert set(cost["beside"]) == {"softmax", "update"}
+    # 37 columns a row, ten rows, three clients
+    per_token = 6 * (900 * 600 + 50 * 300) / 1e9
+    assert cost["gflops"] == pytest.approx(3 * 10 * 37 * per_token)
+
+
+def test_synthetic_text_holds_words_only_and_the_same_ones_every_time():
+    first, again = synthetic_texts(50, 2, 300), synthetic_texts(50, 2, 300)
+    assert min(t.min() for t in first) > PAD + 3
+    assert max(t.max() for t in first) < 50
+    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    assert not (first[0] == first[1]).all()
+
+
+def test_movement_is_the_distance_over_all_layers():
+    assert movement(TINY, TINY.params) == 0
+    moved = {name: p + 0.5 for name, p in TINY.params.items()}
+    assert movement(TINY, moved) == pytest.approx(0.5 * sum(p.numel() for p in moved.values()) ** 0.5, rel=1e-6)
+
+
+def test_the_plot_has_a_panel_for_every_vocabulary_and_leaves_out_who_did_not_run(tmp_path):
+    rows = {
+        "plain": {"tokens_per_second": 5e3, "tokens_per_cpu_second": 6e3},
+        "floor": {"tokens_per_cpu_second": 9e3},
+        "pfl": {"note": "not installed"},
+    }
+    tables = [{"vocab": v, "clients": c, "rows": rows} for v in (50, 60) for c in (2, 4)]
+    assert measured(tables[0], "cpu") == {"plain": 6e3, "floor": 9e3}
+    assert measured(tables[0], "cuda") == {"plain": 5e3}
+    plot_bench({"tables": tables, "device": "cpu"}, tmp_path / "two.png")
+    plot_bench({"tables": tables[:1], "device": "cuda"}, tmp_path / "one.png")
+    assert (tmp_path / "two.png").stat().st_size > (tmp_path / "one.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("text", ['{"vocab": ["a"]}', '{"only": [["plain"]]}', '{"clients": [true]}'])
+def test_lists_of_the_wrong_kind_are_one_line(text):
+    with pytest.raises(ConfigError, match="expected a list of"):
+        parse(text)

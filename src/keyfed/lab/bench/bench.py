@@ -2,7 +2,7 @@
 
 Machines are shared: trust the ratios, not the seconds. `python -m keyfed.lab.bench.bench '{"device": "cuda"}'` does the
 same where the command line is not installed: it takes the arguments of `bench` as JSON and prints the result as JSON on
-stdout, the table on stderr.
+stdout, the table on stderr. With a contender's name before the JSON of a `Task` it measures that one round.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +27,28 @@ from typing import Any
 import torch
 
 from keyfed.errors import ConfigError, KeyfedError, nearest
-from keyfed.lab.bench.contenders import BATCH, LR, MOMENTUM, SPECIALS, Task
-from keyfed.lab.bench.measure import Cost, Say, contenders_of, measure_apart, measure_cuda, missing
-from keyfed.model.language_model import PRESETS, preset
+from keyfed.lab.bench.contenders import (
+    BATCH,
+    LR,
+    MOMENTUM,
+    ON_CPU,
+    ON_CUDA,
+    SPECIALS,
+    Contender,
+    Round,
+    Task,
+    contenders_of,
+    flower_round,
+    measure_floor,
+    movement,
+)
+from keyfed.model.language_model import PRESETS, Params, preset
 from keyfed.reports.figures import LIGHT, Theme, png
 from keyfed.run.console import plural
+from keyfed.system import peak_memory
 
+Cost = dict[str, Any]
+Say = Callable[[str], object]  # gets a line of progress
 AGREE = {"fp32": 1e-3, "bf16": 5e-2}  # largest relative difference of the movement from `plain`'s
 
 # Title, key, width and format of the columns. A CPU that others use too gives honest CPU seconds, not wall seconds.
@@ -59,7 +79,7 @@ def bench(
 
     Args:
       only: contenders to measure; all that the device has if empty.
-      say: is told what has been measured, line by line.
+      say: gets a line for each measurement.
     """
     chosen = check(model, vocab, clients, tokens, epochs, repeats, device, only)
     tables = []
@@ -236,47 +256,6 @@ def remarks(rows: dict[str, Cost]) -> list[str]:
     return lines
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run `bench` with arguments given as JSON; result as JSON on stdout, the table on stderr."""
-    try:
-        result = bench(**parse(arguments[0] if arguments else "{}"), say=write_line)
-    except KeyfedError as e:
-        sys.stderr.write(f"error: {e}\n")
-        return 2
-    sys.stdout.write(json.dumps(result) + "\n")
-    sys.stderr.write(bench_text(result) + "\n")
-    return 0
-
-
-def write_line(line: str) -> None:
-    """Say on stderr how far it is."""
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
-
-
-def parse(text: str) -> dict[str, Any]:
-    """Read arguments of `bench` from JSON: the names and kinds it has, or ConfigError."""
-    try:
-        asked = dict(json.loads(text))
-    except (ValueError, TypeError) as e:
-        raise ConfigError(f"the argument is no JSON object: {e}") from None
-    known = inspect.signature(bench).parameters
-    for name, value in asked.items():
-        if name not in known or name == "say":
-            raise ConfigError(f'"{name}" is no argument of the benchmark{nearest(name, known)}')
-        kind = type(known[name].default)
-        if not isinstance(value, list if kind is tuple else kind):
-            raise ConfigError(f"{name} is {json.dumps(value)}; expected {'a list' if kind is tuple else kind.__name__}")
-        each = str if name == "only" else int
-        if kind is tuple and not all(type(v) is each for v in value):
-            raise ConfigError(f"{name} is {json.dumps(value)}; expected a list of {each.__name__}")
-    return asked
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 HEIGHT, MARGIN, BAR = 4.4, 1.4, 0.46  # inches: of the figure, beside the bars of a panel, and of a bar with its label
 
 
@@ -343,3 +322,203 @@ def check_file(file: Path) -> None:
         raise ConfigError(f"{file} cannot be written")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("a plot needs matplotlib, which is not installed; leave --plot out")
+
+
+# Measuring: on a CPU each contender in a process of its own, on a GPU all of them in this one
+
+
+def missing(contender: Contender, task: Task) -> str | None:
+    """Say why a contender cannot run here, or None."""
+    if contender.needs is not None:
+        wanted = [contender.needs, *(["ray"] if contender.needs == "flwr" else [])]
+        if any(importlib.util.find_spec(name) is None for name in wanted):
+            return "not installed"
+    needed = task.clients * sum(4 * p.numel() for p in task.params.values())
+    if contender.hoards and needed > 0.5 * free_bytes(task.device):
+        return f"left out: keeps {needed / 1e9:.1f} GB of client weights, more than half of the free memory"
+    return None
+
+
+def free_bytes(device: str) -> float:
+    """Memory that is free on a device; unlimited where nobody says."""
+    if device != "cpu":
+        return float(torch.cuda.mem_get_info()[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return float("inf")
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), float("inf"))
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids of all children, grandchildren, … of a process (Linux; none elsewhere)."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):  # it has just ended
+            continue
+    found, level = [], [root]
+    while level:
+        level = [pid for pid, parent in parents.items() if parent in level]
+        found += level
+    return found
+
+
+def cpu_of(pid: int) -> float:
+    """CPU seconds of a process and of its children that have ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def peak_of(pid: int) -> int:
+    """Largest resident memory of a process so far, in bytes; that of this process alone where there is no /proc."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        if pid != os.getpid() or Path("/proc/self").exists():
+            return 0
+        return peak_memory()
+    # Not ru_maxrss: a process inherits that from whoever started it.
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
+
+
+class Meter:
+    """CPU and wall seconds of a block of code and the peak memory up to its end, over this process and its children.
+
+    Memory that processes share is counted in each of them.
+    """
+
+    def __init__(self) -> None:
+        self.cost: Cost = {}
+
+    def __enter__(self) -> Meter:
+        self._children = {pid: cpu_of(pid) for pid in descendants(os.getpid())}
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        spent, wall = time.process_time() - self._cpu, time.perf_counter() - self._wall
+        children = descendants(os.getpid())
+        spent += sum(cpu_of(pid) - self._children.get(pid, 0.0) for pid in children)
+        peak = sum(peak_of(pid) for pid in [os.getpid(), *children])
+        self.cost = {"cpu_seconds": spent, "wall_seconds": wall, "peak_bytes": peak, "processes": 1 + len(children)}
+
+
+def measure_here(who: str, task: Task) -> Cost:
+    """Measure one round in this process, on one thread."""
+    torch.set_num_threads(1)
+    if who == "floor":
+        return measure_floor(task)
+    meter = Meter()
+    if who == "flower":
+        result = flower_round(task, meter)
+    else:
+        opener = ON_CPU[who].open
+        assert opener is not None
+        with opener(task) as round:
+            round(task.warm_up)
+            with meter:
+                result = round(task.cohort)
+    return {**meter.cost, "check": movement(task, result)}
+
+
+def measure_apart(who: str, asked: dict[str, Any]) -> Cost:
+    """Measure one round in a process of its own; one that is not ours may fail, which is then its row's note."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "keyfed.lab.bench.bench", who, json.dumps(asked)],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    if done.returncode == 0:
+        return dict(json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{"))))
+    if ON_CPU[who].needs is None:
+        raise RuntimeError(f'benchmark process "{who}" failed:\n{done.stderr}')
+    return {"note": f"failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"}
+
+
+def measure_cuda(tasks: dict[str, Task], repeats: int, say: Say, warm_ups: int = 2) -> dict[str, list[Cost]]:
+    """Measure rounds on a GPU, interleaved in this process, every contender made ready and warmed up before.
+
+    Memory is the peak of what a contender allocates while it is made ready and warmed up, others' not counted: a graph
+    that is replayed allocates nothing any more. One that cannot be made ready has that as its row's note.
+    """
+    runs: dict[str, list[Cost]] = {who: [] for who in tasks}
+    with ExitStack() as stack:
+        rounds: dict[str, Round] = {}
+        fixed: dict[str, Cost] = {}
+        for who, task in tasks.items():
+            began = time.perf_counter()
+            try:
+                rounds[who], fixed[who] = make_ready(who, task, stack, warm_ups)
+            except Exception as e:
+                if not isinstance(e, KeyfedError):
+                    traceback.print_exc()  # a defect, but minutes of a GPU are not to be lost for it
+                runs[who] = [{"note": str(e) if isinstance(e, KeyfedError) else f"failed: {type(e).__name__}"}]
+            say(f"{who}: ready after {time.perf_counter() - began:.1f} s")
+        for _ in range(repeats):
+            for who, round in rounds.items():
+                torch.cuda.synchronize()
+                wall, spent = time.perf_counter(), time.process_time()
+                round(tasks[who].cohort)
+                torch.cuda.synchronize()
+                wall, spent = time.perf_counter() - wall, time.process_time() - spent
+                runs[who].append({"wall_seconds": wall, "cpu_seconds": spent, **fixed[who]})
+    return runs
+
+
+def make_ready(who: str, task: Task, stack: ExitStack, warm_ups: int) -> tuple[Round, Cost]:
+    """Open a contender on a GPU and run it `warm_ups` times; return its round, its peak memory and what it computed."""
+    opener = ON_CUDA[who].open
+    assert opener is not None
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    round = stack.enter_context(opener(task))
+    result: Params = {}
+    for _ in range(warm_ups):
+        result = round(task.cohort)
+    peak = torch.cuda.max_memory_allocated() - before
+    return round, {"peak_bytes": peak, "check": movement(task, result)}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `bench` with arguments given as JSON; result as JSON on stdout, the table on stderr."""
+    *who, text = arguments or ["{}"]
+    if who:
+        sys.stdout.write("\n" + json.dumps(measure_here(who[0], Task(**json.loads(text)))) + "\n")
+        return 0
+    try:
+        result = bench(**parse(text), say=lambda line: sys.stderr.write(line + "\n"))
+    except KeyfedError as e:
+        sys.stderr.write(f"error: {e}\n")
+        return 2
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stderr.write(bench_text(result) + "\n")
+    return 0
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Read arguments of `bench` from JSON: the names and kinds it has, or ConfigError."""
+    try:
+        asked = dict(json.loads(text))
+    except (ValueError, TypeError) as e:
+        raise ConfigError(f"the argument is no JSON object: {e}") from None
+    known = inspect.signature(bench).parameters
+    for name, value in asked.items():
+        if name not in known or name == "say":
+            raise ConfigError(f'"{name}" is no argument of the benchmark{nearest(name, known)}')
+        kind = type(known[name].default)
+        if not isinstance(value, list if kind is tuple else kind):
+            raise ConfigError(f"{name} is {json.dumps(value)}; expected {'a list' if kind is tuple else kind.__name__}")
+        each = str if name == "only" else int
+        if kind is tuple and not all(type(v) is each for v in value):
+            raise ConfigError(f"{name} is {json.dumps(value)}; expected a list of {each.__name__}")
+    return asked
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -11,6 +11,10 @@ because a graph replays the addresses it was captured with.
 pfl-research's simulated backend and Flower's simulation run where they are installed. Both train the same `torch.nn`
 model on the same text with the same settings. Neither is a dependency: their modules are looked up by name when a round
 is asked for. Evaluation, which both do by default, is off.
+
+`measure_floor` is the roofline of a CPU: what a round's matrix products cost at the rate this machine multiplies such
+shapes. Nothing exact is faster than its products; what a contender takes beyond them is softmax, gates and updates.
+Products are measured alone, into memory that exists already, with the shapes and layouts of a training step.
 """
 
 from __future__ import annotations
@@ -19,12 +23,13 @@ import copy
 import functools
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,13 +37,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from keyfed.engine.problem import Problem, make_store
+from keyfed.engine.problem import Precision, Problem, make_store
 from keyfed.engine.simulate import Simulation
-from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state
 from keyfed.federated.types import MethodSpec
-from keyfed.model.language_model import ModelSpec, Params, build_spec, init_params, preset
+from keyfed.model.cells import gates_of
+from keyfed.model.language_model import ModelSpec, Params, build_spec, init_params, parameter_count, preset
 from keyfed.run.checkpoint import Cohort
 from keyfed.run.loop import run_rounds
 from keyfed.text.batches import Batching, Step, stream_steps
@@ -214,16 +219,6 @@ def central(task: Task) -> Iterator[Round]:
     yield round
 
 
-def with_precision(problem: Problem, precision: str) -> Problem:
-    """Return the problem in another precision, where the engine has one to choose."""
-    if precision == "fp32":
-        return problem
-    if "precision" not in {f.name for f in fields(problem)}:
-        raise ConfigError(f"this engine has no precision but fp32; {precision} was asked for")
-    changed: dict[str, Any] = {"precision": precision}
-    return replace(problem, **changed)
-
-
 @contextmanager
 def keyfed(task: Task, workers: int = 1) -> Iterator[Round]:
     """The same round through our engine: one client at a time on a CPU, the whole cohort stacked on a GPU."""
@@ -233,10 +228,12 @@ def keyfed(task: Task, workers: int = 1) -> Iterator[Round]:
     }  # fmt: skip
     method = build_method(MethodSpec("fedavg", settings))
     batching = Batching("stream", BATCH, task.window)
-    problem = Problem(task.spec, make_store(task.texts, names), batching, seed=1, device=task.device)
+    precision: Precision = "bf16" if task.precision == "bf16" else "fp32"
+    store = make_store(task.texts, names)
+    problem = Problem(task.spec, store, batching, seed=1, device=task.device, precision=precision)
     params = {name: p.to(task.device) for name, p in task.params.items()}
     block = 1 if task.device == "cpu" else task.clients
-    with Simulation(with_precision(problem, task.precision), block=block, workers=workers) as federation:
+    with Simulation(problem, block=block, workers=workers) as federation:
 
         def round(cohort: Sequence[int]) -> Params:
             called = Cohort([names[k] for k in cohort])
@@ -454,3 +451,141 @@ def flower_round(task: Task, meter: AbstractContextManager[Any]) -> Params:
         server, client, task.clients, backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     )
     return results[0]
+
+
+SECONDS = 0.2  # each shape is repeated for at least so long
+
+
+class Product(NamedTuple):
+    """[rows, inner] × [inner, columns], `times` in a step.
+
+    Attributes:
+      pass_: which pass it belongs to; decides how the operands lie in memory.
+    """
+
+    part: str
+    pass_: Literal["forward", "to input", "to weight"]
+    rows: int
+    inner: int
+    columns: int
+    times: int = 1
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of a step's products of this shape."""
+        return 2 * self.rows * self.inner * self.columns * self.times
+
+
+def three_passes(part: str, tokens: int, width: int, columns: int) -> list[Product]:
+    """Products of x W^T, of its gradient by x and of its gradient by W."""
+    return [
+        Product(part, "forward", tokens, width, columns),
+        Product(part, "to input", tokens, columns, width),
+        Product(part, "to weight", columns, tokens, width),
+    ]
+
+
+def products(spec: ModelSpec, rows: int, window: int) -> list[Product]:
+    """Return the products of one training step."""
+    tokens, gates, out = rows * window, gates_of(spec.cell) * spec.hidden, []
+    for layer in range(spec.layers):
+        out += three_passes("input", tokens, spec.embed if layer == 0 else spec.width, gates)
+        # One product a token each way; the weight's gradient is one product over all tokens.
+        out += [p._replace(times=window) for p in three_passes("recurrent", rows, spec.width, gates)[:2]]
+        out.append(Product("recurrent", "to weight", gates, tokens, spec.width))
+    return out + three_passes("output", tokens, spec.output_width, spec.vocab)
+
+
+def seconds_of(work: Callable[[], object], least: float) -> float:
+    """CPU seconds of one call: the mean over at least `least` seconds, after a first call that is not counted."""
+    work()
+    calls, began = 0, time.process_time()
+    while True:
+        work()
+        calls += 1
+        spent = time.process_time() - began
+        if spent >= least:
+            return spent / calls
+
+
+def measure_product(product: Product, least: float) -> float:
+    """CPU seconds of a step's products of this shape, operands laid out as the step has them."""
+    rows, inner, columns = product.rows, product.inner, product.columns
+    left = torch.rand(inner, rows).T if product.pass_ == "to weight" else torch.rand(rows, inner)
+    right = torch.rand(columns, inner).T if product.pass_ == "forward" else torch.rand(inner, columns)
+    out = torch.empty(rows, columns)
+    return product.times * seconds_of(lambda: torch.mm(left, right, out=out), least)
+
+
+def passes(spec: ModelSpec, tokens: int) -> dict[str, Callable[[], object]]:
+    """Return what no exact method does without beside the products: softmax in place, the update with momentum."""
+    logits = torch.rand(tokens, spec.vocab)
+    w, v, g = (torch.zeros(parameter_count(spec)) for _ in range(3))
+
+    def update() -> Tensor:
+        return w.add_(v.mul_(MOMENTUM).add_(g), alpha=-LR)
+
+    return {"softmax": lambda: torch.softmax(logits, 1, out=logits), "update": update}
+
+
+def measure_floor(task: Task, least: float = SECONDS) -> dict[str, Any]:
+    """Return the CPU seconds of the round's products, by part, and of the passes beside them (not in the floor)."""
+    steps = stream_steps(task.texts[0], BATCH, task.window)
+    count = task.epochs * task.clients * sum(s.inputs.shape[1] for s in steps) / task.window
+    rows = steps[0].inputs.shape[0]
+    shapes = products(task.spec, rows, task.window)
+    parts: dict[str, float] = {}
+    for product in shapes:
+        parts[product.part] = parts.get(product.part, 0.0) + count * measure_product(product, least)
+    total = sum(parts.values())
+    beside = {name: count * seconds_of(work, least) for name, work in passes(task.spec, rows * task.window).items()}
+    flops = count * sum(p.flops for p in shapes)
+    return {
+        "cpu_seconds": total,
+        "parts": parts,
+        "beside": beside,
+        "gflops": flops / 1e9,
+        "gflops_rate": flops / 1e9 / total,
+    }
+
+
+class Contender(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+      open: makes it ready; None for those that are measured their own way.
+      fedavg: does what `plain` does, so that the results must agree.
+      needs: package it takes, if it is not ours.
+      hoards: keeps every client's weights until the end of the round.
+    """
+
+    open: Open | None
+    precision: str = "fp32"
+    fedavg: bool = True
+    needs: str | None = None
+    hoards: bool = False
+
+
+ON_CPU: dict[str, Contender] = {
+    "plain": Contender(plain, hoards=True),
+    "keyfed": Contender(keyfed),
+    "keyfed-2": Contender(functools.partial(keyfed, workers=2)),
+    "pfl": Contender(pfl, needs="pfl"),
+    "flower": Contender(None, needs="flwr", hoards=True),
+    "central": Contender(central, fedavg=False),
+    "floor": Contender(None, fedavg=False),
+}
+ON_CUDA: dict[str, Contender] = {
+    "plain": Contender(plain, hoards=True),
+    "plain-graph": Contender(plain_graph, hoards=True),
+    "plain-graph-bf16": Contender(plain_graph, "bf16", hoards=True),
+    "keyfed": Contender(keyfed),
+    "keyfed-bf16": Contender(keyfed, "bf16"),
+    "central": Contender(central, fedavg=False),
+    "central-bf16": Contender(central, "bf16", fedavg=False),
+}
+
+
+def contenders_of(device: str) -> dict[str, Contender]:
+    """Return the contenders of a device by name."""
+    return ON_CPU if device == "cpu" else ON_CUDA
