@@ -2,4 +2,4 @@
 
 import importlib.util
 
-collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["src/keyfed/engine/kernels/triton/*.py"]
+collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["src/keyfed/engine/kernels/triton_*.py"]

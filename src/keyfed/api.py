@@ -20,7 +20,7 @@ from keyfed.config.load import (
     open_config,
     set_value,
 )
-from keyfed.engine.trial import MakeModule
+from keyfed.engine.module import MakeModule
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import METHODS, method_options
 from keyfed.federated.options import Optimiser

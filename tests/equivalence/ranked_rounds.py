@@ -18,8 +18,7 @@ from safetensors.torch import save_file
 from torch.distributed import TCPStore
 
 from keyfed.engine.client_state import ClientStates
-from keyfed.engine.ranked import RankedSimulation, serve
-from keyfed.engine.ranks import Ranks
+from keyfed.engine.ranks import RankedSimulation, Ranks, serve
 from keyfed.engine.simulate import Simulation
 from keyfed.errors import RankError
 from keyfed.federated.cohort import Fate, Work

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from keyfed.engine.curves import CohortCurves, joined_curves, unstack
-from keyfed.engine.kernels.padding import fill_copies, layouts, make_copies, widened
-from keyfed.engine.kernels.step import count_hits
+from keyfed.engine.kernels.step import count_hits, fill_copies, layouts, make_copies, widened
 from keyfed.engine.problem import Problem, TextObjective, solve_block
 from keyfed.engine.simulate import Simulation
+from keyfed.engine.task import CohortCurves, joined_curves, unstack
 from keyfed.federated.cohort import Work
 from keyfed.federated.methods import METHODS, build_method
 from keyfed.federated.round import initial_state, run_round

@@ -71,7 +71,7 @@ def test_on_a_track_the_frozen_layer_stays_too(monkeypatch, kernels, bf16):
     if kernels == "plain" and bf16:
         pytest.skip("bf16 needs Triton")
     if kernels == "triton":
-        triton = pytest.importorskip("keyfed.engine.kernels.triton.kernels")
+        triton = pytest.importorskip("keyfed.engine.kernels.triton_launch")
         monkeypatch.setattr(capture, "kernels_for", lambda gpu: triton.TRITON)
     spec = replace(GRU, tied=False)
     monkeypatch.setattr(TextObjective, "walk", lambda self, way, d: self._replay(spec, way, d))

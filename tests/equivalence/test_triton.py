@@ -13,12 +13,11 @@ import torch
 GPU = torch.cuda.is_available()
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from keyfed.engine.kernels import triton_launch as triton_kernels  # noqa: E402
 from keyfed.engine.kernels.cells import LAYERS  # noqa: E402
-from keyfed.engine.kernels.padding import Layout, fill_copies  # noqa: E402
-from keyfed.engine.kernels.step import PLAIN, gradient  # noqa: E402
+from keyfed.engine.kernels.step import PLAIN, PaddedLayer, fill_copies, gradient  # noqa: E402  # noqa: E402
 from keyfed.engine.kernels.step import add_rows as plain_add_rows  # noqa: E402
-from keyfed.engine.kernels.triton import kernels as triton_kernels  # noqa: E402
-from keyfed.engine.kernels.triton.kernels import TRITON  # noqa: E402
+from keyfed.engine.kernels.triton_launch import TRITON  # noqa: E402
 from keyfed.federated import descent as descents  # noqa: E402
 from keyfed.federated.descent import AdamRule, SgdRule, Tally, Way  # noqa: E402
 from keyfed.federated.types import Gradient  # noqa: E402
@@ -131,7 +130,7 @@ def test_moves_equal_the_definition_and_leave_idle_clients_alone(number, dual, c
         )
 
     fast, slow = a_way(), a_way()
-    places = {"a": Layout(2, 20, 6, 24, 8), "b": Layout(2, 3, 1, 8, 1)} if copied else None
+    places = {"a": PaddedLayer(2, 20, 6, 24, 8), "b": PaddedLayer(2, 3, 1, 8, 1)} if copied else None
     copies = {"a": torch.zeros(3, 48, 8, dtype=torch.bfloat16, device=DEVICE), "b": torch.zeros(3, 16, device=DEVICE)}
     products = copies if copied else fast.local
     for step in range(3):

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 from keyfed.engine.client_state import ClientStates
-from keyfed.engine.curves import CohortCurves
 from keyfed.engine.problem import LocalProblem, measure
 from keyfed.engine.sums.gather import Gathering, HiddenGathering, HiddenRound, MakeHidden, kept
 from keyfed.engine.sums.plain import HiddenSum
-from keyfed.engine.task import Finished, Turn, keeps_state, take_turns
+from keyfed.engine.task import CohortCurves, Finished, Turn, keeps_state, take_turns
 from keyfed.engine.workers import WorkerPool
 from keyfed.errors import SecureSumOverflow
 from keyfed.federated.cohort import Fate, Work, derive_seed, eased

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from keyfed.config.load import Value, coerce
+from keyfed.engine.module import MakeModule
 from keyfed.engine.network import predictor, shapes
 from keyfed.engine.problem import solve_block
-from keyfed.engine.trial import MakeModule
 from keyfed.errors import ConfigError, DataError, nearest
 from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.options import Optimiser

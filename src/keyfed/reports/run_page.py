@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.config.load import Config, dump_toml, to_document
-from keyfed.engine.trial import MakeModule
+from keyfed.engine.module import MakeModule
 from keyfed.errors import RunError
 from keyfed.private.dp.statement import no_account
 from keyfed.reports.document import (

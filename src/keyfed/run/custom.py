@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.config.load import Config, ModelConfig
-from keyfed.engine.module import ModuleNetwork
+from keyfed.engine.module import MakeModule, ModuleNetwork, qualified_name
 from keyfed.engine.network import Network
-from keyfed.engine.trial import MakeModule, qualified_name
 from keyfed.errors import ConfigError, RunError
 from keyfed.federated.components import exchange, guarded
 from keyfed.federated.tuned import tuned_options

@@ -22,8 +22,8 @@ from safetensors.torch import load, save
 
 from keyfed import __version__
 from keyfed.config.load import Config, config_from, differences, dump_toml, to_document
+from keyfed.engine.module import MakeModule
 from keyfed.engine.network import Network, check_params
-from keyfed.engine.trial import MakeModule
 from keyfed.errors import FolderInUse, RunError
 from keyfed.federated.soundness import finite
 from keyfed.files import locked, parse_json, read_json, write_atomically

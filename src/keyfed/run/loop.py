@@ -16,11 +16,10 @@ import torch
 from keyfed.config.load import Config, PrivacyConfig, Value, check, method_spec, parse_target
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.launch import place
+from keyfed.engine.module import MakeModule
 from keyfed.engine.network import parameter_count, shapes
-from keyfed.engine.ranked import RankedSimulation
-from keyfed.engine.ranks import Ranks
+from keyfed.engine.ranks import RankedSimulation, Ranks
 from keyfed.engine.simulate import Simulation
-from keyfed.engine.trial import MakeModule
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round

@@ -28,7 +28,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Generator
 
-from keyfed.engine.curves import CohortCurves
+from keyfed.engine.task import CohortCurves
 from keyfed.errors import RunError
 from keyfed.federated.cohort import Plan
 from keyfed.federated.round import RoundSummary

@@ -9,10 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from keyfed.config.load import Config
-from keyfed.engine.module import ModuleNetwork
+from keyfed.engine.module import MakeModule, ModuleNetwork
 from keyfed.engine.network import Network
 from keyfed.engine.problem import ClientStore, Problem
-from keyfed.engine.trial import MakeModule
 from keyfed.errors import ConfigError
 from keyfed.federated.cohort import cohort_size
 from keyfed.federated.types import Method

@@ -17,13 +17,12 @@ import torch
 from keyfed.config.load import Config, config_from, dump_toml, to_document
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.launch import Place, place
+from keyfed.engine.module import MakeModule
 from keyfed.engine.network import init_params
 from keyfed.engine.problem import LocalProblem
-from keyfed.engine.ranked import RankedSimulation, serve
-from keyfed.engine.ranks import Ended, Ranks, open_ranks
+from keyfed.engine.ranks import Ended, RankedSimulation, Ranks, open_ranks, serve
 from keyfed.engine.simulate import Simulation
 from keyfed.engine.task import keeps_state
-from keyfed.engine.trial import MakeModule
 from keyfed.errors import ConfigError, KeyfedError, RankError
 from keyfed.federated.types import Method
 from keyfed.run.choose import Choice

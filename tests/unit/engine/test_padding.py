@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from keyfed.engine.kernels.padding import fill_copies, layouts, make_copies, own_gradients, widened
-from keyfed.engine.kernels.step import gradient
+from keyfed.engine.kernels.step import fill_copies, gradient, layouts, make_copies, own_gradients, widened
 from keyfed.model import language_model as lm
 from keyfed.model.language_model import Batch, Dropout, ModelSpec, shapes
 

@@ -21,8 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keyfed.engine.kernels.padding import Layout, fill_copies, layouts, make_copies, widened
-from keyfed.engine.kernels.step import PLAIN, Kernels, gradient
+from keyfed.engine.kernels.step import PLAIN, Kernels, PaddedLayer, fill_copies, gradient, layouts, make_copies, widened
 from keyfed.errors import ConfigError
 from keyfed.federated.descent import Descent, Way
 from keyfed.model import language_model as lm
@@ -39,7 +38,7 @@ def kernels_for(gpu: bool) -> Kernels:
     if not gpu:
         return PLAIN
     try:
-        from keyfed.engine.kernels.triton.kernels import TRITON
+        from keyfed.engine.kernels.triton_launch import TRITON
     except ImportError:
         return PLAIN
     return TRITON
@@ -126,7 +125,7 @@ class Track:
     rows: int
     way: Way
     products: Params
-    places: dict[str, Layout] | None
+    places: dict[str, PaddedLayer] | None
     widths: tuple[int, ...]
     carried: ModelState
     seeds: Tensor

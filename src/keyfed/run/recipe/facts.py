@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from keyfed.config.load import Config, Value
-from keyfed.engine.trial import MakeModule
+from keyfed.engine.module import MakeModule
 from keyfed.errors import TooLittleText
 from keyfed.model.language_model import preset
 from keyfed.run.prepare import Prepared, prepare

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keyfed.config.load import Config, Open, Value, check, set_value, to_document
+from keyfed.engine.module import MakeModule
 from keyfed.engine.ranks import Ranks
-from keyfed.engine.trial import MakeModule
 from keyfed.errors import ConfigError
 from keyfed.federated.types import Method
 from keyfed.model.language_model import preset

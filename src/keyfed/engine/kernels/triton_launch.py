@@ -14,12 +14,11 @@ import torch
 import triton
 from torch import Tensor
 
+from keyfed.engine.kernels import triton_device as device
 from keyfed.engine.kernels.cells import LAYERS, Layer, Saved
-from keyfed.engine.kernels.padding import Layout
-from keyfed.engine.kernels.step import Buffers, Kernels, product
+from keyfed.engine.kernels.step import Buffers, Kernels, PaddedLayer, product
 from keyfed.engine.kernels.step import add_rows as plain_add_rows
 from keyfed.engine.kernels.step import move as plain_move
-from keyfed.engine.kernels.triton import gru, lstm, step
 from keyfed.federated.descent import AdamRule, Descent, SgdRule, Way, adam_sizes, clip_scale, gradient_norm
 from keyfed.federated.types import Gradient
 from keyfed.model.cells import CellName, CellWeights, State
@@ -125,7 +124,7 @@ def gru_forward(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = N
         "PRECISION": _precision(w.hh),
     }  # fmt: skip
     bias_hh = w.bias_ih if w.bias_hh is None else w.bias_hh
-    gru.gru_forward[m * slices,](
+    device.gru_forward[m * slices,](
         gates, w.hh, w.bias_ih, bias_hh, state[0], _resets(keep, gates), outputs, saved, _flags(m, gates),
         time, batch, hidden // vec, slices,
         TWO=w.bias_hh is not None, num_warps=WARPS, num_stages=1, **shape,
@@ -142,7 +141,7 @@ def gru_backward(saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor
     d_recurrent = w.hh.new_empty(m, time, batch, 3 * hidden)
     d_inputs = torch.empty_like(d_recurrent)
     d_bias_hh, d_bias_ih = torch.empty_like(w.bias_ih), torch.empty_like(w.bias_ih)
-    gru.gru_backward[m * slices,](
+    device.gru_backward[m * slices,](
         d_out.contiguous(), w.hh, _resets(keep, kept), kept, outputs, d_recurrent, d_inputs, d_bias_hh, d_bias_ih,
         _flags(m, d_out), time, batch, hidden // shape["VEC"], slices, num_warps=WARPS, num_stages=1, **shape,
     )  # fmt: skip
@@ -195,7 +194,7 @@ def lstm_forward(
     bias_hh = w.bias_ih if w.bias_hh is None else w.bias_hh
     project = w.hh if w.hr is None else w.hr
     sizes = (time, batch, hidden // shape["VEC"], width // shape["WEC"], slices)
-    lstm.lstm_forward[m * slices,](
+    device.lstm_forward[m * slices,](
         gates, w.hh, project, w.bias_ih, bias_hh, h0, c0, _resets(keep, gates), outputs, raw, kept, cells,
         _flags(m, gates), *sizes,
         TWO=w.bias_hh is not None, num_warps=WARPS, num_stages=1, **shape,
@@ -212,7 +211,7 @@ def lstm_backward(coupled: bool, saved: Saved, d_out: Tensor, want_inputs: bool)
     d_gates = torch.empty_like(kept, dtype=w.hh.dtype)
     d_projected = d_gates if w.hr is None else torch.empty_like(d_out, dtype=w.hh.dtype)
     project, d_bias = w.hh if w.hr is None else w.hr, torch.empty_like(w.bias_ih)
-    lstm.lstm_backward[m * sizes[-1],](
+    device.lstm_backward[m * sizes[-1],](
         d_out.contiguous(), w.hh, project, _resets(keep, kept), kept, cells, d_gates, d_projected, d_bias,
         _flags(m, d_out), *sizes,
         num_warps=WARPS if w.hr is None else WARPS_PROJECTED, num_stages=1, **shape,
@@ -257,7 +256,7 @@ def output_gradients(
     for number, part in enumerate(chunks(tokens, m, vocab, LOGITS)):
         some, true, shares = features[:, part], targets[:, part].contiguous(), scale[:, part].contiguous()
         logits, nats = torch.bmm(some, weight.mT), torch.empty_like(shares)
-        step.softmax_gradient[nats.numel(),](
+        device.softmax_gradient[nats.numel(),](
             logits, bias, true, shares, nats, nats.shape[1], vocab,
             BLOCK=min(LINE_BLOCK, _power_of_2(vocab)), num_warps=8 if vocab > 1024 else 1,
         )  # fmt: skip
@@ -276,13 +275,13 @@ def add_rows(table: Tensor, tokens: Tensor, rows: Tensor) -> None:
     if count > MOST_TOKENS:
         plain_add_rows(table, tokens, rows)
         return
-    step.add_rows[count, m](
+    device.add_rows[count, m](
         table, tokens.contiguous(), rows.contiguous(), count, vocab, width,
         NONE=PAD, COUNT=_power_of_2(count), WIDTH=_power_of_2(width), num_warps=1,
     )  # fmt: skip
 
 
-def move(descent: Descent, way: Way, found: Gradient, products: Params, places: dict[str, Layout] | None) -> None:
+def move(descent: Descent, way: Way, found: Gradient, products: Params, places: dict[str, PaddedLayer] | None) -> None:
     """`engine.kernels.step.move`, a layer's whole step in one pass over its numbers."""
     rule = descent.rule
     if rule is None or way.eta.dtype != torch.float32:
@@ -299,19 +298,19 @@ def move(descent: Descent, way: Way, found: Gradient, products: Params, places: 
     for name, w in way.local.items():
         size, g, copy = w[0].numel(), found.grads[name].contiguous(), products[name]
         theta, dual = way.theta[name], w if way.dual is None else way.dual[name]
-        where = Layout(1, 1, 1, 1, 1) if places is None else places[name]
+        where = PaddedLayer(1, 1, 1, 1, 1) if places is None else places[name]
         how |= {"ROWS": where.rows, "COLUMNS": where.columns, "WIDE": where.wide, "LONG": where.long}
         how |= {"COPY": places is not None, "BLOCK": MOVE_BLOCK, "num_warps": 4}
         grid = (triton.cdiv(size, MOVE_BLOCK), len(w))
         if isinstance(rule, SgdRule):
             velocity = way.memory[name] if rule.momentum else w
-            step.sgd[grid](
+            device.sgd[grid](
                 w, g, velocity, theta, dual, copy, tokens, way.eta, scale, size, g[0].numel(),
                 rule.momentum, rule.weight_decay, rule.mu, MOMENTUM=rule.momentum != 0, **how,
             )  # fmt: skip
         else:
             first, second = way.memory[f"first/{name}"], way.memory[f"second/{name}"]
-            step.adam[grid](
+            device.adam[grid](
                 w, g, first, second, theta, dual, copy, tokens, steps, floor, scale, size, g[0].numel(),
                 rule.beta1, 1 - rule.beta1, rule.beta2, 1 - rule.beta2, rule.mu, **how,
             )  # fmt: skip

@@ -1,1 +1,0 @@
-"""The kernels of a step in Triton's language."""
