@@ -51,11 +51,11 @@ from keyfed.private.secagg.threshold import Floors
 from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.folder import read_metrics
 from keyfed.run.prepare import prepare
+from keyfed.run.remote.device import own_text
 from keyfed.run.remote.train import Patience, train_deployed
 from keyfed.text.catalogue import load_corpus
 from keyfed.text.vocab import Vocab
 from keyfed.wire.client import ClientSession, Work
-from keyfed.wire.device import own_text
 from keyfed.wire.learner import Learner
 from keyfed.wire.messages import digest_of
 from keyfed.wire.roster import Enrolled, Roster

@@ -97,15 +97,13 @@ def test_text_model_and_federated_know_only_themselves_and_the_errors(path):
             assert known, f"{path} imports {module}"
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in (*within("engine"), *within("wire")) if p != SOURCE / "wire" / "device.py"], ids=name
-)
+@pytest.mark.parametrize("path", [*within("engine"), *within("wire")], ids=name)
 def test_the_engine_does_not_know_runs(path):
     inside = path.relative_to(SOURCE).with_suffix("").as_posix().partition("/")[2]
     for module in imports_of(path):
         outer = (
             "keyfed.run", "keyfed.reports", "keyfed.lab", "keyfed.cli", "keyfed.keyboard",
-            *(() if path == SOURCE / "wire" / "flower" / "environment.py" else ("keyfed.config",)),
+            *(() if path == SOURCE / "wire" / "flower" / "commands.py" else ("keyfed.config",)),
         )  # fmt: skip
         assert not module.startswith(outer), f"{path} imports {module}"
         assert inside in SECURE or not module.startswith("keyfed.private"), f"{path} imports {module}"

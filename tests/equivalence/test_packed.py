@@ -37,10 +37,10 @@ from keyfed.run.evaluate import evaluate_lines, evaluate_sentences, limit_stream
 from keyfed.run.folder import load_model, read_metrics, read_result
 from keyfed.run.loop import Silent, train
 from keyfed.run.prepare import make_problem, prepare
+from keyfed.run.remote.device import own_text
 from keyfed.run.suggest import suggest
 from keyfed.text.batches import Batching, line_starts, lines_of, packed_steps
 from keyfed.text.vocab import BOS, EOS
-from keyfed.wire.device import own_text
 
 from .oracle import Local, Oracle
 from .test_cells import CASES, make, weights_of

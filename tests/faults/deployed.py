@@ -13,11 +13,11 @@ from keyfed.federated.types import Params
 from keyfed.private.secagg.keys import SIGNATURE_BYTES, signed_answer
 from keyfed.private.secagg.threshold import Floors
 from keyfed.run.checkpoint import load_checkpoint
+from keyfed.run.remote.device import method_digest, own_text, run_method, told
 from keyfed.run.remote.train import Patience
 from keyfed.text.vocab import Vocab, build_vocab
 from keyfed.wire.calls import SIGNED, Calls, RemoteRun
 from keyfed.wire.client import ClientSession
-from keyfed.wire.device import method_digest, own_text, run_method, told
 from keyfed.wire.roster import Enrolled, Roster
 from keyfed.wire.transport import Answer, Fault, Handler, InProcess, Post
 

@@ -12,7 +12,7 @@ from keyfed.config.schema import AGAINST, UploadConfig
 from keyfed.engine.task import _largest
 from keyfed.run.folder import read_metrics
 from keyfed.run.loop import train
-from keyfed.wire.device import told
+from keyfed.run.remote.device import told
 
 from .deployed import small_config, vocabulary, write_texts
 

@@ -26,10 +26,11 @@ from keyfed.model.language_model import build_spec
 from keyfed.private.dp.accounting import Release, epsilon, forest_sensitivity
 from keyfed.private.dp.own_ledger import DELTA, FILE, HEAD, OwnLedger, Spend
 from keyfed.run.folder import read_metrics
+from keyfed.run.remote import device
+from keyfed.run.remote.device import method_digest, own_text, run_method, told
 from keyfed.wire import client as session_module
-from keyfed.wire import device, device_store
+from keyfed.wire import device_store
 from keyfed.wire.client import ClientSession
-from keyfed.wire.device import method_digest, own_text, run_method, told
 from keyfed.wire.device_store import DeviceStore
 from keyfed.wire.limits import MOST_BEGIN, MOST_STEP_NUMBERS, Limits, check_size, time_limit
 from keyfed.wire.messages import BEGIN_HEAD, MAGIC, Rejected, pack, unpack

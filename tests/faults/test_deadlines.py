@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.wire.flower.client import pack
-from keyfed.wire.flower.guard import CHUNK, FRAME_BYTES, Announced
-from keyfed.wire.flower.server import FlowerTransport, Unanswered
+from keyfed.wire.flower.server import CHUNK, FRAME_BYTES, Announced, FlowerTransport, Unanswered
 from keyfed.wire.messages import Rejected, control_head
 from keyfed.wire.messages import pack as pack_message
 from keyfed.wire.transport import Answer, Handler, Lost, Post, deliver
@@ -94,18 +93,18 @@ def _flower(monkeypatch):
     """A task that may make messages. Objects are built under Flower's own ids, whatever the fake calls them."""
     from flwr.supercore.task_identity import TaskIdentity
 
-    from keyfed.wire.flower import guard
+    from keyfed.wire.flower import server
 
     monkeypatch.setattr(TaskIdentity, "_run_id", 5)
     monkeypatch.setattr(TaskIdentity, "_node_id", 1)
     monkeypatch.setattr(TaskIdentity, "_task_id", 3)
-    build = guard.Coming.build
+    build = server.Coming.build
 
     def renamed(self):
         self._contents = {key.rpartition("/")[2]: content for key, content in self._contents.items()}
         return build(self)
 
-    monkeypatch.setattr(guard.Coming, "build", renamed)
+    monkeypatch.setattr(server.Coming, "build", renamed)
 
 
 def exchange(link: SuperLink, seconds: float, most: int = control_head()) -> dict[str, Answer]:

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from keyfed.deploy.enrolment import KnownKeys, write_roster
 from keyfed.deploy.superlink import ServerHome
 from keyfed.wire.flower import gate as gates
-from keyfed.wire.flower.door import ConnectionLimits, Connections, Door, _without_trailers, most_connections
 from keyfed.wire.flower.gate import (
     BODY_SECONDS,
     FLEET,
@@ -30,8 +29,13 @@ from keyfed.wire.flower.gate import (
     LEAVE,
     LONGEST_ADDRESS,
     LONGEST_PATH,
+    ConnectionLimits,
+    Connections,
+    Door,
     Gate,
+    _without_trailers,
     allowed,
+    most_connections,
     node_proof,
 )
 from keyfed.wire.roster import key_sum

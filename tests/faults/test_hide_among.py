@@ -17,8 +17,8 @@ from keyfed.private.secagg.keys import Identity
 from keyfed.private.secagg.terms import check_terms
 from keyfed.private.secagg.threshold import Floors, SecureSettings
 from keyfed.run.folder import read_metrics
+from keyfed.run.remote import device
 from keyfed.run.remote.train import train_deployed
-from keyfed.wire import device
 from keyfed.wire.answers import hello_text
 from keyfed.wire.calls import Calls
 from keyfed.wire.device_store import DeviceStore

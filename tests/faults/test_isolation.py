@@ -37,10 +37,10 @@ from keyfed.private.dp.noise import Noising
 from keyfed.private.dp.private_method import bound
 from keyfed.private.secagg.threshold import SecureSettings, most_ratio
 from keyfed.run.folder import read_metrics
-from keyfed.run.remote import train
+from keyfed.run.remote import device, train
 from keyfed.run.remote.train import train_deployed
 from keyfed.wire import client as session
-from keyfed.wire import client_secure, device, private_part
+from keyfed.wire import client_secure, private_part
 from keyfed.wire.private_part import Promise
 from keyfed.wire.server_private import OpenedSum, most_called
 from keyfed.wire.server_secure import Summed

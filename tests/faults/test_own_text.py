@@ -17,12 +17,12 @@ from keyfed.deploy.supernode import Client
 from keyfed.errors import DataError, DeployError, KeyfedError, described
 from keyfed.keyboard.layout import constants
 from keyfed.keyboard.personal import checked
+from keyfed.run.remote.device import own_text
 from keyfed.text import published, records
 from keyfed.text.catalogue import load_corpus, look_at
 from keyfed.text.corpus import Author, Corpus, own_corpus, read_corpus
 from keyfed.text.table import tabulate
 from keyfed.text.vocab import SPECIALS, Vocab, read_vocab
-from keyfed.wire.device import own_text
 from keyfed.wire.messages import Rejected
 
 from .deployed import vocabulary, write_texts
@@ -343,7 +343,7 @@ def test_a_run_reads_the_owners_messages_only(tmp_path, monkeypatch, mutant):
         everything = lambda corpus, path, me: Corpus(  # noqa: E731
             corpus.name, (Author("me", tuple(line for a in corpus.authors for line in a.lines)),)
         )
-        monkeypatch.setattr("keyfed.wire.device.own_corpus", everything)
+        monkeypatch.setattr("keyfed.run.remote.device.own_corpus", everything)
         assert tokens_of(tmp_path, path, None) > 1.9 * 40 * 8 * 0.8
         return
     with pytest.raises(DataError, match="messages of 2 people"):

@@ -461,7 +461,7 @@ def test_a_model_fits_into_its_cap_and_a_longer_one_does_not():
 
 
 def test_a_vocabulary_is_checked_before_it_is_parsed():
-    from keyfed.wire.device import _vocab_of
+    from keyfed.run.remote.device import _vocab_of
 
     deep = '{"words":' + "[" * 100_000 + "]" * 100_000 + "}"
     with pytest.raises(Rejected, match="deeper than 2"):
@@ -469,7 +469,7 @@ def test_a_vocabulary_is_checked_before_it_is_parsed():
 
 
 def test_a_vocabulary_with_many_fields_is_not_parsed(monkeypatch):
-    from keyfed.wire import device
+    from keyfed.run.remote import device
 
     parsed = []
     monkeypatch.setattr(device.Vocab, "from_json", parsed.append)
@@ -632,7 +632,7 @@ def test_a_home_of_protocol_1_still_loads(tmp_path):
 NO_PATTERNS = [
     "wire/messages", "wire/answers", "wire/calls", "wire/server", "wire/server_private", "wire/client",
     "wire/client_private", "wire/client_secure", "wire/private_part", "wire/transport",
-    "wire/flower/client", "wire/flower/frames", "wire/flower/guard", "wire/flower/server", "private/secagg/keys",
+    "wire/flower/client", "wire/flower/frames", "wire/flower/server", "private/secagg/keys",
     "private/secagg/wire", "private/secagg/terms", "private/secagg/member", "private/secagg/collector",
     "private/secagg/shamir", "wire/flower/gate",
     "deploy/leaving", "deploy/trainer", "federated/public/numbers",

@@ -18,7 +18,7 @@ from keyfed.deploy.submit import build_app, submit
 from keyfed.deploy.superlink import ServerHome, start_superlink
 from keyfed.deploy.supernode import NODE, Client
 from keyfed.deploy.up import run_files, start_clients
-from keyfed.wire.flower.environment import environment
+from keyfed.wire.flower.commands import environment
 
 from .conftest import Heard
 from .test_up import write_texts

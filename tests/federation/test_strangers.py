@@ -15,8 +15,7 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from keyfed.wire.flower.door import ConnectionLimits
-from keyfed.wire.flower.gate import NOT_ENROLLED, UNPROVEN
+from keyfed.wire.flower.gate import NOT_ENROLLED, UNPROVEN, ConnectionLimits
 
 pytestmark = pytest.mark.federation
 

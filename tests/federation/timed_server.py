@@ -16,8 +16,7 @@ from keyfed.deploy.superlink import ServerHome
 from keyfed.run.folder import read_metrics
 from keyfed.run.remote.train import Patience, train_deployed
 from keyfed.text.vocab import Vocab
-from keyfed.wire.flower.guard import GridMailbox
-from keyfed.wire.flower.server import FlowerTransport
+from keyfed.wire.flower.server import FlowerTransport, GridMailbox
 from keyfed.wire.roster import Roster, key_sum
 from keyfed.wire.transport import Lost
 

@@ -29,7 +29,7 @@ from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.types import MethodSpec, Reason
 from keyfed.lab.experiment.grid import SCALES, cells_of, load_study, study_names
 from keyfed.private.secagg.keys import SIGNATURE_BYTES
-from keyfed.wire.device import method_digest
+from keyfed.run.remote.device import method_digest
 from keyfed.wire.messages import MAGIC, PROTOCOL, Kind, unpack
 from keyfed.wire.transport import Answer, Handler, Post, deliver
 from tests.faults.private import deploy, private_config

@@ -340,7 +340,7 @@ def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes
     from keyfed.deploy.supernode import Client
     from keyfed.private.dp.accounting import rho_to_eps
     from keyfed.private.dp.own_ledger import DELTA
-    from keyfed.wire.flower.environment import need_flower
+    from keyfed.wire.flower.commands import need_flower
 
     need_flower()
     if not place.exists() and name is None:

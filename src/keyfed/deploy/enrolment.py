@@ -21,8 +21,8 @@ from keyfed.deploy.processes import locked, python
 from keyfed.deploy.superlink import ServerHome
 from keyfed.errors import DeployError
 from keyfed.files import BROKEN, read_json, write_atomically
+from keyfed.wire.flower.commands import CONNECTION, environment
 from keyfed.wire.flower.commands import NODES as LIST_NODES
-from keyfed.wire.flower.environment import CONNECTION, environment
 from keyfed.wire.roster import key_sum
 
 FORMAT = "keyfed-enrol-1"

@@ -23,8 +23,7 @@ from keyfed.deploy.submit import event_line
 from keyfed.deploy.superlink import HOME_VARIABLE, ServerHome
 from keyfed.errors import KeyfedError
 from keyfed.run.console import plural
-from keyfed.wire.flower.guard import GridMailbox
-from keyfed.wire.flower.server import FlowerTransport, Unanswered
+from keyfed.wire.flower.server import FlowerTransport, GridMailbox, Unanswered
 from keyfed.wire.roster import key_sum
 
 RUN, VOCAB = "run.json", "vocab.json"

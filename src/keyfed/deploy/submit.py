@@ -23,7 +23,7 @@ from keyfed.deploy.enrolment import flwr
 from keyfed.deploy.superlink import ServerHome, answers
 from keyfed.errors import DeployError
 from keyfed.files import BROKEN, parse_json, write_atomically
-from keyfed.wire.flower.environment import CONNECTION, environment, need_flower
+from keyfed.wire.flower.commands import CONNECTION, environment, need_flower
 
 PREFIX = "keyfed-event "
 PACKAGE = "keyfed_run"

@@ -25,7 +25,7 @@ from keyfed.deploy.processes import (
 )
 from keyfed.errors import DeployError
 from keyfed.files import BROKEN, read_json, write_atomically
-from keyfed.wire.flower.environment import environment, need_flower, write_connection
+from keyfed.wire.flower.commands import environment, need_flower, write_connection
 
 NAME = "superlink"
 READY_SECONDS = 60.0

@@ -14,8 +14,7 @@ from keyfed.deploy.leaving import take_wish
 from keyfed.deploy.processes import die_with
 from keyfed.deploy.superlink import HOME_VARIABLE, ServerHome
 from keyfed.errors import DeployError
-from keyfed.wire.flower.door import ConnectionLimits, Connections, most_connections, serve
-from keyfed.wire.flower.gate import Gate, node_proof
+from keyfed.wire.flower.gate import ConnectionLimits, Connections, Gate, most_connections, node_proof, serve
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from keyfed.deploy.client_home import REFUSED, ClientHome
 from keyfed.deploy.consent import need_consent
 from keyfed.deploy.processes import Processes, free_port, python, wait_until
 from keyfed.errors import DeployError
-from keyfed.wire.flower.environment import environment, need_flower
+from keyfed.wire.flower.commands import environment, need_flower
 from keyfed.wire.flower.frames import SOCKET
 
 RESIDENT, NODE = "resident", "node"

@@ -11,8 +11,8 @@ from typing import Any
 from keyfed.deploy.client_home import ClientHome, kept_files, strays
 from keyfed.files import write_atomically
 from keyfed.private.secagg.threshold import Floors
+from keyfed.run.remote.device import own_text
 from keyfed.wire.client import ClientSession
-from keyfed.wire.device import own_text
 from keyfed.wire.learner import Learner
 
 KEPT = "kept"

@@ -23,7 +23,7 @@ from keyfed.deploy.submit import Listener, Unfinished, build_app, submit
 from keyfed.deploy.superlink import ServerHome, answers, default_home, start_superlink
 from keyfed.deploy.supernode import Client
 from keyfed.errors import ConfigError, DeployError
-from keyfed.wire.flower.environment import need_flower, write_connection
+from keyfed.wire.flower.commands import need_flower, write_connection
 from keyfed.wire.roster import mark_of, roster_hash
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def up(
     from keyfed.run.console import plural
     from keyfed.run.prepare import prepare
     from keyfed.run.recipe.pilot import with_carried_step
-    from keyfed.run.remote.terms import terms_for
+    from keyfed.run.remote.private import terms_for
     from keyfed.run.remote.train import deployable
     from keyfed.run.start.weights import find_source, make_ready, not_base, offer_start
 

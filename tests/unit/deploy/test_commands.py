@@ -13,7 +13,7 @@ from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.client_home import open_home
 from keyfed.errors import DeployError, KeyfedError
 from keyfed.text.vocab import SPECIALS, Vocab
-from keyfed.wire.flower.environment import write_connection
+from keyfed.wire.flower.commands import write_connection
 
 VOCAB = Vocab("word", (*SPECIALS, "a"), True, False).to_json()
 

@@ -15,7 +15,7 @@ from keyfed.deploy.submit import APP_CAP, Unfinished, build_app, event_line, fol
 from keyfed.deploy.superlink import ServerHome
 from keyfed.errors import ConfigError, DeployError
 from keyfed.text.corpus import Author, Corpus, read_corpus
-from keyfed.wire.flower.environment import environment, write_connection
+from keyfed.wire.flower.commands import environment, write_connection
 
 
 class Heard:

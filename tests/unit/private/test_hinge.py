@@ -24,7 +24,7 @@ from keyfed.private.dp.accounting import (
     epsilon,
     most_met,
 )
-from keyfed.run.remote.terms import hinge_of
+from keyfed.run.remote.private import hinge_of
 
 
 @pytest.mark.parametrize("opening", [Opening(3), Opening(10), Opening(3, 7)], ids=["3", "10", "7 stay"])

@@ -24,8 +24,7 @@ from keyfed.private.dp.private_method import CLIP
 from keyfed.reports.document import Table
 from keyfed.reports.run_page import privacy_blocks
 from keyfed.run.privacy import PrivateRun, make_private
-from keyfed.run.remote.private import DeployedPrivacy
-from keyfed.run.remote.terms import SettledTerms, terms_for
+from keyfed.run.remote.private import DeployedPrivacy, SettledTerms, terms_for
 
 Z, COHORT, CALLED, S, BITS = 2.0, 400, 8, 3.0, 20.0
 FLEET = [

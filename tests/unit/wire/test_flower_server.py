@@ -13,8 +13,7 @@ from flwr.supercore.run import Run
 from keyfed.errors import DeployError
 from keyfed.wire.flower import server
 from keyfed.wire.flower.client import pack, unpack
-from keyfed.wire.flower.guard import Announced, Coming, GridMailbox, TooLarge, check_size
-from keyfed.wire.flower.server import FlowerTransport, Unanswered
+from keyfed.wire.flower.server import Announced, Coming, FlowerTransport, GridMailbox, TooLarge, Unanswered, check_size
 from keyfed.wire.transport import Lost, Post
 
 NODES = {"anna": 11, "bert": 12, "carl": 13}

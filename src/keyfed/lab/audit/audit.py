@@ -39,10 +39,10 @@ from keyfed.run.metrics_line import sizes_of
 from keyfed.run.plan import members_of, plan, plan_of_round
 from keyfed.run.prepare import Prepared, client_tokens, make_problem, prepare
 from keyfed.run.privacy import make_private, members_in_turn
+from keyfed.run.remote.device import run_method
+from keyfed.run.remote.private import ENROLLED
 from keyfed.run.remote.rounds import OWN_TEXT
-from keyfed.run.remote.terms import ENROLLED
 from keyfed.run.start.weights import find_source, initial_params, make_ready
-from keyfed.wire.device import run_method
 
 UNLIKELY = 0.001  # chance, over all canaries, below which an exposure contradicts a guarantee
 

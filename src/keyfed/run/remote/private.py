@@ -1,9 +1,9 @@
-"""Differential privacy with real clients: noise and cohorts from the operating system, and nothing else of them said.
+"""Differential privacy with real clients: what a run promises, and noise and cohorts from the operating system.
 
-The population are the clients enrolled when the run began: a public list, kept in the run's folder. Who enrols later
-takes part in later runs; who has left, is switched off or answers too late sends zeros, and neither noise nor
-denominator notices. Every round is released, whoever came. Clients score nothing: there is no validation, the model of
-the last round is the run's.
+The population are the clients enrolled when the run began: a public list, kept in the run's folder. A client that
+enrols later takes part in later runs. One that has left, is switched off or answers too late sends zeros; neither noise
+nor denominator notices. Every round is released, whoever came. Clients score nothing: there is no validation, the model
+of the last round is the run's.
 
 Nothing random is derived from the seed here, logged, or in a checkpoint, but for one thing: tree noise has to be taken
 off again later, so the blocks that are still in the model lie in the checkpoint until the run ends. Whoever reads them
@@ -12,31 +12,154 @@ can take the noise off; the server could anyway, which saw the sum without it.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import SystemRandom
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from keyfed.config.load import Config
 from keyfed.engine.network import parameter_count, shapes
-from keyfed.errors import PrivacyError, RunError
+from keyfed.errors import ConfigError, PrivacyError, RunError
+from keyfed.federated.cohort import cohort_size
 from keyfed.federated.types import ClientId, Params, Reason, State
+from keyfed.files import write_atomically
 from keyfed.model.output import Score
 from keyfed.private.dp.accounting import Opening, Release, Row, TreeRelease, chance
+from keyfed.private.dp.ledger import LEDGER, Terms
 from keyfed.private.dp.noise import Draw, KeptTree, system
+from keyfed.private.dp.private_method import Bounded
 from keyfed.private.dp.statement import RAW_VOCABULARY, few_clients
 from keyfed.run.checkpoint import Best, Checkpoint, rounds_in, save_checkpoint
 from keyfed.run.folder import read_metrics
-from keyfed.run.privacy import PrivateRun, public_record, public_result
+from keyfed.run.privacy import PrivateRun, as_begun, public_record, public_result, terms_of
+from keyfed.run.remote.device import run_bounded
 from keyfed.run.remote.rounds import RemoteRunLoop
-from keyfed.run.remote.terms import SettledTerms
 from keyfed.run.secure import sizes_in
 from keyfed.text.vocab import Vocab
 from keyfed.wire.private_part import Asked
+from keyfed.wire.roster import Roster
+
+ENROLLED = "enrolled.json"
+MOST_AT_HINGE = 0.05  # chance of a round that opens by one client, above which a run is refused
+
+
+class SettledTerms(NamedTuple):
+    """What a private run has settled on before its first round."""
+
+    bounded: Bounded
+    terms: Terms
+    names: tuple[ClientId, ...]
+
+    def promised(self, config: Config) -> Config:
+        """Return the configuration as clients hear it, with the numbers that were calibrated."""
+        t, p = self.terms, config.privacy
+        counted = p.count_noise if t.count_noise is None else t.count_noise  # as it was said when the run began
+        return replace(config, privacy=replace(p, noise=t.z, delta=t.delta, separation=t.gap, count_noise=counted))
+
+
+def refuse_imagined(config: Config) -> None:
+    """Refuse what would make a private federation say more than it does."""
+    if not config.privacy.on:
+        return
+    if config.privacy.population is not None:
+        raise ConfigError(
+            f"privacy.population is {config.privacy.population:,}: an imagined fleet, and this federation has real "
+            "clients, whose guarantee is counted over those enrolled; leave it (--population) out"
+        )
+    if config.train.until is not None:
+        raise ConfigError(
+            "train.until reads clients' scores, and a private federation asks for none; set train.rounds instead"
+        )
+
+
+def settle(config: Config, out: Path, roster: Roster, *, raw_vocabulary: bool = False) -> SettledTerms | None:
+    """Return the method's private form, the terms of the ledger and whom they are about; None without privacy.
+
+    Args:
+      raw_vocabulary: the vocabulary was made from the clients' text, without noise.
+    """
+    if not config.privacy.on:
+        return None
+    path = out / ENROLLED
+    if not path.exists() and (out / LEDGER).exists():
+        raise PrivacyError(
+            f"{path} is gone, and the ledger beside it speaks of the clients listed there; restore it, or start "
+            "another run"
+        )
+    names = json.loads(path.read_text("utf-8")) if path.exists() else list(roster.names())
+    bounded, terms = terms_for(config, len(names))
+    digest = hashlib.sha256(json.dumps(sorted(names)).encode()).hexdigest()
+    terms = as_begun(config, replace(terms, raw_vocabulary=raw_vocabulary, enrolled=digest), out)
+    return SettledTerms(bounded, terms, tuple(names))
+
+
+def terms_for(config: Config, clients: int) -> tuple[Bounded, Terms]:
+    """Return the method's private form and what its ε is about with so many clients enrolled, or refuse."""
+    if clients < 2:
+        raise PrivacyError(
+            f"{clients} clients are enrolled: with fewer than two no delta is below one in the number of clients; "
+            "enrol more, or leave --dp out"
+        )
+    bounded = run_bounded(config)
+    if bounded.method.mediator.released is not None:
+        raise PrivacyError(
+            f"{bounded.method.name} weighs clients by losses that earlier rounds released (the switch, top-K), and "
+            "deployed clients are told the clip alone; set method.mediation=false and beta=1"
+        )
+    called = (
+        clients if bounded.method.cohort == "all" else cohort_size(config.participation, config.train.cohort, clients)
+    )
+    if called > clients:
+        raise PrivacyError(
+            f"train.cohort is {called:,}, and {clients:,} clients are enrolled; set it to at most {clients:,}"
+        )
+    hinge = hinge_of(config, clients, called)
+    return bounded, terms_of(config, bounded, clients, called, "system", hinge)
+
+
+def hinge_of(config: Config, clients: int, called: int) -> float:
+    """Return the chance that a client decides whether a round's secure sum opens, or refuse one that is large.
+
+    Such a round costs as one without amplification (`private.dp.opening`).
+    """
+    if not config.secure.on or config.privacy.mechanism == "tree" or called >= clients:
+        return 0.0
+    opening = Opening(config.secure.floor, config.secure.threshold)
+    if called + 5 * math.sqrt(called) > opening.edges[1]:
+        raise PrivacyError(
+            f"train.cohort is {called:,}: rounds would call more than {opening.edges[1]:,} clients at times, and no "
+            f"secure sum opens for so many; set it to at most {_fits(opening.edges[1]):,}"
+        )
+    found = chance(clients, called / clients, opening)
+    if found > MOST_AT_HINGE:
+        better = next(
+            (m for m in range(called + 1, clients) if chance(clients, m / clients, opening) <= MOST_AT_HINGE), clients
+        )
+        raise PrivacyError(
+            f"train.cohort is {called:,} of {clients:,}, and sums of fewer than {opening.edges[0]} stay closed: "
+            f"with chance {found:.2g} a round opens by a single client, whom sampling then does not hide; set "
+            f"train.cohort to {better:,} or more"
+        )
+    return found
+
+
+def _fits(most: int) -> int:
+    """The largest mean from which five standard deviations do not lead beyond `most`."""
+    return math.floor(((math.sqrt(25 + 4 * most) - 5) / 2) ** 2)
+
+
+def keep_enrolled(out: Path, settled: SettledTerms) -> None:
+    """Write down whom the run's guarantee is about; a run that goes on speaks of the same."""
+    if not (out / ENROLLED).exists():
+        write_atomically(out / ENROLLED, json.dumps(list(settled.names), indent=0).encode())
+
 
 TREE = "privacy/tree/"  # of what a checkpoint keeps of the noise tree
 PLACE = f"{TREE}place"  # number of the tree, and its leaves so far

@@ -29,15 +29,14 @@ from keyfed.run.custom import build_network
 from keyfed.run.folder import made_by, open_folder, read_result, read_run_toml, refuse_changes, strict, write_run_toml
 from keyfed.run.loop import Listener, Silent
 from keyfed.run.plan import with_limits
-from keyfed.run.remote.private import PrivateRunLoop
+from keyfed.run.remote.device import method_digest, run_method, told
+from keyfed.run.remote.private import PrivateRunLoop, keep_enrolled, refuse_imagined, settle
 from keyfed.run.remote.rounds import Patience as Patience
 from keyfed.run.remote.rounds import RemoteRunLoop
-from keyfed.run.remote.terms import keep_enrolled, refuse_imagined, settle
 from keyfed.run.secure import alike_line, refuse_unmasked
 from keyfed.run.start.weights import refuse_other_start, start_lines, start_without_text
 from keyfed.text.vocab import Vocab
 from keyfed.wire.calls import RemoteRun
-from keyfed.wire.device import method_digest, run_method, told
 from keyfed.wire.messages import BEGIN_HEAD, CONTROL_HEAD
 from keyfed.wire.roster import Roster, roster_hash
 from keyfed.wire.transport import Transport
