@@ -66,7 +66,7 @@ class Attacked:
         """Train three rounds under an attack; return exchanges and rounds."""
         from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig
         from keyfed.config.schema import SecureConfig
-        from keyfed.text.vocab import build_vocab
+        from tests.vocabulary import build_vocab
 
         (self.root / HOSTILE / "mode").write_text(mode)
         lines = [(self.root / "text" / name).read_text().splitlines() for name in HONEST]

@@ -8,7 +8,8 @@ import pytest
 
 from keyfed.lab.audit.lint import files_in
 from keyfed.private.dp.statement import rule_for
-from keyfed.text.vocab import Vocab, build_vocab
+from keyfed.text.vocab import Vocab
+from tests.vocabulary import build_vocab
 
 from ..faults.marker import marked, type_marker, with_marker
 from .test_up import SMALL, WORDS, processes_of, run, write_texts

@@ -20,7 +20,8 @@ from keyfed.keyboard.predict import KeyboardSettings, Predictor, Slot, Strip
 from keyfed.keyboard.session import Editor, Keyboard, ngram_source
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
 from keyfed.text.published import sotu_data
-from keyfed.text.vocab import SPECIALS, Vocab, build_vocab
+from keyfed.text.vocab import SPECIALS, Vocab
+from tests.vocabulary import build_vocab
 
 from .node_cases import Case, answers, needs_node, ngram_file, sent
 

@@ -1,4 +1,4 @@
-"""From a corpus's name to token streams: read, give to clients, build the vocabulary, encode.
+"""From a corpus's name to token streams: read, give to clients, build the vocabulary, encode (`encode_table`).
 
 Large corpora are encoded once. The tokens are kept on disk and mapped by every run that wants the same. A cache folder
 holds one shard (`keyfed.text.ragged`) each of training text, held-out streams and names of clients left out, the
@@ -14,11 +14,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import compress
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,20 +29,10 @@ from keyfed.files import BROKEN, read_json
 from keyfed.model.language_model import preset
 from keyfed.text.catalogue import NAMED, is_path, load_corpus
 from keyfed.text.corpus import Corpus, Skipped
-from keyfed.text.partition import ClientText, LinePartition, Population, in_part, partition, partition_lines
+from keyfed.text.partition import LineIndex, LinePartition, Population, line_index, partition_lines, texts_of
 from keyfed.text.ragged import PackedNames, Ragged, ShardWriter, streams_of
-from keyfed.text.table import StreamBlock, count_types, encode_lists, tabulate, token_table
-from keyfed.text.vocab import (
-    UNK,
-    TokenKind,
-    Vocab,
-    VocabRules,
-    VocabSummary,
-    count_tokens,
-    cutter,
-    read_vocab,
-    vocab_sha256,
-)
+from keyfed.text.table import LineTable, StreamBlock, count_types, encode_lists, table_of, tabulate
+from keyfed.text.vocab import UNK, TokenKind, Vocab, VocabRules, VocabSummary, read_vocab, vocab_sha256
 
 Ids = NDArray[np.int32]
 Streams = dict[str, Ids]  # one held-out stream a client, or one named after the published file
@@ -51,7 +40,7 @@ Streams = dict[str, Ids]  # one held-out stream a client, or one named after the
 VERSION = 1  # of the folder's layout and of what encoding means; another one makes every corpus be encoded again
 LARGE = 32 << 20  # bytes of a corpus, from which on it is worth keeping
 MANIFEST, VOCAB = "manifest.json", "vocab.json"
-HELD_OUT: tuple[Literal["valid"], Literal["test"]] = ("valid", "test")
+HELD_OUT = ("valid", "test")
 MOST_STREAMS = 10_000  # clients whose held-out text is read; more would take longer to judge than to train
 
 
@@ -88,26 +77,20 @@ def kind_of(config: Config) -> TokenKind:
     return "char" if preset(config.model.name).characters else "word"
 
 
-def default_partition(config: Config, corpus: Corpus) -> tuple[str, int | None]:
-    """Return the configured partition, or the corpus's own."""
-    known = NAMED.get(config.data.name)
-    kind = config.data.partition or (known.partition if known else ("natural" if corpus.natural else "iid"))
-    clients = config.data.clients
-    if clients is None and known is not None and kind != "natural" and kind != "quantity":
-        clients = known.clients
-    return kind, clients
-
-
-def vocab_rules(config: Config, *, natural: bool, clients: int, known: Vocab | None = None) -> VocabRules:
+def vocab_rules(config: Config, known: Vocab | None, *, natural: bool, clients: int) -> VocabRules:
     """Say how the vocabulary is chosen; on natural clients a word that only one of them used stays out."""
     data, words = config.data, kind_of(config) == "word"
     return VocabRules(
         kind=kind_of(config),
         size=data.vocab if words else None,
-        lower=data.lower and words if known is None else known.lower,
+        lower=_lower(config, known),
         min_clients=data.min_clients or (2 if natural and words and clients > 1 else 1),
         known=known,
     )
+
+
+def _lower(config: Config, known: Vocab | None) -> bool:
+    return known.lower if known is not None else config.data.lower and kind_of(config) == "word"
 
 
 def vocab_from_file(config: Config) -> Vocab | None:
@@ -117,40 +100,32 @@ def vocab_from_file(config: Config) -> Vocab | None:
 
 def read_people(config: Config) -> tuple[Corpus, Population]:
     """Load a corpus and give its text to clients."""
+    corpus = _load(config)
+    return corpus, texts_of(corpus, _partition(config, line_index(corpus)))
+
+
+def _load(config: Config) -> Corpus:
     data = config.data
-    corpus = load_corpus(
-        data.name,
-        data_dir=Path(data.dir) if data.dir else None,
-        author_column=data.author_column,
-        text_column=data.text_column,
-    )
-    kind, clients = default_partition(config, corpus)
-    return corpus, partition(
-        corpus, kind, clients=clients, seed=config.train.seed, unseen=data.unseen, alpha=data.alpha,
+    folder = Path(data.dir) if data.dir else None
+    return load_corpus(data.name, data_dir=folder, author_column=data.author_column, text_column=data.text_column)
+
+
+def _partition(config: Config, index: LineIndex) -> LinePartition:
+    """Give lines to clients by the configured partition, or the corpus's own."""
+    data, known = config.data, NAMED.get(config.data.name)
+    kind = data.partition or (known.partition if known else ("natural" if index.natural else "iid"))
+    clients = data.clients
+    if clients is None and known is not None and kind != "natural" and kind != "quantity":
+        clients = known.clients
+    return partition_lines(
+        index,
+        kind,
+        clients=clients,
+        seed=config.train.seed,
+        unseen=data.unseen,
+        alpha=data.alpha,
         part=data.clients_part,
-    )  # fmt: skip
-
-
-def _held_out(
-    population: Population, part: Literal["valid", "test"], vocab: Vocab, seed: int
-) -> Iterator[tuple[str, Ids]]:
-    """Yield the streams the model is chosen or judged on: the published one, or at most MOST_STREAMS clients' own."""
-    if population.test is None:
-        yield from _streams(population.clients, part, vocab, seed)
-        return
-    ids = vocab.encode((population.valid if part == "valid" else population.test) or ())
-    if len(ids) > 1:
-        yield part, ids
-
-
-def _streams(
-    texts: Sequence[ClientText], part: Literal["valid", "test"], vocab: Vocab, seed: int
-) -> Iterator[tuple[str, Ids]]:
-    having = np.flatnonzero([bool(text.valid if part == "valid" else text.test) for text in texts])
-    for k in draw_streams(having, stream_keys([text.name for text in texts], seed)):
-        ids = vocab.encode(texts[k].valid if part == "valid" else texts[k].test)
-        if len(ids) > 1:
-            yield texts[k].name, ids
+    )
 
 
 def stream_keys(names: Sequence[str], seed: int) -> NDArray[np.int64] | None:
@@ -178,51 +153,121 @@ def draw_streams(having: NDArray[np.int64], keys: NDArray[np.int64] | None) -> l
     return sorted(having[np.argsort(keys[having], kind="stable")[:MOST_STREAMS]].tolist())
 
 
-def no_window(corpus: str, clients: int, longest: int, window: int) -> TooLittleText:
-    """Say that no client has enough text."""
-    return TooLittleText(
-        f"{corpus}: no client has the {window + 1} tokens of one window (the largest of "
-        f"{clients} has {longest}); lower data.window or give more text"
-    )
+@dataclass(slots=True)
+class MemoryShard:
+    """What `ShardWriter` writes, in memory."""
+
+    names: list[str] = field(default_factory=list)
+    streams: list[Ids] = field(default_factory=list)
+
+    def extend(self, names: Sequence[str], lengths: Sequence[int], streams: Ids) -> None:
+        """Take the streams of several clients, which lie one after the other."""
+        self.names += names
+        self.streams += np.split(streams, np.cumsum(lengths)[:-1]) if len(names) else []
+
+    def __enter__(self) -> MemoryShard:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
 
-def encode(config: Config) -> Encoded:
-    """Read a corpus and encode it in memory; the vocabulary is a file's, or built from training text only.
+Shard = MemoryShard | ShardWriter
+
+
+def encode_table(
+    config: Config, table: LineTable, known: Vocab | None, shard: Callable[[str], Shard]
+) -> tuple[LinePartition, Vocab, VocabSummary, dict[str, float]]:
+    """Give the lines of a corpus to clients, choose the vocabulary and write the streams.
+
+    Args:
+      known: the vocabulary of a file; None builds one, from training text only.
+      shard: opens what is written to, by name: `train`, `excluded` (names only), `valid`, `test` and `unseen`.
+
+    Returns:
+      The partition, the vocabulary, what it keeps, and the share of unknown words in train, valid and test.
 
     Raises:
       DataError: nothing to train on.
     """
     window, seed = window_of(config), config.train.seed
-    known = vocab_from_file(config)  # what is wrong with it is said before a long reading
-    corpus, population = read_people(config)
-    ours = population.trained
-    rules = vocab_rules(config, natural=population.natural, clients=len(ours), known=known)
-    cut = cutter(rules.kind, tokenised=corpus.tokenised, lower=rules.lower)
+    cut = _partition(config, table.index)
+    names, train = cut.trained()
+    rules = vocab_rules(config, known, natural=cut.kind == "natural", clients=len(names))
+    counts, holders = count_types(table, train, rules.min_clients)
     vocab, summary = rules.choose(
-        *count_tokens([c.train for c in ours], cut), clients=len(ours), tokenised=corpus.tokenised
+        counts, holders, len(train.flat), clients=len(names), tokenised=table.corpus.tokenised
     )
-    streams = {c.name: vocab.encode(c.train) for c in ours}
-    kept = {name: ids for name, ids in streams.items() if len(ids) > window}
-    if not kept:
-        raise no_window(corpus.name, len(streams), max(map(len, streams.values()), default=0), window)
-    valid, test = (dict(_held_out(population, part, vocab, seed)) for part in HELD_OUT)
+    with shard("train") as streams, shard("excluded") as excluded:
+        rate, longest = _write_streams(streams, encode_lists(table, vocab, train), names, window, excluded)
+    if rate is None:
+        raise TooLittleText(
+            f"{table.corpus.name}: no client has the {window + 1} tokens of one window (the largest of "
+            f"{len(names)} has {longest}); lower data.window or give more text"
+        )
+    unknown = {"train": rate}
+    held_out: list[tuple[str, Sequence[str], Ragged]]
+    if cut.outside[1] is None:
+        held_out = [("valid", cut.names, cut.valid), ("test", cut.names, cut.test)]
+    else:
+        held_out = [
+            (split, [split], Ragged.of([() if lines is None else lines]))
+            for split, lines in zip(HELD_OUT, cut.outside, strict=True)
+        ]
+    for split, whose, lists in (*held_out, ("unseen", cut.unseen_names, cut.unseen)):
+        drawn = draw_streams(np.flatnonzero(lists.counts()), stream_keys(whose, seed))
+        blocks = encode_lists(table, vocab, lists.take(np.array(drawn, np.int64)))
+        with shard(split) as streams:
+            unknown[split] = _write_streams(streams, blocks, [whose[k] for k in drawn], 1)[0] or 0.0
+    return cut, vocab, summary, {split: unknown[split] for split in ("train", *HELD_OUT)}
+
+
+def _write_streams(
+    shard: Shard, streams: Iterable[StreamBlock], names: Sequence[str], least: int, excluded: Shard | None = None
+) -> tuple[float | None, int]:
+    """Write the streams of more than `least` tokens, and the names of the others to `excluded`.
+
+    Returns the share of unknown words, None where nothing was written, and the tokens of the longest stream.
+    """
+    longest = unknown = tokens = 0
+    for block in streams:
+        own, kept = names[block.lists], block.lengths > least
+        ids = block.tokens[np.repeat(kept, block.lengths)]
+        shard.extend(list(compress(own, kept)), block.lengths[kept].tolist(), ids)
+        if excluded is not None:
+            short = list(compress(own, ~kept))
+            excluded.extend(short, [0] * len(short), ids[:0])
+        longest = max(longest, int(block.lengths.max()))
+        unknown, tokens = unknown + int((ids == UNK).sum()), tokens + len(ids)
+    return unknown / tokens if tokens else None, longest
+
+
+def encode(config: Config) -> Encoded:
+    """Read a corpus and encode it in memory.
+
+    Raises:
+      DataError: nothing to train on.
+    """
+    known = vocab_from_file(config)  # what is wrong with it is said before a long reading
+    corpus = _load(config)
+    shards = {name: MemoryShard() for name in ("train", "excluded", *HELD_OUT, "unseen")}
+    table = table_of(corpus, kind_of(config), lower=_lower(config, known))
+    cut, vocab, summary, oov = encode_table(config, table, known, shards.__getitem__)
+    valid, test, unseen = (
+        dict(zip(shards[name].names, shards[name].streams, strict=True)) for name in (*HELD_OUT, "unseen")
+    )
     return Encoded(
         corpus=corpus,
-        population=population,
+        population=texts_of(corpus, cut),
         vocab=vocab,
         vocab_summary=summary,
-        store=make_store(list(kept.values()), list(kept)),
+        store=make_store(shards["train"].streams, shards["train"].names),
         valid=valid,
         test=test,
-        unseen=dict(_streams(population.unseen, "test", vocab, seed)),
-        excluded=tuple(name for name in streams if name not in kept),
-        oov={part: _unknown(found.values()) for part, found in (("train", kept), ("valid", valid), ("test", test))},
+        unseen=unseen,
+        excluded=tuple(shards["excluded"].names),
+        oov=oov,
     )
-
-
-def _unknown(streams: Collection[Ids]) -> float:
-    """Share of unknown words."""
-    return sum(int((s == UNK).sum()) for s in streams) / max(1, sum(map(len, streams)))
 
 
 # The cache
@@ -327,92 +372,33 @@ def _put(temporary: Path, place: Path) -> None:
 
 
 def _write(config: Config, folder: Path) -> None:
-    data, seed, kind, known = config.data, config.train.seed, kind_of(config), vocab_from_file(config)
+    data, known = config.data, vocab_from_file(config)
     table = tabulate(
         Path(data.name).expanduser(),
         folder / "lines",
-        kind,
+        kind_of(config),
+        lower=_lower(config, known),
         author_column=data.author_column,
         text_column=data.text_column,
     )
-    corpus = table.corpus
-    partition, clients = default_partition(config, corpus)
-    cut = partition_lines(table.index, partition, clients=clients, seed=seed, unseen=data.unseen, alpha=data.alpha)
-    ours = _trained(cut, data.clients_part, seed)
-    natural = partition == "natural"
-    rules = vocab_rules(config, natural=natural, clients=len(ours.names), known=known)
-    tokens = token_table(table, kind, lower=rules.lower)
-    counts, holders = count_types(tokens, ours.train, rules.min_clients)
-    vocab, summary = rules.choose(
-        counts, holders, len(ours.train.flat), clients=len(ours.names), tokenised=corpus.tokenised
-    )
-    with ShardWriter(folder / "excluded") as excluded:
-        train = encode_lists(tokens, vocab, ours.train)
-        rate, longest = _write_streams(folder / "train", train, ours.names, window_of(config), excluded)
-    if rate is None:
-        raise no_window(corpus.name, len(ours.names), longest, window_of(config))
-    oov = {"train": rate}
-    held_out: list[tuple[str, Sequence[str], Ragged, NDArray[np.int64] | None]]
-    if cut.pooled is None:
-        keys = stream_keys(cut.names, seed)
-        held_out = [("valid", cut.names, cut.valid, keys), ("test", cut.names, cut.test, keys)]
-    else:
-        held_out = [(part, [part], Ragged.of([lines]), None) for part, lines in zip(HELD_OUT, cut.pooled, strict=True)]
-    held_out.append(("unseen", cut.unseen_names, cut.unseen, stream_keys(cut.unseen_names, seed)))
-    for part, names, lists, keys in held_out:
-        drawn = draw_streams(np.flatnonzero(lists.counts()), keys)
-        streams = encode_lists(tokens, vocab, lists.take(np.array(drawn, np.int64)))
-        rate, _ = _write_streams(folder / part, streams, [names[k] for k in drawn], 1)
-        oov[part] = rate or 0.0
-    shutil.rmtree(folder / "lines")
+    cut, vocab, summary, oov = encode_table(config, table, known, lambda name: ShardWriter(folder / name))
+    shutil.rmtree(folder / "lines", ignore_errors=True)
     (folder / VOCAB).write_text(vocab.to_json(), "utf-8")
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     kept = ("name", "about", "tokenised", "natural", "characters")
+    natural = cut.kind == "natural"
     manifest = {
-        "corpus": {**{key: getattr(corpus, key) for key in kept}, "sha256": corpus.fingerprint()},
-        "skipped": [asdict(s) for s in corpus.skipped],
+        "corpus": {**{key: getattr(table.corpus, key) for key in kept}, "sha256": table.corpus.fingerprint()},
+        "skipped": [asdict(s) for s in table.corpus.skipped],
         "published": [not natural, not natural],  # pooled, rather; a path has no published text
         "natural": natural,
-        "partition": partition,
+        "partition": cut.kind,
         "vocab_summary": asdict(summary),
         "part": data.clients_part,
-        "oov": {part: oov[part] for part in ("train", *HELD_OUT)},
+        "oov": oov,
         "files": {p.relative_to(folder).as_posix(): _sha256(p) for p in files},
     }
     (folder / MANIFEST).write_text(json.dumps(manifest), "utf-8")
-
-
-def _trained(cut: LinePartition, part: str | None, seed: int) -> LinePartition:
-    """Names and training lines of the clients of a part; held-out text stays everybody's."""
-    if part is None:
-        return cut
-    mine = in_part(cut.names, part, seed)
-    return replace(cut, names=list(compress(cut.names, mine)), train=cut.train.take(np.flatnonzero(mine)))
-
-
-def _write_streams(
-    folder: Path,
-    streams: Iterable[StreamBlock],
-    names: Sequence[str],
-    least: int,
-    excluded: ShardWriter | None = None,
-) -> tuple[float | None, int]:
-    """Write the streams of more than `least` tokens, and the names of the others to `excluded`.
-
-    Returns the share of unknown words, None where nothing was written, and the tokens of the longest stream.
-    """
-    longest = unknown = tokens = 0
-    with ShardWriter(folder) as shard:
-        for block in streams:
-            own, kept = names[block.lists], block.lengths > least
-            ids = block.tokens[np.repeat(kept, block.lengths)]
-            shard.extend(list(compress(own, kept)), block.lengths[kept].tolist(), ids)
-            if excluded is not None:
-                short = list(compress(own, ~kept))
-                excluded.extend(short, [0] * len(short), ids[:0])
-            longest = max(longest, int(block.lengths.max()))
-            unknown, tokens = unknown + int((ids == UNK).sum()), tokens + len(ids)
-    return unknown / tokens if tokens else None, longest
 
 
 def open_cache(place: Path) -> Encoded | None:

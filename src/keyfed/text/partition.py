@@ -12,8 +12,8 @@ author's text is test and the tenth before it validation, by order, so that trai
 is judged on.
 
 The rules (`partition_lines`) look at no text. A line is a number and a size, so that the same rules serve lines in
-memory (`partition`) and lines on disk (`keyfed.text.table`). Sizes are whitespace words plus one line end per line, or
-characters plus one line end.
+memory and lines on disk (`keyfed.text.table`). Sizes are whitespace words plus one line end per line, or characters
+plus one line end.
 
 A run may train on a part of the clients (`in_part`), so that another can train on the rest. Both are judged on the
 same held-out text, that of all clients.
@@ -22,10 +22,10 @@ same held-out text, that of all clients.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import chain, compress, pairwise
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -37,14 +37,22 @@ from keyfed.text.ragged import Numbers, Ragged, blocks, bounds_of
 from keyfed.text.vocab import UNK, Vocab
 
 if TYPE_CHECKING:
-    from keyfed.text.corpus import Author, Corpus
+    from keyfed.text.corpus import Corpus
 
 Lines = tuple[str, ...]
+PARTITIONS = ("natural", "iid", "contiguous", "quantity", "dirichlet")
+QUANTITIES = (10, 15, 5, 20, 25, 10, 5, 15, 5, 10)
+DEFAULT_CLIENTS = {"iid": 100, "contiguous": 100, "quantity": len(QUANTITIES), "dirichlet": 100}
+TENTHS = (0.8, 0.1, 0.1)
+FEW_AUTHORS = 5
+BLOCK = 1 << 20  # lines that are cut at once
+
+Sizes = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class ClientText:
-    """The text of one client, in order of time; parts may be empty."""
+    """The text of one client, in order of time; a split may be empty."""
 
     name: str
     train: Lines
@@ -80,6 +88,60 @@ class Population:
     def trained(self) -> tuple[ClientText, ...]:
         """The clients of this part."""
         return tuple(c for c in self.clients if c.name not in self.others) if self.others else self.clients
+
+
+@dataclass(frozen=True, slots=True)
+class LineIndex:
+    """What a partition needs to know of a corpus. Every author has a line.
+
+    Attributes:
+      corpus: its name, for errors.
+      names: of the authors.
+      first: author a wrote the lines first[a] … first[a + 1] − 1.
+      sizes: of each line.
+      natural: whether authors may be clients.
+      published: numbers of the published validation and test lines; where there are none, authors' text is cut.
+      topics: of each author; None where no author has one.
+    """
+
+    corpus: str
+    names: Sequence[str]
+    first: Numbers
+    sizes: Sizes
+    natural: bool
+    published: tuple[Numbers | None, Numbers | None] = (None, None)
+    topics: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinePartition:
+    """The lines of every client, by number.
+
+    Attributes:
+      kind: one of `PARTITIONS`.
+      names: of all clients; `train`, `valid` and `test` have one list for each.
+      unseen: lines of authors never trained on, `unseen_names` (natural partitions).
+      outside: validation and test lines of no client: published, or pooled where clients are artificial.
+      part: which part of the clients is trained on; None for all.
+      in_part: whether each client is in that part.
+    """
+
+    kind: str
+    names: Sequence[str]
+    train: Ragged
+    valid: Ragged
+    test: Ragged
+    unseen_names: Sequence[str]
+    unseen: Ragged
+    outside: tuple[Numbers | None, Numbers | None]
+    part: str | None = None
+    in_part: NDArray[np.bool_] = field(default_factory=lambda: np.ones(0, np.bool_))
+
+    def trained(self) -> tuple[Sequence[str], Ragged]:
+        """Return names and training lines of the clients of this part; held-out text stays everybody's."""
+        if self.part is None:
+            return self.names, self.train
+        return list(compress(self.names, self.in_part)), self.train.take(np.flatnonzero(self.in_part))
 
 
 def parse_part(text: str) -> tuple[int, int]:
@@ -122,8 +184,68 @@ def in_part(names: Sequence[str], part: str | None, seed: int) -> NDArray[np.boo
     return found
 
 
-def partition(
-    corpus: Corpus,
+def partition(corpus: Corpus, kind: str, **options: Any) -> Population:
+    """Give the text of a corpus to clients; arguments and errors are those of `partition_lines`."""
+    return texts_of(corpus, partition_lines(line_index(corpus), kind, **options))
+
+
+def lines_in(corpus: Corpus) -> list[str]:
+    """Return all lines in the order of their numbers: those of the authors, then the published ones."""
+    authors = (author.lines for author in corpus.authors)
+    return list(chain.from_iterable((*authors, corpus.valid or (), corpus.test or ())))
+
+
+def line_index(corpus: Corpus, sizes: Sizes | None = None) -> LineIndex:
+    """Return what a partition needs to know of a corpus in memory; `sizes` of its lines, where they are known."""
+    authors = [author for author in corpus.authors if author.lines]
+    first = bounds_of(np.array([len(author.lines) for author in authors], np.int64))
+    valid, test = (len(lines) if lines is not None else 0 for lines in (corpus.valid, corpus.test))
+    published = np.split(np.arange(first[-1], first[-1] + valid + test), [valid])
+    return LineIndex(
+        corpus=corpus.name,
+        names=[author.name for author in authors],
+        first=first,
+        sizes=(line_sizes(lines_in(corpus), corpus.characters) if sizes is None else sizes)[: first[-1]],
+        natural=corpus.natural,
+        published=(None if corpus.valid is None else published[0], None if corpus.test is None else published[1]),
+        topics=[a.topic or "" for a in authors] if any(a.topic is not None for a in authors) else None,
+    )
+
+
+def line_sizes(lines: Sequence[str], characters: bool) -> NDArray[np.int64]:
+    """Return the tokens of each line, its end included."""
+    count = (len(line) if characters else len(line.split()) for line in lines)
+    return np.fromiter(count, np.int64, len(lines)) + 1
+
+
+def texts_of(corpus: Corpus, cut: LinePartition) -> Population:
+    """Return the lines themselves of every client."""
+    lines = lines_in(corpus)
+
+    def texts(numbers: Numbers) -> Lines:
+        return tuple(map(lines.__getitem__, numbers.tolist()))
+
+    def people(names: Sequence[str], *splits: Ragged) -> Iterator[ClientText]:
+        return (ClientText(name, *(texts(split[k]) for split in splits)) for k, name in enumerate(names))
+
+    mine = cut.in_part.tolist()
+    clients = people(cut.names, cut.train, cut.valid, cut.test)
+    nothing = Ragged.of([()] * len(cut.unseen_names))
+    valid, test = (None if numbers is None else texts(numbers) for numbers in cut.outside)
+    return Population(
+        clients=tuple(c if trained else replace(c, train=()) for c, trained in zip(clients, mine, strict=True)),
+        unseen=tuple(people(cut.unseen_names, nothing, nothing, cut.unseen)),
+        valid=valid,
+        test=test,
+        natural=cut.kind == "natural",
+        partition=cut.kind,
+        part=cut.part,
+        others=frozenset(name for name, trained in zip(cut.names, mine, strict=True) if not trained),
+    )
+
+
+def partition_lines(
+    index: LineIndex,
     kind: str,
     *,
     clients: int | None,
@@ -131,11 +253,10 @@ def partition(
     unseen: float = 0.1,
     alpha: float = 0.5,
     part: str | None = None,
-) -> Population:
-    """Deal the text of a corpus out to clients.
+) -> LinePartition:
+    """Give the lines of a corpus to clients.
 
     Args:
-      corpus: The text by author.
       kind: One of `PARTITIONS`.
       clients: Clients wanted; None takes every author (natural), 10 (quantity) or 100.
       seed: Draws held-out authors, shuffles lines, draws mixtures. The same seed gives the same population;
@@ -148,155 +269,6 @@ def partition(
       ConfigError: The kind does not exist or does not fit the corpus, or a number makes no sense.
       DataError: The corpus has no text, or lists an author twice.
     """
-    authors = [author for author in corpus.authors if author.lines]
-    lines = list(chain.from_iterable(author.lines for author in authors))
-    cut = partition_lines(
-        line_index(corpus, authors, lines), kind, clients=clients, seed=seed, unseen=unseen, alpha=alpha
-    )
-
-    def texts(numbers: Numbers) -> Lines:
-        return tuple(map(lines.__getitem__, numbers.tolist()))
-
-    def people(names: Sequence[str], *parts: Ragged) -> tuple[ClientText, ...]:
-        return tuple(ClientText(name, *(texts(part[k]) for part in parts)) for k, name in enumerate(names))
-
-    valid, test = (None, None) if cut.pooled is None else map(texts, cut.pooled)
-    nothing = Ragged.of([()] * len(cut.unseen_names))
-    everyone = people(cut.names, cut.train, cut.valid, cut.test)
-    mine = in_part(cut.names, part, seed).tolist()
-    return Population(
-        clients=tuple(c if trained else replace(c, train=()) for c, trained in zip(everyone, mine, strict=True)),
-        unseen=people(cut.unseen_names, nothing, nothing, cut.unseen),
-        valid=valid if corpus.valid is None else corpus.valid,
-        test=test if corpus.test is None else corpus.test,
-        natural=kind == "natural",
-        partition=kind,
-        part=part,
-        others=frozenset(c.name for c, trained in zip(everyone, mine, strict=True) if not trained),
-    )
-
-
-def line_index(corpus: Corpus, authors: Sequence[Author], lines: Sequence[str]) -> LineIndex:
-    """Return what a partition needs to know of a corpus in memory; `lines` are those of the authors, joined."""
-    topics = [author.topic or "" for author in authors] if any(a.topic is not None for a in authors) else None
-    return LineIndex(
-        corpus=corpus.name,
-        names=[author.name for author in authors],
-        first=bounds_of(np.array([len(author.lines) for author in authors], np.int64)),
-        sizes=line_sizes(lines, corpus.characters),
-        natural=corpus.natural,
-        published=(corpus.valid is not None, corpus.test is not None),
-        topics=topics,
-    )
-
-
-def line_sizes(lines: Sequence[str], characters: bool) -> NDArray[np.int64]:
-    """Return the tokens of each line, its end included."""
-    count = (len(line) if characters else len(line.split()) for line in lines)
-    return np.fromiter(count, np.int64, len(lines)) + 1
-
-
-# What came of it
-
-
-def statistics(population: Population, vocab: Vocab) -> dict[str, object]:
-    """Describe a population by numbers for a table.
-
-    Tokens are those of `vocab.encode`, line ends included. `oov` is the fraction of tokens encoded as
-    unknown, None where a part is empty. `gini` is 0 when clients have equally much training text and nears
-    1 when one client has all of it.
-    """
-    parts: dict[str, list[Lines]] = {
-        "train": [client.train for client in population.trained],
-        "valid": [*(client.valid for client in population.clients), population.valid or ()],
-        "test": [*(client.test for client in population.clients), population.test or ()],
-        "unseen": [client.test for client in population.unseen],
-    }
-    streams = {part: [vocab.encode(lines) for lines in texts] for part, texts in parts.items()}
-    tokens = {part: sum(map(len, found)) for part, found in streams.items()}
-    unknown = {part: sum(int((s == UNK).sum()) for s in found) for part, found in streams.items()}
-    sizes = np.array([len(stream) for stream in streams["train"]])
-    marks = np.quantile(sizes, [0, 0.25, 0.5, 0.75, 1]).tolist()
-    return {
-        "partition": population.partition,
-        "natural": population.natural,
-        "clients": len(population.trained),
-        "unseen": len(population.unseen),
-        "lines": {part: sum(map(len, texts)) for part, texts in parts.items()},
-        "tokens": tokens,
-        "tokens_per_client": dict(zip(("min", "q1", "median", "q3", "max"), marks, strict=True)),
-        "gini": _gini(sizes),
-        "oov": {part: unknown[part] / n if n else None for part, n in tokens.items()},
-    }
-
-
-def _gini(sizes: NDArray[np.int64]) -> float:
-    r"""Return the Gini coefficient :math:`\sum_i (2i - n - 1) x_i / (n \sum_i x_i)`, x in rising order.
-
-    Example:
-      >>> _gini(np.array([5, 5, 5])), _gini(np.array([0, 0, 0, 8]))
-      (0.0, 0.75)
-    """
-    x, n = np.sort(sizes), len(sizes)
-    return float((2 * np.arange(1, n + 1) - n - 1) @ x / (n * x.sum())) if x.sum() else 0.0
-
-
-PARTITIONS = ("natural", "iid", "contiguous", "quantity", "dirichlet")
-QUANTITIES = (10, 15, 5, 20, 25, 10, 5, 15, 5, 10)
-DEFAULT_CLIENTS = {"iid": 100, "contiguous": 100, "quantity": len(QUANTITIES), "dirichlet": 100}
-TENTHS = (0.8, 0.1, 0.1)
-FEW_AUTHORS = 5
-BLOCK = 1 << 20  # lines that are cut at once
-
-Sizes = NDArray[np.integer[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class LineIndex:
-    """What a partition needs to know of a corpus. Every author has a line.
-
-    Attributes:
-      corpus: its name, for errors.
-      names: of the authors.
-      first: author a wrote the lines first[a] … first[a + 1] − 1.
-      sizes: of each line.
-      natural: whether authors may be clients.
-      published: whether validation and test text are published elsewhere, and authors' text is all for training.
-      topics: of each author; None where no author has one.
-    """
-
-    corpus: str
-    names: Sequence[str]
-    first: Numbers
-    sizes: Sizes
-    natural: bool
-    published: tuple[bool, bool] = (False, False)
-    topics: Sequence[str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LinePartition:
-    """The lines of every client, by number.
-
-    Attributes:
-      names: of those who may be trained on; `train`, `valid` and `test` have one list for each.
-      unseen: lines of authors never trained on, `unseen_names` (natural partitions).
-      pooled: validation and test lines outside the clients, where clients are artificial.
-    """
-
-    names: Sequence[str]
-    train: Ragged
-    valid: Ragged
-    test: Ragged
-    unseen_names: Sequence[str]
-    unseen: Ragged
-    pooled: tuple[Numbers, Numbers] | None
-
-
-def partition_lines(
-    index: LineIndex, kind: str, *, clients: int | None, seed: int, unseen: float = 0.1, alpha: float = 0.5
-) -> LinePartition:
-    """Give the lines to clients; the arguments and errors are those of `partition`."""
     if kind not in PARTITIONS:
         raise ConfigError(f"partition {kind!r} does not exist{nearest(kind, PARTITIONS)}; use {_listed(PARTITIONS)}")
     if kind == "natural" and not index.natural:
@@ -311,8 +283,10 @@ def partition_lines(
         raise ConfigError(f"alpha must be positive, got {alpha}")
     _check_names(index)
     if kind == "natural":
-        return _natural(index, clients, seed, unseen)
-    return _pooled(index, kind, clients or DEFAULT_CLIENTS[kind], seed, alpha)
+        cut = _natural(index, clients, seed, unseen)
+    else:
+        cut = _pooled(index, kind, clients or DEFAULT_CLIENTS[kind], seed, alpha)
+    return replace(cut, part=part, in_part=in_part(cut.names, part, seed))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -375,14 +349,6 @@ def _three_parts(index: LineIndex, shares: tuple[float, float, float]) -> NDArra
     return parts
 
 
-def _shares(published: tuple[bool, bool]) -> tuple[float, float, float]:
-    """Return the shares of train, validation and test; a part that is published elsewhere is nothing here."""
-    train, valid, test = TENTHS
-    valid = 0.0 if published[0] else valid
-    test = 0.0 if published[1] else test
-    return train + (TENTHS[1] - valid) + (TENTHS[2] - test), valid, test
-
-
 def _parts(index: LineIndex, counts: Numbers, authors: Numbers | slice = slice(None)) -> list[Ragged]:
     """Cut train, validation and test of some authors, by order: training text precedes what it is judged on."""
     counts, first = counts[authors], index.first[:-1][authors]
@@ -391,11 +357,13 @@ def _parts(index: LineIndex, counts: Numbers, authors: Numbers | slice = slice(N
 
 
 def _own_counts(index: LineIndex) -> Numbers:
-    """Return the lines of train, validation and test of each author."""
-    if index.published == (True, True):
+    """Return the lines of train, validation and test of each author; what is published elsewhere is 0 here."""
+    valid, test = (0.0 if lines is not None else 0.1 for lines in index.published)
+    if not valid and not test:
         whole = np.diff(index.first)
         return np.stack([whole, 0 * whole, 0 * whole], axis=1)
-    return _three_parts(index, _shares(index.published))
+    train, tenth, other = TENTHS
+    return _three_parts(index, (train + (tenth - valid) + (other - test), valid, test))
 
 
 # The partitions
@@ -413,17 +381,19 @@ def _natural(index: LineIndex, clients: int | None, seed: int, unseen: float) ->
             )
         chosen = _random(seed, "clients").permutation(len(ours))[:clients]
         ours = np.sort(ours[chosen])
-    train, valid, test = _parts(index, thirds if index.published == (False, False) else _own_counts(index), ours)
+    cut_too = all(lines is None for lines in index.published)
+    train, valid, test = _parts(index, thirds if cut_too else _own_counts(index), ours)
     counts = np.diff(index.first)[held]
     names = index.names
     return LinePartition(
+        kind="natural",
         names=[names[i] for i in ours.tolist()],
         train=train,
         valid=valid,
         test=test,
         unseen_names=[names[i] for i in held.tolist()],
         unseen=Ragged.runs(index.first[held], counts),
-        pooled=None,
+        outside=index.published,
     )
 
 
@@ -457,14 +427,18 @@ def _pooled(index: LineIndex, kind: str, clients: int, seed: int, alpha: float) 
         shards = _contiguous(lines, index.sizes[lines], [shares[k % len(shares)] for k in range(clients)])
     digits = len(str(clients - 1))
     nothing = Ragged(np.empty(0, np.int64), np.zeros(clients + 1, np.int64))
+    valid, test = (
+        pooled.flat if lines is None else lines for pooled, lines in zip(parts[1:], index.published, strict=True)
+    )
     return LinePartition(
+        kind=kind,
         names=[f"{kind}-{k:0{digits}}" for k in range(clients)],
         train=shards,
         valid=nothing,
         test=nothing,
         unseen_names=[],
         unseen=Ragged.of([]),
-        pooled=(parts[1].flat, parts[2].flat),
+        outside=(valid, test),
     )
 
 
@@ -523,3 +497,48 @@ def _fill_empty(owners: Numbers, clients: int) -> None:
         donor = int(counts.argmax())
         owners[np.flatnonzero(owners == donor)[-1]] = k
         counts[[donor, k]] += (-1, 1)
+
+
+# What came of it
+
+
+def statistics(population: Population, vocab: Vocab) -> dict[str, object]:
+    """Describe a population by numbers for a table.
+
+    Tokens are those of `vocab.encode`, line ends included. `oov` is the fraction of tokens encoded as
+    unknown, None where a part is empty. `gini` is 0 when clients have equally much training text and nears
+    1 when one client has all of it.
+    """
+    parts: dict[str, list[Lines]] = {
+        "train": [client.train for client in population.trained],
+        "valid": [*(client.valid for client in population.clients), population.valid or ()],
+        "test": [*(client.test for client in population.clients), population.test or ()],
+        "unseen": [client.test for client in population.unseen],
+    }
+    streams = {part: [vocab.encode(lines) for lines in texts] for part, texts in parts.items()}
+    tokens = {part: sum(map(len, found)) for part, found in streams.items()}
+    unknown = {part: sum(int((s == UNK).sum()) for s in found) for part, found in streams.items()}
+    sizes = np.array([len(stream) for stream in streams["train"]])
+    marks = np.quantile(sizes, [0, 0.25, 0.5, 0.75, 1]).tolist()
+    return {
+        "partition": population.partition,
+        "natural": population.natural,
+        "clients": len(population.trained),
+        "unseen": len(population.unseen),
+        "lines": {part: sum(map(len, texts)) for part, texts in parts.items()},
+        "tokens": tokens,
+        "tokens_per_client": dict(zip(("min", "q1", "median", "q3", "max"), marks, strict=True)),
+        "gini": _gini(sizes),
+        "oov": {part: unknown[part] / n if n else None for part, n in tokens.items()},
+    }
+
+
+def _gini(sizes: NDArray[np.int64]) -> float:
+    r"""Return the Gini coefficient :math:`\sum_i (2i - n - 1) x_i / (n \sum_i x_i)`, x in rising order.
+
+    Example:
+      >>> _gini(np.array([5, 5, 5])), _gini(np.array([0, 0, 0, 8]))
+      (0.0, 0.75)
+    """
+    x, n = np.sort(sizes), len(sizes)
+    return float((2 * np.arange(1, n + 1) - n - 1) @ x / (n * x.sum())) if x.sum() else 0.0

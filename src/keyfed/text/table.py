@@ -1,23 +1,25 @@
-"""All lines of a corpus as numbers on disk, and their tokens: what a large corpus is encoded from.
+"""All lines of a corpus as numbers, and their tokens: what every corpus is encoded from.
 
-A table (.jsonl, .csv, .tsv) is read row by row, never held in memory, a .jsonl by several processes at once. Each
-process reads its lines once and writes a part, a folder of flat files. Chunks are what stands between blanks (or
-characters); they are numbered as they first appear, and number 0 is the end of a line. Nothing in a part depends on a
+Chunks are what stands between blanks (or characters); they are numbered as they first appear, and number 0 is the end
+of a line. Every different chunk is cut into words once. Counting words and encoding text is then a matter of looking
+numbers up in arrays. A corpus in memory becomes a table in memory (`table_of`).
+
+A large .jsonl, .csv or .tsv is read row by row, never held in memory, a .jsonl by several processes at once
+(`tabulate`). Each process reads its rows once and writes a part, a folder of flat files. Nothing in a part depends on a
 vocabulary, clients or a seed:
 
     chunks.i32     all lines, one after the other, each with its end
     lengths.i32    chunks of each line, its end included
     sizes.i32      the size of each line (`keyfed.text.partition`)
-    text.utf8      all lines, each followed by a line feed (tables only)
+    text.utf8      all lines, each followed by a line feed
     bytes.i32      bytes of each line in it, the line feed included
-    authors.i32    of each entry (row of a table), numbered as they first appear
-    lines.i32      of each entry
-    moments.f64    of each entry, where all have a time
+    authors.i32    of each row, numbered as they first appear
+    lines.i32      of each row
+    moments.f64    of each row, where all have a time
     about.json     chunks and authors by number, rows left out, what is wrong with the times
 
-The parts are joined in the order of authors and time (`tabulate`); how many there were does not show in the result.
-Every different chunk is then cut into words once (`token_table`). Counting words and encoding text is a matter of
-looking numbers up in arrays. Memory holds the names and the different chunks, never the text.
+The parts are joined in the order of authors and time; how many there were does not show in the result. Memory holds the
+names and the different chunks, never the text.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ import shutil
 import subprocess
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,44 +53,23 @@ from keyfed.text.corpus import (
     read_corpus,
     split_lines,
 )
-from keyfed.text.partition import LineIndex, line_sizes
+from keyfed.text.partition import LineIndex, line_index, line_sizes, lines_in
 from keyfed.text.ragged import Numbers, Ragged, blocks, bounds_of, ranges
 from keyfed.text.records import RefusedRows, Span, lines_before, moment, spans_of, stream_records, suffix_of
 from keyfed.text.vocab import EOS, UNK, TokenKind, Vocab, words_of
 
 PIECE = 16 << 20  # bytes of a table that are worth a process of their own
 MOST_PROCESSES = 8
-ENTRIES = 10_000  # whose text is read at once for the fingerprint
+ROWS = 10_000  # whose text is read at once for the fingerprint
 READ = 16 << 20  # bytes that are copied at once
 # What stands for the end of a line while lines are cut together: something that no text has. Rows with a NUL are
-# refused, so that tables have none; other text may, but no half of a character (dearer: it makes the strings wide).
+# refused, so that tables have none; other text may, but no half of a character (slower: it makes the strings wide).
 NUL, HALF = "\0", "\ud800"
 CHUNKS, TEXT = "chunks.i32", "text.utf8"
 TOGETHER = 1 << 13  # lines that are cut at once
 LINES = 1 << 16  # that are looked up at once
 
-Entry = tuple[str, list[str], str | None]  # author, lines, time
 Ids = NDArray[np.int32]
-
-
-# Parts
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a part says in `about.json`.
-
-    Attributes:
-      chunks: the spelling of each number; that of 0 has no meaning.
-      late: why the entries cannot be ordered by time, None if they can.
-      timed: whether any entry has a time.
-    """
-
-    chunks: list[str]
-    authors: list[str]
-    refused: list[RefusedRows]
-    late: str | None
-    timed: bool
 
 
 class Numbered(dict[str, int]):
@@ -150,6 +131,123 @@ class Cutter:
         return ["", *list(self._numbers)[1:]]
 
 
+@dataclass(frozen=True, slots=True)
+class LineTable:
+    """The lines of a corpus, author after author, and the published lines behind them.
+
+    Attributes:
+      corpus: what is known apart from the text; `authors` is empty where the text is not in memory.
+      index: whose the lines are and how long.
+      starts: line k is chunks[starts[k] : starts[k] + lengths[k]], its end included.
+      chunks: numbers of words or characters; 0 ends a line.
+      types: different tokens; the first is the end of a line.
+      tokens: chunk c is the types tokens[c].
+    """
+
+    corpus: Corpus
+    index: LineIndex
+    starts: Numbers
+    lengths: Ids
+    chunks: Ids
+    types: list[str]
+    tokens: Ragged
+
+
+class StreamBlock(NamedTuple):
+    """The tokens of several lists of lines, one after the other: which lists, and how many tokens each has."""
+
+    lists: slice
+    lengths: Numbers
+    tokens: Ids
+
+
+def table_of(corpus: Corpus, kind: TokenKind, *, lower: bool) -> LineTable:
+    """Return the table of a corpus in memory."""
+    cutter, lines = Cutter(kind, characters=corpus.characters), lines_in(corpus)
+    found = [cutter.cut(lines[at : at + TOGETHER]) for at in range(0, len(lines), TOGETHER)]
+    empty = [np.empty(0, np.int32)]
+    chunks, lengths, sizes = (np.concatenate([*empty, *(piece[k] for piece in found)]) for k in range(3))
+    starts, types = bounds_of(lengths)[:-1], _types(cutter.spelt(), kind, corpus, lower=lower)
+    return LineTable(corpus, line_index(corpus, sizes), starts, lengths, chunks, *types)
+
+
+def _types(spelt: Sequence[str], kind: TokenKind, corpus: Corpus, *, lower: bool) -> tuple[list[str], Ragged]:
+    """Cut each chunk into words (a character is what it is); return the different ones, and those of each chunk."""
+    types = Numbered({"\n": 0})
+    counts, flat = [1], [0]
+    for chunk in spelt[1:]:
+        words = words_of(chunk, tokenised=corpus.tokenised, lower=lower) if kind == "word" else [chunk]
+        counts.append(len(words))
+        flat += map(types.__getitem__, words)
+    return list(types), Ragged(np.array(flat, np.int64), bounds_of(np.array(counts)))
+
+
+def types_of(table: LineTable, lists: Ragged) -> Iterator[StreamBlock]:
+    """Yield the types of lists of lines, some lists at a time; every line is followed by its end."""
+    chunk_tokens = table.tokens.counts()
+    flat = table.tokens.flat.astype(np.int32)
+    plain = bool((chunk_tokens == 1).all())
+    for block in blocks(lists.bounds, LINES):
+        bounds = lists.bounds[block.start : block.stop + 1]
+        lines = lists.flat[bounds[0] : bounds[-1]]
+        lengths = table.lengths[lines]
+        chunks = table.chunks[ranges(table.starts[lines], lengths)]
+        ends = bounds_of(lengths)[bounds - bounds[0]]  # of each list, in chunks
+        if plain:
+            yield StreamBlock(block, np.diff(ends), flat[chunks])
+        else:
+            counts = chunk_tokens[chunks]
+            tokens = flat[ranges(table.tokens.bounds[chunks], counts)]
+            yield StreamBlock(block, np.diff(bounds_of(counts)[ends]), tokens)
+
+
+def count_types(table: LineTable, lists: Ragged, min_clients: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Return how often each type occurs, and with how many clients (`min_clients` or more where more have it)."""
+    size = len(table.types)
+    counts, holders = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    for found in types_of(table, lists):
+        counts += np.bincount(found.tokens, minlength=size)
+        # Only types that are not known to have enough holders are looked at: after some clients hardly any.
+        few = np.flatnonzero(holders[found.tokens] < min_clients)
+        client = np.repeat(np.arange(len(found.lengths)), found.lengths)[few]
+        pairs = np.unique(client * size + found.tokens[few])
+        holders += np.bincount(pairs % size, minlength=size)
+    present = np.flatnonzero(counts[1:]) + 1
+    words = [table.types[t] for t in present.tolist()]
+    return (
+        dict(zip(words, counts[present].tolist(), strict=True)),
+        dict(zip(words, holders[present].tolist(), strict=True)),
+    )
+
+
+def encode_lists(table: LineTable, vocab: Vocab, lists: Ragged) -> Iterator[StreamBlock]:
+    """Yield the streams of lists of lines, some lists at a time: `Vocab.encode` on a table."""
+    number = vocab.index.get
+    numbers = np.array([EOS, *(number(word, UNK) for word in table.types[1:])], np.int32)
+    for found in types_of(table, lists):
+        yield StreamBlock(found.lists, found.lengths, numbers[found.tokens])
+
+
+# Tables that are not held in memory
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a part says in `about.json`.
+
+    Attributes:
+      chunks: the spelling of each number; that of 0 has no meaning.
+      late: why the rows cannot be ordered by time, None if they can.
+      timed: whether any row has a time.
+    """
+
+    chunks: list[str]
+    authors: list[str]
+    refused: list[RefusedRows]
+    late: str | None
+    timed: bool
+
+
 @contextmanager
 def no_collection() -> Iterator[None]:
     """Keep the cycle collector still: rows make no cycles, and it would visit all objects time and again."""
@@ -162,52 +260,29 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def rows_of(
-    path: Path, refused: dict[str, RefusedRows], span: Span | None = None, **columns: str | None
-) -> Iterator[Entry]:
-    """Yield the rows of a table as entries."""
-    for author, text, time in stream_records(path, refused, span=span, **columns):
-        if lines := split_lines(text):
-            yield author, lines, time
-
-
-def write_part(
-    folder: Path,
-    entries: Iterable[Entry],
-    kind: TokenKind,
-    *,
-    characters: bool,
-    table: bool,
-    refused: dict[str, RefusedRows],
-) -> None:
-    """Write a part into a new folder.
-
-    Args:
-      kind: whether chunks are words or characters.
-      characters: whether the sizes of lines are counted in characters.
-      table: whether the entries are rows of one; then the text itself is kept, for a fingerprint.
-      refused: what `entries` leaves out while it is read.
-    """
+@no_collection()
+def write_part(path: Path, span: Span, folder: Path, kind: TokenKind, columns: dict[str, str | None]) -> None:
+    """Write a part from a piece of a table into a new folder."""
     folder.mkdir(parents=True)
-    cutter = Cutter(kind, characters=characters, end=NUL if table else HALF)
+    cutter = Cutter(kind, characters=False, end=NUL)
+    refused: dict[str, RefusedRows] = {}
     authors, counts, moments = array("i"), array("i"), array("d")
     names, late, timed = Numbered(), None, False
     waiting: list[str] = []
-    names_of = (CHUNKS, "lengths.i32", "sizes.i32", TEXT, "bytes.i32")
-    files = [(folder / name).open("wb") for name in names_of]
+    files = [(folder / name).open("wb") for name in (CHUNKS, "lengths.i32", "sizes.i32", TEXT, "bytes.i32")]
 
     def flush() -> None:
-        parts: list[Any] = list(cutter.cut(waiting))
-        if table:
-            written = "\n".join([*waiting, ""]).encode()
-            ends = np.flatnonzero(np.frombuffer(written, np.uint8) == ord("\n"))
-            parts += [written, np.diff(ends, prepend=-1).astype(np.int32)]
-        for file, part in zip(files, parts, strict=False):
+        written = "\n".join([*waiting, ""]).encode()
+        ends = np.flatnonzero(np.frombuffer(written, np.uint8) == ord("\n"))
+        parts: list[Any] = [*cutter.cut(waiting), written, np.diff(ends, prepend=-1).astype(np.int32)]
+        for file, part in zip(files, parts, strict=True):
             file.write(part)
         waiting.clear()
 
     try:
-        for author, lines, time in entries:
+        for author, text, time in stream_records(path, refused, span=span, **columns):
+            if not (lines := split_lines(text)):
+                continue
             authors.append(names[author])
             counts.append(len(lines))
             waiting += lines
@@ -230,66 +305,33 @@ def write_part(
     (folder / "about.json").write_text(json.dumps(about), "utf-8")
 
 
-@no_collection()
-def read_span(path: Path, span: Span, folder: Path, kind: TokenKind, columns: dict[str, str | None]) -> None:
-    """Write a part from a piece of a table."""
-    refused: dict[str, RefusedRows] = {}
-    entries = rows_of(path, refused, span, **columns)
-    write_part(folder, entries, kind, characters=False, table=True, refused=refused)
-
-
 def read_about(folder: Path) -> About:
     """Read what a part says about itself."""
     found = json.loads((folder / "about.json").read_text("utf-8"))
     return About(**{**found, "refused": [RefusedRows(**r) for r in found["refused"]]})
 
 
-# The table
-
-
-@dataclass(frozen=True, slots=True)
-class LineTable:
-    """The lines of a corpus, author after author.
-
-    Attributes:
-      corpus: what is known apart from the text; `authors` is empty.
-      index: whose the lines are and how long.
-      starts: line k is chunks[starts[k] : starts[k] + lengths[k]], its end included.
-      chunks: numbers of words or characters, on disk; 0 ends a line.
-      spelt: the chunk of each number.
-    """
-
-    corpus: Corpus
-    index: LineIndex
-    starts: Numbers
-    lengths: NDArray[np.int32]
-    chunks: NDArray[np.int32]
-    spelt: Sequence[str]
-
-
-def tabulate(path: Path, folder: Path, kind: TokenKind, **columns: str | None) -> LineTable:
-    """Read a corpus into a table of its lines.
+def tabulate(path: Path, folder: Path, kind: TokenKind, *, lower: bool, **columns: str | None) -> LineTable:
+    """Read a corpus into a table of its lines; memory does not hold the lines of a .jsonl, .csv or .tsv.
 
     Args:
-      path: what `read_corpus` reads; only tables are read without being held in memory.
-      folder: a new one for the lines, which may go with the table.
+      path: what `read_corpus` reads.
+      folder: a new one for the lines of such a file, which may go with the table.
       kind: whether chunks are words or characters.
+      lower: whether words are written in lower case.
       columns: `author_column` and `text_column` of `read_corpus`.
 
     Raises:
       DataError: as `read_corpus`.
     """
     if path.is_dir() or not path.exists() or suffix_of(path) not in TABLE_SUFFIXES:
-        corpus = read_corpus(path, **columns)
-        entries = ((a.name, list(a.lines), None) for a in corpus.authors)
-        write_part(folder / "0", entries, kind, characters=corpus.characters, table=False, refused={})
-        about = replace(corpus, authors=(), sha256=corpus.fingerprint())
-        return _join(about, [folder / "0"], path, table=False)
+        table = table_of(read_corpus(path, **columns), kind, lower=lower)
+        return replace(table, corpus=replace(table.corpus, authors=(), sha256=table.corpus.fingerprint()))
     spans = spans_of(path, _pieces(path))
     folders = [folder / str(k) for k in range(len(spans))]
     _read_spans(path, spans, folders, kind, columns)
-    refused = _refused(path, spans, folders)
-    return _join(Corpus(path.name, (), skipped=left_out(path, refused)), folders, path, table=True)
+    about = Corpus(path.name, (), skipped=left_out(path, _refused(path, spans, folders)))
+    return _join(about, folders, path, kind, lower=lower)
 
 
 def _pieces(path: Path) -> int:
@@ -313,11 +355,11 @@ def _read_spans(
             task = json.dumps([str(path), each[1], str(each[2]), kind, columns])
             command = [sys.executable, "-m", "keyfed.text.table", task]
             others.append((each, subprocess.Popen(command, env=found, stderr=subprocess.DEVNULL)))
-        read_span(*work[0])
+        write_part(*work[0])
         for each, process in others:
             if process.wait():  # what went wrong there goes wrong here, with its error
                 shutil.rmtree(each[2], ignore_errors=True)
-                read_span(*each)
+                write_part(*each)
     finally:
         for _, process in others:
             process.kill()
@@ -337,13 +379,12 @@ def _refused(path: Path, spans: Sequence[Span], folders: Sequence[Path]) -> list
 
 
 @no_collection()
-def _join(about: Corpus, folders: Sequence[Path], path: Path, *, table: bool) -> LineTable:
-    """Join parts, their entries in the order of authors and time (as `keyfed.text.corpus.authors_from` has them).
+def _join(about: Corpus, folders: Sequence[Path], path: Path, kind: TokenKind, *, lower: bool) -> LineTable:
+    """Join parts, their rows in the order of authors and time (as `keyfed.text.corpus.authors_from` has them).
 
     Args:
       about: the corpus without its text.
-      path: the corpus's own.
-      table: whether it is one: its authors are handles, which are never kept, and its text lies in the parts.
+      path: the corpus's own; its authors are handles, which are never kept.
     """
     parts = [read_about(folder) for folder in folders]
     spelt, authors = Numbered(), Numbered()
@@ -357,29 +398,21 @@ def _join(about: Corpus, folders: Sequence[Path], path: Path, *, table: bool) ->
     about = replace(about, skipped=about.skipped + _out_of_time(parts))
     if not len(owner):
         must_have_text(about, path)
-    entries = _order(owner, _joined(folders, "moments.f64", np.float64))
-    names = list(authors)
+    rows = _order(owner, _joined(folders, "moments.f64", np.float64))
+    handles = list(authors)
     lines = _joined(folders, "lines.i32")
-    last = np.flatnonzero(np.diff(owner[entries], append=-1))  # of each author
-    first = np.append(0, np.cumsum(lines[entries])[last])
-    names = [pseudonym(names[a]) if table else names[a] for a in owner[entries[last]].tolist()]
-    if table:
-        spans = _byte_bounds(folders, lines)
-        bodies = _bodies(folders, spans, entries, np.append(0, last + 1))
-        about = replace(about, sha256=fingerprint_of(zip(names, np.diff(first).tolist(), bodies, strict=True)))
+    last = np.flatnonzero(np.diff(owner[rows], append=-1))  # of each author
+    first = np.append(0, np.cumsum(lines[rows])[last])
+    names = [pseudonym(handles[a]) for a in owner[rows[last]].tolist()]
+    bodies = _bodies(folders, _byte_bounds(folders, lines), rows, np.append(0, last + 1))
+    about = replace(about, sha256=fingerprint_of(zip(names, np.diff(first).tolist(), bodies, strict=True)))
     sizes, lengths = _joined(folders, "sizes.i32"), _joined(folders, "lengths.i32")
     starts = bounds_of(lengths)[:-1]
-    if (np.diff(entries) < 0).any():  # in many tables the rows lie in this order already
-        order = ranges(bounds_of(lines)[entries], lines[entries])
+    if (np.diff(rows) < 0).any():  # in many tables the rows lie in this order already
+        order = ranges(bounds_of(lines)[rows], lines[rows])
         sizes, lengths, starts = sizes[order], lengths[order], starts[order]
-    return LineTable(
-        corpus=about,
-        index=LineIndex(about.name, names, first, sizes, about.natural),
-        starts=starts,
-        lengths=lengths,
-        chunks=chunks,
-        spelt=list(spelt),
-    )
+    index = LineIndex(about.name, names, first, sizes, about.natural)
+    return LineTable(about, index, starts, lengths, chunks, *_types(list(spelt), kind, about, lower=lower))
 
 
 def _renumber(names: Sequence[str], numbers: Numbered) -> NDArray[np.int32]:
@@ -411,7 +444,7 @@ def _out_of_time(parts: Sequence[About]) -> tuple[Skipped, ...]:
 
 
 def _order(owner: NDArray[np.int32], moments: NDArray[np.float64]) -> Numbers:
-    """Return the entries in order: authors by their first entry, an author's entries by time, if all have one.
+    """Return the rows in order: authors by their first row, an author's rows by time, if all have one.
 
     Example:
       >>> _order(np.array([0, 1, 0]), np.array([5.0, 2.0, 3.0])).tolist()
@@ -429,21 +462,21 @@ def _order(owner: NDArray[np.int32], moments: NDArray[np.float64]) -> Numbers:
 
 
 def _byte_bounds(folders: Sequence[Path], lines: NDArray[np.int32]) -> Numbers:
-    """Return where the text of each entry begins in the parts' texts, one after the other, and the end of the last."""
+    """Return where the text of each row begins in the parts' texts, one after the other, and the end of the last."""
     return bounds_of(_joined(folders, "bytes.i32"))[bounds_of(lines)]
 
 
-def _bodies(folders: Sequence[Path], bounds: Numbers, entries: Numbers, first: Numbers) -> Iterator[bytes]:
-    """Yield each author's lines, joined by line feeds; in order, author a has the entries from first[a] on."""
+def _bodies(folders: Sequence[Path], bounds: Numbers, rows: Numbers, first: Numbers) -> Iterator[bytes]:
+    """Yield each author's lines, joined by line feeds; in order, author a has the rows from first[a] on."""
     with (folders[0] / TEXT).open("ab") as file:
         for folder in folders[1:]:
             with (folder / TEXT).open("rb") as part:
                 shutil.copyfileobj(part, file, READ)
             (folder / TEXT).unlink()
     with (folders[0] / TEXT).open("rb") as file:
-        for block in blocks(first, ENTRIES):
+        for block in blocks(first, ROWS):
             own = first[block.start : block.stop + 1]
-            mine = entries[own[0] : own[-1]]
+            mine = rows[own[0] : own[-1]]
             starts, stops = bounds[mine], bounds[mine + 1]
             runs = np.flatnonzero(np.append(True, starts[1:] != stops[:-1]))  # neighbours are read together
             text = bytearray()
@@ -457,95 +490,6 @@ def _bodies(folders: Sequence[Path], bounds: Numbers, entries: Numbers, first: N
     (folders[0] / TEXT).unlink()
 
 
-# Tokens
-
-
-@dataclass(frozen=True, slots=True)
-class StreamBlock:
-    """The tokens of several lists of lines, one after the other.
-
-    Attributes:
-      lists: which lists, by number.
-      lengths: tokens of each.
-    """
-
-    lists: slice
-    lengths: Numbers
-    tokens: Ids
-
-
-@dataclass(frozen=True, slots=True)
-class TokenTable:
-    """A table of lines whose chunks are cut into words or characters.
-
-    Attributes:
-      types: different words or characters; the first is the end of a line.
-      tokens: chunk c is the types tokens[c].
-    """
-
-    lines: LineTable
-    types: list[str]
-    tokens: Ragged
-
-
-def token_table(table: LineTable, kind: TokenKind, *, lower: bool) -> TokenTable:
-    """Cut each chunk of a table into words; characters are what they are."""
-    types = Numbered({"\n": 0})
-    tokenised = table.corpus.tokenised
-    counts, flat = [1], [0]
-    for chunk in table.spelt[1:]:
-        words = words_of(chunk, tokenised=tokenised, lower=lower) if kind == "word" else [chunk]
-        counts.append(len(words))
-        flat += map(types.__getitem__, words)
-    return TokenTable(table, list(types), Ragged(np.array(flat, np.int64), bounds_of(np.array(counts))))
-
-
-def types_of(table: TokenTable, lists: Ragged) -> Iterator[StreamBlock]:
-    """Yield the types of lists of lines, some lists at a time; every line is followed by its end."""
-    chunk_tokens = table.tokens.counts()
-    flat = table.tokens.flat.astype(np.int32)
-    plain = bool((chunk_tokens == 1).all())
-    for block in blocks(lists.bounds, LINES):
-        bounds = lists.bounds[block.start : block.stop + 1]
-        lines = lists.flat[bounds[0] : bounds[-1]]
-        lengths = table.lines.lengths[lines]
-        chunks = table.lines.chunks[ranges(table.lines.starts[lines], lengths)]
-        ends = bounds_of(lengths)[bounds - bounds[0]]  # of each list, in chunks
-        if plain:
-            yield StreamBlock(block, np.diff(ends), flat[chunks])
-        else:
-            counts = chunk_tokens[chunks]
-            tokens = flat[ranges(table.tokens.bounds[chunks], counts)]
-            yield StreamBlock(block, np.diff(bounds_of(counts)[ends]), tokens)
-
-
-def count_types(table: TokenTable, lists: Ragged, min_clients: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Return how often each type occurs, and with how many clients (`min_clients` or more where more have it)."""
-    size = len(table.types)
-    counts, holders = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    for found in types_of(table, lists):
-        counts += np.bincount(found.tokens, minlength=size)
-        # Only types that are not known to have enough holders are looked at: after some clients hardly any.
-        few = np.flatnonzero(holders[found.tokens] < min_clients)
-        client = np.repeat(np.arange(len(found.lengths)), found.lengths)[few]
-        pairs = np.unique(client * size + found.tokens[few])
-        holders += np.bincount(pairs % size, minlength=size)
-    present = np.flatnonzero(counts[1:]) + 1
-    words = [table.types[t] for t in present.tolist()]
-    return (
-        dict(zip(words, counts[present].tolist(), strict=True)),
-        dict(zip(words, holders[present].tolist(), strict=True)),
-    )
-
-
-def encode_lists(table: TokenTable, vocab: Vocab, lists: Ragged) -> Iterator[StreamBlock]:
-    """Yield the streams of lists of lines, some lists at a time: `Vocab.encode` on a table."""
-    number = vocab.index.get
-    numbers = np.array([EOS, *(number(word, UNK) for word in table.types[1:])], np.int32)
-    for found in types_of(table, lists):
-        yield StreamBlock(found.lists, found.lengths, numbers[found.tokens])
-
-
 if __name__ == "__main__":  # one of several processes that read a table
     source, place, into, chunk_kind, found_columns = json.loads(sys.argv[1])
-    read_span(Path(source), Span(*place), Path(into), chunk_kind, found_columns)
+    write_part(Path(source), Span(*place), Path(into), chunk_kind, found_columns)

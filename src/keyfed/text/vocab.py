@@ -2,7 +2,7 @@
 
 A line of text becomes tokens (`words_of`), tokens become numbers (`Vocab.encode`), and a corpus becomes one
 stream of int32 in which every line ends with `<eos>`. The vocabulary is built from training text only
-(`build_vocab`), or comes from a file (`read_vocab`). On natural partitions a word may be required to occur with at
+(`VocabRules`), or comes from a file (`read_vocab`). On natural partitions a word may be required to occur with at
 least two clients, so that what a single person wrote does not travel to everybody.
 """
 
@@ -13,10 +13,9 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
@@ -300,9 +299,13 @@ def summarise(vocab: Vocab, counts: Mapping[str, int], line_ends: int) -> VocabS
 
 @dataclass(frozen=True, slots=True)
 class VocabRules:
-    """How a vocabulary is chosen among words that were counted; `kind` to `min_clients` are those of `build_vocab`.
+    """How a vocabulary is chosen: the most frequent words of the clients' training text; ties go by the word itself.
 
     Attributes:
+      kind: `"word"` or `"char"`.
+      size: Entries wanted, the four specials included (10,000 leaves 9,996 words); None takes all.
+      lower: Whether to write everything in lower case.
+      min_clients: Clients who must have used a word before it may enter.
       known: The vocabulary of a file, in place of a choice.
     """
 
@@ -348,50 +351,6 @@ class VocabRules:
         vocab = Vocab(self.kind, (*SPECIALS, *kept), lower=self.lower, tokenised=tokenised)
         rare = len(words) - len(shared)
         return vocab, replace(summarise(vocab, counts, line_ends), rare_clients_types=rare)
-
-
-def build_vocab(
-    client_lines: Sequence[Sequence[str]],
-    *,
-    kind: TokenKind,
-    size: int | None,
-    lower: bool,
-    tokenised: bool,
-    min_clients: int = 1,
-) -> tuple[Vocab, VocabSummary]:
-    """Take the most frequent words of the clients' training text; ties go by the word itself.
-
-    Args:
-      client_lines: The training lines of each client. Never validation or test lines.
-      kind: `"word"` or `"char"`.
-      size: Entries wanted, the four specials included (10,000 leaves 9,996 words); None takes all.
-      lower: Whether to write everything in lower case.
-      tokenised: Whether the text is cut at white space only.
-      min_clients: Clients who must have used a word before it may enter.
-
-    Example:
-      >>> lines = [["a b a"], ["a c <unk>"]]
-      >>> vocab, summary = build_vocab(
-      ...     lines, kind="word", size=None, lower=False, tokenised=True, min_clients=2)
-      >>> vocab.words[4:], summary.types, summary.dropped_types, summary.tokens, summary.unknown_rate
-      (('a',), 4, 2, 8, 0.375)
-    """
-    cut = cutter(kind, tokenised=tokenised, lower=lower)
-    rules = VocabRules(kind, size, lower, min_clients)
-    return rules.choose(*count_tokens(client_lines, cut), clients=len(client_lines), tokenised=tokenised)
-
-
-def count_tokens(
-    client_lines: Sequence[Sequence[str]], cut: Callable[[str], Iterable[str]]
-) -> tuple[Counter[str], Counter[str], int]:
-    """Return occurrences and clients of each token, and the number of lines."""
-    counts: Counter[str] = Counter()
-    holders: Counter[str] = Counter()
-    for lines in client_lines:
-        mine = Counter(chain.from_iterable(map(cut, lines)))
-        counts.update(mine)
-        holders.update(mine.keys())
-    return counts, holders, sum(map(len, client_lines))
 
 
 READS = {"word": "words", "char": "characters"}

@@ -24,7 +24,8 @@ from keyfed.keyboard.layout import offensive_words
 from keyfed.text.catalogue import NAMED, at_hand, load_corpus
 from keyfed.text.corpus import Corpus, pseudonym
 from keyfed.text.published import packaged_chat, read_chat
-from keyfed.text.vocab import SPECIALS, UNK, build_vocab
+from keyfed.text.vocab import SPECIALS, UNK
+from tests.vocabulary import build_vocab
 
 ROOT = Path(__file__).parents[3]
 MAKE = ROOT / "corpora" / "chat" / "make.py"

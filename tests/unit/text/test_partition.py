@@ -30,7 +30,7 @@ from keyfed.text.partition import (
     statistics,
 )
 from keyfed.text.ragged import bounds_of
-from keyfed.text.vocab import build_vocab
+from tests.vocabulary import build_vocab
 
 DATA = Path(os.environ.get("KEYFED_DATA", Path(__file__).parents[4] / "shared" / "data"))
 POOLED = PARTITIONS[1:]

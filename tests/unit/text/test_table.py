@@ -15,8 +15,9 @@ from keyfed.text import table as linetable
 from keyfed.text.corpus import read_corpus
 from keyfed.text.partition import line_sizes, partition, partition_lines
 from keyfed.text.records import Span, read_records, spans_of, stream_records
-from keyfed.text.table import count_types, encode_lists, tabulate, token_table
-from keyfed.text.vocab import VocabRules, build_vocab
+from keyfed.text.table import count_types, encode_lists, table_of, tabulate
+from keyfed.text.vocab import VocabRules
+from tests.vocabulary import build_vocab
 
 WORDS = ["Don’t", "panic:", "it's", "1,234.5", "well-being", "😀!", "<unk>", "é", "na\u00efve", "a.b", "(x)", "…"]
 
@@ -51,7 +52,12 @@ def write_table(path, found, junk=True) -> None:
 def same(path, folder, kind="word", lower=True) -> None:
     """Compare a table with the corpus in memory: authors, sizes, partition, vocabulary, tokens, fingerprint."""
     shutil.rmtree(folder, ignore_errors=True)
-    corpus, table = read_corpus(path), tabulate(path, folder, kind)
+    corpus = read_corpus(path)
+    for table in (tabulate(path, folder, kind, lower=lower), table_of(corpus, kind, lower=lower)):
+        same_table(corpus, table, kind, lower)
+
+
+def same_table(corpus, table, kind, lower) -> None:
     assert table.corpus.fingerprint() == corpus.fingerprint()
     assert (table.corpus.name, table.corpus.skipped) == (corpus.name, corpus.skipped)
     assert table.index.names == [a.name for a in corpus.authors]
@@ -66,13 +72,12 @@ def same(path, folder, kind="word", lower=True) -> None:
         rules = {"kind": kind, "size": 60, "lower": lower, "min_clients": 2 if len(cut.names) > 1 else 1}
         train = [c.train for c in population.clients]
         vocab, summary = build_vocab(train, tokenised=corpus.tokenised, **rules)
-        tokens = token_table(table, kind, lower=lower)
-        counts, holders = count_types(tokens, cut.train, rules["min_clients"])
+        counts, holders = count_types(table, cut.train, rules["min_clients"])
         about = {"clients": len(cut.names), "tokenised": corpus.tokenised}
         assert (vocab, summary) == VocabRules(**rules).choose(counts, holders, len(cut.train.flat), **about)
         streams = [
             ids.tolist()
-            for found in encode_lists(tokens, vocab, cut.train)
+            for found in encode_lists(table, vocab, cut.train)
             for ids in np.split(found.tokens, np.cumsum(found.lengths)[:-1])
         ]
         assert streams == [vocab.encode(lines).tolist() for lines in train]
@@ -82,7 +87,7 @@ def same(path, folder, kind="word", lower=True) -> None:
 @pytest.mark.parametrize("pieces", [1, 3])
 def test_a_table_of_lines_is_the_corpus(tmp_path, monkeypatch, times, pieces):
     monkeypatch.setattr(linetable, "_pieces", lambda path: pieces)
-    monkeypatch.setattr(linetable, "ENTRIES", 7)
+    monkeypatch.setattr(linetable, "ROWS", 7)
     monkeypatch.setattr(linetable, "LINES", 20)
     path = tmp_path / "chat.jsonl"
     write_table(path, rows(times))
@@ -131,7 +136,7 @@ def test_a_table_without_text_is_refused_as_in_memory(tmp_path):
     with pytest.raises(DataError) as memory:
         read_corpus(path)
     with pytest.raises(DataError) as table:
-        tabulate(path, tmp_path / "lines", "word")
+        tabulate(path, tmp_path / "lines", "word", lower=True)
     assert str(memory.value) == str(table.value)
 
 

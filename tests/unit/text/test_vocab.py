@@ -20,14 +20,13 @@ from keyfed.text.vocab import (
     SPECIALS,
     UNK,
     Vocab,
-    build_vocab,
-    count_tokens,
     cutter,
     read_vocab,
     summarise,
     vocab_sha256,
     words_of,
 )
+from tests.vocabulary import build_vocab, count_tokens
 
 DATA = Path(os.environ.get("KEYFED_DATA", Path(__file__).parents[4] / "shared" / "data"))
 
