@@ -21,8 +21,8 @@ from keyfed.config.load import Config, ModelConfig
 from keyfed.engine.network import init_params, parameter_count
 from keyfed.keyboard.lexicon import keys_of
 from keyfed.keyboard.session import Keyboard, keyboard_of
-from keyfed.run.custom import build_network
 from keyfed.run.folder import Trained, load_model
+from keyfed.run.prepare import build_network
 from keyfed.text.vocab import SPECIALS, Vocab
 
 WORDS, TYPED, SWIPES = 10_000, 400, 100

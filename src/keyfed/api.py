@@ -30,8 +30,8 @@ from keyfed.lab.experiment import tune as tuning
 from keyfed.lab.experiment.tune import parse_search
 from keyfed.reports import finished, run_page
 from keyfed.reports.finished import Personalisation
+from keyfed.run import evaluate as suggestions
 from keyfed.run import loop as training
-from keyfed.run import suggest as suggestions
 from keyfed.run import vocabulary as vocabularies
 from keyfed.run.folder import Trained
 from keyfed.run.folder import load_model as _load_model

@@ -139,7 +139,7 @@ def made(tmp_path_factory):
 
     While it is used, the small base stands for that of the package.
     """
-    from keyfed.run.start import base
+    from keyfed.run import base
     from tests.base_model import make_base
 
     root = tmp_path_factory.mktemp("made")

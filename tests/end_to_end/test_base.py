@@ -23,13 +23,13 @@ from keyfed.config.load import Config
 from keyfed.errors import ConfigError, PrivacyError, RunError
 from keyfed.keyboard import base_pack
 from keyfed.model.language_model import build_spec, widen
+from keyfed.run import base as base_module
+from keyfed.run import start as start_module
+from keyfed.run.base import CARD, FILES, MANIFEST, MOST_BYTES, Base, Fit, load_base
 from keyfed.run.folder import read_result, read_run_toml
 from keyfed.run.prepare import prepare
 from keyfed.run.remote.train import deployable, train_deployed
-from keyfed.run.start import base as base_module
-from keyfed.run.start import weights as start_module
-from keyfed.run.start.base import CARD, FILES, MANIFEST, MOST_BYTES, Base, Fit, load_base
-from keyfed.run.start.weights import (
+from keyfed.run.start import (
     find_source,
     initial_params,
     make_ready,
@@ -270,11 +270,11 @@ def test_only_train_and_up_offer_it():
     source = Path(library.__file__).parent
     read = {p.relative_to(source).as_posix(): p.read_text("utf-8") for p in source.rglob("*.py")}
     users = {p for p, text in read.items() if "offer_start" in text}
-    assert users == {"run/start/weights.py", "run/recipe/pilot.py", "deploy/up.py"}
+    assert users == {"run/start.py", "run/pilot.py", "deploy/up.py"}
     assert {p for p, text in read.items() if "offered=offered" in text} == {
         "cli/train.py",
         "cli/federation.py",
-        "run/recipe/pilot.py",
+        "run/pilot.py",
         "run/loop.py",
         "run/dry.py",
         "deploy/up.py",

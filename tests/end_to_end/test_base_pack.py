@@ -17,10 +17,10 @@ import keyfed as library
 from keyfed.errors import RunError
 from keyfed.keyboard import base_pack
 from keyfed.model.language_model import quantise, widen
+from keyfed.run import base as base_module
+from keyfed.run.base import CARD, FILES, MANIFEST, MOST_BYTES, load_base
 from keyfed.run.folder import read_result
 from keyfed.run.prepare import prepare
-from keyfed.run.start import base as base_module
-from keyfed.run.start.base import CARD, FILES, MANIFEST, MOST_BYTES, load_base
 from tests.base_model import LICENCE, NAME, SETTINGS, make_base, write_lines
 
 pytestmark = pytest.mark.usefixtures("made")  # a small base stands for that of the package

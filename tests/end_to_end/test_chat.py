@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from keyfed.run.evaluate import suggest
 from keyfed.run.folder import load_model
-from keyfed.run.suggest import suggest
 from keyfed.text.vocab import SPECIALS
 
 SMALL = [

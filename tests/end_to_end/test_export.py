@@ -24,9 +24,9 @@ import keyfed as library
 from keyfed.cli import keyboard
 from keyfed.keyboard import assets, bundle, graph, serve
 from keyfed.keyboard.bundle import ngram_from_bytes
+from keyfed.run import base as base_module
 from keyfed.run import loop as run_training
-from keyfed.run.start import base as base_module
-from keyfed.run.start.base import load_base
+from keyfed.run.base import load_base
 from tests.base_model import LICENCE, NAME, make_base
 from tests.end_to_end.test_extending import Bag, config_for
 from tests.unit.keyboard.conftest import give_runtime

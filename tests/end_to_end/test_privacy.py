@@ -19,7 +19,7 @@ from keyfed.run.folder import load_model, read_metrics, read_result
 from keyfed.run.loop import Silent, train
 from keyfed.run.prepare import prepare
 from keyfed.run.privacy import account_of_run
-from keyfed.run.start.weights import token_counts
+from keyfed.run.start import token_counts
 from keyfed.text.vocab import SPECIALS, Vocab
 
 TINY = [

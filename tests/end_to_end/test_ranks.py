@@ -20,9 +20,9 @@ from keyfed.config.load import method_spec
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
 from keyfed.run.checkpoint import load_checkpoint
-from keyfed.run.choose import Choice
 from keyfed.run.folder import read_metrics
 from keyfed.run.metrics_line import read_curves
+from keyfed.run.plan import Choice
 from keyfed.run.ranks import among
 
 from .conftest import TINY

@@ -11,12 +11,11 @@ import pytest
 
 import keyfed as library
 from keyfed.errors import ConfigError, RunError
-from keyfed.run import checkpoint
+from keyfed.run import checkpoint, pilot
 from keyfed.run import loop as training
 from keyfed.run.folder import read_run_toml
 from keyfed.run.loop import Silent
-from keyfed.run.recipe import pilot
-from keyfed.run.recipe.settings import CENTRAL
+from keyfed.run.recipe import CENTRAL
 
 SMALL = {
     "model_embed": 8, "model_hidden": 12, "data_window": 8, "train_valid_tokens": 300,

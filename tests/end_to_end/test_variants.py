@@ -19,9 +19,9 @@ import keyfed as library
 from keyfed.cli.app import app
 from keyfed.lab.experiment import runner as comparing
 from keyfed.lab.experiment.compare import resolve
+from keyfed.run import dry as preview
 from keyfed.run import loop as training
 from keyfed.run.folder import read_metrics
-from keyfed.run.start import preview
 from keyfed.text.vectors.load import recognise
 from tests.end_to_end.conftest import TINY, write_corpus
 from tests.end_to_end.test_cli import one_line

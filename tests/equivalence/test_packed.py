@@ -33,12 +33,11 @@ from keyfed.model.cells import CELLS
 from keyfed.model.conformance import check_model
 from keyfed.model.language_model import init_params
 from keyfed.reports.finished import Personalisation, evaluate_run, personalise_run
-from keyfed.run.evaluate import evaluate_lines, evaluate_sentences, limit_streams, scorer_of, total, validator
+from keyfed.run.evaluate import evaluate_lines, evaluate_sentences, limit_streams, scorer_of, suggest, total, validator
 from keyfed.run.folder import load_model, read_metrics, read_result
 from keyfed.run.loop import Silent, train
 from keyfed.run.prepare import make_problem, prepare
 from keyfed.run.remote.device import own_text
-from keyfed.run.suggest import suggest
 from keyfed.text.batches import Batching, line_starts, lines_of, packed_steps
 from keyfed.text.vocab import BOS, EOS
 

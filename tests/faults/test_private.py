@@ -21,9 +21,9 @@ from keyfed.private.dp.accounting import Release, epsilon
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.reports.run_page import write_report
 from keyfed.run import privacy as run_privacy
-from keyfed.run.custom import build_network
 from keyfed.run.folder import read_metrics
 from keyfed.run.loop import train
+from keyfed.run.prepare import build_network
 from keyfed.run.privacy import account_of_run
 from keyfed.run.remote import private as deployed_private
 from keyfed.wire import client as session

@@ -17,8 +17,8 @@ from keyfed.federated.types import Share
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.private.dp.noise import Noising, norm_of
 from keyfed.private.secagg.keys import SIGNATURE_BYTES
-from keyfed.run.custom import build_network
 from keyfed.run.folder import read_metrics
+from keyfed.run.prepare import build_network
 from keyfed.run.remote import private as deployed_private
 from keyfed.run.remote import rounds
 from keyfed.wire.messages import unpack

@@ -11,7 +11,7 @@ import torch
 from keyfed.engine.network import init_params
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.run import privacy as run_privacy
-from keyfed.run.custom import build_network
+from keyfed.run.prepare import build_network
 from keyfed.wire.device_store import LastPart
 from keyfed.wire.messages import Rejected, unpack
 from keyfed.wire.private_part import Promise

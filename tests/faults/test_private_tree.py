@@ -10,7 +10,7 @@ from keyfed.private.dp.accounting import TreeRelease
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.run import privacy as run_privacy
 from keyfed.run.checkpoint import read_checkpoint
-from keyfed.run.custom import build_network
+from keyfed.run.prepare import build_network
 from keyfed.run.remote import private as deployed_private
 from keyfed.run.remote import rounds
 

@@ -18,8 +18,8 @@ from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.processes import Processes, descendants, running, wait_until
 from keyfed.deploy.superlink import ServerHome, start_superlink
 from keyfed.deploy.up import start_clients
+from keyfed.run.base import load_base
 from keyfed.run.folder import read_metrics, read_run_toml
-from keyfed.run.start.base import load_base
 
 pytestmark = pytest.mark.federation
 

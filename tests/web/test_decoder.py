@@ -22,7 +22,7 @@ from keyfed.keyboard.context import WrittenText, all_capitals, display, put, rea
 from keyfed.keyboard.layout import base_letter, constants, fold, layout_of
 from keyfed.keyboard.lexicon import Speller, build_trie
 from keyfed.model.ngram import fit_kneser_ney
-from keyfed.run.suggest import _complete
+from keyfed.run.evaluate import _complete
 from keyfed.text.batches import line_read
 from keyfed.text.vocab import EOS, SPECIALS, Vocab, words_of
 

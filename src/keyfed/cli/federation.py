@@ -71,7 +71,7 @@ def up(
     from keyfed.deploy.up import up as run_up
     from keyfed.reports.run_page import report_run
     from keyfed.run.console import Narrator, plural
-    from keyfed.run.recipe.pilot import choose_for_federation
+    from keyfed.run.pilot import choose_for_federation
 
     if not plain and clients < 3:
         raise ConfigError(f"{plural(clients, 'client')} cannot hide in each other's sum; take at least 3, or --plain")

@@ -75,7 +75,7 @@ def keyboard(
     from keyfed.keyboard import serve
     from keyfed.keyboard.assets import WEB
     from keyfed.keyboard.export import export_run
-    from keyfed.run.start.base import is_base
+    from keyfed.run.base import is_base
 
     serve.page_files(WEB)  # what is missing is said before anything long
     with serve.listen(port) as listening, TemporaryDirectory(prefix="keyfed-keyboard-") as temporary:
@@ -159,8 +159,8 @@ def suggest(
       keyfed suggest base "how do i"
     """
     from keyfed.keyboard.terminal import PlainLine, harmless, run_terminal, suggestions_of
-    from keyfed.run.start.base import load_run
-    from keyfed.run.suggest import suggest as suggest_words
+    from keyfed.run.base import load_run
+    from keyfed.run.evaluate import suggest as suggest_words
 
     trained = load_run(run)
 

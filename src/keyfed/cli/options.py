@@ -99,7 +99,7 @@ def configure(
     """Defaults (or a run's own), then the TOML file, then named options, then --set.
 
     Args:
-      recipe: where no method is named, leave what is not set to the recipe (`keyfed.run.recipe.settings`).
+      recipe: where no method is named, leave what is not set to the recipe (`keyfed.run.recipe`).
       minutes: let the number of rounds follow from this time.
     """
     from keyfed.config.load import (

@@ -31,7 +31,7 @@ from keyfed.errors import ConfigError
 if TYPE_CHECKING:
     from keyfed.config.load import Config
     from keyfed.run.loop import Listener
-    from keyfed.run.recipe.settings import Setting
+    from keyfed.run.recipe import Setting
 
 MinutesOption = Annotated[
     float | None,
@@ -196,7 +196,7 @@ def _train(
         offered, resolved = False, replace(resolved, train=replace(resolved.train, init=base.train.init))
     chosen: Sequence[Setting] = ()
     if federation is not None:
-        from keyfed.run.recipe.pilot import choose_for_federation
+        from keyfed.run.pilot import choose_for_federation
 
         resolved, chosen = choose_for_federation(resolved, None)
     if dry_run:

@@ -41,7 +41,7 @@ BASE = "base"  # as train.init: the model that comes with the package
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """What a run settles when it begins (`keyfed.run.recipe.pilot`); run.toml has what came of it.
+    """What a run settles when it begins (`keyfed.run.pilot`); run.toml has what came of it.
 
     Attributes:
       given: `section.key` of what the caller has set; the recipe chooses the rest from the corpus. None: nothing is

@@ -28,7 +28,7 @@ from keyfed.wire.roster import mark_of, roster_hash
 
 if TYPE_CHECKING:
     from keyfed.config.load import Config
-    from keyfed.run.recipe.settings import Setting
+    from keyfed.run.recipe import Setting
 
 T = TypeVar("T")
 CONNECT_SECONDS, WAIT_SECONDS = 120.0, 60.0
@@ -160,11 +160,11 @@ def up(
     """
     need_flower()
     from keyfed.run.console import plural
+    from keyfed.run.pilot import with_carried_step
     from keyfed.run.prepare import prepare
-    from keyfed.run.recipe.pilot import with_carried_step
     from keyfed.run.remote.private import terms_for
     from keyfed.run.remote.train import deployable
-    from keyfed.run.start.weights import find_source, make_ready, not_base, offer_start
+    from keyfed.run.start import find_source, make_ready, not_base, offer_start
 
     deployable(config)
     if config.privacy.on:
@@ -245,9 +245,9 @@ def train_in_federation(
       chosen: what the recipe chose.
       offered: the run asks for no start, and takes the base model where that knows enough of the vocabulary.
     """
-    from keyfed.run.recipe.pilot import with_carried_step
+    from keyfed.run.pilot import with_carried_step
     from keyfed.run.remote.train import deployable
-    from keyfed.run.start.weights import not_base, offer_start_by_words
+    from keyfed.run.start import not_base, offer_start_by_words
     from keyfed.text.vocab import Vocab
 
     need_flower()

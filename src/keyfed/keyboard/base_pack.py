@@ -25,10 +25,10 @@ from keyfed.keyboard.export import written_forms
 from keyfed.model.language_model import ModelSpec, Params, parameter_count, quantise, shapes, widen
 from keyfed.reports.document import render
 from keyfed.reports.finished import with_data
+from keyfed.run import base
 from keyfed.run.evaluate import headline
 from keyfed.run.folder import Trained, load_model, read_result, read_run_toml
 from keyfed.run.prepare import Prepared
-from keyfed.run.start import base
 from keyfed.text.vocab import SPECIALS, UNK, words_of
 
 LINES_BYTES = 300_000  # of the hashes of its lines

@@ -39,7 +39,7 @@ from keyfed.errors import KeyfedError, RunError
 from keyfed.keyboard.graph import state_widths
 from keyfed.model.language_model import SCALE, ModelSpec, shapes, widen
 from keyfed.model.ngram import Ints, KneserNey, Level, Tokens, fit_kneser_ney
-from keyfed.run.start.base import SPEC
+from keyfed.run.base import SPEC
 from keyfed.text.vocab import Vocab
 
 FORMAT = 1

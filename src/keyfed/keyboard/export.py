@@ -36,11 +36,11 @@ from keyfed.keyboard.graph import (
     step_graph,
 )
 from keyfed.model.language_model import PRESETS, ModelSpec, parameter_count, quantise, shapes, widen
+from keyfed.run.base import SPEC, Base, is_base, load_base
 from keyfed.run.console import human_bytes
 from keyfed.run.evaluate import limit_streams
 from keyfed.run.folder import Trained, load_model, read_result, read_run_toml, resume_command
 from keyfed.run.prepare import Prepared, prepare
-from keyfed.run.start.base import SPEC, Base, is_base, load_base
 from keyfed.text.catalogue import NAMED, at_hand, is_path
 from keyfed.text.vocab import Vocab, words_of
 

@@ -34,12 +34,12 @@ from keyfed.reports.document import (
 )
 from keyfed.reports.figures import draw_plots, validation
 from keyfed.run.console import human_bytes, plural, render_table
+from keyfed.run.evaluate import PROMPTS, suggest
 from keyfed.run.folder import load_model, read_metrics, read_result, read_run_toml, resume_command
 from keyfed.run.metrics_line import diverged_warning, halved_notes
-from keyfed.run.recipe.pilot import BETWEEN, SETTLED
+from keyfed.run.pilot import BETWEEN, SETTLED
 from keyfed.run.secure import secure_facts
-from keyfed.run.start.weights import start_lines
-from keyfed.run.suggest import PROMPTS, suggest
+from keyfed.run.start import start_lines
 
 Record = Mapping[str, Any]
 Rows = list[list[str]]

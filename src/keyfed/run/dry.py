@@ -1,25 +1,29 @@
-"""`--dry-run`: what a run would do and what it would cost, before it does it."""
+"""`--dry-run`: what a run would start from, what it would do and what it would cost, before it does it."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from keyfed.config.load import Config, dump_toml, to_document
+from keyfed.config.schema import VectorsConfig
 from keyfed.engine.network import init_params, parameter_count
 from keyfed.engine.task import keeps_state
+from keyfed.errors import ConfigError
 from keyfed.federated.types import Method, Params
 from keyfed.federated.weigh import kept
+from keyfed.run.base import match_words
 from keyfed.run.console import human_bytes, plural
 from keyfed.run.metrics_line import model_bytes
+from keyfed.run.pilot import choose, dry_lines
 from keyfed.run.plan import cautions, members_of, over_rounds, participations, plan, plan_of_round
-from keyfed.run.prepare import client_tokens, round_tokens
+from keyfed.run.prepare import Prepared, client_tokens, frozen_line, refuse_frozen, round_tokens
 from keyfed.run.privacy import announcement, make_private
-from keyfed.run.recipe.pilot import choose, dry_lines
 from keyfed.run.secure import secure_line, sizes_in
-from keyfed.run.start.freeze import frozen_line, refuse_frozen
-from keyfed.run.start.preview import preview_start
-from keyfed.run.start.weights import find_source, start_lines
+from keyfed.run.start import LARGE, find_source, make_ready, refuse_overlap, same_shape, start_lines, width_for
+from keyfed.text.vectors.load import recognise
 
 TORCH_ITSELF = 300_000_000  # resident memory of an idle training process
 
@@ -117,3 +121,61 @@ def describe_plan(config: Config, *, offered: bool = False) -> dict[str, Any]:
         "nothing was trained or written (--dry-run)",
     ]
     return {**description, "text": "\n".join(lines)}
+
+
+def wide_enough(asked: VectorsConfig, prepared: Prepared) -> tuple[str, int, int]:
+    """Return the format of the vectors, how many numbers a word has in the file and how many in the end.
+
+    Raises:
+      ConfigError: the file has too few, or the model takes no word vectors.
+    """
+    assert asked.file is not None
+    wanted = width_for(asked, prepared)
+    kind, width = recognise(Path(asked.file))[:2]
+    if width < wanted:
+        raise ConfigError(
+            f"{asked.file}: {width} numbers a word, and the embedding of {prepared.spec.name} has {wanted}; take a "
+            f"wider file, or set model.embed to at most {width}"
+        )
+    return kind, width, wanted
+
+
+def refuse_start(config: Config, prepared: Prepared, seeds: Sequence[int]) -> None:
+    """Refuse a start that does not fit, before anything is trained; the vectors themselves are not read yet.
+
+    Raises:
+      KeyfedError: no such run or file, another architecture, no common word, or clients that overlap under a seed.
+    """
+    source = find_source(config)
+    if source is not None:
+        same_shape(source, prepared)
+        match_words(source.trained.vocab, prepared.vocab)
+        for seed in seeds:
+            refuse_overlap(source.trained, replace(config, train=replace(config.train, seed=seed)))
+    if config.vectors.file is not None:
+        wide_enough(config.vectors, prepared)
+
+
+def preview_start(config: Config, prepared: Prepared) -> tuple[dict[str, Any], list[str]]:
+    """Return what a run would start from, and the same in words; a large file of vectors is not read to its end.
+
+    Raises:
+      KeyfedError: what training would refuse, as far as it is seen without reading a large file.
+    """
+    source, asked = find_source(config), config.vectors
+    if asked.file is None:
+        _, about = make_ready(config, prepared, source, lambda line: None)
+        return about, start_lines(about)
+    kind, width, wanted = wide_enough(asked, prepared)
+    path = Path(asked.file)
+    if path.is_file() and path.stat().st_size < LARGE:
+        _, about = make_ready(config, prepared, source, lambda line: None)
+        return about, start_lines(about)
+    _, about = make_ready(replace(config, vectors=VectorsConfig()), prepared, source, lambda line: None)
+    reduced = asked.reduce if width > wanted or asked.reduce == "pp-pca-pp" else None
+    seen = {"file": asked.file, "format": kind, "width": width, "dim": wanted, "reduced": reduced}
+    how = f"{width} → {wanted} numbers by {reduced}" if reduced else f"{width} numbers each"
+    line = (
+        f"word vectors {path.name} ({kind}): {how}; which words it has is seen when it is read, before the first round"
+    )
+    return {**about, "vectors": seen}, [*start_lines(about), line]

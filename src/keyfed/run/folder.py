@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load, save
@@ -28,10 +28,12 @@ from keyfed.errors import FolderInUse, RunError
 from keyfed.federated.soundness import finite
 from keyfed.files import locked, parse_json, read_json, write_atomically
 from keyfed.model.language_model import Params
-from keyfed.run.choose import Choice
-from keyfed.run.custom import build_network, refuse_others
+from keyfed.run.prepare import build_network
 from keyfed.text.batches import reads_lines
 from keyfed.text.vocab import Vocab, vocab_sha256
+
+if TYPE_CHECKING:
+    from keyfed.run.plan import Choice
 
 LOCK = "run.lock"
 
@@ -152,7 +154,7 @@ def refuse_changes(
     """Refuse to go on with a run under another configuration or other data; return its `made` section.
 
     Args:
-      outside: module and method that were passed, by name; see `keyfed.run.custom.names`.
+      outside: module and method that were passed, by name; see `keyfed.run.plan.names`.
       may_start: whether another run could start from this one's weights, which is then said.
     """
     old, made = read_run_toml(folder)
@@ -357,3 +359,16 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         if not isinstance(line, dict) or not isinstance(line.get("round"), int):
             raise RunError(f"{path} is damaged: line {number} is not that of a round")
     return found
+
+
+def refuse_others(folder: Path, made: Mapping[str, Any], passed: Mapping[str, str]) -> None:
+    """Refuse to go on with a run whose module or method is not the one it began with."""
+    for what in ("module", "method"):
+        began, now = made.get(what), passed.get(what)
+        if began is None and now is not None:
+            raise RunError(f"{folder} began with a {what} of the package, and was given {now}; leave {what} out")
+        if began != now:
+            raise RunError(
+                f"{folder} began with the {what} {began} from outside the package, and was given {now or 'none'}; "
+                f"go on from Python with the same one: keyfed.train(config, out, resume=True, {what}=…)"
+            )

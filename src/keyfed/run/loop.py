@@ -37,8 +37,6 @@ from keyfed.federated.types import Federation, Method, Params, State
 from keyfed.files import write_atomically
 from keyfed.model.output import Score
 from keyfed.run.checkpoint import Best, Checkpoint, Cohort, RoundOutcome, RunLog, RunProgress, good_in, load_checkpoint
-from keyfed.run.choose import Choice
-from keyfed.run.custom import names
 from keyfed.run.evaluate import limit_streams, validator
 from keyfed.run.folder import (
     as_before,
@@ -65,24 +63,25 @@ from keyfed.run.metrics_line import (
     stopped_line,
     unsound_line,
 )
+from keyfed.run.pilot import as_it_began, settle, with_more_rounds
 from keyfed.run.plan import (
+    Choice,
     cautions,
     extension_line,
     limits_of,
     members_of,
+    names,
     over_rounds,
     plan,
     plan_of_round,
     watch_of,
 )
-from keyfed.run.prepare import POOLED, Prepared, client_tokens, make_problem
+from keyfed.run.prepare import FROZEN, POOLED, Prepared, client_tokens, frozen_line, make_problem, refuse_frozen
 from keyfed.run.privacy import PrivateRun, make_private, public_record, public_result, refuse_start
 from keyfed.run.ranks import among, federate, follow, lead, together
-from keyfed.run.recipe.pilot import as_it_began, settle, with_more_rounds
 from keyfed.run.result import finish
 from keyfed.run.secure import secure_record, sizes_in
-from keyfed.run.start.freeze import FROZEN, frozen_line, refuse_frozen
-from keyfed.run.start.weights import Start, find_source, initial_params, make_ready, refuse_other_start, start_lines
+from keyfed.run.start import Start, find_source, initial_params, make_ready, refuse_other_start, start_lines
 from keyfed.system import usable_cores
 
 

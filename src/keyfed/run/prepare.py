@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from keyfed.config.load import Config
-from keyfed.engine.module import MakeModule, ModuleNetwork
-from keyfed.engine.network import Network
+from keyfed.config.load import Config, ModelConfig
+from keyfed.engine.module import MakeModule, ModuleNetwork, qualified_name
+from keyfed.engine.network import Network, shapes
 from keyfed.engine.problem import ClientStore, Problem
 from keyfed.errors import ConfigError
 from keyfed.federated.cohort import cohort_size
 from keyfed.federated.types import Method
+from keyfed.model.language_model import build_spec, preset
 from keyfed.run.console import plural
-from keyfed.run.custom import build_network, refuse_model_options
 from keyfed.run.encode import MOST_STREAMS, Encoded, Streams, encoded, window_of
 from keyfed.run.evaluate import limit_streams
-from keyfed.run.start.freeze import FROZEN
 from keyfed.text.batches import Batching
 from keyfed.text.vocab import EOS
 
@@ -174,3 +173,56 @@ def make_problem(prepared: Prepared, config: Config, method: Method, device: str
     members = usual_members(config, len(prepared.store))
     sweep = budget or round_tokens(prepared, members, 1)
     return replace(problem, store=pooled_store(prepared.store), sweep=sweep)
+
+
+def build_network(config: Config, vocab: int, module: MakeModule | None) -> Network:
+    """Return the configuration's preset for a vocabulary, or the caller's module in its place."""
+    m = config.model
+    if module is not None:
+        return ModuleNetwork(module, vocab, config.data.window or preset(m.name).window, config.train.seed)
+    return build_spec(m.name, vocab, dropout=m.dropout, tied=m.tied, embed=m.embed, hidden=m.hidden, layers=m.layers)
+
+
+def refuse_model_options(config: Config, module: MakeModule) -> None:
+    """Refuse options of a preset beside a module, which knows nothing of them."""
+    preset_of, default = asdict(config.model), asdict(ModelConfig())
+    given = [f"model.{key}={value}" for key, value in preset_of.items() if key != "name" and value != default[key]]
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)} would change a preset, and the model is your module {qualified_name(module)}; leave "
+            "it out here and say it there"
+        )
+
+
+EMBEDDING = "embedding.weight"
+FROZEN = frozenset({EMBEDDING})
+
+
+def refuse_frozen(config: Config, network: Network, method: Method) -> None:
+    """Raise ConfigError where a frozen embedding could not stay as it is."""
+    rounds = config.train.frozen_rounds
+    if not rounds:
+        return
+    if EMBEDDING not in shapes(network):
+        raise ConfigError(
+            f"train.frozen_rounds is {rounds}, but the model {network.name} has no layer {EMBEDDING}: it has "
+            f"{', '.join(shapes(network))}"
+        )
+    if method.noise is not None:
+        raise ConfigError(f"train.frozen_rounds is {rounds}, but {method.name}'s noise moves every layer; set noise=0")
+    if method.solver.start is not None:
+        raise ConfigError(
+            f"train.frozen_rounds is {rounds}, but clients of {method.name} send all their layers when they join; "
+            "use a method without duals, fedprox say"
+        )
+
+
+def frozen_line(config: Config, network: Network) -> str | None:
+    """Say what is frozen and for how long; None if nothing is."""
+    rounds, t = config.train.frozen_rounds, config.train
+    if not rounds:
+        return None
+    tied = not isinstance(network, ModuleNetwork) and network.tied
+    what = "embedding, which is the output matrix too," if tied else "embedding"
+    until = "never trained" if rounds >= t.rounds else f"not trained in the first {rounds} of {t.rounds} rounds"
+    return f"frozen: the {what} is {until}, and is not sent up while it is frozen"

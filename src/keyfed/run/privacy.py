@@ -45,7 +45,7 @@ from keyfed.private.secagg.threshold import PRIVATE_RATIO
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.metrics_line import Sizes
 from keyfed.run.secure import settings_of
-from keyfed.run.start.weights import StartModel
+from keyfed.run.start import StartModel
 from keyfed.text.partition import parse_part
 from keyfed.text.vocab import Vocab
 

@@ -25,8 +25,7 @@ from keyfed.engine.simulate import Simulation
 from keyfed.engine.task import keeps_state
 from keyfed.errors import ConfigError, KeyfedError, RankError
 from keyfed.federated.types import Method
-from keyfed.run.choose import Choice
-from keyfed.run.plan import plan
+from keyfed.run.plan import Choice, plan
 from keyfed.run.prepare import make_problem, prepare
 from keyfed.run.secure import sums_of
 from keyfed.text.vocab import vocab_sha256

@@ -16,7 +16,6 @@ from keyfed.federated.types import Method, Params
 from keyfed.model.ngram import KneserNey, Unigram, fit_kneser_ney, fit_unigram
 from keyfed.model.output import Score
 from keyfed.run.checkpoint import Best
-from keyfed.run.choose import Choice
 from keyfed.run.encode import Streams
 from keyfed.run.evaluate import (
     by_line,
@@ -29,7 +28,7 @@ from keyfed.run.evaluate import (
 )
 from keyfed.run.folder import read_metrics, save_model
 from keyfed.run.metrics_line import reached, soundness_counts
-from keyfed.run.plan import members_of
+from keyfed.run.plan import Choice, members_of
 from keyfed.run.prepare import Prepared
 from keyfed.run.secure import clamped_result, secure_result, sizes_in
 

@@ -29,8 +29,8 @@ from keyfed.keyboard.terminal import (
     tail,
     width_of,
 )
-from keyfed.run.custom import build_network
 from keyfed.run.folder import save_model, write_run_toml
+from keyfed.run.prepare import build_network
 from keyfed.text.vocab import SPECIALS, Vocab
 
 OWN = re.compile(r"\x1b\[(?:[0-9]*[mJAC])|[\r\n]")  # the sequences that the prompt itself writes

@@ -16,9 +16,9 @@ from keyfed.engine.network import init_params
 from keyfed.engine.problem import Problem, make_store
 from keyfed.lab.experiment.cell import _renamed
 from keyfed.lab.papers.broken_batches import across, across_score, shuffled, train_across
+from keyfed.run.base import match_words
 from keyfed.run.loop import Silent, train
 from keyfed.run.prepare import Prepared, prepare
-from keyfed.run.start.carry import match_words
 from keyfed.text.batches import Batching, stream_steps
 from keyfed.text.vocab import SPECIALS, Vocab
 

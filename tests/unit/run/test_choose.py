@@ -7,7 +7,7 @@ import pytest
 from keyfed.config.load import TrainConfig
 from keyfed.errors import ConfigError
 from keyfed.model.language_model import build_spec
-from keyfed.run.choose import choose
+from keyfed.run.plan import choose
 
 SPEC = build_spec("gru", 100)
 

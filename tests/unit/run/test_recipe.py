@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from keyfed.cli.options import configure
 from keyfed.config.load import Config, Open, check, open_config, set_value
 from keyfed.errors import ConfigError
-from keyfed.run.recipe import settings as constants
-from keyfed.run.recipe.pilot import (
+from keyfed.run import recipe as constants
+from keyfed.run.pilot import (
     PILOT_LEAST,
     TrialPace,
     Tried,
@@ -25,7 +25,7 @@ from keyfed.run.recipe.pilot import (
     tried_of,
     with_carried_step,
 )
-from keyfed.run.recipe.settings import Facts, Reading, recipe
+from keyfed.run.recipe import Facts, Reading, recipe
 
 sizes = st.lists(st.integers(1, 300_000), min_size=1, max_size=40).map(lambda found: tuple(sorted(found)))
 some_facts = st.builds(

@@ -8,7 +8,7 @@ import torch
 
 from keyfed.errors import ShapeMismatch
 from keyfed.model.language_model import ModelSpec, init_params
-from keyfed.run.start.weights import with_vectors
+from keyfed.run.start import with_vectors
 
 SPEC = ModelSpec("small", "gru", vocab=7, embed=3, hidden=5)
 MATCHED = np.array([False, False, False, True, True, False, True])

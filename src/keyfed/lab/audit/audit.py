@@ -32,17 +32,16 @@ from keyfed.lab.audit.leaks import RECOVERED
 from keyfed.lab.audit.lint import Finding, PrivacyClaim, file_findings, lint, read_claim
 from keyfed.lab.audit.page import claim_blocks, write_audit
 from keyfed.reports.document import Heading, Text, to_markdown
-from keyfed.run.choose import Choice
 from keyfed.run.folder import Trained, load_model, read_metrics, read_result, read_run_toml, strict
 from keyfed.run.loop import Listener, Silent, train
 from keyfed.run.metrics_line import sizes_of
-from keyfed.run.plan import members_of, plan, plan_of_round
+from keyfed.run.plan import Choice, members_of, plan, plan_of_round
 from keyfed.run.prepare import Prepared, client_tokens, make_problem, prepare
 from keyfed.run.privacy import make_private, members_in_turn
 from keyfed.run.remote.device import run_method
 from keyfed.run.remote.private import ENROLLED
 from keyfed.run.remote.rounds import OWN_TEXT
-from keyfed.run.start.weights import find_source, initial_params, make_ready
+from keyfed.run.start import find_source, initial_params, make_ready
 
 UNLIKELY = 0.001  # chance, over all canaries, below which an exposure contradicts a guarantee
 

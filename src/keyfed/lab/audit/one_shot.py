@@ -46,12 +46,11 @@ from keyfed.private.dp.ledger import Terms
 from keyfed.private.dp.noise import Noising
 from keyfed.private.dp.private_method import CLIP, Bounded
 from keyfed.run.checkpoint import Cohort
-from keyfed.run.choose import Choice
 from keyfed.run.loop import run_rounds, simulated_cohorts
-from keyfed.run.prepare import Prepared, make_problem
+from keyfed.run.plan import Choice
+from keyfed.run.prepare import FROZEN, Prepared, make_problem
 from keyfed.run.privacy import PrivateRun
 from keyfed.run.ranks import federate
-from keyfed.run.start.freeze import FROZEN
 
 Numbers = NDArray[np.float64]
 NORMAL = NormalDist()

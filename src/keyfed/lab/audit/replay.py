@@ -26,8 +26,8 @@ from keyfed.private.dp.ledger import Entry, Ledger, read_ledger
 from keyfed.private.dp.noise import Draw, norm_of
 from keyfed.private.dp.private_method import Bounded
 from keyfed.run.checkpoint import read_checkpoint, rounds_in
-from keyfed.run.choose import Choice
 from keyfed.run.loop import run_rounds, simulated_cohorts
+from keyfed.run.plan import Choice
 from keyfed.run.prepare import Prepared, make_problem
 from keyfed.run.privacy import PrivateRun
 from keyfed.run.ranks import federate

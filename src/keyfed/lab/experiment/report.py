@@ -35,7 +35,7 @@ from keyfed.reports.document import (
 )
 from keyfed.reports.run_page import DEFINITIONS, not_beaten
 from keyfed.run.console import human_bytes, plural, render_table
-from keyfed.run.start.weights import start_lines
+from keyfed.run.start import start_lines
 
 Record = Mapping[str, Any]
 REFERENCES = (("kneser_ney", "Kneser–Ney"), ("unigram", "unigram"))

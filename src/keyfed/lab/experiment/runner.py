@@ -50,13 +50,12 @@ from keyfed.model.language_model import preset
 from keyfed.reports.document import write_document
 from keyfed.reports.figures import EventWriter
 from keyfed.run.console import plural
+from keyfed.run.dry import refuse_start
 from keyfed.run.folder import file_name, read_metrics, refuse_changes, strict
 from keyfed.run.loop import Listener, Silent, train
 from keyfed.run.plan import plan
-from keyfed.run.prepare import Prepared, prepare
+from keyfed.run.prepare import Prepared, prepare, refuse_frozen
 from keyfed.run.result import score_baselines
-from keyfed.run.start.freeze import refuse_frozen
-from keyfed.run.start.preview import refuse_start
 
 RESUMED = ("train", "code-faithful")  # runners whose cells go on from a checkpoint
 MOMENT = 1.0  # seconds between two looks at what another process does

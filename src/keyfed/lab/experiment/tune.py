@@ -34,9 +34,9 @@ from keyfed.reports.document import write_document
 from keyfed.run.console import plural
 from keyfed.run.folder import open_folder, read_metrics, refuse_changes, strict
 from keyfed.run.loop import Listener, Silent, train
+from keyfed.run.pilot import without_test
 from keyfed.run.plan import plan
 from keyfed.run.prepare import Prepared, prepare
-from keyfed.run.recipe.pilot import without_test
 
 EDGE = 0.1  # of a range: a best value this near its end may have a better one beyond it
 

@@ -25,9 +25,9 @@ from keyfed.federated.types import Method, Params
 from keyfed.model.language_model import ModelSpec
 from keyfed.model.output import Score
 from keyfed.private.dp.private_method import Bounded, bound, refuse_sized_duals
-from keyfed.run.custom import build_network
 from keyfed.run.encode import window_of
 from keyfed.run.evaluate import limit_streams, validator
+from keyfed.run.prepare import build_network
 from keyfed.text.batches import Batching
 from keyfed.text.catalogue import load_corpus
 from keyfed.text.corpus import Author, own_corpus

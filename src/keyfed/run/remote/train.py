@@ -23,18 +23,17 @@ from keyfed.federated.cohort import Participation
 from keyfed.federated.types import Method
 from keyfed.files import write_atomically
 from keyfed.private.secagg.threshold import SecureSettings
-from keyfed.run.choose import Choice
 from keyfed.run.console import plural
-from keyfed.run.custom import build_network
 from keyfed.run.folder import made_by, open_folder, read_result, read_run_toml, refuse_changes, strict, write_run_toml
 from keyfed.run.loop import Listener, Silent
-from keyfed.run.plan import with_limits
+from keyfed.run.plan import Choice, with_limits
+from keyfed.run.prepare import build_network
 from keyfed.run.remote.device import method_digest, run_method, told
 from keyfed.run.remote.private import PrivateRunLoop, keep_enrolled, refuse_imagined, settle
 from keyfed.run.remote.rounds import Patience as Patience
 from keyfed.run.remote.rounds import RemoteRunLoop
 from keyfed.run.secure import alike_line, refuse_unmasked
-from keyfed.run.start.weights import refuse_other_start, start_lines, start_without_text
+from keyfed.run.start import refuse_other_start, start_lines, start_without_text
 from keyfed.text.vocab import Vocab
 from keyfed.wire.calls import RemoteRun
 from keyfed.wire.messages import BEGIN_HEAD, CONTROL_HEAD

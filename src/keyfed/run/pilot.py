@@ -1,6 +1,6 @@
 """Settling what a configuration leaves open when a run begins: the recipe's settings, the step, the number of rounds.
 
-The recipe (`keyfed.run.recipe.settings`) reads facts of the corpus. A pilot then trains the recipe's step, half and
+The recipe (`keyfed.run.recipe`) reads facts of the corpus. A pilot then trains the recipe's step, half and
 twice of it for a few rounds each, from the same start. A trial is the run itself, ended early: a small run with a
 schedule of its own does not show that a step is too large (docs/LOG.md). The best on validation is taken, and the run
 begins from scratch. With `--minutes` the pilot also measures how long a round takes, and the number of rounds is fixed
@@ -30,9 +30,20 @@ from keyfed.run.console import plural
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.plan import plan
 from keyfed.run.prepare import Prepared, prepare, prepare_again
-from keyfed.run.recipe.facts import facts_of, known_messages, read_corpus_for
-from keyfed.run.recipe.settings import CARRIED, CENTRAL, VALIDATION_SHARE, Facts, Reading, Setting, recipe, steps_to_try
-from keyfed.run.start.weights import offer_start
+from keyfed.run.recipe import (
+    CARRIED,
+    CENTRAL,
+    VALIDATION_SHARE,
+    Facts,
+    Reading,
+    Setting,
+    facts_of,
+    known_messages,
+    read_corpus_for,
+    recipe,
+    steps_to_try,
+)
+from keyfed.run.start import offer_start
 
 if TYPE_CHECKING:
     from keyfed.run.loop import Listener
@@ -142,9 +153,10 @@ def settle(
         return Settled(replace(config, open=None), prepared or prepare(config, module), before=made)
     if opened is None or (opened.given is None and opened.minutes is None):
         return choose(config, carried=carried, prepared=prepared, module=module, offered=offered)
-    refuse_minutes(config, ranks)
-    if opened.minutes is not None:  # trials of a stopped pilot were chosen for another time left
-        shutil.rmtree(out / FOLDER, ignore_errors=True)
+    if opened.minutes is not None:
+        if ranks is not None:
+            raise ConfigError("--minutes is measured in one process, and several ranks train; set --rounds instead")
+        shutil.rmtree(out / FOLDER, ignore_errors=True)  # trials of a stopped pilot were chosen for another time left
     chosen = choose(config, carried=carried, prepared=prepared, module=module, offered=offered)
     carried = chosen.config.train.init is not None
     plan(chosen.config, chosen.prepared, own)  # what cannot be trained is said before anything else
@@ -200,14 +212,6 @@ def with_more_rounds(made: Mapping[str, Any], rounds: int, has: int) -> dict[str
     lines = str(made["recipe"]).split(BETWEEN)
     said = BETWEEN.join(now if line.startswith("train.rounds = ") else line for line in lines)
     return {**made, "recipe": said}
-
-
-def refuse_minutes(config: Config, ranks: Ranks | None = None) -> None:
-    """Refuse a time where the number of rounds cannot follow from it."""
-    if config.open is None or config.open.minutes is None:
-        return
-    if ranks is not None:
-        raise ConfigError("--minutes is measured in one process, and several ranks train; set --rounds instead")
 
 
 def choose(

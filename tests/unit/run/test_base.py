@@ -11,7 +11,7 @@ import torch
 from keyfed.errors import ConfigError, DataError, ShapeMismatch
 from keyfed.model.conformance import predictor_of
 from keyfed.model.language_model import ModelSpec, init_params, shapes
-from keyfed.run.start.carry import BY_WORD, carry, match_words, refuse_other_architecture
+from keyfed.run.base import BY_WORD, carry, match_words, refuse_other_architecture
 from keyfed.text.vocab import SPECIALS, Vocab
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "dog", "ran"]

@@ -1,1 +1,0 @@
-"""Settings that are chosen from the corpus: facts, the recipe, the pilot."""

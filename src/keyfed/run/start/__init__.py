@@ -1,1 +1,0 @@
-"""Where a run's weights come from before its first round."""
