@@ -8,7 +8,7 @@ import pytest
 
 import keyfed as library
 from keyfed.keyboard import export
-from keyfed.keyboard.base_pack import pack_base
+from keyfed.keyboard.export import pack_base
 from keyfed.run import encode
 from keyfed.text import catalogue
 from keyfed.text.corpus import read_corpus

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 import keyfed as library
 from keyfed.config.load import Config
 from keyfed.errors import ConfigError, PrivacyError, RunError
-from keyfed.keyboard import base_pack
+from keyfed.keyboard import export
 from keyfed.model.language_model import build_spec, widen
 from keyfed.run import base as base_module
 from keyfed.run import start as start_module
@@ -70,7 +70,7 @@ def test_the_package_has_one_that_is_whole_and_small_enough():
     assert sum(path.stat().st_size for path in PACKAGED.iterdir()) <= MOST_BYTES
     assert base.manifest["data"]["name"] == "chat"
     assert base.manifest["data"]["licence"] == "CC BY 4.0"
-    assert (PACKAGED / CARD).read_text("utf-8") == base_pack.card_text(base.manifest)
+    assert (PACKAGED / CARD).read_text("utf-8") == export.card_text(base.manifest)
     chat = (words_of(line, tokenised=False, lower=True) for a in load_corpus("chat").authors for line in a.lines)
     assert base_module.shared_lines(base, chat) == 1
     for found in base.manifest["figures"].values():

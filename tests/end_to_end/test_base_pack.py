@@ -15,7 +15,7 @@ import torch
 
 import keyfed as library
 from keyfed.errors import RunError
-from keyfed.keyboard import base_pack
+from keyfed.keyboard import export
 from keyfed.model.language_model import quantise, widen
 from keyfed.run import base as base_module
 from keyfed.run.base import CARD, FILES, MANIFEST, MOST_BYTES, load_base
@@ -54,7 +54,7 @@ def test_packing_rounds_once_and_loses_nothing_else(made):
 def test_manifest_and_card_say_what_it_is_and_nothing_of_the_machine(made):
     base = load_base()
     card = (made / "base" / CARD).read_text("utf-8")
-    assert card == base_pack.card_text(base.manifest)
+    assert card == export.card_text(base.manifest)
     corpus = prepare(library.configure("central", data=str(made / "corpus"), **SETTINGS)).corpus
     assert base.manifest["data"]["sha256"] == corpus.fingerprint()
     for said in (NAME, LICENCE, base.sha256, corpus.fingerprint()):
@@ -103,7 +103,7 @@ def test_the_command_wants_a_folder_of_its_own(keyfed, made, tmp_path, monkeypat
     assert (code, "give --out" in err) == (2, True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear", "utf-8")
-    monkeypatch.setattr(base_pack, "with_data", lambda run, module, text: pytest.fail("asked before the folder"))
+    monkeypatch.setattr(export, "with_data", lambda run, module, text: pytest.fail("asked before the folder"))
     code, _, err = keyfed("export", made / "run", "--base", "--out", tmp_path / "mine")
     assert (code, "holds something else" in err) == (2, True)
 
@@ -111,9 +111,9 @@ def test_the_command_wants_a_folder_of_its_own(keyfed, made, tmp_path, monkeypat
 def test_a_private_run_is_not_packed_under_a_card_that_says_otherwise(made, tmp_path, monkeypatch):
     trained = library.load_model(made / "run")
     noised = replace(trained.config, privacy=replace(trained.config.privacy, noise=1.0))
-    monkeypatch.setattr(base_pack, "with_data", lambda *given, **more: (replace(trained, config=noised), None))
+    monkeypatch.setattr(export, "with_data", lambda *given, **more: (replace(trained, config=noised), None))
     with pytest.raises(RunError, match="trained with differential privacy"):
-        base_pack.pack_base(made / "run", tmp_path / "base")
+        export.pack_base(made / "run", tmp_path / "base")
     assert not (tmp_path / "base").exists()
 
 
@@ -126,10 +126,10 @@ def test_a_file_too_large_is_not_written(made, tmp_path, monkeypatch):
 
 def test_more_lines_than_fit_are_thinned_evenly(made, monkeypatch):
     prepared = prepare(library.configure("central", data=str(made / "corpus"), **SETTINGS))
-    every, whole = base_pack.own_lines(prepared)
+    every, whole = export.own_lines(prepared)
     assert every == 1
-    monkeypatch.setattr(base_pack, "LINES_BYTES", len(whole) // 3)
-    every, fewer = base_pack.own_lines(prepared)
+    monkeypatch.setattr(export, "LINES_BYTES", len(whole) // 3)
+    every, fewer = export.own_lines(prepared)
     assert every >= 4
     assert 0 < len(fewer) <= len(whole) // 3
     assert set(np.frombuffer(fewer, "<u4")) < set(np.frombuffer(whole, "<u4"))
@@ -138,7 +138,7 @@ def test_more_lines_than_fit_are_thinned_evenly(made, monkeypatch):
 def test_the_rounds_trained_and_the_round_chosen_are_told_apart(made, monkeypatch, tmp_path):
     assert read_result(made / "run")["rounds"] == load_base().manifest["training"]["rounds"] == 2
     ended = {**read_result(made / "run"), "rounds": 450, "best_round": 325, "tokens_trained": 20_864_233}
-    monkeypatch.setattr(base_pack, "read_result", lambda run: ended)
+    monkeypatch.setattr(export, "read_result", lambda run: ended)
     folder = make_base(tmp_path)
     said = load_base(folder).manifest["training"]
     assert (said["rounds"], said["best_round"], said["tokens"]) == (450, 325, 20_864_233)
@@ -170,7 +170,7 @@ def test_placeholders_and_held_out_lines_that_were_read_are_counted(made, tmp_pa
     lines = [*ours, "see <unk> or ask <unk> at noon please", "SHARED lines are read by all of us", "short one <unk>"]
     folder = write_lines(tmp_path / "same", [*lines, *(f"{n} only the {n} writer" for n in "nopq"), *ours[:9]])
     prepared = prepare(library.configure("central", data=str(folder), **SETTINGS), text=True)
-    found, people = base_pack.count_parts(prepared), prepared.population
+    found, people = export.count_parts(prepared), prepared.population
     texts = {
         "train": [c.train for c in people.clients],
         "valid": [c.valid for c in people.clients],
@@ -191,7 +191,7 @@ def test_the_card_says_of_placeholders_and_shared_lines_what_the_manifest_has(ma
     manifest = load_base().manifest
     parts = {part: {"placeholders": 1_000 + k, "lines": 2_000 + k, "shared": 3_000 + k}
              for k, part in enumerate(("train", "valid", "test", "unseen"))}  # fmt: skip
-    card = base_pack.card_text({**manifest, "data": {**manifest["data"], "parts": parts}})
+    card = export.card_text({**manifest, "data": {**manifest["data"], "parts": parts}})
     for row in ("| validation | 1,001 | 2,001 | 3,001 |", "| authors never trained on | 1,003 | 2,003 | 3,003 |"):
         assert row in card
     assert re.search(

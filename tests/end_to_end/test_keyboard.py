@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from keyfed.keyboard.table import keyboard_markdown
+from keyfed.keyboard.measure import keyboard_markdown
 from tests.end_to_end.conftest import TINY, run_command, write_corpus
 
 OWN = [

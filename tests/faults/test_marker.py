@@ -21,7 +21,7 @@ pytest.importorskip("onnxruntime")
 import keyfed.keyboard.export as exporting
 from keyfed.cli import keyboard
 from keyfed.config.schema import PrivacyConfig
-from keyfed.keyboard import bundle, table
+from keyfed.keyboard import bundle, measure
 from keyfed.keyboard.bundle import fit_small, ngram_to_bytes
 from keyfed.keyboard.export import LEFT_OUT, export_run
 from keyfed.keyboard.session import keyboard_of
@@ -96,7 +96,7 @@ def every_command(run, keyfed):
 def test_a_phrase_of_two_clients_is_in_no_file_of_a_private_run_and_the_table_knows_every_file(
     tmp_path, keyfed, kind, monkeypatch
 ):
-    monkeypatch.setattr(table, "LEAST_WORDS", 1)  # so that figures by client would be printed
+    monkeypatch.setattr(measure, "LEAST_WORDS", 1)  # so that figures by client would be printed
     run, vocab = run_of(tmp_path, kind)
     said = every_command(run, keyfed)
     assert len(list(said.iterdir())) == 11

@@ -15,7 +15,7 @@ from keyfed.deploy import trainer
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.supernode import Client
 from keyfed.errors import DataError, DeployError, KeyfedError, described
-from keyfed.keyboard.layout import constants
+from keyfed.keyboard.context import constants
 from keyfed.keyboard.personal import checked
 from keyfed.run.remote.device import own_text
 from keyfed.text import published, records

@@ -18,8 +18,18 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from keyfed.keyboard.context import WrittenText, all_capitals, display, put, read_context, starts_sentence
-from keyfed.keyboard.layout import base_letter, constants, fold, layout_of
+from keyfed.keyboard.context import (
+    WrittenText,
+    all_capitals,
+    base_letter,
+    constants,
+    display,
+    fold,
+    layout_of,
+    put,
+    read_context,
+    starts_sentence,
+)
 from keyfed.keyboard.lexicon import Speller, build_trie
 from keyfed.model.ngram import fit_kneser_ney
 from keyfed.run.evaluate import _complete

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from keyfed.errors import DataError
-from keyfed.keyboard.context import read_context
-from keyfed.keyboard.layout import constants, emoji_table, fold, layout_of, offensive_words
+from keyfed.keyboard.context import constants, emoji_table, fold, layout_of, offensive_words, read_context
 from keyfed.keyboard.lexicon import resample, swipe_of
 from keyfed.keyboard.personal import PersonalWords
 from keyfed.keyboard.predict import KeyboardSettings, Predictor, Slot, Strip

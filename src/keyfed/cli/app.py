@@ -90,7 +90,7 @@ def evaluate(
     if keyboard:
         if personalise is not None:
             raise ConfigError("--keyboard types with the model as it is; leave --personalise out")
-        from keyfed.keyboard.table import WORDS, evaluate_keyboard, keyboard_text
+        from keyfed.keyboard.measure import WORDS, evaluate_keyboard, keyboard_text
 
         typed = evaluate_keyboard([run, *(against or [])], words or WORDS, say=say)
         print_json(typed) if as_json else typer.echo(keyboard_text(typed))

@@ -38,7 +38,7 @@ def export(
       keyfed export runs/base --base --out src/keyfed/model/base
     """
     if base:
-        from keyfed.keyboard.base_pack import pack_base, packed_text
+        from keyfed.keyboard.export import pack_base, packed_text
 
         if out is None or int8:
             raise ConfigError("--base is in eight bits and wants a folder: give --out, and leave --int8 out")
@@ -158,7 +158,7 @@ def suggest(
 
       keyfed suggest base "how do i"
     """
-    from keyfed.keyboard.terminal import PlainLine, harmless, run_terminal, suggestions_of
+    from keyfed.keyboard.session import PlainLine, harmless, run_terminal, suggestions_of
     from keyfed.run.base import load_run
     from keyfed.run.evaluate import suggest as suggest_words
 

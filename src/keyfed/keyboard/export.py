@@ -1,7 +1,11 @@
-"""From a run to a folder that a page can type on: graph, weights, vocabulary, test vectors, manifest.
+"""From a run to a folder: `export_run` writes what a page can type on, `pack_base` the base model of the package.
 
-The folder appears whole or not at all: everything is written next to it, read back, compared with the trained network
-on held-out text, and only then renamed into place.
+An export is graph, weights, vocabulary, test vectors and manifest. It appears whole or not at all: all is written next
+to it, read back, compared with the trained network on held-out text, and only then renamed into place.
+
+`keyfed export RUN --base --out FOLDER` packs a base model, and `make base` trains the run first: weights in eight bits,
+vocabulary, hashes of its text, card. What rounding costs is measured on the run's own validation and test text, and is
+in the manifest.
 """
 
 from __future__ import annotations
@@ -13,17 +17,18 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from safetensors.numpy import load, save
 
 from keyfed import __version__
-from keyfed.config.load import Config
+from keyfed.config.load import BASE, Config, to_document
 from keyfed.errors import ConfigError, DataError, DownloadError, RunError
+from keyfed.files import write_atomically
 from keyfed.keyboard import bundle
 from keyfed.keyboard.graph import (
     Parity,
@@ -35,22 +40,21 @@ from keyfed.keyboard.graph import (
     state_widths,
     step_graph,
 )
-from keyfed.model.language_model import PRESETS, ModelSpec, parameter_count, quantise, shapes, widen
-from keyfed.run.base import SPEC, Base, is_base, load_base
+from keyfed.model.language_model import PRESETS, ModelSpec, Params, parameter_count, quantise, shapes, widen
+from keyfed.reports.document import render
+from keyfed.reports.finished import corpus_of, with_data
+from keyfed.run import base
 from keyfed.run.console import human_bytes
-from keyfed.run.evaluate import limit_streams
+from keyfed.run.evaluate import headline, limit_streams
 from keyfed.run.folder import Trained, load_model, read_result, read_run_toml, resume_command
-from keyfed.run.prepare import Prepared, prepare
+from keyfed.run.prepare import Prepared
 from keyfed.text.catalogue import NAMED, at_hand, is_path
-from keyfed.text.vocab import Vocab, words_of
+from keyfed.text.vocab import SPECIALS, UNK, Vocab, words_of
 
 GOAL = 0.97  # of the three words shown, as many are the same in eight bits
 NGRAM_TOKENS = 10_000_000  # training text that the n-grams are counted on
-LEFT_OUT = (
-    "n-grams",
-    "written forms",
-    "a check on held-out text",
-)  # of a private run: each would need noise of its own
+# What the export of a private run does not have: each would need noise of its own.
+LEFT_OUT = ("n-grams", "written forms", "a check on held-out text")
 LEAST_CLIENTS = 2  # who must have written a form
 _ENDS = frozenset(".!?…:")  # a colon, too: what follows it may be a sentence of its own
 _BETWEEN = re.compile(r"[\W_]+")  # quotes and brackets do not begin a sentence by themselves
@@ -116,7 +120,7 @@ class Exported:
 
     out: Path
     manifest: dict[str, Any]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def export_run(folder: Path, out: Path | None = None, int8: bool = False) -> Exported:
@@ -131,31 +135,36 @@ def export_run(folder: Path, out: Path | None = None, int8: bool = False) -> Exp
         network says; nothing is left behind.
     """
     need("onnx", "onnxruntime")
-    base = load_base() if is_base(folder) else None
-    if base is not None and out is None:
+    packaged = base.load_base() if base.is_base(folder) else None
+    if packaged is not None and out is None:
         raise ConfigError("the base model has no folder of its own to be exported to; give --out")
     target = out or folder / "keyboard"
-    trained, spec = _load(folder) if base is None else _of_base(base)
+    trained = _load(folder) if packaged is None else packaged.trained
+    spec = trained.spec
+    assert isinstance(spec, ModelSpec)
     params = {name: trained.params[name].float().numpy() for name in shapes(spec)}
     if not all(np.isfinite(value).all() for value in params.values()):
         raise RunError(f"{folder}: the model holds numbers that are not finite; it cannot be exported")
     _refuse_other(target)
-    text, notes = _text_at_hand(trained) if base is None else (None, [])
+    text, notes = _text_at_hand(trained) if packaged is None else (None, [])
     with _appearing(target) as temporary:
         graph = step_graph(spec).SerializeToString()
         files = {bundle.GRAPH: graph, bundle.WEIGHTS: bytes(save(quantise(params) if int8 else params))}
         shipped = widen(load(files[bundle.WEIGHTS]))
-        found = _measure(spec, graph, shipped, params, text, lines=trained.reads_lines)
+        streams = {} if text is None else {**text.test, **text.unseen}
+        tokens, real = sample_tokens(streams, spec.vocab, lines=trained.reads_lines)
+        what = f"held-out text of {text.corpus.name}" if real and text is not None else bundle.RANDOM
+        found = measure(spec, graph, shipped, params, tokens, what)
         refuse_difference(found, str(folder))
         if int8 and found.text != bundle.RANDOM and found.top3_agreement < GOAL:
             notes.append(
                 f"in eight bits {found.top3_agreement:.1%} of the words shown are the same, fewer than {GOAL:.0%}"
             )
-        files[bundle.VOCAB] = _vocabulary(trained, text, {} if base is None else base.forms)
+        files[bundle.VOCAB] = _vocabulary(trained, text, {} if packaged is None else packaged.forms)
         files[bundle.VECTORS] = json.dumps(make_vectors(spec, shipped, trained.vocab)).encode()
         if text is not None and trained.vocab.kind == "word":
             files[bundle.NGRAM] = _ngram(text)
-        manifest = _manifest(trained, spec, files, found, base, int8=int8)
+        manifest = _manifest(trained, spec, files, found, packaged, int8=int8)
         for name, data in files.items():
             (temporary / name).write_bytes(data)
         (temporary / bundle.MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
@@ -187,7 +196,7 @@ def export_text(done: Exported) -> str:
     return "\n".join([*lines, *(f"  {note}" for note in done.notes)])
 
 
-def _load(folder: Path) -> tuple[Trained, ModelSpec]:
+def _load(folder: Path) -> Trained:
     _, made = read_run_toml(folder)
     if "module" in made:
         raise RunError(
@@ -199,12 +208,7 @@ def _load(folder: Path) -> tuple[Trained, ModelSpec]:
         raise RunError(
             f"{folder}: the model {trained.spec.name} cannot be exported; it is none of {', '.join(PRESETS)}"
         )
-    return trained, trained.spec
-
-
-def _of_base(base: Base) -> tuple[Trained, ModelSpec]:
-    assert isinstance(base.trained.spec, ModelSpec)
-    return base.trained, base.trained.spec
+    return trained
 
 
 def _text_at_hand(trained: Trained) -> tuple[Prepared | None, list[str]]:
@@ -218,30 +222,13 @@ def _text_at_hand(trained: Trained) -> tuple[Prepared | None, list[str]]:
     without = "; checked on random tokens, without written forms and n-grams"
     if config.data.name in NAMED and not at_hand(config.data.name, Path(config.data.dir) if config.data.dir else None):
         return None, [f"the corpus {config.data.name} is not at hand{without}"]
-    if config.data.vocab_file is not None:  # which may be gone by now; the run has its own copy
-        config = replace(config, data=replace(config.data, vocab_file=str(trained.folder / "vocab.json")))
     try:
-        prepared = prepare(config, text=vocab.lower and vocab.kind == "word")
+        prepared = corpus_of(trained, text=vocab.lower and vocab.kind == "word")
     except (DataError, DownloadError) as e:
         return None, [f"{e}{without}"]
     if prepared.vocab != vocab:
         return None, [f"the text of {prepared.corpus.name} has changed since the run{without}"]
     return prepared, []
-
-
-def _measure(
-    spec: ModelSpec,
-    graph: bytes,
-    shipped: dict[str, NDArray[np.float32]],
-    params: dict[str, NDArray[np.float32]],
-    text: Prepared | None,
-    *,
-    lines: bool,
-) -> Parity:
-    streams = {**text.test, **text.unseen} if text is not None else {}
-    tokens, real = sample_tokens(streams, spec.vocab, lines=lines)
-    what = f"held-out text of {text.corpus.name}" if real and text is not None else bundle.RANDOM
-    return measure(spec, graph, shipped, params, tokens, what)
 
 
 def _vocabulary(trained: Trained, text: Prepared | None, forms: Mapping[str, str]) -> bytes:
@@ -257,21 +244,27 @@ def _ngram(text: Prepared) -> bytes:
 
 
 def _manifest(
-    trained: Trained, spec: ModelSpec, files: dict[str, bytes], found: Parity, base: Base | None, *, int8: bool
+    trained: Trained,
+    spec: ModelSpec,
+    files: dict[str, bytes],
+    found: Parity,
+    packaged: base.Base | None,
+    *,
+    int8: bool,
 ) -> dict[str, Any]:
     config = trained.config
-    if base is None:
+    if packaged is None:
         result, weights = read_result(trained.folder) or {}, model_sum(trained.folder)
     else:
-        said = base.manifest["training"]  # one packed by an older version has the chosen round only
+        said = packaged.manifest["training"]  # one packed by an older version has the chosen round only
         best = said.get("best_round", said["rounds"])
-        result, weights = {"best_round": best, "start": {"from": "random"}}, base.sha256
+        result, weights = {"best_round": best, "start": {"from": "random"}}, packaged.sha256
     name = config.data.name
     return {
         "format": bundle.FORMAT,
         "keyfed": __version__,
         "model": {
-            **{key: getattr(spec, key) for key in SPEC},
+            **{key: getattr(spec, key) for key in base.SPEC},
             "kind": trained.vocab.kind,
             "width": spec.width,
             "parameters": parameter_count(spec),
@@ -292,11 +285,15 @@ def _manifest(
         ],
         "reading": "lines" if trained.reads_lines else "stream",
         "vocabulary": {key: getattr(trained.vocab, key) for key in ("kind", "lower", "tokenised")},
-        "files": {file: {"bytes": len(data), "sha256": bundle.sha256(data)} for file, data in files.items()},
+        "files": _listed(files),
         "parity": asdict(found),
         "ngram": bundle.NGRAM in files,
         **_privacy(config, result),
     }
+
+
+def _listed(files: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    return {name: {"bytes": len(data), "sha256": bundle.sha256(data)} for name, data in files.items()}
 
 
 def _start(config: Config, start: Mapping[str, Any]) -> dict[str, Any]:
@@ -345,3 +342,214 @@ def _appearing(target: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(aside, ignore_errors=True)
+
+
+LINES_BYTES = 300_000  # of the hashes of its lines
+# Licences under which a model of the text may be shipped, as a corpus's own line names them.
+LICENCE = re.compile(r"CC BY(?:-SA)? \d\.\d|CC0|public domain|MIT", re.IGNORECASE)
+PATHS = {"data": ("dir", "vocab_file"), "train": ("init", "device"), "vectors": ("file",)}  # of the machine it was on
+FIGURES = ("perplexity", "top1_words", "top3_words", "tokens")
+
+
+def pack_base(run: Path, out: Path) -> Exported:
+    """Write a run's model to `out` in the format of the base model; the run may come from another machine.
+
+    Raises:
+      RunError: the run is not finished, reads characters, is private, started from another model, has a text whose
+        licence is not known to permit it, or its files are too large; nothing is written then.
+    """
+    if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {base.MANIFEST, base.CARD, *base.FILES}):
+        raise RunError(f"{out} holds something else than a base model; choose another --out")
+    trained, prepared = with_data(run, None, text=True)
+    result = read_result(run)
+    spec = _fitting(trained, result)
+    before = _before(trained)
+    licence = _licence(prepared)
+    whole = {name: trained.params[name].float().numpy() for name in shapes(spec)}
+    stored = quantise(whole)
+    rounded = {name: torch.from_numpy(value) for name, value in widen(stored).items()}
+    forms = written_forms((c.train for c in prepared.population.trained), trained.vocab)
+    every, hashes = own_lines(prepared)
+    files = {
+        base.WEIGHTS: bytes(save(stored)),
+        base.VOCAB: json.dumps({**json.loads(trained.vocab.to_json()), "forms": forms}, ensure_ascii=False).encode(),
+        base.LINES: hashes,
+    }
+    assert result is not None
+    manifest = {
+        "format": base.FORMAT,
+        "keyfed": __version__,
+        "model": {**{key: getattr(spec, key) for key in base.SPEC}, "parameters": parameter_count(spec)},
+        "precision": "int8",
+        "data": _about(prepared, licence),
+        "lines": {"least_words": base.LEAST_WORDS, "every": every, "kept": len(hashes) // 4},
+        "training": {"method": trained.method, **_rounds(trained.config, result, run), "before": before},
+        "figures": _figures(spec, trained.params, rounded, prepared, again=before is not None),
+        "settings": _settings(trained.config),
+        "files": _listed(files),
+    }  # fmt: skip
+    files[base.MANIFEST] = base.dump_manifest(manifest)
+    files[base.CARD] = card_text(json.loads(files[base.MANIFEST])).encode()
+    size = sum(map(len, files.values()))
+    if size > base.MOST_BYTES:
+        raise RunError(f"the base model takes {size:,} bytes, at most {base.MOST_BYTES:,}; train a smaller vocabulary")
+    out.mkdir(parents=True, exist_ok=True)
+    # The manifest last: until then the old one refuses the rest.
+    for name in (*base.FILES, base.CARD, base.MANIFEST):
+        write_atomically(out / name, files[name])
+    base.load_base(out)
+    return Exported(out, manifest)
+
+
+def _fitting(trained: Trained, result: Mapping[str, Any] | None) -> ModelSpec:
+    folder, config = trained.folder, trained.config
+    if result is None:
+        raise RunError(f"{folder} has no result yet; a base model is packed from a finished run")
+    if not isinstance(trained.spec, ModelSpec) or trained.vocab.kind != "word":
+        raise RunError(f"{folder} holds a model of characters or of a module; a base model is a preset of words")
+    if config.vectors.file is not None:
+        raise RunError(f"{folder} started from {config.vectors.file}: the card could not say what is in it")
+    if config.privacy.on:
+        raise RunError(f"{folder} was trained with differential privacy: the card would say that no noise was added")
+    return trained.spec
+
+
+def _before(trained: Trained) -> dict[str, Any] | None:
+    """Say which run the run started from: one on an earlier text of the same corpus, from scratch; None for random.
+
+    A corpus may be mended after a model was trained on it. Its weights are then carried into the new vocabulary.
+    """
+    if trained.config.train.init is None:
+        return None
+    folder = Path(trained.config.train.init)
+    if trained.config.train.init == BASE:
+        raise RunError(f"{trained.folder} started from the base model; train one from scratch")
+    old, (_, made), result = load_model(folder), read_run_toml(folder), read_result(folder)
+    same = old.config.data.name == trained.config.data.name
+    if not same or old.config.train.init is not None or old.config.vectors.file is not None or result is None:
+        raise RunError(
+            f"{trained.folder} started from {folder}, which is no finished run from scratch on the same corpus: the "
+            "card could not say what is in it; train one from scratch"
+        )
+    rounds = _rounds(old.config, result, folder)
+    return {"data_sha256": made.get("data_sha256"), **rounds, "settings": _settings(old.config)}
+
+
+def _rounds(config: Config, result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return how long a run trained, what it read in all its rounds, and which round's model was chosen."""
+    return {
+        "rounds": result["rounds"],
+        "best_round": result["best_round"],
+        "tokens": result["tokens_trained"],
+        "seed": config.train.seed,
+        "model_sha256": model_sum(folder),
+    }
+
+
+def _licence(prepared: Prepared) -> str:
+    corpus = prepared.corpus
+    found = LICENCE.search(corpus.about)
+    if found is None:
+        raise RunError(
+            f"{corpus.name} names no licence under which a model of it may come along ({corpus.about or 'nothing'}); "
+            "train the base on a text with CC BY, CC0 or in the public domain"
+        )
+    return found[0]
+
+
+def own_lines(prepared: Prepared) -> tuple[int, bytes]:
+    """Return of how many lines one is kept, and the hashes of these: as many as fit into `LINES_BYTES`."""
+    hashes, every = base.line_hashes(base.lines_of(prepared, most=1 << 62)), 1
+    while (kept := base.kept_hashes(hashes, every)).nbytes > LINES_BYTES:
+        every *= 2
+    return every, kept.astype("<u4").tobytes()
+
+
+def _about(prepared: Prepared, licence: str) -> dict[str, Any]:
+    corpus, people = prepared.corpus, prepared.population
+    return {
+        "name": corpus.name,
+        "about": corpus.about,
+        "licence": licence,
+        "sha256": corpus.fingerprint(),
+        "clients": len(people.clients) + len(people.unseen),
+        "trained_clients": len(prepared.store),
+        "unseen_clients": len(people.unseen),
+        "training_tokens": len(prepared.store.flat),
+        "held_out": "clients" if people.valid is None and people.test is None else "corpus",
+        "parts": count_parts(prepared),
+    }
+
+
+def count_parts(prepared: Prepared) -> dict[str, dict[str, int]]:
+    """Count in the training text and in each held-out text.
+
+    Returns:
+      for each: `placeholders`, tokens that the text itself has as `<unk>`; `lines`, different lines of
+      `run.start.base.LEAST_WORDS` words or more; `shared`, how many of these are in the training text.
+    """
+    people, names = prepared.population, frozenset(prepared.store.names)
+    texts = {
+        "train": [c.train for c in people.clients if c.name in names],
+        "valid": [*(c.valid for c in people.clients), people.valid or ()],
+        "test": [*(c.test for c in people.clients), people.test or ()],
+        "unseen": [c.test for c in people.unseen],
+    }
+    found, trained = {}, frozenset[int]()
+    for part, lines in texts.items():
+        cut = [words_of(line, tokenised=prepared.corpus.tokenised, lower=True) for text in lines for line in text]
+        hashes = frozenset(base.line_hashes(cut).tolist())
+        trained = trained or hashes
+        placeholders = sum(words.count(SPECIALS[UNK]) for words in cut)
+        found[part] = {"placeholders": placeholders, "lines": len(hashes), "shared": len(hashes & trained)}
+    return found
+
+
+def _figures(spec: ModelSpec, whole: Params, rounded: Params, prepared: Prepared, *, again: bool) -> dict[str, Any]:
+    """Test both precisions on the same held-out text, read as the run is read.
+
+    Args:
+      again: the run started from one on an earlier text. Clients held out now may have been trained on then: they are
+        left out. The ends of the clients' own text are held out in both.
+    """
+    found: dict[str, Any] = {}
+    parts = (("valid", prepared.valid), ("test", prepared.test), ("unseen", {} if again else prepared.unseen))
+    for part, streams in parts:
+        if streams:
+            scores = [headline(spec, params, streams, prepared.batching.kind)[1] for params in (whole, rounded)]
+            found[part] = {
+                precision: {key: score[key] for key in FIGURES}
+                for precision, score in zip(("fp32", "int8"), scores, strict=True)
+            }
+    return found
+
+
+def _settings(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the run's configuration without what belongs to the machine that it was trained on."""
+    document = {section: dict(values) for section, values in to_document(config).items()}
+    for section, keys in PATHS.items():
+        for key in keys:
+            del document[section][key]
+    return document
+
+
+def card_text(manifest: Mapping[str, Any]) -> str:
+    """Return the card of a base model, all of it from the manifest."""
+    return render("base_card.md", **manifest, least_known=base.LEAST_KNOWN, own_share=base.OWN_SHARE)
+
+
+def packed_text(done: Exported) -> str:
+    """What the terminal shows: where, how large, how close."""
+    m = done.manifest
+    size = sum(entry["bytes"] for entry in m["files"].values())
+    shown = [
+        f"  {part}: perplexity {f['int8']['perplexity']:.2f} in eight bits, {f['fp32']['perplexity']:.2f} in float32"
+        for part, f in m["figures"].items()
+    ]
+    return "\n".join(
+        [
+            f"{done.out}: {m['model']['name']}, {m['model']['parameters']:,} parameters, {size / 1e6:.2f} MB",
+            f"  {m['data']['name']}, {m['data']['licence']}; weights SHA-256 {m['files'][base.WEIGHTS]['sha256'][:12]}",
+            *shown,
+        ]
+    )

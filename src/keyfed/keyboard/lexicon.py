@@ -47,8 +47,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from keyfed.keyboard.context import has_control, is_wordlike
-from keyfed.keyboard.layout import Constants, KeyLayout, Point, base_letter, fold
+from keyfed.keyboard.context import Constants, KeyLayout, Point, base_letter, fold, has_control, is_wordlike
 
 Index = NDArray[np.intp]
 Floats = NDArray[np.float64]
@@ -360,7 +359,7 @@ def is_suggestible(word: str, k: Constants) -> bool:
     """Whether a vocabulary entry is a word or number of bearable length, without control characters.
 
     Example:
-      >>> from keyfed.keyboard.layout import constants
+      >>> from keyfed.keyboard.context import constants
       >>> [is_suggestible(w, constants()) for w in ("it's", "42", "...", "a\\x1b[31m", "a" * 41)]
       [True, True, False, False, False]
     """

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyfed.errors import DataError
-from keyfed.keyboard.context import has_control, has_number, is_wordlike
-from keyfed.keyboard.layout import Constants, constants, fold
+from keyfed.keyboard.context import Constants, constants, fold, has_control, has_number, is_wordlike
 from keyfed.keyboard.lexicon import KeyboardLexicon
 from keyfed.text.vocab import SPECIALS
 

@@ -19,8 +19,23 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from keyfed.keyboard.context import Context, all_capitals, belongs, display, has_number, is_capital, starts_sentence
-from keyfed.keyboard.layout import Constants, KeyLayout, Point, constants, emoji_table, fold, layout_of, offensive_words
+from keyfed.keyboard.context import (
+    Constants,
+    Context,
+    KeyLayout,
+    Point,
+    all_capitals,
+    belongs,
+    constants,
+    display,
+    emoji_table,
+    fold,
+    has_number,
+    is_capital,
+    layout_of,
+    offensive_words,
+    starts_sentence,
+)
 from keyfed.keyboard.lexicon import KeyboardLexicon, is_suggestible
 from keyfed.keyboard.personal import PersonalWords, mixed
 from keyfed.text.vocab import SPECIALS, Vocab

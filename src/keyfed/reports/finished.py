@@ -187,16 +187,21 @@ def summarise(before: Mapping[str, Score], after: Mapping[str, Score]) -> dict[s
 def with_data(folder: Path, module: MakeModule | None, *, text: bool = False) -> tuple[Trained, Prepared]:
     """Load a run's model and its corpus, and refuse if the vocabulary has changed."""
     trained = load_model(folder, module)
-    config = trained.config
-    if config.data.vocab_file is not None:  # which may be gone by now; the run has its own copy
-        config = replace(config, data=replace(config.data, vocab_file=str(folder / "vocab.json")))
-    prepared = prepare(config, module, text=text)
+    prepared = corpus_of(trained, module, text=text)
     if prepared.vocab != trained.vocab:
         raise DataError(
             f"{folder}: the corpus {prepared.corpus.name} gives another vocabulary than the run was trained with; "
             "its text has changed"
         )
     return trained, prepared
+
+
+def corpus_of(trained: Trained, module: MakeModule | None = None, *, text: bool = False) -> Prepared:
+    """Prepare a run's corpus again; a vocabulary from a file, which may be gone, is the run's own copy."""
+    config = trained.config
+    if config.data.vocab_file is not None:
+        config = replace(config, data=replace(config.data, vocab_file=str(trained.folder / "vocab.json")))
+    return prepare(config, module, text=text)
 
 
 def evaluate_run(

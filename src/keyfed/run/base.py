@@ -7,7 +7,7 @@ It is a small model of English words, trained in one place on public chat. `trai
     weights.safetensors   matrices in eight bits, a scale a row (`keyfed.model.language_model`); vectors in float32
     vocab.json            its words, and how they are written
     lines.bin             hashes of lines of its own text, 32 bits each, ascending
-    CARD.md               the same for people (`keyfed.keyboard.base_pack`)
+    CARD.md               the same for people (`keyfed.keyboard.export`)
 
 **Own text.** A corpus that the base has read is not a fair test of it. Lines of `LEAST_WORDS` words or more are
 compared in lower case by their hash h, 64 bits; lines.bin has the upper half of those with h mod `every` = 0. The share

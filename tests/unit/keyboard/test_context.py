@@ -16,6 +16,7 @@ from keyfed.keyboard.context import (
     all_capitals,
     anchored,
     capitalised,
+    constants,
     display,
     last_part,
     pick,
@@ -25,7 +26,6 @@ from keyfed.keyboard.context import (
     starts_sentence,
     typed_part,
 )
-from keyfed.keyboard.layout import constants
 from keyfed.text.vocab import EOS, SPECIALS, UNK, Vocab
 
 K = constants()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyfed.errors import ConfigError
-from keyfed.keyboard.layout import (
+from keyfed.keyboard.context import (
     Constants,
     base_letter,
     constants,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.keyboard.layout import base_letter, constants, fold, layout_of
+from keyfed.keyboard.context import base_letter, constants, fold, layout_of
 from keyfed.keyboard.lexicon import Speller, build_trie, keys_of, resample, shape_of, swipe_of, templates_of
 
 K = constants()

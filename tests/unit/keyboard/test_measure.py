@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.keyboard import measure
-from keyfed.keyboard.layout import constants, layout_of
+from keyfed.keyboard.context import constants, layout_of
 from keyfed.keyboard.lexicon import resample, templates_of
 from keyfed.keyboard.measure import Counts, KeystrokeClock, strokes_between, type_lines, words_in
 from keyfed.keyboard.predict import Predictor

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyfed.errors import DataError
-from keyfed.keyboard.layout import constants, fold, layout_of
+from keyfed.keyboard.context import constants, fold, layout_of
 from keyfed.keyboard.lexicon import KeyboardLexicon
 from keyfed.keyboard.personal import PersonalWords, mixed, without_specials
 

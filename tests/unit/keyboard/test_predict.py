@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.keyboard.context import read_context
-from keyfed.keyboard.layout import constants, emoji_table, fold, layout_of
+from keyfed.keyboard.context import constants, emoji_table, fold, layout_of, read_context
 from keyfed.keyboard.personal import PersonalWords
 from keyfed.keyboard.predict import EMPTY, KeyboardSettings, Predictor, best_of
 from keyfed.text.vocab import SPECIALS, Vocab

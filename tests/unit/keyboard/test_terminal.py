@@ -17,7 +17,7 @@ from keyfed.cli.app import app
 from keyfed.config.load import Config, ModelConfig
 from keyfed.engine.network import init_params
 from keyfed.keyboard.predict import Slot, Strip
-from keyfed.keyboard.terminal import (
+from keyfed.keyboard.session import (
     PlainLine,
     converse,
     harmless,

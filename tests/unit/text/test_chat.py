@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.errors import DataError
-from keyfed.keyboard.layout import offensive_words
+from keyfed.keyboard.context import offensive_words
 from keyfed.text.catalogue import NAMED, at_hand, load_corpus
 from keyfed.text.corpus import Corpus, pseudonym
 from keyfed.text.published import packaged_chat, read_chat
