@@ -22,7 +22,7 @@ from keyfed.lab.experiment.compare import resolve
 from keyfed.run import dry as preview
 from keyfed.run import loop as training
 from keyfed.run.folder import read_metrics
-from keyfed.text.vectors.load import recognise
+from keyfed.text.vectors import recognise
 from tests.end_to_end.conftest import TINY, write_corpus
 from tests.end_to_end.test_cli import one_line
 from tests.end_to_end.test_vectors import write_vectors

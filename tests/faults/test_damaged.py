@@ -40,7 +40,7 @@ from keyfed.run.encode import open_cache
 from keyfed.run.folder import read_metrics, read_result, read_run_toml
 from keyfed.text.corpus import read_corpus
 from keyfed.text.ragged import PackedNames, ShardWriter, streams_of
-from keyfed.text.vectors.load import load_vectors
+from keyfed.text.vectors import load_vectors
 from keyfed.text.vectors.transformer import read_tokenizer
 from keyfed.text.vocab import SPECIALS, Vocab, read_vocab
 from keyfed.wire.device_store import DeviceStore

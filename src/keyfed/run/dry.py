@@ -23,7 +23,7 @@ from keyfed.run.prepare import Prepared, client_tokens, frozen_line, refuse_froz
 from keyfed.run.privacy import announcement, make_private
 from keyfed.run.secure import secure_line, sizes_in
 from keyfed.run.start import LARGE, find_source, make_ready, refuse_overlap, same_shape, start_lines, width_for
-from keyfed.text.vectors.load import recognise
+from keyfed.text.vectors import recognise
 
 TORCH_ITSELF = 300_000_000  # resident memory of an idle training process
 

@@ -38,8 +38,8 @@ from keyfed.run.base import (
 )
 from keyfed.run.folder import Trained, load_model
 from keyfed.run.prepare import Prepared, prepare
-from keyfed.text.vectors.load import Vectors, load_vectors
-from keyfed.text.vectors.reduce import pca, pp_pca_pp
+from keyfed.text.vectors import load_vectors, pca, pp_pca_pp
+from keyfed.text.vectors.files import Vectors
 from keyfed.text.vocab import Vocab
 
 CHUNK = 1 << 24  # tokens counted at once: those of a large corpus are mapped, not in memory

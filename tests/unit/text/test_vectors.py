@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from keyfed.errors import ConfigError, DataError
-from keyfed.text.vectors.load import load_vectors
+from keyfed.text.vectors import load_vectors
 from keyfed.text.vocab import SPECIALS
 
 WORDS = ("the", "cat", "naïve", "absent")
@@ -209,7 +209,7 @@ def test_neither_order_matters(tmp_path_factory, data, table):
 MEASURE = """
 import re, sys
 from pathlib import Path
-from keyfed.text.vectors.load import load_vectors
+from keyfed.text.vectors import load_vectors
 def peak():  # of this process alone; getrusage would count the parent's, from before exec
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 calls = []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from keyfed.errors import ConfigError, DataError
 from keyfed.reports.figures import draw_explained
-from keyfed.text.vectors.reduce import pca, pp_pca_pp
+from keyfed.text.vectors import pca, pp_pca_pp
 
 
 def components(x: np.ndarray, count: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from keyfed.errors import ConfigError, DataError
-from keyfed.text.vectors.load import load_vectors
+from keyfed.text.vectors import load_vectors
 from keyfed.text.vectors.transformer import byte_letters, byte_pair_encoder, gpt2_chunks, word_piece_encoder
 from keyfed.text.vocab import SPECIALS
 

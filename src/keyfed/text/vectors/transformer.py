@@ -16,7 +16,6 @@ the blank before it.
 from __future__ import annotations
 
 import json
-import math
 import unicodedata
 import zipfile
 import zlib
@@ -26,16 +25,19 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from keyfed.errors import DataError
 from keyfed.text.vectors.files import Matrix, Progress, VectorRows, listed, shown
 
 Encode = Callable[[str], tuple[int, ...]]  # the numbers of a word's pieces; none where it cannot be written in them
 
+Pieces = Literal["mean", "first"]
+EMBEDDINGS = ("wte.weight", "word_embeddings.weight")
+_FILES = "tokenizer.json, or vocab.json and merges.txt (GPT-2), or vocab.txt (BERT)"
 _CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
 _LONGEST_WORD = 100  # characters; BERT's own limit
 
@@ -204,66 +206,41 @@ def _stands_alone(letter: str) -> bool:
     return ascii_mark or chinese or compatible or unicodedata.category(letter).startswith("P")
 
 
-Pieces = Literal["mean", "first"]
-EMBEDDINGS = ("wte.weight", "word_embeddings.weight")
-_FILES = "tokenizer.json, or vocab.json and merges.txt (GPT-2), or vocab.txt (BERT)"
-
-
-_LONGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
-_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U8": "u1"}
-
-
 # Safetensors
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """Where a tensor lies in a safetensors file: `start` counts from the file's first byte."""
+class TensorHead(NamedTuple):
+    """What a safetensors file says of a tensor: its type (F32, BF16, U8, …) and shape."""
 
     type: str
     shape: tuple[int, ...]
-    start: int
-
-    def read(self, file: IO[bytes], first: int, count: int) -> NDArray[Any]:
-        """Return rows `first`, …, `first + count - 1`; bfloat16 as float32."""
-        dtype = np.dtype(_TYPES[self.type])
-        numbers = math.prod(self.shape[1:])
-        file.seek(self.start + first * numbers * dtype.itemsize)
-        data = file.read(count * numbers * dtype.itemsize)
-        rows = np.frombuffer(data, dtype).reshape(count, *self.shape[1:])
-        if self.type == "BF16":  # the upper half of a float32
-            return (rows.astype(np.uint32) << 16).view(np.float32)
-        return rows
 
 
-def tensors_of(path: Path) -> dict[str, Tensor]:
+@contextmanager
+def safetensors_in(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; its header is checked, its tensors are read when they are asked for."""
+    try:
+        with readable(path), safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise DataError(f"{path}: damaged safetensors header, or cut off ({error}); fetch it again") from error
+
+
+def tensors_of(path: Path) -> dict[str, TensorHead]:
     """Read the header of a safetensors file.
 
     Raises:
       DataError: The header is damaged, or a tensor would lie outside the file.
     """
-    with readable(path), path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(_LONGEST_HEADER, path.stat().st_size - 8):
-            raise DataError(f"{path}: no safetensors file: its header would have {length:,} bytes")
-        try:
-            entries = json.loads(file.read(length))
-            found = {name: _tensor(e, 8 + length) for name, e in entries.items() if name != "__metadata__"}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path}: damaged safetensors header ({error}); fetch it again") from error
-        for name, tensor in found.items():
-            if tensor.type in _TYPES:
-                end = tensor.start + math.prod(tensor.shape) * np.dtype(_TYPES[tensor.type]).itemsize
-                if end > path.stat().st_size:
-                    raise DataError(f"{path}: cut off: {name} ends at byte {end:,} of {path.stat().st_size:,}")
-    return found
+    with safetensors_in(path) as file:
+        heads = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        return {name: TensorHead(head.get_dtype(), tuple(head.get_shape())) for name, head in heads.items()}
 
 
-def _tensor(entry: dict[str, Any], base: int) -> Tensor:
-    shape = tuple(int(n) for n in entry["shape"])
-    if any(n < 0 for n in shape) or int(entry["data_offsets"][0]) < 0:
-        raise ValueError("negative size")
-    return Tensor(str(entry["dtype"]), shape, base + int(entry["data_offsets"][0]))
+def rows_of(tensor: Any, first: int, count: int) -> Matrix:
+    """Return rows `first`, …, `first + count - 1` of a tensor in an open file, in float32."""
+    rows: Matrix = tensor[first : first + count].float().numpy()
+    return rows
 
 
 @contextmanager
@@ -295,14 +272,14 @@ class TokenEmbedding:
 
     file: Path
     name: str
-    tensor: Tensor
+    tensor: TensorHead
 
 
-def embedding_in(tensors: Mapping[str, Tensor]) -> str | None:
+def embedding_in(tensors: Mapping[str, TensorHead]) -> str | None:
     """Return the name of the token embedding, wherever in the model it hangs.
 
     Example:
-      >>> table = Tensor("F32", (5, 2), 0)
+      >>> table = TensorHead("F32", (5, 2))
       >>> embedding_in({"h.0.weight": table, "transformer.wte.weight": table})
       'transformer.wte.weight'
     """
@@ -467,9 +444,10 @@ def _rows(found: TokenEmbedding, used: list[int], progress: Progress | None) -> 
     """Read the rows of the pieces used, and no others."""
     rows = np.empty((len(used), found.tensor.shape[1]), np.float32)
     size = rows.nbytes
-    with found.file.open("rb") as file, np.errstate(over="ignore"):
+    with safetensors_in(found.file) as file:
+        table = file.get_slice(found.name)
         for k, number in enumerate(used):
-            rows[k] = found.tensor.read(file, number, 1)[0]
+            rows[k] = rows_of(table, number, 1)[0]
             if progress is not None and (k % 4096 == 0 or k + 1 == len(used)):
                 progress(size * (k + 1) // len(used), size)
     return rows
