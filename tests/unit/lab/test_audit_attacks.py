@@ -14,8 +14,7 @@ from keyfed.engine.problem import Problem, make_store
 from keyfed.federated.methods import fedavg
 from keyfed.lab.audit import canaries
 from keyfed.lab.audit.canaries import judge_controls
-from keyfed.lab.audit.leaks import masked, measure_leaks
-from keyfed.lab.audit.members import draw_pieces
+from keyfed.lab.audit.inference import draw_pieces, masked, measure_leaks
 from keyfed.model.language_model import build_spec
 from keyfed.text.batches import Batching, lines_of
 from keyfed.text.vocab import EOS
@@ -37,7 +36,7 @@ def text(words: int, tokens: int, seed: int) -> np.ndarray:
 def masks_repeat(monkeypatch):
     """A mask of the system's is another one each time; one test in ten thousand would find it better than chance."""
     draw = np.random.default_rng(1)
-    monkeypatch.setattr("keyfed.lab.audit.leaks.urandom", lambda size: draw.bytes(size))
+    monkeypatch.setattr("keyfed.lab.audit.inference.urandom", lambda size: draw.bytes(size))
 
 
 @pytest.fixture
@@ -105,12 +104,12 @@ def test_an_untrained_model_exposes_nothing_and_one_that_learnt_the_phrase_expos
     reader = reader_of(spec, params)
     phrases = canaries.draw_phrases(VOCAB, 60, 1, "controls")
     ends = canaries.draw_phrases(VOCAB, 255, 1, "candidates")[:, 2:]
-    bits = [canaries.find(reader, [p], ends, "cpu", reads_lines=False, beam=False)[0].bits for p in phrases.tolist()]
+    bits = [canaries.find(reader, p[None], ends, "cpu", reads_lines=False, beam=False)[0].bits for p in phrases]
     assert judge_controls(bits).behave
     secret = phrases[0].tolist()
     taught = {**params, "output.bias": params["output.bias"].clone()}
     taught["output.bias"][secret[2:]] += 20.0  # only these three words are ever likely
-    (found,) = canaries.find(reader_of(spec, taught), [secret], ends, "cpu", reads_lines=True)
+    (found,) = canaries.find(reader_of(spec, taught), phrases[:1], ends, "cpu", reads_lines=True)
     assert found.bits == math.log2(256)
 
 

@@ -16,15 +16,14 @@ from keyfed.config.load import Config, apply_settings
 from keyfed.errors import RunError
 from keyfed.federated.methods import fedavg
 from keyfed.federated.round import initial_state
-from keyfed.lab.audit.audit import audit_run, contradictions
+from keyfed.lab.audit.audit import _contradicted, _verdict, audit_run, contradictions
 from keyfed.lab.audit.canaries import Canary, times_called
 from keyfed.lab.audit.lint import Finding, PrivacyClaim, lint, read_claim
-from keyfed.lab.audit.one_shot import canary_seeds, how_many, judge, picked, sent_by
-from keyfed.lab.audit.page import _contradicted, _verdict
+from keyfed.lab.audit.retrain import canary_seeds, how_many, judge, open_subject, picked, replay, sent_by
 from keyfed.private.dp.accounting import Release
 from keyfed.private.dp.ledger import HEAD, LEDGER, Terms, open_ledger
 from keyfed.private.dp.noise import norm_of
-from keyfed.run.loop import train
+from keyfed.run.loop import Silent, train
 
 TINY = [
     "model.embed=8", "model.hidden=12", "data.vocab=80", "data.window=8", "train.cohort=4", "train.workers=1",
@@ -43,7 +42,7 @@ def pictures_are_painted_but_not_rendered(monkeypatch):
 def masks_repeat(monkeypatch):
     """A mask of the system's is another one each time; one test in ten thousand would find it better than chance."""
     draw = np.random.default_rng(1)
-    monkeypatch.setattr("keyfed.lab.audit.leaks.urandom", lambda size: draw.bytes(size))
+    monkeypatch.setattr("keyfed.lab.audit.inference.urandom", lambda size: draw.bytes(size))
 
 
 def write_corpus(folder: Path) -> Path:
@@ -184,10 +183,7 @@ def test_an_attack_on_canaries_that_hardly_ever_came_has_no_power():
 
 
 def replay_of(run: Path) -> dict[str, Any]:
-    from keyfed.lab.audit.audit import _open, _replayed
-    from keyfed.run.loop import Silent
-
-    found = _replayed(_open(run), Silent())
+    found = replay(open_subject(run), Silent())
     assert found is not None
     return found
 

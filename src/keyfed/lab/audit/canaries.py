@@ -5,13 +5,12 @@ three are ranked by their nats behind it among random ones, and looked for among
 (beam search). Every canary has a cell of a grid: how many clients share it, and how often each repeats it. Phrases that
 were not planted are the controls.
 
-Exposure says how much likelier a secret has become than random ones of its form. A secret r
-is ranked by its nats among random candidates R of its form, itself included:
+Exposure says how much likelier a secret r has become than random candidates R of its form, itself included:
 
 .. math::  \mathrm{exposure}(r) = \log_2 |R| − \log_2 \mathrm{rank}(r)
 
-log₂|R| bits means that it is the likeliest of all: whoever knows the form can read it out. A secret that was never
-planted has a uniform rank, so P(E ≥ x) = 2^−x: its median is 1 bit and its mean 1/ln 2 = 1.44.
+log₂|R| bits means that it is the likeliest of all: an attacker who knows the form can read it out. A secret that was
+never planted has a uniform rank, so P(E ≥ x) = 2^−x: its median is 1 bit and its mean 1/ln 2 = 1.44.
 
 References:
   Ramaswamy et al., *Training Production Language Models without Memorizing User Data*, 2020.
@@ -34,11 +33,15 @@ from keyfed.engine.network import Reader, reader_of
 from keyfed.engine.problem import ClientStore, make_store
 from keyfed.federated.cohort import derive_seed
 from keyfed.run.folder import Trained
-from keyfed.text.vocab import BOS, EOS, Vocab
+from keyfed.text.vocab import BOS, EOS
 from keyfed.text.vocab import SPECIALS as SPECIAL_WORDS
 
 Numbers = NDArray[np.float64]
-
+Ids = NDArray[np.int32]
+WORDS, PREFIX = 5, 2
+USERS, COPIES = (1, 4, 16), (1, 14, 200)
+BEAM = 5
+SPECIALS = len(SPECIAL_WORDS)  # the first entries of every vocabulary: never in a canary
 CHANCE_BITS = math.log2(20)  # an exposure that one in twenty secrets reaches without having been planted
 LEAST_P = 0.01  # of the Kolmogorov–Smirnov test, below which controls do not behave as controls must
 
@@ -126,13 +129,6 @@ def uniform_p(values: Numbers) -> float:
     return float(min(1.0, max(0.0, sum(terms))))
 
 
-Ids = NDArray[np.int32]
-WORDS, PREFIX = 5, 2
-USERS, COPIES = (1, 4, 16), (1, 14, 200)
-BEAM = 5
-SPECIALS = len(SPECIAL_WORDS)  # the first entries of every vocabulary: never in a canary
-
-
 @dataclass(frozen=True, slots=True)
 class Canary:
     """A phrase, and who says it how often.
@@ -180,11 +176,9 @@ def plant(store: ClientStore, canaries: Sequence[Canary], seed: int) -> ClientSt
         line = np.array([*canary.words, EOS], np.int32)
         for client in canary.clients:
             lines.setdefault(client, []).extend([line] * canary.copies)
-    streams = []
-    for client in range(len(store)):
-        stream = store.stream(client)
-        streams.append(_with_lines(stream, lines[client], derive_seed(seed, "plant", client)) if client in lines
-                       else stream)  # fmt: skip
+    streams = [store.stream(client) for client in range(len(store))]
+    for client, own in lines.items():
+        streams[client] = _with_lines(streams[client], own, derive_seed(seed, "plant", client))
     return make_store(streams, store.names)
 
 
@@ -198,15 +192,10 @@ def _with_lines(stream: Ids, lines: Sequence[Ids], seed: int) -> Ids:
     return np.insert(stream, where, np.concatenate([lines[i] for i in order])).astype(np.int32)
 
 
-# Looking for them
-
-
-@dataclass(frozen=True, slots=True)
-class FoundCanary:
-    """What the model knows of one phrase: the rank of its end among `candidates`, the exposure, the beam's verdict."""
+class FoundCanary(NamedTuple):
+    """What the model knows of one phrase: rank of its end among the candidates, exposure, whether the beam has it."""
 
     rank: float
-    candidates: int
     bits: float
     in_beam: bool | None
 
@@ -243,26 +232,21 @@ def likeliest(reader: Reader, context: Sequence[int], words: int, width: int, de
     return beams
 
 
-def context_of(words: Sequence[int], reads_lines: bool) -> list[int]:
-    """What the model has read before it is asked: a line's beginning and the canary's prefix."""
-    return [BOS if reads_lines else EOS, *words[:PREFIX]]
-
-
 def find(
-    reader: Reader, phrases: Sequence[Sequence[int]], candidates: NDArray[np.int64], device: str, *,
-    reads_lines: bool, beam: bool = True,
+    reader: Reader, phrases: NDArray[np.int64], candidates: NDArray[np.int64], device: str, *, reads_lines: bool,
+    beam: bool = True,
 ) -> list[FoundCanary]:  # fmt: skip
-    """Rank phrases that share a prefix among random candidates [n, words] for their ends."""
-    context = context_of(phrases[0], reads_lines)
-    ends = np.array([phrase[PREFIX:] for phrase in phrases], np.int64)
+    """Rank phrases [m, words] that share a prefix among random candidates [n, words] for their ends."""
+    context = [BOS if reads_lines else EOS, *phrases[0, :PREFIX].tolist()]  # a line's beginning and the prefix
+    ends = phrases[:, PREFIX:]
     nats = suffix_nats(reader, context, np.concatenate([ends, candidates]), device)
     others, count = nats[len(ends) :], len(candidates) + 1
     first = set(likeliest(reader, context, WORDS - PREFIX, BEAM, device)) if beam else None
-    found = []
-    for own, end in zip(nats[: len(ends)].tolist(), ends.tolist(), strict=True):
-        rank = rank_of(own, others)
-        found.append(FoundCanary(rank, count, exposure(rank, count), None if first is None else tuple(end) in first))
-    return found
+    ranks = [rank_of(own, others) for own in nats[: len(ends)].tolist()]
+    return [
+        FoundCanary(rank, exposure(rank, count), None if first is None else tuple(end) in first)
+        for rank, end in zip(ranks, ends.tolist(), strict=True)
+    ]
 
 
 def look_for_canaries(
@@ -273,31 +257,27 @@ def look_for_canaries(
     Controls come in groups of twenty that share a prefix and its candidates: reading those is nearly all the work.
     """
     reader, vocab = reader_of(trained.spec, trained.params, device), len(trained.vocab)
-    lines = trained.reads_lines
     rows = []
     for number, canary in enumerate(canaries):
         # Candidates of its own: a few lucky ones must not stand before every canary.
         fresh = draw_phrases(vocab, candidates, seed, f"candidates of canary {number}")[:, PREFIX:]
-        (found,) = find(reader, [canary.words], fresh, device, reads_lines=lines)
-        rows.append(
-            {
-                "users": len(canary.clients), "copies": canary.copies, "rank": found.rank, "exposure": found.bits,
-                "in_beam": found.in_beam, "phrase": words_of(canary.words, trained.vocab),
-            }
-        )  # fmt: skip
+        (found,) = find(reader, np.array([canary.words]), fresh, device, reads_lines=trained.reads_lines)
+        row = {"users": len(canary.clients), "copies": canary.copies, "rank": found.rank, "exposure": found.bits}
+        phrase = " ".join(trained.vocab.words[t] for t in canary.words)
+        rows.append({**row, "in_beam": found.in_beam, "phrase": phrase})
     never: list[float] = []
     phrases = draw_phrases(vocab, controls, seed, "controls")
     for first in range(0, controls, 20):
         group = phrases[first : first + 20].copy()
         group[:, :PREFIX] = group[0, :PREFIX]
         fresh = draw_phrases(vocab, candidates, seed, f"candidates {first}")[:, PREFIX:]
-        never += [f.bits for f in find(reader, group.tolist(), fresh, device, reads_lines=lines, beam=False)]
+        found_group = find(reader, group, fresh, device, reads_lines=trained.reads_lines, beam=False)
+        never += [f.bits for f in found_group]
     return {
         "candidates": candidates + 1,
         "most_bits": exposure(1, candidates + 1),
         "chance_bits": CHANCE_BITS,
         "planted": rows,
-        "cells": cells_of(rows),
         "controls": {**judge_controls(never)._asdict(), "exposures": never},
     }
 
@@ -319,12 +299,7 @@ def cells_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "median": float(np.median([r["exposure"] for r in found])),
             "largest": max(r["exposure"] for r in found),
             "in_beam": sum(bool(r["in_beam"]) for r in found),
-            "calls": float(np.mean([r["calls"] for r in found])) if all("calls" in r for r in found) else None,
+            "calls": float(np.mean([r["calls"] for r in found])),
         }
         for (users, copies), found in cells.items()
     ]  # fmt: skip
-
-
-def words_of(tokens: Sequence[int], vocab: Vocab) -> str:
-    """Write a phrase."""
-    return " ".join(vocab.words[t] for t in tokens)

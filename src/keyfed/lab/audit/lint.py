@@ -1,16 +1,15 @@
-"""What a run claims by its ledger, and what its configuration and its metrics say about that claim.
+"""What a run claims by its ledger, and what its configuration, metrics and files say about that claim.
 
-A finding is `ok`, a `note`, a `warning`, or `broken`: the claim does not hold as it stands.
-
-Every file in a run's folder is held against the table of `keyfed.private.dp.statement`.
+A finding is `ok`, a `note`, a `warning`, or `broken`: the claim does not hold as it stands. Every file in a run's
+folder is compared with the table of `keyfed.private.dp.statement`.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +18,7 @@ from keyfed.errors import KeyfedError
 from keyfed.federated.types import Method
 from keyfed.files import written_name
 from keyfed.keyboard import bundle
-from keyfed.private.dp.ledger import LEDGER, Ledger, Terms, Verdict, check_against_metrics, read_ledger
+from keyfed.private.dp.ledger import LEDGER, Terms, Verdict, check_against_metrics, read_ledger
 from keyfed.private.dp.statement import MEANING, Cover, rule_for
 from keyfed.run.folder import read_metrics
 
@@ -27,7 +26,6 @@ Level = Literal["ok", "note", "warning", "broken"]
 Record = Mapping[str, Any]
 # Fields of metrics.jsonl that are computed from clients' text or say who they are.
 FROM_CLIENTS = ("loss", "tokens", "worked", "contributors", "refused", "lost", "attention", "effective_clients")
-
 TIMES = ("seconds", "elapsed", "seconds_per_round")  # of both: how long real clients took tells how much text they have
 OF_CLIENTS = ("clients_perplexity", "spread", "unseen_spread", "tokens_trained", "refused", "lost")  # of result.json
 
@@ -58,10 +56,6 @@ class PrivacyClaim:
     terms: Terms | None = None
     problem: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """For audit.json."""
-        return {**asdict(self), "terms": None if self.terms is None else asdict(self.terms)}
-
 
 def read_claim(run: Path, *, promised: bool) -> PrivacyClaim:
     """Read the ledger of a run; one that is missing, damaged or rolled back claims nothing and says why.
@@ -76,15 +70,9 @@ def read_claim(run: Path, *, promised: bool) -> PrivacyClaim:
         check_against_metrics(ledger, read_metrics(run))
     except KeyfedError as e:
         return PrivacyClaim("NONE", problem=str(e))
-    return claim_of(ledger)
-
-
-def claim_of(ledger: Ledger) -> PrivacyClaim:
-    """Sum a ledger up."""
     updates = sum(e.what in ("update", "torn") for e in ledger.entries)
-    return PrivacyClaim(
-        ledger.verdict(), ledger.epsilon(), ledger.terms.delta, len(ledger.entries), updates, ledger.terms
-    )  # fmt: skip
+    terms = ledger.terms
+    return PrivacyClaim(ledger.verdict(), ledger.epsilon(), terms.delta, len(ledger.entries), updates, terms)
 
 
 def lint(
@@ -96,168 +84,139 @@ def lint(
     result: Record | None = None,
 ) -> list[Finding]:
     """Look at everything that can break a claim without a single attack; `result` is what result.json has."""
-    findings: list[Finding | None] = [
-        _own_noise(config, claim),
-        _seeds(claim),
-        _weights(method, claim),
-        _metrics(records, claim),
-    ]
-    findings.append(_result(result or {}, claim))
+    findings = [*_own_noise(config, claim), *_noise_and_weights(method, claim)]
+    findings += [_metrics(records, claim), _result(result or {}, claim)]
     if claim.problem is not None:
         findings.append(Finding("ledger", "broken", claim.problem))
     if claim.terms is not None:
-        findings += [_ledger(claim, records), _delta(claim.terms), _population(claim.terms, clients)]
-        findings += [_sampling(config, claim.terms), _vocabulary(config, claim.terms)]
-    return [f for f in findings if f is not None]
+        findings += [*_ledger(claim, claim.terms, records, clients), *_sampling(config, claim.terms)]
+        findings += _vocabulary(config, claim.terms)
+    return findings
 
 
-def _own_noise(config: Config, claim: PrivacyClaim) -> Finding | None:
+def _own_noise(config: Config, claim: PrivacyClaim) -> Iterator[Finding]:
     beta = config.options.get("noise")
-    if not isinstance(beta, int | float) or beta == 0:
-        return None
-    level: Level = "broken" if claim.verdict != "NONE" else "warning"
-    return Finding(
-        "FedAtt's noise",
-        level,
-        f"method.noise is {beta}: FedAtt's perturbation. Uploads are not clipped for it, so one client's influence has "
-        "no bound and ε is ∞ however large it is; it is no differential privacy.",
-    )
+    if isinstance(beta, int | float) and beta != 0:
+        yield Finding(
+            "FedAtt's noise",
+            "broken" if claim.verdict != "NONE" else "warning",
+            f"method.noise is {beta}: FedAtt's perturbation. Uploads are not clipped for it, so one client's influence "
+            "has no bound and ε is ∞ however large it is; it is no differential privacy.",
+        )
 
 
-def _seeds(claim: PrivacyClaim) -> Finding:
+def _noise_and_weights(method: Method, claim: PrivacyClaim) -> Iterator[Finding]:
+    """Where the randomness comes from, and what bounds a client's weight."""
     if claim.terms is None:
-        return Finding("randomness", "note", "No noise is claimed; the seed in run.toml repeats the run.")
+        unbounded = (
+            "Uploads are not clipped, and are divided by what arrived: nothing bounds one client's share."
+            if method.distance is None
+            else "Attention: what one client counts depends on everybody's uploads, unbounded."
+        )
+        yield Finding("randomness", "note", "No noise is claimed; the seed in run.toml repeats the run.")
+        yield Finding("weights", "note", unbounded)
+        return
     if claim.terms.randomness == "derived":
-        return Finding(
+        yield Finding(
             "randomness",
             "warning",
             "Noise and cohorts derive from the seed in run.toml: whoever has the file can draw the noise again and "
             "take it away. Good for a simulation, never for people's text.",
         )
-    return Finding("randomness", "ok", "Noise comes from the operating system; no seed of it is written down.")
-
-
-def _weights(method: Method, claim: PrivacyClaim) -> Finding:
-    if claim.terms is not None:
-        return Finding("weights", "ok", claim.terms.sensitivity)
-    if method.distance is not None:
-        return Finding(
-            "weights", "note", "Attention: what one client counts depends on everybody's uploads, unbounded."
-        )
-    return Finding(
-        "weights",
-        "note",
-        "Uploads are not clipped, and are divided by what arrived: nothing bounds one client's share.",
-    )
+    else:
+        yield Finding("randomness", "ok", "Noise comes from the operating system; no seed of it is written down.")
+    yield Finding("weights", "ok", claim.terms.sensitivity)
 
 
 def _metrics(records: Sequence[Record], claim: PrivacyClaim) -> Finding:
-    shown = {key for r in records for key in (*FROM_CLIENTS, *_times(claim)) if _says_something(r.get(key))}
+    shown = [(key, r.get(key)) for r in records for key in (*FROM_CLIENTS, *_times(claim))]
     return _in_clear("metrics", "metrics.jsonl", shown, "number that is computed from clients' text", claim)
 
 
 def _result(result: Record, claim: PrivacyClaim) -> Finding:
     start = result.get("start") or {}
-    train_text = {
-        "oov_rate.train": (result.get("oov_rate") or {}).get("train"),
-        "start.tokens": start.get("tokens"),
-        "start.vectors.tokens": (start.get("vectors") or {}).get("tokens"),
-    }
-    found = {**{key: result.get(key) for key in (*OF_CLIENTS, *_times(claim))}, **train_text}
-    shown = {key for key, value in found.items() if _says_something(value)}
+    shown = [
+        *((key, result.get(key)) for key in (*OF_CLIENTS, *_times(claim))),
+        ("oov_rate.train", (result.get("oov_rate") or {}).get("train")),
+        ("start.tokens", start.get("tokens")),
+        ("start.vectors.tokens", (start.get("vectors") or {}).get("tokens")),
+    ]
     return _in_clear("result", "result.json", shown, "figure of a single client or of training text", claim)
 
 
-def _in_clear(check: str, file: str, shown: Collection[str], what: str, claim: PrivacyClaim) -> Finding:
+def _in_clear(check: str, file: str, shown: Iterable[tuple[str, Any]], what: str, claim: PrivacyClaim) -> Finding:
     """Whether a file has figures of clients that nothing noised: what a run without a claim may have."""
-    if not shown:
+    listed = ", ".join(sorted({key for key, value in shown if _says_something(value)}))
+    if not listed:
         return Finding(check, "ok", f"{file} has no {what} in clear.")
-    listed = ", ".join(sorted(shown))
     if claim.terms is None:
         return Finding(check, "note", f"{file} has figures of clients in clear: {listed}.")
-    return Finding(
-        check,
-        "broken",
-        f"{file} has figures of clients in clear ({listed}) that the ledger does not know of; they are releases, too.",
-    )
+    unknown = "that the ledger does not know of; they are releases, too."
+    return Finding(check, "broken", f"{file} has figures of clients in clear ({listed}) {unknown}")
 
 
 def _times(claim: PrivacyClaim) -> tuple[str, ...]:
-    """The fields that real clients' work is seen in; a simulation's seconds are this machine's."""
+    """The fields that show the work of real clients; a simulation's seconds are this machine's."""
     return TIMES if claim.terms is not None and claim.terms.randomness == "system" else ()
 
 
 def _says_something(value: Any) -> bool:
-    """Whether a field of metrics.jsonl tells anything: an empty one, or a number that is none, does not."""
+    """Whether a field has content: an empty one, or a number that is none, has not."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return False
     return bool(value) if isinstance(value, list | dict | str) else True
 
 
-def _ledger(claim: PrivacyClaim, records: Sequence[Record]) -> Finding:
-    if claim.updates < len(records):
-        return Finding(
-            "ledger",
-            "broken",
-            f"The ledger has {claim.updates} releases of updates, and {len(records)} rounds were trained: "
-            f"{len(records) - claim.updates} are missing, so the true ε is higher.",
-        )
-    return Finding(
-        "ledger", "ok", f"{claim.updates} releases of updates for {len(records)} rounds; the chain is whole."
-    )
-
-
-def _delta(terms: Terms) -> Finding:
+def _ledger(claim: PrivacyClaim, terms: Terms, records: Sequence[Record], clients: int) -> Iterator[Finding]:
+    rounds = len(records)
+    if claim.updates < rounds:
+        missing = f"{rounds - claim.updates} are missing, so the true ε is higher."
+        booked = f"The ledger has {claim.updates} releases of updates, and {rounds} rounds were trained"
+        yield Finding("ledger", "broken", f"{booked}: {missing}")
+    else:
+        yield Finding("ledger", "ok", f"{claim.updates} releases of updates for {rounds} rounds; the chain is whole.")
+    least = f"1/population = {1 / terms.population:.3g}"
     if terms.delta >= 1 / terms.population:
-        return Finding(
-            "delta",
-            "broken",
-            f"δ = {terms.delta:g} is not below 1/population = {1 / terms.population:.3g}: publishing one client's text "
-            "outright would satisfy it.",
-        )
-    return Finding("delta", "ok", f"δ = {terms.delta:g} is below 1/population = {1 / terms.population:.3g}.")
-
-
-def _vocabulary(config: Config, terms: Terms) -> Finding | None:
-    counted = terms.randomness == "derived" and config.data.vocab_file is None  # on the text of a simulation
-    if not terms.raw_vocabulary and not counted:
-        return None
-    return Finding(
-        "vocabulary",
-        "warning",
-        "The vocabulary was made from these clients' text without noise: no ε covers it, and every word in it tells "
-        "that somebody wrote it. Give one from public text, or from `keyfed vocab --dp` (--vocab).",
-    )
-
-
-def _population(terms: Terms, clients: int) -> Finding:
+        outright = "publishing one client's text outright would satisfy it."
+        yield Finding("delta", "broken", f"δ = {terms.delta:g} is not below {least}: {outright}")
+    else:
+        yield Finding("delta", "ok", f"δ = {terms.delta:g} is below {least}.")
     if terms.clients != clients:
-        return Finding(
-            "population", "broken", f"The ledger speaks of {terms.clients:,} clients, and the run has {clients:,}."
-        )
-    if terms.population != terms.clients or terms.cohort != terms.called:
-        return Finding(
+        speaks = f"The ledger speaks of {terms.clients:,} clients, and the run has {clients:,}."
+        yield Finding("population", "broken", speaks)
+    elif terms.population != terms.clients or terms.cohort != terms.called:
+        yield Finding(
             "population",
             "note",
             f"ε is that of an imagined fleet of {terms.population:,} clients, {terms.cohort:,.6g} in a round; this run "
             f"has {terms.clients:,} and calls {terms.called:,.6g}.",
         )
-    return Finding("population", "ok", f"ε is that of the {clients:,} clients of this run.")
+    else:
+        yield Finding("population", "ok", f"ε is that of the {clients:,} clients of this run.")
 
 
-def _sampling(config: Config, terms: Terms) -> Finding:
+def _sampling(config: Config, terms: Terms) -> Iterator[Finding]:
+    drawn = config.participation.sampling
     if terms.mechanism == "tree" or terms.rate >= 1:
-        return Finding("sampling", "ok", "No amplification by sampling is claimed.")
-    if config.participation.sampling != "poisson":
-        return Finding(
-            "sampling",
-            "broken",
-            f"ε counts on every client being called independently, and participation.sampling is "
-            f'"{config.participation.sampling}".',
+        yield Finding("sampling", "ok", "No amplification by sampling is claimed.")
+    elif drawn != "poisson":
+        counts = "ε counts on every client being called independently"
+        yield Finding("sampling", "broken", f'{counts}, and participation.sampling is "{drawn}".')
+    elif config.participation.over_select:
+        yield Finding("sampling", "broken", "Over-selection makes one client's presence depend on others'.")
+    else:
+        yield Finding("sampling", "ok", f"Every client is called independently with chance {terms.rate:.4g}.")
+
+
+def _vocabulary(config: Config, terms: Terms) -> Iterator[Finding]:
+    counted = terms.randomness == "derived" and config.data.vocab_file is None  # on the text of a simulation
+    if terms.raw_vocabulary or counted:
+        yield Finding(
+            "vocabulary",
+            "warning",
+            "The vocabulary was made from these clients' text without noise: no ε covers it, and every word in it "
+            "tells that somebody wrote it. Give one from public text, or from `keyfed vocab --dp` (--vocab).",
         )
-    if config.participation.over_select:
-        return Finding("sampling", "broken", "Over-selection makes one client's presence depend on others'.")
-    return Finding("sampling", "ok", f"Every client is called independently with chance {terms.rate:.4g}.")
 
 
 def files_in(run: Path) -> Iterator[tuple[str, str]]:
@@ -278,7 +237,7 @@ def files_in(run: Path) -> Iterator[tuple[str, str]]:
 
 
 def file_findings(run: Path, claim: PrivacyClaim) -> list[Finding]:
-    """Hold every file in the folder of a private run against the table; nothing for a run that claims nothing.
+    """Compare every file in the folder of a private run with the table; nothing for a run that claims nothing.
 
     A file that no rule knows breaks the claim, as does one that must never be there, or an export that was counted on
     text: such files are releases that the ledger lacks.
@@ -286,9 +245,13 @@ def file_findings(run: Path, claim: PrivacyClaim) -> list[Finding]:
     if claim.terms is None:
         return []
     real = claim.terms.randomness == "system"
+    export_again = "; export the run again (`keyfed export`)"
     broken: list[str] = []
     by_cover: dict[Cover, list[str]] = {cover: [] for cover in MEANING}
+    exports = set()
     for path, meant in files_in(run):
+        if meant == "keyboard/manifest.json":
+            exports.add(run / Path(path).parent)
         rule = rule_for(meant)
         if rule is None:
             broken.append(f"{path}: no command of this version writes it, so nobody knows what it tells; move it away")
@@ -296,26 +259,14 @@ def file_findings(run: Path, claim: PrivacyClaim) -> list[Finding]:
         cover = rule.real if real else rule.simulated
         by_cover[cover].append(path)
         if cover == "never":
-            broken.append(f"{path}: {rule.why}, which the ledger does not cover; delete it{_again(meant)}")
-    for folder in sorted(
-        {run / Path(path).parent for path, meant in files_in(run) if meant == "keyboard/manifest.json"}
-    ):
+            again = export_again if meant.startswith("keyboard/") else ""
+            broken.append(f"{path}: {rule.why}, which the ledger does not cover; delete it{again}")
+    for folder in sorted(exports):
         where = folder.relative_to(run).as_posix()
         raw = [what for what in bundle.read_from_text(folder) if what != bundle.NGRAM]  # which has a rule of its own
-        broken += [f"{where}/{what}: read from clients' text without noise{_again('keyboard/')}" for what in raw]
-    found = [Finding("files", "broken", text) for text in broken]
-    counted = "; ".join(
-        f"{len(paths)} {MEANING[cover].partition(':')[0]}" for cover, paths in by_cover.items() if paths
-    )
-    found.append(Finding("files", "note" if by_cover["named"] else "ok", f"{counted}.{_named(by_cover['named'])}"))
-    return found
-
-
-def _again(meant: str) -> str:
-    return "; export the run again (`keyfed export`)" if meant.startswith("keyboard/") else ""
-
-
-def _named(paths: Iterable[str]) -> str:
-    """List what must not be given away, folders in one word."""
-    short = dict.fromkeys(path.partition("/")[0] + ("/" if "/" in path else "") for path in paths)
-    return f" Not to be given away: {', '.join(short)}." if short else ""
+        broken += [f"{where}/{what}: read from clients' text without noise{export_again}" for what in raw]
+    counts = [f"{len(paths)} {MEANING[cover].partition(':')[0]}" for cover, paths in by_cover.items() if paths]
+    # Folders in one word.
+    named = dict.fromkeys(path.partition("/")[0] + ("/" if "/" in path else "") for path in by_cover["named"])
+    text = f"{'; '.join(counts)}." + (f" Not to be given away: {', '.join(named)}." if named else "")
+    return [*(Finding("files", "broken", why) for why in broken), Finding("files", "note" if named else "ok", text)]
