@@ -42,8 +42,7 @@ from keyfed.config.load import Config, apply_settings, check
 from keyfed.config.schema import SUM_LIMIT, UploadConfig
 from keyfed.deploy.parts import parts_of, write_parts
 from keyfed.engine.sums.codec import Vector
-from keyfed.engine.sums.gather import kept
-from keyfed.engine.task import Finished, Turn
+from keyfed.engine.task import Finished, Turn, kept
 from keyfed.federated.soundness import WINDOW, finite, norm_of
 from keyfed.federated.types import Params
 from keyfed.files import write_atomically

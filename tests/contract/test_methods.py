@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.problem import Problem
-from keyfed.engine.simulate import RunningSum, Simulation
+from keyfed.engine.simulate import Simulation
+from keyfed.engine.sums.plain import RunningSum
 from keyfed.engine.task import keeps_state
 from keyfed.errors import ConfigError
 from keyfed.federated import server, weigh

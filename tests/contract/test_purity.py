@@ -21,7 +21,7 @@ CRYPTOGRAPHY = (
     "masks", "shamir", "keys", "secure_sum", "member", "collector", "terms", "wire", "accusation", "suspects"
 )  # fmt: skip # of keyfed.private.secagg
 SECURE = (
-    "sums/codec", "sums/secure_round", "sums/secure_simulation", "sums/masked", "sums/noised", "task", "client",
+    "sums/codec", "sums/secure_round", "sums/masked", "sums/noised", "task", "client",
     "device_store", "calls", "server", "server_secure", "private_part", "server_private", "client_private",
     "client_secure",
 )  # fmt: skip # the parts of keyfed.engine and keyfed.wire that know secure sums or noise

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from keyfed.engine import task
 from keyfed.engine.problem import Problem, make_store, solve_block
-from keyfed.engine.simulate import RunningSum, Simulation
+from keyfed.engine.simulate import Simulation
+from keyfed.engine.sums.plain import RunningSum
 from keyfed.federated import local, server, weigh
 from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.round import initial_state, run_round

@@ -10,11 +10,12 @@ from functools import partial
 import pytest
 import torch
 
-from keyfed.engine.simulate import RunningSum, Simulation
-from keyfed.engine.sums import secure_round, secure_simulation
-from keyfed.engine.sums.plain import HiddenSum
+from keyfed.engine.simulate import Simulation
+from keyfed.engine.sums import masked as masked_sums
+from keyfed.engine.sums import secure_round
+from keyfed.engine.sums.masked import MaskedSum, SecureSum
+from keyfed.engine.sums.plain import HiddenSum, RunningSum
 from keyfed.engine.sums.secure_round import evaluation_of, evaluation_vector_of
-from keyfed.engine.sums.secure_simulation import MaskedSum, SecureSum
 from keyfed.errors import SecureSumError
 from keyfed.federated import weigh as mediate
 from keyfed.federated.cohort import Fate, Work
@@ -288,12 +289,12 @@ def test_too_few_left_for_the_floor_of_clients_is_a_closed_failure_too():
 
 def altered(monkeypatch, change) -> None:
     """Let clients write other vectors: change(client, done, write), where write is what an honest client does."""
-    real = secure_simulation.vector_of
+    real = masked_sums.vector_of
 
     def vector_of(client, done, *rest, silent):
         return change(client, done, lambda done: real(client, done, *rest, silent=silent), *rest)
 
-    monkeypatch.setattr(secure_simulation, "vector_of", vector_of)
+    monkeypatch.setattr(masked_sums, "vector_of", vector_of)
 
 
 def several(method: Method, n: int, sizes=SIZES, cohorts=None, theta=None):
@@ -417,7 +418,7 @@ def test_a_client_that_counts_twice_stops_the_round(monkeypatch, what, message):
 @pytest.mark.parametrize("case", ["fedavg", "fedatt", "fedadmm", "liadmm"])
 def test_a_mean_beyond_the_bound_of_every_client_is_refused_and_one_within_is_not(monkeypatch, case):
     norms, sums = [], []
-    real = secure_simulation.aggregate_of
+    real = masked_sums.aggregate_of
 
     def change(client, done, write, theta, *rest):
         moved = ((u - theta[n] if done.joining else u) for n, u in done.upload.items())
@@ -425,7 +426,7 @@ def test_a_mean_beyond_the_bound_of_every_client_is_refused_and_one_within_is_no
         return write(done)
 
     altered(monkeypatch, change)
-    monkeypatch.setattr(secure_simulation, "aggregate_of", lambda *args: sums.append(args) or real(*args))
+    monkeypatch.setattr(masked_sums, "aggregate_of", lambda *args: sums.append(args) or real(*args))
     name, options = CASES[case]
     several(method_of(name, **options), 3)
     for args in sums:

@@ -21,9 +21,11 @@ from hypothesis import strategies as st
 
 from keyfed.config.load import Config
 from keyfed.config.schema import PrivacyConfig
-from keyfed.engine.sums import masked, noised, secure_round
-from keyfed.engine.sums.gather import HiddenRound
-from keyfed.engine.sums.masked import MaskedNoisedSum, fixed_point
+from keyfed.engine.sums import codec, masked, secure_round
+from keyfed.engine.sums.codec import fixed_point
+from keyfed.engine.sums.masked import MaskedNoisedSum
+from keyfed.engine.sums.noised import NoisedSum, most_called
+from keyfed.engine.sums.plain import HiddenRound
 from keyfed.engine.task import Finished
 from keyfed.errors import ConfigError, PrivacyError, RunError, SecureSumOverflow
 from keyfed.federated.components import MEDIATORS
@@ -42,8 +44,6 @@ from keyfed.run.remote.train import train_deployed
 from keyfed.wire import client as session
 from keyfed.wire import client_secure, private_part
 from keyfed.wire.private_part import Promise
-from keyfed.wire.server_private import OpenedSum, most_called
-from keyfed.wire.server_secure import Summed
 
 from .deployed import QUICK, federation, small_config, vocabulary, write_texts
 from .private import deploy, enrol, private_config
@@ -329,8 +329,7 @@ def test_the_mutant_without_the_clamp_in_private_sums_is_caught(monkeypatch):
         return column[0] / sum(column)
 
     assert largest() == pytest.approx(1 / 2, rel=1e-3)
-    for module in (private_part, noised):
-        monkeypatch.setattr(module, "held", lambda share, ratio, silent=False: share)
+    monkeypatch.setattr(private_part, "held", lambda share, ratio, silent=False: share)
     assert largest() > 0.99
 
 
@@ -541,11 +540,11 @@ def sent_by_the_others(
     upload = {name: torch.tensor([0.123456789, -0.987654321]) for name in LAYERS}
     for members in range(3, MOST_MEMBERS + 1):
         if step is not None:
-            monkeypatch.setattr(masked, "fixed_point", lambda clip, m=members: step(clip, m))
+            monkeypatch.setattr(codec, "fixed_point", lambda clip, m=members: step(clip, m))
         hidden = HiddenRound(THETA, method, {}, 0, names[:members], ())
         total = MaskedNoisedSum(THETA, noising(), hidden, SecureSettings())
         total.add("c0", upload, share)
-        found.add(total.written.tobytes() if total.written.size else total._masked.vectors[0].tobytes())
+        found.add(total._masked.vectors[0].tobytes())
     return found
 
 
@@ -568,7 +567,8 @@ def test_an_opened_private_sum_is_cut_alike_whether_one_client_more_is_drawn():
     found = set()
     for survivors in (*range(3, 200), 1024, 1025, MOST_MEMBERS):
         names = tuple(f"c{k}" for k in range(survivors))
-        opened = OpenedSum(THETA, noising(100.0), Summed(beyond, survivors, 16, names))
+        opened = NoisedSum(THETA, noising(100.0))
+        opened.take(beyond, names)
         found.add(torch.cat(list(opened._total.values())).numpy().tobytes() + repr(opened._told).encode())
     assert len(found) == 1
     assert most_called(100.0) == 150

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load
 
 from keyfed.engine.network import init_params
-from keyfed.engine.sums.masked import fixed_point
-from keyfed.engine.sums.noised import words_of
+from keyfed.engine.sums.codec import fixed_point, words_of
+from keyfed.engine.sums.noised import NoisedSum, most_called
 from keyfed.errors import RunError
 from keyfed.federated.types import Share
 from keyfed.private.dp.ledger import read_ledger
@@ -23,8 +23,6 @@ from keyfed.run.remote import private as deployed_private
 from keyfed.run.remote import rounds
 from keyfed.wire.messages import unpack
 from keyfed.wire.private_part import Promise
-from keyfed.wire.server_private import OpenedSum, most_called
-from keyfed.wire.server_secure import Summed
 from keyfed.wire.transport import Lost, deliver
 
 from .deployed import last_model, resigned
@@ -180,13 +178,15 @@ def test_a_sum_of_liars_is_brought_within_what_clients_may_sum_up_to():
     like = {"w": torch.zeros(40), "b": torch.zeros(3)}
     noising = Noising(2.0, 0.0, 0.0, 3.0, 3.0, 0.1, silence)
     wild = np.random.default_rng(0).integers(0, 2**32, words_of(like), dtype=np.uint32)
-    opened = OpenedSum(like, noising, Summed(wild, 3, 2, ("a", "b", "c")))
+    opened = NoisedSum(like, noising)
+    opened.take(wild, ("a", "b", "c"))
     assert norm_of(opened._total.values(), opened._mass.values()) == pytest.approx(2.0 * most_called(3.0))
     assert abs(opened._told["within"]) <= most_called(3.0) / 2
     promise = Promise(2.0, None, 0.2, True, 1.0, 100)
     share = Share({"w": 1.0, "b": 0.5}, {"w": 1.0, "b": 0.5})
     vectors = [promise.vector({"w": torch.full((40,), 0.1 * k), "b": torch.ones(3)}, share, 2.0) for k in (1, 2, 9)]
-    honest = OpenedSum(like, noising, Summed(sum(vectors), 3, 2, ("a", "b", "c")))
+    honest = NoisedSum(like, noising)
+    honest.take(sum(vectors), ("a", "b", "c"))
     plain = [promise.part({"w": torch.full((40,), 0.1 * k), "b": torch.ones(3)}, share, 2.0) for k in (1, 2, 9)]
     for name in like:
         torch.testing.assert_close(
@@ -207,7 +207,8 @@ def test_whatever_liars_send_an_honest_client_moves_a_masked_sum_by_the_clip_at_
     def opened(lie, part, scale):
         share = Share({"w": 1.0, "b": scale}, {"w": scale, "b": 1.0}) if part is not None else None
         vector = promise.vector(like if part is None else part, share, clip)
-        found = OpenedSum(like, noising, Summed(lie + vector, members, 2, names))
+        found = NoisedSum(like, noising)
+        found.take(lie + vector, names)
         return [*found._total.values(), torch.tensor([*found._mass.values()], dtype=torch.float64)], found._told
 
     worst = 0.0

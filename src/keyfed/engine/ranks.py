@@ -25,7 +25,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
@@ -40,6 +40,7 @@ from keyfed.engine.task import CohortCurves, joined_curves, keeps_state
 from keyfed.errors import RankError
 from keyfed.federated.cohort import Fate, Work
 from keyfed.federated.types import (
+    Accumulator,
     Aggregate,
     Caps,
     ClientId,
@@ -307,6 +308,10 @@ class RankedSimulation:
     def limit(self, caps: Caps) -> None:
         """Refuse: the uploads of a round are on several ranks, and none sees the others' norms."""
         raise RankError(f"a limit on uploads ({caps}) needs all of them in one process; train in one")
+
+    def gather_by(self, gather: Callable[[Params], Accumulator], clip: float | None = None) -> None:
+        """Refuse: the sums of ranks are added, and only running sums can be."""
+        raise RankError("a private sum needs all uploads in one process; train in one")
 
     def train(
         self, params: Params, cohort: Sequence[ClientId], method: Method, round: int, public: Public | None = None

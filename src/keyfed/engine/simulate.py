@@ -18,18 +18,17 @@ import torch
 
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.problem import LocalProblem, measure
-from keyfed.engine.sums.gather import Gathering, HiddenGathering, HiddenRound, MakeHidden, kept
-from keyfed.engine.sums.plain import HiddenSum
-from keyfed.engine.task import CohortCurves, Finished, Turn, keeps_state, take_turns
+from keyfed.engine.sums.plain import HiddenAccumulator, HiddenRound, HiddenSum, MakeHidden, RunningSum
+from keyfed.engine.task import CohortCurves, Finished, Turn, keeps_state, kept, take_turns
 from keyfed.engine.workers import WorkerPool
 from keyfed.errors import SecureSumOverflow
 from keyfed.federated.cohort import Fate, Work, derive_seed, eased
 from keyfed.federated.soundness import against_others, norm_of
 from keyfed.federated.types import (
+    Accumulator,
     Aggregate,
     Caps,
     ClientId,
-    LayerNumbers,
     Method,
     Params,
     Public,
@@ -40,80 +39,6 @@ from keyfed.federated.types import (
 
 STATEFUL = 4.0  # times the cap of an upload, beyond which that of a client that keeps state is refused
 LARGEST_CHANGE = 1e6  # of one weight in one round; beyond it lies only divergence
-
-
-class RunningSum:
-    """total^l += scale_k^l · upload_k^l, one client at a time, in the order they come.
-
-    Shares with a logarithm are summed relative to the largest one so far; when a larger one comes, what is there is
-    scaled down. The mean is that of a softmax over all, and nothing overflows.
-    """
-
-    def __init__(self, like: Params) -> None:
-        self.total = {name: torch.zeros_like(p) for name, p in like.items()}
-        self.mass = dict.fromkeys(like, 0.0)
-        self.weight = dict.fromkeys(like, 0.0)
-        self.squares = dict.fromkeys(like, 0.0)
-        self._peak: dict[str, float] = {}
-        self._shares: dict[ClientId, Share] = {}
-
-    def add(self, client: ClientId, upload: Params, share: Share) -> None:
-        """Add one client."""
-        alike: dict[float, list[str]] = {}  # layers by their factor: a GPU adds those of one factor in one kernel
-        for name in self.total:
-            scale, mass = share.scale[name], share.mass[name]
-            if scale == 0 and mass == 0:
-                continue
-            factor = self._relative(name, 0.0 if share.log is None else share.log[name])
-            alike.setdefault(scale * factor, []).append(name)
-            self.mass[name] += mass * factor
-            self.weight[name] += scale * factor
-            self.squares[name] += (scale * factor) ** 2
-        for by, names in alike.items():
-            torch._foreach_add_([self.total[n] for n in names], [upload[n] for n in names], alpha=by)
-        self._shares[client] = share
-
-    def refuse(self, client: ClientId) -> None:
-        """Do nothing: who is refused is not in the sum."""
-
-    def _relative(self, name: str, log: float) -> float:
-        """Return e^(log − largest so far), having scaled the sum down if `log` is the new largest."""
-        peak = self._peak.setdefault(name, log)
-        if log > peak:
-            fade = math.exp(peak - log)
-            self.total[name].mul_(fade)
-            self.mass[name] *= fade
-            self.weight[name] *= fade
-            self.squares[name] *= fade**2
-            self._peak[name] = log
-        return math.exp(min(0.0, log - peak))
-
-    @property
-    def peaks(self) -> LayerNumbers:
-        """The largest logarithm so far of every layer that has one."""
-        return dict(self._peak)
-
-    def level(self, peaks: LayerNumbers) -> None:
-        """Count relative to these logarithms, none below the largest so far: then sums can be added to each other."""
-        for name, peak in peaks.items():
-            self._relative(name, peak)
-
-    def shift(self, by: Params) -> None:
-        """Move the mean of every layer that has one by a given amount."""
-        for name, total in self.total.items():
-            total.add_(by[name], alpha=self.mass[name])
-
-    def _part(self, share: Share, name: str) -> float:
-        """How much of a layer's sum is one client's."""
-        if self.weight[name] <= 0:
-            return 0.0
-        log = 0.0 if share.log is None else share.log[name] - self._peak[name]
-        return share.scale[name] * math.exp(log) / self.weight[name]
-
-    def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
-        """Return the sum over those added."""
-        weights = {c: {name: self._part(share, name) for name in self.total} for c, share in self._shares.items()}
-        return Aggregate(self.total, self.mass, self.weight, self.squares, tuple(self._shares), tuple(refused), weights)
 
 
 def refusal(client: ClientId, done: Finished, theta: Params, bound: float | None = None) -> Refusal | None:
@@ -198,7 +123,7 @@ class Simulation:
         workers: int = 1,
         bound: float | None = None,
         states: ClientStates | None = None,
-        gather: Callable[[Params], Gathering] = RunningSum,
+        gather: Callable[[Params], Accumulator] = RunningSum,
         hide: MakeHidden | None = None,
     ) -> None:
         self._problem = problem
@@ -213,8 +138,8 @@ class Simulation:
         self._trained: list[ClientId] = []
         self._gather, self._hide = gather, hide
         self._clip: float | None = None  # of uploads that clients which keep state book as sent
-        self._sum: Gathering | None = None
-        self._hidden: HiddenGathering | None = None  # of a round whose reports stay with the clients
+        self._sum: Accumulator | None = None
+        self._hidden: HiddenAccumulator | None = None  # of a round whose reports stay with the clients
         self._kept: dict[ClientId, Finished] = {}
         self._shares: dict[ClientId, Share] = {}  # of kept uploads that are within their caps already
         self._caps: Caps | None = None  # of the uploads of a round; None in a run without limits
@@ -236,7 +161,7 @@ class Simulation:
         """Say what uploads of the next round may be at most."""
         self._caps = caps
 
-    def gather_by(self, gather: Callable[[Params], Gathering], clip: float | None = None) -> None:
+    def gather_by(self, gather: Callable[[Params], Accumulator], clip: float | None = None) -> None:
         """Say how the next rounds are summed.
 
         Args:
@@ -313,7 +238,7 @@ class Simulation:
         gathered = self._gathered(shares).aggregate(self._refused)
         return replace(gathered, norms=tuple(self._norms.values()), shortened=tuple(self._shortened))
 
-    def _collect_hidden(self, hidden: HiddenGathering) -> Aggregate:
+    def _collect_hidden(self, hidden: HiddenAccumulator) -> Aggregate:
         aggregate, self.secure = hidden.aggregate(self._refused), hidden.costs
         self._hidden, self._sum, noise = None, None, self._noise
         if noise is None:
@@ -327,7 +252,7 @@ class Simulation:
         assert isinstance(gathered, RunningSum), "only running sums can be added to each other"
         return gathered
 
-    def _gathered(self, shares: Mapping[ClientId, Share] | None) -> Gathering:
+    def _gathered(self, shares: Mapping[ClientId, Share] | None) -> Accumulator:
         assert self._sum is not None, "collect() follows train()"
         own, held = self._shares, dict[ClientId, Params]()
         for client, done in self._kept.items():

@@ -67,6 +67,11 @@ class Finished(NamedTuple):
     largest: float | None = None
 
 
+def kept(done: Finished) -> Finished:
+    """Return a copy that stays valid."""
+    return done._replace(upload={name: u.clone() for name, u in done.upload.items()})
+
+
 def keeps_state(method: Method) -> bool:
     """Whether clients must remember something between rounds: duals, or what compression left out."""
     return method.solver.start is not None or (method.codec is not None and method.codec.feedback)

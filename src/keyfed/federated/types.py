@@ -402,6 +402,26 @@ class State:
         return method.server.served(self.params, self.server)
 
 
+class Accumulator(Protocol):
+    """A round's sum: uploads are added as each client ends."""
+
+    def add(self, client: ClientId, upload: Params, share: Share) -> None:
+        """Add one client; the upload is only valid until this returns."""
+        ...
+
+    def refuse(self, client: ClientId) -> None:
+        """Hear that a client which could have uploaded was refused, for what it trained."""
+        ...
+
+    def shift(self, by: Params) -> None:
+        """Move the mean of every layer that has one by a given amount."""
+        ...
+
+    def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
+        """Return the sum over those added."""
+        ...
+
+
 class Federation(Protocol):
     """A transport: a simulation in this process, or real clients. Methods do not know which."""
 
@@ -429,4 +449,26 @@ class Federation(Protocol):
 
     def acknowledge(self, contributors: Sequence[ClientId]) -> None:
         """Tell clients whose upload is in the sum (stateful methods move on only then)."""
+        ...
+
+
+class SimulatedFederation(Federation, Protocol):
+    """A federation inside this machine, which knows more of a round than real clients tell.
+
+    Attributes:
+      compression_error: of the last round: mean over the clients that trained; None without compression.
+      curves: learning curves of the last round (`engine.task.CohortCurves`), where steps are counted.
+      secure: what the last round's secure sum cost; None for a plain one.
+    """
+
+    compression_error: float | None
+    curves: Any
+    secure: Mapping[str, Any] | None
+
+    def gather_by(self, gather: Callable[[Params], Accumulator], clip: float | None = None) -> None:
+        """Say how the next rounds are summed.
+
+        Args:
+          clip: largest norm of an upload that a client which keeps state books as sent; None for no clip.
+        """
         ...

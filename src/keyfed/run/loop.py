@@ -18,8 +18,7 @@ from keyfed.engine.client_state import ClientStates
 from keyfed.engine.launch import place
 from keyfed.engine.module import MakeModule
 from keyfed.engine.network import parameter_count, shapes
-from keyfed.engine.ranks import RankedSimulation, Ranks
-from keyfed.engine.simulate import Simulation
+from keyfed.engine.ranks import Ranks
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round
@@ -33,7 +32,7 @@ from keyfed.federated.soundness import (
     judge_model,
     suspect,
 )
-from keyfed.federated.types import Federation, Method, Params, State
+from keyfed.federated.types import Federation, Method, Params, SimulatedFederation, State
 from keyfed.files import write_atomically
 from keyfed.model.output import Score
 from keyfed.run.checkpoint import Best, Checkpoint, Cohort, RoundOutcome, RunLog, RunProgress, good_in, load_checkpoint
@@ -315,7 +314,7 @@ def simulated_cohorts(
     config: Config,
     prepared: Prepared,
     method: Method,
-    federation: Simulation | RankedSimulation,
+    federation: SimulatedFederation,
     params: Params,
     guard: PrivateRun | None,
 ) -> Callable[[State], Cohort]:
@@ -337,7 +336,6 @@ def simulated_cohorts(
         plan = plan_of_round(config, method, prepared, state.round, tokens, sizes.down, sizes.up, scheduled, attempt)
         fates = {names[fate.client]: fate for fate in plan.fates}
         if guard is not None:
-            assert isinstance(federation, Simulation), "several ranks are refused with --dp"
             federation.gather_by(*guard.gather(state, frozen, fates))
         return Cohort(list(fates), fates, plan, sizes)
 
@@ -482,7 +480,7 @@ def _rounds(
 
 
 def _record(
-    outcome: RoundOutcome, method: Method, federation: Simulation | RankedSimulation, guard: PrivateRun | None
+    outcome: RoundOutcome, method: Method, federation: SimulatedFederation, guard: PrivateRun | None
 ) -> dict[str, Any]:
     """Return a round's line of metrics.jsonl."""
     summary, sizes = outcome.summary, outcome.cohort.sizes

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from keyfed.config.load import BASE, Config
 from keyfed.config.schema import DataConfig
-from keyfed.engine.sums.gather import HiddenRound
 from keyfed.engine.sums.noised import NoisedSum
+from keyfed.engine.sums.plain import HiddenRound
 from keyfed.errors import PrivacyError
 from keyfed.federated.cohort import Fate
 from keyfed.federated.types import ClientId, Method, Params, State

@@ -8,11 +8,8 @@ from types import ModuleType
 from typing import Any
 
 from keyfed.config.load import Config
-from keyfed.engine.simulate import RunningSum
-from keyfed.engine.sums.codec import MOST_MEMBERS
-from keyfed.engine.sums.gather import HiddenRound, MakeHidden
-from keyfed.engine.sums.noised import words_of
-from keyfed.engine.sums.plain import HiddenSum
+from keyfed.engine.sums.codec import MOST_MEMBERS, words_of
+from keyfed.engine.sums.plain import HiddenRound, HiddenSum, MakeHidden, RunningSum
 from keyfed.engine.sums.secure_round import length
 from keyfed.errors import ConfigError
 from keyfed.federated.public.rules import privately, refuse_unequal
@@ -225,9 +222,9 @@ def _wire(words: int, members: int) -> dict[str, int]:
 def _masking() -> ModuleType:
     """Import the masking only where something is masked: it needs a package of its own."""
     try:
-        from keyfed.engine.sums import secure_simulation
+        from keyfed.engine.sums import masked
     except ImportError as e:
         raise ConfigError(
             f"secure.on needs the package cryptography ({e}); install it with: pip install 'keyfed[federation]'"
         ) from None
-    return secure_simulation
+    return masked

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from keyfed.engine.sums.noised import words_of
+from keyfed.engine.sums.codec import words_of
 from keyfed.engine.sums.secure_round import Purpose, context_of, length
 from keyfed.engine.task import Finished
 from keyfed.errors import ConfigError, Refused, SecureSumError

@@ -20,12 +20,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from keyfed.engine.sums.codec import Vector
-from keyfed.engine.sums.masked import FixedPointSum
-from keyfed.engine.sums.noised import NoisedSum
+import numpy as np
+
+from keyfed.engine.sums.codec import ClippedUpload, Vector, clip_upload, encode_clipped, mass_unit, words_of
 from keyfed.federated.public.rules import held
 from keyfed.federated.types import LayerNumbers, Params, Share
-from keyfed.private.dp.noise import Draw, Noising
 from keyfed.private.secagg.threshold import PRIVATE_RATIO
 from keyfed.wire.device_store import LastPart
 from keyfed.wire.messages import Rejected, number, whole_number
@@ -45,7 +44,7 @@ class Asked(NamedTuple):
         return {"clip": self.clip, "step": self.step}
 
 
-class Part(NamedTuple):
+class ClearPart(NamedTuple):
     """One client's part of a plain private sum: clipped layers and masses, and whether it was whole."""
 
     layers: Params
@@ -102,38 +101,25 @@ class Promise:
                 )
         return Asked(clip, step)
 
-    def part(self, upload: Params, share: Share, clip: float) -> Part:
+    def part(self, upload: Params, share: Share, clip: float) -> ClearPart:
         """Clip what goes into a plain sum, for the server to clip once more."""
-        layers, masses, whole = _OwnPart(upload, self._noising(clip)).of(upload, share)
-        made = {name: layer.to(upload[name].dtype) for name, layer in layers.items()}
-        return Part(made, masses, whole)
+        clipped, unit = self._clipped(upload, share, clip), mass_unit(clip, len(upload))
+        layers = {name: layer.to(upload[name].dtype) for name, layer in clipped.layers.items()}
+        masses = {name: mass / unit for name, mass in clipped.masses.items()}
+        return ClearPart(layers, masses, clipped.halves["within"] > 0)
 
     def vector(self, upload: Params, share: Share | None, clip: float) -> Vector:
         """Clip what goes into a masked sum and write it as integers; zeros where nothing was trained."""
-        writing = FixedPointSum(upload, self._noising(clip))
         if share is None:
-            writing.refuse("")
-        else:
-            writing.add("", upload, held(share, PRIVATE_RATIO))  # it refuses a weight of 0: only simulations have that
-        return writing.written
+            return np.zeros(words_of(upload), np.uint32)
+        share = held(share, PRIVATE_RATIO)  # it refuses a weight of 0: only simulations have that
+        return encode_clipped(self._clipped(upload, share, clip), upload, clip)
 
-    def _noising(self, clip: float) -> Noising:
-        """How the sum is bounded; the noise is added where the sum is."""
-        return Noising(clip, 0.0, 0.0, 1.0, 1.0, 0.0 if self.ratio else None, _never)
+    def _clipped(self, upload: Params, share: Share, clip: float) -> ClippedUpload:
+        return clip_upload(upload, share, clip, upload, masses=self.ratio, told=("within",))
 
 
-class _OwnPart(NoisedSum):
-    def of(self, upload: Params, share: Share) -> tuple[Params, LayerNumbers, bool]:
-        """Return one client's clipped part, its masses in units of their own, and whether it was whole."""
-        layers, masses, told = self._part(upload, share)
-        return layers, {name: mass / self._kappa for name, mass in masses.items()}, told["within"] > 0
-
-
-def _never() -> Draw:
-    raise AssertionError("a client releases nothing")
-
-
-def part_head(part: Part) -> dict[str, Any]:
+def part_head(part: ClearPart) -> dict[str, Any]:
     """Return the numbers of a part as they are sent, beside its layers."""
     return {"masses": dict(part.masses), "whole": part.whole}
 

@@ -25,8 +25,9 @@ from typing import Any, TypeVar
 import torch
 
 from keyfed.engine.problem import measure
-from keyfed.engine.simulate import RunningSum, capped, limited, refusal
+from keyfed.engine.simulate import capped, limited, refusal
 from keyfed.engine.sums.noised import NoisedSum
+from keyfed.engine.sums.plain import RunningSum
 from keyfed.engine.sums.secure_round import (
     Purpose,
     aggregate_of,

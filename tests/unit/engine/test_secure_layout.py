@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyfed.engine.sums.codec import MOST_MEMBERS, Layout
+from keyfed.engine.sums.codec import MOST_MEMBERS, SumLayout
 from keyfed.errors import SecureSumError, SecureSumOverflow
 from keyfed.federated.types import Share
 
@@ -19,8 +19,8 @@ COUNTS, FACTS = ("tokens", "nats"), {"bits": 2, "histogram": 3}
 RANGES = {"bias": 1, "weight": -6}
 
 
-def layout_of(members: int = 5, ranges=RANGES) -> Layout:
-    return Layout.of(LIKE, COUNTS, FACTS, members, ranges)
+def layout_of(members: int = 5, ranges=RANGES) -> SumLayout:
+    return SumLayout.of(LIKE, COUNTS, FACTS, members, ranges)
 
 
 def number(most: float):

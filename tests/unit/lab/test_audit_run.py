@@ -165,7 +165,7 @@ def test_canaries_are_clipped_by_the_sum_that_clips_everybody(monkeypatch):
     like = {"a": torch.zeros(30), "b": torch.zeros(10, 2)}
     one = sent_by([5], like, 1.5)
     assert float(norm_of(one.values())) == pytest.approx(1.5, rel=1e-6)
-    monkeypatch.setattr("keyfed.engine.sums.noised.clip_factor", lambda norm, clip: 1.0)
+    monkeypatch.setattr("keyfed.engine.sums.codec.clip_factor", lambda norm, clip: 1.0)
     assert float(norm_of(sent_by([5], like, 1.5).values())) == pytest.approx(15, rel=1e-6)  # a missing clip shows
     assert sum(float(t.abs().sum()) for t in sent_by([], like, 1.5).values()) == 0
 

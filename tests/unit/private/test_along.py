@@ -12,8 +12,9 @@ import torch
 from scipy import stats
 
 from keyfed.config.schema import PrivacyConfig
-from keyfed.engine.simulate import RunningSum
-from keyfed.engine.sums.noised import NoisedSum, half
+from keyfed.engine.sums.codec import half
+from keyfed.engine.sums.noised import NoisedSum
+from keyfed.engine.sums.plain import RunningSum
 from keyfed.errors import PrivacyError
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round

@@ -10,9 +10,10 @@ import torch
 
 pytest.importorskip("cryptography")
 
-from keyfed.engine.sums.gather import HiddenRound
-from keyfed.engine.sums.masked import MaskedNoisedSum, fixed_point
+from keyfed.engine.sums.codec import fixed_point
+from keyfed.engine.sums.masked import MaskedNoisedSum
 from keyfed.engine.sums.noised import NoisedSum
+from keyfed.engine.sums.plain import HiddenRound
 from keyfed.federated.public.rules import held
 from keyfed.federated.types import Share
 from keyfed.private.dp.accounting import MOST_MEMBERS

@@ -1,6 +1,7 @@
-r"""One client's part of a sum as one vector of 32-bit integers, and the sum of such vectors as an aggregate.
+r"""One client's upload as one vector of 32-bit integers, and what the sum of such vectors says.
 
     [ scale·upload, layer by layer | scale, mass, scale², joined of every layer | counts in limbs | facts ]
+    [ clipped scale·upload, layer by layer | clipped mass of every layer | half counts ]          in a private round
 
 Everything is fixed point modulo 2^32 (two's complement), so that vectors can be masked and added without rounding: the
 sum of what is written is exactly what the sum is read as. With m members a number x of a block with range 2^e is
@@ -13,28 +14,39 @@ sent), never a wrong sum. Counts (tokens, nats) are exact to 2^−16 below 2^32,
 
 A client that lies may add any integers at all. A sum that k honest clients cannot have is an error too: nothing is read
 of it.
+
+A clipped upload has no number beyond the clip S, so its fixed point is known without asking any client: steps of S/2^18
+(`fixed_point`), with which 4,096 clients fit, rounded towards zero, so that rounding never lengthens it. The step is
+the same however many are drawn: else one client more could round all the others anew. Half counts lie within ±½ and
+are written the same way, with 1 for S. No other number of a client is in the vector: nothing is calibrated. What liars
+make of such a sum is brought back (`folded`), never an error: whether a private sum opens must not depend on what
+clients send.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keyfed.errors import DoesNotFit, Lied, SecureSumError, SecureSumOverflow
+from keyfed.errors import DoesNotFit, Lied, PrivacyError, SecureSumError, SecureSumOverflow
 from keyfed.federated.types import Facts, LayerNumbers, Params, Share
+from keyfed.private.dp.accounting import MOST_MEMBERS as MOST_PRIVATE
+from keyfed.private.dp.noise import clip_factor, norm_of
 
 Vector = NDArray[np.uint32]
 
 MOST_MEMBERS = 1 << 15
 LIMB, LIMBS = 16, 3
 FACT_BITS = 15  # a fact within [0, 1] is a multiple of 2^−15
+MOST_TOLD = 3  # half counts that a vector has room for: within the clip, its loss, below the limit
+MOST_WORD = 2**30  # of a private sum; beyond it a word is a liar's
 SHARES = 4  # of every layer: scale, mass, scale², and scale once more of a client that joins
 
 
@@ -55,7 +67,7 @@ class Read(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SumLayout:
     """Where each number lies; the same for all members of a sum.
 
     Attributes:
@@ -75,7 +87,7 @@ class Layout:
     @classmethod
     def of(
         cls, like: Params, counts: Sequence[str], facts: Mapping[str, int], members: int, ranges: Mapping[str, int]
-    ) -> Layout:
+    ) -> SumLayout:
         """Lay out the sum of uploads that are like these tensors."""
         if not 1 <= members <= MOST_MEMBERS:
             raise SecureSumError(f"a secure sum of {members} clients; expected 1 to {MOST_MEMBERS}")
@@ -119,7 +131,7 @@ class Layout:
             numbers += _bits_of(facts[name], length, name)
         # Layers come last: a share beyond 1 makes their numbers too large as well, and no range is to blame.
         pieces = [self._written(name, upload[name], share.scale[name]) for name in self.layers]
-        return np.concatenate([*pieces, np.array(numbers, np.int64).astype(np.uint32)])
+        return np.concatenate([*pieces, _words(np.array(numbers, np.int64))])
 
     def decode(self, total: Vector, like: Params, arrived: int | None = None) -> Read:
         """Read a sum of vectors; totals get the types and places of `like`.
@@ -191,7 +203,7 @@ class Layout:
                 f"layer {name} has a number of size {largest * self.step(name):.4g}, beyond the public range "
                 f"{2.0 ** self.ranges[name]:.4g}; nothing was sent, and ranges grow once this happens often"
             )
-        return numbers.to(torch.int64).numpy().astype(np.uint32)
+        return _words(numbers.numpy())
 
     def _fraction(self, x: float, what: str) -> int:
         if not 0 <= x <= 1:
@@ -220,3 +232,119 @@ def _bits_of(numbers: Sequence[float], length: int, what: str) -> list[int]:
     if len(numbers) != length or not all(0 <= x <= 1 for x in numbers):
         raise DoesNotFit(f"{what} is {list(numbers)}; expected {length} numbers within 0 and 1")
     return [round(x * (1 << FACT_BITS)) for x in numbers]
+
+
+def _words(numbers: NDArray[Any]) -> Vector:
+    return numbers.astype(np.int64).astype(np.uint32)
+
+
+class ClippedUpload(NamedTuple):
+    """What one client adds to a private sum, or the sum of that: layers and masses, clipped together, and half counts.
+
+    Attributes:
+      masses: times `mass_unit`; none where the method divides by a public number.
+      halves: each within ±½ for one client.
+    """
+
+    layers: Params
+    masses: dict[str, float]
+    halves: dict[str, float]
+
+
+def mass_unit(clip: float, layers: int) -> float:
+    """Return κ = S/(2√L): masses of 1 in all L layers, times κ, take half of the clip S."""
+    return clip / (2 * math.sqrt(max(1, layers)))
+
+
+def half(told: float) -> float:
+    """Return what a client adds to a half count for a number t within [0, 1]: t − ½, never beyond ±½.
+
+    ±½ and not 0 or 1: then one client more or less moves the count by ½ at most.
+
+    Example:
+      >>> half(1.0), half(0.25), half(-7.0)
+      (0.5, -0.25, -0.5)
+    """
+    if math.isnan(told):
+        raise PrivacyError("a client tells a number that is none, which nothing bounds; it must be refused before")
+    return min(max(told, 0.0), 1.0) - 0.5
+
+
+def clip_upload(
+    upload: Params, share: Share, clip: float, layers: Collection[str], *, masses: bool, told: Iterable[str]
+) -> ClippedUpload:
+    """Clip [scale·upload, κ·mass] as one vector to the norm S, in double precision: a ratio does not notice it.
+
+    Args:
+      layers: those that are trained.
+      masses: the method divides by its own mass.
+      told: names of the half counts: "within" says that nothing was clipped, the others are `Share.told`.
+    """
+    assert share.log is None, "a private share is a number within [0, 1]"
+    unit = mass_unit(clip, len(layers))
+    own = {name: unit * share.mass[name] for name in layers} if masses else {}
+    parts = {name: upload[name].double() * share.scale[name] for name in layers}
+    norm = norm_of(parts.values(), own.values())
+    factor = 0.0 if share.silent else clip_factor(norm, clip)
+    clipped = {name: part.mul_(factor) for name, part in parts.items()}
+    # A client that keeps state has clipped its upload itself; counted as it arrives it would always be within, and
+    # the clip would shrink to nothing. One that is silent counts as if it were not, for the same reason.
+    known = {"within": float(norm <= clip and not share.clipped), **share.told}
+    return ClippedUpload(
+        clipped, {name: factor * mass for name, mass in own.items()}, {name: half(known[name]) for name in told}
+    )
+
+
+def words_of(like: Params) -> int:
+    """Numbers in the vector of a clipped upload: every parameter, a mass for every layer, the half counts."""
+    return sum(p.numel() for p in like.values()) + len(like) + MOST_TOLD
+
+
+def fixed_point(clip: float) -> float:
+    """Return the step with which sums of up to 4,096 clipped uploads fit into 32 bits, however many are drawn.
+
+    Example:
+      >>> fixed_point(1.0) == 2.0**-18
+      True
+    """
+    return clip * MOST_PRIVATE / MOST_WORD
+
+
+def encode_clipped(own: ClippedUpload, layers: Collection[str], clip: float) -> Vector:
+    """Write a clipped upload; nothing of it is out of range."""
+    numbers = torch.cat([own.layers[name].flatten().cpu() for name in layers]).numpy()
+    weights = np.array([own.masses.get(name, 0.0) for name in layers])
+    halves = np.zeros(MOST_TOLD)
+    halves[: len(own.halves)] = list(own.halves.values())
+    pieces = [np.concatenate([numbers, weights]) / fixed_point(clip), halves / fixed_point(1.0)]
+    return _words(np.trunc(np.concatenate(pieces)))
+
+
+def decode_clipped(total: Vector, like: Params, told: Iterable[str], clip: float) -> ClippedUpload:
+    """Read a sum of clipped uploads, layers in double precision on the devices of `like`."""
+    numbers, place = folded(total), 0
+    layers: Params = {}
+    for name, p in like.items():
+        part = numbers[place : place + p.numel()] * fixed_point(clip)
+        layers[name] = torch.from_numpy(part).reshape(p.shape).to(p.device)
+        place += p.numel()
+    masses = {name: float(numbers[place + n]) * fixed_point(clip) for n, name in enumerate(like)}
+    place += len(like)
+    return ClippedUpload(
+        layers, masses, {name: float(numbers[place + n]) * fixed_point(1.0) for n, name in enumerate(told)}
+    )
+
+
+def folded(total: Vector) -> NDArray[np.float64]:
+    """Read words as signed numbers within ±2³⁰: a triangle wave, along which neighbours on the circle stay neighbours.
+
+    A sum of honest clients stays within ±2³⁰; beyond that a number is folded back, 2³¹ − v and −2³¹ − v. Else a liar
+    could put a number beside the seam, where the smallest change of an honest client flips its sign.
+
+    Example:
+      >>> folded(np.array([5, 2**32 - 5, 2**30, 2**31 - 1, 2**31, 2**31 + 1], np.uint32)).tolist()
+      [5.0, -5.0, 1073741824.0, 1.0, 0.0, -1.0]
+    """
+    signed = total.astype(np.int32).astype(np.float64)
+    turned = np.copysign(2.0**31, signed) - signed
+    return np.where(np.abs(signed) > MOST_WORD, turned, signed)

@@ -1,80 +1,272 @@
-"""The sum of a private round under secure aggregation: clipped parts travel masked, noise is added to their sum.
+"""Sums under secure aggregation: every client and the server play their real part of the protocol, in one process.
 
-A clipped part has no number beyond the clip S, so its fixed point is known without asking anybody: steps of S/2^18,
-with which 4,096 clients fit, rounded towards zero, so that rounding never lengthens it. The step is the same however
-many are drawn: else one client more could round all the others anew. Half counts lie within ±½ and are written the
-same way, with 1 for S. No other number of a client is in the vector: nothing is calibrated.
-
-Weights are held within [1/r, 1] as in every secure sum (`private_shares.held`), before the part is clipped: the noise
-is added to the sum once it is open, so the server sees the sum without it. r is 2 here, that of the smallest sum that
-opens: were it that of the round's own threshold, one client more could weigh all the others anew. Clients without text
-add zeros.
-
-A sum that cannot be opened (too few were called, or stayed) is released as noise alone, and costs its row. Whether it
-opens depends on who plays the protocol, not on what they send: the guarantee is about a client that sends zeros
-instead. So a client whose training is refused sends zeros, too; were it a drop-out, its text could close the sum of
-everybody.
-
-It does depend on who is *drawn*, which amplification by sampling asks to be hidden: where one client more opens the
-sum, being drawn shows. What that costs is in the rows of the ledger (`private.dp.accounting`, `PrivateRun.row`).
+`MaskedSum` hands messages between `Member` and `Collector`, the state machines that real clients and servers run. What
+a client writes and what a server reads of the opened sum are the functions that they use, too (`secure_round`,
+`codec`). So a simulated sum is that of a federation, integer by integer; a simulation adds its cost and its rounding.
+Clients that vanish before they report never send their shares; those that vanish later, or whose numbers are refused,
+have sent shares but no vector. A vector is masked and added as each client ends, so memory stays O(model). Below the
+threshold the sum stays closed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
-import torch
 
-from keyfed.engine.sums.codec import Vector
-from keyfed.engine.sums.gather import HiddenRound
-from keyfed.engine.sums.noised import MOST_TOLD, NoisedSum, words_of
-from keyfed.engine.sums.secure_round import context_of
-from keyfed.engine.sums.secure_simulation import Costs, MaskedSum
-from keyfed.errors import SecureSumError
-from keyfed.federated.types import Aggregate, ClientId, Params, Refusal, Share
+from keyfed.engine.sums.codec import Vector, encode_clipped, words_of
+from keyfed.engine.sums.noised import NoisedSum
+from keyfed.engine.sums.plain import HiddenRound
+from keyfed.engine.sums.secure_round import (
+    Purpose,
+    aggregate_of,
+    calibration_vector_of,
+    context_of,
+    learn_from_calibration,
+    length,
+    nothing_summed,
+    vector_of,
+)
+from keyfed.engine.task import Finished, kept
+from keyfed.errors import SecureSumError, SecureSumOverflow
+from keyfed.federated.public.numbers import raised_bits
+from keyfed.federated.types import Aggregate, ClientId, Params, Public, Refusal, Share
 from keyfed.private.dp.accounting import MOST_MEMBERS
 from keyfed.private.dp.noise import Noising
-from keyfed.private.secagg.threshold import PRIVATE_RATIO, SecureSettings
+from keyfed.private.secagg.collector import Collector
+from keyfed.private.secagg.keys import Identity, SignedKeys, make_keys
+from keyfed.private.secagg.member import Member
+from keyfed.private.secagg.shamir import SHARE_BYTES
+from keyfed.private.secagg.terms import CHECK_WORDS, SumTerms
+from keyfed.private.secagg.threshold import PRIVATE_RATIO, Floors, SecureSettings
+from keyfed.private.secagg.wire import HASH_BYTES, PACKAGE_BYTES
 
-_MOST_WORD = 2**30  # of a sum; beyond it a word may be a liar's (`wire.server_private.folded`)
+
+class Costs:
+    """Seconds at all clients and at the server, and bytes on the wire."""
+
+    def __init__(self) -> None:
+        self.seconds = {"clients": 0.0, "server": 0.0}
+        self.bytes = {"masked": 0, "keys": 0, "shares": 0, "unmask": 0}
+
+    @contextmanager
+    def at(self, where: str) -> Iterator[None]:
+        """Count the seconds of a block for a place."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[where] += time.perf_counter() - began
 
 
-def fixed_point(clip: float) -> float:
-    """Return the step with which sums of up to 4,096 clipped parts fit into 32 bits, however many are drawn.
+def _posted(signed: SignedKeys) -> int:
+    return len(json.dumps(signed.to_json()).encode())
+
+
+def wire_bytes(words: int, members: int) -> dict[str, int]:
+    """Return what one client moves in a secure sum of so many words and members, if everybody stays.
 
     Example:
-      >>> fixed_point(1.0) == 2.0**-18
-      True
+      >>> wire_bytes(1_000_000, 10)["masked"]
+      4000016
     """
-    return clip * MOST_MEMBERS / _MOST_WORD
+    _, signed = make_keys(Identity.make(), "x" * 16, 1)
+    return {
+        "masked": 4 * (words + CHECK_WORDS),
+        "keys": (members + 1) * _posted(signed),
+        "shares": 2 * (members - 1) * PACKAGE_BYTES,
+        "unmask": HASH_BYTES + members * SHARE_BYTES,
+    }
 
 
-class FixedPointSum(NoisedSum):
-    """`NoisedSum` whose clients write vectors of integers.
+class MaskedSum:
+    """One secure sum, both sides of it: shares at once, vectors as they come, unmasked at the end.
 
-    Attributes:
-      written: the last client's vector; what becomes of it is for whoever sums vectors.
+    Raises:
+      SecureSumError: whatever a client refuses, or a server cannot open.
     """
 
-    def __init__(self, like: Params, noising: Noising) -> None:
+    def __init__(
+        self, context: bytes, length: int, hidden: HiddenRound, settings: SecureSettings, costs: Costs
+    ) -> None:
+        self._costs = costs
+        identities = {client: Identity.make() for client in hidden.called}
+        made = {client: make_keys(identity, client, 0) for client, identity in identities.items()}
+        cohort = tuple(signed for _, signed in made.values())
+        terms = SumTerms(context, cohort, settings.threshold_of(len(cohort)), length)
+        public = {client: identity.public for client, identity in identities.items()}
+        floors = Floors(settings.floor)
+        self.ratio = terms.ratio
+        costs.bytes["keys"] += (len(cohort) + 1) * sum(_posted(signed) for signed in cohort)  # one up, all of them down
+        self._collector = Collector(terms)
+        with costs.at("clients"):
+            self._members = {
+                client: Member(client, made[client][0], terms, public, floors) for client in hidden.training
+            }
+        for client, member in self._members.items():
+            with costs.at("clients"):
+                packages = member.shares()
+            costs.bytes["shares"] += 2 * sum(map(len, packages.values()))  # up to the server, and down from it
+            self._collector.take_shares(client, packages)
+        self._alive, self._parcels = self._collector.forward()
+
+    def add(self, client: ClientId, vector: Vector) -> None:
+        """Mask a client's vector and add it."""
+        with self._costs.at("clients"):
+            masked = self._members[client].masked(vector, self._alive, self._parcels.pop(client))
+        self._costs.bytes["masked"] += masked.nbytes
+        with self._costs.at("server"):
+            self._collector.take_masked(client, masked)
+
+    def total(self) -> tuple[Vector, tuple[ClientId, ...]]:
+        """Open the sum of those who were added; return it and who they are."""
+        survivors = self._collector.survivors
+        for client in survivors:
+            with self._costs.at("clients"):
+                answer = self._members[client].unmask(survivors)
+            self._costs.bytes["unmask"] += len(answer)
+            self._collector.take_unmask(client, answer)
+        with self._costs.at("server"):
+            return self._collector.total(), survivors
+
+
+class SecureSum:
+    """A round's secure sums: a calibration before the first upload, then the uploads.
+
+    A sum that fails closed gives an empty aggregate, and `costs` says why.
+    """
+
+    def __init__(self, hidden: HiddenRound, settings: SecureSettings) -> None:
+        self._hidden, self._settings = hidden, settings
+        self._public: Public = hidden.public
+        self._costs = Costs()
+        self._failed: str | None = None
+        self._survivors = 0
+        self._waiting: dict[ClientId, Finished] = {}
+        self._uploads = self._begun("upload") if self._public["calibrated"] else None
+
+    def add(self, client: ClientId, done: Finished) -> None:
+        """Mask and add one client; before the first public numbers are there it waits."""
+        if not self._public["calibrated"]:
+            self._waiting[client] = kept(done)
+        elif self._uploads is not None:
+            hidden = self._hidden
+            vector = vector_of(
+                client, done, hidden.theta, hidden.method, self._public, len(hidden.called), self._uploads.ratio,
+                silent=hidden.method.uploading < 1,
+            )  # fmt: skip
+            with self._failing_closed():
+                self._uploads.add(client, vector)
+            if self._failed is not None:  # all refuse alike where too few are left for their floor
+                self._uploads = None
+
+    def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
+        """Open the sum; an empty aggregate if it cannot be opened."""
+        refused = list(refused)
+        if not self._public["calibrated"]:
+            refused += self._calibrate()
+        hidden, found = self._hidden, None
+        with self._failing_closed():
+            if self._uploads is not None:
+                total, survivors = self._uploads.total()
+                self._survivors = len(survivors)
+                found = aggregate_of(
+                    total, hidden.theta, hidden.method, self._public, len(hidden.called), survivors,
+                    self._uploads.ratio, refused,
+                )  # fmt: skip
+        return nothing_summed(hidden.theta, self._public, refused) if found is None else found
+
+    @property
+    def costs(self) -> Mapping[str, Any]:
+        """What the round's sums cost, and how they ended; nothing in it is any single client's."""
+        called = len(self._hidden.called)
+        return {
+            "members": called,
+            "threshold": self._settings.threshold_of(called),
+            "survivors": self._survivors,
+            "failed": self._failed,
+            "raised": raised_bits(self._public),
+            "seconds": dict(self._costs.seconds),
+            "bytes": dict(self._costs.bytes),
+        }
+
+    def _calibrate(self) -> Iterable[Refusal]:
+        """Sum everybody's histograms, then add those who waited; return who is out of range all the same."""
+        hidden, members = self._hidden, len(self._hidden.called)
+        calibration = self._begun("calibration")
+        with self._failing_closed():
+            if calibration is None:
+                return
+            for client, done in self._waiting.items():
+                calibration.add(client, calibration_vector_of(client, done, hidden.theta, hidden.method, members))
+            total, survivors = calibration.total()
+            self._public = learn_from_calibration(
+                hidden.method, self._public, total, hidden.theta, members, calibration.ratio, len(survivors)
+            )
+        if self._failed is not None:
+            return
+        self._uploads = self._begun("upload")
+        while self._waiting:
+            client = next(iter(self._waiting))
+            try:
+                self.add(client, self._waiting.pop(client))
+            except SecureSumOverflow as e:
+                yield Refusal(client, e.reason)
+
+    def _begun(self, purpose: Purpose) -> MaskedSum | None:
+        hidden = self._hidden
+        begun = None
+        with self._failing_closed():
+            context = context_of(hidden.theta, hidden.method, self._public, hidden.round, purpose)
+            words = length(hidden.method, hidden.theta, purpose)
+            begun = MaskedSum(context, words, hidden, self._settings, self._costs)
+        return begun
+
+    @contextmanager
+    def _failing_closed(self) -> Iterator[None]:
+        """Remember why a sum failed."""
+        try:
+            yield
+        except SecureSumError as e:
+            self._failed = str(e)
+
+
+class MaskedNoisedSum(NoisedSum):
+    """The sum of a private round under secure aggregation: clipped uploads travel masked, noise is added to their sum.
+
+    Weights are held within [1/r, 1] as in every secure sum, before the upload is clipped: the noise is added to the sum
+    once it is open, so the server sees the sum without it. r is 2 here, that of the smallest sum that opens: were it
+    that of the round's own threshold, one client more could weigh all the others anew. Clients without text add zeros.
+
+    A sum that cannot be opened (too few were called, or stayed) is released as noise alone, and costs its row. Whether
+    it opens depends on who plays the protocol, not on what they send: the guarantee is about a client that sends zeros
+    instead. So a client whose training is refused sends zeros, too; were it a drop-out, its text could close the sum of
+    everybody.
+
+    It does depend on who is *drawn*, which amplification by sampling asks to be hidden: where one client more opens the
+    sum, being drawn shows. What that costs is in the rows of the ledger (`private.dp.accounting`, `PrivateRun.row`).
+    """
+
+    def __init__(self, like: Params, noising: Noising, hidden: HiddenRound, settings: SecureSettings) -> None:
         super().__init__(like, noising, PRIVATE_RATIO)
-        self._step, self._told_step = fixed_point(noising.clip), fixed_point(1.0)
-        self._words = words_of({name: like[name] for name in self._total})
         self._silent: set[ClientId] = set()
-        self.written: Vector = np.zeros(0, np.uint32)
+        self._words = words_of(self._total)
+        self._masked: MaskedSum | None = None
+        agreed = {"clip": noising.clip, "told": list(self._told)}
+        context = context_of(like, hidden.method, agreed, hidden.round, "upload")
+        if len(hidden.called) <= MOST_MEMBERS:  # clients refuse more, and their sum could go round
+            with self._staying_closed():
+                self._masked = MaskedSum(context, self._words, hidden, settings, Costs())
 
     def add(self, client: ClientId, upload: Params, share: Share) -> None:
-        """Clip and round one client's part, and send it."""
-        parts, masses, told = self._part(upload, share)
-        numbers = torch.cat([part.flatten().cpu() for part in parts.values()]).numpy()
-        weights = np.array([masses.get(name, 0.0) for name in self._total])
-        halves = np.zeros(MOST_TOLD)
-        halves[: len(told)] = list(told.values())
-        pieces = [np.concatenate([numbers, weights]) / self._step, halves / self._told_step]
+        """Clip and round one client's upload, and send it."""
         if share.silent:
             self._silent.add(client)
-        self._send(client, np.trunc(np.concatenate(pieces)).astype(np.int64).astype(np.uint32))
+        self._send(client, encode_clipped(self._part(upload, share), self._total, self._noising.clip))
 
     def refuse(self, client: ClientId) -> None:
         """Add zeros for a client whose training is refused: it stays in the protocol, and is no contributor."""
@@ -82,53 +274,22 @@ class FixedPointSum(NoisedSum):
         self._send(client, np.zeros(self._words, np.uint32))
 
     def _send(self, client: ClientId, vector: Vector) -> None:
-        self.written = vector
-
-    def _read(self, numbers: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-        place = 0
-        for total in self._total.values():
-            part = numbers[place : place + total.numel()] * self._step
-            total.copy_(torch.from_numpy(part).reshape(total.shape))
-            place += total.numel()
-        for name in self._mass:
-            self._mass[name] = float(numbers[place]) * self._step
-            place += 1
-        for name in self._told:
-            self._told[name] = float(numbers[place]) * self._told_step
-            place += 1
-
-
-class MaskedNoisedSum(FixedPointSum):
-    """`NoisedSum` whose clients are added through a secure sum, in the real protocol."""
-
-    def __init__(self, like: Params, noising: Noising, hidden: HiddenRound, settings: SecureSettings) -> None:
-        super().__init__(like, noising)
-        agreed = {"clip": noising.clip, "told": list(self._told)}
-        context = context_of(like, hidden.method, agreed, hidden.round, "upload")
-        self._masked: MaskedSum | None = None
-        if len(hidden.called) > MOST_MEMBERS:  # clients refuse so many, and their sum could go round
-            return
-        try:
-            self._masked = MaskedSum(context, self._words, hidden, settings, Costs())
-        except SecureSumError:  # too few were called: everybody declines
-            self._masked = None
-
-    def _send(self, client: ClientId, vector: Vector) -> None:
-        if self._masked is None:
-            return
-        try:
-            self._masked.add(client, vector)
-        except SecureSumError:
-            self._masked = None
+        with self._staying_closed():
+            if self._masked is not None:
+                self._masked.add(client, vector)
 
     def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
         """Open the sum and release it with noise; noise alone if it stays closed."""
-        if self._masked is not None:
-            try:
+        with self._staying_closed():
+            if self._masked is not None:
                 total, survivors = self._masked.total()
-            except SecureSumError:
-                pass
-            else:
-                self._read(total.astype(np.int32).astype(np.float64))
-                self._contributors = [client for client in survivors if client not in self._silent]
+                self.take(total, [client for client in survivors if client not in self._silent])
         return super().aggregate(refused)
+
+    @contextmanager
+    def _staying_closed(self) -> Iterator[None]:
+        """Let a sum stay closed that fails."""
+        try:
+            yield
+        except SecureSumError:
+            self._masked = None

@@ -11,44 +11,32 @@ from collections.abc import Sequence
 
 import torch
 
+from keyfed.engine.sums.codec import MOST_TOLD, ClippedUpload, Vector, clip_upload, decode_clipped, mass_unit
 from keyfed.errors import PrivacyError
 from keyfed.federated.public.rules import held
 from keyfed.federated.types import Aggregate, ClientId, Params, Refusal, Share
-from keyfed.private.dp.noise import Noising, clip_factor, norm_of
-
-MOST_TOLD = 3  # half counts that a client's vector has room for: within the clip, its loss, below the limit
+from keyfed.private.dp.noise import Noising, norm_of
 
 
-def words_of(like: Params) -> int:
-    """Numbers in a client's vector: every parameter, a mass for every layer, the half counts."""
-    return sum(p.numel() for p in like.values()) + len(like) + MOST_TOLD
-
-
-def half(told: float) -> float:
-    """Return what a client adds to a half count for a number t within [0, 1]: t − ½, never beyond ±½.
-
-    ±½ and not 0 or 1: then one client more or less moves the count by ½ at most.
+def most_called(expected: float) -> int:
+    """Return ⌈n + 5√n⌉: a public number above which hardly ever so many are drawn where n are expected.
 
     Example:
-      >>> half(1.0), half(0.25), half(-7.0)
-      (0.5, -0.25, -0.5)
+      >>> most_called(100.0)
+      150
     """
-    if math.isnan(told):
-        raise PrivacyError("a client tells a number that is none, which nothing bounds; it must be refused before")
-    return min(max(told, 0.0), 1.0) - 0.5
+    return math.ceil(expected + 5 * math.sqrt(expected))
 
 
 class NoisedSum:
     """Σ clip_S([scale·upload, κ·mass]) + N(0, std²), divided by a public number or by the noisy mass.
 
-    Masses travel as coordinates of the same vector, times κ = S/(2√L) for L layers: masses of 1 in all layers take half
-    of the clip. Clipping scales upload and mass alike, so a ratio does not notice it.
-
-    Half counts travel beside it, each within ±½ for a client. n of them have noise of √n · bit_std each, so they cost
-    what one of bit_std does: n · (½ / √n σ_b)² = (2σ_b)⁻² (see `noise.update_noise`).
+    Masses travel as coordinates of the same vector, times κ (`codec.mass_unit`). Half counts travel with it, each
+    within ±½ for a client. n of them have noise of √n · bit_std each, so they cost what one of bit_std does:
+    n · (½ / √n σ_b)² = (2σ_b)⁻² (see `noise.update_noise`).
 
     Args:
-      ratio: r of a masked sum, whose weights are held within [1/r, 1] (`private_shares.held`); None for a plain one.
+      ratio: r of a masked sum, whose weights are held within [1/r, 1] (`rules.held`); None for a plain one.
     """
 
     def __init__(self, like: Params, noising: Noising, ratio: float | None = None) -> None:
@@ -58,7 +46,7 @@ class NoisedSum:
             name: torch.zeros_like(p, dtype=torch.float64) for name, p in like.items() if name not in noising.frozen
         }
         self._mass = dict.fromkeys(self._total, 0.0)
-        self._kappa = noising.clip / (2 * math.sqrt(max(1, len(self._total))))
+        self._kappa = mass_unit(noising.clip, len(self._total))
         self._told = dict.fromkeys(noising.told if noising.bit_std is not None else (), 0.0)
         assert len(self._told) <= MOST_TOLD, "a client's vector has no room for so many half counts"
         self._contributors: list[ClientId] = []
@@ -75,22 +63,29 @@ class NoisedSum:
         if not share.silent:  # what a silent client meant to send was not sent: it must not believe so
             self._contributors.append(client)
 
-    def _part(self, upload: Params, share: Share) -> tuple[Params, dict[str, float], dict[str, float]]:
-        """What one client adds: its upload and its masses, clipped together, and its half counts."""
-        assert share.log is None, "a private share is a number within [0, 1]"
-        if self._ratio is not None:
-            share = held(share, self._ratio, silent=True)
-        ratio = self._noising.floor is not None
-        masses = {name: self._kappa * share.mass[name] for name in self._total} if ratio else {}
-        parts = {name: upload[name].double() * share.scale[name] for name in self._total}
-        norm = norm_of(parts.values(), masses.values())
-        factor = 0.0 if share.silent else clip_factor(norm, self._noising.clip)
-        clipped = {name: part.mul_(factor) for name, part in parts.items()}
-        # A client that keeps state has clipped its upload itself; counted as it arrives it would always be within, and
-        # the clip would shrink to nothing. One that is silent counts as if it were not, for the same reason.
-        told = {"within": float(norm <= self._noising.clip and not share.clipped), **share.told}
-        halves = {name: half(told[name]) for name in self._told}
-        return clipped, {name: factor * mass for name, mass in masses.items()}, halves
+    def _part(self, upload: Params, share: Share) -> ClippedUpload:
+        """What one client adds."""
+        share = share if self._ratio is None else held(share, self._ratio, silent=True)
+        bounded, masses = self._noising, self._noising.floor is not None
+        return clip_upload(upload, share, bounded.clip, self._total, masses=masses, told=self._told)
+
+    def take(self, total: Vector, contributors: Sequence[ClientId]) -> None:
+        r"""Take a sum that was masked, in the place of `add`: within what its clients may sum up to, m·S.
+
+        .. math::  Σ · \min(1, mS/‖Σ‖),\qquad m = ⌈n + 5\sqrt n⌉
+
+        for n clients that are called in expectation: m is public, and does not depend on who was drawn. Honest clients
+        do not notice it, and going to the nearest point of a ball brings no two sums further apart: whatever liars
+        send, an honest client moves the sum by S at most.
+        """
+        read = decode_clipped(total, self._total, self._told, self._noising.clip)
+        clients = most_called(self._noising.called)
+        most, norm = clients * self._noising.clip, norm_of(read.layers.values(), read.masses.values())
+        shrink = most / norm if norm > most else 1.0
+        self._total = {name: layer.mul_(shrink) for name, layer in read.layers.items()}
+        self._mass = {name: mass * shrink for name, mass in read.masses.items()}
+        self._told = {name: min(max(count, -clients / 2), clients / 2) for name, count in read.halves.items()}
+        self._contributors = list(contributors)
 
     def refuse(self, client: ClientId) -> None:
         """Do nothing: who is refused adds zeros."""

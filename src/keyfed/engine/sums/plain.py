@@ -1,20 +1,147 @@
-"""The sum of a round whose reports stay with the clients, in the clear and in this process.
+"""Sums in the clear: of weighed uploads (`RunningSum`), and of clients that weigh themselves (`HiddenSum`).
 
-The reference that a masked sum is compared with, and the way to a noised one. `secure_simulation.SecureSum` has the
+`HiddenSum` is the reference that a masked sum is compared with, and the way to a noised one. `masked.SecureSum` has the
 same verbs and masks what it adds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from keyfed.engine.sums.gather import Gathering, HiddenRound, kept
+import torch
+
 from keyfed.engine.sums.secure_round import counts_of, report_of, weighed
-from keyfed.engine.task import Finished
+from keyfed.engine.task import Finished, kept
 from keyfed.federated.public.numbers import USUAL_RATIO
-from keyfed.federated.types import Aggregate, ClientId, Facts, Refusal
+from keyfed.federated.types import (
+    Accumulator,
+    Aggregate,
+    ClientId,
+    Facts,
+    LayerNumbers,
+    Method,
+    Params,
+    Public,
+    Refusal,
+    Share,
+)
+
+
+class RunningSum:
+    """total^l += scale_k^l · upload_k^l, one client at a time, in the order they come.
+
+    Shares with a logarithm are summed relative to the largest one so far; when a larger one comes, what is there is
+    scaled down. The mean is that of a softmax over all, and nothing overflows.
+    """
+
+    def __init__(self, like: Params) -> None:
+        self.total = {name: torch.zeros_like(p) for name, p in like.items()}
+        self.mass = dict.fromkeys(like, 0.0)
+        self.weight = dict.fromkeys(like, 0.0)
+        self.squares = dict.fromkeys(like, 0.0)
+        self._peak: dict[str, float] = {}
+        self._shares: dict[ClientId, Share] = {}
+
+    def add(self, client: ClientId, upload: Params, share: Share) -> None:
+        """Add one client."""
+        alike: dict[float, list[str]] = {}  # layers by their factor: a GPU adds those of one factor in one kernel
+        for name in self.total:
+            scale, mass = share.scale[name], share.mass[name]
+            if scale == 0 and mass == 0:
+                continue
+            factor = self._relative(name, 0.0 if share.log is None else share.log[name])
+            alike.setdefault(scale * factor, []).append(name)
+            self.mass[name] += mass * factor
+            self.weight[name] += scale * factor
+            self.squares[name] += (scale * factor) ** 2
+        for by, names in alike.items():
+            torch._foreach_add_([self.total[n] for n in names], [upload[n] for n in names], alpha=by)
+        self._shares[client] = share
+
+    def refuse(self, client: ClientId) -> None:
+        """Do nothing: who is refused is not in the sum."""
+
+    def _relative(self, name: str, log: float) -> float:
+        """Return e^(log − largest so far), having scaled the sum down if `log` is the new largest."""
+        peak = self._peak.setdefault(name, log)
+        if log > peak:
+            fade = math.exp(peak - log)
+            self.total[name].mul_(fade)
+            self.mass[name] *= fade
+            self.weight[name] *= fade
+            self.squares[name] *= fade**2
+            self._peak[name] = log
+        return math.exp(min(0.0, log - peak))
+
+    @property
+    def peaks(self) -> LayerNumbers:
+        """The largest logarithm so far of every layer that has one."""
+        return dict(self._peak)
+
+    def level(self, peaks: LayerNumbers) -> None:
+        """Count relative to these logarithms, none below the largest so far: then sums can be added to each other."""
+        for name, peak in peaks.items():
+            self._relative(name, peak)
+
+    def shift(self, by: Params) -> None:
+        """Move the mean of every layer that has one by a given amount."""
+        for name, total in self.total.items():
+            total.add_(by[name], alpha=self.mass[name])
+
+    def _part(self, share: Share, name: str) -> float:
+        """How much of a layer's sum is one client's."""
+        if self.weight[name] <= 0:
+            return 0.0
+        log = 0.0 if share.log is None else share.log[name] - self._peak[name]
+        return share.scale[name] * math.exp(log) / self.weight[name]
+
+    def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
+        """Return the sum over those added."""
+        weights = {c: {name: self._part(share, name) for name in self.total} for c, share in self._shares.items()}
+        return Aggregate(self.total, self.mass, self.weight, self.squares, tuple(self._shares), tuple(refused), weights)
+
+
+class HiddenRound(NamedTuple):
+    """What is known of a round whose reports stay with the clients, before anybody trains.
+
+    Attributes:
+      called: the members of its sums.
+      training: those of them whose training will come to an end.
+    """
+
+    theta: Params
+    method: Method
+    public: Public
+    round: int
+    called: tuple[ClientId, ...]
+    training: tuple[ClientId, ...]
+
+
+class HiddenAccumulator(Protocol):
+    """Where clients that weigh themselves by public numbers go as each ends."""
+
+    @property
+    def costs(self) -> Mapping[str, Any] | None:
+        """What the sum cost, for the log, once it is there; None where that is nothing."""
+        ...
+
+    def add(self, client: ClientId, done: Finished) -> None:
+        """Add one client; its upload is only valid until this returns.
+
+        Raises:
+          SecureSumOverflow: its numbers do not fit; it takes no part.
+        """
+        ...
+
+    def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
+        """Return the sum, with `facts` and the `public` numbers it was formed with; empty if it failed closed."""
+        ...
+
+
+MakeHidden = Callable[[HiddenRound], HiddenAccumulator]
 
 
 class HiddenSum:
@@ -29,7 +156,7 @@ class HiddenSum:
 
     costs: Mapping[str, Any] | None = None
 
-    def __init__(self, hidden: HiddenRound, inner: Gathering, ratio: float = USUAL_RATIO) -> None:
+    def __init__(self, hidden: HiddenRound, inner: Accumulator, ratio: float = USUAL_RATIO) -> None:
         rule = hidden.method.mediator.private
         assert rule is not None, "a hidden method has a private rule"
         self._rule, self._hidden, self._inner = rule, hidden, inner

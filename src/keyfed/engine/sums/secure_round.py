@@ -24,7 +24,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from keyfed.engine.sums.codec import Layout, Read, Vector, must
+from keyfed.engine.sums.codec import Read, SumLayout, Vector, must
 from keyfed.engine.task import Finished
 from keyfed.errors import DoesNotFit
 from keyfed.federated.public.numbers import use_of_range
@@ -177,7 +177,7 @@ def weighed(
 
 
 def _check(
-    read: Read, layout: Layout, method: Method, public: Public, clients: int, ratio: float, bound: float | None
+    read: Read, layout: SumLayout, method: Method, public: Public, clients: int, ratio: float, bound: float | None
 ) -> None:
     r"""Fail closed unless k honest clients can have written this sum.
 
@@ -321,20 +321,20 @@ def _example(layers: Sequence[str]) -> Report:
     return Report("", 1, 0.0, 1, dict.fromkeys(layers, 0.0), 1.0)
 
 
-def _upload_layout(method: Method, theta: Params, public: Public, members: int) -> Layout:
+def _upload_layout(method: Method, theta: Params, public: Public, members: int) -> SumLayout:
     layers, rule = list(theta), _rule(method)
     told = rule.facts(_example(layers), layers, rule.init())
     facts = {name: len(numbers) for name, numbers in told.items()}
     facts |= {f"{use}/{name}": 1 for name in layers for use in ("large", "small")} | {"clamped": 1}
-    return Layout.of(theta, (*TRAINED, *EVALUATED), facts, members, public["ranges"])
+    return SumLayout.of(theta, (*TRAINED, *EVALUATED), facts, members, public["ranges"])
 
 
-def _calibration_layout(method: Method, theta: Params, members: int) -> Layout:
+def _calibration_layout(method: Method, theta: Params, members: int) -> SumLayout:
     layers = list(theta)
     facts = {name: len(numbers) for name, numbers in _rule(method).first(_example(layers), layers).items()}
     facts |= {f"magnitude/{name}": len(magnitude(0.0)) for name in layers}
-    return Layout.of({}, (), facts, members, {})
+    return SumLayout.of({}, (), facts, members, {})
 
 
-def _evaluation_layout(members: int) -> Layout:
-    return Layout.of({}, EVALUATED, {}, members, {})
+def _evaluation_layout(members: int) -> SumLayout:
+    return SumLayout.of({}, EVALUATED, {}, members, {})
