@@ -115,7 +115,7 @@ def test_a_cell_that_starts_from_the_base_model_says_which_one(tmp_path):
     assert found["base"]["init_sha256"] == load_base().sha256
     assert "init_sha256" not in found["none"]
     assert Store(tmp_path / "results").of(study) == {record["id"]: record for record in found.values()}
-    told = dict(facts(study, [Row({}, "train", (based,), (found["base"],))]))
+    told = dict(facts([Row({}, "train", (based,), (found["base"],))]))
     assert told["SHA-256 of the starting weights, base"] == load_base().sha256
     older = {key: value for key, value in found["base"].items() if key != "init_sha256"}
     Store(tmp_path / "results").write(based, older)

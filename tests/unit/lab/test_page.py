@@ -11,9 +11,8 @@ import pytest
 
 from keyfed.cli.experiment import _list, _report
 from keyfed.errors import ConfigError
-from keyfed.lab.experiment.claims import causes, fill
 from keyfed.lab.experiment.grid import cells_of, load_study, study_from, study_names
-from keyfed.lab.experiment.page import PROGRESS, front_line, front_text, progress_text, write_front
+from keyfed.lab.experiment.page import PROGRESS, causes, fill, front_line, front_text, progress_text, write_front
 from keyfed.lab.experiment.plots import SMOKE, _paint, _panels, curves_of, describe, error_bar, looks
 from keyfed.lab.experiment.store import Store, rows_of
 from keyfed.reports.document import NONE
@@ -165,7 +164,7 @@ def test_a_front_line_has_what_is_said_the_verdict_the_numbers_and_why():
     line = front_line(study, results_of(study), study.claims[0])
     assert line == (
         "- **P** ([example](example.md)): FedAtt is better: **holds**. PTB, FedAtt: 80.50 ± 0.71 against 101.0 ± 1.4 "
-        "(-20.3 %; printed 115.43 and 138.13). PTB has 100.0, 102.0."
+        "(-20.3 %; -23.9 % to -16.5 %; printed 115.43 and 138.13). PTB has 100.0, 102.0."
     )
     smoke = front_line(study, results_of(study, scale="smoke"), study.claims[0])
     assert smoke == "- **P** ([example](example.md)): FedAtt is better: **not judged at smoke scale**."
@@ -177,7 +176,7 @@ def test_a_bound_on_the_front_page_has_its_seeds_and_how_far_chance_reaches():
     text = re.sub(r'kind = "lower".*?(?=cause)', below + "\n", DOCUMENT, flags=re.DOTALL)
     study = study_of(text)
     line = front_line(study, results_of(study), study.claims[0])
-    assert "**cannot be told at this spread**. 101.0 ± 1.4 (100.0, 102.0): the mean is 1.9 % below, chance" in line
+    assert "**cannot be told at this spread**. 101.0 ± 1.4 (100.0, 102.0): 1.9 % below the bound (" in line
 
 
 def test_the_front_page_is_about_ten_lines_on_all_five_papers():

@@ -24,8 +24,12 @@ from keyfed.lab.experiment.claims import (
     HOLDS,
     NOT_JUDGED,
     UNSURE,
+    Spread,
     compare_rows,
     judge,
+    of_two,
+    pooled_spread,
+    quantile,
 )
 from keyfed.lab.experiment.grid import (
     SCALES,
@@ -39,7 +43,6 @@ from keyfed.lab.experiment.grid import (
 )
 from keyfed.lab.experiment.page import front_text, page_text
 from keyfed.lab.experiment.runner import CellListener, TimeIsUp, held, run_study
-from keyfed.lab.experiment.statistics import Spread, joint_margin, pooled_spread
 from keyfed.lab.experiment.store import OPEN, Store, compact, main_scale, rows_of, write_row
 from keyfed.lab.papers import broken_batches as faithful
 from keyfed.lab.papers.gboard_toy import run_toy
@@ -198,12 +201,13 @@ def test_a_claimed_order_holds_fails_or_cannot_be_told():
     same = {("0.1", "FedAvg", s): 100 + s for s in (1, 2)}
     assert verdicts(study_of(), same | {("0.1", "FedAtt", s): 80 + s for s in (1, 2)}) == [HOLDS, OPEN]
     assert verdicts(study_of(), same | {("0.1", "FedAtt", s): 120 + s for s in (1, 2)}) == [FAILS, OPEN]
-    assert verdicts(study_of(), same | {("0.1", "FedAtt", s): 99 + s for s in (1, 2)}) == [UNSURE, OPEN]
+    assert verdicts(study_of(), same | {("0.1", "FedAtt", s): 103 - s for s in (1, 2)}) == [UNSURE, OPEN]
     one = {("0.5", "FedAvg", 1): 100.0, ("0.5", "FedAtt", 1): 50.0}
     assert verdicts(study_of(), one) == [OPEN, HOLDS]  # no spread at all: only what is far apart is told
     near = {("0.5", "FedAvg", 1): 100.0, ("0.5", "FedAtt", 1): 70.0}
     assert verdicts(study_of(), near) == [OPEN, UNSURE]
-    assert verdicts(study_of(), near | same) == [OPEN, HOLDS]  # the spread of others is pooled
+    more = same | {("0.1", "FedAtt", s): 103 - s for s in (1, 2)}
+    assert verdicts(study_of(), near | more) == [UNSURE, HOLDS]  # the spread of other pairs of the table is pooled
 
 
 def test_the_margin_is_students_quantile_times_the_pooled_spread():
@@ -212,13 +216,12 @@ def test_the_margin_is_students_quantile_times_the_pooled_spread():
     spread = pooled_spread(rows, "perplexity")
     assert spread.sd == pytest.approx(0.2 / math.sqrt(2))
     assert spread.margin(2) == pytest.approx(12.706 * 0.1, rel=1e-4)
-    both = joint_margin((spread, 2), (spread, 2), one_pool=True)
-    assert both == pytest.approx(12.706 * 0.2 / math.sqrt(2), rel=1e-4)
-    assert joint_margin((spread, 2), (Spread(None, 0), 1)) is None
+    assert of_two(spread, spread).margin(2) == pytest.approx(12.706 * 0.2 / math.sqrt(2), rel=1e-4)
+    assert of_two(spread, Spread(None, 0)).margin(1) is None
 
 
 def test_a_bound_holds_by_more_than_the_spread():
-    values = {("0.1", "FedAvg", 1): 40.0, ("0.1", "FedAvg", 2): 41.0, ("0.5", "FedAvg", 1): 49.0}
+    values = {("0.1", "FedAvg", 1): 40.0, ("0.1", "FedAvg", 2): 40.3, ("0.5", "FedAvg", 1): 49.0}
     assert verdicts(study_of(), values, claim=2) == [HOLDS, UNSURE]
     assert verdicts(study_of(), values | {("0.1", "FedAvg", 2): 40.01}, claim=2) == [HOLDS, HOLDS]
     assert verdicts(study_of(), values | {("0.1", "FedAvg", 2): 40.01, ("0.5", "FedAvg", 1): 51.0}, claim=2)[1] == FAILS
@@ -240,8 +243,11 @@ def test_shuffled_evaluations_widen_what_counts_unless_they_are_the_same():
         record["data_sha256"] = str(number)  # of other sentences: other shuffles
     apart = first()
     assert apart.verdict == UNSURE
-    one = 2.02439 * 5.0 / math.sqrt(40)
-    assert apart.margin == pytest.approx(math.hypot(told.margin, one / 98.015, one / 100.015), rel=1e-4)
+    seeds = told.margin / 12.7062, 1
+    shuffles = [(5.0 / mean / math.sqrt(40), 38) for mean in (98.015, 100.015)]
+    total = sum(sd**2 for sd, _ in (seeds, *shuffles))
+    freedom = total**2 / sum(sd**4 / freedom for sd, freedom in (seeds, *shuffles))  # Welch and Satterthwaite's
+    assert apart.margin == pytest.approx(quantile(freedom) * math.sqrt(total), rel=1e-4)
     for record in found.values():
         record["data_sha256"] = "the same"
     assert (first().verdict, first().margin) == (HOLDS, told.margin)  # what a shuffle adds, it adds to both
@@ -287,15 +293,15 @@ def test_a_printed_figure_is_one_evaluation_where_that_depends_on_a_shuffle():
         record["shuffles"] = {"count": 20, "sd": 11.0, "lowest": 90.0, "highest": 140.0}
     row = next(row for row in rows_of(study, "standard", found) if row.records)
     assert write_row(row, "perplexity") == "110.0 ± 0.1; one evaluation ± 11.0"
-    near, error = first(), 2.024 * 11.0 / 110.05 / math.sqrt(40)
+    near, error = first(), 11.0 / 110.05 / math.sqrt(40)
     assert near.verdict == HOLDS
-    assert near.margin == pytest.approx(math.hypot(plain.margin, error), rel=1e-3)
+    assert near.margin == pytest.approx(2.024 * error, rel=0.01)  # seeds hardly differ beside it
     tolerance = math.log(1.05) + 2 * 11.0 / 110.05
-    assert near.limits == pytest.approx((near.margin - tolerance, tolerance - near.margin))
-    assert near.outer == pytest.approx((-near.margin - tolerance, tolerance + near.margin))
+    assert near.edge == pytest.approx(tolerance)
+    assert near.interval == pytest.approx((near.change - near.margin, near.change + near.margin))
     del found[list(found)[1]]
     next(iter(found.values()))["shuffles"]["sd"] = 40.0  # a tolerance beyond 1.5
-    assert (first().verdict, first().limits) == (UNSURE, None)  # one seed has no spread, whatever its shuffles
+    assert (first().verdict, first().interval) == (UNSURE, None)  # one seed has no spread, whatever its shuffles
 
 
 def test_claims_are_summed_up_and_a_smoke_scale_judges_nothing():

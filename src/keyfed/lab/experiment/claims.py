@@ -1,47 +1,148 @@
-"""Whether a claim holds: every place where it can be checked, how far chance reaches there, the sum in words, and why.
+"""Whether a claim holds: every place where it can be checked, how far chance reaches there, and the sum in words.
 
-Values are compared as logarithms, since a difference of perplexities is a matter of ratio. `RULE` says the rule whole.
+Values are compared as logarithms, since a difference of perplexities is a matter of ratio. The rule as a whole is on
+the page of where studies stand (templates/studies.md.jinja).
+
 A run that would gain from more rounds shows what its budget gave, and nothing of the method. So what a method can reach
 is judged on rows that were doubled: the same settings, twice the rounds, the schedule of the step size fitted to them.
-
-A cause is a sentence of the study's file with numbers in braces, read from the cells:
-`{mean.perplexity | data = PTB | method = positional unigram}`. First what, then the labels of the row. What is `mean`,
-`spread` (mean ± standard deviation), `seeds` (every one), `range` (lowest to highest mean of several rows) or
-`printed`, and the measure; `{verdict.NAME}` is the verdict on the claim of that name. `STUDY/` before it reads another
-study. A sentence with a number that is not there yet, or of smoke scale only, is left out.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from keyfed.errors import ConfigError, nearest
-from keyfed.lab.experiment.grid import Searched, Study, StudyClaim, load_study, matches, study_folder
-from keyfed.lab.experiment.statistics import (
-    Spread,
-    joint_margin,
-    pooled_spread,
-    same_shuffles,
-    shuffled,
-    spreads_of,
-    stepped,
-)
-from keyfed.lab.experiment.store import (
-    OPEN,
-    Row,
-    main_scale,
-    place,
-    rows_of,
-    write_printed,
-    write_row,
-    write_seeds,
-    write_value,
-)
+import numpy as np
+
+from keyfed.lab.experiment.grid import AGAINST, Searched, Study, StudyClaim, matches
+from keyfed.lab.experiment.store import OPEN, Row, place
+
+FIXED = ("explore",)  # runners that have nothing random in them
+CHANCE = 0.05  # that a mean is off by more than its margin, both sides together
+ENDLESS = 1e5  # degrees of freedom from which Student's distribution is taken for the normal one
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A pooled standard deviation of logarithms over seeds; None where there are no two to pool."""
+
+    sd: float | None
+    freedom: float
+
+    def margin(self, count: int, chance: float = CHANCE) -> float | None:
+        """t(ν) · s / √n, how far the mean of n seeds may be off by chance."""
+        return None if self.sd is None else quantile(self.freedom, chance) * self.sd / math.sqrt(count)
+
+
+NOTHING = Spread(0.0, ENDLESS)  # of what has nothing random in it
+
+
+def pooled(groups: Iterable[Sequence[float]]) -> Spread:
+    """Pool the standard deviation within groups; one of a single value says nothing.
+
+    s² = Σ_g Σ_i (x_gi − mean_g)² / ν, with ν = Σ_g (n_g − 1).
+
+    Example:
+      >>> pooled([[0.0, 1.0], [5.0]])
+      Spread(sd=0.7071067811865476, freedom=1)
+    """
+    several = [group for group in groups if len(group) > 1]
+    freedom = sum(len(group) - 1 for group in several)
+    squares = sum(statistics.variance(group) * (len(group) - 1) for group in several)
+    return Spread(math.sqrt(squares / freedom), freedom) if freedom else Spread(None, 0)
+
+
+def added(parts: Iterable[tuple[float, float]]) -> Spread:
+    """The spread of a sum of independent parts, each a variance with its degrees of freedom.
+
+    ν is Welch and Satterthwaite's, (Σ v)² / Σ v²/ν: a part that hardly varies takes none of the others' away.
+    """
+    known = [(variance, freedom) for variance, freedom in parts if variance]
+    total = sum(variance for variance, _ in known)
+    return Spread(math.sqrt(total), total**2 / sum(v**2 / freedom for v, freedom in known)) if total else NOTHING
+
+
+def of_two(a: Spread, b: Spread) -> Spread:
+    """The spread of a difference of two that share nothing: √(s_a² + s_b²); two of one pool have that pool's ν."""
+    if a.sd is None or b.sd is None:
+        return Spread(None, 0)
+    return Spread(math.sqrt(2) * a.sd, a.freedom) if a is b else added([(s.sd**2, s.freedom) for s in (a, b) if s.sd])
+
+
+def _inside(angle: float, freedom: float) -> float:
+    """P(|T| ≤ √ν tan angle) of Student's T: ∫cos^(ν−1) from 0 to the angle, of that to π/2, by Gauss and Legendre."""
+    whole = math.exp(math.lgamma(freedom / 2) + math.lgamma(0.5) - math.lgamma((freedom + 1) / 2)) / 2
+    return float(angle / 2 * WEIGHTS @ np.cos(angle / 2 * (NODES + 1)) ** (freedom - 1)) / whole
+
+
+@functools.cache  # the same few for every row of a table
+def quantile(freedom: float, chance: float = CHANCE) -> float:
+    """Student's quantile that |T| is beyond with this chance, for any degrees of freedom from 1 on.
+
+    Example:
+      >>> [round(quantile(freedom), 3) for freedom in (1, 2, 38)]
+      [12.706, 4.303, 2.024]
+    """
+    freedom = min(freedom, ENDLESS)
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _inside(middle, freedom) < 1 - chance else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def beyond_chance(distance: float, error: Spread) -> float:
+    """The chance that a change is as far off as this, either way; 0 where there is nothing random."""
+    if not error.sd:
+        return 0.0 if distance else 1.0
+    freedom = min(error.freedom, ENDLESS)
+    return 1 - _inside(math.atan(abs(distance) / error.sd / math.sqrt(freedom)), freedom)
+
+
+def pooled_spread(rows: Iterable[Row], measure: str) -> Spread:
+    """Pool the spread over seeds of a table's rows; those that learnt nothing say nothing about the others."""
+    return pooled([*row.logs(measure).values()] for row in rows if not row.failure)
+
+
+def spreads_of(rows: Sequence[Row], measure: str) -> dict[str, Spread]:
+    """The spread over seeds of everything that runs the same way."""
+    runners = dict.fromkeys(row.runner for row in rows)
+    return {
+        runner: NOTHING if runner in FIXED else pooled_spread([row for row in rows if row.runner == runner], measure)
+        for runner in runners
+    }
+
+
+def differences(row: Row, other: Row, measure: str) -> list[float]:
+    """ln(row / other) on every seed that both have."""
+    ours, its = row.logs(measure), other.logs(measure)
+    return [value - its[seed] for seed, value in ours.items() if seed in its]
+
+
+def step_error(row: Row, measure: str) -> float:
+    """Standard deviation, relative to the mean, that seeds have at least where they may agree by rounding alone.
+
+    Rounds to a target are told at validations only. A number rounded to multiples of w has w/√12; w is
+    `train.eval_every`.
+    """
+    mean = row.at_least(measure)[0]
+    rounded = measure.startswith("rounds_to") and row.runner not in FIXED and mean
+    return row.eval_every / math.sqrt(12) / mean if rounded and mean else 0.0
+
+
+def shuffle_error(row: Row, measure: str) -> tuple[float, float]:
+    """The variance of a mean over shuffles, relative to its square, and its ν; 0 where nothing is shuffled."""
+    one, mean = row.evaluation(), row.mean(measure)
+    if one is None or measure != "perplexity" or not mean:
+        return 0.0, 1
+    sd, freedom = one
+    return (sd / mean) ** 2 / (freedom + len(row.records)), freedom
+
 
 GAIN = 0.01  # from which twice the rounds are worth having, a share of one
 EQUAL = 1.1  # ratio of two budgets of a search that still counts as equal
@@ -74,6 +175,14 @@ class Rows:
         fitting = [other for other in self.rows if other.labels.items() <= wanted.items()]
         fitting = [other for other in fitting if self.claim.than.items() <= other.labels.items()]
         return max(fitting, key=lambda other: len(other.labels), default=None)
+
+    def pairs(self) -> Iterable[tuple[Row, Row | None]]:
+        """The rows that a claim is about, each with what it is compared with where that is another row."""
+        for row in self.rows:
+            if matches(row.labels, self.claim.of) and not row.absent and not self.is_doubled(row):
+                other = self.against(row) if self.claim.kind in AGAINST else None
+                if self.claim.kind not in AGAINST or (other is not None and not other.absent):
+                    yield row, other
 
     def is_doubled(self, row: Row) -> bool:
         """Tell whether a row only shows what twice the rounds gain."""
@@ -165,37 +274,6 @@ NOT_JUDGED, ABSENT = "not judged at smoke scale", "cannot be run here, what it n
 FAR = 1.5  # a ratio beyond which one seed is enough
 MOST_NAMED = 2  # comparisons that a summary names
 EVALUATIONS = 2  # standard deviations that one evaluation may be off
-RULE = (
-    "Means over seeds are compared as logarithms. s is the standard deviation over seeds, pooled over all "
-    "configurations of a study that have several seeds and run the same way (networks, code-faithful variants and "
-    "count models apart; diverged and untrained ones left out), with ν degrees of freedom; what has nothing "
-    "random in it has s = 0. Rounds to a target are told at validations only, w rounds apart: there s is at least "
-    "w/√12 rounds. m = t(ν) · √(s_a²/n_a + s_b²/n_b), with Student's 97.5 % quantile t, is how far two means may be "
-    "apart by chance; between two pools ν is Welch and Satterthwaite's. Where an evaluation depends on a shuffle, t "
-    "times the standard error of the mean over shuffles is added (in squares), unless both rows were scored on the "
-    "same shuffles. Two rows are compared on the seeds that both have if these are two or more, else on all.",
-    "An order that is claimed holds if the means differ that way by more than m, does not hold if they differ the "
-    "other way by more than m, and cannot be told otherwise. A target that was not reached counts as more rounds "
-    "than were run; a row that was not asked for the target is open. That something costs at most so much is told in "
-    "the same way, from that much on. That two are close holds if the difference and m together are within the "
-    "tolerance, does not if the difference less m is beyond it, and cannot be told otherwise.",
-    "A printed figure is told as two that are close, with m = t(ν) · s / √n of ours. The tolerance is 5 % unless a "
-    "claim says otherwise; where an evaluation depends on a shuffle, what was printed is one evaluation, and two "
-    "standard deviations of one are added to the tolerance. A ratio of 1.05 one way is 1/1.05 the other, so limits "
-    "are not symmetric in per cent.",
-    "A bound holds if our mean is below it by more than m = t(ν) · s / √n, with s of that row's own seeds if it "
-    "has several, and the pooled s else.",
-    "Where no configuration has two seeds and so there is no s, a ratio of more than 1.5, beyond the tolerance where "
-    "there is one, is told and nothing else. A claim holds if it does in every comparison; where comparisons differ "
-    "they are counted, and where they are readings of the same thing one is enough. They are not corrected for their "
-    "number. Nothing is judged at smoke scale: it only shows that a study runs.",
-    "A claim at a stated budget of rounds or tokens is judged at that budget, and its rounds stand beside the verdict. "
-    "A claim about what a method can reach is judged, either way, only on rows that have stopped learning. For that, "
-    f"twice the rounds, with the schedule of the step size fitted to them, gain less than {100 * GAIN:g} % or less "
-    "than one seed's standard deviation. Both sides need it, at settings that were searched with equal budgets of "
-    f"tokens (within {100 * (EQUAL - 1):.0f} %). A count model has neither rounds nor a step size. Else the verdict is "
-    f"“{LEARNING}”. Where a claim has rows of several settings, those that have stopped learning count.",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +284,9 @@ class Comparison:
       row: what is compared, `against` with another row; None where it is with the printed value or a bound. Both have
         only the seeds that are compared.
       ours: the row's mean; `other` what it is compared with. `beyond` says which of the two are lower bounds only.
-      change: ln(ours / other); `margin` how far that may be from 0 by chance; None where the spread is not known.
-      limits: of the change, as logarithms: between them an order or a bound cannot be told, and a printed or a close
-        figure holds; None where there are none. `outer`: beyond them a printed or a close figure does not hold.
+      change: ours against the other, as a logarithm; `margin` how far it may be off by chance; None: not known.
+      edge: where the verdict turns: of the change itself for an order, a cost or a bound, else of its absolute value.
+      spread: of one seed's change; `error` is the standard error of the mean over seeds and shuffles, as a spread.
       printed: the printed values of both, where both are.
       waits: what keeps a claim about what methods can reach from being judged here; empty where nothing does.
     """
@@ -221,32 +299,102 @@ class Comparison:
     verdict: str
     change: float | None = None
     margin: float | None = None
-    limits: tuple[float, float] | None = None
-    outer: tuple[float, float] | None = None
+    edge: float = 0.0
+    spread: Spread = Spread(None, 0)
+    error: Spread = Spread(None, 0)
     printed: tuple[float, float] | None = None
     beyond: tuple[bool, bool] = (False, False)
     waits: str = ""
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Between which logarithms the change lies, at 95 % confidence for all comparisons of its claim together."""
+        known = self.change is not None and self.margin is not None
+        return (self.change - self.margin, self.change + self.margin) if known else None  # type: ignore[operator]
+
+    def distance(self, kind: str) -> float:
+        """How far the change is from where the verdict turns; below 0 the claim would hold."""
+        assert self.change is not None
+        if kind in CLOSE:
+            return abs(self.change) - self.edge
+        return (self.edge - self.change) if kind == "higher" else (self.change - self.edge)
+
+    def told(self, kind: str, chance: float) -> Comparison:
+        """The comparison with its margin at a level, and its verdict. A lower bound is never judged to be lower."""
+        margin = self.error.margin(1, chance)
+        distance = self.distance(kind)
+        reach = math.log(FAR) if margin is None else margin
+        word = HOLDS if distance < -reach else FAILS if distance > reach else UNSURE
+        if margin == 0 and distance == 0 and kind in CLOSE:
+            word = HOLDS
+        if kind == "printed" and margin is None and word == HOLDS:
+            word = UNSURE  # what one seed has is not told to hold, however wide the tolerance
+        return replace(self, margin=margin, verdict=UNSURE if self._only_bounds(word, kind) else word)
+
+    def _only_bounds(self, word: str, kind: str) -> bool:
+        """Whether a verdict would take a lower bound for the figure itself."""
+        assert self.change is not None
+        if kind in CLOSE and word == HOLDS:
+            return any(self.beyond)
+        lower = self.change < (0 if kind in CLOSE else self.edge)
+        return word != UNSURE and self.beyond[0 if lower else 1]
+
+
+CLOSE = ("printed", "close")  # kinds of claims that have a tolerance
+
+
+def holm(found: Sequence[Comparison], kind: str) -> list[Comparison]:
+    """Tell the comparisons of one claim, each with the level that Holm's rule gives it; open and waiting ones stay."""
+    out = list(found)
+    known = [n for n, c in enumerate(found) if c.verdict == UNSURE and c.change is not None]
+    sure = [n for n in known if found[n].error.sd is not None]
+
+    def chance(n: int) -> float:
+        valid = not any(found[n].beyond) or found[n].told(kind, 1.0).verdict != UNSURE
+        return beyond_chance(found[n].distance(kind), found[n].error) if valid else 1.0
+
+    left = len(sure)
+    for n in sorted(sure, key=chance):
+        out[n] = found[n].told(kind, CHANCE / left)
+        left -= out[n].verdict != UNSURE and left > 1
+    for n in known:
+        if n not in sure:
+            out[n] = found[n].told(kind, CHANCE)
+    return out
+
 
 def compare_rows(study: Study, rows: Sequence[Row], claim: StudyClaim) -> list[Comparison]:
     """Check a claim wherever it can be."""
-    spreads = spreads_of(rows, claim.measure)
-    known = Rows(study, claim, [row.known(claim.measure) for row in rows])
+    measure, known = claim.measure, Rows(study, claim, [row.known(claim.measure) for row in rows])
+    singles = spreads_of(rows, measure)
     found = []
-    for row in known.rows:
-        if not matches(row.labels, claim.of) or row.absent or known.is_doubled(row):
-            continue
-        if claim.kind in ("lower", "higher", "close", "costs"):
-            other = known.against(row)
-            if other is not None and not other.absent:
-                found.append(_ordered(study, *_with_shared_seeds(row, other), claim, spreads))
+    pairs = pair_spreads(study, rows, measure) if claim.kind in AGAINST else {}
+    for row, other in known.pairs():
+        if other is not None:
+            spread = pairs.get((row.runner, other.runner)) or of_two(singles[row.runner], singles[other.runner])
+            found.append(_ordered(study, row, other, claim, spread))
         elif claim.kind == "below":
-            found.append(_below(row, claim, spreads[row.runner]))
-        else:
-            printed = study.printed(row.labels, claim.measure)
-            if printed is not None:
-                found.append(_as_printed(row, printed, claim, spreads[row.runner]))
-    return [_waiting(c, known, spreads) for c in found] if claim.about == "reach" else found
+            assert claim.bound is not None, "a claim of kind below has a bound"
+            own = pooled_spread([row], measure)
+            found.append(_alone(row, claim.bound, 0.0, claim, singles[row.runner] if own.sd is None else own))
+        elif (printed := study.printed(row.labels, measure)) is not None:
+            found.append(_alone(row, printed, math.log1p(claim.within), claim, singles[row.runner]))
+    if claim.about == "reach":
+        found = [_waiting(c, known, singles) for c in found]
+    return holm(found, claim.kind)
+
+
+def pair_spreads(study: Study, rows: Sequence[Row], measure: str) -> dict[tuple[str, str], Spread]:
+    """The spread over seeds of all differences that the claims of a study's table are about, by how both sides run."""
+    groups: dict[tuple[str, str], dict[Any, list[float]]] = {}
+    for claim in study.claims:
+        if claim.measure == measure and claim.kind in AGAINST:
+            for row, other in Rows(study, claim, [row.known(measure) for row in rows]).pairs():
+                if other is not None and not row.failure and not other.failure:
+                    key = frozenset((tuple(row.labels.items()), tuple(other.labels.items())))
+                    groups.setdefault((row.runner, other.runner), {})[key] = differences(row, other, measure)
+    found = {runners: pooled(group.values()) for runners, group in groups.items()}
+    return {runners: spread for runners, spread in found.items() if spread.sd is not None}
 
 
 def _waiting(c: Comparison, rows: Rows, spreads: Mapping[str, Spread]) -> Comparison:
@@ -262,12 +410,6 @@ def settled(comparisons: Sequence[Comparison]) -> list[Comparison]:
     return [c for c in comparisons if c.verdict not in (LEARNING, OPEN)] or list(comparisons)
 
 
-def _with_shared_seeds(row: Row, other: Row) -> tuple[Row, Row]:
-    """Both rows with the seeds that both have, where these are two or more: luck of a third seed is no difference."""
-    both = row.seeds & other.seeds
-    return (row.of_seeds(both), other.of_seeds(both)) if len(both) > 1 else (row, other)
-
-
 def is_absent(rows: Sequence[Row], claim: StudyClaim) -> bool:
     """Tell whether all rows that a claim is about are absent."""
     about = [row for row in rows if matches(row.labels, claim.of)]
@@ -281,82 +423,52 @@ def _where(row: Row, claim: StudyClaim) -> str:
     return place(row, said) or place(row)
 
 
-def _ordered(study: Study, row: Row, other: Row, claim: StudyClaim, spreads: Mapping[str, Spread]) -> Comparison:
-    (a, above), (b, other_above) = row.at_least(claim.measure), other.at_least(claim.measure)
-    mine, its = study.printed(row.labels, claim.measure), study.printed(other.labels, claim.measure)
+def _ordered(study: Study, row: Row, other: Row, claim: StudyClaim, spread: Spread) -> Comparison:
+    """Two rows on the seeds that both have; where they have none in common only what is far apart is told."""
+    measure, where = claim.measure, _where(row, claim)
+    mine, its = study.printed(row.labels, measure), study.printed(other.labels, measure)
     printed = (mine, its) if mine is not None and its else None
-    where = _where(row, claim)
+    both = row.seeds & other.seeds
+    if both:
+        row, other = row.of_seeds(both), other.of_seeds(both)
+    (a, above), (b, other_above) = row.at_least(measure), other.at_least(measure)
     if not row.records or not other.records:
         return Comparison(where, row, other, a, b, OPEN, printed=printed)
-    if a is None or b is None or a <= 0 or b <= 0:
-        return Comparison(where, row, other, a, b, UNSURE, printed=printed)
-    one, two = (stepped(spreads[r.runner], r, claim.measure, mean) for r, mean in ((row, a), (other, b)))
-    margin = joint_margin((one, len(row.records)), (two, len(other.records)), row.runner == other.runner)
-    if margin is not None and claim.measure == "perplexity" and not same_shuffles(row, other):
-        margin = math.hypot(margin, *(shuffled(r, mean) for r, mean in ((row, a), (other, b))))
-    change, reach = math.log(a / b), math.log(FAR) if margin is None else margin
-    verdict, limits, outer = _order_verdict(claim, change, reach, (above, other_above))
-    known = None if above and other_above else change
-    return Comparison(where, row, other, a, b, verdict, known, margin, limits, outer, printed, (above, other_above))
+    beyond = (above, other_above)
+    if a is None or b is None or a <= 0 or b <= 0 or all(beyond):
+        return Comparison(where, row, other, a, b, UNSURE, printed=printed, beyond=beyond)
+    change = statistics.fmean(differences(row, other, measure)) if both else math.log(a / b)
+    steps = math.hypot(*(step_error(side, measure) for side in (row, other)))
+    spread = spread if spread.sd is None else replace(spread, sd=max(spread.sd, steps))
+    shared = bool(row.shuffle_keys) and row.shuffle_keys == other.shuffle_keys  # what a shuffle adds cancels then
+    shuffles = [] if shared else [shuffle_error(side, measure) for side in (row, other)]
+    edge = math.log1p(claim.within if claim.kind == "close" else claim.bound or 0.0 if claim.kind == "costs" else 0.0)
+    spread = spread if both else Spread(None, 0)
+    error = _error(spread, len(row.records), shuffles)
+    return Comparison(where, row, other, a, b, UNSURE, change, None, edge, spread, error, printed, beyond)
 
 
-Limits = tuple[float, float] | None
+def _error(spread: Spread, count: int, shuffles: Sequence[tuple[float, float]]) -> Spread:
+    """The standard error of a mean over seeds, of which each is a mean over shuffles."""
+    return spread if spread.sd is None else added([(spread.sd**2 / count, spread.freedom), *shuffles])
 
 
-def _order_verdict(
-    claim: StudyClaim, change: float, reach: float, beyond: tuple[bool, bool]
-) -> tuple[str, Limits, Limits]:
-    """The verdict on a difference of two rows, and its limits. A lower bound is never judged to be lower."""
-    if claim.kind == "close":
-        tolerance = math.log1p(claim.within)
-        apart = (change < 0 and not beyond[0]) or (change > 0 and not beyond[1])
-        word, limits, outer = _within(change, tolerance, reach)
-        wrong = (word == FAILS and not apart) or (word == HOLDS and any(beyond))
-        return UNSURE if wrong else word, limits, outer
-    middle = math.log1p(claim.bound or 0.0) if claim.kind == "costs" else 0.0
-    lower, higher = change < middle - reach and not beyond[0], change > middle + reach and not beyond[1]
-    wanted, unwanted = (higher, lower) if claim.kind == "higher" else (lower, higher)
-    return HOLDS if wanted else FAILS if unwanted else UNSURE, (middle - reach, middle + reach), None
-
-
-def _within(change: float, tolerance: float, reach: float) -> tuple[str, Limits, Limits]:
-    """Whether a change is within a tolerance for sure, beyond it for sure, or neither; and where each begins."""
-    sure, far = tolerance - reach, tolerance + reach
-    word = HOLDS if abs(change) <= sure else FAILS if abs(change) > far else UNSURE
-    return word, (-sure, sure) if sure >= 0 else None, (-far, far)
-
-
-def _as_printed(row: Row, printed: float, claim: StudyClaim, spread: Spread) -> Comparison:
+def _alone(row: Row, other: float, edge: float, claim: StudyClaim, spread: Spread) -> Comparison:
+    """A row against a printed figure or a bound."""
     ours, where = row.mean(claim.measure), _where(row, claim)
     if not row.records:
-        return Comparison(where, row, None, None, printed, OPEN)
+        return Comparison(where, row, None, None, other, OPEN)
     if ours is None or ours <= 0:
-        return Comparison(where, row, None, ours, printed, FAILS)
-    change, tolerance = math.log(ours / printed), math.log1p(claim.within)
-    margin = stepped(spread, row, claim.measure, ours).margin(len(row.records))
-    one = row.evaluation() if claim.measure == "perplexity" else None
+        return Comparison(where, row, None, ours, other, FAILS)
+    spread = spread if spread.sd is None else replace(spread, sd=max(spread.sd, step_error(row, claim.measure)))
+    one, shuffles = row.evaluation() if (claim.kind, claim.measure) == ("printed", "perplexity") else None, []
     if one is not None:  # what is printed is one evaluation, ours the mean over many
-        tolerance += EVALUATIONS * one[0] / ours
-        margin = None if margin is None else math.hypot(margin, shuffled(row, ours))
-    verdict, limits, outer = _within(change, tolerance, math.log(FAR) if margin is None else margin)
-    if margin is None:  # what one seed has is not told to hold, however wide the tolerance
-        verdict, limits = FAILS if verdict == FAILS else UNSURE, None
-    return Comparison(where, row, None, ours, printed, verdict, change, margin, limits, outer)
-
-
-def _below(row: Row, claim: StudyClaim, pooled: Spread) -> Comparison:
-    ours, bound, where = row.mean(claim.measure), claim.bound, _where(row, claim)
-    assert bound is not None, "a claim of kind below has a bound"
-    if not row.records:
-        return Comparison(where, row, None, None, bound, OPEN)
-    if ours is None or ours <= 0:
-        return Comparison(where, row, None, ours, bound, FAILS)
-    own = pooled_spread([row], claim.measure)
-    spread = stepped(pooled if own.sd is None else own, row, claim.measure, ours)
-    change, margin = math.log(ours / bound), spread.margin(len(row.records))
-    reach = math.log(FAR) if margin is None else margin
-    verdict = UNSURE if abs(change) <= reach else HOLDS if change < 0 else FAILS
-    return Comparison(where, row, None, ours, bound, verdict, change, margin, (-reach, reach))
+        edge += EVALUATIONS * one[0] / ours
+        shuffles = [shuffle_error(row, claim.measure)]
+    error = _error(spread, len(row.records), shuffles)
+    return Comparison(
+        where, row, None, ours, other, UNSURE, math.log(ours / other), edge=edge, spread=spread, error=error
+    )
 
 
 def judge(comparisons: Sequence[Comparison], scale: str, some: bool = False) -> str:
@@ -397,11 +509,6 @@ def judge(comparisons: Sequence[Comparison], scale: str, some: bool = False) -> 
     return "; ".join(parts)
 
 
-def verdict_on(study: Study, rows: Sequence[Row], claim: StudyClaim, scale: str) -> str:
-    """The verdict on a claim, in words."""
-    return ABSENT if is_absent(rows, claim) else judge(compare_rows(study, rows, claim), scale, claim.some)
-
-
 def budget_of(comparisons: Sequence[Comparison], claim: StudyClaim) -> str:
     """After how many rounds a claim was judged, in words; empty where nothing was trained or it is not at a budget."""
     sides = [side for c in comparisons for side in (c.row, c.against) if side is not None and c.verdict != OPEN]
@@ -412,92 +519,14 @@ def budget_of(comparisons: Sequence[Comparison], claim: StudyClaim) -> str:
     return f"{'within' if claim.measure.startswith('rounds_to') else 'at'} {ends} round{'' if ends == '1' else 's'}"
 
 
+def verdict_on(study: Study, rows: Sequence[Row], claim: StudyClaim, scale: str) -> str:
+    """The verdict on a claim, in words."""
+    return ABSENT if is_absent(rows, claim) else judge(compare_rows(study, rows, claim), scale, claim.some)
+
+
 def said_verdict(study: Study, rows: Sequence[Row], claim: StudyClaim, scale: str) -> str:
     """The verdict on a claim and the budget at which it was told."""
-    verdict = verdict_on(study, rows, claim, scale)
-    if verdict in (OPEN, NOT_JUDGED, ABSENT):
-        return verdict
-    budget = budget_of(compare_rows(study, rows, claim), claim)
+    comparisons = compare_rows(study, rows, claim)
+    verdict = ABSENT if is_absent(rows, claim) else judge(comparisons, scale, claim.some)
+    budget = "" if verdict in (OPEN, NOT_JUDGED, ABSENT) else budget_of(comparisons, claim)
     return f"{verdict}, {budget}" if budget else verdict
-
-
-Results = Mapping[str, Mapping[str, Any]]
-BRACES = re.compile(r"\{([^{}]*)\}")
-ONE_ROW: Mapping[str, Callable[[Row, str], str]] = {
-    "mean": lambda row, measure: write_value(row.mean(measure), measure),
-    "spread": write_row,
-    "seeds": write_seeds,
-}
-WHAT = (*ONE_ROW, "range", "printed", "verdict")
-
-
-def causes(claim: StudyClaim, study: Study, found: Results, folder: Path | None = None) -> list[str]:
-    """Return a claim's sentences with their numbers; those that lack one are left out."""
-    filled = (fill(sentence, study, found, folder) for sentence in claim.cause)
-    return [sentence for sentence in filled if sentence is not None]
-
-
-def fill(sentence: str, study: Study, found: Results, folder: Path | None = None) -> str | None:
-    """Put the numbers into a sentence; None if one of them is not there."""
-    numbers = [_number(inside, study, found, folder) for inside in BRACES.findall(sentence)]
-    if any(number is None for number in numbers):
-        return None
-    filled = iter(numbers)
-    return BRACES.sub(lambda _: str(next(filled)), sentence)
-
-
-def _number(inside: str, study: Study, found: Results, folder: Path | None) -> str | None:
-    head, *conditions = (part.strip() for part in inside.split("|"))
-    name, _, wanted = head.rpartition("/")
-    if name:
-        study = load_study(name, folder or study_folder())
-    what, _, measure = wanted.partition(".")
-    where = dict(_label(condition, study, inside) for condition in conditions)
-    if what not in WHAT:
-        raise ConfigError(
-            f"{study.name}: {{{inside}}} begins with {what}{nearest(what, WHAT)}; one of {', '.join(WHAT)}"
-        )
-    if what == "verdict":
-        return _verdict(measure, study, found, inside)
-    if measure not in study.measures:
-        raise ConfigError(f"{study.name}: {{{inside}}} asks for {measure}; expected one of {', '.join(study.measures)}")
-    scale = main_scale(study, found)
-    rows = [row for row in rows_of(study, scale or "paper", found) if matches(row.labels, where) and not row.absent]
-    if what == "range":
-        return _range(rows, measure) if scale not in (None, "smoke") else None
-    if len(rows) > 1:
-        raise ConfigError(f"{study.name}: {{{inside}}} fits {len(rows)} rows; expected one, add labels")
-    if what == "printed":
-        return write_printed(study.printed(rows[0].labels if rows else where, measure), measure)
-    if scale in (None, "smoke") or not rows or rows[0].mean(measure) is None:
-        return None
-    return ONE_ROW[what](rows[0], measure)
-
-
-def _label(condition: str, study: Study, inside: str) -> tuple[str, str]:
-    axis, _, label = (part.strip() for part in condition.partition("="))
-    if axis not in study.axes or label not in study.axes[axis]:
-        known = study.axes.get(axis, study.axes)
-        raise ConfigError(
-            f'{study.name}: {{{inside}}} has "{condition}"{nearest(label or axis, known)}; expected AXIS = LABEL of it'
-        )
-    return axis, label
-
-
-def _range(rows: Sequence[Row], measure: str) -> str | None:
-    means = [mean for row in rows if (mean := row.mean(measure)) is not None]
-    if not means:
-        return None
-    ends = dict.fromkeys(write_value(value, measure) for value in (min(means), max(means)))
-    return " to ".join(ends)
-
-
-def _verdict(name: str, study: Study, found: Results, inside: str) -> str | None:
-    claims = [claim for claim in study.claims if claim.name == name]
-    if not claims:
-        raise ConfigError(f"{study.name}: {{{inside}}} names no claim; give one name = {name!r}")
-    scale = main_scale(study, found)
-    if scale in (None, "smoke"):
-        return None
-    verdict = verdict_on(study, rows_of(study, scale, found), claims[0], scale)
-    return None if verdict == OPEN else verdict

@@ -42,9 +42,10 @@ REFERENCES = (("kneser_ney", "Kneser–Ney"), ("unigram", "unigram"))
 COMPARED = (
     "A method's perplexity is the mean over seeds, ± the sample standard deviation over seeds (not over clients). A "
     "seed draws the cut of the text, the cohorts and the initial weights, so the spread holds all of these. The best "
-    "method is marked only if its mean is lower than the second's by more than m = t(ν) · s · √(2/n), as in the "
-    "studies: of logarithms, with s the standard deviation over seeds, pooled over the methods of this table, ν its "
-    "degrees of freedom, t Student's 97.5 % quantile and n seeds.",
+    "method is marked only if the second's is higher by more than m = t(ν) · s / √n, as in the studies. The difference "
+    "is the mean over n seeds of ln(second / first), seed by seed. s is the standard deviation over seeds of the "
+    "methods' logarithms over the first one's, pooled over this table, ν its degrees of freedom, and t Student's "
+    "97.5 % quantile.",
     "Rounds to target: the first round whose validation perplexity is at most the target. Bytes to target: uploads and "
     "downloads of all clients until then; where the target was not reached, those of all rounds. Rounds, bytes, tokens "
     "and seconds of several seeds are means.",

@@ -12,12 +12,13 @@ and unknown where it never got there. Over seeds: mean ± sample standard deviat
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keyfed.lab.experiment.claims import pooled
 from keyfed.lab.experiment.compare import ComparedMethod, ComparedRun
-from keyfed.lab.experiment.statistics import joint_margin, pooled
 from keyfed.lab.experiment.store import failure_of, mean_of, spread_of
 from keyfed.reports.document import finite
 
@@ -178,7 +179,7 @@ class Lead:
     """How far the second method lies behind the first.
 
     Attributes:
-      change: ln(second / first) of their mean test perplexities.
+      change: mean over seeds of ln(second / first) of their test perplexities.
       margin: how far that may be from 0 by chance; None where no method has two seeds.
     """
 
@@ -207,18 +208,22 @@ def _percent(change: float) -> str:
 
 
 def lead_of(rows: Sequence[MethodRow]) -> Lead | None:
-    """Compare the first two methods as claims of studies are (`claims.RULE`); None where there are no two.
+    """Compare the first two methods as claims of studies are (`claims.py`); None where there are no two.
 
-    m = t(ν) · s · √(1/n_1 + 1/n_2), with s pooled over the seeds of all methods of this table. `rows` are in order.
+    The change is the mean over seeds of ln(second / first), m = t(ν) · s / √n. s is the standard deviation over seeds
+    of the logarithms of every method over the first, pooled over the methods of this table. `rows` are in order.
     """
     ranked = contenders(rows)
     if len(ranked) < 2:
         return None
-    seeds = {row["label"]: [seed["test"]["perplexity"] for seed in row["seeds"]] for row in ranked}
-    learnt = [row for row in ranked if not failure_of((value, row.get("vocabulary")) for value in seeds[row["label"]])]
-    spread = pooled(seeds[row["label"]] for row in learnt)
-    first, second = ((row["test_mean"]["perplexity"], (spread, len(seeds[row["label"]]))) for row in ranked[:2])
-    return Lead(math.log(second[0] / first[0]), joint_margin(first[1], second[1], one_pool=True))
+    first, *others = ([math.log(seed["test"]["perplexity"]) for seed in row["seeds"]] for row in ranked)
+    behind = [[b - a for a, b in zip(first, other, strict=True)] for other in others]
+    learnt = [
+        change
+        for row, change in zip(ranked[1:], behind, strict=True)
+        if not failure_of((seed["test"]["perplexity"], row.get("vocabulary")) for seed in row["seeds"])
+    ]
+    return Lead(statistics.fmean(behind[0]), pooled(learnt).margin(len(first)))
 
 
 def best_of(rows: Sequence[MethodRow]) -> str | None:

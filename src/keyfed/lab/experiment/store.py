@@ -249,12 +249,14 @@ class Row:
 
     def values(self, measure: str) -> list[float]:
         """The finite values of a measure, one a seed."""
-        found = (finite(record["measures"].get(measure)) for record in self.records)
-        return [value for value in found if value is not None]
+        return [value for value in self._found(measure) if value is not None]
+
+    def _found(self, measure: str) -> list[float | None]:
+        return [finite(record["measures"][measure]) for record in self.known(measure).records]
 
     def mean(self, measure: str) -> float | None:
         """Mean over the finished seeds (`known`); None if there is none, or one of them has no finite value."""
-        return mean_of([r["measures"][measure] for r in self.known(measure).records])
+        return mean_of(self._found(measure))
 
     def known(self, measure: str) -> Row:
         """The row of those seeds that a measure was taken of; one without a value has it too: it diverged or missed.
@@ -272,18 +274,24 @@ class Row:
         """Seeds that are finished."""
         return {int(record["seed"]) for record in self.records}
 
-    def at_least(self, measure: str) -> tuple[float | None, bool]:
-        """The mean, and whether it is only a lower bound: rounds to a target that was not reached are more than all.
+    def by_seed(self, measure: str) -> dict[int, float | None]:
+        """Every seed's value of a measure; rounds to a target that was missed are all that were run."""
+        missed = "rounds" if measure.startswith("rounds_to") else ""
+        return {
+            int(r["seed"]): finite(r["measures"][measure] if r["measures"][measure] is not None else r.get(missed))
+            for r in self.known(measure).records
+        }
 
-        Of seeds that the measure was taken of (`known`).
-        """
-        records = self.known(measure).records
-        if not measure.startswith("rounds_to") or not records:
-            return self.mean(measure), False
-        found = [finite(record["measures"][measure]) for record in records]
-        limits = [finite(record.get("rounds")) for record in records]
-        known = [limit if value is None else value for value, limit in zip(found, limits, strict=True)]
-        return mean_of(known), None in found
+    def logs(self, measure: str) -> dict[int, float]:
+        """The logarithms of what seeds have above 0."""
+        return {
+            seed: math.log(value) for seed, value in self.by_seed(measure).items() if value is not None and value > 0
+        }
+
+    def at_least(self, measure: str) -> tuple[float | None, bool]:
+        """The mean, and whether it is only a lower bound: rounds to a target that was not reached are more than all."""
+        bound = measure.startswith("rounds_to") and any(value is None for value in self._found(measure))
+        return mean_of([*self.by_seed(measure).values()]), bound
 
     @property
     def failure(self) -> str:
