@@ -86,6 +86,7 @@ def data_explore(
     as_json: JsonOption = False,
 ) -> None:
     """Top uni- and bigrams, TF-IDF, lengths and (for character corpora) entropies, with plots."""
+    from keyfed.reports.figures import draw_exploration
     from keyfed.text.catalogue import load_corpus
     from keyfed.text.explore import explore
 
@@ -94,7 +95,11 @@ def data_explore(
     except OSError as e:
         raise ConfigError(f"--out {out}: {e.strerror}; choose a folder that can be written to") from None
     corpus = load_corpus(name, data_dir=Path(folder["data.dir"]) if folder["data.dir"] else None)
-    result = explore(corpus, top=top, out=out / corpus.name)
+    result, lengths = explore(corpus, top=top)
+    try:
+        result["plots"] = draw_exploration(result, lengths, out / corpus.name)
+    except ImportError:
+        raise ConfigError("explore needs matplotlib: pip install matplotlib") from None
     if as_json:
         print_json(result)
         return

@@ -2,7 +2,7 @@
 
 What every plot shares comes first: themes, dashes, axes of rounds, perplexity and shares. matplotlib is imported when
 the first plot is drawn, without pyplot: no window, no global list of figures to close. Labels are fixed words and
-numbers; names from files are never drawn (a `$` would be read as a formula). Colours are Okabe and Ito's, which
+numbers; words of a corpus are drawn with formulas switched off. Colours are Okabe and Ito's, which
 colour-blind readers tell apart; line styles differ as well.
 
 The event files say what metrics.jsonl says, and nothing else. When a run starts or goes on, the rounds in its log are
@@ -14,12 +14,15 @@ from __future__ import annotations
 import io
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from keyfed.errors import ConfigError, RunError
 from keyfed.files import BROKEN
@@ -358,6 +361,81 @@ def draw_gains(clients: Iterable[Mapping[str, float]]) -> Picture | None:
         return both_themes("personalised", alt, single(draw))
     except ImportError:
         return None
+
+
+def draw_exploration(found: Mapping[str, Any], lengths: NDArray[np.int64], folder: Path) -> list[str]:
+    """Draw every table of `keyfed.text.explore` that has rows, and the words of each line; return the files."""
+    left_out = ", stop words left out" if found["stop_words"] else ""
+    tables = [
+        ("unigrams", f"Most frequent words{left_out}", found["unigrams"], "count"),
+        ("bigrams", f"Most frequent pairs of words{left_out}", found["bigrams"], "count"),
+        ("tfidf", f"Most telling words (TF-IDF over {found['documents']:,} documents)", found["tfidf"], "score"),
+    ]
+    if "characters" in found:
+        tables.append(("characters", "Most frequent characters", found["characters"]["frequencies"], "count"))
+    drawings: list[tuple[str, str, float, Draw]] = [
+        (stem, title, 1.2 + 0.28 * len(rows), partial(_bars, rows=rows, value=value))
+        for stem, title, rows, value in tables
+        if rows
+    ]
+    bag = found["bag_of_words"]
+    if bag["terms"]:
+        drawings.append(("bag_of_words", "Bag of words", 1.8 + 0.28 * len(bag["terms"]), partial(_heat, bag=bag)))
+    drawings.append(("line_lengths", "Words per line", 4.0, partial(_histogram, lengths=lengths)))
+    folder.mkdir(parents=True, exist_ok=True)
+    for stem, title, height, draw in drawings:
+
+        def paint(figure: Any, theme: Theme, title: str = title, draw: Draw = draw) -> None:
+            axes = figure.add_subplot()
+            axes.set_title(f"{found['corpus']}: {title}", parse_math=False)
+            axes.grid(False)
+            draw(axes, theme)
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # emoji and scripts we have no font for
+            (folder / f"{stem}.png").write_bytes(png(paint, LIGHT, (8, height)))
+    return [str(folder / f"{stem}.png") for stem, *_ in drawings]
+
+
+def _bars(axes: Any, theme: Theme, rows: Sequence[Mapping[str, Any]], value: str) -> None:
+    """Draw horizontal bars, the first row on top."""
+    visible = {" ": "space", "\n": "line end", "\t": "tab"}
+    bars = axes.barh(range(len(rows)), [row[value] for row in rows], color=theme.colours[0], height=0.72)
+    axes.bar_label(bars, fmt="{:,.0f}" if value == "count" else "{:.3f}", padding=4, fontsize=9, color=theme.soft)
+    axes.set_yticks(range(len(rows)), [visible.get(row["term"], row["term"]) for row in rows], parse_math=False)
+    axes.invert_yaxis()
+    axes.margins(x=0.1, y=0.01)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["bottom"].set_visible(False)
+    axes.set_xticks([])
+
+
+def _heat(axes: Any, theme: Theme, bag: Mapping[str, Any]) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    counts = np.array(bag["counts"]).T  # [term, document]
+    shades = LinearSegmentedColormap.from_list("shades", [theme.grid, theme.colours[0]])
+    image = axes.imshow(counts, cmap=shades, aspect="auto")
+    axes.set_yticks(range(len(bag["terms"])), bag["terms"], parse_math=False)
+    axes.set_xticks(range(counts.shape[1]), [str(d + 1) for d in range(counts.shape[1])])
+    axes.set_xlabel(f"the {counts.shape[1]} largest of {bag['shape'][0]:,} documents, by size")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.figure.colorbar(image, ax=axes, label="occurrences").outline.set_visible(False)
+
+
+def _histogram(axes: Any, theme: Theme, lengths: NDArray[np.int64]) -> None:
+    """Draw lengths up to the 99th percentile, whole words to a bin."""
+    limit = max(1, int(np.quantile(lengths, 0.99)))
+    step, median = -(-(limit + 1) // 50), float(np.median(lengths))
+    bins = (np.arange(0, limit + step + 1, step) - 0.5).tolist()
+    axes.hist(lengths, bins=bins, color=theme.colours[0], rwidth=0.9)
+    axes.axvline(median, color=theme.colours[1], linewidth=1.5)
+    where = {"transform": axes.get_xaxis_transform(), "va": "top"}
+    axes.text(median, 1.0, f"  median {median:.0f}", color=theme.colours[1], **where)
+    axes.set_xlabel("words (the longest 1 % of lines are not shown)")
+    axes.set_ylabel("lines")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
 def scalars(record: Mapping[str, Any], moved: Mapping[str, float]) -> dict[str, float]:

@@ -9,12 +9,9 @@ character corpora the entropies say what a model that has learnt nothing but fre
 from __future__ import annotations
 
 import re
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,13 +21,10 @@ from keyfed.errors import ConfigError, DataError
 from keyfed.text.vocab import SPECIALS, words_of
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from keyfed.text.corpus import Corpus
 
 TENTHS = 10
 SHOWN_DOCUMENTS = 10
-INK, PALE = "#2f5d8a", "#d9e4ee"
 
 # Web addresses, @name and /u/name; the "name:" that a message to somebody begins with.
 NO_WORDS = re.compile(r"https?://\S+|www\.\S+|(?<![\w/])(?:@|/?u/)[\w.-]+")
@@ -39,21 +33,20 @@ ADDRESSED = re.compile(r"\s*(\S+):\s")
 Table = list[dict[str, object]]
 
 
-def explore(corpus: Corpus, *, top: int = 20, stop_words: bool = True, out: Path) -> dict[str, object]:
-    """Describe a corpus in tables and plots.
+def explore(corpus: Corpus, *, top: int = 20, stop_words: bool = True) -> tuple[dict[str, object], NDArray[np.int64]]:
+    """Describe a corpus in tables.
 
     Args:
       corpus: The text by author. Published validation and test lines are not looked at.
-      top: Rows of each table and bars of each plot.
+      top: Rows of each table.
       stop_words: Leave scikit-learn's English stop words (and contractions of them) out.
-      out: Folder for the plots; made where it is missing.
 
     Returns:
-      A dict that can be written as JSON: `lines`, `tokens`, `types`, `line_length`, `unigrams`, `bigrams`,
-      `bag_of_words`, `tfidf`, `plots` (paths), and `characters` for character corpora.
+      A dict that can be written as JSON (`lines`, `tokens`, `types`, `line_length`, `unigrams`, `bigrams`,
+      `bag_of_words`, `tfidf`, and `characters` for character corpora), and the words of each line.
 
     Raises:
-      ConfigError: `top` is below 1, or scikit-learn or matplotlib is missing.
+      ConfigError: `top` is below 1, or scikit-learn is missing.
       DataError: The corpus has no words.
     """
     if top < 1:
@@ -83,8 +76,7 @@ def explore(corpus: Corpus, *, top: int = 20, stop_words: bool = True, out: Path
     found |= _bag_of_words([[*chain.from_iterable(lines)] for lines in content], top)
     if corpus.characters:
         found["characters"] = character_statistics(chain.from_iterable(a.lines for a in corpus.authors), top)
-    found["plots"] = [str(path) for path in _plots(found, lengths, out)]
-    return found
+    return found, lengths
 
 
 # Words
@@ -231,105 +223,3 @@ def character_statistics(lines: Iterable[str], top: int = 20) -> dict[str, objec
 def _entropy(counts: NDArray[np.int64]) -> float:
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())
-
-
-# Plots
-
-
-def _plots(found: dict[str, Any], lengths: NDArray[np.int64], out: Path) -> list[Path]:
-    """Draw every table that has rows; return the files."""
-    name, left_out = found["corpus"], ", stop words left out" if found["stop_words"] else ""
-    bars: list[tuple[str, str, Table, str]] = [
-        ("unigrams", f"Most frequent words{left_out}", found["unigrams"], "count"),
-        ("bigrams", f"Most frequent pairs of words{left_out}", found["bigrams"], "count"),
-        (
-            "tfidf",
-            f"Most telling words (TF-IDF over {found['documents']:,} documents)",
-            found["tfidf"],
-            "score",
-        ),
-    ]
-    if "characters" in found:
-        bars.append(("characters", "Most frequent characters", found["characters"]["frequencies"], "count"))
-    out.mkdir(parents=True, exist_ok=True)
-    height = {stem: 1.2 + 0.28 * len(rows) for stem, _, rows, _ in bars}
-    files = [
-        _draw(out / f"{stem}.png", f"{name}: {title}", height[stem], partial(_bars, rows=rows, value=value))
-        for stem, title, rows, value in bars
-        if rows
-    ]
-    bag = found["bag_of_words"]
-    if bag["terms"]:
-        tall = 1.8 + 0.28 * len(bag["terms"])
-        files.append(_draw(out / "bag_of_words.png", f"{name}: Bag of words", tall, lambda ax: _heat(ax, bag)))
-    title = f"{name}: Words per line"
-    return [*files, _draw(out / "line_lengths.png", title, 4.0, lambda ax: _histogram(ax, lengths))]
-
-
-def _draw(path: Path, title: str, height: float, fill: Callable[[Axes], None]) -> Path:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("explore needs matplotlib: pip install matplotlib") from None
-    figure = Figure(figsize=(8, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", parse_math=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    fill(axes)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # emoji and scripts we have no font for
-        figure.savefig(path, dpi=144)
-    return path
-
-
-def _bars(axes: Axes, rows: Table, value: str) -> None:
-    """Draw horizontal bars, the first row on top."""
-    labels = [_visible(str(row["term"])) for row in rows]
-    widths = [float(str(row[value])) for row in rows]
-    bars = axes.barh(range(len(rows)), widths, color=INK, height=0.72)
-    axes.bar_label(bars, fmt="{:,.0f}" if value == "count" else "{:.3f}", padding=4, fontsize=9, color="#555555")
-    axes.set_yticks(range(len(rows)), labels, parse_math=False)
-    axes.invert_yaxis()
-    axes.margins(x=0.1, y=0.01)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["bottom"].set_visible(False)
-    axes.set_xticks([])
-
-
-def _visible(term: str) -> str:
-    return {" ": "space", "\n": "line end", "\t": "tab"}.get(term, term)
-
-
-def _heat(axes: Axes, bag: dict[str, Any]) -> None:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    counts = np.array(bag["counts"]).T  # [term, document]
-    image = axes.imshow(counts, cmap=LinearSegmentedColormap.from_list("ink", [PALE, INK]), aspect="auto")
-    axes.set_yticks(range(len(bag["terms"])), bag["terms"], parse_math=False)
-    axes.set_xticks(range(counts.shape[1]), [str(d + 1) for d in range(counts.shape[1])])
-    axes.set_xlabel(f"the {counts.shape[1]} largest of {bag['shape'][0]:,} documents, by size")
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    bar = axes.figure.colorbar(image, ax=axes, label="occurrences")
-    bar.outline.set_visible(False)
-
-
-def _histogram(axes: Axes, lengths: NDArray[np.int64]) -> None:
-    """Draw lengths up to the 99th percentile, whole words to a bin."""
-    limit = max(1, int(np.quantile(lengths, 0.99)))
-    step = -(-(limit + 1) // 50)
-    axes.hist(lengths, bins=(np.arange(0, limit + step + 1, step) - 0.5).tolist(), color=INK, rwidth=0.9)
-    axes.axvline(float(np.median(lengths)), color="#c8553d", linewidth=1.5)
-    axes.text(
-        float(np.median(lengths)),
-        1.0,
-        f"  median {np.median(lengths):.0f}",
-        color="#c8553d",
-        transform=axes.get_xaxis_transform(),
-        va="top",
-    )
-    axes.set_xlabel("words (the longest 1 % of lines are not shown)")
-    axes.set_ylabel("lines")
-    axes.yaxis.set_major_formatter("{x:,.0f}")

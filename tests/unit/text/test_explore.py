@@ -8,17 +8,26 @@ import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from keyfed.errors import ConfigError, DataError
+from keyfed.reports.figures import draw_exploration
 from keyfed.text.corpus import Author, Corpus
-from keyfed.text.explore import character_statistics, explore
+from keyfed.text.explore import character_statistics
+from keyfed.text.explore import explore as explore_corpus
 
 DATA = Path(os.environ.get("KEYFED_DATA", Path(__file__).parents[4] / "shared" / "data"))
 PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def explore(corpus: Corpus, *, out: Path, **options: Any) -> dict[str, Any]:
+    """Count a corpus and draw what was counted, as `keyfed data explore` does."""
+    found, lengths = explore_corpus(corpus, **options)
+    return {**found, "plots": draw_exploration(found, lengths, out)}
 
 
 def pool(*lines: str, **options: bool) -> Corpus:

@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import shutil
-import tempfile
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -270,8 +269,8 @@ def explore_cell(settings: Settings, data_dir: str | None) -> dict[str, Any]:
             "records": [], "measures": {key: counted[key] for key in ENTROPIES}, "data": name,
             "data_sha256": corpus.fingerprint(), "seconds": time.monotonic() - began,
         }  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="keyfed-explore-") as plots:
-        found: Any = explore(corpus, top=top, out=Path(plots))
+    tables, _ = explore(corpus, top=top)
+    found: Any = tables
     characters = found.get("characters", {})
     return {
         "records": [],
