@@ -28,83 +28,53 @@ JOINERS = "\u200c\u200d"
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """`constants.json`, one field a name. Costs are in edits, scores in nats, distances in key widths.
+    """`constants.json`, one field a name. Costs are in edits, scores in nats, distances in key widths."""
 
-    Attributes:
-      extra: a letter typed that is not in the word; `extra_double` where it repeats the one typed before.
-      miss: a letter of the word that was not typed; `miss_double` where it repeats the one before it in the word,
-        `miss_mark` for an apostrophe or hyphen (`marks`).
-      swap: two neighbouring letters in the wrong order.
-      accent: é for e.
-      sub_near: another key instead, for one key width between the two; at most `sub_far`.
-      tap_weight: the same by where the finger came down, for a squared key width.
-      max_typed: longest typed word that is looked at; `longest_word` longest one of the lexicon.
-      alpha: nats an edit costs; `complete` nats for a word of which only the beginning was typed.
-      fuzzy_from: letters from which a beginning with mistakes is completed.
-      max_cost, max_cost_letter, max_cost_most: edits a candidate may cost.
-      unknown_word, unknown_letter: log-probability of a word the lexicon does not know.
-      correct_max: edits an autocorrection may mend.
-      margin_unknown, margin_known: nats by which a correction has to win over an unknown and a known typed word.
-      learn_after: uses after which a word or pair counts.
-      k_unigram, k_bigram, lambda_most: see `keyfed.keyboard.personal`.
-      most_entries: entries an import may hold.
-      anchor, most_text, text_step: see `keyfed.keyboard.context`.
-      joints: characters inside a typed word; `opening_joints` may open it, `closing_joints` may end it.
-      plain_joints: how typographic ones are written in the lexicon.
-      unlearnt: characters of words that are never learnt (addresses).
-      sentence_end, sentence_close: marks after which a sentence starts, and what may stand behind them.
-      no_blank_before: marks that take the place of an automatic blank.
-      capital_i: words written with a capital wherever they stand.
-      gesture_points: points of a resampled path.
-      gesture_start, gesture_end: how far a swipe may begin and end from the word's first and last key.
-      gesture_model, gesture_location, gesture_shape: weights of the model's nats and of the squared distances.
-    """
-
-    extra: float
-    extra_double: float
-    miss: float
-    miss_double: float
-    miss_mark: float
-    swap: float
-    accent: float
-    sub_near: float
-    sub_far: float
-    tap_weight: float
+    extra: float  # a letter typed that is not in the word
+    extra_double: float  # the same where it repeats the one typed before
+    miss: float  # a letter of the word that was not typed
+    miss_double: float  # the same where it repeats the one before it in the word
+    miss_mark: float  # the same for an apostrophe or hyphen (`marks`)
+    swap: float  # two neighbouring letters in the wrong order
+    accent: float  # é for e
+    sub_near: float  # another key instead, for one key width between the two
+    sub_far: float  # the most that another key costs
+    tap_weight: float  # another key by where the finger came down, for a squared key width
     marks: str
-    max_typed: int
-    longest_word: int
-    alpha: float
-    complete: float
-    fuzzy_from: int
-    max_cost: float
-    max_cost_letter: float
-    max_cost_most: float
-    unknown_word: float
-    unknown_letter: float
-    correct_max: float
-    margin_unknown: float
-    margin_known: float
-    learn_after: int
-    k_unigram: float
+    max_typed: int  # longest typed word that is looked at
+    longest_word: int  # of the lexicon
+    alpha: float  # nats an edit costs
+    complete: float  # nats for a word of which only the beginning was typed
+    fuzzy_from: int  # letters from which a beginning with mistakes is completed
+    max_cost: float  # edits a candidate may cost
+    max_cost_letter: float  # and as many more for each typed letter
+    max_cost_most: float  # but never more than these
+    unknown_word: float  # log-probability of a word the lexicon does not know
+    unknown_letter: float  # and how much less for each of its letters
+    correct_max: float  # edits an autocorrection may mend
+    margin_unknown: float  # nats by which a correction has to win over an unknown typed word
+    margin_known: float  # and over a known one
+    learn_after: int  # uses after which a word or pair counts
+    k_unigram: float  # this one and the next two: see `keyfed.keyboard.personal`
     k_bigram: float
     lambda_most: float
-    most_entries: int
-    anchor: int
+    most_entries: int  # entries an import may hold
+    anchor: int  # this one and the next two: see the module's docstring and `last_part`
     most_text: int
     text_step: int
-    joints: str
-    opening_joints: str
-    closing_joints: str
-    plain_joints: Mapping[str, str]
-    unlearnt: str
-    sentence_end: str
-    sentence_close: str
-    no_blank_before: str
-    capital_i: Mapping[str, str]
-    gesture_points: int
-    gesture_start: float
-    gesture_end: float
-    gesture_model: float
+    joints: str  # characters inside a typed word
+    opening_joints: str  # which may open it
+    closing_joints: str  # which may end it
+    plain_joints: Mapping[str, str]  # how typographic ones are written in the lexicon
+    unlearnt: str  # characters of words that are never learnt (addresses)
+    sentence_end: str  # marks after which a sentence starts
+    sentence_close: str  # what may stand behind them
+    no_blank_before: str  # marks that take the place of an automatic blank
+    capital_i: Mapping[str, str]  # words written with a capital wherever they stand
+    gesture_points: int  # points of a resampled path
+    gesture_start: float  # how far a swipe may begin from the word's first key
+    gesture_end: float  # and end from its last
+    gesture_model: float  # weights of the model's nats and of the two squared distances
     gesture_location: float
     gesture_shape: float
 
@@ -167,11 +137,7 @@ def base_letter(c: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeyLayout:
-    """Keys of a keyboard.
-
-    Attributes:
-      keys: centre of each letter's key.
-    """
+    """Keys of a keyboard: the centre of each letter's key."""
 
     name: str
     keys: Mapping[str, Point]

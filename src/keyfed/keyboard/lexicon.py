@@ -95,23 +95,6 @@ class Trie:
         """Node above each word's own."""
         return self.parent[self.node]
 
-    def find(self, word: str) -> int | None:
-        """Return the node a (folded) word ends at, or None where the tree has no such path."""
-        at = 0
-        for c in word:
-            code = self.alphabet.find(c)
-            if code < 0:
-                return None
-            at = self._children.get((at, code), -1)
-            if at < 0:
-                return None
-        return at
-
-    @cached_property
-    def _children(self) -> dict[tuple[int, int], int]:
-        pairs = zip(self.parent[1:].tolist(), self.char[1:].tolist(), strict=True)
-        return {pair: node for node, pair in enumerate(pairs, 1)}
-
 
 def build_trie(words: Sequence[str]) -> Trie:
     """Build the tree of words; each is folded first (lower case, plain apostrophes).
@@ -143,12 +126,7 @@ def build_trie(words: Sequence[str]) -> Trie:
 
 
 class Speller:
-    """A lexicon's tree on a keyboard layout: starts and continues rows.
-
-    Attributes:
-      trie: the lexicon.
-      layout: the keys.
-    """
+    """A lexicon's tree on a keyboard layout: starts and continues rows."""
 
     def __init__(self, trie: Trie, layout: KeyLayout, constants: Constants) -> None:
         self.trie = trie
@@ -169,13 +147,6 @@ class Speller:
         for nodes, above in self.trie.levels:
             row[nodes] = row[above] + self._miss[nodes]
         return Typing(self, (), None, row)
-
-    def spell(self, word: str, taps: Sequence[Point | None] = ()) -> Typing:
-        """Return the state after a whole word, letter by letter; `taps` are where the fingers came down."""
-        state = self.start()
-        for i, c in enumerate(word):
-            state = state.key(c, taps[i] if i < len(taps) else None)
-        return state
 
     def row(self, before: Typing, t: str, tap: Point | None) -> Floats:
         """Return D_i after D_{i−1} and D_{i−2} (module docstring)."""

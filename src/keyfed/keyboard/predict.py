@@ -58,15 +58,10 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Three suggestions, the best in the middle.
+    """Three suggestions, the best in the middle."""
 
-    Attributes:
-      slots: left, middle, right.
-      correction: what a separator will put in the place of the typed word, if anything.
-    """
-
-    slots: tuple[Slot | None, Slot | None, Slot | None]
-    correction: str | None = None
+    slots: tuple[Slot | None, Slot | None, Slot | None]  # left, middle, right
+    correction: str | None = None  # what a separator will put in the place of the typed word, if anything
 
 
 EMPTY = Strip((None, None, None))
@@ -74,26 +69,11 @@ EMPTY = Strip((None, None, None))
 
 @dataclass(frozen=True, slots=True)
 class KeyboardSettings:
-    """What a user can switch.
+    """What a user can switch."""
 
-    Attributes:
-      autocorrect: whether separators correct the typed word.
-      emoji: whether emoji are offered.
-      clean: whether offensive words are held back.
-    """
-
-    autocorrect: bool = True
-    emoji: bool = True
-    clean: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Costs:
-    """What the typed letters cost against the words of one lexicon, [words] each; `usable` are within the bounds."""
-
-    full: Floats
-    beginning: Floats
-    usable: NDArray[np.bool_]
+    autocorrect: bool = True  # separators correct the typed word
+    emoji: bool = True  # emoji are offered
+    clean: bool = True  # offensive words are held back
 
 
 class Predictor:
@@ -185,10 +165,6 @@ class Predictor:
         odd = has_number(typed) or any(c in self.k.unlearnt for c in typed)
         return not odd and not any(map(is_capital, typed[1:]))
 
-    def is_known(self, word: str) -> bool:
-        """Whether a word is in the lexicon or the user's own."""
-        return fold(word) in self.lexicon.places or self.personal.knows(word)
-
     def gesture(self, logp: Floats, context: Context, points: Sequence[Point], n: int = 3) -> list[Slot]:
         """Return the n best words for a swipe, best first."""
         found: list[tuple[float, int, Slot]] = []
@@ -212,15 +188,16 @@ class Predictor:
     def _ranked(self, logp: Floats, context: Context, taps: Sequence[Point | None]) -> list[Slot]:
         """Return the best of the candidates and the literal, best first, no two alike; never empty."""
         k, typed = self.k, context.typed
+        most = min(k.max_cost_most, k.max_cost + k.max_cost_letter * len(typed))
         found: list[tuple[float, int, KeyboardLexicon | None, int, Kind]] = []
         for part, (lexicon, scores, allowed) in enumerate(self._parts(logp, context.previous)):
-            costs = self._costs(lexicon, typed, taps)
-            full = scores - k.alpha * costs.full
-            completion = scores - k.alpha * costs.beginning - k.complete
-            score = np.where(allowed & costs.usable, np.maximum(full, completion), -np.inf)
+            cost, beginning = self._costs(lexicon, typed, taps)
+            full = scores - k.alpha * cost
+            completion = scores - k.alpha * beginning - k.complete
+            score = np.where(allowed & (np.minimum(cost, beginning) <= most), np.maximum(full, completion), -np.inf)
             for at in best_of(score, RANKED):
                 kind: Kind = "completion" if completion[at] > full[at] else "word"
-                kind = "correction" if kind == "word" and costs.full[at] > 0 else kind
+                kind = "correction" if kind == "word" and cost[at] > 0 else kind
                 found.append((-float(score[at]), part, lexicon, at, kind))
         found.append((-self._literal(logp, context), 2, None, 0, "literal"))
         found.sort(key=lambda f: f[:2])
@@ -228,13 +205,13 @@ class Predictor:
         slots = (self._slot(lexicon, at, context, kind) if lexicon else literal for _, _, lexicon, at, kind in found)
         return _unlike(slots, SHOWN)
 
-    def _costs(self, lexicon: KeyboardLexicon, typed: str, taps: Sequence[Point | None]) -> _Costs:
-        k, state = self.k, lexicon.typing(typed, taps)
-        full, beginning = state.full, state.completion
-        if len(typed) < k.fuzzy_from:
+    def _costs(self, lexicon: KeyboardLexicon, typed: str, taps: Sequence[Point | None]) -> tuple[Floats, Floats]:
+        """Return F and C of the typed letters; a short beginning with mistakes completes nothing."""
+        state = lexicon.typing(typed, taps)
+        beginning = state.completion
+        if len(typed) < self.k.fuzzy_from:
             beginning = np.where(beginning > 0, np.inf, beginning)
-        most = min(k.max_cost_most, k.max_cost + k.max_cost_letter * len(typed))
-        return _Costs(full, beginning, np.minimum(full, beginning) <= most)
+        return state.full, beginning
 
     def _literal(self, logp: Floats, context: Context) -> float:
         """Score of the typed word as it was typed."""

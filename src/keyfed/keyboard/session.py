@@ -15,7 +15,7 @@ import re
 import unicodedata
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -259,18 +259,6 @@ _PICK = {f"\x1b{n}": chr(0xF0000 + n) for n in (1, 2, 3)}  # Alt with a digit, a
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|[^\[O])?", re.DOTALL)  # arrows, function keys, Alt + key
 
 
-class Line(Protocol):
-    """A text that is being written (`keyfed.keyboard.session.Editor`)."""
-
-    @property
-    def text(self) -> str: ...
-    def strip(self) -> Strip: ...
-    def type(self, c: str) -> None: ...
-    def backspace(self) -> None: ...
-    def pick(self, slot: Slot) -> None: ...
-    def enter(self) -> str: ...
-
-
 class PlainLine:
     """A text with the suggestions of some function of it, nothing corrected and nothing learnt."""
 
@@ -295,6 +283,9 @@ class PlainLine:
     def enter(self) -> str:
         self.text += "\n"
         return self.text.split("\n")[-2]
+
+
+Line = PlainLine | Editor  # a text that is being written
 
 
 def harmless(text: str) -> str:

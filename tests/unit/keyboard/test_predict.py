@@ -201,7 +201,7 @@ def test_own_words_are_learnt_after_three_uses_and_gone_while_incognito():
     assert p.suggest(LOGP, read_context("so kiek", p.vocab, K)).correction == "kiel"
     personal.incognito = True
     assert "kiel" not in texts(p.suggest(LOGP, typing))
-    assert p.is_known("kiel")
+    assert p.personal.knows("kiel")
 
 
 def test_dictionary_words_are_shown_as_written_and_not_corrected():
