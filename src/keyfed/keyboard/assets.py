@@ -22,35 +22,10 @@ VENDOR = "vendor"
 PACKAGE = "onnxruntime-web"
 FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 LICENCE, MANIFEST = "LICENSE.txt", "MANIFEST.json"
+TERMS = Path(__file__).parent / "onnxruntime.LICENSE"  # the npm package lacks it
 LOCKED = ("package.json", "package-lock.json")
 NPM = ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
 MOST_SECONDS = 600
-
-LICENCE_TEXT = """\
-onnxruntime-web (https://github.com/microsoft/onnxruntime)
-
-MIT License
-
-Copyright (c) Microsoft Corporation
-
-Permission is hereby granted, free of charge, to any person obtaining a copy
-of this software and associated documentation files (the "Software"), to deal
-in the Software without restriction, including without limitation the rights
-to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
-copies of the Software, and to permit persons to whom the Software is
-furnished to do so, subject to the following conditions:
-
-The above copyright notice and this permission notice shall be included in all
-copies or substantial portions of the Software.
-
-THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
-IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
-FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
-AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
-LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
-OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
-SOFTWARE.
-"""
 
 
 class AssetError(Exception):
@@ -98,25 +73,19 @@ def fetch(web: Path = WEB) -> Path:
     npm = shutil.which(NPM[0])
     if npm is None:
         raise AssetError(f"npm is not installed, and the page's runtime ({PACKAGE}) is fetched with it")
+    piped: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         for name in LOCKED:
             shutil.copy(web / name, work / name)
-        _run([npm, *NPM[1:]], work)
+        try:
+            done = subprocess.run([npm, *NPM[1:]], cwd=work, timeout=MOST_SECONDS, check=False, **piped)
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise AssetError(f"npm ci did not finish: {e}") from None
+        if done.returncode:
+            said = [line for line in done.stderr.splitlines() if line.strip()]
+            raise AssetError(f"npm ci failed: {' · '.join(said[-3:]) or f'exit code {done.returncode}'}")
         return _take(work / "node_modules" / PACKAGE / "dist", web)
-
-
-def _run(command: list[str], folder: Path) -> None:
-    try:
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=MOST_SECONDS, check=False,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise AssetError(f"npm ci did not finish: {e}") from None
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise AssetError(f"npm ci failed: {' · '.join(said[-3:]) or f'exit code {done.returncode}'}")
 
 
 def _take(dist: Path, web: Path) -> Path:
@@ -130,7 +99,7 @@ def _take(dist: Path, web: Path) -> Path:
     try:
         for name in FILES:
             shutil.copyfile(dist / name, temporary / name)
-        (temporary / LICENCE).write_text(LICENCE_TEXT, "utf-8")
+        shutil.copyfile(TERMS, temporary / LICENCE)
         sums = {name: hashlib.sha256((temporary / name).read_bytes()).hexdigest() for name in (*FILES, LICENCE)}
         (temporary / MANIFEST).write_text(json.dumps({**_locked(web), "files": sums}, indent=1) + "\n", "utf-8")
         shutil.rmtree(target, ignore_errors=True)

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load
+from safetensors.numpy import load, save
 
 from keyfed.errors import KeyfedError, RunError
 from keyfed.keyboard.graph import state_widths
@@ -210,20 +210,20 @@ LEAST = ((1, 2, 2), *((1, k, k + extra) for k in range(2, 64) for extra in (1, 2
 
 
 def fit_small(
-    streams: Sequence[Tokens], vocab_size: int, order: int = ORDER, most_bytes: int = MOST_BYTES
+    streams: Sequence[Tokens], vocab_size: int, most_bytes: int = MOST_BYTES
 ) -> tuple[KneserNey, tuple[int, ...]]:
     """Fit on all clients' streams and prune until the file fits.
 
     Returns:
       The model, and how many clients must have written an n-gram of each length.
     """
-    whole = fit_kneser_ney(streams, vocab_size, order)
-    counts = [_writers(whole, streams, n) for n in range(1, order + 1)]
+    whole = fit_kneser_ney(streams, vocab_size, ORDER)
+    counts = [_writers(whole, streams, n) for n in range(1, ORDER + 1)]
     for least in LEAST:
-        keep = [c >= k for c, k in zip(counts, least, strict=False)]
-        if _bytes([int(k.sum()) for k in keep]) <= most_bytes or least == LEAST[-1]:
-            return _pruned(whole, keep), least[:order]
-    raise AssertionError
+        keep = [c >= k for c, k in zip(counts, least, strict=True)]
+        if _bytes([int(k.sum()) for k in keep]) <= most_bytes:
+            break
+    return _pruned(whole, keep), least
 
 
 def _bytes(grams: Sequence[int]) -> int:
@@ -296,8 +296,6 @@ def _level(keys: Ints, prob: NDArray[np.float64], backoff: NDArray[np.float64], 
 
 def ngram_to_bytes(model: KneserNey) -> bytes:
     """Write a model as `ngram.safetensors` (module docstring); probabilities are rounded to float32."""
-    from safetensors.numpy import save
-
     tensors: dict[str, NDArray[Any]] = {}
     for n, level in enumerate(model.levels, start=1):
         tensors[f"n{n}.start"] = level.start.astype(np.int32)  # that of the unseen context is the end of the last
@@ -313,8 +311,6 @@ def ngram_from_bytes(data: bytes, vocab_size: int, origin: str) -> KneserNey:
     Raises:
       RunError: the file is damaged or does not fit the vocabulary.
     """
-    from safetensors.numpy import load
-
     try:
         tensors: dict[str, NDArray[Any]] = load(data)
         levels, contexts = list[Level](), 1

@@ -245,19 +245,12 @@ def last_part(text: str, k: Constants) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a keyboard knows of the text left of the cursor.
+    """What a keyboard knows of the text left of the cursor."""
 
-    Attributes:
-      ids: what the model reads: EOS and the tokens from the anchor on.
-      previous: the word before the one being typed, folded; empty at a line start and behind punctuation.
-      text: the text before the typed part (of a long one, its end).
-      typed: the part of a word being typed.
-    """
-
-    ids: tuple[int, ...]
-    previous: str
-    text: str
-    typed: str
+    ids: tuple[int, ...]  # what the model reads: EOS and the tokens from the anchor on
+    previous: str  # the word before the one being typed, folded; empty at a line start and behind punctuation
+    text: str  # the text before the typed letters (of a long one, its end)
+    typed: str  # the letters of the word being typed
 
 
 def read_context(before: str, vocab: Vocab, k: Constants, last: Context | None = None) -> Context:

@@ -31,11 +31,11 @@ from keyfed.errors import ConfigError, DataError, DownloadError, RunError
 from keyfed.files import write_atomically
 from keyfed.keyboard import bundle
 from keyfed.keyboard.graph import (
+    MOST,
     Parity,
     make_vectors,
     measure,
     need,
-    refuse_difference,
     sample_tokens,
     state_widths,
     step_graph,
@@ -60,7 +60,7 @@ _ENDS = frozenset(".!?…:")  # a colon, too: what follows it may be a sentence 
 _BETWEEN = re.compile(r"[\W_]+")  # quotes and brackets do not begin a sentence by themselves
 
 
-def written_forms(clients: Iterable[Iterable[str]], vocab: Vocab, least: int = LEAST_CLIENTS) -> dict[str, str]:
+def written_forms(clients: Iterable[Iterable[str]], vocab: Vocab) -> dict[str, str]:
     """Return {word: form} for the words of a lower-cased vocabulary whose usual form is another than the word.
 
     A vocabulary in lower case cannot tell `london` from `London`. A word at the start of a sentence says nothing about
@@ -69,7 +69,6 @@ def written_forms(clients: Iterable[Iterable[str]], vocab: Vocab, least: int = L
 
     Args:
       clients: the training lines of each client.
-      least: clients who must have written a form.
 
     Example:
       >>> vocab = Vocab("word", ("<pad>", "<bos>", "<eos>", "<unk>", "to", "london"), lower=True, tokenised=False)
@@ -87,13 +86,13 @@ def written_forms(clients: Iterable[Iterable[str]], vocab: Vocab, least: int = L
             if word in vocab.index:
                 uses[word][form] += count
                 writers[form] += 1
-    found = {word: _usual(word, forms, writers, least) for word, forms in uses.items()}
+    found = {word: _usual(word, forms, writers) for word, forms in uses.items()}
     return {word: found[word] for word in vocab.words if found.get(word, word) != word}
 
 
-def _usual(word: str, forms: Counter[str], writers: Counter[str], least: int) -> str:
+def _usual(word: str, forms: Counter[str], writers: Counter[str]) -> str:
     """The most frequent form that enough clients write; the word itself at equal counts."""
-    shared = {form: count for form, count in forms.items() if form == word or writers[form] >= least}
+    shared = {form: count for form, count in forms.items() if form == word or writers[form] >= LEAST_CLIENTS}
     return min(shared, key=lambda form: (-shared[form], form != word, form), default=word)
 
 
@@ -111,16 +110,11 @@ def _inside(line: str, tokenised: bool) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written.
-
-    Attributes:
-      manifest: as in manifest.json.
-      notes: lines for a person: what was left out and why.
-    """
+    """What was written."""
 
     out: Path
-    manifest: dict[str, Any]
-    notes: tuple[str, ...] = ()
+    manifest: dict[str, Any]  # as in manifest.json
+    notes: tuple[str, ...] = ()  # lines for a person: what was left out and why
 
 
 def export_run(folder: Path, out: Path | None = None, int8: bool = False) -> Exported:
@@ -155,7 +149,11 @@ def export_run(folder: Path, out: Path | None = None, int8: bool = False) -> Exp
         tokens, real = sample_tokens(streams, spec.vocab, lines=trained.reads_lines)
         what = f"held-out text of {text.corpus.name}" if real and text is not None else bundle.RANDOM
         found = measure(spec, graph, shipped, params, tokens, what)
-        refuse_difference(found, str(folder))
+        if not found.most <= MOST:
+            raise RunError(
+                f"{folder}: the exported graph differs from the trained network by {found.most:.1e} nats on "
+                f"{found.text} (allowed {MOST:g}); nothing was written"
+            )
         if int8 and found.text != bundle.RANDOM and found.top3_agreement < GOAL:
             notes.append(
                 f"in eight bits {found.top3_agreement:.1%} of the words shown are the same, fewer than {GOAL:.0%}"

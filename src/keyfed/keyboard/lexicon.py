@@ -55,21 +55,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trie:
-    """A tree of letters.
+    """A tree of letters."""
 
-    Attributes:
-      alphabet: characters in use, ascending.
-      parent: of each node, [nodes]; the root is its own.
-      char: letter of each node as its place in the alphabet, [nodes]; the root has one of its own, behind the last.
-      first: first node of each depth and, at the end, the number of nodes, [depths + 1].
-      node: of each word, [words]; words that are spelt alike share one.
-    """
-
-    alphabet: str
-    parent: Index
-    char: NDArray[np.int16]
-    first: tuple[int, ...]
-    node: Index
+    alphabet: str  # characters in use, ascending
+    parent: Index  # of each node, [nodes]; the root is its own
+    char: NDArray[np.int16]  # each node's letter, a place in the alphabet, [nodes]; the root's is behind the last
+    first: tuple[int, ...]  # first node of each depth and, at the end, the number of nodes, [depths + 1]
+    node: Index  # of each word, [words]; words that are spelt alike share one
 
     def __len__(self) -> int:
         return len(self.parent)
@@ -197,18 +189,12 @@ class Speller:
 
 @dataclass(frozen=True, eq=False)
 class Typing:
-    """Letters typed so far and what they cost; never changed, so that a backspace is `before`.
-
-    Attributes:
-      typed: the letters, folded.
-      before: the state before the last one; None before the first.
-      row: D_i, [nodes].
-    """
+    """Letters typed so far and what they cost; never changed, so that a backspace is `before`."""
 
     speller: Speller
-    typed: tuple[str, ...]
-    before: Typing | None
-    row: Floats
+    typed: tuple[str, ...]  # the letters, folded
+    before: Typing | None  # the state before the last one; None before the first
+    row: Floats  # D_i, [nodes]
 
     def key(self, t: str, tap: Point | None = None) -> Typing:
         """Return the state after one more character."""
@@ -278,19 +264,12 @@ def swipe_of(points: Iterable[Point]) -> list[Point]:
 
 @dataclass(frozen=True)
 class Templates:
-    """Paths of the words that can be swiped: at least two different keys.
+    """Paths of the words that can be swiped: at least two different keys."""
 
-    Attributes:
-      word: place of each in the list that was given, [templates].
-      paths: [templates, points, 2].
-      shapes: the same, centred and scaled.
-      ends: first and last key, [templates, 2, 2].
-    """
-
-    word: NDArray[np.intp]
-    paths: Floats
-    shapes: Floats
-    ends: Floats
+    word: Index  # place of each in the list of words, [templates]
+    paths: Floats  # [templates, points, 2]
+    shapes: Floats  # the same, centred and scaled
+    ends: Floats  # first and last key, [templates, 2, 2]
 
     def score(self, points: Sequence[Point], logp: Floats, k: Constants) -> tuple[NDArray[np.intp], Floats]:
         """Return the words near a swipe and their scores.
@@ -338,18 +317,12 @@ def is_suggestible(word: str, k: Constants) -> bool:
 
 
 class KeyboardLexicon:
-    """Words with their tree and the letters typed against it.
-
-    Attributes:
-      words: as they are written.
-      keys: folded.
-      ids: number of each word in the vocabulary, ascending, [words].
-    """
+    """Words with their tree and the letters typed against it."""
 
     def __init__(self, words: Sequence[str], ids: Sequence[int], layout: KeyLayout, k: Constants) -> None:
-        self.words = tuple(words)
+        self.words = tuple(words)  # as they are written
         self.keys = tuple(map(fold, words))
-        self.ids: NDArray[np.intp] = np.array(ids, np.intp)
+        self.ids: Index = np.array(ids, np.intp)  # number of each word in the vocabulary, ascending, [words]
         self._layout, self._k = layout, k
         self._speller = Speller(build_trie(self.words), layout, k)
         self._states = [self._speller.start()]

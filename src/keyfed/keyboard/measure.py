@@ -354,17 +354,12 @@ LEAST_WORDS = 10  # of a client that counts in the spread over clients
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row: where its scores come from and what a device stores for it.
-
-    Attributes:
-      size: bytes by precision.
-      personal: whether the device has learnt from the client's own training text.
-    """
+    """A row: where its scores come from and what a device stores for it."""
 
     name: str
     source: Source
-    size: dict[str, int]
-    personal: bool = False
+    size: dict[str, int]  # bytes by precision
+    personal: bool = False  # the device has learnt from the client's own training text
     parameters: int | None = None
 
 

@@ -31,25 +31,15 @@ FORMAT = 1
 
 @dataclass
 class PersonalWords:
-    """Counts of one user. Words are folded (lower case, plain apostrophes).
+    """Counts of one user. Words are folded (lower case, plain apostrophes)."""
 
-    Attributes:
-      words: uses of each word.
-      pairs: uses of each word after each word; the word before is "" at a line start.
-      dictionary: the user's own words, folded → as written.
-      blocked: words never suggested, by anything.
-      learning: whether finished words are counted.
-      incognito: whether suggestions come from the model only and nothing is learnt.
-      version: goes up with every change that suggestions depend on.
-    """
-
-    words: dict[str, int] = field(default_factory=dict)
-    pairs: dict[str, dict[str, int]] = field(default_factory=dict)
-    dictionary: dict[str, str] = field(default_factory=dict)
-    blocked: set[str] = field(default_factory=set)
-    learning: bool = True
-    incognito: bool = False
-    version: int = 0
+    words: dict[str, int] = field(default_factory=dict)  # uses of each word
+    pairs: dict[str, dict[str, int]] = field(default_factory=dict)  # the same after each word, "" at a line start
+    dictionary: dict[str, str] = field(default_factory=dict)  # the user's own words, folded → as written
+    blocked: set[str] = field(default_factory=set)  # words never suggested, by anything
+    learning: bool = True  # finished words are counted
+    incognito: bool = False  # suggestions come from the model only and nothing is learnt
+    version: int = 0  # goes up with every change that suggestions depend on
     constants: Constants = field(default_factory=constants)
     _room: int = field(default=0, repr=False, compare=False)  # entries that fit for certain; counted anew when used up
 

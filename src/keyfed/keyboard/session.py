@@ -14,7 +14,7 @@ import os
 import re
 import unicodedata
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,14 +28,12 @@ from keyfed.keyboard.context import (
     Point,
     WrittenText,
     belongs,
-    layout_of,
     pick,
     previous_word,
     put,
     read_context,
 )
-from keyfed.keyboard.personal import PersonalWords
-from keyfed.keyboard.predict import KeyboardSettings, Predictor, Slot, Strip
+from keyfed.keyboard.predict import Predictor, Slot, Strip
 from keyfed.model.ngram import KneserNey
 from keyfed.run.folder import Trained
 from keyfed.system import raw_terminal
@@ -85,11 +83,7 @@ def ngram_source(model: KneserNey) -> Source:
 
 
 class Keyboard:
-    """What a person types on.
-
-    Attributes:
-      predictor: ranks; holds the user's counts (`predictor.personal`) and settings.
-    """
+    """What a person types on; its `predictor` holds the user's counts (`predictor.personal`) and settings."""
 
     def __init__(self, source: Source, predictor: Predictor) -> None:
         self._source = source
@@ -113,20 +107,13 @@ class Keyboard:
         context = self.context(before)
         return self.predictor.suggest(self._source(context.ids), context, taps)
 
-    def gesture(self, before: str, points: Sequence[Point], n: int = 3) -> list[Slot]:
-        """Return the n best words for a swipe that follows a text."""
+    def gesture(self, before: str, points: Sequence[Point]) -> list[Slot]:
+        """Return the three best words for a swipe that follows a text."""
         context = self.context(before)
-        return self.predictor.gesture(self._source(context.ids), context, points, n)
+        return self.predictor.gesture(self._source(context.ids), context, points)
 
 
-def keyboard_of(
-    trained: Trained,
-    personal: PersonalWords | None = None,
-    *,
-    forms: Mapping[str, str] | None = None,
-    layout: str = "qwerty",
-    settings: KeyboardSettings | None = None,
-) -> Keyboard:
+def keyboard_of(trained: Trained) -> Keyboard:
     """Return a keyboard over a trained run.
 
     Raises:
@@ -134,8 +121,8 @@ def keyboard_of(
     """
     if trained.vocab.kind != "word":
         raise ConfigError(f"{trained.folder} holds a model of characters; the keyboard needs one of words")
-    predictor = Predictor(trained.vocab, personal, forms=forms, layout=layout_of(layout), settings=settings)
-    return Keyboard(NetworkSource(reader_of(trained.spec, trained.params), lines=trained.reads_lines), predictor)
+    source = NetworkSource(reader_of(trained.spec, trained.params), lines=trained.reads_lines)
+    return Keyboard(source, Predictor(trained.vocab))
 
 
 class _Undo(NamedTuple):
@@ -153,9 +140,6 @@ class Editor:
     A separator finishes the typed word: it is corrected where the strip says so, and learnt. A backspace right after a
     correction brings back what was typed, and learns it at once. Of what was written before learning was last switched
     (incognito, learning) nothing is learnt, not even as the word before a new one.
-
-    Attributes:
-      keyboard: gives the suggestions.
     """
 
     def __init__(self, keyboard: Keyboard) -> None:

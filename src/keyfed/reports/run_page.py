@@ -83,8 +83,9 @@ rounds, fedavg is behind the unigram (perplexity 25 % higher).'
         return start + "stands alone: the run has no baselines to compare it with."
     listed = clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
     first = not_beaten("This model does not beat", own, result.get("baselines") or {})
-    because = _because(stands, pooled=who == "central")
-    return f"{first}{start}is {listed}" + (f": {because}." if because else ".")
+    if stands.get("unigram", 1) == 1 and stands.get("kneser_ney") == 1:
+        listed += f": it predicts better than a count model of the {'same' if who == 'central' else 'pooled'} text"
+    return f"{first}{start}is {listed}."
 
 
 def not_beaten(who: str, lowest: float, baselines: Mapping[str, Any]) -> str:
@@ -133,13 +134,6 @@ def _compare(own: float, other: float, label: str) -> tuple[int, str]:
     return -1, f"behind {name} ({much})"
 
 
-def _because(stands: Mapping[str, int], pooled: bool) -> str:
-    """Return what it means to be ahead of the counts; what it means to be behind is said first (`not_beaten`)."""
-    if stands.get("unigram", 1) == 1 and stands.get("kneser_ney") == 1:
-        return f"it predicts better than a count model of the {'same' if pooled else 'pooled'} text"
-    return ""
-
-
 def privacy_blocks(account: Mapping[str, Any]) -> list[Block]:
     """Return the section of a report; `account` is the result's, or that of a run without a ledger."""
     if account["pld"] is None:
@@ -164,11 +158,9 @@ def privacy_blocks(account: Mapping[str, Any]) -> list[Block]:
 
 def cost_line(account: Mapping[str, Any]) -> str | None:
     """Say what privacy cost in perplexity, where a run without clip and noise was trained too."""
-    twin, own = account.get("twin"), finite(account.get("perplexity"))
-    if not twin or own is None:
-        return None
-    plain = finite((twin.get("test") or {}).get("perplexity"))
-    if plain is None:
+    own = finite(account.get("perplexity"))
+    plain = finite(((account.get("twin") or {}).get("test") or {}).get("perplexity"))
+    if own is None or plain is None:
         return None
     return f"test perplexity {show(own)}, without clip and noise {show(plain)}: {own / plain:.2f} times as high"
 
@@ -240,7 +232,8 @@ def document(
         blocks += [Heading("Spread over clients"), *([Table(spread)] if spread else []), *pictures("clients")]
         blocks.append(Text(SPREAD_NOTE, "note"))
     if suggestions:
-        blocks += [Heading("Suggestions"), Table(_suggestion_table(suggestions), numbers=False)]
+        rows = [[context, *[*words, NONE, NONE, NONE][:3]] for context, words in suggestions]
+        blocks += [Heading("Suggestions"), Table([["typed so far", "first", "second", "third"], *rows], numbers=False)]
     blocks += [Heading("Training"), facts_table(_training(result, records)), *pictures("traffic")]
     noise = config.options.get("noise")
     own = float(noise) if isinstance(noise, int | float) else 0.0
@@ -347,11 +340,6 @@ def _spread_table(result: Record) -> Rows:
     return rows if len(rows) > 1 else []
 
 
-def _suggestion_table(suggestions: Sequence[tuple[str, Sequence[str]]]) -> Rows:
-    rows = [["typed so far", "first", "second", "third"]]
-    return rows + [[context, *[*words, NONE, NONE, NONE][:3]] for context, words in suggestions]
-
-
 def _training(result: Record, records: Sequence[Record]) -> list[tuple[str, str]]:
     rounds, values = validation(records, "perplexity")
     best = result.get("best_round")
@@ -370,13 +358,12 @@ def _training(result: Record, records: Sequence[Record]) -> list[tuple[str, str]
     effective = [e for e in (finite(r.get("effective_clients")) for r in records) if e is not None]
     if effective and result.get("method") != "central":
         facts.append(("effective clients in a round, mean", f"{sum(effective) / len(effective):.2f}"))
-    for key, label in (
-        ("seconds", "training"),
-        ("evaluation_seconds", "evaluation"),
-        ("baseline_seconds", "baselines"),
-    ):
-        if finite(result.get(key)) is not None:
-            facts.append((f"time, {label}", show_duration(result[key])))
+    times = {"training": "seconds", "evaluation": "evaluation_seconds", "baselines": "baseline_seconds"}
+    facts += [
+        (f"time, {label}", show_duration(result[key]))
+        for label, key in times.items()
+        if finite(result.get(key)) is not None
+    ]
     traffic = result.get("traffic") or {}
     if traffic and result.get("method") != "central":
         moved = (f"{(finite(traffic.get(key)) or 0) / 1e6:,.2f} MB {key}" for key in ("down", "up", "control"))
@@ -388,6 +375,17 @@ def _training(result: Record, records: Sequence[Record]) -> list[tuple[str, str]
     return facts + _participation(result) + secure_facts(result)
 
 
+ROUND_EVENTS = (
+    ("abandoned", "rounds abandoned, too few uploads"),
+    ("rolled_back", "roll-backs to the last good model, validation exploded"),
+)
+UPLOAD_EVENTS = (
+    ("shortened", "uploads shortened to the limit"),
+    ("against", "uploads left out, against the others of their round"),
+    ("unsound", "server steps not taken, not sound"),
+)
+
+
 def _participation(result: Record) -> list[tuple[str, str]]:
     """What became of clients and uploads, where anything did."""
     facts = []
@@ -397,17 +395,9 @@ def _participation(result: Record) -> list[tuple[str, str]]:
     lost = result.get("lost") or {}
     if lost:
         facts.append(("clients called in vain", "; ".join(f"{why}: {n:,}" for why, n in sorted(lost.items()))))
-    if result.get("abandoned"):
-        facts.append(("rounds abandoned, too few uploads", show_count(result["abandoned"])))
-    if result.get("rolled_back"):
-        facts.append(("roll-backs to the last good model, validation exploded", show_count(result["rolled_back"])))
+    facts += [(label, show_count(result[key])) for key, label in ROUND_EVENTS if result.get(key)]
     facts += [(f"{name} step size halved, training diverged", note) for name, note in halved_notes(result)]
-    if result.get("shortened"):
-        facts.append(("uploads shortened to the limit", show_count(result["shortened"])))
-    if result.get("against"):
-        facts.append(("uploads left out, against the others of their round", show_count(result["against"])))
-    if result.get("unsound"):
-        facts.append(("server steps not taken, not sound", show_count(result["unsound"])))
+    facts += [(label, show_count(result[key])) for key, label in UPLOAD_EVENTS if result.get(key)]
     error = finite(result.get("compression_error"))
     if error is not None:
         size = result.get("bytes_per_client") or {}

@@ -124,7 +124,8 @@ def project(tmp_path) -> Path:
     (folder / "src" / "keyfed" / "model" / "base").mkdir(parents=True)
     (folder / "src" / "keyfed" / "model" / "base" / "manifest.json").write_text("{}")
     (folder / "src" / "keyfed" / "__init__.py").write_text('__version__ = "0.0.1"\n')
-    shutil.copy(assets.__file__, keyboard / "assets.py")
+    for path in (Path(assets.__file__), assets.TERMS):
+        shutil.copy(path, keyboard / path.name)
     for name in assets.LOCKED:
         shutil.copy(assets.WEB / name, keyboard / "web" / name)
     shutil.copytree(packaged_chat(), folder / "src" / "keyfed" / "text" / "chat")

@@ -98,7 +98,6 @@ def test_n_grams_predict_what_they_have_read():
 def test_a_run_becomes_a_keyboard_and_one_of_characters_is_refused(tmp_path):
     trained = Trained(tmp_path, Config(), "fedavg", SPEC, PARAMS, VOCAB)
     assert keyboard_of(trained).suggest("the ").slots[1] is not None
-    assert keyboard_of(trained, layout="azerty").predictor.layout.name == "azerty"
     characters = Vocab("char", (*SPECIALS, "a", "b"), lower=True, tokenised=False)
     with pytest.raises(ConfigError, match="model of characters"):
         keyboard_of(Trained(tmp_path, Config(), "fedavg", SPEC, PARAMS, characters))
