@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +31,22 @@ from keyfed.private.dp.statement import account
 from keyfed.run.console import plural
 from keyfed.run.encode import kind_of, read_people
 from keyfed.text.catalogue import is_path
-from keyfed.text.election import MIN_CLIENTS, Ballot, Election, ballot, elect, elect_privately, ngrams, threshold
 from keyfed.text.partition import ClientText, statistics
-from keyfed.text.vocab import SPECIALS, TokenKind, Vocab, Vote, read_vocab
+from keyfed.text.vocab import (
+    MIN_CLIENTS,
+    SPECIALS,
+    Ballot,
+    Election,
+    TokenKind,
+    Vocab,
+    Vote,
+    ballot,
+    cutter,
+    elect,
+    elect_privately,
+    read_vocab,
+    threshold,
+)
 
 SHOWN = 20  # new words that the terminal shows; --json has all
 
@@ -267,6 +281,21 @@ def book_vote(register: Path, vote: Vote) -> None:
             f"{register}: could not be written ({e.strerror or e}), so no vote was held; set KEYFED_VOTES to a folder "
             "that can be written to"
         ) from None
+
+
+def ngrams(lines: Iterable[str], order: int, *, lower: bool, tokenised: bool, most: int) -> frozenset[str]:
+    """Return a client's most frequent runs of `order` words, joined by blanks: its ballot for phrases.
+
+    Example:
+      >>> sorted(ngrams(["a b a b", "c d"], 2, lower=True, tokenised=True, most=2))
+      ['a b', 'b a']
+    """
+    cut = cutter("word", tokenised=tokenised, lower=lower)
+    uses: Counter[str] = Counter()
+    for line in lines:
+        words = [word for word in cut(line) if word not in SPECIALS]
+        uses.update(" ".join(words[k : k + order]) for k in range(len(words) - order + 1))
+    return frozenset(sorted(uses, key=lambda phrase: (-uses[phrase], phrase))[:most])
 
 
 class PrivateElection:

@@ -14,10 +14,9 @@ from keyfed.errors import ConfigError, DataError, PrivacyError
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.private.dp.noise import system
 from keyfed.run import vocabulary
-from keyfed.run.vocabulary import PrivateElection, read_votes, register_of
-from keyfed.text.election import ngrams, threshold
+from keyfed.run.vocabulary import PrivateElection, ngrams, read_votes, register_of
 from keyfed.text.partition import ClientText
-from keyfed.text.vocab import SPECIALS, Vocab, Vote
+from keyfed.text.vocab import SPECIALS, Vocab, Vote, threshold
 
 K, CLIENTS, Z = 36, 3_000, 2.0
 COMMON = [f"w{k}" for k in range(K + 1)]  # whose pairs are K: the ballot of everybody who says them in order

@@ -14,8 +14,17 @@ from hypothesis import strategies as st
 
 from keyfed.cli import data
 from keyfed.errors import ConfigError, DataError
-from keyfed.text.election import MIN_CLIENTS, MOST_WORDS, ballot, elect, elect_privately, ngrams, threshold
-from keyfed.text.vocab import SPECIALS, Vocab
+from keyfed.run.vocabulary import ngrams
+from keyfed.text.vocab import (
+    MIN_CLIENTS,
+    MOST_WORDS,
+    SPECIALS,
+    Vocab,
+    ballot,
+    elect,
+    elect_privately,
+    threshold,
+)
 
 WORDS = st.sampled_from(["a", "b", "c", "d", "e", "é", "B", "<unk>", "<eos>"])
 CLIENTS = st.lists(st.lists(st.lists(WORDS, max_size=6).map(" ".join), max_size=5), min_size=1, max_size=8)
