@@ -543,10 +543,10 @@ def test_no_word_of_the_code_faithful_variant_is_the_engines_padding(tmp_path):
     (tmp_path / "ptb").mkdir()
     for part in ("train", "valid", "test"):
         (tmp_path / "ptb" / f"ptb.{part}.txt").write_text(f" One two . {part} \n\n three \n", "utf-8")
-    found = faithful.read_sentences("ptb", tmp_path)
+    config = config_of({"data.name": "ptb"}, 1, Workspace(tmp_path, "cpu", str(tmp_path)))
+    found = faithful.read_sentences(config)
     assert [s.tolist() for s in found.train] == [[1, 3, 4, 2], [1, 5, 2], [1, 6, 2]]
     assert found.words == 9  # those of all three files, as in the code, and the padding
-    config = config_of({"data.name": "ptb"}, 1, Workspace(tmp_path, "cpu", str(tmp_path)))
     scored = faithful.positional_unigram(config, 3)["shuffles"]
     assert 1 < scored["lowest"] <= scored["highest"] < 9  # one batch: <SOS> is certain, the rest is among nine words
     assert min(int(s.min()) for part in (found.train, found.valid, found.test) for s in part) > PAD

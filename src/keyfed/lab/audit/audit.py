@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from keyfed.config.load import Config, check
 from keyfed.files import write_atomically
@@ -50,21 +50,13 @@ Found = Mapping[str, Any]
 UNLIKELY = 0.001  # chance, over all canaries, below which an exposure contradicts a guarantee
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How much an audit does; retraining costs what the run cost, whatever the effort.
+class Effort(NamedTuple):
+    """How much an audit does; retraining costs what the run cost, whatever the effort."""
 
-    Attributes:
-      each: canaries in a cell of the grid.
-      candidates: random phrases each is ranked among.
-      controls: phrases that were not planted.
-      pieces: pieces of text, or clients, on either side of membership inference.
-    """
-
-    each: int
-    candidates: int
-    controls: int
-    pieces: int
+    each: int  # canaries in a cell of the grid
+    candidates: int  # random phrases each is ranked among
+    controls: int  # phrases that were not planted
+    pieces: int  # pieces of text, or clients, on either side of membership inference
 
 
 QUICK, WHOLE = Effort(1, 2**11 - 1, 200, 300), Effort(3, 2**14 - 1, 400, 2000)

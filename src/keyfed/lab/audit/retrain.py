@@ -49,6 +49,7 @@ from keyfed.federated.cohort import derive_seed
 from keyfed.federated.round import initial_state
 from keyfed.federated.types import Aggregate, Method, Params, Share, State
 from keyfed.lab.audit.lint import PrivacyClaim, read_claim
+from keyfed.private.dp.accounting import rho_to_eps
 from keyfed.private.dp.ledger import Ledger, Terms, read_ledger
 from keyfed.private.dp.noise import Draw, Noising, norm_of
 from keyfed.private.dp.private_method import CLIP, Bounded
@@ -66,7 +67,6 @@ NORMAL = NormalDist()
 CLOSE = 0.1  # of the noise's effect on the step, by which a replayed step may differ from the one that was taken
 CONFIDENCE = 0.95  # of the interval that is shown
 CERTAIN = 0.999  # of the interval that contradicts a claim: twenty sound runs in a row must pass
-MOST_EPSILON = 1e4  # an ε above which nothing is told apart any more
 NUMBERS = 1 << 30  # random numbers an audit draws for canaries; a hundred million take about a second
 FEWEST_CANARIES, MOST_CANARIES = 50, 1000
 LONG = 10.0  # length of what a canary sends, in clips: a sum that does not clip gives it away
@@ -216,16 +216,6 @@ def _apart(one: Params, two: Params) -> float:
 # The one-shot estimate
 
 
-def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Return the δ of telling N(0, 1) from N(μ, 1) at ε."""
-    if mu <= 0:
-        return 0.0
-    tail = math.erfc((mu / 2 + epsilon / mu) / math.sqrt(2)) / 2
-    # e^ε Φ(−μ/2 − ε/μ) with the exponent taken in: e^ε alone overflows.
-    weighted = math.exp(epsilon + math.log(tail)) if tail > 0 else 0.0
-    return max(0.0, NORMAL.cdf(mu / 2 - epsilon / mu) - weighted)
-
-
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Return the ε at which N(0, 1) and N(μ, 1) are (ε, δ)-indistinguishable.
 
@@ -233,19 +223,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
       >>> round(gaussian_epsilon(1.0, 1e-5), 4), gaussian_epsilon(0.0, 1e-5)
       (4.3772, 0.0)
     """
-    if not 0 < delta < 1:
-        raise ValueError(f"delta is {delta}; expected 0 < delta < 1")
-    if gaussian_delta(mu, 0.0) <= delta:
-        return 0.0
-    low, high = 0.0, 1.0
-    while gaussian_delta(mu, high) > delta:
-        low, high = high, 2 * high
-        if high > MOST_EPSILON:
-            return math.inf
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if gaussian_delta(mu, middle) > delta else (low, middle)
-    return high
+    with np.errstate(divide="ignore"):
+        return rho_to_eps(mu**2 / 2, delta) if mu > 0 else 0.0
 
 
 class Estimate(NamedTuple):

@@ -26,7 +26,7 @@ import math
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -117,14 +117,6 @@ class Kept:
     seconds: float = 0.0
 
 
-def keep(folder: Path, about: Mapping[str, Any], kept: Kept) -> None:
-    """Write a replica that is stopped: what made it and its lines, then the checkpoint that makes them count."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"about": dict(about), "records": kept.records})
-    write_atomically(folder / "kept.json", text.encode())
-    save_checkpoint(folder / "checkpoint", Checkpoint(kept.state, kept.best, 0, kept.seconds))
-
-
 def find_kept(folder: Path, about: Mapping[str, Any], params: Params, say: Callable[[str], None]) -> Kept | None:
     """Return the replica as it was stopped; None if it never was, or what made it has changed or is damaged.
 
@@ -198,44 +190,47 @@ class Replica:
         }  # fmt: skip
         kept = None if folder is None else find_kept(folder, about, params, listen.say)
         kept = kept or Kept(initial_state(self.method, params), Best(0, math.inf, params))
-        until = self.config.train.rounds
+        until, spec = self.config.train.rounds, self.problem.spec
         listen.start(f"{self.method.name}, code-faithful, on {self.data}", until, kept.state.round)
         began = time.monotonic() - kept.seconds
-        kept = self._rounds(kept, until, listen, folder, about)
-        store, spec = self.problem.store, self.problem.spec
+        try:
+            for after in self._rounds(kept, until):
+                kept = replace(after, seconds=time.monotonic() - began)
+                listen.round(kept.records[-1])
+        except KeyboardInterrupt:
+            if folder is not None and kept.records:
+                folder.mkdir(parents=True, exist_ok=True)
+                text = json.dumps({"about": about, "records": kept.records})
+                write_atomically(folder / "kept.json", text.encode())
+                # Last: it makes the lines count.
+                save_checkpoint(folder / "checkpoint", Checkpoint(kept.state, kept.best, 0, kept.seconds))
+            raise
         return {
             "records": list(kept.records),
             **test(kept.best.params),
-            "best_round": kept.best.round, "rounds": kept.state.round, "clients": len(store),
+            "best_round": kept.best.round, "rounds": kept.state.round, "clients": len(self.problem.store),
             "cohort": len(self.called(0)), "tokens_trained": sum(record["worked"] for record in kept.records),
             "parameters": parameter_count(spec), "seconds": time.monotonic() - began,
             "data": self.data, "data_sha256": self.data_sha256, "method": self.method.name, "model": spec.name,
         }  # fmt: skip
 
-    def _rounds(self, kept: Kept, until: int, listen: Listener, folder: Path | None, about: Mapping[str, Any]) -> Kept:
+    def _rounds(self, kept: Kept, until: int) -> Iterator[Kept]:
         run = RunProgress(self.method, kept.state, until, Good(kept.state, math.inf))
-        began, started = time.monotonic() - kept.seconds, time.monotonic()
-        try:
-            with Simulation(self.problem, block=self.choice.block) as federation:
-                for outcome in rounds(run, federation, lambda state: Cohort(self.called(state.round))):
-                    state, summary = outcome.state, outcome.summary
-                    valid, nats = self.score(state)
-                    record = {
-                        "round": state.round, "loss": summary.loss, "valid": valid,
-                        "cohort": len(outcome.cohort.clients), "contributors": list(summary.contributors),
-                        "refused": {r.client: r.reason for r in summary.refused}, "worked": summary.worked,
-                        "seconds": time.monotonic() - started,
-                    }  # fmt: skip
-                    better = not self.chooses or nats < kept.best.nats
-                    best = Best(state.round, nats, state.params) if better else kept.best
-                    kept = Kept(state, best, (*kept.records, record), time.monotonic() - began)
-                    listen.round(record)
-                    started = time.monotonic()
-        except KeyboardInterrupt:
-            if folder is not None and kept.records:
-                keep(folder, about, kept)
-            raise
-        return kept
+        best, records, started = kept.best, kept.records, time.monotonic()
+        with Simulation(self.problem, block=self.choice.block) as federation:
+            for outcome in rounds(run, federation, lambda state: Cohort(self.called(state.round))):
+                state, summary = outcome.state, outcome.summary
+                valid, nats = self.score(state)
+                record = {
+                    "round": state.round, "loss": summary.loss, "valid": valid, "cohort": len(outcome.cohort.clients),
+                    "contributors": list(summary.contributors), "worked": summary.worked,
+                    "refused": {r.client: r.reason for r in summary.refused}, "seconds": time.monotonic() - started,
+                }  # fmt: skip
+                if not self.chooses or nats < best.nats:
+                    best = Best(state.round, nats, state.params)
+                records = (*records, record)
+                yield Kept(state, best, records)
+                started = time.monotonic()
 
 
 # FedAtt
@@ -252,31 +247,24 @@ class Sentences:
     sha256: str
 
 
-def read_sentences(name: str, data_dir: Path | None, share: float = 1.0) -> Sentences:
+def read_sentences(config: Config, share: float = 1.0) -> Sentences:
     """Split lines at " . ", lower-case, number words in the order they occur in train, valid and test.
 
     Args:
       share: part of each file's sentences that is returned, for a quick look.
     """
-    corpus = load_corpus(name, data_dir=data_dir)
+    corpus = load_corpus(config.data.name, data_dir=None if config.data.dir is None else Path(config.data.dir))
     numbers: dict[str, int] = {"<PAD>": PAD, "<SOS>": START, "EOS": END}
     files = []
     for lines in ([line for a in corpus.authors for line in a.lines], corpus.valid or (), corpus.test or ()):
+        found = []
         # The reader has taken the blanks around a line away; the code splits the line with its blank and line end.
-        pieces = (piece.split() for line in lines for piece in f" {line} \n".split(" . "))
-        found = [number(words, numbers) for words in pieces if words]
+        for words in (piece.split() for line in lines for piece in f" {line} \n".split(" . ")):
+            if words:
+                known = [numbers.setdefault(word.lower(), len(numbers)) for word in words]
+                found.append(np.array([START, *known, END], np.int32))
         files.append(tuple(found[: max(EVALUATED, round(share * len(found)))]))
     return Sentences(files[0], files[1], files[2], len(numbers), corpus.fingerprint())
-
-
-def _sentences(config: Config, share: float) -> Sentences:
-    return read_sentences(config.data.name, None if config.data.dir is None else Path(config.data.dir), share)
-
-
-def number(words: Sequence[str], numbers: dict[str, int]) -> Ids:
-    """Return <SOS>, the words' numbers (new words get the next one), EOS."""
-    known = [numbers.setdefault(word.lower(), len(numbers)) for word in words]
-    return np.array([START, *known, END], np.int32)
 
 
 def collate(batch: Sequence[Ids], most: int | None = None) -> NDArray[np.int64]:
@@ -326,7 +314,7 @@ def positional_unigram(config: Config, shuffles: int, share: float = 1.0) -> dic
     words plus one. This score is what the collation gives away for nothing.
     """
     began = time.monotonic()
-    found = _sentences(config, share)
+    found = read_sentences(config, share)
     every = np.bincount(np.concatenate(found.train), minlength=found.words) + 1.0
     tables: dict[int, NDArray[np.float64]] = {}
 
@@ -380,7 +368,7 @@ def train_faithfully(
       share: see `read_sentences`; `folder` see `Replica.train`.
     """
     config = check(config)
-    found = _sentences(config, share)
+    found = read_sentences(config, share)
     seed, clients = config.train.seed, config.data.clients or CLIENTS
     spec = build_spec(config.model.name, found.words, embed=config.model.embed, hidden=config.model.hidden)
     method = build_method(method_spec(config))
