@@ -54,8 +54,7 @@ from keyfed.run.remote.device import own_text
 from keyfed.run.remote.train import Patience, train_deployed
 from keyfed.text.catalogue import load_corpus
 from keyfed.text.vocab import Vocab
-from keyfed.wire.client import ClientSession, Work
-from keyfed.wire.learner import Learner
+from keyfed.wire.client import ClientSession, Learner, Work
 from keyfed.wire.messages import digest_of
 from keyfed.wire.roster import Enrolled, Roster
 from keyfed.wire.transport import InProcess

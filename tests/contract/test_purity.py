@@ -22,8 +22,7 @@ CRYPTOGRAPHY = (
 )  # fmt: skip # of keyfed.private.secagg
 SECURE = (
     "sums/codec", "sums/secure_round", "sums/masked", "sums/noised", "task", "client",
-    "device_store", "calls", "server", "server_secure", "private_part", "server_private", "client_private",
-    "client_secure",
+    "device_store", "messages", "transport", "server", "sums", "promise",
 )  # fmt: skip # the parts of keyfed.engine and keyfed.wire that know secure sums or noise
 PICKLES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 

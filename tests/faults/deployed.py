@@ -16,10 +16,9 @@ from keyfed.run.checkpoint import load_checkpoint
 from keyfed.run.remote.device import method_digest, own_text, run_method, told
 from keyfed.run.remote.train import Patience
 from keyfed.text.vocab import Vocab
-from keyfed.wire.calls import SIGNED, Calls, RemoteRun
 from keyfed.wire.client import ClientSession
 from keyfed.wire.roster import Enrolled, Roster
-from keyfed.wire.transport import Answer, Fault, Handler, InProcess, Post
+from keyfed.wire.transport import SIGNED, Answer, Calls, Fault, Handler, InProcess, Post, RemoteRun
 from tests.vocabulary import build_vocab
 
 QUICK = Patience(answer=5, quorum=1, look=0.01)

@@ -45,9 +45,8 @@ from keyfed.run.plan import watch_of, with_limits
 from keyfed.run.remote import rounds as course
 from keyfed.run.remote.train import train_deployed
 from keyfed.wire import client as session_module
-from keyfed.wire import client_secure, server_secure
-from keyfed.wire.answers import MOST_LOSS, finished_of, report_head
-from keyfed.wire.messages import Rejected, pack, unpack
+from keyfed.wire import sums
+from keyfed.wire.messages import MOST_LOSS, Rejected, finished_of, pack, report_head, unpack
 from keyfed.wire.transport import Answer, Handler, Post, deliver
 
 from .deployed import QUICK, federation, last_model, resigned, session, small_config, vocabulary, write_texts
@@ -408,12 +407,12 @@ def test_no_server_can_still_all_clients_but_one_in_a_secure_sum(tmp_path, monke
     attack = eased_otherwise("client-1", MOST_HALVINGS)
     with pytest.raises(RunError, match=r"no round of .* was completed"):
         deployed(tmp_path, "attacked", config, attack)
-    real = client_secure.context_of
+    real = session_module.context_of
 
     def unbound(theta, method, *rest):
         return real(theta, replace(method, halvings=0), *rest)
 
-    for module in (client_secure, server_secure):
+    for module in (session_module, sums):
         monkeypatch.setattr(module, "context_of", unbound)
     assert deployed(tmp_path, "unbound", config, attack)["abandoned"] == 0
 

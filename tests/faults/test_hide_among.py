@@ -19,12 +19,10 @@ from keyfed.private.secagg.threshold import Floors, SecureSettings
 from keyfed.run.folder import read_metrics
 from keyfed.run.remote import device
 from keyfed.run.remote.train import train_deployed
-from keyfed.wire.answers import hello_text
-from keyfed.wire.calls import Calls
 from keyfed.wire.device_store import DeviceStore
-from keyfed.wire.messages import Rejected, pack, unpack
+from keyfed.wire.messages import Rejected, hello_text, pack, unpack
 from keyfed.wire.roster import Enrolled, Roster, mark_of, roster_hash
-from keyfed.wire.transport import Lost, deliver
+from keyfed.wire.transport import Calls, Lost, deliver
 
 from .deployed import QUICK, federation, session, small_config, vocabulary, write_texts
 from .private import deploy, enrol, private_config
@@ -94,7 +92,7 @@ def test_a_client_that_wants_everybody_to_stay_and_goes_itself_stops_two_rounds(
     assert [line["abandoned"] for line in found] == [True, True, False, False, False]
     assert all(VICTIM not in line["contributors"] and len(line["contributors"]) == 5 for line in found[2:])
     assert found[-1]["refused"][VICTIM] == "hides among more"
-    monkeypatch.setattr("keyfed.wire.server_secure.MOST_STRAINED", 10**9)  # the mutant
+    monkeypatch.setattr("keyfed.wire.sums.MOST_STRAINED", 10**9)  # the mutant
     with pytest.raises(RunError, match="no round"):
         lines("mutant")
     record_property("fault", "secure: a client that hides among all, and is mute when the sum is opened")

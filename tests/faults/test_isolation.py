@@ -42,8 +42,8 @@ from keyfed.run.folder import read_metrics
 from keyfed.run.remote import device, train
 from keyfed.run.remote.train import train_deployed
 from keyfed.wire import client as session
-from keyfed.wire import client_secure, private_part
-from keyfed.wire.private_part import Promise
+from keyfed.wire import promise as promises
+from keyfed.wire.promise import Promise
 
 from .deployed import QUICK, federation, small_config, vocabulary, write_texts
 from .private import deploy, enrol, private_config
@@ -329,7 +329,7 @@ def test_the_mutant_without_the_clamp_in_private_sums_is_caught(monkeypatch):
         return column[0] / sum(column)
 
     assert largest() == pytest.approx(1 / 2, rel=1e-3)
-    monkeypatch.setattr(private_part, "held", lambda share, ratio, silent=False: share)
+    monkeypatch.setattr(promises, "held", lambda share, ratio, silent=False: share)
     assert largest() > 0.99
 
 
@@ -382,7 +382,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> None:
 def obedient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant: clients that refuse and clamp nothing."""
     monkeypatch.setattr(device, "refuse_isolating", lambda method: None)
-    monkeypatch.setattr(client_secure, "refuse_isolating", lambda method, ratio: None)
+    monkeypatch.setattr(session, "refuse_isolating", lambda method, ratio: None)
     monkeypatch.setattr(secure_round, "weighed", unclamped)
     check = secure_round._check
     monkeypatch.setattr(
@@ -600,8 +600,8 @@ def test_a_private_sum_whose_threshold_allows_no_ratio_of_two_is_refused_by_both
     with pytest.raises(ConfigError, match=r"secure\.threshold is 2 with --dp, and clients take part from 3 on"):
         deploy(tmp_path, config, *enrol(tmp_path, 3))
     joined: list[str] = []
-    real = client_secure.Member
-    monkeypatch.setattr(client_secure, "Member", lambda me, *rest: joined.append(me) or real(me, *rest))
+    real = session.Member
+    monkeypatch.setattr(session, "Member", lambda me, *rest: joined.append(me) or real(me, *rest))
     hostile(monkeypatch)
     deploy(tmp_path, config, *enrol(tmp_path, 3, "others"), name="hostile")  # its rounds release noise alone
     assert not joined, "no client joins such a sum"

@@ -33,7 +33,7 @@ from keyfed.run.folder import read_metrics
 from keyfed.run.loop import Silent
 from keyfed.run.remote.train import train_deployed
 from keyfed.text.vocab import Vocab
-from keyfed.wire import calls as calls_side
+from keyfed.wire import transport as calls_side
 from keyfed.wire.messages import pack, unpack
 from keyfed.wire.roster import Roster
 from keyfed.wire.transport import Answer, Fault, Handler, InProcess, Lost, Post, deliver

@@ -22,7 +22,7 @@ from keyfed.run.prepare import build_network
 from keyfed.run.remote import private as deployed_private
 from keyfed.run.remote import rounds
 from keyfed.wire.messages import unpack
-from keyfed.wire.private_part import Promise
+from keyfed.wire.promise import Promise
 from keyfed.wire.transport import Lost, deliver
 
 from .deployed import last_model, resigned
@@ -187,12 +187,12 @@ def test_a_sum_of_liars_is_brought_within_what_clients_may_sum_up_to():
     vectors = [promise.vector({"w": torch.full((40,), 0.1 * k), "b": torch.ones(3)}, share, 2.0) for k in (1, 2, 9)]
     honest = NoisedSum(like, noising)
     honest.take(sum(vectors), ("a", "b", "c"))
-    plain = [promise.part({"w": torch.full((40,), 0.1 * k), "b": torch.ones(3)}, share, 2.0) for k in (1, 2, 9)]
+    plain = [promise.upload({"w": torch.full((40,), 0.1 * k), "b": torch.ones(3)}, share, 2.0) for k in (1, 2, 9)]
     for name in like:
         torch.testing.assert_close(
-            honest._total[name], sum(p.layers[name].double() for p in plain), rtol=0, atol=3 * fixed_point(2.0)
+            honest._total[name], sum(layers[name].double() for layers, _ in plain), rtol=0, atol=3 * fixed_point(2.0)
         )
-    assert honest._told["within"] == pytest.approx(sum(0.5 if p.whole else -0.5 for p in plain))
+    assert honest._told["within"] == pytest.approx(sum(0.5 if numbers["whole"] else -0.5 for _, numbers in plain))
 
 
 @pytest.mark.parametrize("ratio", [False, True], ids=["sum", "ratio"])

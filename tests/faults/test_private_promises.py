@@ -14,7 +14,7 @@ from keyfed.run import privacy as run_privacy
 from keyfed.run.prepare import build_network
 from keyfed.wire.device_store import LastPart
 from keyfed.wire.messages import Rejected, unpack
-from keyfed.wire.private_part import Promise
+from keyfed.wire.promise import Promise
 from keyfed.wire.transport import Lost, deliver
 
 from .deployed import session

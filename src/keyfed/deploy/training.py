@@ -12,8 +12,7 @@ from keyfed.deploy.client_home import ClientHome, kept_files, strays
 from keyfed.files import write_atomically
 from keyfed.private.secagg.threshold import Floors
 from keyfed.run.remote.device import own_text
-from keyfed.wire.client import ClientSession
-from keyfed.wire.learner import Learner
+from keyfed.wire.client import ClientSession, Learner
 
 KEPT = "kept"
 FOUND = "found.txt"  # how much text the last run found; counts only

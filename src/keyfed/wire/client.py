@@ -11,68 +11,148 @@ A secure round is train, upload, unmask; its `purpose` is to calibrate, to uploa
 long as its process. A session that was restarted has lost what it had trained in that round, and says so; everything
 that must survive lies in the `DeviceStore`. Answers to train, upload and unmask carry the client's signature.
 
-Under a private run a client sends its clipped part and nothing else (`client_private`, `private_part`); with its hello
-it says in which step it last took part.
+Under a private run a client sends its clipped upload and nothing else (`promise`). It takes part in every step once,
+and steps only go up: a server that counts them anew, because its folder was put back from an older copy, is not
+answered, and hears of it in the hello. What leaves the client is counted in its own ledger, over all runs; what its
+owner's budget does not cover does not leave.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import astuple
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from keyfed.engine.client_state import StateDamaged, read_state, write_state
 from keyfed.engine.simulate import refusal
-from keyfed.engine.sums.codec import Vector
+from keyfed.engine.sums.codec import Vector, words_of
 from keyfed.engine.sums.secure_round import (
     Purpose,
     calibration_vector_of,
+    context_of,
     countable,
     evaluation_vector_of,
+    length,
+    report_of,
     vector_of,
 )
 from keyfed.engine.task import Finished, Turn, keeps_state
-from keyfed.errors import Refused, SecureSumError, SecureSumOverflow, described
+from keyfed.errors import ConfigError, PrivacyError, Refused, SecureSumError, SecureSumOverflow, described
 from keyfed.federated.cohort import eased
 from keyfed.federated.public.numbers import check_public
+from keyfed.federated.public.rules import refuse_isolating
 from keyfed.federated.soundness import MOST_HALVINGS
-from keyfed.federated.types import Params, Refusal
+from keyfed.federated.types import Method, Params, Refusal, Share
 from keyfed.files import make_durable
 from keyfed.model.output import Score
 from keyfed.private.dp.accounting import MOST_MEMBERS
-from keyfed.private.dp.own_ledger import OwnLedger
-from keyfed.private.secagg.keys import signed_answer
-from keyfed.private.secagg.threshold import Floors
-from keyfed.wire.answers import hello_text, report_head
-from keyfed.wire.client_private import PrivateSide
-from keyfed.wire.client_secure import Work, join_sum, parted_packages, signed_packages
-from keyfed.wire.device_store import DeviceStore, about_digest
-from keyfed.wire.learner import Learner
+from keyfed.private.dp.own_ledger import OwnLedger, Spend
+from keyfed.private.secagg.keys import Identity, SignedKeys, signed_answer
+from keyfed.private.secagg.member import Member
+from keyfed.private.secagg.terms import SumTerms
+from keyfed.private.secagg.threshold import PRIVATE_RATIO, Floors
+from keyfed.private.secagg.wire import package_text
+from keyfed.wire.device_store import DeviceStore
 from keyfed.wire.limits import Limits
 from keyfed.wire.messages import (
     BEGIN_HEAD,
     MEMBER_HEAD,
-    Received,
     Rejected,
+    Shapes,
+    about_digest,
     check_protocol,
     control_head,
     digest_of,
+    hello_text,
     most_bytes,
     pack,
+    parted_packages,
     read_tensors,
+    report_head,
+    sum_context,
     text,
+    text_digest,
     unpack,
     whole_number,
 )
-from keyfed.wire.private_part import Promise
+from keyfed.wire.promise import Asked, Promise
 
 PURPOSES: tuple[Purpose, ...] = ("upload", "calibration", "evaluation")
 COHORT_HEAD = control_head() + MEMBER_HEAD * MOST_MEMBERS  # bytes of a head that lists a cohort's keys or shares
+
+
+class Learner(Protocol):
+    """A client's own text under a run's model.
+
+    Attributes:
+      method: the run's method, built here from its specification.
+      shapes: what a model of this run looks like.
+      digest: hash of the method's specification as this package understands it.
+      bound: largest norm of an upload; None for no bound.
+      floor: the fewest clients of a secure sum that the run itself promises (`secure.floor`).
+      promise: what a private run is held to; None for a run that promises nothing.
+    """
+
+    method: Method
+    shapes: Shapes
+    digest: str
+    bound: float | None
+    floor: int
+    promise: Promise | None
+
+    def solve(self, theta: Params, round: int, turn: Turn) -> Finished:
+        """Train for a round."""
+        ...
+
+    def evaluate(self, theta: Params, part: str) -> Score:
+        """Count nats and hits on held-out text, `valid` or `test`."""
+        ...
+
+
+@dataclass(slots=True)
+class ClientRound:
+    """What a session holds between the messages of a round.
+
+    Attributes:
+      asked: public numbers of a private round; None in any other.
+      halvings: of the local step size, since the run diverged.
+    """
+
+    run: str
+    round: int
+    attempt: int
+    learner: Learner
+    purpose: Purpose
+    theta: Params
+    model: str
+    public: dict[str, Any] | None
+    members: int
+    part: str | None
+    secure: bool
+    asked: Asked | None
+    halvings: int
+    done: Finished | None = None
+    evaluated: Score | None = None
+    member: Member | None = None
+    sent: bool = False
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """What every answer of the round says."""
+        return {"run": self.run, "round": self.round, "attempt": self.attempt}
+
+
+def signed_packages(member: Member, identity: Identity) -> dict[str, bytes]:
+    """Return a member's packages, each with its signature behind it: only what it signed can be held against it."""
+    digest, me = member.terms.digest(), member.me
+    return {
+        to: package + identity.sign(package_text(digest, me, to, package)) for to, package in member.shares().items()
+    }
 
 
 def _nothing(theta: Params) -> Finished:
@@ -107,14 +187,14 @@ class ClientSession:
         self.name = name
         self.store = DeviceStore(home)
         self._limits = limits or Limits()
-        self._private = PrivateSide(name, self.store, OwnLedger(home, self._limits.epsilon))
+        self._ledger = OwnLedger(home, self._limits.epsilon)
         self._make = learner
         self._floors = floors or Floors()
         self._plain = plain
         self._ready = ready or (lambda: None)
         self._learners: dict[str, Learner] = {}
         self._solved: tuple[tuple[object, ...], Finished] | None = None
-        self._work: Work | None = None
+        self._work: ClientRound | None = None
 
     def handle(self, kind: str, body: bytes) -> bytes:
         """Answer one message.
@@ -152,7 +232,7 @@ class ClientSession:
         self.store.begin(run, about, self._limits.runs)
         self._learners.pop(run, None)
         learner = self._learner(run)
-        self._private.affords(run, learner.promise)
+        self._affords(run, learner.promise)
         if learner.digest != text(head, "method"):
             raise Rejected(
                 "other method", "this package builds another method from the run's specification; update the client"
@@ -179,6 +259,33 @@ class ClientSession:
             self._learners[run] = self._make(self.store.begun(run))
         return self._learners[run]
 
+    # what leaves the client, as its owner counts it
+
+    def _affords(self, run: str, promise: Promise | None) -> None:
+        """Refuse a run of which not even one upload fits into the owner's budget.
+
+        Raises:
+          Rejected: "over budget".
+        """
+        try:
+            self._ledger.allow(_mark(run), _spend(promise))
+        except PrivacyError as e:
+            raise Rejected("over budget", str(e)) from None
+
+    def _refuse_early(self, work: ClientRound) -> None:
+        """Refuse a call that comes earlier after this client's last upload than the run promised, or a second time."""
+        promise = work.learner.promise
+        if work.asked is not None and promise is not None:
+            self.store.refuse_early(work.run, work.asked.step, promise.separation or 1)
+            self._affords(work.run, promise)
+
+    def _book(self, work: ClientRound) -> None:
+        """Note, before it is sent, that an upload leaves this client in this step of a private run."""
+        self._refuse_early(work)
+        if work.asked is not None:
+            self._ledger.book(_mark(work.run), _spend(work.learner.promise))
+            self.store.took_part(work.run, work.asked.step, work.asked.clip)
+
     # train
 
     def _train(self, body: bytes) -> bytes:
@@ -195,40 +302,43 @@ class ClientSession:
         if len(body) > most:
             raise Rejected("too large", f"a model in {len(body):,} bytes; expected at most {most:,}")
         theta = read_tensors(received.tensors, learner.shapes)
-        work = self._accept(run, received, theta, learner.promise, secure=begun.get("secure") is True)
-        self._private.wait_turn(run, learner.promise, work.asked)
-        if work.asked is None:
-            self._private.shown(run)
+        work = self._accept(run, learner, head, theta, secure=begun.get("secure") is True)
+        self._refuse_early(work)
+        if work.asked is None:  # noted before anything leaves: a run that promises nothing
+            self._affords(run, None)
+            self._ledger.book(_mark(run), None)
         if work.part is not None:
             work.evaluated = countable(learner.evaluate(theta, work.part))
         if work.purpose != "evaluation":
             counted, good = (None if head.get(key) is None else whole_number(head, key) for key in ("counted", "good"))
-            found = self._solve(learner, work, digest_of(theta), counted, good)
+            found = self._solve(work, counted, good)
             if isinstance(found, Finished):
                 work.done = found
             elif work.asked is None or not work.secure:
                 raise Rejected(found.reason, "what this client trained is not sent")
             # In a masked private sum it sends zeros: were it lost, its text would decide about everybody's sum.
-        answer: dict[str, Any] = {"run": run, "round": work.round, "attempt": work.attempt}
         if work.secure:
-            floors = Floors(self._hides_among(learner))
-            work.member = join_sum(self.name, self.store, floors, learner, work, head, about_digest(begun))
+            work.member = self._join(work, head, about_digest(begun))
             parcels = {to: package.hex() for to, package in signed_packages(work.member, self.store.identity()).items()}
             self._work = work  # only now: a client that refused the terms has nothing to be asked for
-            return pack(answer | {"parcels": parcels, "keys": self.store.new_keys(self.name).to_json()})
+            return pack(work.named | {"parcels": parcels, "keys": self.store.new_keys(self.name).to_json()})
         self._work = work
         if work.asked is not None:
             assert work.done is not None, "a client that trained"
-            return self._private.answer(run, learner, theta, work.asked, work.done, answer)
-        answer |= {"evaluated": None if work.evaluated is None else astuple(work.evaluated)}
+            assert learner.promise is not None, "a private run"
+            layers, numbers = learner.promise.upload(work.done.upload, self._share(work, work.done), work.asked.clip)
+            self._book(work)
+            return pack(work.named | {"part": numbers}, layers)  # the report, of which nothing is noised, stays here
+        answer = work.named | {"evaluated": None if work.evaluated is None else astuple(work.evaluated)}
         if work.done is None:
             return pack(answer)
         answer["report"] = report_head(work.done)
         return pack(answer, work.done.upload if head.get("send") is True else None)
 
-    def _accept(self, run: str, received: Received, theta: Params, promise: Promise | None, *, secure: bool) -> Work:
+    def _accept(
+        self, run: str, learner: Learner, head: Mapping[str, Any], theta: Params, *, secure: bool
+    ) -> ClientRound:
         """Check what a training message is about; refuse what is old, repeated, or another model for the same round."""
-        head = received.head
         round, attempt = whole_number(head, "round"), whole_number(head, "attempt")
         purpose = text(head, "purpose")
         if purpose not in PURPOSES:
@@ -244,7 +354,7 @@ class ClientSession:
         if (attempt, round) == before[:2] and model != before[2]:
             raise Rejected("other model", f"another model for round {round} than before")
         self.store.see(run, attempt, round, model)
-        public, part = head.get("public"), head.get("evaluate")
+        public, part, promise = head.get("public"), head.get("evaluate"), learner.promise
         asked = None if promise is None else promise.check(public, round, part, purpose, self.store.last_part(run))
         if secure and purpose != "evaluation" and asked is None:
             try:
@@ -254,22 +364,51 @@ class ClientSession:
         if part not in ("valid", "test", None) or (purpose == "evaluation" and part is None):
             raise Rejected("malformed", f'an evaluation of "{str(part)[:20]}"')
         members = whole_number(head, "members", 1, MOST_MEMBERS) if secure else 0
-        given = public if isinstance(public, dict) else None
         halvings = whole_number(head, "halvings", 0, MOST_HALVINGS) if "halvings" in head else 0
-        return Work(
-            run, round, attempt, purpose, theta, given, members, None, None, part, secure, asked, halvings=halvings
+        numbers = public if isinstance(public, dict) else None
+        return ClientRound(
+            run, round, attempt, learner, purpose, theta, model, numbers, members, part, secure, asked, halvings
         )
 
-    def _solve(
-        self, learner: Learner, work: Work, model: str, counted: int | None, good: int | None
-    ) -> Finished | Refusal:
+    def _join(self, work: ClientRound, head: Mapping[str, Any], about: str) -> Member:
+        """Join a secure sum on the server's terms, if they are acceptable."""
+        name, store, learner = self.name, self.store, work.learner
+        listed, identities = head.get("cohort"), head.get("identities")
+        if not isinstance(listed, list) or not isinstance(identities, dict) or len(listed) != work.members:
+            raise Rejected("malformed", "a secure round without its cohort's keys")
+        try:
+            keys = {client: bytes.fromhex(key) for client, key in identities.items()}
+            cohort = tuple(SignedKeys.from_json(entry) for entry in listed)
+            own = next((k for k in cohort if k.client == name), None)
+            if own is None or keys.get(name) != store.identity().public:
+                raise Rejected("refused by client", "the cohort has no keys of this client, or others")
+            private = work.asked is not None
+            size = words_of(work.theta) if private else length(learner.method, work.theta, work.purpose)
+            method = replace(learner.method, halvings=work.halvings)
+            round_context = context_of(work.theta, method, work.public or {}, work.round, work.purpose)
+            context = sum_context(work.run, work.attempt, about, work.part, round_context)
+            terms = SumTerms(context, cohort, whole_number(head, "threshold", 1, MOST_MEMBERS), size)
+            store.refuse_strangers({client: keys[client] for client in terms.names}, name)
+            least = PRIVATE_RATIO if private else terms.ratio
+            if terms.ratio < least:
+                raise Refused(f"{name} refuses the threshold {terms.threshold} of a private sum: at least {least + 1}")
+            refuse_isolating(learner.method, least)
+            member = Member(name, store.take_keys(own.serial), terms, keys, Floors(self._hides_among(learner)))
+            store.pin({client: keys[client] for client in terms.names})  # whose signatures are in order
+            return member
+        except (Refused, ConfigError) as e:
+            raise Rejected("refused by client", str(e)) from None
+        except (SecureSumError, ValueError, TypeError, KeyError) as e:
+            raise Rejected("malformed", f"terms of a secure sum that make no sense ({e})") from None
+
+    def _solve(self, work: ClientRound, counted: int | None, good: int | None) -> Finished | Refusal:
         """Train, or take what was trained for the same model and round just before (the calibration's)."""
-        key = (work.run, work.round, model, counted, work.asked, work.halvings)
+        learner = work.learner
+        key = (work.run, work.round, work.model, counted, work.asked, work.halvings)
         if self._solved is not None and self._solved[0] == key:
             return self._solved[1]
         self._solved = None
-        turn = Turn(0)
-        turn = turn._replace(work=eased(turn.work, work.halvings))
+        turn = Turn(0)._replace(work=eased(Turn(0).work, work.halvings))
         if keeps_state(learner.method):
             state = self.store.state(work.run, counted, good)
             clip = None if work.asked is None else work.asked.clip  # it books what it sent, which is clipped
@@ -299,7 +438,7 @@ class ClientSession:
 
     # upload and unmask
 
-    def _work_of(self, head: Mapping[str, Any]) -> Work:
+    def _work_of(self, head: Mapping[str, Any]) -> ClientRound:
         work = self._work
         asked = (text(head, "run"), whole_number(head, "round"), whole_number(head, "attempt"))
         if work is None:
@@ -308,12 +447,11 @@ class ClientSession:
             raise Rejected("stale", f"round {asked[1]}, and this client is in round {work.round}")
         return work
 
-    def _upload(self, work: Work, head: Mapping[str, Any]) -> bytes:
-        answer = {"run": work.run, "round": work.round, "attempt": work.attempt}
+    def _upload(self, work: ClientRound, head: Mapping[str, Any]) -> bytes:
         if not work.secure:
             if work.done is None or work.asked is not None:  # a private part was sent, once, with the training
                 raise Rejected("malformed", "nothing was trained that could be uploaded")
-            return pack(answer, work.done.upload)
+            return pack(work.named, work.done.upload)
         alive, parcels = head.get("alive"), head.get("parcels")
         if work.member is None or not isinstance(alive, list) or not isinstance(parcels, dict):
             raise Rejected("malformed", "an upload without the others' shares")
@@ -323,8 +461,8 @@ class ClientSession:
             received, signatures = parted_packages(parcels)
             # Noted before anything is computed: whether a vector fits its ranges must not be tried again and again.
             self.store.refuse_second(work.run, work.round, work.purpose, work.part)
-            self._private.takes_part(work.run, self._learner(work.run).promise, work.asked)
-            vector = self._vector(work)
+            self._book(work)
+            vector = self._vector(work, work.member.terms.ratio)
             masked = work.member.masked(vector, [str(name) for name in alive], received, signatures)
         except SecureSumOverflow as e:
             self._drop()
@@ -333,32 +471,38 @@ class ClientSession:
             self._drop()
             if e.accused is None:
                 raise Rejected("refused by client", str(e)) from None
-            return pack(answer | {"accuses": e.accused, "evidence": None if e.evidence is None else e.evidence.hex()})
+            evidence = None if e.evidence is None else e.evidence.hex()
+            return pack(work.named | {"accuses": e.accused, "evidence": evidence})
         except (SecureSumError, ValueError, TypeError) as e:
             self._drop()
             raise Rejected("refused by client", str(e)) from None
         work.sent = True
-        return pack(answer, {"masked": torch.from_numpy(masked.view(np.int32))})
+        return pack(work.named, {"masked": torch.from_numpy(masked.view(np.int32))})
 
-    def _vector(self, work: Work) -> Vector:
-        learner = self._learner(work.run)
+    def _vector(self, work: ClientRound, ratio: int) -> Vector:
+        """Return what this client adds to a masked sum; to a private one zeros where nothing was trained."""
+        method, done = work.learner.method, work.done
         if work.asked is not None:
-            return self._private.vector(learner, work.theta, work.asked, work.done)
+            assert work.learner.promise is not None, "a private run"
+            share = None if done is None else self._share(work, done)
+            return work.learner.promise.vector(work.theta if done is None else done.upload, share, work.asked.clip)
         if work.purpose == "evaluation":
             return evaluation_vector_of(work.evaluated or Score(), work.members)
-        assert work.done is not None, "a client that trained"
-        assert work.member is not None, "a client in a secure sum"
+        assert done is not None, "a client that trained"
         if work.purpose == "calibration":
-            return calibration_vector_of(self.name, work.done, work.theta, learner.method, work.members)
+            return calibration_vector_of(self.name, done, work.theta, method, work.members)
         try:
-            return vector_of(
-                self.name, work.done, work.theta, learner.method, work.public or {}, work.members,
-                work.member.terms.ratio, work.evaluated,
-            )  # fmt: skip
+            public = work.public or {}
+            return vector_of(self.name, done, work.theta, method, public, work.members, ratio, work.evaluated)
         except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, ValueError) as e:
             raise Rejected("malformed", f"public numbers that make no sense ({type(e).__name__})") from None
 
-    def _unmask(self, work: Work, head: Mapping[str, Any]) -> bytes:
+    def _share(self, work: ClientRound, done: Finished) -> Share:
+        own = work.learner.method.mediator.share
+        assert own is not None, "clients of a private run weigh themselves"
+        return replace(own(report_of(self.name, done), list(work.theta)), clipped=done.clipped)
+
+    def _unmask(self, work: ClientRound, head: Mapping[str, Any]) -> bytes:
         survivors = head.get("survivors")
         if work.member is None or not isinstance(survivors, list):
             raise Rejected("malformed", "a request to open a sum that this client is not in")
@@ -368,10 +512,20 @@ class ClientSession:
             raise Rejected("refused by client", str(e)) from None
         finally:
             self._drop()
-        return pack({"run": work.run, "round": work.round, "attempt": work.attempt, "shares": data.hex()})
+        return pack(work.named | {"shares": data.hex()})
 
     def _drop(self) -> None:
         """Forget the round in progress and its secrets; what was trained stays for the next purpose."""
         if self._work is not None and self._work.member is not None:
             self._work.member.forget()
         self._work = None
+
+
+def _mark(run: str) -> str:
+    """A run's name as the ledger keeps it; it comes from outside and may be long."""
+    return text_digest(run)[:16]
+
+
+def _spend(promise: Promise | None) -> Spend | None:
+    """What one upload of a run costs; None for a run that promises nothing."""
+    return None if promise is None else Spend(promise.noise, promise.separation, promise.rounds)

@@ -31,7 +31,7 @@ from keyfed.errors import RunError
 from keyfed.files import BROKEN, parse_json, write_atomically
 from keyfed.private.secagg.keys import Identity, OneTime, SignedKeys, make_keys
 from keyfed.wire.limits import MOST_BEGIN, MOST_ENDED, MOST_PINS, MOST_ROSTER
-from keyfed.wire.messages import Rejected, read_json, text_digest
+from keyfed.wire.messages import Rejected, about_digest, read_json
 from keyfed.wire.roster import mark_of, roster_hash
 
 OVER = "over"
@@ -281,11 +281,6 @@ def _end(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / OVER, b"")
-
-
-def about_digest(head: Mapping[str, Any]) -> str:
-    """SHA-256 of what a run is about: what every client must have been told alike."""
-    return text_digest({key: head.get(key) for key in ("config", "vocab", "method", "secure")})
 
 
 def _own(path: Path, parse: Callable[[Any], T], missing: T) -> T:

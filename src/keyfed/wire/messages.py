@@ -20,8 +20,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from safetensors.torch import load, save
 
+from keyfed.engine.task import Finished
 from keyfed.errors import KeyfedError
-from keyfed.federated.types import Params, Reason
+from keyfed.federated.types import Params, Reason, Report
+from keyfed.private.secagg.keys import SIGNATURE_BYTES
 
 PROTOCOL = 2  # 1: heads of any size, no version said
 MARK = b"KFM"
@@ -311,3 +313,73 @@ def text(head: Mapping[str, Any], key: str, most: int = 200) -> str:
     if not isinstance(got, str) or len(got) > most:
         raise Rejected("malformed", f'"{key}" is {str(got)[:40]}; expected a text of at most {most} characters')
     return got
+
+
+MOST_LOSS = 1e6  # nats per token that a report may say; a uniform guess over a million words has 14
+
+
+def hello_text(name: str, run: str, nonce: str, hide_among: int) -> bytes:
+    """Return what a client signs to prove who it is; the nonce is the server's, so that no old proof will do.
+
+    Args:
+      hide_among: the fewest clients of a secure sum that this client takes part in.
+    """
+    return json.dumps(["keyfed hello", name, run, nonce, hide_among]).encode()
+
+
+def sum_context(run: str, attempt: int, about: str, part: str | None, round_context: bytes) -> bytes:
+    """Return what a secure sum's masks are bound to.
+
+    Clients that were told another configuration, vocabulary, attempt, text to evaluate, model, round or public number
+    share no mask.
+
+    Args:
+      about: `about_digest` of what the run is about.
+      part: the held-out text that is evaluated along; None for none.
+      round_context: of `engine.sums.secure_round.context_of`.
+    """
+    return hashlib.sha256(json.dumps([run, attempt, about, part]).encode() + round_context).digest()
+
+
+def about_digest(head: Mapping[str, Any]) -> str:
+    """SHA-256 of what a run is about: what every client must have been told alike."""
+    return text_digest({key: head.get(key) for key in ("config", "vocab", "method", "secure")})
+
+
+def parted_packages(parcels: Mapping[str, str]) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Return packages and signatures by client, from signed packages in hexadecimal."""
+    both = {str(name): bytes.fromhex(parcel) for name, parcel in parcels.items()}
+    return (
+        {name: parcel[:-SIGNATURE_BYTES] for name, parcel in both.items()},
+        {name: parcel[-SIGNATURE_BYTES:] for name, parcel in both.items()},
+    )
+
+
+def report_head(done: Finished | Report) -> dict[str, Any]:
+    """Return a report as it is sent; of training that diverged it says `MOST_LOSS`."""
+    return {
+        "tokens": done.tokens, "loss": min(done.loss, MOST_LOSS), "worked": done.worked,
+        "distance": dict(done.distance), "weight": done.weight, "joining": done.joining,
+    }  # fmt: skip
+
+
+def finished_of(report: Any, layers: Mapping[str, object], upload: Params) -> Finished:
+    """Read a report that came from outside; the inverse of `report_head`."""
+    if not isinstance(report, dict):
+        raise Rejected("malformed", "an answer without a report")
+    distance = report.get("distance")
+    if not isinstance(distance, dict) or not set(distance) <= set(layers):
+        raise Rejected("malformed", "a report whose distances are not those of the model's layers")
+    joining = report.get("joining")
+    if not isinstance(joining, bool):
+        raise Rejected("malformed", "a report that does not say whether its client joins")
+    return Finished(
+        0,
+        upload,
+        number(report, "loss", 0.0, MOST_LOSS),
+        whole_number(report, "tokens", 0, 1 << 40),
+        whole_number(report, "worked", 0, 1 << 40),
+        {name: number(distance, name, 0.0) for name in distance},
+        number(report, "weight", 0.0, float(1 << 40)),
+        joining,
+    )

@@ -12,7 +12,7 @@ round form a sum each, one after the other, and what opens is added up. A group 
 clients only.
 
 A private round moves clipped parts and nothing else, in one message or in the three of a secure sum; it is released
-whoever came (`server_private`).
+whoever came (`sums`).
 """
 
 from __future__ import annotations
@@ -56,12 +56,10 @@ from keyfed.federated.types import (
 )
 from keyfed.model.output import Score
 from keyfed.private.dp.noise import Noising
-from keyfed.wire.answers import finished_of, report_head
-from keyfed.wire.calls import Calls, with_model
-from keyfed.wire.messages import Rejected, most_bytes, pack, read_tensors, shapes_of
-from keyfed.wire.private_part import Asked
-from keyfed.wire.server_private import masked_sum, plain_sum
-from keyfed.wire.server_secure import Summed, secure_sum
+from keyfed.wire.messages import Rejected, finished_of, most_bytes, pack, read_tensors, report_head, shapes_of
+from keyfed.wire.promise import Asked
+from keyfed.wire.sums import Summed, masked_sum, plain_sum, secure_sum
+from keyfed.wire.transport import Calls, with_model
 
 _T = TypeVar("_T")
 

@@ -33,10 +33,10 @@ from keyfed.text.catalogue import load_corpus
 from keyfed.text.corpus import Author, own_corpus
 from keyfed.text.partition import ClientText, partition
 from keyfed.text.vocab import UNK, Tokens, Vocab
-from keyfed.wire.learner import Learner
+from keyfed.wire.client import Learner
 from keyfed.wire.limits import Limits, check_size, time_limit
 from keyfed.wire.messages import Rejected, Shapes, check_structure, text_digest
-from keyfed.wire.private_part import Promise
+from keyfed.wire.promise import Promise
 
 MOST_TREE_ROUNDS = 50_000
 MOST_WORDS = 1 << 20  # of a vocabulary that a client reads

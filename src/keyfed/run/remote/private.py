@@ -43,7 +43,7 @@ from keyfed.run.remote.device import run_bounded
 from keyfed.run.remote.rounds import RemoteRunLoop
 from keyfed.run.secure import sizes_in
 from keyfed.text.vocab import Vocab
-from keyfed.wire.private_part import Asked
+from keyfed.wire.promise import Asked
 from keyfed.wire.roster import Roster
 
 ENROLLED = "enrolled.json"

@@ -48,10 +48,9 @@ from keyfed.run.metrics_line import (
 from keyfed.run.plan import limits_of, watch_of
 from keyfed.run.secure import clamped_result
 from keyfed.text.vocab import Vocab
-from keyfed.wire.calls import Calls, RemoteRun
 from keyfed.wire.roster import Roster
 from keyfed.wire.server import RemoteFederation
-from keyfed.wire.transport import Transport
+from keyfed.wire.transport import Calls, RemoteRun, Transport
 
 OWN_TEXT = "the clients' own text"  # what a result says its data are
 

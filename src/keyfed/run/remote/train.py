@@ -35,10 +35,9 @@ from keyfed.run.remote.rounds import RemoteRunLoop
 from keyfed.run.secure import alike_line, refuse_unmasked
 from keyfed.run.start import refuse_other_start, start_lines, start_without_text
 from keyfed.text.vocab import Vocab
-from keyfed.wire.calls import RemoteRun
 from keyfed.wire.messages import BEGIN_HEAD, CONTROL_HEAD
 from keyfed.wire.roster import Roster, roster_hash
-from keyfed.wire.transport import Transport
+from keyfed.wire.transport import RemoteRun, Transport
 
 HERE = Choice("cpu", 1, 1, 1, "clients train on their own devices")
 

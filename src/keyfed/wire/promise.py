@@ -24,7 +24,7 @@ import numpy as np
 
 from keyfed.engine.sums.codec import ClippedUpload, Vector, clip_upload, encode_clipped, mass_unit, words_of
 from keyfed.federated.public.rules import held
-from keyfed.federated.types import LayerNumbers, Params, Share
+from keyfed.federated.types import Params, Share
 from keyfed.private.secagg.threshold import PRIVATE_RATIO
 from keyfed.wire.device_store import LastPart
 from keyfed.wire.messages import Rejected, number, whole_number
@@ -42,14 +42,6 @@ class Asked(NamedTuple):
     def public(self) -> dict[str, Any]:
         """As they are sent, and as masks are bound to them."""
         return {"clip": self.clip, "step": self.step}
-
-
-class ClearPart(NamedTuple):
-    """One client's part of a plain private sum: clipped layers and masses, and whether it was whole."""
-
-    layers: Params
-    masses: LayerNumbers
-    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +93,12 @@ class Promise:
                 )
         return Asked(clip, step)
 
-    def part(self, upload: Params, share: Share, clip: float) -> ClearPart:
-        """Clip what goes into a plain sum, for the server to clip once more."""
+    def upload(self, upload: Params, share: Share, clip: float) -> tuple[Params, dict[str, Any]]:
+        """Clip what goes into a plain sum, for the server to clip once more; return layers and numbers as sent."""
         clipped, unit = self._clipped(upload, share, clip), mass_unit(clip, len(upload))
         layers = {name: layer.to(upload[name].dtype) for name, layer in clipped.layers.items()}
         masses = {name: mass / unit for name, mass in clipped.masses.items()}
-        return ClearPart(layers, masses, clipped.halves["within"] > 0)
+        return layers, {"masses": masses, "whole": clipped.halves["within"] > 0}
 
     def vector(self, upload: Params, share: Share | None, clip: float) -> Vector:
         """Clip what goes into a masked sum and write it as integers; zeros where nothing was trained."""
@@ -117,11 +109,6 @@ class Promise:
 
     def _clipped(self, upload: Params, share: Share, clip: float) -> ClippedUpload:
         return clip_upload(upload, share, clip, upload, masses=self.ratio, told=("within",))
-
-
-def part_head(part: ClearPart) -> dict[str, Any]:
-    """Return the numbers of a part as they are sent, beside its layers."""
-    return {"masses": dict(part.masses), "whole": part.whole}
 
 
 def share_of(head: Any, layers: Mapping[str, object], *, ratio: bool) -> Share:

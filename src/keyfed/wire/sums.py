@@ -1,4 +1,12 @@
-"""One secure sum with real clients, the server's side: three messages, then the total or nothing."""
+"""One sum with real clients, the server's side: a secure sum in three messages, and the sum of a private round.
+
+A clipped upload that comes in the clear is clipped once more, whatever its client says it did: it moves the sum by S at
+most. In a masked sum single uploads cannot be looked at. Its numbers go round at 2³² and are folded back
+(`codec.folded`), then what the clients sum up to is brought within what they may sum up to (`NoisedSum.take`). Honest
+clients notice neither, and neither makes anybody's influence larger: folding and going to the nearest point of a ball
+bring no two points further apart. So a client that lies can move a masked sum by more than S, but no sum beyond mS; and
+whatever it does, an honest client moves the sum by S at most.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +17,31 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from keyfed.engine.sums.codec import Vector
+from keyfed.engine.sums.codec import Vector, words_of
+from keyfed.engine.sums.noised import NoisedSum
 from keyfed.engine.sums.secure_round import Purpose, context_of, length
 from keyfed.errors import BelowThreshold, Lied, SecureSumError
 from keyfed.federated.types import ClientId, Method, Params, Public
+from keyfed.private.dp.accounting import Opening, Stayed, beside
+from keyfed.private.dp.noise import Noising
 from keyfed.private.secagg.collector import Collector
 from keyfed.private.secagg.keys import is_signature
 from keyfed.private.secagg.terms import SumTerms
 from keyfed.private.secagg.wire import package_text
-from keyfed.wire.answers import sum_context
-from keyfed.wire.calls import Calls, with_model
-from keyfed.wire.client_secure import parted_packages
-from keyfed.wire.device_store import about_digest
-from keyfed.wire.messages import Rejected, control_head, most_bytes, pack, read_tensors, text
+from keyfed.wire.messages import (
+    Rejected,
+    about_digest,
+    control_head,
+    most_bytes,
+    pack,
+    parted_packages,
+    read_tensors,
+    shapes_of,
+    sum_context,
+    text,
+)
+from keyfed.wire.promise import Asked, share_of
+from keyfed.wire.transport import Calls, with_model
 
 MOST_STRAINED = 2  # sums that stayed closed; then clients that want more to stay than is usual are not called
 
@@ -199,3 +219,56 @@ def _or_rejected(take: Any) -> None:
         raise Rejected("lied", str(e)) from None
     except (SecureSumError, ValueError) as e:
         raise Rejected("malformed", str(e)) from None
+
+
+Heads = dict[ClientId, dict[str, Any]]
+
+
+def plain_sum(calls: Calls, heads: Heads, params: Params, round: int, noising: Noising, asked: Asked) -> NoisedSum:
+    """Call the cohort and sum its parts, in the order called; each is let go as soon as it is in the sum."""
+    summed, expected = NoisedSum(params, noising), shapes_of(params)
+    told = {"public": asked.public, "send": True}  # not how many were drawn: amplification rests on nobody knowing
+
+    def take(client: ClientId, answer: bytes) -> None:
+        received = calls.current(round, answer, most_bytes(expected), len(expected))
+        layers = read_tensors(received.tensors, expected)
+        share = share_of(received.head.get("part"), params, ratio=noising.floor is not None)
+        if not all(bool(torch.isfinite(layer).all()) for layer in layers.values()):
+            raise Rejected("non-finite upload", f"the part of {client}")
+        summed.add(client, layers, share)
+
+    bodies = with_model({c: head | told for c, head in heads.items()}, params)
+    calls.gather("train", bodies, take, most=most_bytes(expected))
+    return summed
+
+
+class Masked(NamedTuple):
+    """A masked sum of a private round.
+
+    Attributes:
+      failed: why it stayed closed; None if it opened. Closed it is empty.
+      beside: not all stayed, and one client more or less would have decided whether it opens (`private.dp.accounting`).
+    """
+
+    summed: NoisedSum
+    failed: str | None
+    beside: bool
+
+
+def masked_sum(
+    calls: Calls, heads: Heads, params: Params, method: Method, round: int, noising: Noising, asked: Asked
+) -> Masked:
+    """Open the sum of the cohort's masked parts, or say why it stayed closed."""
+    collected: list[Collector] = []
+    summed, failed = NoisedSum(params, noising), None
+    try:
+        found = secure_sum(
+            calls, heads, params, method, asked.public, round, "upload", None, words=words_of(params),
+            watch=collected.append,
+        )  # fmt: skip
+        summed.take(found.total, found.survivors)
+    except SecureSumError as e:
+        failed = str(e)
+    assert calls.run.secure is not None, "settings of secure sums"
+    opening = Opening(calls.run.secure.floor, calls.run.secure.threshold)
+    return Masked(summed, failed, any(beside(Stayed(len(heads), *c.stayed), opening) for c in collected))
