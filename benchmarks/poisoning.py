@@ -54,7 +54,7 @@ from keyfed.run.remote.device import own_text
 from keyfed.run.remote.train import Patience, train_deployed
 from keyfed.text.catalogue import load_corpus
 from keyfed.text.vocab import Vocab
-from keyfed.wire.client import ClientSession, Learner, Work
+from keyfed.wire.client import ClientRound, ClientSession, Learner
 from keyfed.wire.messages import digest_of
 from keyfed.wire.roster import Enrolled, Roster
 from keyfed.wire.transport import InProcess
@@ -175,8 +175,8 @@ class Liar(ClientSession):
         most = 0.9 * SUM_LIMIT * statistics.median(self._steps[-WINDOW:]) if self._steps else own
         return -most * members / max(own, 1e-12)
 
-    def _vector(self, work: Work) -> Vector:
-        honest = super()._vector(work)
+    def _vector(self, work: ClientRound, ratio: int) -> Vector:
+        honest = super()._vector(work, ratio)
         if work.purpose != "upload" or work.round < FIRST or work.done is None:
             return honest
         numbers = sum(p.numel() for p in work.theta.values())
