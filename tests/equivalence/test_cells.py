@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from keyfed.engine.kernels.cells import KERNELS, LAYERS
+from keyfed.engine.kernels.step import KERNELS, LAYERS
 from keyfed.model.cells import CELLS, CellWeights, gates_of
 
 CASES = [

@@ -163,7 +163,7 @@ def test_dropout_is_a_function_of_client_round_and_step():
     one = {name: p[None] for name, p in theta.items()}
     tokens = torch.from_numpy(stream(20, 1).astype(np.int64)).view(1, 2, 10)
     batch = Batch(tokens, tokens, torch.ones(1, 2, 10))
-    losses = [float(network.nats(one, batch, None, torch.tensor([9]), torch.tensor([t]))[0]) for t in (1, 2, 1)]
+    losses = [float(network.step(one, batch, None, torch.tensor([9]), torch.tensor([t]))[0]) for t in (1, 2, 1)]
     assert losses[0] == losses[2] != losses[1]
 
 

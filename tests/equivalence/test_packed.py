@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, to_document
 from keyfed.engine.kernels import step
-from keyfed.engine.kernels.cells import KERNELS, LAYERS
+from keyfed.engine.kernels.step import KERNELS, LAYERS
 from keyfed.engine.module import ModuleNetwork, line_pieces
 from keyfed.engine.network import predictor
 from keyfed.engine.problem import Problem, make_store, solve_block, stack_steps

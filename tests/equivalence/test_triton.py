@@ -14,8 +14,13 @@ GPU = torch.cuda.is_available()
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from keyfed.engine.kernels import triton_launch as triton_kernels  # noqa: E402
-from keyfed.engine.kernels.cells import LAYERS  # noqa: E402
-from keyfed.engine.kernels.step import PLAIN, PaddedLayer, fill_copies, gradient  # noqa: E402  # noqa: E402
+from keyfed.engine.kernels.step import (  # noqa: E402  # noqa: E402
+    LAYERS,
+    PLAIN,
+    PaddedLayer,
+    fill_copies,
+    gradient,
+)
 from keyfed.engine.kernels.step import add_rows as plain_add_rows  # noqa: E402
 from keyfed.engine.kernels.triton_launch import TRITON  # noqa: E402
 from keyfed.federated import descent as descents  # noqa: E402

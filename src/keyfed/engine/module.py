@@ -104,18 +104,11 @@ class ModuleNetwork:
         except Exception as e:
             return f"torch cannot stack {self.name} over clients ({first_line(e)})"
         for k, (params, own) in enumerate(alone):
-            first, _, state = self.nats(params, own, None, none, none)
-            both = first + self.nats(params, own, state, none, none)[0]
+            first, *_, state = self.step(params, own, None, none, none)
+            both = first + self.step(params, own, state, none, none)[0]
             if not torch.allclose(loss[k], both[0], rtol=1e-3, atol=1e-4):
                 return f"{self.name} gives other numbers when clients are stacked"
         return None
-
-    def nats(
-        self, params: Params, batch: Batch, state: NestedState | None, seeds: Tensor, taken: Tensor
-    ) -> tuple[Tensor, Tensor, NestedState]:
-        """Return (mean nats per real token [m], real tokens [m], new state) of m stacked clients' batches."""
-        loss, counts, _, after = self.step(params, batch, state, seeds, taken)
-        return loss, counts, after
 
     def step(
         self,

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from keyfed.engine.kernels import step
-from keyfed.engine.kernels.cells import KERNELS
-from keyfed.engine.kernels.step import Buffers
+from keyfed.engine.kernels.step import KERNELS, Buffers
 from keyfed.engine.module import ModuleNetwork, ModuleReader
 from keyfed.federated.types import Gradient
 from keyfed.model import language_model as lm

@@ -7,7 +7,7 @@ order, so a cell equals its `torch.nn` counterpart number for number (tests/equi
 Where rows hold several lines, `keep` [m, time, batch, 1] is 0 at the first token of a line and 1 elsewhere. The state
 before step t is then keep_t ⊙ (h, c): a line reads nothing of the one before, and no gradient flows back into it.
 
-These functions are the definition and differentiate by autograd. `engine.kernels.cells` holds the same recurrences with
+These functions are the definition and differentiate by autograd. `engine.kernels.step` holds the same recurrences with
 a hand-written backward pass; both are tested equal.
 """
 

@@ -15,8 +15,17 @@ import triton
 from torch import Tensor
 
 from keyfed.engine.kernels import triton_device as device
-from keyfed.engine.kernels.cells import LAYERS, Layer, Saved
-from keyfed.engine.kernels.step import Buffers, Kernels, PaddedLayer, product
+from keyfed.engine.kernels.step import (
+    LAYERS,
+    Buffers,
+    Kernels,
+    Layer,
+    PaddedLayer,
+    Saved,
+    over_time,
+    product,
+    to_inputs,
+)
 from keyfed.engine.kernels.step import add_rows as plain_add_rows
 from keyfed.engine.kernels.step import move as plain_move
 from keyfed.federated.descent import AdamRule, Descent, SgdRule, Way, adam_sizes, clip_scale, gradient_norm
@@ -86,18 +95,6 @@ def _project(x: Tensor, weight: Tensor) -> Tensor:
     return product(x.reshape(m, time * batch, width), weight.mT).view(m, time, batch, -1)
 
 
-def _over_time(grad: Tensor, values: Tensor) -> Tensor:
-    m = grad.shape[0]
-    return product(grad.reshape(m, -1, grad.shape[-1]).mT, values.reshape(m, -1, values.shape[-1]))
-
-
-def _inputs(d_gates: Tensor, weight: Tensor, want: bool) -> Tensor | None:
-    if not want:
-        return None
-    m, time, batch, rows = d_gates.shape
-    return product(d_gates.reshape(m, -1, rows), weight).view(m, time, batch, -1)
-
-
 def _before(outputs: Tensor, keep: Tensor | None) -> Tensor:
     """The state each step started from, of those before every step and after the last; zero where a line begins."""
     return outputs[:, :-1] if keep is None else outputs[:, :-1] * keep.to(outputs.dtype)
@@ -109,7 +106,7 @@ def _resets(keep: Tensor | None, nothing: Tensor) -> Tensor:
 
 
 def gru_forward(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None) -> tuple[Tensor, State, Saved]:
-    """`engine.kernels.cells.gru_forward`; the state is changed in place."""
+    """`engine.kernels.step.gru_forward`; the state is changed in place."""
     m, time, batch, _ = x.shape
     hidden = w.hh.shape[-1]
     units = _units(m, hidden, lambda n: 3 * n * sum(_pieces(hidden)), w.hh)
@@ -133,7 +130,7 @@ def gru_forward(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = N
 
 
 def gru_backward(saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor | None, CellWeights]:
-    """`engine.kernels.cells.gru_backward`."""
+    """`engine.kernels.step.gru_backward`."""
     if isinstance(saved[0], str):  # "plain"
         return LAYERS["gru"].backward(saved[1], d_out, want_inputs)
     x, w, outputs, kept, slices, shape, keep = saved
@@ -145,9 +142,9 @@ def gru_backward(saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor
         d_out.contiguous(), w.hh, _resets(keep, kept), kept, outputs, d_recurrent, d_inputs, d_bias_hh, d_bias_ih,
         _flags(m, d_out), time, batch, hidden // shape["VEC"], slices, num_warps=WARPS, num_stages=1, **shape,
     )  # fmt: skip
-    return _inputs(d_inputs, w.ih, want_inputs), CellWeights(
-        _over_time(d_inputs, x),
-        _over_time(d_recurrent, _before(outputs, keep)),
+    return (to_inputs(d_inputs, w.ih) if want_inputs else None), CellWeights(
+        over_time(d_inputs, x),
+        over_time(d_recurrent, _before(outputs, keep)),
         d_bias_ih,
         d_bias_hh if w.bias_hh is not None else None,
         None,
@@ -170,7 +167,7 @@ def _held(hidden: int, width: int, gates: int, projected: bool, units: int) -> i
 def lstm_forward(
     coupled: bool, x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None
 ) -> tuple[Tensor, State, Saved]:
-    """`engine.kernels.cells.lstm_forward`; the state is changed in place."""
+    """`engine.kernels.step.lstm_forward`; the state is changed in place."""
     m, time, batch, _ = x.shape
     h0, c0 = state
     hidden, width, gate_count = c0.shape[-1], w.hh.shape[-1], 3 if coupled else 4
@@ -203,7 +200,7 @@ def lstm_forward(
 
 
 def lstm_backward(coupled: bool, saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor | None, CellWeights]:
-    """`engine.kernels.cells.lstm_backward`."""
+    """`engine.kernels.step.lstm_backward`."""
     if isinstance(saved[0], str):  # "plain"
         return LAYERS["cifg" if coupled else "lstm"].backward(saved[1], d_out, want_inputs)
     x, w, outputs, raw, kept, cells, sizes, shape, keep = saved
@@ -216,12 +213,12 @@ def lstm_backward(coupled: bool, saved: Saved, d_out: Tensor, want_inputs: bool)
         _flags(m, d_out), *sizes,
         num_warps=WARPS if w.hr is None else WARPS_PROJECTED, num_stages=1, **shape,
     )  # fmt: skip
-    return _inputs(d_gates, w.ih, want_inputs), CellWeights(
-        _over_time(d_gates, x),
-        _over_time(d_gates, _before(outputs, keep)),
+    return (to_inputs(d_gates, w.ih) if want_inputs else None), CellWeights(
+        over_time(d_gates, x),
+        over_time(d_gates, _before(outputs, keep)),
         d_bias,
         d_bias.clone() if w.bias_hh is not None else None,
-        _over_time(d_projected, raw) if w.hr is not None else None,
+        over_time(d_projected, raw) if w.hr is not None else None,
     )
 
 

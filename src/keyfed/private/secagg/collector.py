@@ -46,7 +46,6 @@ class Collector:
         self._sum: NDArray[np.uint32] | None = None
         self._survivors: tuple[str, ...] | None = None
         self._answers: dict[str, dict[str, bytes]] = {}
-        self._distrusted: set[str] = set()
         self._total: NDArray[np.uint32] | None = None
 
     def take_shares(self, client: str, packages: Mapping[str, bytes]) -> None:
@@ -105,11 +104,6 @@ class Collector:
         uploaded = None if self._alive is None else len(self._uploaded)
         return len(self._packages), uploaded, None if self._survivors is None else len(self._answers)
 
-    @property
-    def distrusted(self) -> tuple[str, ...]:
-        """Survivors whose answers were found wrong, and that `total` does without."""
-        return tuple(sorted(self._distrusted))
-
     def take_unmask(self, client: str, data: bytes) -> None:
         """Take a survivor's shares of the others' secrets."""
         self._check_known(client)
@@ -127,7 +121,6 @@ class Collector:
         answered = dict(zip(self._alive, shares, strict=True))
         wrong = [of for of, share in answered.items() if of != client and not self._fits(share, of, client)]
         if wrong:
-            self._distrusted.add(client)
             raise Lied(f"{client} answered another share of {wrong[0]} than it was sent and took", by=[client])
         self._answers[client] = answered
 

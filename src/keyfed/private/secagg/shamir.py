@@ -42,7 +42,14 @@ def split(secret: bytes, threshold: int, places: Sequence[int], random: Callable
 
 def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """Restore the secret from the first `threshold` shares of a mapping from place to share."""
-    value = interpolate(_first(shares, threshold), 0)
+    if not 1 <= threshold <= len(shares):
+        raise BelowThreshold(f"{len(shares)} shares of a secret; {threshold} are needed, at least 1")
+    first = dict(islice(shares.items(), threshold))
+    for place, share in first.items():
+        if not 0 < place < PRIME or not is_share(share):
+            raise SecureSumError(f"the share of place {place} is not {SHARE_BYTES} bytes below the field's prime")
+    weighed = zip(_weights(tuple(first)), first.values(), strict=True)
+    value = sum(weight * int.from_bytes(share, "big") for weight, share in weighed) % PRIME
     if value >= 1 << (8 * SECRET_BYTES):
         raise SecureSumError(f"the shares of places {list(shares)} do not belong to one secret")
     return value.to_bytes(SECRET_BYTES, "big")
@@ -53,11 +60,6 @@ def is_share(share: bytes) -> bool:
     return len(share) == SHARE_BYTES and int.from_bytes(share, "big") < PRIME
 
 
-def interpolate(shares: Mapping[int, bytes], at: int) -> int:
-    """Return f(at) of the polynomial of least degree through all the shares."""
-    return _at(_numbers(shares), at)
-
-
 def _value(downwards: Sequence[int], x: int) -> int:
     """Evaluate a polynomial by Horner's rule; the highest coefficient comes first."""
     value = 0
@@ -66,33 +68,15 @@ def _value(downwards: Sequence[int], x: int) -> int:
     return value
 
 
-def _first(shares: Mapping[int, bytes], threshold: int) -> dict[int, bytes]:
-    if not 1 <= threshold <= len(shares):
-        raise BelowThreshold(f"{len(shares)} shares of a secret; {threshold} are needed, at least 1")
-    return dict(islice(shares.items(), threshold))
-
-
-def _numbers(shares: Mapping[int, bytes]) -> dict[int, int]:
-    for place, share in shares.items():
-        if not 0 < place < PRIME or not is_share(share):
-            raise SecureSumError(f"the share of place {place} is not {SHARE_BYTES} bytes below the field's prime")
-    return {place: int.from_bytes(share, "big") for place, share in shares.items()}
-
-
-def _at(values: Mapping[int, int], x: int) -> int:
-    weights = _weights(tuple(values), x)
-    return sum(weight * value for weight, value in zip(weights, values.values(), strict=True)) % PRIME
-
-
 @lru_cache(maxsize=64)  # a server joins the shares of the same clients once per secret
-def _weights(places: tuple[int, ...], x: int) -> tuple[int, ...]:
-    """Return Lagrange's weights: f(x) = Σ weight_i f(place_i)."""
+def _weights(places: tuple[int, ...]) -> tuple[int, ...]:
+    """Return Lagrange's weights: f(0) = Σ weight_i f(place_i)."""
     weights = []
     for own in places:
         above = below = 1
         for other in places:
             if other != own:
-                above = above * (other - x) % PRIME
+                above = above * other % PRIME
                 below = below * (other - own) % PRIME
         weights.append(above * pow(below, -1, PRIME) % PRIME)
     return tuple(weights)

@@ -118,24 +118,16 @@ _ZEROS = bytes(4 * CHUNK)
 _SLACK = 15  # `update_into` wants room for one block less a byte beyond its input
 
 
-def expand(key: bytes, count: int) -> NDArray[np.uint32]:
-    """Return the first `count` words of a key's mask.
-
-    Example:
-      >>> expand(bytes(32), 2).tolist()
-      [2025887196, 2307473570]
-    """
-    if count < 0:
-        raise SecureSumError(f"a mask of {count} words was asked for; it has 0 or more")
-    mask = np.zeros(count, dtype=np.uint32)
-    add_mask(mask, key, 1)
-    return mask
-
-
 def add_mask(vector: NDArray[np.uint32], key: bytes, sign: Literal[1, -1]) -> None:
     """Add (`sign` 1) or take away (-1) a key's mask, in place, modulo 2³².
 
     Works chunk by chunk: needs no memory beyond two chunks, whatever the vector's length.
+
+    Example:
+      >>> mask = np.zeros(2, np.uint32)
+      >>> add_mask(mask, bytes(32), 1)
+      >>> mask.tolist()
+      [2025887196, 2307473570]
     """
     if len(key) != KEY_BYTES:
         raise SecureSumError(f"a mask's key has {KEY_BYTES} bytes, not {len(key)}")
