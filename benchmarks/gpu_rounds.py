@@ -24,7 +24,8 @@ from keyfed.engine.problem import Problem, TextObjective
 from keyfed.engine.simulate import Simulation
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.types import Method, MethodSpec, Params
+from keyfed.federated.spec import MethodSpec
+from keyfed.federated.types import Method, Params
 from keyfed.lab.bench.contenders import PlainModel, Task, detached, mean_loss, plain_graph, weighted_mean
 from keyfed.model.language_model import init_params
 from keyfed.run.evaluate import evaluate_together, limit_streams

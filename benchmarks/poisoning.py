@@ -126,8 +126,8 @@ class LyingLearner:
         if round < FIRST:
             return done
         if "tokens" in self._attack:
-            done = done._replace(tokens=(1 << 32) - 1 if self.method.hidden else 1 << 40)
-        if not self.method.hidden:
+            done = done._replace(tokens=(1 << 32) - 1 if self.method.report_free else 1 << 40)
+        if not self.method.report_free:
             factor = self._liar.factor(self._attack, norm_of(done.upload), 1)
             upload = mixed(done.upload, round) if self._attack == "at the threshold" else done.upload
             done = done._replace(upload={name: u * factor for name, u in upload.items()})

@@ -22,8 +22,8 @@ from keyfed.config.load import (
 )
 from keyfed.engine.module import MakeModule
 from keyfed.errors import ConfigError
+from keyfed.federated.local import Optimiser
 from keyfed.federated.methods import METHODS, method_options
-from keyfed.federated.options import Optimiser
 from keyfed.federated.types import Method
 from keyfed.lab.experiment import runner as comparing
 from keyfed.lab.experiment import tune as tuning

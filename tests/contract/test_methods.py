@@ -20,7 +20,8 @@ from keyfed.errors import ConfigError
 from keyfed.federated import server, weigh
 from keyfed.federated.methods import METHODS, build_method, method_options
 from keyfed.federated.round import RoundSummary, initial_state, run_round
-from keyfed.federated.types import Aggregate, Mediator, Method, MethodSpec, Part, Report, State
+from keyfed.federated.spec import MethodSpec, Part
+from keyfed.federated.types import Aggregate, Mediator, Method, Report, State
 from keyfed.text.batches import Batching
 
 from ..equivalence import test_methods as equivalence

@@ -12,7 +12,7 @@ from keyfed.config.load import Participation, UploadConfig, check
 from keyfed.engine.network import init_params
 from keyfed.engine.simulate import Simulation
 from keyfed.errors import ConfigError
-from keyfed.federated.types import Part
+from keyfed.federated.spec import Part
 from keyfed.run import evaluate as evaluation
 from keyfed.run import plan
 from keyfed.run.folder import read_metrics

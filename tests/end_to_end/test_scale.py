@@ -19,7 +19,7 @@ from keyfed.errors import DataError
 from keyfed.federated.cohort import LISTED, derive_seed, draw, plan_round, sample_by_place
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.types import MethodSpec
+from keyfed.federated.spec import MethodSpec
 from keyfed.model.language_model import build_spec, init_params
 from keyfed.run import encode
 from keyfed.run.folder import read_metrics

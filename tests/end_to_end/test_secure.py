@@ -10,7 +10,8 @@ import pytest
 from keyfed.config.load import Participation, PrivacyConfig, SecureConfig, TrainConfig, UploadConfig, check
 from keyfed.errors import ConfigError, PrivacyError
 from keyfed.federated.methods import fedavg
-from keyfed.federated.types import Mediator, Part
+from keyfed.federated.spec import Part
+from keyfed.federated.types import Mediator
 from keyfed.run import plan as planning
 from keyfed.run import ranks
 from keyfed.run.folder import load_model, read_metrics

@@ -24,7 +24,8 @@ from keyfed.errors import RankError
 from keyfed.federated.cohort import Fate, Work
 from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.types import Method, MethodSpec
+from keyfed.federated.spec import MethodSpec
+from keyfed.federated.types import Method
 
 from .test_methods import problem_of, theta_of
 

@@ -16,7 +16,7 @@ from keyfed.engine.task import CohortCurves, joined_curves, unstack
 from keyfed.federated.cohort import Work
 from keyfed.federated.methods import METHODS, build_method
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.types import MethodSpec
+from keyfed.federated.spec import MethodSpec
 from keyfed.model import language_model as lm
 from keyfed.model.language_model import init_params
 

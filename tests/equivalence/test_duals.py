@@ -12,7 +12,8 @@ from keyfed.engine.simulate import Simulation
 from keyfed.federated.cohort import Fate, Work
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.types import Method, MethodSpec
+from keyfed.federated.spec import MethodSpec
+from keyfed.federated.types import Method
 
 from .quadratic import flat, origin, quadratic, run
 from .test_methods import assert_equal, assert_moved, method_of, problem_of, rounds, theta_of

@@ -11,11 +11,9 @@ import torch
 from keyfed.engine.kernels import capture
 from keyfed.engine.problem import Problem, TextObjective, solve_block
 from keyfed.engine.simulate import Simulation
-from keyfed.federated import local, server
 from keyfed.federated.methods import METHODS, build_method
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.types import Method, MethodSpec
-from keyfed.federated.weigh import by_tokens
+from keyfed.federated.spec import MethodSpec
 from keyfed.model.language_model import ModelSpec, init_params
 
 from . import oracle
@@ -77,8 +75,7 @@ def test_on_a_track_the_frozen_layer_stays_too(monkeypatch, kernels, bf16):
     monkeypatch.setattr(TextObjective, "walk", lambda self, way, d: self._replay(spec, way, d))
     problem = replace(frozen_problem(spec), precision="bf16" if bf16 else "fp32")
     theta = init_params(spec, 3)
-    solver = local.sgd(lr=0.5, momentum=0.5, weight_decay=0.05, clip=0.25, epochs=1)
-    method = Method("test", solver, by_tokens(), server.sgd(1.0), batch_size=2, epochs=1)
+    method = method_of(Local(lr=0.5, momentum=0.5, weight_decay=0.05, clip=0.25, epochs=1, rows=2))
     first = solve_block(problem, theta, FEW, method, 2)  # not frozen: leaves its traces in the places
     got = solve_block(problem, theta, FEW, method, 1)
     again = solve_block(problem, theta, FEW, method, 2)

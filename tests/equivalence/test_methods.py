@@ -18,7 +18,8 @@ from keyfed.engine.sums.plain import RunningSum
 from keyfed.federated import local, server, weigh
 from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.types import Aggregate, Method, MethodSpec, Params, Report, Share, State
+from keyfed.federated.spec import MethodSpec
+from keyfed.federated.types import Aggregate, Method, Params, Report, Share, State
 from keyfed.model.language_model import ModelSpec, init_params
 from keyfed.text.batches import Batching
 from keyfed.text.vocab import EOS, SPECIALS

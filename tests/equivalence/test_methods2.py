@@ -71,13 +71,17 @@ def test_the_proximal_gradient_is_added_after_clipping():
     slopes, lr, mu, clip = [[3.0, 4.0], [0.3, 0.4], [-6.0, 8.0]], 0.5, 0.3, 1.0
     theta = {"x": torch.tensor([1.0, -1.0], dtype=torch.float64)}
     clipped = [np.array([0.6, 0.8]), np.array([0.3, 0.4]), np.array([-0.6, 0.8])]
-    got = local.sgd(lr=lr, clip=clip, mu=mu).solve(theta, Slopes(slopes), 0).upload["x"]
+    got = (
+        local.local_solver(local.LocalOptions("sgd", lr=lr, clip=clip), mu).solve(theta, Slopes(slopes), 0).upload["x"]
+    )
     for client, steps in enumerate((3, 2)):
         moved = np.zeros(2)  # w − θ
         for g in clipped[:steps]:
             moved = moved - lr * (g + mu * moved)
         np.testing.assert_allclose(got[client].numpy(), moved, atol=1e-15)
-    got = local.adam(lr=lr, clip=clip, mu=mu).solve(theta, Slopes(slopes), 0).upload["x"]
+    got = (
+        local.local_solver(local.LocalOptions("adam", lr=lr, clip=clip), mu).solve(theta, Slopes(slopes), 0).upload["x"]
+    )
     for client, steps in enumerate((3, 2)):
         w = torch.nn.Parameter(theta["x"].clone())
         optimiser = torch.optim.Adam([w], lr=lr)

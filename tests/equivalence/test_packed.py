@@ -26,7 +26,7 @@ from keyfed.engine.problem import Problem, make_store, solve_block, stack_steps
 from keyfed.engine.task import Turn
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
-from keyfed.federated.types import MethodSpec
+from keyfed.federated.spec import MethodSpec
 from keyfed.keyboard.export import export_run
 from keyfed.model import language_model as lm
 from keyfed.model.cells import CELLS

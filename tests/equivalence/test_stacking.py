@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from keyfed.engine.problem import Problem, make_store, solve_block
-from keyfed.federated import local, server
+from keyfed.federated import descent as descents
+from keyfed.federated import server
+from keyfed.federated.descent import AdamRule, SgdRule
+from keyfed.federated.local import from_theta
 from keyfed.federated.types import Method
 from keyfed.federated.weigh import by_tokens
 from keyfed.model.language_model import ModelSpec, init_params
@@ -37,11 +40,11 @@ def problem_of(spec: ModelSpec, batching: Batching, sizes: tuple[int, ...] = SIZ
 
 def method_of(how: Local) -> Method:
     if how.optimiser == "adam":
-        solver = local.adam(lr=how.lr, clip=how.clip, epochs=how.epochs)
+        descent = descents.adam(AdamRule(0.9, 0.999, 1e-8, how.clip, 0.0), lambda round: how.lr, how.epochs)
     else:
-        solver = local.sgd(
-            lr=how.lr, momentum=how.momentum, weight_decay=how.weight_decay, clip=how.clip, epochs=how.epochs
-        )
+        rule = SgdRule(how.momentum, how.clip, how.weight_decay, 0.0)
+        descent = descents.sgd(rule, lambda round: how.lr, how.epochs)
+    solver = from_theta(descent)
     return Method("test", solver, by_tokens(), server.sgd(1.0), batch_size=how.rows, epochs=how.epochs)
 
 

@@ -33,10 +33,11 @@ from keyfed.federated.methods import METHODS, build_method
 from keyfed.federated.public import rules
 from keyfed.federated.public.numbers import check_public
 from keyfed.federated.public.rules import privately, refuse_isolating
-from keyfed.federated.types import Method, MethodSpec, Params, Part, Report, Share
+from keyfed.federated.spec import MethodSpec, Part
+from keyfed.federated.types import Method, Params, Report, Share
 from keyfed.private.dp.accounting import MOST_MEMBERS
 from keyfed.private.dp.noise import Noising
-from keyfed.private.dp.private_method import bound
+from keyfed.private.dp.private_method import make_private
 from keyfed.private.secagg.threshold import SecureSettings, most_ratio
 from keyfed.run.folder import read_metrics
 from keyfed.run.remote import device, train
@@ -294,7 +295,7 @@ def test_no_client_is_most_of_a_masked_private_sum_either(data):
     p = replace(PRIVACY, weight_cap=data.draw(st.sampled_from([None, 1.0, 1e9])))
     try:
         refuse_isolating(method, 2)
-        made = bound(method, p)
+        made = make_private(method, p)
     except (ConfigError, PrivacyError):
         assume(False)
     share = made.method.mediator.share
@@ -318,7 +319,7 @@ def test_no_client_is_most_of_a_masked_private_sum_either(data):
 
 def test_the_mutant_without_the_clamp_in_private_sums_is_caught(monkeypatch):
     method = build_method(MethodSpec("fedatt", {"temperature": 0.0005, "bound": 10.0}))
-    made, promise = bound(method, PRIVACY), Promise(10.0, None, 0.2, True, 1.0, 10)
+    made, promise = make_private(method, PRIVACY), Promise(10.0, None, 0.2, True, 1.0, 10)
     ones = {name: torch.ones(2) for name in LAYERS}
     far, near = (Report("c", 9, 1.0, 9, dict.fromkeys(LAYERS, d)) for d in (1.0, 0.001))
 

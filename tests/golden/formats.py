@@ -26,7 +26,8 @@ from keyfed.deploy.enrolment import enrol, read_enrolment, write_enrolment
 from keyfed.deploy.superlink import ServerHome
 from keyfed.federated.components import KINDS, part_options
 from keyfed.federated.methods import build_method, method_options
-from keyfed.federated.types import MethodSpec, Reason
+from keyfed.federated.spec import MethodSpec
+from keyfed.federated.types import Reason
 from keyfed.lab.experiment.grid import SCALES, cells_of, load_study, study_names
 from keyfed.private.secagg.keys import SIGNATURE_BYTES
 from keyfed.run.remote.device import method_digest

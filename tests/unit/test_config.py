@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import inspect
 import tomllib
 import types
 import typing
@@ -35,8 +36,9 @@ from keyfed.config.load import (
 )
 from keyfed.config.schema import out_of_bounds
 from keyfed.errors import ConfigError
+from keyfed.federated.local import LocalOptions
 from keyfed.federated.methods import METHODS, build_method, method_options
-from keyfed.federated.types import MethodSpec, Part
+from keyfed.federated.spec import MethodSpec, Part
 
 SOURCE = Path(keyfed.__file__).parent
 
@@ -444,11 +446,19 @@ def test_every_option_is_documented():
 @pytest.mark.parametrize("method", METHODS)
 def test_every_option_of_a_method_reaches_it(method):
     """Each option changes the method that is built: its solver, its server rule or its numbers."""
-    function = METHODS[method]
+    function = METHODS[method].build
     tree = ast.parse(Path(function.__code__.co_filename).read_text("utf-8"))
     body = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == function.__name__)
     used = {n.id for n in ast.walk(body) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    assert set(method_options(method)) <= used
+    assert set(inspect.signature(function).parameters) <= used
+    local = {f.name for f in fields(LocalOptions)}
+    assert set(method_options(method)) <= used | local
+
+
+def test_every_option_of_local_training_is_read():
+    sources = [Path(inspect.getsourcefile(part)).read_text("utf-8") for part in (LocalOptions, METHODS["fedavg"].build)]
+    read = {n.attr for text in sources for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Attribute)}
+    assert {f.name for f in fields(LocalOptions)} <= read
 
 
 def test_a_configuration_cannot_be_changed_in_place():

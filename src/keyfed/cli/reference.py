@@ -18,7 +18,6 @@ import typer
 from keyfed.config.load import SECTIONS, Config
 from keyfed.federated.components import KINDS, part_options
 from keyfed.federated.methods import METHODS, method_options
-from keyfed.federated.tuned import CHARACTERS
 from keyfed.model.language_model import PRESETS, build_spec, parameter_count
 from keyfed.private.dp.statement import MEANING, RULES, WHERE
 from keyfed.reports.document import markdown_table
@@ -51,7 +50,7 @@ def method_page(name: str) -> dict[str, Any]:
     options = method_options(name)
     hints = typing.get_type_hints(METHODS[name])
     doc = inspect.getdoc(METHODS[name]) or ""
-    characters = CHARACTERS.get(name, {})
+    characters = METHODS[name].characters
     rows = [["option", "default", "for characters", "type"]]
     rows += [
         [key, _show(p.default), _show(characters.get(key, p.default)), _type_name(hints[key])]
@@ -153,18 +152,18 @@ def methods_page() -> str:
             f"`{key}={'none' if p.default is None else p.default}`" for key, p in method_options(name).items()
         )
         parts += [f"## {name}\n", "```text", inspect.getdoc(build) or "", "```", "", f"Defaults: {defaults}", ""]
-        if name in CHARACTERS:
-            tuned = ", ".join(f"`{key}={value}`" for key, value in CHARACTERS[name].items())
+        if build.characters:
+            tuned = ", ".join(f"`{key}={value}`" for key, value in build.characters.items())
             parts += [f"Defaults of character models where they differ: {tuned}", ""]
     parts += ["# Parts\n", PARTS_TEXT]
     for kind, known in KINDS.items():
         rows = [[f"{kind}.name", "what it does", "options"]]
-        for name, build in known.items():
+        for name, make in known.items():
             options = [
                 key if p.default is inspect.Parameter.empty else f"{key}={p.default}"
                 for key, p in part_options(kind, name).items()
             ]
-            rows.append([f"`{name}`", _first_line(build), ", ".join(f"`{option}`" for option in options)])
+            rows.append([f"`{name}`", _first_line(make), ", ".join(f"`{option}`" for option in options)])
         parts += [f"## {kind}\n", _table(rows), ""]
     parts += ["# Models\n", _table(describe_models()), ""]
     return "\n".join(parts)

@@ -28,7 +28,6 @@ from keyfed.config.schema import (
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated.cohort import Participation
 from keyfed.federated.spec import MethodSpec, Part, Schedule
-from keyfed.federated.tuned import tuned_options
 
 __all__ = [
     "Config", "DataConfig", "ModelConfig", "Open", "Participation", "PrivacyConfig", "SecureConfig", "TrainConfig",
@@ -223,7 +222,7 @@ def config_from(
 
 def check(config: Config) -> Config:
     """Refuse numbers that make no sense, all at once; write whole paths, and how the text is cut."""
-    from keyfed.federated.methods import build_method
+    from keyfed.federated.methods import build_method, tuned_options
     from keyfed.model.language_model import PRESETS
     from keyfed.text.catalogue import is_path
     from keyfed.text.partition import parse_part
@@ -329,8 +328,7 @@ def parse_target(text: str | None, where: str) -> tuple[str, float] | None:
 
 def _unread(config: Config, *, characters: bool) -> list[str]:
     """Say which options are set although nothing reads them: an exchanged part's, or those of a start from a run."""
-    from keyfed.federated.components import READ_BY
-    from keyfed.federated.methods import METHODS, method_options
+    from keyfed.federated.methods import METHODS, method_options, tuned_options, unread_options
 
     alone = []
     if config.train.init is None and config.train.unmatched != TrainConfig().unmatched:
@@ -351,7 +349,7 @@ def _unread(config: Config, *, characters: bool) -> list[str]:
         f"{getattr(config, kind).name}; leave it out"
         for kind in PARTS
         if getattr(config, kind) is not None
-        for key in READ_BY[kind].get(config.method, ())
+        for key in unread_options(config.method, kind)
         if key in config.options and config.options[key] != usual[key]
     ]
 

@@ -317,7 +317,7 @@ class RankedSimulation:
         self, params: Params, cohort: Sequence[ClientId], method: Method, round: int, public: Public | None = None
     ) -> Mapping[ClientId, Report]:
         """Let every rank train its part of the cohort; return the reports of all, in the order of the cohort."""
-        if method.hidden or public is not None:
+        if method.report_free or public is not None:
             raise RankError(f"{method.name} hides its reports, and ranks exchange them; train it in one process")
         self._round, self._remembering = round, keeps_state(method)
         self._trained = [c for c in cohort if c not in self._fates or self._fates[c].reports]

@@ -178,7 +178,7 @@ class Simulation:
         self._hidden, self.secure, self.curves, self._shares = None, None, None, {}
         self._round, self._remembering = round, keeps_state(method)
         self._trained = [c for c in cohort if c not in self._fates or self._fates[c].reports]
-        if method.hidden:
+        if method.report_free:
             assert public is not None, "clients of a hidden method weigh themselves by public numbers"
             hidden = HiddenRound(params, method, public, round, tuple(cohort), tuple(self._trained))
             self._hidden = HiddenSum(hidden, self._sum) if self._hide is None else self._hide(hidden)

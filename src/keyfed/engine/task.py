@@ -87,7 +87,7 @@ def take_turns(
     solution = solve_block(problem, theta, members, method, round, [t.work for t in turns], own)
     distances = measure(method, theta, solution.upload, len(turns))
     loss, tokens, worked = solution.loss.tolist(), solution.tokens.tolist(), solution.worked.tolist()
-    standing = solution.standing
+    standing = solution.join_weight
     weight = [0.0] * len(turns) if standing is None else standing.weight.tolist()
     joining = [False] * len(turns) if standing is None else standing.joining.tolist()
     curves = unstack(solution.curve, len(turns))

@@ -23,7 +23,8 @@ from keyfed.engine.problem import LocalProblem
 from keyfed.engine.task import Finished, Turn, take_turns
 from keyfed.errors import KeyfedError, RunError
 from keyfed.federated.methods import build_method
-from keyfed.federated.types import MethodSpec, Params
+from keyfed.federated.spec import MethodSpec
+from keyfed.federated.types import Params
 
 Answer = tuple[int, Finished | None, str | KeyfedError | None]  # client, its result, or what went wrong
 

@@ -15,12 +15,13 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated import distance, server, weigh
+from keyfed.federated.spec import Part
 from keyfed.federated.types import (
     Aggregate,
     ClientId,
@@ -30,7 +31,6 @@ from keyfed.federated.types import (
     Memory,
     Method,
     Params,
-    Part,
     PrivateRule,
     Public,
     Report,
@@ -99,7 +99,7 @@ def read_weights(text: str) -> dict[str, float]:
 
 def attention(
     *,
-    norm: Literal["spectral", "frobenius"] = "spectral",
+    norm: distance.Norm = "spectral",
     temperature: float = 1.0,
     bound: float | None = None,
     beta: float = 1.0,
@@ -112,8 +112,7 @@ def attention(
       bound: largest score that counts.
       beta: share of the cohort, those of lowest loss, that uploads (top-K).
     """
-    measured = distance.spectral() if norm == "spectral" else distance.frobenius()
-    return _under_top_k(beta, weigh.softmax_of_distance(temperature, bound), measured)
+    return _under_top_k(beta, weigh.softmax_of_distance(temperature, bound), distance.norm(norm))
 
 
 def divergence(
@@ -133,7 +132,7 @@ def divergence(
       switch: ε of FedMed's mediation: by tokens while the mean loss changes by less; none always weighs by divergence.
       beta: share of the cohort, those of lowest loss, that uploads (top-K).
     """
-    inner = weigh.softmax_of_distance(temperature, bound)
+    inner = weigh.softmax_of_distance(temperature, bound, distance.MOST_DIVERGENCE)
     if switch is not None:
         inner = weigh.switch_on_loss(inner, weigh.by_tokens(), switch)
     return _under_top_k(beta, inner, distance.jensen_shannon(reading))
@@ -198,26 +197,6 @@ def build_part(kind: str, part: Part) -> Any:
         return KINDS[kind][part.name](**part.options)
     except ConfigError as e:  # the parts' own checks speak of the method they were written for
         raise ConfigError(str(e).replace("method.", f"{kind}.")) from None
-
-
-# Options of methods that their own mediator or server rule reads, and nobody once it is exchanged.
-READ_BY: dict[str, dict[str, tuple[str, ...]]] = {
-    "mediator": {
-        "fedprox": ("by_tokens",),
-        "fedatt": ("temperature", "norm", "bound"),
-        "fedmed": ("temperature", "reading", "adaptive", "mediation", "threshold", "beta", "bound"),
-    },
-    "server": {
-        "fedsgd": ("lr",),
-        "fedatt": ("step",),
-        "fedmed": ("step",),
-        "fedadam": ("server_lr", "beta1", "beta2", "tau"),
-        "fedyogi": ("server_lr", "beta1", "beta2", "tau"),
-        "fedadagrad": ("server_lr", "beta1", "tau"),
-        "fedavgm": ("server_lr", "beta"),
-        "fednesterov": ("server_lr", "beta"),
-    },
-}
 
 
 def exchange(method: Method, mediator: Part | None, rule: Part | None) -> Method:

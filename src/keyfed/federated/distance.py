@@ -7,6 +7,7 @@ float64 copies cost one layer of one client (on a GPU also all clients' Gram mat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Literal
@@ -17,7 +18,9 @@ from torch import Tensor
 from keyfed.federated.types import Distance, Params
 
 Reading = Literal["absolute", "softmax", "histogram"]
+Norm = Literal["spectral", "frobenius"]
 BINS = 64  # of the histogram reading
+MOST_DIVERGENCE = math.log(2)  # nats, the largest Jensen–Shannon divergence of two distributions
 SQUARINGS = 24  # of the Gram matrix: p = 2^24 in `_largest_by_squaring`
 
 
@@ -42,6 +45,11 @@ def spectral() -> Distance:
 def frobenius() -> Distance:
     r"""Root of the sum of squares of a layer's change: d_k^l = ‖w_k^l − θ^l‖_F."""
     return _of_change(_norm)
+
+
+def norm(which: Norm) -> Distance:
+    """Return a norm of a layer's change by its name."""
+    return spectral() if which == "spectral" else frobenius()
 
 
 def jensen_shannon(reading: Reading = "absolute") -> Distance:

@@ -27,38 +27,20 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from keyfed.federated.descent import Descent, descend
-from keyfed.federated.local import start_at
-from keyfed.federated.public import rules
-from keyfed.federated.types import (
-    Aggregate,
-    Mediator,
-    Objective,
-    Params,
-    Report,
-    ServerRule,
-    Share,
-    Solution,
-    Solver,
-    Standing,
-)
-from keyfed.federated.weigh import separable
+from keyfed.federated.descent import descend
+from keyfed.federated.local import LocalOptions, local_descent, start_at
+from keyfed.federated.types import Aggregate, JoinWeight, Objective, Params, ServerRule, Solution, Solver
 
 StartFrom = Literal["stored", "model"]
-Joining = Literal["whole", "increment"]
 
 
 def admm(
-    descent: Callable[[float], Descent],
-    rho: float,
-    start_from: StartFrom = "stored",
-    joining: Joining = "whole",
+    local: LocalOptions, rho: float, start_from: StartFrom = "stored", joining: Literal["whole", "increment"] = "whole"
 ) -> Solver:
     """Solve the augmented local problem by a descent, step the dual, upload the increment of z_k = w_k + y_k/ρ.
 
@@ -66,12 +48,12 @@ def admm(
     joins).
 
     Args:
-      descent: the descent for a given μ; it is built with μ = ρ.
+      local: options of the descent; its proximal term has μ = ρ.
       rho: ρ, how strongly clients are held to θ.
       start_from: local work goes on from the stored w_k, or from θ.
       joining: what a client uploads first: z_k whole, or its increment over today's θ (as published for FedADMM).
     """
-    local_descent = descent(rho)
+    descent = local_descent(local, rho)
 
     def start(theta: Params) -> Params:
         like = next(iter(theta.values()))
@@ -86,40 +68,24 @@ def admm(
             begin = {name: state[f"w/{name}"].clone() for name in theta}
         else:
             begin = start_at(theta, objective.clients)
-        local, tally = descend(local_descent, begin, theta, objective, round, dual)
+        weights, tally = descend(descent, begin, theta, objective, round, dual)
         after, upload = {}, {}
-        for name, w in local.items():
+        for name, w in weights.items():
             y = dual[name] + rho * (w - theta[name])
             after[f"w/{name}"], after[f"dual/{name}"] = w, y
             after[f"sent/{name}"] = state[f"sent/{name}"]
             upload[name] = w + y / rho - state[f"sent/{name}"]
         solution = tally.solution(upload, objective)
-        standing = _standing(state["alpha"], solution.tokens, joining == "whole")
-        return solution._replace(standing=standing, state=after | {"alpha": standing.weight})
+        own = _join_weight(state["alpha"], solution.tokens, joining == "whole")
+        return solution._replace(join_weight=own, state=after | {"alpha": own.weight})
 
     return Solver(solve, start)
 
 
-def _standing(alpha: Tensor, tokens: Tensor, whole: bool) -> Standing:
+def _join_weight(alpha: Tensor, tokens: Tensor, whole: bool) -> JoinWeight:
     """A client's weight is fixed when it joins: the running sum could not follow a weight that changes."""
     new = alpha == 0
-    return Standing(torch.where(new, tokens.to(alpha), alpha), new & whole)
-
-
-def once(uniform: bool = False) -> Mediator:
-    r"""Weigh clients by α_k, and count that weight once: a joining client brings mass α_k, an increment brings none.
-
-    In secure sums α_k = 1 (`federated.public.rules.standing`).
-
-    Args:
-      uniform: α_k = 1; else the client's tokens when it joined.
-    """
-
-    def share(report: Report, layers: Sequence[str]) -> Share:
-        alpha = 1.0 if uniform else report.weight
-        return Share(scale=dict.fromkeys(layers, alpha), mass=dict.fromkeys(layers, alpha * report.joining))
-
-    return separable(share, rules.standing())
+    return JoinWeight(torch.where(new, tokens.to(alpha), alpha), new & whole)
 
 
 def running_mean() -> ServerRule:

@@ -8,14 +8,19 @@ round.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from keyfed.errors import ConfigError
 from keyfed.federated import descent as descents
 from keyfed.federated.descent import AdamRule, Descent, SgdRule, Tally, Way, descend, per_client
 from keyfed.federated.spec import Schedule
 from keyfed.federated.types import Objective, Params, Solution, Solver
+
+Optimiser = Literal["sgd", "adam"]
 
 
 def learning_rate(lr: float, decay: float, round: int) -> float:
@@ -88,78 +93,51 @@ def from_theta(descent: Descent) -> Solver:
     return Solver(solve)
 
 
-def descend_sgd(
-    *,
-    lr: float,
-    momentum: float = 0.0,
-    clip: float | None = None,
-    weight_decay: float = 0.0,
-    decay: float = 1.0,
-    epochs: int = 1,
-    mu: float = 0.0,
-) -> Descent:
-    r"""E epochs of stochastic gradient descent, see `descent.sgd_move`; η_t = η · decay^t.
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """Options of a client's own training, the same for every method.
+
+    Attributes:
+      optimiser: local optimiser, sgd or adam.
+      lr: local step size η (with sgd about 1 to 5).
+      momentum: local momentum, sgd only; starts at zero every round.
+      clip: largest norm of a local gradient; none turns clipping off.
+      decay: factor on the step size every round.
+      epochs: local passes E over a client's text.
+      batch_size: rows B of a local step.
+    """
+
+    optimiser: Optimiser = "adam"
+    lr: float = 0.006
+    momentum: float = 0.0
+    clip: float | None = 1.0
+    decay: float = 1.0
+    epochs: int = 1
+    batch_size: int = 10
+
+
+def local_descent(options: LocalOptions, mu: float = 0.0) -> Descent:
+    """Return the descent of these options; its step size in round t is lr · decay^t.
 
     Args:
-      lr: step size η.
-      momentum: m, as in `torch.optim.SGD`.
-      clip: largest norm of a client's gradient (of its mean nats per token), over all layers; None: no clipping.
-      weight_decay: λ.
-      decay: factor on the step size every round.
-      epochs: passes over the client's text.
-      mu: μ of the proximal term (μ/2)‖w − θ‖², added as a gradient after clipping, like the linear term y; 0 is none.
+      mu: μ of the proximal term (μ/2)‖w − θ‖². Its gradient is added after clipping, as that of the linear term is.
     """
-    rule = SgdRule(momentum, clip, weight_decay, mu)
-    return descents.sgd(rule, lambda round: learning_rate(lr, decay, round), epochs)
+
+    def eta(round: int) -> float:
+        return learning_rate(options.lr, options.decay, round)
+
+    if options.optimiser != "adam":
+        return descents.sgd(SgdRule(options.momentum, options.clip, 0.0, mu), eta, options.epochs)
+    if options.momentum:
+        raise ConfigError(
+            f"method.momentum={options.momentum} is an option of optimiser=sgd; Adam has its own (beta1 = 0.9)"
+        )
+    return descents.adam(AdamRule(0.9, 0.999, 1e-8, options.clip, mu), eta, options.epochs)
 
 
-def sgd(
-    *,
-    lr: float,
-    momentum: float = 0.0,
-    clip: float | None = None,
-    weight_decay: float = 0.0,
-    decay: float = 1.0,
-    epochs: int = 1,
-    mu: float = 0.0,
-) -> Solver:
-    """E epochs of `descend_sgd` from θ."""
-    return from_theta(
-        descend_sgd(lr=lr, momentum=momentum, clip=clip, weight_decay=weight_decay, decay=decay, epochs=epochs, mu=mu)
-    )
-
-
-def descend_adam(
-    *,
-    lr: float,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
-    clip: float | None = None,
-    decay: float = 1.0,
-    epochs: int = 1,
-    mu: float = 0.0,
-) -> Descent:
-    """E epochs of Adam, see `descent.adam_move`; moments start at zero every round."""
-    rule = AdamRule(beta1, beta2, epsilon, clip, mu)
-    return descents.adam(rule, lambda round: learning_rate(lr, decay, round), epochs)
-
-
-def adam(
-    *,
-    lr: float,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
-    clip: float | None = None,
-    decay: float = 1.0,
-    epochs: int = 1,
-    mu: float = 0.0,
-) -> Solver:
-    """E epochs of `descend_adam` from θ."""
-    return from_theta(
-        descend_adam(lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon, clip=clip, decay=decay, epochs=epochs, mu=mu)
-    )
+def local_solver(options: LocalOptions, mu: float = 0.0) -> Solver:
+    """Return the solver that starts from θ and takes the descent of these options (`local_descent`)."""
+    return from_theta(local_descent(options, mu))
 
 
 def full_gradient() -> Solver:

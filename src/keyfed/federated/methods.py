@@ -1,38 +1,97 @@
 r"""Every method, as a composition of solver, mediator and server rule.
 
-A method is a function of its hyper-parameters that returns a `Method`. Its keyword arguments *are* its options: the
-command line, configuration files and `keyfed methods NAME` read them from the signature, and the docstring documents
-them.
+A method is a function of its options that returns a `Method`. Its keyword arguments *are* its options: the command
+line, configuration files and `keyfed methods NAME` read them from the signature, and the docstring documents them.
+Options of local training are one object, `LocalOptions`; on the command line its fields are options of the method.
 """
 
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 from keyfed.errors import ConfigError, nearest
-from keyfed.federated import components as parts
-from keyfed.federated import distance, dual_methods, local, server, server_methods, upload, weigh
-from keyfed.federated import upload as compress
-from keyfed.federated.options import Optimiser, local_solver, positive, with_local_options
-from keyfed.federated.types import Method, MethodSpec
+from keyfed.federated import components, distance, duals, server, weigh
+from keyfed.federated.local import LocalOptions, full_gradient, local_solver, scheduled
+from keyfed.federated.spec import MethodSpec, positive
+from keyfed.federated.types import Method, ServerRule
+from keyfed.federated.upload import Where, codec, noise_on
+
+Weights = Literal["tokens", "uniform"]
 
 
-@with_local_options
-def fedavg(
-    *,
-    optimiser: Optimiser = "adam",
-    lr: float = 0.006,
-    momentum: float = 0.0,
-    clip: float | None = 1.0,
-    decay: float = 1.0,
-    epochs: int = 1,
-    batch_size: int = 10,
-    noise: float = 0.0,
-    noise_at: upload.Where = "client",
-) -> Method:
+@dataclass(frozen=True, eq=False)
+class MethodFactory:
+    """A method, and what the program knows of its options. Called with options, it returns the `Method`.
+
+    Attributes:
+      build: the method's function. An argument `local` stands for the options of local training.
+      without: options of local training that the method does not have.
+      mediator: options that only the method's own mediator reads; nothing reads them where another one is set.
+      server: the same of its server rule.
+      characters: defaults of character models where they differ, see `tuned_options`.
+      options: every option with its default, in the order of the documentation.
+    """
+
+    build: Callable[..., Method]
+    without: tuple[str, ...] = ()
+    mediator: tuple[str, ...] = ()
+    server: tuple[str, ...] = ()
+    characters: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, inspect.Parameter] = field(init=False)
+
+    def __post_init__(self) -> None:
+        hints, found = typing.get_type_hints(self.build), dict[str, inspect.Parameter]()
+        for name, own in inspect.signature(self.build).parameters.items():
+            if name != "local":
+                found[name] = own.replace(annotation=hints[name])
+                continue
+            for key, hint in typing.get_type_hints(LocalOptions).items():
+                if key not in self.without:
+                    default = getattr(own.default, key)
+                    found[key] = inspect.Parameter(key, own.kind, default=default, annotation=hint)
+        doc = self.build.__doc__ or ""
+        lines = [line for line in (LocalOptions.__doc__ or "").splitlines() if line.strip().partition(":")[0] in found]
+        missing = [line for line in lines if f"\n{line.partition(':')[0]}:" not in doc]
+        known = {
+            "options": found,
+            "__doc__": doc.replace("      {local}", "\n".join(missing)),
+            "__name__": self.build.__name__,
+            "__signature__": inspect.Signature(list(found.values()), return_annotation=Method),
+            "__annotations__": {name: p.annotation for name, p in found.items()},
+        }
+        for name, value in known.items():
+            object.__setattr__(self, name, value)
+
+    def __call__(self, **options: Any) -> Method:
+        unknown = sorted(options.keys() - self.options.keys())
+        if unknown:
+            raise TypeError(f"{self.build.__name__} has no option {', '.join(unknown)}")
+        mine = inspect.signature(self.build).parameters
+        if "local" in mine:
+            own = {f.name: options.pop(f.name) for f in fields(LocalOptions) if f.name in options}
+            options["local"] = replace(mine["local"].default, **own)
+        return self.build(**options)
+
+
+METHODS: dict[str, MethodFactory] = {}  # by name, in the order of this file
+
+
+def method(**known: Any) -> Callable[[Callable[..., Method]], MethodFactory]:
+    """Register the function below as a method, with what `MethodFactory` says of its options."""
+
+    def register(build: Callable[..., Method]) -> MethodFactory:
+        METHODS[build.__name__] = factory = MethodFactory(build, **known)
+        return factory
+
+    return register
+
+
+@method(characters={"lr": 0.02})
+def fedavg(*, local: LocalOptions = LocalOptions(lr=0.006), noise: float = 0.0, noise_at: Where = "client") -> Method:
     r"""Federated averaging: clients train for E epochs, the server takes the mean weighted by tokens.
 
     .. math::  w_k = \mathrm{solve}_E(f_k, θ),\qquad θ' = θ + \sum_k \frac{n_k}{\sum_j n_j}(w_k − θ)
@@ -47,16 +106,17 @@ def fedavg(
       Decentralized Data*, AISTATS 2017, algorithm 1.
     """
     return Method(
-        name="fedavg",
-        solver=local_solver(optimiser, lr, momentum, clip, decay, epochs),
-        mediator=weigh.by_tokens(),
-        server=server.sgd(1.0),
-        batch_size=batch_size,
-        epochs=epochs,
-        noise=upload.noise(noise, at=noise_at),
+        "fedavg",
+        local_solver(local),
+        weigh.by_tokens(),
+        server.sgd(1.0),
+        local.batch_size,
+        local.epochs,
+        noise=noise_on(noise, at=noise_at),
     )
 
 
+@method(server=("lr",), characters={"lr": 2.0})
 def fedsgd(*, lr: float = 1.0, batch_size: int = 10) -> Method:
     r"""Federated SGD: every client sends one full-batch gradient, the server takes one step. C = 1.
 
@@ -71,30 +131,11 @@ def fedsgd(*, lr: float = 1.0, batch_size: int = 10) -> Method:
     References:
       McMahan et al. 2017, section 2; Wu, Liang, Wang, *FedMed*, Sensors 2020, section 3.
     """
-    return Method(
-        name="fedsgd",
-        solver=local.full_gradient(),
-        mediator=weigh.by_tokens(),
-        server=server.sgd(lr),
-        batch_size=batch_size,
-        epochs=1,
-        cohort="all",
-    )
+    return Method("fedsgd", full_gradient(), weigh.by_tokens(), server.sgd(lr), batch_size, epochs=1, cohort="all")
 
 
-@with_local_options
-def fedprox(
-    *,
-    mu: float = 0.0003,
-    by_tokens: bool = False,
-    optimiser: Optimiser = "adam",
-    lr: float = 0.01,
-    momentum: float = 0.0,
-    clip: float | None = 1.0,
-    decay: float = 1.0,
-    epochs: int = 1,
-    batch_size: int = 10,
-) -> Method:
+@method(mediator=("by_tokens",), characters={"lr": 0.015, "mu": 0.0001})
+def fedprox(*, mu: float = 0.0003, by_tokens: bool = False, local: LocalOptions = LocalOptions(lr=0.01)) -> Method:
     r"""FedProx: federated averaging whose clients are held near θ by a proximal term.
 
     .. math::  w_k ≈ \arg\min_w f_k(w) + \frac{μ}{2}‖w − θ‖^2,\qquad θ' = θ + \frac1m \sum_k (w_k − θ)
@@ -113,33 +154,21 @@ def fedprox(
       Sahu, Li et al., *Federated Optimization in Heterogeneous Networks*, 2018, algorithm 2; next-character report,
       section 6.2 (μ = 0.5).
     """
-    positive("mu", mu, or_zero=True)
-    return Method(
-        name="fedprox",
-        solver=local_solver(optimiser, lr, momentum, clip, decay, epochs, mu=mu),
-        mediator=weigh.by_tokens() if by_tokens else weigh.uniform(),
-        server=server.sgd(1.0),
-        batch_size=batch_size,
-        epochs=epochs,
-    )
+    solver = local_solver(local, positive("mu", mu, or_zero=True))
+    mediator = weigh.by_tokens() if by_tokens else weigh.uniform()
+    return Method("fedprox", solver, mediator, server.sgd(1.0), local.batch_size, local.epochs)
 
 
-@with_local_options
+@method(mediator=("temperature", "norm", "bound"), server=("step",), characters={"lr": 0.02})
 def fedatt(
     *,
     step: float = 1.2,
     temperature: float = 1.0,
-    norm: Literal["spectral", "frobenius"] = "spectral",
+    norm: distance.Norm = "spectral",
     bound: float | None = None,
     noise: float = 0.0,
-    noise_at: upload.Where = "client",
-    optimiser: Optimiser = "adam",
-    lr: float = 0.003,
-    momentum: float = 0.0,
-    clip: float | None = 1.0,
-    decay: float = 1.0,
-    epochs: int = 1,
-    batch_size: int = 10,
+    noise_at: Where = "client",
+    local: LocalOptions = LocalOptions(lr=0.003),
 ) -> Method:
     r"""FedAtt: attentive aggregation, where a client counts the more in a layer the farther that layer moved.
 
@@ -165,21 +194,24 @@ def fedatt(
       Ji, Pan, Long, Li, Jiang, Huang, *Learning Private Neural Language Modeling with Attentive Aggregation*, IJCNN
       2019, equations 2 to 4, algorithm 3.
     """
-    positive("step", step)
     return Method(
-        name="fedatt",
-        solver=local_solver(optimiser, lr, momentum, clip, decay, epochs),
-        mediator=weigh.softmax_of_distance(temperature, bound),
-        server=server.sgd(step),
-        batch_size=batch_size,
-        epochs=epochs,
+        "fedatt",
+        local_solver(local),
+        weigh.softmax_of_distance(temperature, bound),
+        server.sgd(positive("step", step)),
+        local.batch_size,
+        local.epochs,
         # On the server the noise is added to θ' itself: divided here by the step that the mean is multiplied with.
-        noise=upload.noise(noise if noise_at == "client" else noise / step, at=noise_at),
-        distance=distance.spectral() if norm == "spectral" else distance.frobenius(),
+        noise=noise_on(noise if noise_at == "client" else noise / step, at=noise_at),
+        distance=distance.norm(norm),
     )
 
 
-@with_local_options
+@method(
+    mediator=("temperature", "reading", "adaptive", "mediation", "threshold", "beta", "bound"),
+    server=("step",),
+    characters={"lr": 0.02},
+)
 def fedmed(
     *,
     step: float = 1.0,
@@ -190,13 +222,7 @@ def fedmed(
     threshold: float = 0.1,
     beta: float = 1.0,
     bound: float | None = None,
-    optimiser: Optimiser = "adam",
-    lr: float = 0.006,
-    momentum: float = 0.0,
-    clip: float | None = 1.0,
-    decay: float = 1.0,
-    epochs: int = 1,
-    batch_size: int = 10,
+    local: LocalOptions = LocalOptions(lr=0.006),
 ) -> Method:
     r"""FedMed: attention by Jensen–Shannon divergence while the loss moves, FedAvg once it settles, top-K uploads.
 
@@ -231,81 +257,330 @@ def fedmed(
       Wu, Liang, Wang, *FedMed: A Federated Learning Framework for Language Modeling*, Sensors 2020, equations 2 to 5
       (adaptive), 6 and 7 (mediation), 8 and 9 (top-K), algorithm 1.
     """
-    attention = weigh.softmax_of_distance(temperature, bound)
-    switch = weigh.switch_on_loss(attention, weigh.by_tokens(), threshold)
     if mediation and not adaptive:
         raise ConfigError(
             "method.mediation switches to attention, which method.adaptive=false turns off; set both false"
         )
-    inner = switch if mediation else attention if adaptive else weigh.by_tokens()
+    inner = weigh.softmax_of_distance(temperature, bound, distance.MOST_DIVERGENCE) if adaptive else weigh.by_tokens()
+    if mediation:
+        inner = weigh.switch_on_loss(inner, weigh.by_tokens(), threshold)
     return Method(
-        name="fedmed",
-        solver=local_solver(optimiser, lr, momentum, clip, decay, epochs),
-        mediator=inner if beta == 1 else weigh.top_k(beta, inner),
-        server=server.sgd(positive("step", step)),
-        batch_size=batch_size,
-        epochs=epochs,
+        "fedmed",
+        local_solver(local),
+        inner if beta == 1 else weigh.top_k(beta, inner),
+        server.sgd(positive("step", step)),
+        local.batch_size,
+        local.epochs,
         distance=distance.jensen_shannon(reading) if adaptive else None,
         uploading=beta,
     )
 
 
-def central(
+def _with_server(name: str, local: LocalOptions, rule: ServerRule) -> Method:
+    """FedAvg's clients and weights with another step of θ.
+
+    The mean upload Δ = Σ_k (n_k / Σ_j n_j)(w_k − θ) is the negative of a pseudo-gradient for the server.
+    """
+    return Method(name, local_solver(local), weigh.by_tokens(), rule, local.batch_size, local.epochs)
+
+
+@method(server=("server_lr", "beta1", "beta2", "tau"), characters={"lr": 0.02, "server_lr": 0.2})
+def fedadam(
     *,
-    optimiser: Optimiser = "adam",
-    lr: float = 0.002,
-    momentum: float = 0.0,
-    clip: float | None = 1.0,
-    decay: float = 1.0,
-    batch_size: int = 20,
+    server_lr: float = 0.1,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 0.01,
+    local: LocalOptions = LocalOptions(lr=0.01),
 ) -> Method:
+    r"""FedAdam: the server moves by Adam along the mean upload.
+
+    .. math::  m ← β_1 m + (1−β_1)Δ,\quad v ← β_2 v + (1−β_2)Δ^2,\quad θ' = θ + η \frac{m}{\sqrt v + τ}
+
+    Reading: algorithm 2 with the mean weighted by tokens; no bias correction, τ outside the root, v starts at τ².
+
+    Options:
+      server_lr: the server's step size η.
+      beta1: how much of the first moment survives a round, β₁.
+      beta2: how much of the second moment survives a round, β₂.
+      tau: floor τ of the denominator; the larger, the less adaptive.
+      {local}
+
+    References:
+      Reddi et al., *Adaptive Federated Optimization*, 2020 (ICLR 2021), algorithm 2.
+    """
+    return _with_server("fedadam", local, server.adam(positive("server_lr", server_lr), beta1, beta2, tau))
+
+
+@method(server=("server_lr", "beta1", "beta2", "tau"), characters={"lr": 0.02, "server_lr": 0.2})
+def fedyogi(
+    *,
+    server_lr: float = 0.1,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 0.01,
+    local: LocalOptions = LocalOptions(lr=0.01),
+) -> Method:
+    r"""FedYogi: the server moves by Yogi, whose second moment changes slowly in both directions.
+
+    .. math::  m ← β_1 m + (1−β_1)Δ,\quad v ← v − (1−β_2)Δ^2\,\mathrm{sign}(v − Δ^2),\quad
+               θ' = θ + η \frac{m}{\sqrt v + τ}
+
+    Reading: algorithm 2 with the mean weighted by tokens; no bias correction, τ outside the root, v starts at τ².
+
+    Options:
+      server_lr: the server's step size η.
+      beta1: how much of the first moment survives a round, β₁.
+      beta2: how much of the second moment survives a round, β₂.
+      tau: floor τ of the denominator; the larger, the less adaptive.
+      {local}
+
+    References:
+      Reddi et al., *Adaptive Federated Optimization*, 2020 (ICLR 2021), algorithm 2.
+    """
+    return _with_server("fedyogi", local, server.yogi(positive("server_lr", server_lr), beta1, beta2, tau))
+
+
+@method(server=("server_lr", "beta1", "tau"), characters={"lr": 0.02, "server_lr": 0.15})
+def fedadagrad(
+    *, server_lr: float = 0.1, beta1: float = 0.0, tau: float = 0.01, local: LocalOptions = LocalOptions(lr=0.01)
+) -> Method:
+    r"""FedAdagrad: the server moves by Adagrad; a weight that has moved much moves less from then on.
+
+    .. math::  m ← β_1 m + (1−β_1)Δ,\quad v ← v + Δ^2,\quad θ' = θ + η \frac{m}{\sqrt v + τ}
+
+    Reading: algorithm 2 with the mean weighted by tokens; no bias correction, τ outside the root, v starts at τ².
+
+    Options:
+      server_lr: the server's step size η.
+      beta1: how much of the first moment survives a round, β₁.
+      tau: floor τ of the denominator; the larger, the less adaptive.
+      {local}
+
+    References:
+      Reddi et al., *Adaptive Federated Optimization*, 2020 (ICLR 2021), algorithm 2.
+    """
+    return _with_server("fedadagrad", local, server.adagrad(positive("server_lr", server_lr), beta1, tau))
+
+
+@method(server=("server_lr", "beta"), characters={"lr": 0.02})
+def fedavgm(*, server_lr: float = 1.0, beta: float = 0.3, local: LocalOptions = LocalOptions(lr=0.006)) -> Method:
+    r"""FedAvgM: federated averaging with momentum on the server.
+
+    .. math::  v ← βv + Δ,\qquad θ' = θ + ηv
+
+    Options:
+      server_lr: the server's step size η; with β = 0 and η = 1 this is FedAvg.
+      beta: how much of the velocity survives a round, β.
+      {local}
+
+    References:
+      Hsu, Qi, Brown, *Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification*,
+      2019.
+    """
+    return _with_server("fedavgm", local, server.momentum(positive("server_lr", server_lr), beta))
+
+
+@method(server=("server_lr", "beta"), characters={"lr": 0.02})
+def fednesterov(*, server_lr: float = 1.0, beta: float = 0.3, local: LocalOptions = LocalOptions(lr=0.006)) -> Method:
+    r"""Outer Nesterov: federated averaging with Nesterov momentum on the server.
+
+    .. math::  v ← βv + Δ,\qquad θ' = θ + η(Δ + βv)
+
+    Options:
+      server_lr: the server's step size η.
+      beta: how much of the velocity survives a round, β.
+      {local}
+
+    References:
+      Douillard et al., *DiLoCo: Distributed Low-Communication Training of Language Models*, 2023 (η = 0.7, β = 0.9
+      for many more local steps; a round here is a short epoch, where less momentum was measured to be better).
+    """
+    return _with_server("fednesterov", local, server.nesterov(positive("server_lr", server_lr), beta))
+
+
+def _with_duals(name: str, local: LocalOptions, rho: float, weights: Weights, start_from: duals.StartFrom) -> Method:
+    """Clients with duals under the running mean over all that joined (`duals`); they differ in their local steps.
+
+    Clients need to come back: with fewer than about three participations each, the duals have nothing to say.
+    """
+    solver = duals.admm(local, positive("rho", rho), start_from)
+    mediator = weigh.by_join_weight(uniform=weights == "uniform")
+    return Method(name, solver, mediator, duals.running_mean(), local.batch_size, local.epochs)
+
+
+@method(characters={"lr": 0.02, "rho": 0.0003})
+def admm(
+    *,
+    rho: float = 0.0001,
+    weights: Weights = "tokens",
+    start_from: duals.StartFrom = "stored",
+    local: LocalOptions = LocalOptions(lr=0.01),
+) -> Method:
+    r"""ADMM: clients solve their augmented problem by local epochs; θ is the mean over all clients that ever joined.
+
+    .. math::  w_k ≈ \arg\min_w f_k(w) + ⟨y_k, w − θ⟩ + \frac{ρ}{2}‖w − θ‖^2,\quad y_k ← y_k + ρ(w_k − θ),\quad
+               θ' = \frac{\sum_k α_k (w_k + y_k/ρ)}{\sum_k α_k}
+
+    Reading: the source gives every client a weight w_i and its own ρ_i; with ρ_i = α_i ρ and scaled duals the local
+    steps are unweighted and the mean is weighted by α. The minimiser is inexact: E epochs. The first round is twice
+    FedProx's step with μ = ρ.
+
+    With --dp every client is a member from the start and must be called in every round; it sends clipped increments,
+    and the denominator is public (docs/privacy.md).
+
+    Options:
+      rho: ρ, how strongly clients are held to θ.
+      weights: α_k: the client's tokens when it joined, or uniform; secure sums weigh all alike.
+      start_from: local work goes on from the stored w_k, or from the model θ.
+      {local}
+
+    References:
+      Zhou, Li, *Communication-Efficient ADMM-based Federated Learning*, 2021; next-character report, section 6.3,
+      algorithm 2; Boyd et al. 2011.
+    """
+    return _with_duals("admm", local, rho, weights, start_from)
+
+
+@method(without=("optimiser", "lr", "momentum"), characters={"rho": 0.001, "r": 0.15})
+def liadmm(
+    *,
+    rho: float = 0.0001,
+    r: float = 0.25,
+    weights: Weights = "tokens",
+    start_from: duals.StartFrom = "stored",
+    local: LocalOptions = LocalOptions("sgd"),
+) -> Method:
+    r"""LIADMM: ADMM whose local problem is linearised, so that every local step has a closed form.
+
+    .. math::  w_k ← w_k − \frac{ρ(w_k − θ) + ∇f_k(w_k) + y_k}{ρ + r},\qquad y_k ← y_k + ρ(w_k − θ),\qquad
+               θ' = \frac{\sum_k α_k (w_k + y_k/ρ)}{\sum_k α_k}
+
+    Reading: "a few such steps" is one for every local batch of E epochs, with that batch's gradient; the published
+    method takes the gradient of the whole local loss (batch_size large enough gives that).
+
+    With --dp every client is a member from the start and must be called in every round; it sends clipped increments,
+    and the denominator is public (docs/privacy.md).
+
+    Options:
+      rho: ρ, how strongly clients are held to θ.
+      r: r, the curvature assumed of f_k; the local step size is 1/(ρ + r).
+      weights: α_k: the client's tokens when it joined, or uniform; secure sums weigh all alike.
+      start_from: local work goes on from the stored w_k, or from the model θ.
+      {local}
+
+    References:
+      Zhou, Li, *Communication-Efficient ADMM-based Federated Learning*, 2021; next-character report, section 6.3.
+    """
+    step = 1 / (positive("rho", rho) + positive("r", r, or_zero=True))
+    return _with_duals("liadmm", replace(local, lr=step), rho, weights, start_from)
+
+
+@method(without=("optimiser",), characters={"lr": 6.0, "rho": 0.001})
+def fedadmm(
+    *,
+    rho: float = 0.0001,
+    weights: Weights = "tokens",
+    start_from: duals.StartFrom = "stored",
+    server_step: Literal["running", "published"] = "running",
+    server_lr: float = 1.0,
+    local: LocalOptions = LocalOptions("sgd", lr=4.0),
+) -> Method:
+    r"""FedADMM: ADMM by local SGD with as many epochs as a client can afford; increments of w + y/ρ are uploaded.
+
+    .. math::  w_k ← w_k − η(∇f_k(w_k) + y_k + ρ(w_k − θ)),\quad y_k ← y_k + ρ(w_k − θ),\quad
+               θ' = \frac{\sum_k α_k (w_k + y_k/ρ)}{\sum_k α_k}
+
+    Reading: `server_step=published` is θ' = θ + (η_s/m) Σ_k Δ_k over the round's cohort, Δ_k the increments: biased, or
+    diverging, under partial participation even on quadratics. The default is the running mean, which is exact. Clients'
+    own numbers of epochs E_k come from participation.least_epochs.
+
+    With --dp `server_step=published` allows cohorts of some clients; with the running mean every client is a member
+    from the start and must be called in every round (docs/privacy.md).
+
+    Options:
+      rho: ρ, how strongly clients are held to θ; the report's runs have 0.1, which hardly lets a language model move.
+      weights: α_k: the client's tokens when it joined, or uniform (server_step=running only); secure sums weigh all
+        alike.
+      start_from: local work goes on from the stored w_k, or from the model θ.
+      server_step: running (mean over all joined clients) or published (uniform over the cohort).
+      server_lr: η_s of server_step=published.
+      lr: local step size η.
+      momentum: local momentum; starts at zero every round.
+      {local}
+
+    References:
+      Gong, Li, Freris, *FedADMM: A Robust Federated Deep Learning Framework with Adaptivity to System Heterogeneity*,
+      2022 (arXiv 2204.03529), algorithm 1; next-character report, section 6.4.
+    """
+    positive("server_lr", server_lr)
+    if server_step == "running":
+        if server_lr != 1:
+            raise ConfigError(
+                f"method.server_lr={server_lr} is the step of server_step=published; the running mean has none"
+            )
+        return _with_duals("fedadmm", local, rho, weights, start_from)
+    solver = duals.admm(local, positive("rho", rho), start_from, joining="increment")
+    return Method("fedadmm", solver, weigh.uniform(), server.sgd(server_lr), local.batch_size, local.epochs)
+
+
+@method(without=("epochs",))
+def central(*, local: LocalOptions = LocalOptions(lr=0.002, batch_size=20)) -> Method:
     r"""Central training: the same model on everybody's text in one place, with the token budget of the federation.
 
     Not a federated method but the limit one is measured against: one client that holds the pooled text. A "round"
     reads as many tokens as a federated round's cohort would train on, going on where the last one stopped.
 
     Options:
-      optimiser: sgd or adam.
-      lr: step size η (with sgd about 1 to 5).
-      momentum: sgd only; starts at zero every round.
-      clip: largest norm of a gradient; none turns clipping off.
-      decay: factor on the step size every round.
-      batch_size: rows B of a step.
+      {local}
     """
-    return Method(
-        name="central",
-        solver=local_solver(optimiser, lr, momentum, clip, decay, epochs=1),
-        mediator=weigh.by_tokens(),
-        server=server.sgd(1.0),
-        batch_size=batch_size,
-        epochs=1,
-        cohort="pooled",
-    )
-
-
-METHODS: dict[str, Callable[..., Method]] = {
-    "fedavg": fedavg,
-    "fedsgd": fedsgd,
-    "fedprox": fedprox,
-    "fedatt": fedatt,
-    "fedmed": fedmed,
-    "fedadam": server_methods.fedadam,
-    "fedyogi": server_methods.fedyogi,
-    "fedadagrad": server_methods.fedadagrad,
-    "fedavgm": server_methods.fedavgm,
-    "fednesterov": server_methods.fednesterov,
-    "admm": dual_methods.admm,
-    "liadmm": dual_methods.liadmm,
-    "fedadmm": dual_methods.fedadmm,
-    "central": central,
-}
+    solver, rule = local_solver(local), server.sgd(1.0)
+    return Method("central", solver, weigh.by_tokens(), rule, local.batch_size, epochs=1, cohort="pooled")
 
 
 def method_options(name: str) -> dict[str, inspect.Parameter]:
     """Return a method's options (its keyword arguments); an unknown name is an error that says the nearest."""
     if name not in METHODS:
         raise ConfigError(f'method "{name}" is not known{nearest(name, METHODS)}. Methods: {", ".join(METHODS)}.')
-    return dict(inspect.signature(METHODS[name]).parameters)
+    return dict(METHODS[name].options)
+
+
+def unread_options(name: str, kind: str) -> tuple[str, ...]:
+    """Return the options of a method that nothing reads where another mediator or server rule (`kind`) is set."""
+    if name not in METHODS:
+        return ()
+    return METHODS[name].mediator if kind == "mediator" else METHODS[name].server
+
+
+def tuned_options(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    characters: bool,
+    table: Mapping[str, Mapping[str, float]] | None = None,
+) -> dict[str, Any]:
+    """Return a method's options with the tuned defaults of a character model where the caller has set none.
+
+    Defaults were found on validation text alone, one seed, over the grids in docs/LOG.md. Characters: Shakespeare's
+    complete works (char-lstm, 10 IID clients, 40,000 characters a client and round, 5 rounds). Words, in the methods'
+    signatures: PTB (GRU-300, 10 of 100 IID clients a round, 10 to 20 rounds). On IID clients every restraint costs: the
+    best μ and ρ lie at the lower edge of their grids. `keyfed tune METHOD` searches for other data. A step size tuned
+    for Adam says nothing about SGD: with `optimiser=sgd` it is left alone.
+
+    Args:
+      table: tuned defaults by method; None for the methods' own (a study may pin older ones).
+
+    Example:
+      >>> tuned_options("fedprox", {"mu": 0.5}, characters=True)
+      {'lr': 0.015, 'mu': 0.5}
+      >>> tuned_options("fedprox", {"mu": 0.5}, characters=False)
+      {'mu': 0.5}
+    """
+    own = METHODS[name].characters if name in METHODS else {}
+    found = dict(own if table is None else table.get(name, {})) if characters else {}
+    if options.get("optimiser", "adam") != "adam":
+        found.pop("lr", None)
+    return {**found, **options}
 
 
 def build_method(spec: MethodSpec) -> Method:
@@ -316,20 +591,19 @@ def build_method(spec: MethodSpec) -> Method:
             raise ConfigError(
                 f'method.{key} is not an option of "{spec.name}"{nearest(key, options)}. Options: {", ".join(options)}.'
             )
-    values: Mapping[str, object] = {
-        name: spec.options.get(name, parameter.default) for name, parameter in options.items()
-    }
-    method = parts.exchange(METHODS[spec.name](**values), spec.mediator, spec.server)
+    values = {name: spec.options.get(name, parameter.default) for name, parameter in options.items()}
+    made = components.exchange(METHODS[spec.name](**values), spec.mediator, spec.server)
     if spec.schedule is not None:
-        if spec.name == "fedsgd":
+        if made.solver.still:
             raise ConfigError(
-                f"train.schedule is {spec.schedule.shape}: it changes the clients' step size, and fedsgd's clients "
-                "take no step; leave it out, or take fedavg"
+                f"train.schedule is {spec.schedule.shape}: it changes the clients' step size, and {spec.name}'s "
+                "clients take no step; leave it out, or take fedavg"
             )
-        method = replace(method, solver=local.scheduled(method.solver, spec.schedule))
+        made = replace(made, solver=scheduled(made.solver, spec.schedule))
     if spec.average is not None:
-        method = replace(method, server=server.averaged(method.server, spec.average))
+        made = replace(made, server=server.averaged(made.server, spec.average))
     # Every option is in it, defaults too: clients and server compare and mask by the specification.
-    mediator, rule = parts.resolved_part("mediator", spec.mediator), parts.resolved_part("server", spec.server)
-    resolved = replace(spec, options=dict(values), mediator=mediator, server=rule)  # type: ignore[arg-type]
-    return replace(method, spec=resolved, codec=compress.codec(spec.keep, spec.quantise))
+    mediator = components.resolved_part("mediator", spec.mediator)
+    rule = components.resolved_part("server", spec.server)
+    resolved = replace(spec, options=values, mediator=mediator, server=rule)
+    return replace(made, spec=resolved, codec=codec(spec.keep, spec.quantise))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from keyfed.federated.local import progress
 from keyfed.federated.public.rules import saturated_clients
@@ -25,12 +26,12 @@ from keyfed.federated.types import (
     ClientId,
     Federation,
     LayerNumbers,
+    Memory,
     Method,
     Params,
     Refusal,
     Report,
     State,
-    Sums,
 )
 
 
@@ -47,12 +48,12 @@ class RoundSummary:
       effective_clients: (Σ scale)² / Σ scale² per layer; m when all count alike.
       weights: each contributor's share of the sum per layer; None where nobody may know.
       abandoned: too few uploads arrived: nothing was learnt, nobody was acknowledged.
-      hidden: the numbers above come from sums: of those whose upload arrived, not of all who trained.
-      saturated: clients cut off by a public cap, in the layer where there are most; hidden rounds only.
+      report_free: the numbers above come from sums: of those whose upload arrived, not of all who trained.
+      saturated: clients cut off by a public cap, in the layer where there are most; rounds without reports only.
       shortened: clients whose upload was longer than this run's limit.
       unsound: why the server's step was not taken, which is then an abandoned round; None where it was.
       diverged: `unsound` because local training or the step diverged: a step size is halved.
-      clamped: clients whose weight was held at either end of its public range, in any layer; hidden rounds only.
+      clamped: clients whose weight was held at either end of its public range, in any layer; only without reports.
     """
 
     round: int
@@ -65,7 +66,7 @@ class RoundSummary:
     effective_clients: LayerNumbers
     weights: Mapping[ClientId, LayerNumbers] | None = None
     abandoned: bool = False
-    hidden: bool = False
+    report_free: bool = False
     saturated: int = 0
     clamped: int = 0
     unsound: str | None = None
@@ -93,42 +94,89 @@ def run_round(
     """Train the cohort, weigh, sum, step: local solver + report + mediator + linear sum + server rule.
 
     Args:
-      minimum: uploads below which the round is abandoned; it counts as a round, and everything stays as it was.
+      minimum: uploads below which the round is abandoned; it counts as a round, and everything stays as it was. A sum
+        without reports needs one at least.
       limits: what one client may do at most, by what the run has seen; None for no limits.
       watch: how a round that diverged is noticed: its step is not taken and a step size is halved
         (`soundness`). None: only a step that is not finite is not taken, and nothing is halved.
     """
     if state.halvings:
         method = replace(method, halvings=state.halvings)
-    if method.hidden:
-        return _hidden_round(method, state, cohort, federation, minimum, limits, watch)
-    if limits is not None:
+    if limits is not None and not method.report_free:
         federation.limit(_caps(method, state, limits))
+    gather, least = (_gather_sums, max(1, minimum)) if method.report_free else (_gather_reports, minimum)
+    aggregate, reports, memory = gather(method, state, cohort, federation)
+    abandoned = len(aggregate.contributors) < least
+    summary = summarise(state.round, reports, aggregate, abandoned, method.report_free)
+    # One client can claim any loss in a sum: without reports only refusals say that a round diverged.
+    losses, eased = [r.loss for r in reports.values()], state.halvings + state.server_halvings > 0
+    why = None if watch is None else diverged(watch, losses, aggregate, eased=eased)
+    if why is not None:
+        before = failed(replace(state, mediator=memory("not taken")), server=method.solver.still)
+        return _not_taken(before, federation, replace(summary, diverged=True), why)
+    if abandoned:
+        federation.acknowledge(())
+        return replace(state, mediator=memory("abandoned"), round=state.round + 1), summary
+    params, server = method.server.step(state.params, _eased(state, aggregate), state.server)
+    if not finite(params, server):
+        before = replace(state, mediator=memory("not taken"))
+        return _not_finite(method, before, federation, summary, watch)
+    seen, pace = state.seen, _pace(method, state.round)
+    if limits is not None:
+        norms = aggregate.norms
+        if method.report_free:
+            norms = (_moved(method, state.params, params, aggregate),)
+            why = _too_far(norms[0], caps_of(limits, state.seen, pace).norm, limits.norm)
+            if why is not None:
+                return _not_taken(replace(state, mediator=memory("not taken")), federation, summary, why)
+        seen = seen_with(seen, [norm / pace for norm in norms], [r.tokens for r in reports.values()])
+    federation.acknowledge(aggregate.contributors)
+    after = memory("taken")
+    return State(params, after, server, state.round + 1, seen, state.halvings, state.server_halvings), summary
+
+
+class Gathered(NamedTuple):
+    """What arrived of a round.
+
+    Attributes:
+      reports: of the clients; none where they weigh themselves by public numbers.
+      memory: the mediator's memory after the round, by what becomes of the sum.
+    """
+
+    aggregate: Aggregate
+    reports: Mapping[ClientId, Report]
+    memory: Callable[[Literal["taken", "abandoned", "not taken"]], Memory]
+
+
+def _gather_reports(method: Method, state: State, cohort: Sequence[ClientId], federation: Federation) -> Gathered:
     if method.mediator.released is not None:
         share = method.mediator.released(state.server)
         method = replace(method, mediator=method.mediator._replace(share=share))
     reports = federation.train(state.params, cohort, method, state.round)
     memory, shares = method.mediator.weigh(state.mediator, reports, list(state.params))
     aggregate = federation.collect(shares)
-    abandoned = len(aggregate.contributors) < minimum
-    summary = summarise(state.round, reports, aggregate, abandoned)
-    losses, eased = [r.loss for r in reports.values()], state.halvings + state.server_halvings > 0
-    why = None if watch is None else diverged(watch, losses, aggregate, eased=eased)
-    if why is not None:
-        state = failed(state, server=method.solver.still)
-        return _not_taken(state, federation, replace(summary, diverged=True), why)
-    if abandoned:
-        federation.acknowledge(())
-        return replace(state, round=state.round + 1), summary
-    params, server = method.server.step(state.params, _eased(state, aggregate), state.server)
-    if not finite(params, server):
-        return _not_finite(method, state, federation, summary, watch)
-    federation.acknowledge(aggregate.contributors)
-    seen = state.seen
-    if limits is not None:
-        norms = [norm / _pace(method, state.round) for norm in aggregate.norms]
-        seen = seen_with(seen, norms, [report.tokens for report in reports.values()])
-    return State(params, memory, server, state.round + 1, seen, state.halvings, state.server_halvings), summary
+    return Gathered(aggregate, reports, lambda outcome: memory if outcome == "taken" else state.mediator)
+
+
+def _gather_sums(method: Method, state: State, cohort: Sequence[ClientId], federation: Federation) -> Gathered:
+    """Gather without reports: clients weigh themselves by public numbers, and those learn from the sum.
+
+    An abandoned round still changes the public numbers, since they may be the reason that nothing arrived. A sum that
+    is not taken teaches only how many clients were out of range.
+    """
+    rule = method.mediator.private
+    assert rule is not None, "a method without reports has a rule by public numbers"
+    federation.train(state.params, cohort, method, state.round, state.mediator)
+    aggregate = federation.collect(None)
+    used = state.mediator if aggregate.public is None else aggregate.public
+
+    def memory(outcome: str) -> Memory:
+        sums = aggregate.facts
+        if outcome == "not taken":
+            sums = {name: numbers for name, numbers in sums.items() if name == "out of range"}
+        return rule.learn(used, sums, len(aggregate.contributors) if outcome == "taken" else 0)
+
+    return Gathered(aggregate, {}, memory)
 
 
 def _caps(method: Method, state: State, limits: UploadLimits) -> Caps:
@@ -168,59 +216,6 @@ def _not_taken(state: State, federation: Federation, summary: RoundSummary, why:
     return replace(state, round=state.round + 1), replace(summary, abandoned=True, unsound=why)
 
 
-def _hidden_round(
-    method: Method,
-    state: State,
-    cohort: Sequence[ClientId],
-    federation: Federation,
-    minimum: int,
-    limits: UploadLimits | None,
-    watch: Watch | None,
-) -> tuple[State, RoundSummary]:
-    """Run a round without reports: clients weigh themselves by public numbers, and those learn from the sum.
-
-    An empty sum is an abandoned round. What an abandoned round still changes are the public numbers: they may be the
-    reason that nothing arrived.
-    """
-    rule = method.mediator.private
-    assert rule is not None, "a hidden method has a private rule"
-    federation.train(state.params, cohort, method, state.round, state.mediator)
-    aggregate = federation.collect(None)
-    arrived = len(aggregate.contributors)
-    abandoned = arrived < max(1, minimum)
-    used = state.mediator if aggregate.public is None else aggregate.public
-    summary = _summarise_sums(state.round, aggregate, abandoned)
-    # One client can claim any loss in a sum: only refusals count here.
-    diverging = None if watch is None else diverged(watch, [], aggregate)
-    if diverging is not None:
-        before = replace(state, mediator=rule.learn(used, _outside(aggregate), 0))
-        before = failed(before, server=method.solver.still)
-        return _not_taken(before, federation, replace(summary, diverged=True), diverging)
-    if abandoned:
-        federation.acknowledge(())
-        return replace(state, mediator=rule.learn(used, aggregate.facts, 0), round=state.round + 1), summary
-    params, server = method.server.step(state.params, _eased(state, aggregate), state.server)
-    moved = 0.0 if limits is None else _moved(method, state.params, params, aggregate)
-    bad = not finite(params, server)
-    why = None
-    if not bad and limits is not None:
-        why = _too_far(moved, caps_of(limits, state.seen, _pace(method, state.round)).norm, limits.norm)
-    if bad or why is not None:  # a sum that is not believed teaches nothing either, but for who was out of range
-        before = replace(state, mediator=rule.learn(used, _outside(aggregate), 0))
-        if why is None:
-            return _not_finite(method, before, federation, summary, watch)
-        return _not_taken(before, federation, summary, why)
-    federation.acknowledge(aggregate.contributors)
-    seen = state.seen if limits is None else seen_with(state.seen, [moved / _pace(method, state.round)], [])
-    learnt = rule.learn(used, aggregate.facts, arrived)
-    return State(params, learnt, server, state.round + 1, seen, state.halvings, state.server_halvings), summary
-
-
-def _outside(aggregate: Aggregate) -> Sums:
-    """Return the one fact that is learnt from a sum that is not taken: how many clients were out of range."""
-    return {name: numbers for name, numbers in aggregate.facts.items() if name == "out of range"}
-
-
 def _moved(method: Method, before: Params, after: Params, aggregate: Aggregate) -> float:
     """Return the norm of a sum's mean upload; where clients keep state, how far it moves θ."""
     if method.solver.start is None:
@@ -239,40 +234,30 @@ def _too_far(moved: float, most: float | None, factor: float | None) -> str | No
     )
 
 
-def _summarise_sums(round: int, aggregate: Aggregate, abandoned: bool) -> RoundSummary:
-    tokens, worked, nats = (aggregate.facts.get(name, (0.0,))[0] for name in ("tokens", "worked", "nats"))
+def summarise(
+    round: int, reports: Mapping[ClientId, Report], aggregate: Aggregate, abandoned: bool, report_free: bool = False
+) -> RoundSummary:
+    """Condense a round for the log; clients that were refused do not count."""
+    if report_free:
+        tokens, worked, nats = (aggregate.facts.get(name, (0.0,))[0] for name in ("tokens", "worked", "nats"))
+    else:
+        tokens = sum(r.tokens for r in reports.values())
+        worked = sum(r.worked for r in reports.values())
+        nats = sum(r.loss * r.tokens for r in reports.values())
+    called = {*(aggregate.contributors if report_free else reports), *(r.client for r in aggregate.refused)}
     return RoundSummary(
         round=round,
         loss=nats / tokens if tokens else float("nan"),
         tokens=int(tokens),
         worked=int(worked),
-        reported=len(aggregate.contributors) + len(aggregate.refused),
+        reported=len(called),
         contributors=aggregate.contributors,
         refused=aggregate.refused,
         effective_clients=aggregate.effective_clients(),
+        weights=None if report_free else aggregate.weights,
         abandoned=abandoned,
-        hidden=True,
+        report_free=report_free,
         saturated=saturated_clients(aggregate.facts),
         clamped=int(aggregate.facts.get("clamped", (0.0,))[0] + 0.5),
-    )
-
-
-def summarise(
-    round: int, reports: Mapping[ClientId, Report], aggregate: Aggregate, abandoned: bool = False
-) -> RoundSummary:
-    """Condense a round for the log; clients that were refused do not count."""
-    tokens = sum(r.tokens for r in reports.values())
-    nats = sum(r.loss * r.tokens for r in reports.values())
-    return RoundSummary(
-        round=round,
-        loss=nats / tokens if tokens else float("nan"),
-        tokens=tokens,
-        worked=sum(r.worked for r in reports.values()),
-        reported=len(reports.keys() | {r.client for r in aggregate.refused}),
-        contributors=aggregate.contributors,
-        refused=aggregate.refused,
-        effective_clients=aggregate.effective_clients(),
-        weights=aggregate.weights,
-        abandoned=abandoned,
-        shortened=aggregate.shortened,
+        shortened=() if report_free else aggregate.shortened,
     )

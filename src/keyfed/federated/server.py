@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from keyfed.federated.options import decay_rate, positive
+from keyfed.federated.spec import decay_rate, positive
 from keyfed.federated.types import Aggregate, Params, ServerRule
 
 SecondMoment = Callable[[Tensor, Tensor], Tensor]

@@ -1,9 +1,12 @@
-"""A method as data: what is stored, compared and sent. No tensors here, so that reading a configuration is quick."""
+"""A method as data: what is stored, compared and sent, and checks of its numbers. No torch, so that it loads fast."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from keyfed.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +54,27 @@ class MethodSpec:
     quantise: str = "none"
     schedule: Schedule | None = None
     average: float | None = None
+
+
+def positive(name: str, value: float, *, or_zero: bool = False) -> float:
+    """Return a finite number above 0 (or 0, where that makes sense); anything else is an error."""
+    if not math.isfinite(value) or value < 0 or (value == 0 and not or_zero):
+        raise ConfigError(f"method.{name} is {value}; expected {name} {'≥' if or_zero else '>'} 0")
+    return value
+
+
+def decay_rate(name: str, value: float) -> float:
+    """Return how much of a moment survives a round, 0 ≤ β < 1."""
+    if not 0 <= value < 1:
+        raise ConfigError(f"method.{name} is {value}; expected 0 ≤ {name} < 1")
+    return value
+
+
+def share_of_clients(name: str, value: float) -> float:
+    """Return a share of the cohort, 0 < β ≤ 1."""
+    if not 0 < value <= 1:
+        raise ConfigError(
+            f"method.{name} is {value}; expected 0 < {name} ≤ 1: top-K keeps K = {name} · m of a cohort of m, "
+            "at least one and never more than there are"
+        )
+    return value

@@ -11,6 +11,7 @@ means `[m, …]`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -18,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from torch import Generator, Tensor
 
 from keyfed.federated.cohort import Fate
-from keyfed.federated.spec import MethodSpec as MethodSpec
-from keyfed.federated.spec import Part as Part
+from keyfed.federated.spec import MethodSpec
 
 if TYPE_CHECKING:
     from keyfed.federated.descent import Descent, Way
@@ -80,7 +80,7 @@ class Solution(NamedTuple):
       loss: mean nats per token over the last local epoch as trained, [m].
       tokens: tokens of the client's whole epoch, [m]; 0 for a client that predicted nothing.
       worked: tokens predicted over all epochs, [m].
-      standing: what a client that keeps state stands for in a running mean; None for the others.
+      join_weight: the weight in a running mean of a client that keeps state; None for the others.
       state: the state to keep if the upload is acknowledged, stacked. Layers under "sent/" are what the server has of
         this client; the engine adds what was in fact uploaded, so that rounding and compression are made good later.
       curve: nats, hits and tokens of every step, [steps, 3, m] an epoch; None where nobody counts them.
@@ -90,12 +90,12 @@ class Solution(NamedTuple):
     loss: Tensor
     tokens: Tensor
     worked: Tensor
-    standing: Standing | None = None
+    join_weight: JoinWeight | None = None
     state: Params | None = None
     curve: tuple[Tensor, ...] | None = None
 
 
-class Standing(NamedTuple):
+class JoinWeight(NamedTuple):
     """Weight α_k in a running mean, fixed when a client joins, [m]; and whether it joins with this upload, [m]."""
 
     weight: Tensor
@@ -143,15 +143,15 @@ class Share:
       log: both are multiplied by e^log. Kept apart because e^log may exceed any float: the sum divides by the largest
         e^log it has seen, which `Aggregate.mean` and `effective_clients` do not notice. None is 0.
       clipped: the client itself shortened its upload to the clip, so a private sum counts it among the clipped.
-      told: numbers within [0, 1] that a private sum adds up besides, with noise of their own.
-      silent: only what is told counts: a private sum adds zeros for the upload and its mass.
+      statistics: numbers within [0, 1] that a private sum adds up as well, with noise of their own.
+      silent: only the statistics count: a private sum adds zeros for the upload and its mass.
     """
 
     scale: LayerNumbers
     mass: LayerNumbers
     log: LayerNumbers | None = None
     clipped: bool = False
-    told: LayerNumbers = field(default_factory=dict)
+    statistics: LayerNumbers = field(default_factory=dict)
     silent: bool = False
 
 
@@ -250,6 +250,48 @@ class PrivateRule(NamedTuple):
     least: Callable[[Sequence[str], Public], LayerNumbers] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class WeighingRule:
+    """How much one client counts, from its own report alone. The one place where a method's weights are defined.
+
+    Three forms are read off it: the plain share (`weigh.from_rule`), the masked one by public numbers
+    (`public.rules.masked`), and the differentially private one (`private.dp.private_method`).
+
+    Attributes:
+      weight: (report, layer) → the client's weight, at least 0; its logarithm where `exponential`.
+      exponential: the client counts e^weight, as in a softmax.
+      bound: largest weight that counts, an option of the method; ∞ for none.
+      largest: largest weight that can occur, where it is known before the run; else ∞.
+      least: smallest weight that can occur, of a rule whose weights are all known before the run; else None.
+      joins: the weight enters the mass only when a client joins a running mean.
+    """
+
+    weight: Callable[[Report, str], float]
+    exponential: bool = False
+    bound: float = math.inf
+    largest: float = math.inf
+    least: float | None = None
+    joins: bool = False
+
+
+class LossSwitch(NamedTuple):
+    """`adaptive` while the mean loss changes by at least `threshold`, else `otherwise` (`weigh.switch_on_loss`)."""
+
+    adaptive: Rule
+    otherwise: Rule
+    threshold: float
+
+
+class TopK(NamedTuple):
+    """`inner`, for the share `beta` of the clients that have the lowest loss (`weigh.top_k`)."""
+
+    beta: float
+    inner: Rule
+
+
+Rule = WeighingRule | LossSwitch | TopK
+
+
 class Mediator(NamedTuple):
     """Decides how much each client counts.
 
@@ -263,6 +305,7 @@ class Mediator(NamedTuple):
       private: the same rule, or the nearest to it, by public numbers only; None where there is none.
       released: (the server rule's state) → `share` for the next round, for rules that go by what private rounds have
         released; None for the others.
+      rule: what all forms are read off; None for a mediator that has only what it says here.
     """
 
     init: Callable[[], Memory]
@@ -270,6 +313,7 @@ class Mediator(NamedTuple):
     share: Callable[[Report, Sequence[str]], Share] | None = None
     private: PrivateRule | None = None
     released: Callable[[Params], Callable[[Report, Sequence[str]], Share]] | None = None
+    rule: Rule | None = None
 
 
 class Noise(NamedTuple):
@@ -330,8 +374,8 @@ class Method:
       cohort: "sample" draws a cohort each round, "all" takes every client (FedSGD), "pooled" trains one client that
         holds everybody's text (central training, the limit a federation is measured against).
       spec: how to build this method again elsewhere; None for a method written outside the package.
-      hidden: clients weigh themselves by public numbers (`Mediator.private`) and no report leaves them. The mediator's
-        memory is then those numbers; see `federated.public.rules.privately`.
+      report_free: clients weigh themselves by public numbers (`Mediator.private`) and no report leaves them. The
+        mediator's memory is then those numbers; see `federated.public.rules.privately`.
       halvings: how often the local step size of this round is halved, since the run diverged; `run_round` sets it.
     """
 
@@ -347,7 +391,7 @@ class Method:
     noise: Noise | None = None
     codec: Codec | None = None
     spec: MethodSpec | None = None
-    hidden: bool = False
+    report_free: bool = False
     halvings: int = 0
 
 
@@ -356,8 +400,8 @@ class Seen:
     """What the last rounds were like, for limits on what one client may do (`soundness.caps_of`).
 
     Attributes:
-      norms: of each round the median norm of its uploads; of a hidden round how far θ moved.
-      tokens: of each round the median of the clients' tokens; none of hidden rounds.
+      norms: of each round the median norm of its uploads; of a round without reports how far θ moved.
+      tokens: of each round the median of the clients' tokens; none of rounds without reports.
     """
 
     norms: tuple[float, ...] = ()

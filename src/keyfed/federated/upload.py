@@ -15,13 +15,13 @@ import torch
 from torch import Generator, Tensor
 
 from keyfed.errors import ConfigError
-from keyfed.federated.options import positive
+from keyfed.federated.spec import positive
 from keyfed.federated.types import Codec, Noise, Params
 
 Where = Literal["client", "server"]
 
 
-def noise(beta: float, sigma: float = 1.0, at: Where = "client") -> Noise | None:
+def noise_on(beta: float, sigma: float = 1.0, at: Where = "client") -> Noise | None:
     r"""Add white noise of standard deviation βσ, as FedAtt does; None for β = 0.
 
     `client` is equation 6: every client adds its own β·N(0, σ²) to its upload after its distance was measured, so the

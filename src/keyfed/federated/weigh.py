@@ -1,4 +1,4 @@
-"""Mediators: how much each client counts in the sum, from its report."""
+"""Mediators: how much each client counts in the sum, from its report. Each is a rule, of which all forms are read."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from keyfed.errors import ConfigError
-from keyfed.federated.options import positive, share_of_clients
 from keyfed.federated.public import rules
-from keyfed.federated.types import ClientId, Mediator, Memory, PrivateRule, Report, Share
+from keyfed.federated.spec import positive, share_of_clients
+from keyfed.federated.types import (
+    ClientId,
+    LossSwitch,
+    Mediator,
+    Memory,
+    PrivateRule,
+    Report,
+    Share,
+    TopK,
+    WeighingRule,
+)
 
 Reports = Mapping[ClientId, Report]
 Shares = Mapping[ClientId, Share] | None
@@ -18,8 +28,8 @@ Shares = Mapping[ClientId, Share] | None
 def by_tokens() -> Mediator:
     r"""Weigh clients by their number of training tokens, γ_k = n_k / Σ_j n_j (FedAvg).
 
-    Every client knows its own n_k: it scales its upload by n_k and sends n_k along as mass; the server divides by the
-    mass that arrived, so the weights of those who vanished are spread over the rest exactly.
+    Every client knows its own n_k: it scales its upload by n_k and sends n_k as mass. The server divides by the mass
+    that arrived, so the weights of clients that vanished are spread over the rest exactly.
 
     References:
       McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*, 2017, algorithm 1.
@@ -29,12 +39,7 @@ def by_tokens() -> Mediator:
       >>> share.scale["output.bias"], share.mass["output.bias"]
       (30.0, 30.0)
     """
-
-    def share(report: Report, layers: Sequence[str]) -> Share:
-        weights = dict.fromkeys(layers, float(report.tokens))
-        return Share(scale=weights, mass=weights)
-
-    return separable(share, rules.tokens())
+    return from_rule(WeighingRule(lambda report, layer: float(report.tokens)))
 
 
 def uniform() -> Mediator:
@@ -43,40 +48,52 @@ def uniform() -> Mediator:
 
 
 def fixed(weights: Mapping[ClientId, float] | None = None) -> Mediator:
-    r"""Weigh clients by numbers given beforehand, γ_k = a_k / Σ_j a_j; who is not named weighs 1.
+    r"""Weigh clients by numbers set beforehand, γ_k = a_k / Σ_j a_j; a client that is not named weighs 1.
 
     Example:
       >>> share = fixed({"a": 3.0}).share
       >>> [share(Report(client, tokens=1, loss=1.0, worked=1), ["bias"]).mass["bias"] for client in "ab"]
       [3.0, 1.0]
     """
-    given = dict(weights or {})
-    for client, weight in given.items():
+    known = dict(weights or {})
+    for client, weight in known.items():
         if not (math.isfinite(weight) and weight >= 0):
             raise ConfigError(f"the weight of client {client} is {weight}; expected a finite number of at least 0")
-
-    def share(report: Report, layers: Sequence[str]) -> Share:
-        numbers = dict.fromkeys(layers, given.get(report.client, 1.0))
-        return Share(scale=numbers, mass=numbers)
-
-    largest = max([1.0, *given.values()])
-    least = min([1.0, *given.values()]) / largest
-    private = rules.constant(lambda report: given.get(report.client, 1.0) / largest, least)
-    return separable(share, private)
+    return from_rule(
+        WeighingRule(
+            lambda report, layer: known.get(report.client, 1.0),
+            largest=max([1.0, *known.values()]),
+            least=min([1.0, *known.values()]),
+        )
+    )
 
 
-def softmax_of_distance(temperature: float = 1.0, bound: float | None = None) -> Mediator:
+def by_join_weight(uniform: bool = False) -> Mediator:
+    r"""Weigh clients by α_k, their weight in a running mean. Mass α_k is counted when a client joins, none later.
+
+    In secure sums α_k = 1 (`federated.public.rules.masked`).
+
+    Args:
+      uniform: α_k = 1; else the client's tokens when it joined.
+    """
+    if uniform:
+        return from_rule(WeighingRule(lambda report, layer: 1.0, largest=1.0, least=1.0, joins=True))
+    return from_rule(WeighingRule(lambda report, layer: report.weight, joins=True))
+
+
+def softmax_of_distance(temperature: float = 1.0, bound: float | None = None, farthest: float = math.inf) -> Mediator:
     r"""Weigh clients by how far each layer moved (attentive aggregation).
 
     .. math::  γ_k^l = \frac{\exp(d_k^l / T)}{\sum_j \exp(d_j^l / T)}
 
-    The distance d is the method's. T = 1 is the published rule; where distances differ by many T it is nearly one-hot,
+    The distance d is the method's. T = 1 is the published rule. Where distances differ by many T it is nearly one-hot,
     where they differ by little it is a uniform mean (see `effective_clients`). A ratio of two sums: client k knows its
-    own score, so it weighs itself, and the softmax over those who arrive is exact.
+    own score, so it weighs itself, and the softmax over the clients that arrive is exact.
 
     Args:
       temperature: T.
       bound: largest score d/T that counts, so that a client cannot buy weight by moving far; None: no bound.
+      farthest: largest d that can occur; ∞ for a distance without a limit.
 
     References:
       Ji et al., *Learning Private Neural Language Modeling with Attentive Aggregation*, 2019, equation 2.
@@ -92,11 +109,7 @@ def softmax_of_distance(temperature: float = 1.0, bound: float | None = None) ->
     def score(report: Report, layer: str) -> float:
         return min(report.distance[layer] / temperature, most)
 
-    def share(report: Report, layers: Sequence[str]) -> Share:
-        ones = dict.fromkeys(layers, 1.0)
-        return Share(scale=ones, mass=ones, log={name: score(report, name) for name in layers})
-
-    return separable(share, rules.capped_softmax(score, most))
+    return from_rule(WeighingRule(score, exponential=True, bound=most, largest=farthest / temperature))
 
 
 def switch_on_loss(adaptive: Mediator, otherwise: Mediator, threshold: float = 0.1) -> Mediator:
@@ -105,14 +118,14 @@ def switch_on_loss(adaptive: Mediator, otherwise: Mediator, threshold: float = 0
     .. math::  |L_t − L_{t−1}| ≥ ε: \text{adaptive},\qquad |L_t − L_{t−1}| < ε: \text{otherwise}
 
     L_t is the unweighted mean of the losses of *all* reports of round t, nats per token; the first round is adaptive.
-    It needs this round's reports before it can weigh, so uploads wait. Memory: the last L and both parts' memories; a
-    round without reports changes nothing.
+    It needs this round's reports before it can weigh, so uploads wait. Memory: the last L and both mediators' memories;
+    a round without reports changes nothing.
 
     References:
       Wu, Liang, Wang, *FedMed*, Sensors 2020, equations 6 and 7, algorithm 1.
     """
     positive("threshold", threshold, or_zero=True)
-    parts = {"adaptive": in_two_phases(adaptive), "otherwise": in_two_phases(otherwise)}
+    branches = {"adaptive": in_two_phases(adaptive), "otherwise": in_two_phases(otherwise)}
 
     def weigh(memory: Memory, reports: Reports, layers: Sequence[str]) -> tuple[Memory, Shares]:
         if not reports:
@@ -120,15 +133,19 @@ def switch_on_loss(adaptive: Mediator, otherwise: Mediator, threshold: float = 0
         loss = math.fsum(r.loss for r in reports.values()) / len(reports)
         last = memory["loss"]
         chosen = "adaptive" if last is None or abs(loss - last) >= threshold else "otherwise"
-        inner, shares = parts[chosen].weigh(memory[chosen], reports, layers)
+        inner, shares = branches[chosen].weigh(memory[chosen], reports, layers)
         return {**memory, "loss": loss, chosen: inner}, shares
 
-    private = None
+    private, rule = None, None
     if adaptive.private is not None and otherwise.private is not None:
         private = rules.switch_on_last_losses(adaptive.private, otherwise.private, threshold)
-    return Mediator(
-        init=lambda: {"loss": None, **{name: part.init() for name, part in parts.items()}}, weigh=weigh, private=private
-    )
+    if adaptive.rule is not None and otherwise.rule is not None:
+        rule = LossSwitch(adaptive.rule, otherwise.rule, threshold)
+
+    def init() -> Memory:
+        return {"loss": None, **{name: branch.init() for name, branch in branches.items()}}
+
+    return Mediator(init=init, weigh=weigh, private=private, rule=rule)
 
 
 def kept(beta: float, clients: int) -> int:
@@ -145,31 +162,45 @@ def top_k(beta: float, inner: Mediator) -> Mediator:
     r"""Let only the K = max(1, ⌊βm + ½⌋) clients of lowest loss upload; `inner` weighs them.
 
     m is the number of reports; ties go to the smaller client id. `inner` sees all reports (FedMed's switch averages
-    all losses), memory is its own. Not closed under drop-outs: who vanishes after being chosen is not replaced.
+    all losses), memory is its own. Not closed under drop-outs: a client that vanishes after being chosen is not
+    replaced.
 
     References:
       Wu, Liang, Wang, *FedMed*, Sensors 2020, equations 8 and 9.
     """
     share_of_clients("beta", beta)
-    part = in_two_phases(inner)
+    waiting = in_two_phases(inner)
 
     def weigh(memory: Memory, reports: Reports, layers: Sequence[str]) -> tuple[Memory, Shares]:
-        memory, shares = part.weigh(memory, reports, layers)
+        memory, shares = waiting.weigh(memory, reports, layers)
         assert shares is not None, "a mediator in two phases gives shares"
         best = sorted(reports, key=lambda client: (reports[client].loss, client))[: kept(beta, len(reports))]
         return memory, {client: shares[client] for client in best if client in shares}
 
-    private = inner.private
-    if private is not None:
-        private = rules.below_last_quantile(partial(kept, beta), private)
-    return Mediator(init=part.init, weigh=weigh, private=private)
+    private = None if inner.private is None else rules.below_last_quantile(partial(kept, beta), inner.private)
+    rule = None if inner.rule is None else TopK(beta, inner.rule)
+    return Mediator(init=waiting.init, weigh=weigh, private=private, rule=rule)
+
+
+def from_rule(rule: WeighingRule) -> Mediator:
+    """Make a mediator of a weighing rule; it works in the clear and in secure sums, with reports or without."""
+
+    def share(report: Report, layers: Sequence[str]) -> Share:
+        weights = {name: rule.weight(report, name) for name in layers}
+        if rule.exponential:
+            ones = dict.fromkeys(layers, 1.0)
+            return Share(scale=ones, mass=ones, log=weights)
+        mass = {name: weight * report.joining for name, weight in weights.items()} if rule.joins else weights
+        return Share(scale=weights, mass=mass)
+
+    return separable(share, rules.masked(rule))._replace(rule=rule)
 
 
 def separable(share: Callable[[Report, Sequence[str]], Share], private: PrivateRule | None = None) -> Mediator:
-    """Make a mediator of a rule that a client can apply to itself; it keeps no memory.
+    """Make a mediator of a client's own share, for what no `WeighingRule` can say; it keeps no memory.
 
     Args:
-      private: the same rule by public numbers only, for sums that hide every report.
+      private: the same by public numbers only, for secure sums; None where there is none.
     """
 
     def weigh(memory: Memory, reports: Reports, layers: Sequence[str]) -> tuple[Memory, None]:
@@ -180,7 +211,7 @@ def separable(share: Callable[[Report, Sequence[str]], Share], private: PrivateR
 
 
 def in_two_phases(mediator: Mediator) -> Mediator:
-    """Turn a separable mediator into one that waits for all reports: the same shares, uploads kept until then."""
+    """Make a separable mediator wait for all reports: the same shares, uploads kept until then."""
     share = mediator.share
     if share is None:
         return mediator

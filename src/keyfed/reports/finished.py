@@ -21,9 +21,10 @@ from keyfed.engine.module import MakeModule
 from keyfed.engine.network import predictor, shapes
 from keyfed.engine.problem import solve_block
 from keyfed.errors import ConfigError, DataError, nearest
+from keyfed.federated.local import Optimiser
 from keyfed.federated.methods import build_method, method_options
-from keyfed.federated.options import Optimiser
-from keyfed.federated.types import Method, MethodSpec, Params
+from keyfed.federated.spec import MethodSpec
+from keyfed.federated.types import Method, Params
 from keyfed.files import write_atomically
 from keyfed.model.conformance import Check, check_model, check_vocabulary
 from keyfed.model.output import Score

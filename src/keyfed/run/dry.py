@@ -62,7 +62,7 @@ def describe_plan(config: Config, *, offered: bool = False) -> dict[str, Any]:
         (TORCH_ITSELF if choice.workers > 1 else 0) + 6 * tensors * choice.block
     )
     private = make_private(config, method, len(prepared.store), members)
-    zeros = method.hidden or private is not None  # a masked or noised vector may be all zeros, but is sent
+    zeros = method.report_free or private is not None  # a masked or noised vector may be all zeros, but is sent
     uploads = members if zeros else kept(method.uploading, members)
     if method.mediator.share is None:
         # Uploads wait until all reports are there; masked ones in the first round, for the first public numbers.

@@ -64,7 +64,7 @@ def record_of(
         "effective_clients": sum(effective.values()) / max(1, len(effective)),
         "traffic": round_traffic(sizes, called, summary),
     }
-    if summary.hidden:
+    if summary.report_free:
         record["clamped"] = summary.clamped
     if summary.shortened:
         record["shortened"] = list(summary.shortened)

@@ -20,9 +20,8 @@ from keyfed.errors import ConfigError, DataError, nearest
 from keyfed.federated.cohort import Plan, cohort_size, derive_seed, draw, moving_seconds, plan_round
 from keyfed.federated.components import exchange, guarded, read_weights
 from keyfed.federated.local import learning_rate, progress
-from keyfed.federated.methods import build_method
+from keyfed.federated.methods import build_method, tuned_options
 from keyfed.federated.soundness import UploadLimits, Watch, uniform_nats
-from keyfed.federated.tuned import tuned_options
 from keyfed.federated.types import Method
 from keyfed.federated.upload import codec
 from keyfed.federated.weigh import kept

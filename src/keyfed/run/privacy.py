@@ -39,7 +39,16 @@ from keyfed.private.dp.ledger import (
 )
 from keyfed.private.dp.noise import Draw, Noising, derived, derived_tree, group_of, update_noise
 from keyfed.private.dp.plan import MOST_LOSS_NOISE, delta_for, noise_to_clip, usual_count_noise
-from keyfed.private.dp.private_method import CLIP, WITHIN, Bounded, bound, refuse_absence, refuse_participation
+from keyfed.private.dp.private_method import (
+    CLIP,
+    WITHIN,
+    PrivateMethod,
+    refuse_absence,
+    refuse_participation,
+)
+from keyfed.private.dp.private_method import (
+    make_private as private_form,
+)
 from keyfed.private.dp.statement import GIVEN_VOCABULARY, RAW_VOCABULARY, account, no_account
 from keyfed.private.secagg.threshold import PRIVATE_RATIO
 from keyfed.run.folder import read_metrics, read_run_toml
@@ -54,7 +63,7 @@ Randomness = Literal["system", "derived"]
 
 def terms_of(
     config: Config,
-    bounded: Bounded,
+    bounded: PrivateMethod,
     clients: int,
     called: float,
     randomness: Randomness = "derived",
@@ -150,7 +159,7 @@ def announcement(t: Terms, counted: float | None, parameters: int) -> list[str]:
     return lines
 
 
-def make_private(config: Config, method: Method, clients: int, called: float) -> tuple[Bounded, Terms] | None:
+def make_private(config: Config, method: Method, clients: int, called: float) -> tuple[PrivateMethod, Terms] | None:
     """Return a method's private form and the terms of its ledger; None where nobody asked for one.
 
     Raises:
@@ -158,21 +167,21 @@ def make_private(config: Config, method: Method, clients: int, called: float) ->
     """
     if not config.privacy.on:
         return None
-    bounded = bound(method, config.privacy)
+    bounded = private_form(method, config.privacy)
     return bounded, terms_of(config, bounded, clients, called)
 
 
-def settle_count_noise(config: Config, bounded: Bounded, cohort: float, z: float) -> float | None:
+def settle_count_noise(config: Config, bounded: PrivateMethod, cohort: float, z: float) -> float | None:
     """Return the noise of the half counts of a new run, in clients of the fleet; None where nothing is counted.
 
     Raises:
       PrivacyError: the user's leaves nothing for the update.
     """
-    if not bounded.told:
+    if not bounded.statistics:
         return None
     found = config.privacy.count_noise
     if found is None:
-        found = usual_count_noise(cohort, z, losses=bounded.told != (WITHIN,))
+        found = usual_count_noise(cohort, z, losses=bounded.statistics != (WITHIN,))
     update_noise(z, found)
     return found
 
@@ -188,23 +197,23 @@ def as_begun(config: Config, terms: Terms, out: Path) -> Terms:
     return replace(terms, count_noise=begun.count_noise)
 
 
-def count_noise_of(config: Config, bounded: Bounded, terms: Terms) -> float | None:
+def count_noise_of(config: Config, bounded: PrivateMethod, terms: Terms) -> float | None:
     """Return the noise of the half counts of a run with these terms, in clients of the fleet; None for no counts.
 
     Ledgers that do not say it are of runs for which it was a twentieth of the cohort, however few that were.
     """
-    if not bounded.told or terms.count_noise is not None:
+    if not bounded.statistics or terms.count_noise is not None:
         return terms.count_noise
     if config.privacy.count_noise is not None:
         return config.privacy.count_noise
     usual = terms.cohort / 20
-    return usual if bounded.told == (WITHIN,) else min(usual, MOST_LOSS_NOISE * terms.z)
+    return usual if bounded.statistics == (WITHIN,) else min(usual, MOST_LOSS_NOISE * terms.z)
 
 
 class PrivateRun:
     """A run's mechanism: `noising` before every round, `told` after it."""
 
-    def __init__(self, config: Config, bounded: Bounded, out: Path, terms: Terms) -> None:
+    def __init__(self, config: Config, bounded: PrivateMethod, out: Path, terms: Terms) -> None:
         self._config = config
         self._out = out
         self._bounded = bounded
@@ -276,7 +285,7 @@ class PrivateRun:
             floor=p.floor * t.called * self._bounded.least if self._bounded.ratio else None,
             release=lambda: self._release(state.round),
             frozen=frozen,
-            told=self._bounded.told,
+            statistics=self._bounded.statistics,
         )
 
     def gather(

@@ -103,7 +103,7 @@ def sizes_in(config: Config, method: Method, params: Params, members: int, froze
     """
     if not config.secure.on:
         return sizes_of(method, params, frozen)
-    if method.hidden:
+    if method.report_free:
         words = length(method, params)
     else:  # a private run: clipped numbers alone
         words = words_of({name: p for name, p in params.items() if name not in frozen})

@@ -128,7 +128,7 @@ class RemoteFederation:
         if self._private is not None:
             self._noised = self._noised_sum(now, *self._private)
             return {}
-        if method.hidden:
+        if method.report_free:
             return {}  # `collect` does all of a secure round
         send = method.mediator.share is not None
         heads = {c: self._head(now, c, "upload") | {"send": send} for c in cohort}
@@ -149,7 +149,7 @@ class RemoteFederation:
         if self._noised is not None:
             summed, self._noised, self._private = self._noised, None, None  # every round is told its own noise
             return summed.aggregate(self.calls.refusals())
-        if now.method.hidden:
+        if now.method.report_free:
             return self._hidden(now)
         own = now.method.mediator.share
         if shares is not None:

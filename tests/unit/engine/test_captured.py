@@ -10,7 +10,7 @@ from keyfed.engine.kernels.capture import stage
 from keyfed.engine.problem import Problem, make_store, solve_block
 from keyfed.federated.cohort import Work
 from keyfed.federated.methods import build_method
-from keyfed.federated.types import MethodSpec
+from keyfed.federated.spec import MethodSpec
 from keyfed.model.language_model import ModelSpec, init_params
 from keyfed.text.batches import Batching, stream_steps
 
@@ -110,11 +110,11 @@ def test_clients_that_stop_early_do_not_all_skip_the_same_lengths():
 
 def test_a_track_laid_without_duals_is_not_taken_for_one_with_them(monkeypatch):
     from keyfed.federated.descent import descend
-    from keyfed.federated.local import descend_sgd, start_at
+    from keyfed.federated.local import LocalOptions, local_descent, start_at
 
     problem = a_problem("cpu", "stream", 0.0)
     replayed(monkeypatch, problem)
-    theta, descent = init_params(problem.spec, 1), descend_sgd(lr=0.1)
+    theta, descent = init_params(problem.spec, 1), local_descent(LocalOptions("sgd", lr=0.1, clip=None))
     moved = []
     for dual in (None, {name: torch.ones(2, *p.shape) for name, p in theta.items()}):
         objective = problem.objective([0, 2], 1, 4)

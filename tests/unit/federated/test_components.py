@@ -11,7 +11,7 @@ from keyfed.config.load import Config, apply_settings, check, config_from, dump_
 from keyfed.errors import ConfigError
 from keyfed.federated import server
 from keyfed.federated.methods import build_method
-from keyfed.federated.types import MethodSpec, Part
+from keyfed.federated.spec import MethodSpec, Part
 
 from ...equivalence.test_methods import assert_equal, method_of, problem_of, rounds, theta_of
 

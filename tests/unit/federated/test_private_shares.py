@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from keyfed.errors import ConfigError, DoesNotFit
 from keyfed.federated import weigh
 from keyfed.federated.components import guarded
-from keyfed.federated.duals import once
 from keyfed.federated.methods import METHODS, fedavg
 from keyfed.federated.public import rules
 from keyfed.federated.public.numbers import LOSS_STEP, use_of_range
@@ -50,7 +49,7 @@ def parts(shares: list[Share], layer: str) -> list[float]:
 
 @given(st.integers(1, 2**27), st.lists(st.floats(1, 8), min_size=1, max_size=20))
 def test_token_weights_are_those_of_fedavg_while_clients_lie_within_a_factor_of_eight(least, factors):
-    rule = rules.tokens()
+    rule = weigh.by_tokens().private
     sizes = [int(least * factor) for factor in factors]
     reports = [report(f"c{k}", n) for k, n in enumerate(sizes)]
     public = started(rule, reports)
@@ -62,7 +61,7 @@ def test_token_weights_are_those_of_fedavg_while_clients_lie_within_a_factor_of_
 
 @given(st.lists(st.integers(1, 2**31), min_size=1, max_size=20), st.sampled_from([1, 2, 3, 6, 16]))
 def test_any_tokens_are_clamped_to_the_public_range_and_most_clients_are_not(sizes, ratio):
-    rule = rules.tokens()
+    rule = weigh.by_tokens().private
     reports = [report(f"c{k}", n) for k, n in enumerate(sizes)]
     sums = add_up(rule.first(r, LAYERS) for r in reports) | {"ratio": [float(ratio)]}
     most = rule.start(rule.init(), sums)["most"]
@@ -123,7 +122,7 @@ def test_mass_is_raised_alike_and_clients_at_either_end_are_counted():
     assert sent.scale == {"bias": 0.25, "weight": 0.5}
     assert sent.mass == pytest.approx({"bias": 0.05, "weight": 0.5})
     assert clamped(own, sent, {}) == {"clamped": [1.0]}
-    rule = rules.tokens()
+    rule = weigh.by_tokens().private
     for tokens, said in ((1, 1.0), (16, 0.0), (256, 0.0), (257, 1.0)):
         told = rule.facts(report("a", tokens), LAYERS, {"most": 256.0})
         share = rule.share(report("a", tokens), LAYERS, {"most": 256.0})
@@ -166,7 +165,7 @@ def test_a_cap_far_above_everybody_comes_down_at_once():
 
 
 def test_sizes_move_by_powers_of_two():
-    rule = rules.tokens()
+    rule = weigh.by_tokens().private
     public = started(rule, [report("a", 100)])
     assert public["most"] == 256
     assert learnt(rule, public, [report("b", 300), report("c", 20)]) == public, "one client alone moves nothing"
@@ -180,7 +179,7 @@ def test_sizes_move_by_powers_of_two():
 @settings(max_examples=50)
 @given(st.lists(st.integers(100, 1500), min_size=3, max_size=20), st.lists(st.integers(1, 2**40), max_size=8))
 def test_one_liar_among_clients_that_agree_moves_no_public_size(sizes, lies):
-    rule = rules.tokens()
+    rule = weigh.by_tokens().private
     public = start = started(rule, [report(f"c{k}", n) for k, n in enumerate(sizes)])
     for lie in lies:
         public = learnt(rule, public, [*(report(f"c{k}", n) for k, n in enumerate(sizes)), report("liar", lie)])
@@ -189,7 +188,7 @@ def test_one_liar_among_clients_that_agree_moves_no_public_size(sizes, lies):
 
 @pytest.mark.parametrize("uniform", [False, True])
 def test_a_joining_client_of_a_secure_sum_brings_a_mass_of_one_whatever_its_tokens(uniform):
-    rule = once(uniform=uniform).private
+    rule = weigh.by_join_weight(uniform=uniform).private
     joining, returning = report("a", weight=300.0, joining=True), report("b", weight=50.0)
     public = started(rule, [joining, returning])
     one, two = rule.share(joining, LAYERS, public), rule.share(returning, LAYERS, public)
@@ -246,7 +245,7 @@ def test_top_k_lets_everybody_count_while_losses_are_beyond_the_buckets():
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_has_a_private_form_whose_memory_a_checkpoint_gives_back(name):
     method = privately(METHODS[name]())
-    assert method.hidden
+    assert method.report_free
     assert privately(method) is method
     rule = method.mediator.private
     reports = [report(c, 10 + k, 2.0 + k, 1.0, weight=10.0, joining=True) for k, c in enumerate("abc")]
@@ -314,7 +313,7 @@ def test_a_rule_from_outside_is_held_to_its_word(message):
         "share": (report("a"), LAYERS, {"most": 64.0}), "facts": (report("a"), LAYERS, {"most": 64.0}),
         "first": (report("a"), LAYERS), "start": ({"most": 1.0}, {"sizes": [1.0]}),
     }  # fmt: skip
-    rule = rules.tokens()
+    rule = weigh.by_tokens().private
     mediator = weigh.by_tokens()._replace(private=rule._replace(**{field: slip}))
     own = guarded(replace(fedavg(), name="mine", mediator=mediator)).mediator.private
     with pytest.raises(ConfigError, match=message):

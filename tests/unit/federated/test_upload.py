@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
-from keyfed.federated.types import MethodSpec
+from keyfed.federated.spec import MethodSpec
 from keyfed.federated.upload import codec, from_int8, largest, to_int8
 from keyfed.run.metrics_line import model_bytes, sizes_of, upload_bytes
 

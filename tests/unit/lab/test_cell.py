@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 
 from keyfed.config.load import PARTS, SECTIONS, DataConfig, PrivacyConfig, TrainConfig, VectorsConfig, set_value
 from keyfed.errors import ConfigError, RunError
-from keyfed.federated import tuned
 from keyfed.federated.components import KINDS, part_options
 from keyfed.federated.methods import METHODS, method_options
 from keyfed.lab.experiment import cell as studies_cells
@@ -406,8 +405,10 @@ def changed(monkeypatch):
             for f in fields(section):
                 monkeypatch.setattr(f, "default", usual[f.name])
         for name, values in OPTIONS.items():
-            monkeypatch.setattr(METHODS[name], "__kwdefaults__", {**METHODS[name].__kwdefaults__, **values})
-        monkeypatch.setitem(tuned.CHARACTERS, "fedavg", {"lr": 0.5})
+            options = METHODS[name].options
+            for key, value in values.items():
+                monkeypatch.setitem(options, key, options[key].replace(default=value))
+        monkeypatch.setitem(METHODS["fedavg"].characters, "lr", 0.5)
         studies_cells._resolve.cache_clear()
         assert TrainConfig().average == 0.5
         assert method_options("fedavg")["lr"].default == 5.0

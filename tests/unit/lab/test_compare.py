@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from keyfed.config.load import dump_toml
 from keyfed.errors import ConfigError
-from keyfed.federated.types import Part
+from keyfed.federated.spec import Part
 from keyfed.lab.experiment.claims import Comparison, compare_rows
 from keyfed.lab.experiment.compare import (
     QUICK,

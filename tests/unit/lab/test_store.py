@@ -10,7 +10,7 @@ import pytest
 
 from keyfed.config.load import to_document
 from keyfed.errors import ConfigError, RunError
-from keyfed.federated import tuned
+from keyfed.federated.methods import METHODS
 from keyfed.lab.experiment import cell as studies_cells
 from keyfed.lab.experiment.cell import Workspace, config_of, options_of
 from keyfed.lab.experiment.grid import cells_of, load_study, study_names
@@ -73,7 +73,7 @@ def test_a_cell_made_with_another_default_is_open_and_said(tmp_path, monkeypatch
     assert list(Store(tmp_path, lines.append).of(STUDY)) == [cell.id]
     assert (lines, Store(tmp_path).has(cell, ())) == ([], True)
     other = {"liadmm": {"rho": 0.5, "r": 0.15}}
-    monkeypatch.setitem(tuned.CHARACTERS, "liadmm", other["liadmm"])  # the program's default is not the cells'
+    monkeypatch.setitem(METHODS["liadmm"].characters, "rho", 0.5)  # the program's default is not the cells'
     studies_cells._resolve.cache_clear()
     assert list(Store(tmp_path, lines.append).of(STUDY)) == [cell.id]
     table = {**studies_cells.pinned(), "characters": other}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from keyfed.config.load import Config, UploadConfig, config_from
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import METHODS
-from keyfed.federated.types import Part
+from keyfed.federated.spec import Part
 from keyfed.lab.experiment.tune import (
     Listed,
     Outcome,

@@ -11,9 +11,10 @@ import torch
 from keyfed.config.schema import PrivacyConfig
 from keyfed.engine.sums.noised import NoisedSum
 from keyfed.federated.methods import build_method
-from keyfed.federated.types import MethodSpec, Report
+from keyfed.federated.spec import MethodSpec
+from keyfed.federated.types import Report
 from keyfed.private.dp.noise import Noising, derived, update_noise
-from keyfed.private.dp.private_method import BELOW, FOLLOWED, LOSS, bound
+from keyfed.private.dp.private_method import BELOW, LOSS, TRACKED, make_private
 
 LIKE = {"a": torch.zeros(2), "b": torch.zeros(1)}
 CLIP, CALLED = 1.5, 4.0
@@ -52,7 +53,7 @@ FOLLOWING = [label for label in CLAIMING if "switch" in label or "top-K" in labe
 def bounded(label, quantile=None):
     options = dict(CLAIMING[label])
     privacy = PrivacyConfig(noise=1.0, quantile=quantile, clip=CLIP, weight_cap=options.pop("weight_cap", None))
-    return bound(build_method(MethodSpec(label.split(",")[0].split()[0], options)), privacy)
+    return make_private(build_method(MethodSpec(label.split(",")[0].split()[0], options)), privacy)
 
 
 def share_of(made, rng):
@@ -61,11 +62,11 @@ def share_of(made, rng):
     if mediator.released is None:
         return mediator.share
     state = made.method.server.init(LIKE)
-    if FOLLOWED + LOSS in state:
+    if TRACKED + LOSS in state:
         mean, reach = rng.uniform(0, 10), rng.choice([1.0, 2.0, 8.0])
-        state[FOLLOWED + LOSS] = torch.tensor([mean, reach, rng.choice([math.inf, 1.0, 0.01]), 3.0]).double()
-    if FOLLOWED + BELOW in state:
-        state[FOLLOWED + BELOW] = torch.tensor([rng.uniform(0, 12), 0.1, 0.0]).double()
+        state[TRACKED + LOSS] = torch.tensor([mean, reach, rng.choice([math.inf, 1.0, 0.01]), 3.0]).double()
+    if TRACKED + BELOW in state:
+        state[TRACKED + BELOW] = torch.tensor([rng.uniform(0, 12), 0.1, 0.0]).double()
     return mediator.released(state)
 
 
@@ -140,7 +141,7 @@ def largest_cost(made, tries, sum_of=NoisedSum, seed=0, z=1.0, bit_std=0.8):
     the largest found.
     """
     rng, std, worst = random.Random(seed), update_noise(z, bit_std) * CLIP, 0.0
-    given = noising(made.ratio, bit_std=bit_std, told=made.told)
+    given = noising(made.ratio, bit_std=bit_std, statistics=made.statistics)
     for _ in range(tries):
         share, total = share_of(made, rng), sum_of(LIKE, given)
         for k in range(rng.randint(0, 2)):
@@ -160,7 +161,7 @@ def told_noise(sum_of, name, count, told=("within", "loss", "below"), bit_std=3.
     out = []
     for round in range(count):
         release = partial(derived, 7, round, 0)
-        made = sum_of(LIKE, noising(bit_std=bit_std, told=told, release=release)).aggregate(())
+        made = sum_of(LIKE, noising(bit_std=bit_std, statistics=told, release=release)).aggregate(())
         out.append((made.facts[name][0] - 0.5) * CALLED)
     return torch.tensor(out).double()
 

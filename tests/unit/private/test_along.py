@@ -18,17 +18,18 @@ from keyfed.engine.sums.plain import RunningSum
 from keyfed.errors import PrivacyError
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round
-from keyfed.federated.types import MethodSpec, Part, Report
+from keyfed.federated.spec import MethodSpec, Part
+from keyfed.federated.types import Report
 from keyfed.federated.weigh import by_tokens, softmax_of_distance, switch_on_loss, top_k, uniform
 from keyfed.private.dp.noise import clip_factor, norm_of, update_noise
 from keyfed.private.dp.plan import usual_count_noise
 from keyfed.private.dp.private_method import (
     BELOW,
-    FOLLOWED,
     LOSS,
+    TRACKED,
     WITHIN,
-    bound,
     loss_limit,
+    make_private,
     mean_loss,
     refuse_absence,
     still_moves,
@@ -61,20 +62,20 @@ def test_sum_and_half_counts_together_cost_no_more_than_z(label, quantile):
     worst = largest_cost(made, 1_000)
     assert worst <= 1 + ROUNDING
     # The search does reach what can be: who uploads is below the limit, and counts (1 − β)/β of a half there.
-    least = 0.25 if BELOW in made.told and CLAIMING[label]["beta"] == 0.8 else 1.0
-    assert worst > 0.99 * math.sqrt(1 - (1 - least**2) * (0.5 / 0.8) ** 2 / len(made.told))
+    least = 0.25 if BELOW in made.statistics and CLAIMING[label]["beta"] == 0.8 else 1.0
+    assert worst > 0.99 * math.sqrt(1 - (1 - least**2) * (0.5 / 0.8) ** 2 / len(made.statistics))
 
 
 @pytest.mark.parametrize("z", [0.4, 1.0, 3.0])
 @pytest.mark.parametrize("label", ["fedavg", "fedatt", "fedmed, both", "admm"])
 def test_sum_and_counts_of_few_clients_cost_no_more_than_z_with_the_usual_noise(label, z):
     made = bounded(label, 0.5)
-    bits = usual_count_noise(CALLED, z, losses=len(made.told) > 1)
+    bits = usual_count_noise(CALLED, z, losses=len(made.statistics) > 1)
     assert bits == z  # a twentieth of four would be more than z pays for
     worst = largest_cost(made, 1_000, z=z, bit_std=bits)
     assert worst <= 1 + ROUNDING
-    least = 0.25 if BELOW in made.told else 1.0  # of a half, as above
-    assert worst > 0.99 * math.sqrt(1 - (1 - least**2) * 0.5**2 / len(made.told))
+    least = 0.25 if BELOW in made.statistics else 1.0  # of a half, as above
+    assert worst > 0.99 * math.sqrt(1 - (1 - least**2) * 0.5**2 / len(made.statistics))
 
 
 @pytest.mark.slow
@@ -128,7 +129,7 @@ class NoiseOfOne(NoisedSum):
 class UncutLoss(NoisedSum):
     def _part(self, upload, share):
         parts, masses, told = super()._part(upload, share)
-        return parts, masses, {name: share.told.get(name, number + 0.5) - 0.5 for name, number in told.items()}
+        return parts, masses, {name: share.statistics.get(name, number + 0.5) - 0.5 for name, number in told.items()}
 
 
 class WholeCounts(NoisedSum):
@@ -147,7 +148,7 @@ class ExactTopK(NoisedSum):
         self._best = math.inf
 
     def add(self, client, upload, share):
-        loss = share.told[LOSS]
+        loss = share.statistics[LOSS]
         if loss < self._best:
             self._best = loss
             factor = clip_factor(norm_of(upload.values()), CLIP)
@@ -181,9 +182,9 @@ def test_what_is_told_is_cut_and_never_none():
 
 def test_who_is_above_the_limit_sends_zeros_and_does_not_believe_it_was_heard():
     made = bounded("fedmed, top-K", quantile=0.5)
-    state = {**made.method.server.init(LIKE), FOLLOWED + BELOW: torch.tensor([3.0, 0.1, 0.0]).double()}
+    state = {**made.method.server.init(LIKE), TRACKED + BELOW: torch.tensor([3.0, 0.1, 0.0]).double()}
     share = made.method.mediator.released(state)
-    total = NoisedSum(LIKE, noising(True, bit_std=0.0, told=made.told))
+    total = NoisedSum(LIKE, noising(True, bit_std=0.0, statistics=made.statistics))
     upload = {name: torch.full_like(p, 100.0) for name, p in LIKE.items()}
     total.add("high", upload, share(Report("high", 5, 3.1, 5, dict.fromkeys(LIKE, 0.1)), LAYERS))
     found = total.aggregate(())
@@ -211,7 +212,7 @@ class Told:
         self.losses, self.told, self.ratio, self.shares = losses, told, ratio, {}
 
     def train(self, params, cohort, method, round, public=None):
-        given = noising(self.ratio, bit_std=0.0, told=self.told, called=float(len(cohort)), clip=1e3)
+        given = noising(self.ratio, bit_std=0.0, statistics=self.told, called=float(len(cohort)), clip=1e3)
         self.sum = NoisedSum(LIKE, given)
         for k, name in enumerate(cohort):
             report = Report(name, 10 + k, self.losses[round][k], 5, dict.fromkeys(LIKE, 0.1 * k))
@@ -229,7 +230,7 @@ class Told:
 def run(made, losses):
     """Yield the state and the clients' shares after every round."""
     state = initial_state(made.method, LIKE)
-    federation = Told(losses, made.told, made.ratio)
+    federation = Told(losses, made.statistics, made.ratio)
     for row in losses:
         state, _ = run_round(made.method, state, [f"c{k}" for k in range(len(row))], federation)
         yield state, dict(federation.shares)
@@ -248,7 +249,7 @@ def test_the_switch_is_the_plain_one_a_round_later():
     found, seen = [], []
     for state, shares in run(bounded("fedmed, the switch"), losses):
         found.append(shares["c1"].scale["a"] != 1.0)  # without a public ŵ all count alike
-        seen.append(float(state.server[FOLLOWED + LOSS][0]))
+        seen.append(float(state.server[TRACKED + LOSS][0]))
     assert False in expected
     assert found == [True, *expected[:-1]]
     assert seen == pytest.approx([sum(row) / len(row) for row in losses], abs=1e-9)
@@ -262,8 +263,8 @@ def test_the_other_branch_is_the_mean_by_tokens():
 
 
 def test_a_threshold_of_nothing_never_switches_and_asks_for_no_losses():
-    made = bound(build_method(MethodSpec("fedmed", {"threshold": 0.0})), PrivacyConfig(noise=1.0))
-    assert made.told == (WITHIN,)
+    made = make_private(build_method(MethodSpec("fedmed", {"threshold": 0.0})), PrivacyConfig(noise=1.0))
+    assert made.statistics == (WITHIN,)
     assert made.method.mediator.released is None
 
 
@@ -273,7 +274,7 @@ def test_the_mean_loss_is_found_wherever_it_is_and_however_many_come(start):
     rule = mean_loss(0.1)
     numbers = rule.start
     for _ in range(40):
-        told = min(max(rule.told(start, numbers), 0.0), 1.0)
+        told = min(max(rule.statistic(start, numbers), 0.0), 1.0)
         numbers = rule.learn(numbers, 0.5 + 0.5 * (told - 0.5))
     assert numbers[0] == pytest.approx(start, abs=1e-3)
     assert numbers[1] == 1.0
@@ -285,7 +286,7 @@ def test_a_loss_that_jumps_beyond_the_reach_is_followed():
     numbers = (3.0, 1.0, 0.0, 9.0)
     moved = []
     for _ in range(8):
-        numbers = rule.learn(numbers, min(max(rule.told(9.0, numbers), 0.0), 1.0))
+        numbers = rule.learn(numbers, min(max(rule.statistic(9.0, numbers), 0.0), 1.0))
         moved.append(still_moves(numbers, 0.1))
     assert numbers[0] == pytest.approx(9.0, abs=1e-9)
     assert moved[:3] == [True, True, True]
@@ -315,7 +316,7 @@ def shares_below(beta, spread, rounds, come=1.0, noise=0.0, called=500, seed=1):
         mean = 4.0 + 2.0 * math.exp(-t / 15)
         losses = [rng.gauss(mean, spread) for _ in range(called) if rng.random() < come]
         yield sum(loss <= numbers[0] for loss in losses) / len(losses)
-        counted = sum(half(rule.told(loss, numbers)) for loss in losses)
+        counted = sum(half(rule.statistic(loss, numbers)) for loss in losses)
         numbers = rule.learn(numbers, 0.5 + counted / called + rng.gauss(0, noise))
 
 
@@ -339,7 +340,7 @@ def test_the_limit_finds_the_quantile_of_losses_that_stay(beta):
     numbers, shares = rule.start, []
     for _ in range(60):
         shares.append(sum(loss <= numbers[0] for loss in losses) / len(losses))
-        numbers = rule.learn(numbers, sum(rule.told(loss, numbers) for loss in losses) / len(losses))
+        numbers = rule.learn(numbers, sum(rule.statistic(loss, numbers) for loss in losses) / len(losses))
     assert shares[20:] == pytest.approx([beta] * 40, abs=0.1)
     assert shares[-20:] == pytest.approx([beta] * 20, abs=0.03)
 
@@ -348,7 +349,7 @@ def test_absent_clients_do_not_move_the_limit():
     """At the quantile the count is 0 in expectation, whoever is missing: not so if an absent one counted as a half."""
     rule = loss_limit(0.8)
     numbers = (3.0, 0.1, 0.0)
-    halves = [half(rule.told(loss, numbers)) for loss in (1.0, 1.5, 2.0, 2.5, 3.5)]
+    halves = [half(rule.statistic(loss, numbers)) for loss in (1.0, 1.5, 2.0, 2.5, 3.5)]
     for called in (5, 50):
         assert rule.learn(numbers, 0.5 + sum(halves) / called)[0] == pytest.approx(3.0, abs=1e-12)
     assert max(map(abs, halves)) == 0.5  # all the room there is
@@ -374,7 +375,7 @@ def test_without_noise_and_clip_and_with_the_right_limit_it_is_plain_top_k(label
         reports[name] = Report(name, 7, rng.uniform(1, 5), 7, {layer: rng.uniform(0, 0.6) for layer in LIKE})
         uploads[name] = {layer: torch.tensor([rng.gauss(0, 1) for _ in p]) for layer, p in LIKE.items()}
     limit = sorted(r.loss for r in reports.values())[round(beta * 10) - 1]
-    state = {**made.method.server.init(LIKE), FOLLOWED + BELOW: torch.tensor([limit, 0.1, 0.0], dtype=torch.float64)}
+    state = {**made.method.server.init(LIKE), TRACKED + BELOW: torch.tensor([limit, 0.1, 0.0], dtype=torch.float64)}
     share = made.method.mediator.released(state)
     private, exact = NoisedSum(LIKE, noising(True, clip=1e6)), RunningSum(LIKE)
     shares = plain.weigh(plain.init(), reports, LAYERS)[1]
@@ -390,8 +391,8 @@ def test_without_noise_and_clip_and_with_the_right_limit_it_is_plain_top_k(label
 
 @pytest.mark.parametrize("part", [Part("attention", {"bound": 3.0, "beta": 0.5}), Part("uniform", {"beta": 0.5})])
 def test_a_mediator_by_name_has_its_top_k_too(part):
-    made = bound(build_method(MethodSpec("fedprox", {}, part)), PrivacyConfig(noise=1.0, quantile=None))
-    assert made.told == (BELOW,)
+    made = make_private(build_method(MethodSpec("fedprox", {}, part)), PrivacyConfig(noise=1.0, quantile=None))
+    assert made.statistics == (BELOW,)
     assert made.method.uploading == 1.0  # zeros are sent, too
     assert "below a public limit" in made.sensitivity
 
@@ -399,8 +400,8 @@ def test_a_mediator_by_name_has_its_top_k_too(part):
 def test_a_noise_for_counts_that_nothing_reads_is_refused():
     privacy = PrivacyConfig(noise=1.0, quantile=None, count_noise=5.0)
     with pytest.raises(PrivacyError, match="counts nothing"):
-        bound(build_method(MethodSpec("fedavg", {})), privacy)
-    assert bound(build_method(MethodSpec("fedmed", {})), privacy).told == (LOSS,)
+        make_private(build_method(MethodSpec("fedavg", {})), privacy)
+    assert make_private(build_method(MethodSpec("fedmed", {})), privacy).statistics == (LOSS,)
 
 
 # --- running means ----------------------------------------------------------------------------------------------------

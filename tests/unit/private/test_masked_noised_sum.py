@@ -32,7 +32,7 @@ def masked(made, called, training=None, **changes):
 def test_the_masked_sum_is_the_plain_one_rounded_towards_zero(label, seed):
     made, rng = bounded(label, quantile=0.5), random.Random(seed)
     names = [f"c{k}" for k in range(5)]
-    counted = {"bit_std": 0.0, "told": made.told}
+    counted = {"bit_std": 0.0, "statistics": made.statistics}
     one, two = NoisedSum(LIKE, noising(made.ratio, **counted)), masked(made, names, **counted)
     assert len(one._told) == {"fedavg": 1, "fedatt": 1, "fedmed, both": 3}[label]
     weigh = share_of(made, rng)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from keyfed.config.schema import PrivacyConfig
 from keyfed.errors import PrivacyError
 from keyfed.federated.cohort import Participation
 from keyfed.federated.methods import METHODS, build_method
-from keyfed.federated.types import Aggregate, MethodSpec, Part, Report
-from keyfed.private.dp.private_method import CLIP, bound, refuse_participation
+from keyfed.federated.spec import MethodSpec, Part
+from keyfed.federated.types import Aggregate, Report, TopK
+from keyfed.private.dp.private_method import CLIP, make_private, refuse_participation
 
 from .neighbours import CLAIMING
 
@@ -20,7 +22,7 @@ PRIVACY = PrivacyConfig(noise=1.0)
 
 
 def bounded(name, mediator=None, privacy=PRIVACY, **options):
-    return bound(build_method(MethodSpec(name, options, mediator)), privacy)
+    return make_private(build_method(MethodSpec(name, options, mediator)), privacy)
 
 
 REFUSED = [
@@ -45,7 +47,23 @@ def test_every_method_claims_a_bound_or_is_refused():
 
 def test_a_method_from_outside_is_refused():
     with pytest.raises(PrivacyError, match="outside the package"):
-        bound(replace(build_method(MethodSpec("fedavg", {})), spec=None), PRIVACY)
+        make_private(replace(build_method(MethodSpec("fedavg", {})), spec=None), PRIVACY)
+
+
+def test_a_mediator_without_a_rule_is_refused_and_never_taken_for_tokens():
+    method = build_method(MethodSpec("fedavg", {}))
+    with pytest.raises(PrivacyError, match="no weighing rule"):
+        make_private(replace(method, mediator=method.mediator._replace(rule=None)), PRIVACY)
+
+
+@pytest.mark.parametrize("wrapped", [lambda rule: rule, lambda rule: TopK(0.5, rule)], ids=["alone", "inside"])
+def test_a_kind_of_rule_that_is_not_known_is_refused(wrapped):
+    class Guess(NamedTuple):
+        weight: float = 1.0
+
+    method = build_method(MethodSpec("fedavg", {}))
+    with pytest.raises(PrivacyError, match="sensitivity of a Guess is not known"):
+        make_private(replace(method, mediator=method.mediator._replace(rule=wrapped(Guess()))), PRIVACY)
 
 
 @pytest.mark.parametrize(

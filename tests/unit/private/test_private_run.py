@@ -87,7 +87,7 @@ def test_losses_are_told_with_noise_that_z_pays_for(tmp_path, settings, told, bi
     like, run = {"w": torch.zeros(3)}, private_run(tmp_path / "run", "fedmed", *settings)
     cohort = run.ledger.terms.cohort
     given = run.gather(state(like), frozenset(), {})[0](like)._noising
-    assert given.told == told
+    assert given.statistics == told
     assert given.bit_std == pytest.approx(bits * CALLED / cohort, rel=1e-12)
     assert given.std == pytest.approx((Z**-2 - (2 * bits) ** -2) ** -0.5 * S * CALLED / cohort, rel=1e-12)
     assert run.row().z == Z
@@ -123,7 +123,7 @@ def test_the_default_floor_does_not_shrink_top_k(tmp_path):
     run = private_run(tmp_path / "run", "fedmed", *settings)
     given = run.gather(state(like), frozenset(), {})[0](like)._noising
     summed, upload = NoisedSum(like, given._replace(std=0.0)), torch.tensor([0.1, -0.2, 0.3])
-    summed.add("c0", {"w": upload}, Share({"w": 0.5}, {"w": 0.5}, told={"below": 1.0}))
+    summed.add("c0", {"w": upload}, Share({"w": 0.5}, {"w": 0.5}, statistics={"below": 1.0}))
     torch.testing.assert_close(summed.aggregate(()).mean()["w"], upload)
 
 

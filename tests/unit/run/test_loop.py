@@ -13,7 +13,8 @@ from keyfed.federated.cohort import Fate, Work
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state
 from keyfed.federated.soundness import MOST_RETURNS, Good
-from keyfed.federated.types import Aggregate, Caps, ClientId, Method, MethodSpec, Params, Public, Report, Share, State
+from keyfed.federated.spec import MethodSpec
+from keyfed.federated.types import Aggregate, Caps, ClientId, Method, Params, Public, Report, Share, State
 from keyfed.run.checkpoint import Best, Cohort, RoundOutcome, RunProgress
 from keyfed.run.loop import rounds, run_rounds
 

@@ -289,7 +289,7 @@ def clip_upload(
     clipped = {name: part.mul_(factor) for name, part in parts.items()}
     # A client that keeps state has clipped its upload itself; counted as it arrives it would always be within, and
     # the clip would shrink to nothing. One that is silent counts as if it were not, for the same reason.
-    known = {"within": float(norm <= clip and not share.clipped), **share.told}
+    known = {"within": float(norm <= clip and not share.clipped), **share.statistics}
     return ClippedUpload(
         clipped, {name: factor * mass for name, mass in own.items()}, {name: half(known[name]) for name in told}
     )

@@ -47,7 +47,7 @@ class NoisedSum:
         }
         self._mass = dict.fromkeys(self._total, 0.0)
         self._kappa = mass_unit(noising.clip, len(self._total))
-        self._told = dict.fromkeys(noising.told if noising.bit_std is not None else (), 0.0)
+        self._told = dict.fromkeys(noising.statistics if noising.bit_std is not None else (), 0.0)
         assert len(self._told) <= MOST_TOLD, "a client's vector has no room for so many half counts"
         self._contributors: list[ClientId] = []
 

@@ -59,6 +59,7 @@ from keyfed.federated.types import (
     Report,
     Share,
     Sums,
+    WeighingRule,
 )
 
 SIZES = 32  # buckets of a number of tokens n: bucket b holds 2^(b−1) < n ≤ 2^b
@@ -101,39 +102,54 @@ def _is_room(name: str) -> bool:
     return "/room/" in f"/{name}/"
 
 
-def constant(weight_of: Callable[[Report], float], least: float) -> PrivateRule:
-    """Weigh by a number within [0, 1] that is known beforehand: nothing is told, nothing is learnt.
+def masked(rule: WeighingRule) -> PrivateRule:
+    """Return the form of a rule that clients apply to themselves by public numbers, for sums that hide every report."""
+    if rule.joins:
+        return _joining()
+    if rule.least is not None:
+        return _known_before(rule, rule.least)
+    return _with_caps(rule) if rule.exponential else _with_size(rule)
 
-    Args:
-      least: the smallest of all weights; a sum whose ratio r does not allow it is refused, nothing is clamped.
+
+def below(rule: WeighingRule, report: Report, layer: str, top: float) -> float:
+    """Return a client's weight as a share of a public top, min(w/top, 1): in logarithms exp(min(s, c) − c)."""
+    weight = rule.weight(report, layer)
+    if rule.exponential:
+        return math.exp(max(min(weight, top) - top, LEAST_LOG))
+    return min(weight / top, 1.0)
+
+
+def _known_before(rule: WeighingRule, least: float) -> PrivateRule:
+    """Weigh by numbers that are known before the run: no client sends any fact, and no public number moves.
+
+    A sum whose ratio r does not allow the least weight is refused; nothing is clamped.
     """
 
     def share(report: Report, layers: Sequence[str], public: Public) -> Share:
         del public
-        numbers = dict.fromkeys(layers, weight_of(report))
-        return Share(scale=numbers, mass=numbers)
+        weights = {name: rule.weight(report, name) / rule.largest for name in layers}
+        return Share(scale=weights, mass=weights)
 
-    return _unlearning(share)._replace(least=lambda layers, public: dict.fromkeys(layers, least))
+    return _unlearning(share)._replace(least=lambda layers, public: dict.fromkeys(layers, least / rule.largest))
 
 
-def tokens() -> PrivateRule:
-    r"""Weigh by min(n_k/ŵ, 1) with a public ŵ, a power of two: n_k / Σn once the server has divided by the mass.
+def _with_size(rule: WeighingRule) -> PrivateRule:
+    r"""Weigh by min(n_k/ŵ, 1) with a public ŵ, a power of two: n_k / Σn after the server has divided by the mass.
 
     Exact for clients of ŵ/r to ŵ tokens; others count as the nearer end (`held`). ŵ is where most clients count
     exactly: by the calibration's histogram of sizes at first, then by how many factors of two clients lie below ŵ.
+    The weight does not depend on the layer.
     """
 
     def share(report: Report, layers: Sequence[str], public: Public) -> Share:
-        numbers = dict.fromkeys(layers, min(report.tokens / public["most"], 1.0))
-        return Share(scale=numbers, mass=numbers)
+        weights = {name: below(rule, report, name, public["most"]) for name in layers}
+        return Share(scale=weights, mass=weights)
 
     def facts(report: Report, layers: Sequence[str], public: Public) -> Facts:
-        del layers
-        return {"room": room_histogram(math.log2(public["most"] / max(1, report.tokens)))}
+        return {"room": room_histogram(math.log2(public["most"] / max(1, rule.weight(report, layers[0]))))}
 
     def first(report: Report, layers: Sequence[str]) -> Facts:
-        del layers
-        return {"sizes": one_hot(size_bucket(report.tokens), SIZES)}
+        return {"sizes": one_hot(size_bucket(rule.weight(report, layers[0])), SIZES)}
 
     def start(public: Public, sums: Sums) -> Public:
         found = [(max(0.0, place - 1.0), float(place), count) for place, count in enumerate(sums["sizes"])]
@@ -151,8 +167,8 @@ def _size(octaves: float) -> float:
     return 2.0 ** min(max(0, math.floor(octaves)), SIZES)
 
 
-def standing() -> PrivateRule:
-    r"""Weigh all alike, and bring that mass once, when joining (`federated.duals.once`), whatever the method weighs by.
+def _joining() -> PrivateRule:
+    r"""Weigh all alike, and bring that mass when joining, whatever the method weighs by.
 
     A joining client's mass is read in the clear where it joins alone. By tokens it would be that client's number of
     tokens; so in secure sums it is 1, and only how many joined is seen.
@@ -169,47 +185,44 @@ def standing() -> PrivateRule:
     return _unlearning(share)._replace(least=lambda layers, public: dict.fromkeys(layers, 1.0))
 
 
-def capped_softmax(score: Callable[[Report, str], float], bound: float = math.inf) -> PrivateRule:
-    r"""Weigh each layer by u = exp(min(s, c) − c) with a public cap c: the softmax, once divided by the mass.
+def _with_caps(rule: WeighingRule) -> PrivateRule:
+    r"""Weigh each layer by u = exp(min(s, c) − c) with a public cap c: the softmax, after division by the mass.
 
     .. math::  \frac{\sum_k u_k Δ_k}{\sum_k u_k} = \frac{\sum_k e^{s_k} Δ_k}{\sum_k e^{s_k}}
                \quad\text{if all } c − \ln r ≤ s_k ≤ c
 
     Scores outside count as the nearer end (`held`). c is where most clients count exactly: by the calibration's
-    histogram of scores at first, then by how many factors of two clients' weights lie below 1.
-
-    Args:
-      score: a client's score in a layer, at least 0.
-      bound: largest score that can occur; c is never above it.
+    histogram of scores at first, then by how many factors of two clients' weights lie below 1. c is never above the
+    rule's bound.
     """
 
     def share(report: Report, layers: Sequence[str], public: Public) -> Share:
-        caps = public["caps"]
-        numbers = {name: math.exp(max(min(score(report, name), caps[name]) - caps[name], LEAST_LOG)) for name in layers}
-        return Share(scale=numbers, mass=numbers)
+        weights = {name: below(rule, report, name, public["caps"][name]) for name in layers}
+        return Share(scale=weights, mass=weights)
 
     def facts(report: Report, layers: Sequence[str], public: Public) -> Facts:
         caps = public["caps"]
         return {
-            f"room/{name}": room_histogram((caps.get(name, 0.0) - score(report, name)) / math.log(2)) for name in layers
+            f"room/{name}": room_histogram((caps.get(name, 0.0) - rule.weight(report, name)) / math.log(2))
+            for name in layers
         }
 
     def first(report: Report, layers: Sequence[str]) -> Facts:
-        return {f"scores/{name}": one_hot(_score_bucket(score(report, name)), SCORES) for name in layers}
+        return {f"scores/{name}": one_hot(_score_bucket(rule.weight(report, name)), SCORES) for name in layers}
 
     def start(public: Public, sums: Sums) -> Public:
         edges = [0.0, *(LEAST_SCORE * SCORE_RATIO**place for place in range(SCORES))]
         caps = {}
         for name, histogram in under("scores/", sums).items():
             found = [(edges[place], edges[place + 1], count) for place, count in enumerate(histogram)]
-            caps[name] = min(max(0.0, best_top(found, math.log(ratio_in(sums)))), bound)
+            caps[name] = min(max(0.0, best_top(found, math.log(ratio_in(sums)))), rule.bound)
         return {**public, "caps": caps}
 
     def learn(public: Public, sums: Sums, contributors: int) -> Public:
         del contributors
         rooms, ratio = under("room/", sums), ratio_in(sums)
         moved = {name: cap + math.log(2) * best_move(rooms[name], ratio) for name, cap in public["caps"].items()}
-        return {**public, "caps": {name: min(max(0.0, cap), bound, MOST_CAP) for name, cap in moved.items()}}
+        return {**public, "caps": {name: min(max(0.0, cap), rule.bound, MOST_CAP) for name, cap in moved.items()}}
 
     return PrivateRule(lambda: {"caps": {}}, share, facts, first, start, learn)
 
@@ -234,7 +247,7 @@ def privately(method: Method) -> Method:
       ConfigError: the mediator has no private rule.
     """
     rule = method.mediator.private
-    if method.hidden:
+    if method.report_free:
         return method
     if rule is None:
         raise ConfigError(
@@ -243,10 +256,12 @@ def privately(method: Method) -> Method:
         )
 
     def weigh(memory: Memory, reports: object, layers: Sequence[str]) -> NoReturn:
-        raise AssertionError("clients of a hidden method weigh themselves; there are no reports")
+        raise AssertionError("clients of a report-free method weigh themselves; there are no reports")
 
     private = _with_ranges(rule, ROOM_OF_RANGE if method.solver.start is None else ROOM_OF_DUALS)
-    return replace(method, mediator=Mediator(private.init, weigh, None, private), hidden=True)
+    return replace(
+        method, mediator=Mediator(private.init, weigh, None, private, rule=method.mediator.rule), report_free=True
+    )
 
 
 def _with_ranges(rule: PrivateRule, room: int) -> PrivateRule:

@@ -52,7 +52,7 @@ from keyfed.lab.audit.lint import PrivacyClaim, read_claim
 from keyfed.private.dp.accounting import rho_to_eps
 from keyfed.private.dp.ledger import Ledger, Terms, read_ledger
 from keyfed.private.dp.noise import Draw, Noising, norm_of
-from keyfed.private.dp.private_method import CLIP, Bounded
+from keyfed.private.dp.private_method import CLIP, PrivateMethod
 from keyfed.run.checkpoint import Cohort, read_checkpoint, rounds_in
 from keyfed.run.folder import Trained, load_model
 from keyfed.run.loop import Listener, Silent, run_rounds, simulated_cohorts
@@ -89,7 +89,7 @@ class Subject:
     choice: Choice
     claim: PrivacyClaim
     theta: Params
-    private: tuple[Bounded, Terms] | None
+    private: tuple[PrivateMethod, Terms] | None
 
     @property
     def config(self) -> Config:
@@ -183,7 +183,7 @@ def replay(subject: Subject, listen: Listener) -> dict[str, Any] | None:
     return {"round": before.round + 1, "difference": difference, "contradicted": not difference <= CLOSE}
 
 
-def last_step(folder: Path, bounded: Bounded, theta: Params) -> tuple[State, Params] | None:
+def last_step(folder: Path, bounded: PrivateMethod, theta: Params) -> tuple[State, Params] | None:
     """Return the state before and the model after the last round of which both are there and whole."""
     for number in sorted(rounds_in(folder), reverse=True):
         try:

@@ -41,7 +41,7 @@ from keyfed.engine.problem import Precision, Problem, make_store
 from keyfed.engine.simulate import Simulation
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state
-from keyfed.federated.types import MethodSpec
+from keyfed.federated.spec import MethodSpec
 from keyfed.model.cells import gates_of
 from keyfed.model.language_model import ModelSpec, Params, build_spec, init_params, parameter_count, preset
 from keyfed.run.checkpoint import Cohort

@@ -28,9 +28,8 @@ from keyfed import __version__
 from keyfed.config.load import PARTS, SECTIONS, Config, check, set_value, to_document
 from keyfed.config.schema import coerce, hints_of
 from keyfed.errors import DataError, FolderInUse
-from keyfed.federated.components import KINDS, READ_BY, part_options
-from keyfed.federated.methods import METHODS, method_options
-from keyfed.federated.tuned import tuned_options
+from keyfed.federated.components import KINDS, part_options
+from keyfed.federated.methods import METHODS, method_options, tuned_options, unread_options
 from keyfed.lab.experiment.grid import BLANKS, MEASURES, Cell, Settings, target_measure
 from keyfed.lab.papers.broken_batches import positional_unigram, train_across, train_faithfully
 from keyfed.lab.papers.gboard_toy import run_toy
@@ -120,7 +119,7 @@ def _unread(settings: Settings) -> set[str]:
     """Options that an exchanged part reads in the method's place."""
     method = str(settings.get("method.name", "fedavg"))
     kinds = [kind for kind in PARTS if settings.get(f"{kind}.name") in KINDS[kind]]
-    return {f"method.{key}" for kind in kinds for key in READ_BY[kind].get(method, ())} - settings.keys()
+    return {f"method.{key}" for kind in kinds for key in unread_options(method, kind)} - settings.keys()
 
 
 def config_of(settings: Settings, seed: int, workspace: Workspace) -> Config:

@@ -23,10 +23,8 @@ from keyfed.config.load import PARTS, Config, Value, check, coerce, config_from,
 from keyfed.engine.launch import refuse_ranks
 from keyfed.errors import ConfigError, DataError, RunError, nearest
 from keyfed.federated.cohort import derive_seed
-from keyfed.federated.components import READ_BY
-from keyfed.federated.methods import METHODS, build_method, method_options
-from keyfed.federated.tuned import CHARACTERS
-from keyfed.federated.types import MethodSpec
+from keyfed.federated.methods import METHODS, build_method, method_options, unread_options
+from keyfed.federated.spec import MethodSpec
 from keyfed.files import write_atomically
 from keyfed.lab.experiment.report import search_document, search_verdict
 from keyfed.lab.experiment.runner import CellListener, Paused
@@ -109,7 +107,7 @@ def default_space(config: Config) -> dict[str, Range | Listed]:
         # A method without local optimiser (FedSGD) takes plain gradient steps.
         space["lr"] = LOCAL_LR[str(spec.options.get("optimiser", "sgd"))]
     space |= {key: one for key, one in DEFAULTS.items() if key in spec.options}
-    unread = {key for kind in PARTS if getattr(config, kind) for key in READ_BY[kind].get(config.method, ())}
+    unread = {key for kind in PARTS if getattr(config, kind) for key in unread_options(config.method, kind)}
     if config.method == "fedadmm" and spec.options["server_step"] == "running":
         unread.add("server_lr")
     space = {key: one for key, one in space.items() if key not in unread}
@@ -541,7 +539,7 @@ def winning_toml(config: Config, values: Mapping[str, Value]) -> str:
     """
     document = to_document(replace(config, options={**config.options, **values}))
     usual = to_document(Config(method=config.method))
-    always = {"name", *values, *CHARACTERS.get(config.method, {})}  # the last have other defaults for characters
+    always = {"name", *values, *METHODS[config.method].characters}  # the last have other defaults for characters
     options, parts = document.pop("method"), {kind: document.pop(kind) for kind in PARTS if kind in document}
     del document["train"]["baselines"], document["train"]["central"]
     kept = {"method": {key: v for key, v in options.items() if key in always or v != usual["method"][key]}, **parts}

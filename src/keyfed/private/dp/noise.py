@@ -54,8 +54,8 @@ class Noising(NamedTuple):
       floor: least mass that a ratio method divides by; None for methods with fixed weights.
       release: books the release, then returns the noise for it.
       frozen: layers that nobody trains: everybody knows that their sum is 0.
-      told: names of the half counts: "within" is that of unclipped clients (adaptive clipping), the others are
-        `Share.told`.
+      statistics: names of the half counts: "within" is that of unclipped clients (adaptive clipping), the others are
+        `Share.statistics`.
     """
 
     clip: float
@@ -66,7 +66,7 @@ class Noising(NamedTuple):
     floor: float | None
     release: Callable[[], Draw]
     frozen: frozenset[str] = frozenset()
-    told: tuple[str, ...] = ("within",)
+    statistics: tuple[str, ...] = ("within",)
 
 
 def norm_of(tensors: Iterable[Tensor], numbers: Iterable[float] = ()) -> float:

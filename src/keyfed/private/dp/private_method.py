@@ -30,10 +30,22 @@ import torch
 from keyfed.config.schema import PrivacyConfig
 from keyfed.errors import PrivacyError
 from keyfed.federated.cohort import Participation
-from keyfed.federated.components import part_options, read_weights
-from keyfed.federated.public.rules import LEAST_LOG
+from keyfed.federated.public.rules import below
 from keyfed.federated.server import averaged, sgd
-from keyfed.federated.types import Aggregate, Mediator, Method, MethodSpec, Params, Report, ServerRule, Share
+from keyfed.federated.spec import MethodSpec
+from keyfed.federated.types import (
+    Aggregate,
+    LossSwitch,
+    Mediator,
+    Method,
+    Params,
+    Report,
+    Rule,
+    ServerRule,
+    Share,
+    TopK,
+    WeighingRule,
+)
 from keyfed.federated.weigh import separable
 from keyfed.private.dp.noise import next_clip
 
@@ -48,21 +60,21 @@ LEAST_STEP, MOST_STEP = 1e-3, 2.0  # nats: what the limit of top-K moves by at m
 WIDEN, NARROW = 1.2, 0.6  # slower up than down: one wrong side by chance must not cost a round with nobody
 
 
-class Followed(NamedTuple):
+class Tracker(NamedTuple):
     """Public numbers that follow the clients' losses by one noisy number a round.
 
     Attributes:
       start: the numbers before the first round.
-      told: (a client's loss, the numbers) → t; the sum cuts it to [0, 1].
+      statistic: (a client's loss, the numbers) → t; the sum cuts it to [0, 1].
       learn: (the numbers, the noisy mean of t over the expected cohort) → the numbers of the next round.
     """
 
     start: tuple[float, ...]
-    told: Callable[[float, Numbers], float]
+    statistic: Callable[[float, Numbers], float]
     learn: Callable[[Numbers, float], tuple[float, ...]]
 
 
-def mean_loss(threshold: float) -> Followed:
+def mean_loss(threshold: float) -> Tracker:
     r"""Follow the mean loss L: numbers (L, reach r, last change of L, rounds seen).
 
     .. math::  t_k = ½ + \frac{ℓ_k − L}{2r},\qquad L ← L + 2r(\bar t − ½)
@@ -77,7 +89,7 @@ def mean_loss(threshold: float) -> Followed:
     """
     least = max(LEAST_REACH, 2 * threshold)
 
-    def told(loss: float, numbers: Numbers) -> float:
+    def statistic(loss: float, numbers: Numbers) -> float:
         mean, reach, *_ = numbers
         return 0.5 + (loss - mean) / (2 * reach)
 
@@ -88,7 +100,7 @@ def mean_loss(threshold: float) -> Followed:
         # What the first round tells is its distance from a guess, not from a round before.
         return max(0.0, mean + change), after, change if seen else NOT_YET, seen + 1
 
-    return Followed((MOST_LOSS / 2, max(MOST_LOSS / 2, least), NOT_YET, 0.0), told, learn)
+    return Tracker((MOST_LOSS / 2, max(MOST_LOSS / 2, least), NOT_YET, 0.0), statistic, learn)
 
 
 def still_moves(numbers: Numbers, threshold: float) -> bool:
@@ -96,7 +108,7 @@ def still_moves(numbers: Numbers, threshold: float) -> bool:
     return abs(numbers[2]) >= threshold
 
 
-def loss_limit(beta: float) -> Followed:
+def loss_limit(beta: float) -> Tracker:
     r"""Follow the β-quantile of the losses: numbers (the limit τ, reach r, the last round's s).
 
     .. math::  t_k = ½ + \frac{1[ℓ_k ≤ τ] − β}{2\max(β, 1 − β)},\qquad
@@ -116,7 +128,7 @@ def loss_limit(beta: float) -> Followed:
     """
     wide = 2 * max(beta, 1 - beta)
 
-    def told(loss: float, numbers: Numbers) -> float:
+    def statistic(loss: float, numbers: Numbers) -> float:
         return 0.5 + (float(loss <= numbers[0]) - beta) / wide
 
     def learn(numbers: Numbers, noisy: float) -> tuple[float, ...]:
@@ -129,22 +141,22 @@ def loss_limit(beta: float) -> Followed:
         reach = min(max(reach, LEAST_STEP), MOST_STEP)
         return min(max(limit - reach * side, 0.0), MOST_LOSS), reach, side
 
-    return Followed((MOST_LOSS, MOST_STEP, 0.0), told, learn)
+    return Tracker((MOST_LOSS, MOST_STEP, 0.0), statistic, learn)
 
 
 CLIP = "privacy/clip"  # the clip of the next round, in the server rule's state
-FOLLOWED = "privacy/along/"  # before the names of what else the next round goes by
+TRACKED = "privacy/along/"  # before the names of trackers, in the server rule's state
 
 ShareOf = Callable[[Report, Sequence[str]], Share]
 
 
-class Bounded(NamedTuple):
+class PrivateMethod(NamedTuple):
     """A method in its private form.
 
     Attributes:
       ratio: the sum is divided by its own noisy mass, not by a public number.
       sensitivity: what one client can do to the sum, in words.
-      told: the half counts that are released with the sum; they pay for their noise within z.
+      statistics: names of the half counts that are released with the sum; they pay for their noise within z.
       everybody: it is the method only if every client is called in every round.
       least: of a ratio: mass that is expected of a round if every weight is the least there is, in clients called.
     """
@@ -152,7 +164,7 @@ class Bounded(NamedTuple):
     method: Method
     ratio: bool
     sensitivity: str
-    told: tuple[str, ...] = ()
+    statistics: tuple[str, ...] = ()
     everybody: bool = False
     least: float = 1.0
 
@@ -163,65 +175,113 @@ RATIO = (
     "being {weight}; the noisy sum is divided by max(noisy mass, floor)."
 )
 SCORED, SIZED = "exp(min(score, c) − c) with a public cap c = {cap:.4g}", "1, or min(n/ŵ, 1) with a public ŵ"
-TOLD = " Beside it {what} moves a sum of its own by ½ at most, whose noise is paid for within z."
-SAID = {LOSS: "the loss, cut to a public range,", BELOW: "whether the loss is below a public limit"}
+COUNTED = " Beside it {what} moves a sum of its own by ½ at most, whose noise is paid for within z."
+COUNTS = {LOSS: "the loss, cut to a public range,", BELOW: "whether the loss is below a public limit"}
 MEMBERS = " Everybody is a member from the start, and books as sent the clipped increments that it sends."
-JS_MOST = math.log(2)  # nats, the largest Jensen–Shannon divergence of two distributions
 
 
-def bound(method: Method, p: PrivacyConfig) -> Bounded:
+def make_private(method: Method, p: PrivacyConfig) -> PrivateMethod:
     """Return the private form of a method, or refuse it by name."""
     spec = _spec_of(method)
-    method = replace(method, hidden=False)  # its clients weigh themselves here, by other public numbers
-    kind, options = _mediation(spec)
-    beta, threshold = float(options.get("beta", 1.0)), _threshold(options)  # type: ignore[arg-type]
-    share, ratio, words = _weighing(method, kind, options, p)
-    everybody = kind == "standing"
-    if everybody:
+    form = _form_of(method, _rule_of(method), p)
+    made = replace(method, report_free=False, uploading=1.0)  # a client above the limit of top-K sends zeros
+    if form.joins:
         rule = sgd(1.0)
-        method = replace(method, server=rule if spec.average is None else averaged(rule, spec.average))
-    followed = _followed(beta, threshold)
-    told = (() if p.quantile is None else (WITHIN,)) + tuple(followed)
-    if followed:
-        words += TOLD.format(what=" and ".join(SAID[name] for name in followed))
-    if not told and p.count_noise is not None:
+        made = replace(made, server=rule if spec.average is None else averaged(rule, spec.average))
+    statistics = (() if p.quantile is None else (WITHIN,)) + tuple(form.trackers)
+    if not statistics and p.count_noise is not None:
         raise PrivacyError(
             f"privacy.count_noise is {p.count_noise:g}, but with privacy.quantile=none {spec.name} counts nothing; "
             "leave it out"
         )
-    mediator = _following(share, _sized(_tokens, p.weight_cap), followed, threshold) if followed else separable(share)
-    mediator = mediator._replace(private=method.mediator.private)  # for what clients of secure sums refuse
-    made = replace(method, mediator=mediator, uploading=1.0)  # who is above the limit of top-K sends zeros
-    least = beta * _least_weight(method, kind, options, p)
-    return Bounded(_learning(made, p, followed), ratio, words, told, everybody, least)
+    words = RATIO.format(weight=form.weight) if form.ratio else FIXED + (MEMBERS if form.joins else "")
+    if form.trackers:
+        words += COUNTED.format(what=" and ".join(COUNTS[name] for name in form.trackers))
+    mediator = _adaptive(form) if form.trackers else separable(form.share)
+    # The masked rule stays, for what clients of secure sums refuse.
+    made = replace(made, mediator=mediator._replace(private=method.mediator.private))
+    return PrivateMethod(_learning(made, p, form.trackers), form.ratio, words, statistics, form.joins, form.least)
 
 
-def _weighing(method: Method, kind: str, options: Mapping[str, object], p: PrivacyConfig) -> tuple[ShareOf, bool, str]:
-    """Return how a client weighs itself, whether the sum is a ratio, and what one client can do to it, in words."""
-    if kind in ("attention", "divergence"):
-        cap = _cap(method, kind, options)
-        share = _attention(float(options["temperature"]), cap)  # type: ignore[arg-type]
-        return share, True, RATIO.format(weight=SCORED.format(cap=cap))
-    if kind == "fixed":
-        return _given(read_weights(str(options["weights"]))), False, FIXED
-    if kind == "standing":
-        return _sized(_standing, p.weight_cap if options["weights"] == "tokens" else None), False, FIXED + MEMBERS
-    share = _sized(_tokens, None if kind == "uniform" else p.weight_cap)
-    if options.get("beta", 1.0) != 1:  # how many clients are below the limit is not public: their mass says it
-        return share, True, RATIO.format(weight=SIZED)
-    return share, False, FIXED
+class _Form(NamedTuple):
+    """How a client weighs itself in a private round, read off the method's rule.
 
-
-def _least_weight(method: Method, kind: str, options: Mapping[str, object], p: PrivacyConfig) -> float:
-    """Return what a client weighs at least, as far as it is known before: e^−c by divergence, the guess by tokens.
-
-    Attention to distances has a cap that the user chose, and no usual weight: its floor is the share that is given.
+    Attributes:
+      share: a client's own share, by its report and public numbers.
+      weight: what it weighs, in words.
+      ratio, least: see `PrivateMethod`.
+      joins: the rule is that of a running mean.
+      otherwise: the share while the loss does not move; None without a switch.
+      threshold: ε of that switch.
+      trackers: public numbers that follow the losses, by the names of their statistics.
     """
-    by_tokens = 1.0 if p.weight_cap is None else p.mean_weight
-    if kind == "divergence":
-        least = math.exp(-_cap(method, kind, options))
-        return least if _threshold(options) is None else min(least, by_tokens)
-    return by_tokens if kind == "tokens" else 1.0
+
+    share: ShareOf
+    weight: str
+    ratio: bool
+    least: float
+    joins: bool = False
+    otherwise: ShareOf | None = None
+    threshold: float = 0.0
+    trackers: Mapping[str, Tracker] = {}
+
+
+def _form_of(method: Method, rule: Rule, p: PrivacyConfig) -> _Form:
+    """Read the private form off a rule; a kind of rule that is not known here is refused."""
+    if isinstance(rule, WeighingRule):
+        return _weighing(method, rule, p)
+    if isinstance(rule, LossSwitch):
+        form, otherwise = _form_of(method, rule.adaptive, p), _form_of(method, rule.otherwise, p)
+        if not rule.threshold:  # it never leaves `adaptive`
+            return form
+        trackers = {LOSS: mean_loss(rule.threshold), **form.trackers}
+        return form._replace(
+            otherwise=otherwise.share,
+            threshold=rule.threshold,
+            trackers=trackers,
+            least=min(form.least, otherwise.least),
+        )
+    if isinstance(rule, TopK):  # how many clients are below the limit is not public: their mass says it
+        form = _form_of(method, rule.inner, p)
+        trackers = {**form.trackers, BELOW: loss_limit(rule.beta)}
+        return form._replace(ratio=True, least=rule.beta * form.least, trackers=trackers)
+    raise PrivacyError(f"{method.name}: the sensitivity of a {type(rule).__name__} is not known; no --dp")
+
+
+def _weighing(method: Method, rule: WeighingRule, p: PrivacyConfig) -> _Form:
+    """Read the form of a rule without combinators.
+
+    The least weight counts as far as it is known before the run: e^−c of a limited distance, the guess of a mean by
+    tokens. A distance without a limit has a cap that the user chose, and no usual weight: its floor is the share that
+    the user sets.
+    """
+    if rule.exponential:
+        cap = min(rule.bound, rule.largest)
+        if not math.isfinite(cap):
+            where = "mediator.bound" if method.spec is not None and method.spec.mediator is not None else "method.bound"
+            raise PrivacyError(
+                f"{method.name}: attention to distances has no bound of its own, and a client's score must be capped "
+                f"by a public number; set {where}, say 5"
+            )
+        least = math.exp(-cap) if math.isfinite(rule.largest) else 1.0
+        return _Form(
+            _all_layers(lambda report, name: below(rule, report, name, cap)), SCORED.format(cap=cap), True, least
+        )
+    if rule.least is not None:
+        return _Form(_all_layers(rule.weight), SIZED, False, 1.0, rule.joins)
+    if p.weight_cap is None:
+        return _Form(_all_layers(lambda report, name: 1.0), SIZED, False, 1.0, rule.joins)
+    most = p.weight_cap
+    least = 1.0 if rule.joins else p.mean_weight
+    return _Form(_all_layers(lambda report, name: below(rule, report, name, most)), SIZED, False, least, rule.joins)
+
+
+def _all_layers(weight: Callable[[Report, str], float]) -> ShareOf:
+    def share(report: Report, layers: Sequence[str]) -> Share:
+        weights = {name: weight(report, name) for name in layers}
+        return Share(scale=weights, mass=weights)
+
+    return share
 
 
 def _spec_of(method: Method) -> MethodSpec:
@@ -239,87 +299,18 @@ def _spec_of(method: Method) -> MethodSpec:
     return spec
 
 
-def _mediation(spec: MethodSpec) -> tuple[str, Mapping[str, object]]:
-    """Return the kind of mediator of a specification, and the options that it reads."""
-    if spec.mediator is not None:
-        usual = {key: p.default for key, p in part_options("mediator", spec.mediator.name).items()}
-        return spec.mediator.name, {**usual, **spec.mediator.options}
-    if spec.name == "fedatt":
-        return "attention", spec.options
-    if spec.name == "fedmed":
-        return ("divergence" if spec.options["adaptive"] else "tokens"), spec.options
-    if spec.name in ("admm", "liadmm", "fedadmm"):
-        published = spec.options.get("server_step") == "published"
-        return ("uniform", {}) if published else ("standing", {"weights": spec.options["weights"]})
-    return ("uniform" if spec.name == "fedprox" and not spec.options["by_tokens"] else "tokens"), {}
-
-
-def _threshold(options: Mapping[str, object]) -> float | None:
-    """Return ε of FedMed's switch; None without one, and for ε = 0, which never leaves attention."""
-    given = options["threshold"] if options.get("mediation") else options.get("switch")
-    return float(given) if given else None  # type: ignore[arg-type]
-
-
-def _cap(method: Method, kind: str, options: Mapping[str, object]) -> float:
-    given, temperature = options["bound"], float(options["temperature"])  # type: ignore[arg-type]
-    cap = math.inf if given is None else float(given)  # type: ignore[arg-type]
-    if kind == "divergence":
-        return min(cap, JS_MOST / temperature)
-    if not math.isfinite(cap):
-        where = "mediator.bound" if method.spec is not None and method.spec.mediator is not None else "method.bound"
+def _rule_of(method: Method) -> Rule:
+    """Return the rule that a method weighs by; a mediator without one is refused, never taken for another."""
+    rule = method.mediator.rule
+    if rule is None:
         raise PrivacyError(
-            f"{method.name}: attention to distances has no bound of its own, and a client's score must be capped by a "
-            f"public number; set {where}, say 5"
+            f"the mediator of {method.name} has no weighing rule, so its sensitivity is not known: no --dp"
         )
-    return cap
+    return rule
 
 
-def _attention(temperature: float, cap: float) -> ShareOf:
-    def share(report: Report, layers: Sequence[str]) -> Share:
-        logs = {name: min(report.distance[name] / temperature, cap) - cap for name in layers}
-        weights = {name: math.exp(max(log, LEAST_LOG)) for name, log in logs.items()}
-        return Share(scale=weights, mass=weights)
-
-    return share
-
-
-def _given(weights: Mapping[str, float]) -> ShareOf:
-    def share(report: Report, layers: Sequence[str]) -> Share:
-        own = dict.fromkeys(layers, weights.get(report.client, 1.0))
-        return Share(scale=own, mass=own)
-
-    return share
-
-
-def _sized(size_of: Callable[[Report], float], most: float | None) -> ShareOf:
-    """Weigh by min(n/ŵ, 1), or all alike without a public ŵ."""
-
-    def share(report: Report, layers: Sequence[str]) -> Share:
-        weights = dict.fromkeys(layers, 1.0 if most is None else min(size_of(report) / most, 1.0))
-        return Share(scale=weights, mass=weights)
-
-    return share
-
-
-def _tokens(report: Report) -> float:
-    return report.tokens
-
-
-def _standing(report: Report) -> float:
-    """α_k, a client's tokens when it joined: what it has sent is in the running sum times that."""
-    return report.weight
-
-
-def _followed(beta: float, threshold: float | None) -> dict[str, Followed]:
-    """Return what a method goes by that earlier rounds have released of the losses, by the names of what is told."""
-    found = {} if threshold is None else {LOSS: mean_loss(threshold)}
-    return found | ({} if beta == 1 else {BELOW: loss_limit(beta)})
-
-
-def _following(
-    share: ShareOf, otherwise: ShareOf, followed: Mapping[str, Followed], threshold: float | None
-) -> Mediator:
-    r"""Weigh by `share` while the loss moved, else by `otherwise`; count only below the limit of top-K.
+def _adaptive(form: _Form) -> Mediator:
+    r"""Weigh by `form.share` while the loss moved, else by `form.otherwise`; count only below the limit of top-K.
 
     .. math::  |L_{t−1} − L_{t−2}| ≥ ε: \text{attention},\qquad ℓ_k > τ_t: \text{zeros}
 
@@ -328,14 +319,14 @@ def _following(
     """
 
     def released(state: Params) -> ShareOf:
-        numbers = {name: tuple(state[FOLLOWED + name].tolist()) for name in followed}
-        settled = threshold is not None and not still_moves(numbers[LOSS], threshold)
-        weigh = otherwise if settled else share
+        numbers = {name: tuple(state[TRACKED + name].tolist()) for name in form.trackers}
+        settled = form.otherwise is not None and not still_moves(numbers[LOSS], form.threshold)
+        weigh = form.otherwise if form.otherwise is not None and settled else form.share
 
         def now(report: Report, layers: Sequence[str]) -> Share:
-            told = {name: rule.told(report.loss, numbers[name]) for name, rule in followed.items()}
+            statistics = {name: rule.statistic(report.loss, numbers[name]) for name, rule in form.trackers.items()}
             silent = BELOW in numbers and report.loss > numbers[BELOW][0]
-            return replace(weigh(report, layers), told=told, silent=silent)
+            return replace(weigh(report, layers), statistics=statistics, silent=silent)
 
         return now
 
@@ -345,11 +336,11 @@ def _following(
     return separable(never)._replace(released=released)
 
 
-def _learning(method: Method, p: PrivacyConfig, followed: Mapping[str, Followed]) -> Method:
+def _learning(method: Method, p: PrivacyConfig, trackers: Mapping[str, Tracker]) -> Method:
     """Let the clip and what else a round goes by learn from what was released; they are part of the server's state."""
     inner = method.server
     quantile = p.quantile
-    starts = {FOLLOWED + name: rule.start for name, rule in followed.items()}
+    starts = {TRACKED + name: rule.start for name, rule in trackers.items()}
 
     def init(params: Params) -> Params:
         own = {CLIP: torch.tensor(p.clip, dtype=torch.float64)}
@@ -365,18 +356,18 @@ def _learning(method: Method, p: PrivacyConfig, followed: Mapping[str, Followed]
             moved = next_clip(float(clip), aggregate.facts[WITHIN][0], quantile, p.clip_rate)
             clip = torch.full_like(clip, moved)
         learnt = {}
-        for name, rule in followed.items():
-            before = state[FOLLOWED + name]
-            learnt[FOLLOWED + name] = before.new_tensor(rule.learn(before.tolist(), aggregate.facts[name][0]))
+        for name, rule in trackers.items():
+            before = state[TRACKED + name]
+            learnt[TRACKED + name] = before.new_tensor(rule.learn(before.tolist(), aggregate.facts[name][0]))
         return after, {**kept, CLIP: clip, **learnt}
 
     return replace(method, server=ServerRule(init, step, inner.served))
 
 
-def refuse_absence(bounded: Bounded, called: float, clients: int) -> None:
+def refuse_absence(private: PrivateMethod, called: float, clients: int) -> None:
     """Refuse a running mean over clients that are not all called: those who come late stand for a θ long gone."""
-    if bounded.everybody and called != clients:
-        name = bounded.method.name
+    if private.everybody and called != clients:
+        name = private.method.name
         raise PrivacyError(
             f"{name}: a client that joins later would have to send all that was learnt before, w + y/ρ, which no "
             f"useful clip bounds; {called:g} of {clients} clients are called, so set train.cohort={clients} (everybody "
@@ -386,10 +377,10 @@ def refuse_absence(bounded: Bounded, called: float, clients: int) -> None:
 
 def refuse_sized_duals(method: Method, p: PrivacyConfig) -> None:
     """Refuse weights by tokens of a running mean in secure sums: there its clients weigh alike, as without noise."""
-    spec = method.spec
-    if p.weight_cap is not None and spec is not None and _mediation(spec)[0] == "standing":
+    rule = method.mediator.rule
+    if p.weight_cap is not None and isinstance(rule, WeighingRule) and rule.joins:
         raise PrivacyError(
-            f"privacy.weight_cap is {p.weight_cap:g}, and in secure sums the clients of {spec.name} weigh alike, so "
+            f"privacy.weight_cap is {p.weight_cap:g}, and in secure sums the clients of {method.name} weigh alike, so "
             "that no joining client's tokens can be read; leave it out, or set secure.on=false"
         )
 

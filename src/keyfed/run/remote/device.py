@@ -24,7 +24,7 @@ from keyfed.federated.public.rules import privately, refuse_isolating
 from keyfed.federated.types import Method, Params
 from keyfed.model.language_model import ModelSpec
 from keyfed.model.output import Score
-from keyfed.private.dp.private_method import Bounded, bound, refuse_sized_duals
+from keyfed.private.dp.private_method import PrivateMethod, make_private, refuse_sized_duals
 from keyfed.run.encode import window_of
 from keyfed.run.evaluate import limit_streams, validator
 from keyfed.run.prepare import build_network
@@ -77,9 +77,9 @@ def run_method(config: Config, *, secure: bool) -> Method:
     return privately(method) if secure else method
 
 
-def run_bounded(config: Config) -> Bounded:
+def run_bounded(config: Config) -> PrivateMethod:
     """Build the private form of a run's method as both sides do."""
-    return bound(build_method(method_spec(config)), config.privacy)
+    return make_private(build_method(method_spec(config)), config.privacy)
 
 
 def promise_of(config: Config) -> Promise | None:
@@ -104,7 +104,7 @@ def promise_of(config: Config) -> Promise | None:
 def method_digest(method: Method) -> str:
     """Hash of a method as this package understands its specification."""
     assert method.spec is not None
-    return text_digest([asdict(method.spec), method.hidden])
+    return text_digest([asdict(method.spec), method.report_free])
 
 
 class OwnText:

@@ -34,7 +34,7 @@ from keyfed.model.output import Score
 from keyfed.private.dp.accounting import Opening, Release, Row, TreeRelease, chance
 from keyfed.private.dp.ledger import LEDGER, Terms
 from keyfed.private.dp.noise import Draw, KeptTree, system
-from keyfed.private.dp.private_method import Bounded
+from keyfed.private.dp.private_method import PrivateMethod
 from keyfed.private.dp.statement import RAW_VOCABULARY, few_clients
 from keyfed.run.checkpoint import Best, Checkpoint, rounds_in, save_checkpoint
 from keyfed.run.folder import read_metrics
@@ -53,7 +53,7 @@ MOST_AT_HINGE = 0.05  # chance of a round that opens by one client, above which 
 class SettledTerms(NamedTuple):
     """What a private run has settled on before its first round."""
 
-    bounded: Bounded
+    bounded: PrivateMethod
     terms: Terms
     names: tuple[ClientId, ...]
 
@@ -100,7 +100,7 @@ def settle(config: Config, out: Path, roster: Roster, *, raw_vocabulary: bool = 
     return SettledTerms(bounded, terms, tuple(names))
 
 
-def terms_for(config: Config, clients: int) -> tuple[Bounded, Terms]:
+def terms_for(config: Config, clients: int) -> tuple[PrivateMethod, Terms]:
     """Return the method's private form and what its ε is about with so many clients enrolled, or refuse."""
     if clients < 2:
         raise PrivacyError(
@@ -127,7 +127,7 @@ def terms_for(config: Config, clients: int) -> tuple[Bounded, Terms]:
 def hinge_of(config: Config, clients: int, called: int) -> float:
     """Return the chance that a client decides whether a round's secure sum opens, or refuse one that is large.
 
-    Such a round costs as one without amplification (`private.dp.opening`).
+    Such a round costs as one without amplification (`private.dp.accounting`).
     """
     if not config.secure.on or config.privacy.mechanism == "tree" or called >= clients:
         return 0.0
