@@ -23,7 +23,7 @@ from keyfed.federated.upload import Where, codec, noise_on
 Weights = Literal["tokens", "uniform"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class MethodFactory:
     """A method, and what the program knows of its options. Called with options, it returns the `Method`.
 
@@ -41,39 +41,30 @@ class MethodFactory:
     mediator: tuple[str, ...] = ()
     server: tuple[str, ...] = ()
     characters: Mapping[str, float] = field(default_factory=dict)
-    options: Mapping[str, inspect.Parameter] = field(init=False)
+    options: dict[str, inspect.Parameter] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        hints, found = typing.get_type_hints(self.build), dict[str, inspect.Parameter]()
+        hints, local = typing.get_type_hints(self.build), typing.get_type_hints(LocalOptions)
         for name, own in inspect.signature(self.build).parameters.items():
             if name != "local":
-                found[name] = own.replace(annotation=hints[name])
+                self.options[name] = own.replace(annotation=hints[name])
                 continue
-            for key, hint in typing.get_type_hints(LocalOptions).items():
-                if key not in self.without:
-                    default = getattr(own.default, key)
-                    found[key] = inspect.Parameter(key, own.kind, default=default, annotation=hint)
-        doc = self.build.__doc__ or ""
-        lines = [line for line in (LocalOptions.__doc__ or "").splitlines() if line.strip().partition(":")[0] in found]
-        missing = [line for line in lines if f"\n{line.partition(':')[0]}:" not in doc]
-        known = {
-            "options": found,
-            "__doc__": doc.replace("      {local}", "\n".join(missing)),
-            "__name__": self.build.__name__,
-            "__signature__": inspect.Signature(list(found.values()), return_annotation=Method),
-            "__annotations__": {name: p.annotation for name, p in found.items()},
-        }
-        for name, value in known.items():
-            object.__setattr__(self, name, value)
+            for key in (key for key in local if key not in self.without):
+                default = getattr(own.default, key)
+                self.options[key] = own.replace(name=key, default=default, annotation=local[key])
+        doc, lines = self.build.__doc__ or "", (LocalOptions.__doc__ or "").splitlines()
+        named = {line.strip().partition(":")[0]: line for line in lines}
+        lacking = [named[key] for key in local if key in self.options and f"\n      {key}:" not in doc]
+        self.__doc__ = doc.replace("      {local}", "\n".join(lacking))
+        self.__signature__ = inspect.Signature(list(self.options.values()), return_annotation=Method)
+        self.__annotations__ = {name: p.annotation for name, p in self.options.items()}
 
     def __call__(self, **options: Any) -> Method:
-        unknown = sorted(options.keys() - self.options.keys())
-        if unknown:
-            raise TypeError(f"{self.build.__name__} has no option {', '.join(unknown)}")
-        mine = inspect.signature(self.build).parameters
-        if "local" in mine:
-            own = {f.name: options.pop(f.name) for f in fields(LocalOptions) if f.name in options}
-            options["local"] = replace(mine["local"].default, **own)
+        self.__signature__.bind(**options)  # an option that the method does not have is a TypeError
+        own = inspect.signature(self.build).parameters.get("local")
+        if own is not None:
+            chosen = {f.name: options.pop(f.name) for f in fields(LocalOptions) if f.name in options}
+            options["local"] = replace(own.default, **chosen)
         return self.build(**options)
 
 
@@ -547,9 +538,8 @@ def method_options(name: str) -> dict[str, inspect.Parameter]:
 
 def unread_options(name: str, kind: str) -> tuple[str, ...]:
     """Return the options of a method that nothing reads where another mediator or server rule (`kind`) is set."""
-    if name not in METHODS:
-        return ()
-    return METHODS[name].mediator if kind == "mediator" else METHODS[name].server
+    known = METHODS.get(name)
+    return () if known is None else known.mediator if kind == "mediator" else known.server
 
 
 def tuned_options(
@@ -563,9 +553,8 @@ def tuned_options(
 
     Defaults were found on validation text alone, one seed, over the grids in docs/LOG.md. Characters: Shakespeare's
     complete works (char-lstm, 10 IID clients, 40,000 characters a client and round, 5 rounds). Words, in the methods'
-    signatures: PTB (GRU-300, 10 of 100 IID clients a round, 10 to 20 rounds). On IID clients every restraint costs: the
-    best μ and ρ lie at the lower edge of their grids. `keyfed tune METHOD` searches for other data. A step size tuned
-    for Adam says nothing about SGD: with `optimiser=sgd` it is left alone.
+    signatures: PTB (GRU-300, 10 of 100 IID clients a round, 10 to 20 rounds). A step size tuned for Adam says nothing
+    about SGD: with `optimiser=sgd` it is left alone.
 
     Args:
       table: tuned defaults by method; None for the methods' own (a study may pin older ones).
