@@ -170,7 +170,7 @@ def test_placeholders_and_held_out_lines_that_were_read_are_counted(made, tmp_pa
     lines = [*ours, "see <unk> or ask <unk> at noon please", "SHARED lines are read by all of us", "short one <unk>"]
     folder = write_lines(tmp_path / "same", [*lines, *(f"{n} only the {n} writer" for n in "nopq"), *ours[:9]])
     prepared = prepare(library.configure("central", data=str(folder), **SETTINGS), text=True)
-    found, people = export.count_parts(prepared), prepared.population
+    found, people = export.count_splits(prepared), prepared.population
     texts = {
         "train": [c.train for c in people.clients],
         "valid": [c.valid for c in people.clients],

@@ -32,7 +32,7 @@ def export(
 
       keyfed export runs/first --int8
 
-    With --base it writes what comes along with the package instead: weights in eight bits, vocabulary, hashes of the
+    With --base it writes what comes with the package instead: weights in eight bits, vocabulary, hashes of the
     lines of its text, manifest and card. The corpus must be at hand, and its licence must permit it.
 
       keyfed export runs/base --base --out src/keyfed/model/base
@@ -146,7 +146,7 @@ def suggest(
     Tab takes the middle suggestion, Alt+1, 2 or 3 one of the three, a blank the correction (backspace brings back what
     was typed), Enter ends the line, Ctrl-D leaves.
 
-    Where the input is no terminal, every line of it is a field that is being typed in: its last word is completed or
+    Where the input is no terminal, every line of it is a field that is being typed in. Its last word is completed or
     corrected, unless a blank ends it, with three suggestions at most. TEXT is taken as whole words, and followed by
     next words. (A character model completes the last word of both.)
 

@@ -1,8 +1,8 @@
 """The page's runtime, three files of onnxruntime-web: fetched with npm by its lock file, verified, found again.
 
-They are not in the repository. `make assets` and the wheel build (`hatch_build.py`, which loads this file by its path)
-put them into `web/vendor`, with the licence, which the npm package lacks, and a manifest of their sums. Only the
-standard library is imported: at build time the package is not installed yet.
+They are not in the repository. `make assets` and the wheel build put them into `web/vendor`, with the licence and a
+manifest of their sums. Only the standard library is imported: `hatch_build.py` loads this file by its path, before the
+package is installed.
 """
 
 from __future__ import annotations

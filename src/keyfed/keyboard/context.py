@@ -4,10 +4,12 @@ The decoder's numbers and tables come from the JSON files of the page (`web/data
 width: the key in column c of row r has its centre at x = offset(r) + c + ½, y = r + ½.
 
 The model reads EOS and then the tokens from an anchor on, from a zero state. With n tokens the anchor is
-a = 32·max(0, ⌊n/32⌋ − 1): a pasted novel costs at most 63 steps, the suggestions depend on the text alone, and one more
-word costs one step until the anchor moves. The other direction is here too: how a chosen word is written, and
-the blanks around it.
+a = 32·max(0, ⌊n/32⌋ − 1). So a pasted novel costs at most 63 steps, and one more word costs one step until the anchor
+moves. The suggestions depend on the text alone. The other direction is here too: how a chosen word is written, and the
+blanks around it.
 """
+
+# english: part – typed_part and last_part are typedPart and lastPart of web/context.mjs
 
 from __future__ import annotations
 

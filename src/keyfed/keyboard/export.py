@@ -353,8 +353,8 @@ def pack_base(run: Path, out: Path) -> Exported:
     """Write a run's model to `out` in the format of the base model; the run may come from another machine.
 
     Raises:
-      RunError: the run is not finished, reads characters, is private, started from another model, has a text whose
-        licence is not known to permit it, or its files are too large; nothing is written then.
+      RunError: the run is not finished, reads characters, is private or started from another model; the licence of
+        its text does not permit it; its files are too large. Nothing is written then.
     """
     if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {base.MANIFEST, base.CARD, *base.FILES}):
         raise RunError(f"{out} holds something else than a base model; choose another --out")
@@ -475,11 +475,11 @@ def _about(prepared: Prepared, licence: str) -> dict[str, Any]:
         "unseen_clients": len(people.unseen),
         "training_tokens": len(prepared.store.flat),
         "held_out": "clients" if people.valid is None and people.test is None else "corpus",
-        "parts": count_parts(prepared),
+        "parts": count_splits(prepared),
     }
 
 
-def count_parts(prepared: Prepared) -> dict[str, dict[str, int]]:
+def count_splits(prepared: Prepared) -> dict[str, dict[str, int]]:
     """Count in the training text and in each held-out text.
 
     Returns:
@@ -494,12 +494,12 @@ def count_parts(prepared: Prepared) -> dict[str, dict[str, int]]:
         "unseen": [c.test for c in people.unseen],
     }
     found, trained = {}, frozenset[int]()
-    for part, lines in texts.items():
+    for split, lines in texts.items():
         cut = [words_of(line, tokenised=prepared.corpus.tokenised, lower=True) for text in lines for line in text]
         hashes = frozenset(base.line_hashes(cut).tolist())
         trained = trained or hashes
         placeholders = sum(words.count(SPECIALS[UNK]) for words in cut)
-        found[part] = {"placeholders": placeholders, "lines": len(hashes), "shared": len(hashes & trained)}
+        found[split] = {"placeholders": placeholders, "lines": len(hashes), "shared": len(hashes & trained)}
     return found
 
 
@@ -511,11 +511,11 @@ def _figures(spec: ModelSpec, whole: Params, rounded: Params, prepared: Prepared
         left out. The ends of the clients' own text are held out in both.
     """
     found: dict[str, Any] = {}
-    parts = (("valid", prepared.valid), ("test", prepared.test), ("unseen", {} if again else prepared.unseen))
-    for part, streams in parts:
+    splits = {"valid": prepared.valid, "test": prepared.test, "unseen": {} if again else prepared.unseen}
+    for split, streams in splits.items():
         if streams:
             scores = [headline(spec, params, streams, prepared.batching.kind)[1] for params in (whole, rounded)]
-            found[part] = {
+            found[split] = {
                 precision: {key: score[key] for key in FIGURES}
                 for precision, score in zip(("fp32", "int8"), scores, strict=True)
             }
@@ -541,8 +541,8 @@ def packed_text(done: Exported) -> str:
     m = done.manifest
     size = sum(entry["bytes"] for entry in m["files"].values())
     shown = [
-        f"  {part}: perplexity {f['int8']['perplexity']:.2f} in eight bits, {f['fp32']['perplexity']:.2f} in float32"
-        for part, f in m["figures"].items()
+        f"  {split}: perplexity {f['int8']['perplexity']:.2f} in eight bits, {f['fp32']['perplexity']:.2f} in float32"
+        for split, f in m["figures"].items()
     ]
     return "\n".join(
         [

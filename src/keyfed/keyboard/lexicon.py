@@ -18,8 +18,8 @@ Letters: weighted Damerau–Levenshtein over a trie. With :math:`t_1 … t_i` ty
 beginning of it. Exact: nothing is pruned. Only the third line looks inside the same row, so a row is a few operations
 on all nodes and one short pass over the depths.
 
-The trie lies in arrays, breadth first. Node 0 is the root; the nodes of a depth lie side by side, ordered by parent and
-letter, so that a quantity that a node takes over from its parent is computed for a whole depth at once.
+The trie lies in arrays, breadth first. Node 0 is the root. The nodes of a depth lie side by side, ordered by parent and
+letter: what a node takes over from its parent is computed for a whole depth at once.
 
 A swipe is decoded against the path of every word (after SHARK²). A word's template is the polyline through its keys, a
 swipe the polyline of its points; both are resampled to 32 points at equal distances. With :math:`x_i` the swipe's
@@ -228,7 +228,7 @@ def keys_of(word: str, layout: KeyLayout) -> list[Point]:
 
 
 def resample(paths: Floats, n: int) -> Floats:
-    """Return n points at equal distances along each polyline, [paths, points, 2] → [paths, n, 2].
+    """Return n points at equal distances on each polyline, [paths, points, 2] → [paths, n, 2].
 
     Example:
       >>> resample(np.array([[[0.0, 0.0], [2.0, 0.0], [2.0, 2.0]]]), 3).tolist()
@@ -351,7 +351,7 @@ class KeyboardLexicon:
         return templates_of(self.keys, self._layout, self._k)
 
     def typing(self, typed: str, taps: Sequence[Point | None]) -> Typing:
-        """Return the costs of a typed word; what it shares with the last one asked for is not computed again."""
+        """Return the costs of a typed word; what it shares with the one before is not computed again."""
         pressed = [(c, taps[i] if i < len(taps) else None) for i, c in enumerate(typed)]
         same = 0
         while same < min(len(pressed), len(self._pressed)) and pressed[same] == self._pressed[same]:

@@ -32,14 +32,13 @@ from typing import Any
 
 import numpy as np
 
-from keyfed.engine.network import reader_of
 from keyfed.errors import ConfigError, DataError
 from keyfed.keyboard.bundle import fit_small, ngram_to_bytes
 from keyfed.keyboard.context import Constants, KeyLayout, Point, constants, fold, previous_word, typed_part
 from keyfed.keyboard.export import written_forms
 from keyfed.keyboard.personal import PersonalWords
 from keyfed.keyboard.predict import KeyboardSettings, Predictor, Strip
-from keyfed.keyboard.session import Keyboard, NetworkSource, Source, ngram_source
+from keyfed.keyboard.session import Keyboard, Source, ngram_source, source_of
 from keyfed.model.language_model import ModelSpec, parameter_count, quantise
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
 from keyfed.reports.document import markdown_table
@@ -472,13 +471,9 @@ def _candidates(runs: Sequence[Trained], prepared: Prepared) -> Iterator[Candida
         }
         count = parameter_count(run.spec) if isinstance(run.spec, ModelSpec) else None
         name = f"{run.spec.name}, {run.method}"
-        yield Candidate(name, _network(run), size, parameters=count)
+        yield Candidate(name, source_of(run), size, parameters=count)
         if run.method != "central":
-            yield Candidate(f"{name} + personal", _network(run), size, personal=True, parameters=count)
-
-
-def _network(run: Trained) -> Source:
-    return NetworkSource(reader_of(run.spec, run.params), lines=run.reads_lines)
+            yield Candidate(f"{name} + personal", source_of(run), size, personal=True, parameters=count)
 
 
 def _stored(model: KneserNey) -> int:

@@ -168,19 +168,19 @@ class Predictor:
     def gesture(self, logp: Floats, context: Context, points: Sequence[Point], n: int = 3) -> list[Slot]:
         """Return the n best words for a swipe, best first."""
         found: list[tuple[float, int, Slot]] = []
-        for part, (lexicon, scores, allowed) in enumerate(self._parts(logp, context.previous)):
+        for which, (lexicon, scores, allowed) in enumerate(self._parts(logp, context.previous)):
             places, score = lexicon.templates.score(points, scores, self.k)
             score = np.where(allowed[places], score, -np.inf)
             for at in best_of(score, RANKED):
                 slot = self._slot(lexicon, int(places[at]), context, "word")
-                found.append((-float(score[at]), part * len(self.lexicon) + int(places[at]), slot))
+                found.append((-float(score[at]), which * len(self.lexicon) + int(places[at]), slot))
         return _unlike((slot for *_, slot in sorted(found, key=lambda f: f[:2])), n)
 
     def _next(self, logp: Floats, context: Context) -> Strip:
         ranked: list[tuple[float, int, KeyboardLexicon, int]] = []
-        for part, (lexicon, scores, allowed) in enumerate(self._parts(logp, context.previous)):
+        for which, (lexicon, scores, allowed) in enumerate(self._parts(logp, context.previous)):
             score = np.where(allowed, scores, -np.inf)
-            ranked += [(-float(score[at]), part, lexicon, at) for at in best_of(score, RANKED)]
+            ranked += [(-float(score[at]), which, lexicon, at) for at in best_of(score, RANKED)]
         ranked.sort(key=lambda r: r[:2])
         best = (self._slot(lexicon, at, context, "next") for _, _, lexicon, at in ranked)
         return Strip(_three(_unlike(best, SHOWN), self._emoji(context.previous)))
@@ -190,7 +190,7 @@ class Predictor:
         k, typed = self.k, context.typed
         most = min(k.max_cost_most, k.max_cost + k.max_cost_letter * len(typed))
         found: list[tuple[float, int, KeyboardLexicon | None, int, Kind]] = []
-        for part, (lexicon, scores, allowed) in enumerate(self._parts(logp, context.previous)):
+        for which, (lexicon, scores, allowed) in enumerate(self._parts(logp, context.previous)):
             cost, beginning = self._costs(lexicon, typed, taps)
             full = scores - k.alpha * cost
             completion = scores - k.alpha * beginning - k.complete
@@ -198,7 +198,7 @@ class Predictor:
             for at in best_of(score, RANKED):
                 kind: Kind = "completion" if completion[at] > full[at] else "word"
                 kind = "correction" if kind == "word" and cost[at] > 0 else kind
-                found.append((-float(score[at]), part, lexicon, at, kind))
+                found.append((-float(score[at]), which, lexicon, at, kind))
         found.append((-self._literal(logp, context), 2, None, 0, "literal"))
         found.sort(key=lambda f: f[:2])
         literal = Slot(typed, fold(typed), "literal")

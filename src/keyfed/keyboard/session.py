@@ -113,6 +113,11 @@ class Keyboard:
         return self.predictor.gesture(self._source(context.ids), context, points)
 
 
+def source_of(trained: Trained) -> NetworkSource:
+    """Return the scores of a run's model."""
+    return NetworkSource(reader_of(trained.spec, trained.params), lines=trained.reads_lines)
+
+
 def keyboard_of(trained: Trained) -> Keyboard:
     """Return a keyboard over a trained run.
 
@@ -121,8 +126,7 @@ def keyboard_of(trained: Trained) -> Keyboard:
     """
     if trained.vocab.kind != "word":
         raise ConfigError(f"{trained.folder} holds a model of characters; the keyboard needs one of words")
-    source = NetworkSource(reader_of(trained.spec, trained.params), lines=trained.reads_lines)
-    return Keyboard(source, Predictor(trained.vocab))
+    return Keyboard(source_of(trained), Predictor(trained.vocab))
 
 
 class _Undo(NamedTuple):
@@ -239,7 +243,7 @@ Write = Callable[[str], object]
 PROMPT = "> "
 CLEAR, BOLD, DIM, PLAIN = "\r\x1b[J", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 LEAVE, ENTER, BACKSPACE, TAKE = "\x03\x04", "\r\n", "\x7f\b", "\t"
-_PICK = {f"\x1b{n}": chr(0xF0000 + n) for n in (1, 2, 3)}  # Alt with a digit, as one character nobody types
+_PICK = {f"\x1b{n}": chr(0xF0000 + n) for n in (1, 2, 3)}  # Alt with a digit, as one character that no keyboard types
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|[^\[O])?", re.DOTALL)  # arrows, function keys, Alt + key
 
 

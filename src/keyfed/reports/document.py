@@ -1,7 +1,7 @@
 """A small document of headings, texts, tables and pictures, written as Markdown and as one HTML page.
 
-The page asks nothing of a network and runs no script; every text is escaped, since names of corpora and
-words of a vocabulary come from files that anybody may have written.
+The page needs no network and runs no script. Every text is escaped: names of corpora and words of a vocabulary come
+from files that anybody may have written.
 """
 
 from __future__ import annotations

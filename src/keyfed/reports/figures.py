@@ -6,7 +6,7 @@ numbers; words of a corpus are drawn with formulas switched off. Colours are Oka
 colour-blind readers tell apart; line styles differ as well.
 
 The event files say what metrics.jsonl says, and nothing else. When a run starts or goes on, the rounds in its log are
-written again and older events of the same folder are declared void, so that no round is missing or shown twice.
+written again, and older events of the folder are declared void. So no round is missing or shown twice.
 """
 
 from __future__ import annotations

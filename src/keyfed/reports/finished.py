@@ -1,9 +1,9 @@
 """A finished run measured again: its evaluation, copies tuned for each client, the conformance of its model.
 
-Personalisation asks what a client gains by tuning the final model on its own text. The federation ends with one θ for
-everybody. Each client k takes a copy, trains it on its own training text with the local solver (as in a round of
-FedAvg that is never uploaded) and is tested on the text it held out. Clients are tuned one at a time and their copies
-dropped, so memory is that of a few models whatever the number of clients. The stored model does not change.
+Personalisation measures what a client gains by tuning the final model on its own text. Each client takes a copy of θ
+and trains it on its own training text with the local solver, as in a round of FedAvg that is never uploaded. It is
+tested on the text it held out. Clients are tuned one at a time and their copies dropped: memory is that of few models.
+The stored model does not change.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def parse_personal(text: str) -> Personalisation:
     """
     hints = typing.get_type_hints(Personalisation)
     values: dict[str, Any] = {}
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        key, equals, value = (p.strip() for p in part.partition("="))
+    for pair in filter(None, (p.strip() for p in text.split(","))):
+        key, equals, value = (p.strip() for p in pair.partition("="))
         if not equals:
-            raise ConfigError(f'--personalise got "{part}"; expected key=value, e.g. epochs=1,lr=0.001')
+            raise ConfigError(f'--personalise got "{pair}"; expected key=value, e.g. epochs=1,lr=0.001')
         if key not in hints:
             raise ConfigError(
                 f'"{key}" is not a setting of --personalise{nearest(key, hints)}. Settings: {", ".join(hints)}.'
@@ -301,11 +301,11 @@ def check_run(folder: Path, module: MakeModule | None = None) -> list[dict[str, 
         if trained.config.data.vocab_file is None:
             checks.append(check_vocabulary(vocab.words, train, test, SPECIALS))
         else:
-            checks.append(_given_vocabulary(trained, train, test))
+            checks.append(_check_vocabulary_file(trained, train, test))
     return [asdict(c) for c in checks]
 
 
-def _given_vocabulary(trained: Trained, train: set[str], test: set[str]) -> Check:
+def _check_vocabulary_file(trained: Trained, train: set[str], test: set[str]) -> Check:
     """Judge a vocabulary from a file: what it was counted on is not in it, and a public list is no leak.
 
     No alarm is right for a word list or another corpus. A vocabulary elected on this corpus with another seed or cut

@@ -267,19 +267,7 @@ def recipe_blocks(settled: Record) -> list[Block]:
     return [Heading("Recipe"), *blocks] if blocks else []
 
 
-DEFINITIONS = (
-    "Perplexity is exp(mean nats per predicted token). Each client's held-out text is read in order as one stream: "
-    "the state is zero at its start and carried on, every token after the first is predicted, line ends are counted "
-    "as tokens, unknown words as <unk>. Tokens of all clients are added before the mean is taken, so a client counts "
-    "by its text.",
-    "Top-1 and top-3 are the shares of predicted tokens that are the first, or among the first three, guesses. On "
-    "words: only targets that are neither <unk> nor a line end, which is what a keyboard is asked for.",
-    "The model of the best validation round is tested, once. Unseen clients took no part in training. Kneser–Ney "
-    "and unigram are counted on the pooled training text of all clients and scored on the same tokens; central is "
-    "the same network trained on the pooled text with the same number of tokens.",
-    "Traffic is the size of the serialised model times the clients that received it (down) or sent an upload (up), "
-    "and the clients' reports (control). MB are millions of bytes.",
-)
+DEFINITIONS = (Path(__file__).parent / "templates" / "definitions.txt").read_text("utf-8").strip().split("\n\n")
 SPREAD_NOTE = (
     "Perplexity of single clients; p10, median and p90 are quantiles over clients, each counting once. The worst "
     "decile is the tenth of clients with the highest perplexity (at least one), its tokens added up."
