@@ -32,6 +32,7 @@ from keyfed.model import language_model as lm
 from keyfed.model.cells import CELLS
 from keyfed.model.conformance import check_model
 from keyfed.model.language_model import init_params
+from keyfed.model.output import output_gradients
 from keyfed.reports.finished import Personalisation, evaluate_run, personalise_run
 from keyfed.run.evaluate import evaluate_lines, evaluate_sentences, limit_streams, scorer_of, suggest, total, validator
 from keyfed.run.folder import load_model, read_metrics, read_result
@@ -91,7 +92,9 @@ def test_loss_and_gradient_of_packed_rows_are_those_of_torch_nn_line_by_line(spe
         assert float(got.nats[0]) == pytest.approx(float(nats), abs=1e-10)
         for name, want in wanted.items():
             assert float((got.grads[name][0] - want).abs().max()) <= 1e-10, name
-        mean, _, _ = lm.mean_nats(spec, stacked, packed, zero)
+        x, _ = lm.features(spec, stacked, packed.inputs, zero, starts=packed.starts)
+        _, scale, flat = lm.loss_weights(packed, x.dtype)
+        mean = output_gradients(x.reshape(1, -1, x.shape[-1]), *lm.output_layer(spec, stacked), flat, scale, {}).loss
         assert float(mean[0]) * tokens == pytest.approx(float(nats), abs=1e-10)
         forgotten, _ = step.gradient(spec, stacked, packed._replace(starts=None), zero, None, {})
         assert abs(float(forgotten.nats[0] - nats)) > 1e-4, "the resets make no difference: the test sees nothing"

