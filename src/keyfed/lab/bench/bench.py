@@ -27,21 +27,8 @@ from typing import Any
 import torch
 
 from keyfed.errors import ConfigError, KeyfedError, nearest
-from keyfed.lab.bench.contenders import (
-    BATCH,
-    LR,
-    MOMENTUM,
-    ON_CPU,
-    ON_CUDA,
-    SPECIALS,
-    Contender,
-    Round,
-    Task,
-    contenders_of,
-    flower_round,
-    measure_floor,
-    movement,
-)
+from keyfed.lab.bench import contenders
+from keyfed.lab.bench.contenders import BATCH, CONTENDERS, LR, MOMENTUM, SPECIALS, Contender, Round, Task, movement
 from keyfed.model.language_model import PRESETS, Params, preset
 from keyfed.reports.figures import LIGHT, Theme, png
 from keyfed.run.console import plural
@@ -114,7 +101,7 @@ def check(
         for number in numbers:
             if number < least[name]:
                 raise ConfigError(f"{name} is {number}; expected at least {least[name]}")
-    known = contenders_of(device)
+    known = CONTENDERS[device]
     for name in only:
         if name not in known:
             raise ConfigError(
@@ -131,7 +118,7 @@ def has_counterpart(model: str) -> bool:
 
 def measure_table(task: Task, chosen: Sequence[str], repeats: int, say: Say) -> dict[str, Any]:
     """Measure one vocabulary and cohort."""
-    known = contenders_of(task.device)
+    known = CONTENDERS[task.device]
     notes = {who: missing(known[who], task) for who in chosen}
     able = [who for who in chosen if notes[who] is None]
     runs: dict[str, list[Cost]]
@@ -247,8 +234,10 @@ def remarks(rows: dict[str, Cost]) -> list[str]:
         lines.append(f"two workers: {gain:.2f} × the wall-clock throughput of one")
     floor = rows.get("floor", {})
     if "parts" in floor:
-        parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in floor["parts"].items())
-        beside = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in floor["beside"].items())
+        parts, beside = (
+            ", ".join(f"{name} {seconds:.2f} s" for name, seconds in floor[which].items())
+            for which in ("parts", "beside")
+        )
         lines.append(
             f"floor: {floor['gflops']:,.0f} GFLOP of matrix products at {floor['gflops_rate']:.0f} GFLOP/s ({parts}); "
             f"beside it, not in it: {beside}"
@@ -412,12 +401,12 @@ def measure_here(who: str, task: Task) -> Cost:
     """Measure one round in this process, on one thread."""
     torch.set_num_threads(1)
     if who == "floor":
-        return measure_floor(task)
+        return contenders.measure_floor(task)
     meter = Meter()
     if who == "flower":
-        result = flower_round(task, meter)
+        result = contenders.flower_round(task, meter)
     else:
-        opener = ON_CPU[who].open
+        opener = CONTENDERS["cpu"][who].open
         assert opener is not None
         with opener(task) as round:
             round(task.warm_up)
@@ -435,7 +424,7 @@ def measure_apart(who: str, asked: dict[str, Any]) -> Cost:
     )  # fmt: skip
     if done.returncode == 0:
         return dict(json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{"))))
-    if ON_CPU[who].needs is None:
+    if CONTENDERS["cpu"][who].needs is None:
         raise RuntimeError(f'benchmark process "{who}" failed:\n{done.stderr}')
     return {"note": f"failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"}
 
@@ -472,7 +461,7 @@ def measure_cuda(tasks: dict[str, Task], repeats: int, say: Say, warm_ups: int =
 
 def make_ready(who: str, task: Task, stack: ExitStack, warm_ups: int) -> tuple[Round, Cost]:
     """Open a contender on a GPU and run it `warm_ups` times; return its round, its peak memory and what it computed."""
-    opener = ON_CUDA[who].open
+    opener = CONTENDERS["cuda"][who].open
     assert opener is not None
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

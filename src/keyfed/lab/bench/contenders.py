@@ -59,21 +59,15 @@ Open = Callable[["Task"], AbstractContextManager[Round]]
 
 @dataclass(frozen=True)
 class Task:
-    """One FedAvg round to measure.
-
-    Attributes:
-      clients: size of the cohort.
-      tokens: tokens of each client.
-      precision: "fp32" as torch does it by default, or "bf16" (autocast, or the engine's own).
-    """
+    """One FedAvg round to measure."""
 
     model: str
     vocab: int
-    clients: int
-    tokens: int
+    clients: int  # of the cohort
+    tokens: int  # of each client
     epochs: int = 1
     device: str = "cpu"
-    precision: str = "fp32"
+    precision: str = "fp32"  # as torch does it by default, or "bf16" (autocast, or the engine's own)
 
     @property
     def window(self) -> int:
@@ -153,9 +147,7 @@ def autocast(task: Task) -> AbstractContextManager[Any]:
     return torch.autocast(torch.device(task.device).type, torch.bfloat16, cache_enabled=False)
 
 
-def optimiser_of(model: nn.Module) -> torch.optim.SGD:
-    """Return the optimiser of a client."""
-    return torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+client_sgd = functools.partial(torch.optim.SGD, lr=LR, momentum=MOMENTUM)
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -165,7 +157,7 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 def train_plain(model: PlainModel, steps: Sequence[Step], task: Task) -> None:
     """Train a torch.nn model for the task's epochs, window by window."""
-    optimiser = optimiser_of(model)
+    optimiser = client_sgd(model.parameters())
     for _ in range(task.epochs):
         state: Any = None
         for step in steps:
@@ -259,7 +251,7 @@ class GraphTrainer:
         self._task = task
         self.model = PlainModel(task.spec, task.params).to(task.device)
         self._start = {name: p.clone() for name, p in self.model.state_dict().items()}
-        self._optimiser = optimiser_of(self.model)
+        self._optimiser = client_sgd(self.model.parameters())
         self._inputs = torch.full((rows, task.window), SOME_WORD, device=task.device)
         self._targets = torch.full((rows, task.window), SOME_WORD, device=task.device)
         width = (task.spec.layers, rows, task.spec.hidden)
@@ -377,7 +369,7 @@ def pfl(task: Task) -> Iterator[Round]:
         name: import_module(f"pfl.{name}") for name in ("model.pytorch", "aggregate.simulate", "context", "hyperparam")
     }
     averaging, data = import_module("pfl.algorithm.federated_averaging"), import_module("pfl.data.federated_dataset")
-    weighting, types = import_module("pfl.aggregate.weighting"), import_module("pfl.common_types")
+    weighting, kinds = import_module("pfl.aggregate.weighting"), import_module("pfl.common_types")
     network = PflModel(task.spec, task.params)
     model = part["model.pytorch"].PyTorchModel(
         model=network,
@@ -398,7 +390,7 @@ def pfl(task: Task) -> Iterator[Round]:
         )
         context = part["context"].CentralContext(
             current_central_iteration=0, do_evaluation=False, cohort_size=len(cohort),
-            population=types.Population.TRAIN, algorithm_params=None, model_train_params=training, seed=1,
+            population=kinds.Population.TRAIN, algorithm_params=None, model_train_params=training, seed=1,
         )  # fmt: skip
         statistics, metrics = backend.gather_results(model, algorithm, central_context=context)
         algorithm.process_aggregated_statistics(context, metrics, model, statistics)
@@ -457,14 +449,10 @@ SECONDS = 0.2  # each shape is repeated for at least so long
 
 
 class Product(NamedTuple):
-    """[rows, inner] × [inner, columns], `times` in a step.
-
-    Attributes:
-      pass_: which pass it belongs to; decides how the operands lie in memory.
-    """
+    """[rows, inner] × [inner, columns], `times` in a step."""
 
     part: str
-    pass_: Literal["forward", "to input", "to weight"]
+    pass_: Literal["forward", "to input", "to weight"]  # decides how the operands lie in memory
     rows: int
     inner: int
     columns: int
@@ -540,30 +528,18 @@ def measure_floor(task: Task, least: float = SECONDS) -> dict[str, Any]:
     total = sum(parts.values())
     beside = {name: count * seconds_of(work, least) for name, work in passes(task.spec, rows * task.window).items()}
     flops = count * sum(p.flops for p in shapes)
-    return {
-        "cpu_seconds": total,
-        "parts": parts,
-        "beside": beside,
-        "gflops": flops / 1e9,
-        "gflops_rate": flops / 1e9 / total,
-    }
+    rates = {"gflops": flops / 1e9, "gflops_rate": flops / 1e9 / total}
+    return {"cpu_seconds": total, "parts": parts, "beside": beside, **rates}
 
 
 class Contender(NamedTuple):
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-      open: makes it ready; None for those that are measured their own way.
-      fedavg: does what `plain` does, so that the results must agree.
-      needs: package it takes, if it is not ours.
-      hoards: keeps every client's weights until the end of the round.
-    """
-
-    open: Open | None
+    open: Open | None  # makes it ready; None for those that are measured their own way
     precision: str = "fp32"
-    fedavg: bool = True
-    needs: str | None = None
-    hoards: bool = False
+    fedavg: bool = True  # does what `plain` does, so that the results must agree
+    needs: str | None = None  # package it takes, if it is not ours
+    hoards: bool = False  # keeps every client's weights until the end of the round
 
 
 ON_CPU: dict[str, Contender] = {
@@ -586,6 +562,4 @@ ON_CUDA: dict[str, Contender] = {
 }
 
 
-def contenders_of(device: str) -> dict[str, Contender]:
-    """Return the contenders of a device by name."""
-    return ON_CPU if device == "cpu" else ON_CUDA
+CONTENDERS = {"cpu": ON_CPU, "cuda": ON_CUDA}
