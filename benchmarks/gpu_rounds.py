@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,11 +24,14 @@ from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, che
 from keyfed.engine.problem import Problem, TextObjective
 from keyfed.engine.simulate import Simulation
 from keyfed.federated.methods import build_method
-from keyfed.federated.round import initial_state, run_round
+from keyfed.federated.round import initial_state
+from keyfed.federated.soundness import Good
 from keyfed.federated.spec import MethodSpec
 from keyfed.federated.types import Method, Params
 from keyfed.lab.bench.contenders import PlainModel, Task, detached, mean_loss, plain_graph, weighted_mean
 from keyfed.model.language_model import init_params
+from keyfed.run import loop
+from keyfed.run.checkpoint import Cohort, RunProgress
 from keyfed.run.evaluate import evaluate_together, limit_streams
 from keyfed.run.prepare import Prepared, make_problem, prepare
 from keyfed.text.batches import stream_steps
@@ -88,13 +92,15 @@ def ours(
     params = {name: p.cuda() for name, p in init_params(spec, 1).items()}
     names, perplexities, spent = study.prepared.store.names, [], []
     state = initial_state(method, params)
+    run = RunProgress(method, state, warm + rounds, Good(state, math.inf))
     with Simulation(study.problem(method, precision), block=COHORT) as federation:
-        for number in range(warm + rounds):
-            cohort = [names[k] for k in study.cohort(number)]
-            train, (state, summary) = seconds(lambda: run_round(method, state, cohort, federation))  # noqa: B023
-            judge, score = seconds(lambda: evaluate_together(spec, state.params, study.valid, "cuda"))  # noqa: B023
+        outcomes = loop.rounds(run, federation, lambda s: Cohort([names[k] for k in study.cohort(s.round)]))
+        for _ in range(warm + rounds):
+            train, outcome = seconds(lambda: next(outcomes))
+            found = outcome.state.params
+            judge, score = seconds(lambda: evaluate_together(spec, found, study.valid, "cuda"))  # noqa: B023
             perplexities.append(score.perplexity)
-            spent.append((train, judge, summary.worked))
+            spent.append((train, judge, outcome.summary.worked))
     timed = np.array(spent[warm:])
     return {
         "rounds": rounds,
@@ -176,9 +182,11 @@ def agreement(study: Study, params: Params) -> dict[str, float]:
     method, names = study.method(0.01), study.prepared.store.names
     there = {name: p.cuda() for name, p in params.items()}
     with Simulation(study.problem(method, "fp32"), block=COHORT) as federation:
-        cohort = [names[k] for k in study.cohort(0)]
-        mine = run_round(method, initial_state(method, there), cohort, federation)[0].params
-        again = run_round(method, initial_state(method, there), cohort, federation)[0].params
+        cohort = Cohort([names[k] for k in study.cohort(0)])
+        mine, again = (
+            loop.run_rounds(method, initial_state(method, there), 1, federation, lambda _: cohort).params
+            for _ in range(2)
+        )
     moved = {name: theirs[name] - p for name, p in there.items()}
     apart = {name: mine[name] - theirs[name] for name in there}
 
