@@ -246,7 +246,7 @@ def test_a_command_reads_every_result_file_once(keyfed, two_toys, monkeypatch):
         counts = reads(patch)
         patch.setattr(Store, "_record", lambda store, path: read_cell(path, store._say))
         assert keyfed("study", "report")[0] == 0
-    assert set(counts.values()) == {8}
+    assert set(counts.values()) == {6}
 
 
 def test_a_store_sees_what_another_process_writes_meanwhile(two_toys):

@@ -18,7 +18,7 @@ from keyfed.engine.network import init_params
 from keyfed.errors import ConfigError
 from keyfed.lab.experiment import cell as studies_cells
 from keyfed.lab.experiment import grid, runner
-from keyfed.lab.experiment.cell import Workspace, config_of, rounds_to, run_cell, thin
+from keyfed.lab.experiment.cell import CellListener, TimeIsUp, Workspace, config_of, rounds_to, run_cell, thin
 from keyfed.lab.experiment.claims import (
     FAILS,
     HOLDS,
@@ -42,7 +42,7 @@ from keyfed.lab.experiment.grid import (
     with_settings,
 )
 from keyfed.lab.experiment.page import front_text, page_text
-from keyfed.lab.experiment.runner import CellListener, TimeIsUp, held, run_study
+from keyfed.lab.experiment.runner import held, run_study
 from keyfed.lab.experiment.store import OPEN, Store, compact, main_scale, rows_of, write_row
 from keyfed.lab.papers import broken_batches as faithful
 from keyfed.lab.papers.gboard_toy import run_toy
@@ -364,7 +364,7 @@ def test_a_cell_that_another_process_works_on_is_skipped_and_not_failed(tmp_path
         done = run_study(study, "smoke", store=Store(tmp_path), workspace=workspace, override=more, listener=heard)
     assert (len(done.done), done.failed) == (3, ())
     assert done.open == done.skipped == (taken.title,)
-    assert done.as_dict()["skipped"] == [taken.title]
+    assert done.as_dict()["skipped"] == (taken.title,)
     assert "skipped: another process works on it" in heard.lines
     again = run_study(study, "smoke", store=Store(tmp_path), workspace=workspace, override=more)
     assert (again.before, again.done, again.open) == (3, (taken.title,), ())
@@ -432,7 +432,7 @@ def test_a_run_that_others_start_from_is_waited_for(tmp_path):
 
 
 def test_waiting_ends_with_the_minutes_and_is_said_once(monkeypatch):
-    monkeypatch.setattr(runner, "MOMENT", 0.0)
+    monkeypatch.setattr(studies_cells, "MOMENT", 0.0)
     heard = Heard()
     patient = CellListener(heard)
     for _ in range(3):

@@ -17,10 +17,10 @@ import platform
 import shutil
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -46,15 +46,74 @@ from keyfed.text.vocab import Vocab
 OWN = ("study.", "first.")  # settings that are not the run's
 WITH_METHOD = ("train", "code-faithful")  # runners that train with a method
 DEFAULTS = Path(__file__).with_name("defaults.toml")
+MOMENT = 1.0  # seconds between two looks at what another process does
 ASLEEP = ("vectors", "privacy", "secure")  # sections that nothing reads unless a cell sets something of them
 
 
-class WaitingListener(Listener, Protocol):
-    """A listener that can wait: the clock of a study."""
+class TimeIsUp(KeyboardInterrupt):
+    """The minutes are spent: a run ends as at Ctrl-C, with its checkpoint written."""
+
+
+class Paused(Exception):
+    """A run has trained as long as it should for now; its folder can be resumed."""
+
+
+class CellListener:
+    """Passes a cell's progress on, and ends the cell when its time is up or its rounds are enough for now.
+
+    After the last round nothing is stopped: what is left, the test, takes less than the rounds that would be lost where
+    there is no checkpoint.
+
+    Args:
+      title: what is shown in place of a run's own title, which stands where it has `{}`.
+      known: lines that are not said again; None: no line is passed on.
+      until: `time.monotonic()` at which to end; None for never.
+      rounds: after which to pause, at the first validation; None for all.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        title: str = "{}",
+        known: Iterable[str] | None = (),
+        *,
+        until: float | None = None,
+        rounds: int | None = None,
+    ) -> None:
+        self._listener, self._title, self._until, self._pause = listener, title, until, rounds
+        self._known = None if known is None else frozenset(known)
+        self._rounds, self._why = 0, ""
+
+    def say(self, line: str) -> None:
+        """Pass a line on."""
+        if self._known is not None and line not in self._known:
+            self._listener.say(line)
+
+    def start(self, what: str, rounds: int, done: int) -> None:
+        """Pass a beginning on, under the cell's title."""
+        self._rounds = rounds
+        self._listener.start(self._title.replace("{}", what), min(rounds, self._pause or rounds), done)
+
+    def round(self, record: dict[str, Any]) -> None:
+        """Pass a round on; raise if another one is to come and it is time to end or to pause."""
+        self._listener.round(record)
+        if record["round"] < self._rounds:
+            self.check()
+            if self._pause is not None and record["round"] >= self._pause and record.get("valid"):
+                raise Paused
+
+    def check(self) -> None:
+        """Raise if the time is up."""
+        if self._until is not None and time.monotonic() >= self._until:
+            raise TimeIsUp
 
     def wait(self, why: str) -> None:
-        """Say why, unless that was said already, and let a moment pass; raise if the time is up."""
-        ...
+        """Say why, unless that was said last, and let a moment pass; raise if the time is up."""
+        self.check()
+        if why != self._why:
+            self._why = why
+            self.say(why)
+        time.sleep(MOMENT)
 
 
 @dataclass(slots=True)
@@ -261,33 +320,26 @@ def explore_cell(settings: Settings, data_dir: str | None) -> dict[str, Any]:
     began = time.monotonic()
     name, top = str(settings["data.name"]), int(settings.get("study.top", 20))
     corpus = load_corpus(name, data_dir=None if data_dir is None else Path(data_dir))
+    made: dict[str, Any] = {"records": [], "data": name, "data_sha256": corpus.fingerprint()}
     if "study.blanks" in settings:  # other readings of the same text: the entropies alone
         lines = (line for author in corpus.authors for line in author.lines)
         counted: Any = character_statistics(BLANKS[str(settings["study.blanks"])](lines))
-        return {
-            "records": [], "measures": {key: counted[key] for key in ENTROPIES}, "data": name,
-            "data_sha256": corpus.fingerprint(), "seconds": time.monotonic() - began,
-        }  # fmt: skip
-    tables, _ = explore(corpus, top=top)
-    found: Any = tables
-    characters = found.get("characters", {})
-    return {
-        "records": [],
-        "measures": {key: characters[key] for key in ENTROPIES if key in characters},
-        "facts": {
-            "unigrams": [[row["term"], row["count"]] for row in found["unigrams"]],
-            "bigrams": [[row["term"], row["count"]] for row in found["bigrams"]],
-            "lines": found["lines"], "tokens": found["tokens"], "types": found["types"],
-        },
-        "data": name, "data_sha256": corpus.fingerprint(), "seconds": time.monotonic() - began,
-    }  # fmt: skip
+    else:
+        tables, _ = explore(corpus, top=top)
+        found: Any = tables
+        counted = found.get("characters", {})
+        made["facts"] = {key: found[key] for key in ("lines", "tokens", "types")} | {
+            key: [[row["term"], row["count"]] for row in found[key]] for key in ("unigrams", "bigrams")
+        }
+    measures = {key: counted[key] for key in ENTROPIES if key in counted}
+    return {**made, "measures": measures, "seconds": time.monotonic() - began}
 
 
 POINTS = 25  # of a curve that are kept
 
 
 def run_cell(
-    cell: Cell, workspace: Workspace, targets: Sequence[float], listen: WaitingListener, curves: bool = False
+    cell: Cell, workspace: Workspace, targets: Sequence[float], listen: CellListener, curves: bool = False
 ) -> dict[str, Any]:
     """Run a cell and return its result; with `curves` one that trains keeps those of its local batches and epochs.
 
@@ -322,7 +374,19 @@ def run_cell(
     return dict(strict(_result(cell, workspace, found, targets)))
 
 
-def _trained(cell: Cell, workspace: Workspace, listen: WaitingListener, curves: bool) -> dict[str, Any]:
+def train_cell(
+    config: Config, folder: Path, prepared: Prepared, listen: Listener, budget: int | None = None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Train in a folder, go on there, or read what is finished: what cells of all experiments do.
+
+    Returns:
+      The run's result and its rounds.
+    """
+    result = train(config, folder, resume=True, listener=listen, prepared=prepared, budget=budget)
+    return result, read_metrics(folder)
+
+
+def _trained(cell: Cell, workspace: Workspace, listen: CellListener, curves: bool) -> dict[str, Any]:
     """An ordinary run in a folder that goes again once its result is known."""
     config = config_of(cell.settings, cell.seed, workspace)
     if curves:
@@ -343,9 +407,8 @@ def _trained(cell: Cell, workspace: Workspace, listen: WaitingListener, curves: 
         members, passes = usual_members(config, len(prepared.store)), int(cell.settings["study.central_epochs"])
         budget = round_tokens(prepared, members, passes)
     folder = workspace.work / cell.study / Path(cell.file).stem
-    result = train(config, folder, resume=True, listener=listen, prepared=prepared, budget=budget)
+    result, records = train_cell(config, folder, prepared, listen, budget)
     _, made = read_run_toml(folder)
-    records = read_metrics(folder)
     if config.vectors.file is not None:
         hashes["vectors_sha256"] = _sha256(Path(config.vectors.file), made["vectors_sha256"])
     if "train.init" in cell.settings and "init_sha256" in made:  # a name, behind which other weights may lie one day
@@ -369,7 +432,7 @@ def _sha256(path: Path, folder: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _first_run(settings: Settings, seed: int, workspace: Workspace, listen: WaitingListener) -> Path:
+def _first_run(settings: Settings, seed: int, workspace: Workspace, listen: CellListener) -> Path:
     """Train the run that others start from, once for all of them; it stays. If another process does, wait for it."""
     name = hashlib.sha256(json.dumps([dict(settings), seed], sort_keys=True).encode()).hexdigest()[:12]
     folder = workspace.work / "first" / name

@@ -19,7 +19,6 @@ from keyfed.config.load import parse_target as parse_result
 from keyfed.config.schema import TrainConfig, VectorsConfig
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated.methods import build_method, method_options
-from keyfed.federated.types import Method
 from keyfed.model.language_model import preset
 from keyfed.run.folder import file_name
 from keyfed.run.plan import members_of
@@ -199,22 +198,27 @@ class ComparedMethod:
     starts: tuple[str, ...]
     plain: str
 
-    @property
-    def method(self) -> Method:
-        """The method, built."""
-        return build_method(method_spec(self.config))
+    def cell(self, out: Path, seed: int) -> ComparedRun:
+        """The method with a seed, in its folder of the comparison in `out`."""
+        return ComparedRun(self, seed, out / self.folder / f"seed-{seed}")
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """One method with one seed: a run folder, and its result or the reason why there is none."""
+    """One method with one seed: a run folder, and once it was run its result or the reason why there is none."""
 
     entry: ComparedMethod
     seed: int
     folder: Path
-    result: dict[str, Any] | None
+    result: dict[str, Any] | None = None
     records: Sequence[Mapping[str, Any]] = ()
     error: str | None = None
+
+    @property
+    def config(self) -> Config:
+        """Its configuration; baselines are the same for all methods and scored once a seed, not by the cells."""
+        own = self.entry.config
+        return replace(own, train=replace(own.train, seed=self.seed, baselines=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,23 +229,16 @@ class ComparePlan:
     seeds: tuple[int, ...]
     quick: Mapping[str, int]
 
-    def quick_line(self) -> str:
-        """What is reduced, in one line; empty where nothing is."""
-        reduced = ", ".join(f"{key}={value}" for key, value in self.quick.items())
-        return f"quick: {reduced}; --full compares on the whole text" if reduced else ""
-
-    def frozen_line(self) -> str:
-        """Which of the methods `train.frozen_rounds` is for; empty where it is for all, or none."""
+    def lines(self) -> Iterable[str]:
+        """What is said before anything is trained: what is reduced, and for whom rows are frozen."""
+        if self.quick:
+            reduced = ", ".join(f"{key}={value}" for key, value in self.quick.items())
+            yield f"quick: {reduced}; --full compares on the whole text"
         frozen = {entry.label: entry.config.train.frozen_rounds for entry in self.entries}
         rounds = max(frozen.values())
         others = [label for label, its in frozen.items() if its < rounds]
-        if not others:
-            return ""
-        return f"frozen: train.frozen_rounds={rounds} is for what has a start, not for {', '.join(others)}"
-
-    def lines(self) -> list[str]:
-        """What is said before anything is trained."""
-        return [line for line in (self.quick_line(), self.frozen_line()) if line]
+        if others:
+            yield f"frozen: train.frozen_rounds={rounds} is for what has a start, not for {', '.join(others)}"
 
 
 def split_setting(text: str, where: str = "--set") -> Setting:
@@ -420,7 +417,7 @@ def _refuse_unknown_options(options: Iterable[tuple[str, Value]], names: Sequenc
 
 def tokens_a_round(entry: ComparedMethod, prepared: Prepared) -> int:
     """Tokens one round of a method predicts in expectation; a central round reads what a cohort would, once."""
-    method, config = entry.method, entry.config
+    method, config = build_method(method_spec(entry.config)), entry.config
     if method.cohort == "pooled":
         return round_tokens(prepared, usual_members(config, len(prepared.store)), 1)
     return round_tokens(prepared, members_of(method, prepared, config), method.epochs)
@@ -445,10 +442,3 @@ def with_budget(entries: Sequence[ComparedMethod], budget: str, prepared: Prepar
         replace(e, config=replace(e.config, train=replace(e.config.train, rounds=n)))
         for e, n in zip(entries, rounds, strict=True)
     )
-
-
-def check_budget(budget: str) -> str:
-    """Refuse a budget that is neither rounds nor tokens."""
-    if budget not in BUDGETS:
-        raise ConfigError(f'--budget is "{budget}"{nearest(budget, BUDGETS)}; expected rounds or tokens')
-    return budget

@@ -22,7 +22,6 @@ from keyfed.reports.figures import (
     HIGHEST,
     LIGHT,
     SIZE,
-    Draw,
     Paint,
     Theme,
     both_themes,
@@ -357,37 +356,46 @@ class Axis:
 
 ROUNDS = Axis("rounds", "by round", "round", lambda record: 1.0)
 TOKENS = Axis("tokens", "by tokens trained on", "tokens trained on", lambda record: float(record.get("worked") or 0))
-BYTES = Axis(
-    "bytes",
-    "by traffic",
-    "MB down, up and control, all clients",
-    lambda record: sum((record.get("traffic") or {}).values()) / 1e6,
-)
+BYTES = Axis("bytes", "by traffic", "MB down, up and control, all clients", lambda record: _moved(record) / 1e6)
+
+
+def _moved(record: Record) -> float:
+    return float(sum((record.get("traffic") or {}).values()))
 
 
 def draw_comparison(summary: Record, cells: Sequence[ComparedRun]) -> list[Picture]:
-    """Draw every plot for which the runs of a comparison have numbers. Raises ImportError without matplotlib."""
+    """Draw every plot for which the runs of a comparison have numbers. Raises ImportError without matplotlib.
+
+    Besides the curves there are levels: of the baselines and the target for perplexity, of the accuracy that variants
+    are to reach.
+    """
     by_method: dict[str, list[ComparedRun]] = {}
     for cell in cells:
         by_method.setdefault(cell.entry.label, []).append(cell)
-
-    def lines_of(axis: Axis, key: str) -> list[Series]:
+    names = {"unigram": "unigram, test", "kneser_ney": "Kneser–Ney, test"}
+    known = {label: ((summary["baselines"].get(key) or {}).get("test") or {}) for key, label in names.items()}
+    values = {label: test.get("perplexity") for label, test in known.items()}
+    values["target"] = (summary["target"] or {}).get("perplexity")
+    levels = {
+        f"{label}: {show(level)}": level
+        for label, value in values.items()
+        if (level := finite(value)) is not None and level < HIGHEST
+    }
+    bests = {
+        f"best of {_drawn(one['plain'])}": one["mean"]["best_top1"]
+        for one in summary.get("fine_tuning") or ()
+        if finite(one["mean"]["best_top1"]) is not None
+    }
+    plots = []
+    for axis, key in ((ROUNDS, "perplexity"), (TOKENS, "perplexity"), (BYTES, "perplexity"), (ROUNDS, "top1")):
         # Text that lies in one place moves nothing: central training has no place on the axis of bytes.
         found = [
             series_of(label, place, [cell.records for cell in runs], axis, key)
             for place, (label, runs) in enumerate(by_method.items())
             if axis is not BYTES or runs[0].entry.config.method != "central"
         ]
-        return [line for line in found if line.points]
-
-    plots = []
-    for axis in (ROUNDS, TOKENS, BYTES):
-        if lines := lines_of(axis, "perplexity"):
-            alt = f"Validation perplexity {axis.title}, at the end: {_ends(lines, show)}"
-            plots.append(_plot(f"perplexity-{axis.name}", alt, lines, _perplexity(lines, axis, summary)))
-    if lines := lines_of(ROUNDS, "top1"):
-        alt = f"Top-1 accuracy by round, at the end: {_ends(lines, '{:.1%}'.format)}"
-        plots.append(_plot("accuracy-rounds", alt, lines, _accuracy(lines, summary)))
+        if lines := [line for line in found if line.points]:
+            plots.append(_plot(axis, key, lines, levels if key == "perplexity" else bests))
     return plots + [plot for runs in by_method.values() if (plot := _attention(runs[0])) is not None]
 
 
@@ -409,15 +417,36 @@ def series_of(label: str, number: int, runs: Sequence[Sequence[Record]], axis: A
     return Series(label, Look(number), points, lost)
 
 
-def _ends(lines: Sequence[Series], write: Callable[[float], str]) -> str:
-    return ", ".join(f"{line.label} {write(line.means[-1])}" for line in lines)
-
-
-def _plot(name: str, alt: str, lines: Sequence[Series], draw: Draw) -> Picture:
+def _plot(axis: Axis, key: str, lines: Sequence[Series], levels: Mapping[str, float]) -> Picture:
     """Draw one plot, taller where the legend is long."""
+    what, write = ("Validation perplexity", show) if key == "perplexity" else ("Top-1 accuracy", "{:.1%}".format)
     columns = 2 if max(len(line.label) for line in lines) <= TWO_COLUMNS else 1
-    entries = math.ceil((len(lines) + 3) / columns)  # baselines and target have entries too
+    entries = math.ceil((len(lines) + 3) / columns)  # levels have entries too
     height = SIZE[1] + (1.2 if len(lines) > CROWD else 0.0) + 0.19 * max(0, entries - 2)
+    values = [value for line in lines for seeds in line.points.values() for value in seeds]
+
+    def draw(axes: Any, theme: Theme) -> None:
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+        axes.set_title(f"{what} {axis.title}" + ("" if key == "perplexity" else " (validation)"))
+        for line in lines:
+            line.draw(axes, theme)
+        for (label, level), dashes in zip(levels.items(), itertools.cycle(((1, 2), (5, 3), (2, 1))), strict=False):
+            axes.axhline(level, color=theme.soft, dashes=dashes, linewidth=1.3, label=label)
+        if axis is ROUNDS:
+            rounds_axis(axes, [x for line in lines for x in line.points])
+        else:
+            axes.set_xlabel(axis.unit)
+            axes.set_xlim(left=0)
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 10 or x == 0 else f"{x:g}"))
+        if key == "perplexity":
+            perplexity_axis(axes, [*values, *levels.values()])
+        else:
+            percent_axis(axes, max(values) or 1.0)
+
+    alt = f"{what} {axis.title}, at the end: {', '.join(f'{line.label} {write(line.means[-1])}' for line in lines)}"
+    name = f"{'perplexity' if key == 'perplexity' else 'accuracy'}-{axis.name}"
     return both_themes(name, alt, single(draw, columns), (SIZE[0], height))
 
 
@@ -425,60 +454,6 @@ def _drawn(label: str) -> str:
     """A label as matplotlib draws it: not too long, and a dollar in an option's value does not begin a formula."""
     short = label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "…"
     return short.replace("$", r"\$")
-
-
-def _perplexity(lines: Sequence[Series], axis: Axis, summary: Record) -> Draw:
-    levels = []
-    for key, label in (("unigram", "unigram, test"), ("kneser_ney", "Kneser–Ney, test")):
-        level = finite(((summary["baselines"].get(key) or {}).get("test") or {}).get("perplexity"))
-        if level is not None and level < HIGHEST:
-            levels.append((f"{label}: {show(level)}", level))
-    target = finite((summary["target"] or {}).get("perplexity"))
-
-    def draw(axes: Any, theme: Theme) -> None:
-        axes.set_title(f"Validation perplexity {axis.title}")
-        for line in lines:
-            line.draw(axes, theme)
-        for (label, level), dashes in zip(levels, ((1, 2), (5, 3)), strict=False):
-            axes.axhline(level, color=theme.soft, dashes=dashes, linewidth=1.3, label=label)
-        shown = [value for line in lines for values in line.points.values() for value in values]
-        shown += [level for _, level in levels]
-        if target is not None:
-            axes.axhline(target, color=theme.ink, linewidth=0.8, label=f"target: {show(target)}")
-            shown.append(target)
-        if axis is ROUNDS:
-            rounds_axis(axes, [x for line in lines for x in line.points])
-        else:
-            _amount_axis(axes, axis)
-        perplexity_axis(axes, shown)
-
-    return draw
-
-
-def _amount_axis(axes: Any, axis: Axis) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axes.set_xlabel(axis.unit)
-    axes.set_xlim(left=0)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 10 or x == 0 else f"{x:g}"))
-
-
-def _accuracy(lines: Sequence[Series], summary: Record) -> Draw:
-    """Learning curves; where there are variants, with the accuracy of the random start that they are to reach."""
-    bests = {one["plain"]: finite(one["mean"]["best_top1"]) for one in summary.get("fine_tuning") or ()}
-
-    def draw(axes: Any, theme: Theme) -> None:
-        axes.set_title("Top-1 accuracy by round (validation)")
-        for line in lines:
-            line.draw(axes, theme)
-        for (label, best), dashes in zip(bests.items(), ((1, 2), (5, 3), (2, 1)), strict=False):
-            if best is not None:
-                axes.axhline(best, color=theme.soft, dashes=dashes, linewidth=1.3, label=f"best of {_drawn(label)}")
-        percent_axis(axes, max(max(values) for line in lines for values in line.points.values()) or 1.0)
-        rounds_axis(axes, [x for line in lines for x in line.points])
-
-    return draw
 
 
 def attention_grid(records: Sequence[Record]) -> tuple[list[int], dict[str, list[list[float]]]]:

@@ -156,14 +156,13 @@ def notes(summary: Record) -> Iterable[str]:
 
 def _privacy_notes(rows: Iterable[Record]) -> Iterable[str]:
     """Say whose ε the column has; the first line of a run's own statement, once where all rows have the same."""
-    accounts = [(row["label"], account) for row in rows for account in _accounts(row)]
-    if not accounts:
-        return
-    yield (
-        "ε is that of one run of the row, the largest of its seeds, by privacy loss distributions. A comparison trains "
-        "on the same clients many times: what all its runs give away together adds up."
-    )
-    yield from dict.fromkeys(str(account["statement"][0]) for _, account in accounts)
+    accounts = [account for row in rows for account in _accounts(row)]
+    if accounts:
+        yield (
+            "ε is that of one run of the row, the largest of its seeds, by privacy loss distributions. A comparison "
+            "trains on the same clients many times: what all its runs give away together adds up."
+        )
+    yield from dict.fromkeys(str(account["statement"][0]) for account in accounts)
 
 
 def _accounts(row: Record) -> list[Record]:
@@ -182,43 +181,51 @@ def _epsilon(row: Record) -> str:
 
 def comparison_table(summary: Record) -> list[list[str]]:
     """Return the comparison as rows of text, the header first, the baselines last."""
-    rows, references = summary["rows"], summary["baselines"]
-    unseen = any(_mean(row, "unseen_mean", "perplexity") is not None for row in rows)
-    modelled = any("modelled_seconds_to_target" in row for row in rows)
-    head = ["method", "test perplexity", *(["nats"] if summary["characters"] else []), "top-1", "top-3"]
-    private = any(_accounts(row) for row in rows)
-    head += ["unseen perplexity"] if unseen else []
-    head += ["ε"] if private else []
-    head += ["rounds to target", "bytes to target", *(["modelled time to target"] if modelled else [])]
-    table = [[*head, "tokens", "seconds", "effective clients"]]
-    for row in rows:
-        pooled = row["method"] == "central"  # text that lies in one place moves nothing and weighs nobody
-        cells = [row["label"] + (" (best)" if row["label"] == summary["best"] else ""), _scored(row)]
-        cells += [_nats(row)] if summary["characters"] else []
-        cells += [show_percent(_mean(row, "test_mean", key)) for key in ("top1", "top3")]
-        cells += [show(_mean(row, "unseen_mean", "perplexity"))] if unseen else []
-        cells += [_epsilon(row)] if private else []
-        cells += [_rounds_to_target(row), NONE if pooled else _bytes_to_target(row)]
-        if modelled:
-            seconds = finite(row.get("modelled_seconds_to_target"))
-            cells.append(NONE if seconds is None else show_duration(seconds))
-        effective = None if pooled else finite(row["effective_clients"])
-        cells += [
-            show_count(row["tokens"]),
-            _seconds(row["seconds"]),
-            NONE if effective is None else f"{effective:.2f}",
-        ]
-        table.append(cells)
+    rows = summary["rows"]
+    columns: dict[str, tuple[bool, Callable[[Record], str]]] = {  # whether it is shown, and what it writes of a row
+        "method": (True, lambda row: row["label"] + (" (best)" if row["label"] == summary["best"] else "")),
+        "test perplexity": (True, _scored),
+        "nats": (summary["characters"], _nats),
+        "top-1": (True, lambda row: show_percent(_mean(row, "test_mean", "top1"))),
+        "top-3": (True, lambda row: show_percent(_mean(row, "test_mean", "top3"))),
+        "unseen perplexity": (
+            any(_mean(row, "unseen_mean", "perplexity") is not None for row in rows),
+            lambda row: show(_mean(row, "unseen_mean", "perplexity")),
+        ),
+        "ε": (any(map(_accounts, rows)), _epsilon),
+        "rounds to target": (True, _rounds_to_target),
+        "bytes to target": (True, _bytes_to_target),
+        "modelled time to target": (
+            any("modelled_seconds_to_target" in row for row in rows),
+            lambda row: _number(row.get("modelled_seconds_to_target"), show_duration),
+        ),
+        "tokens": (True, lambda row: show_count(row["tokens"])),
+        "seconds": (True, lambda row: _number(row["seconds"], "{:,.1f}".format)),
+        "effective clients": (
+            True,
+            lambda row: NONE if row["method"] == "central" else _number(row["effective_clients"], "{:.2f}".format),
+        ),
+    }
+    shown = {head: write for head, (is_shown, write) in columns.items() if is_shown}
+    table = [list(shown), *([write(row) for write in shown.values()] for row in rows)]
     for key, name in REFERENCES:
-        if references.get(key):
-            found = {"test_mean": references[key]["test"], **references[key]}
-            order = found.get("order")
-            cells = [f"{name}{f'-{order}' if order else ''} (reference)", _scored(found)]
-            cells += [_nats(found)] if summary["characters"] else []
-            cells += [show_percent(found["test"].get(key)) for key in ("top1", "top3")]
-            cells += [show(_mean(found, "unseen", "perplexity"))] if unseen else []
-            table.append(cells + [NONE] * (len(table[0]) - len(cells)))
+        if found := summary["baselines"].get(key):
+            order = f"-{found['order']}" if found.get("order") else ""
+            row = {
+                **found,
+                "label": f"{name}{order} (reference)",
+                "test_mean": found["test"],
+                "unseen_mean": found.get("unseen"),
+            }
+            scored = list(shown)[: list(shown).index("rounds to target")]
+            cells = [NONE if head == "ε" else shown[head](row) for head in scored]
+            table.append(cells + [NONE] * (len(shown) - len(cells)))
     return table
+
+
+def _number(value: Any, write: Callable[[float], str]) -> str:
+    number = finite(value)
+    return NONE if number is None else write(number)
 
 
 def _mean(row: Record, part: str, key: str) -> float | None:
@@ -232,55 +239,47 @@ def _scored(row: Record) -> str:
     if mean is None:
         return "failed" if row.get("failed") and not done else "not finite"
     partly = f" ({done} of {len(row['seeds'])} seeds)" if row.get("failed") else ""
-    if spread is None:
-        return show(mean) + partly
-    return f"{show(mean)} ± {f'{spread:.{1 if mean >= 100 else 2}f}' if mean < 1e6 else show(spread)}{partly}"
+    digits = "{:.1f}".format if 100 <= mean < 1e6 else "{:.2f}".format if mean < 100 else show
+    return _with(show(mean), _number(spread, digits)) + partly
 
 
 def _nats(row: Record) -> str:
-    mean, spread = _mean(row, "test_mean", "nats"), _mean(row, "test_spread", "nats")
-    return NONE if mean is None else f"{mean:.3f}" + (f" ± {spread:.3f}" if spread is not None else "")
+    return _with(*(_number(_mean(row, f"test_{part}", "nats"), "{:.3f}".format) for part in ("mean", "spread")))
 
 
 def _rounds_to_target(row: Record) -> str:
-    rounds, done = finite(row["rounds_to_target"]), sum(seed["error"] is None for seed in row["seeds"])
-    if rounds is not None:
-        return f"{rounds:.1f}".removesuffix(".0")
-    if not done:
-        return NONE
+    done = sum(seed["error"] is None for seed in row["seeds"])
+    if not done or finite(row["rounds_to_target"]) is not None:
+        return _number(row["rounds_to_target"], lambda rounds: f"{rounds:.1f}".removesuffix(".0"))
     return f"{row['reached']} of {done} seeds" if row["reached"] else "not reached"
 
 
 def _bytes_to_target(row: Record) -> str:
-    needed, spent = finite(row["bytes_to_target"]), finite(row["bytes"])
-    if needed is not None:
-        return human_bytes(needed)
-    return NONE if spent is None else f"not reached ({human_bytes(spent)})"
-
-
-def _seconds(value: Any) -> str:
-    number = finite(value)
-    return NONE if number is None else f"{number:,.1f}"
+    if row["method"] == "central":  # text that lies in one place moves nothing and weighs nobody
+        return NONE
+    needed = _number(row["bytes_to_target"], human_bytes)
+    return needed if needed != NONE else _number(row["bytes"], lambda spent: f"not reached ({human_bytes(spent)})")
 
 
 def _seed_table(summary: Record) -> list[list[str]]:
-    table = [["method", "seed", "test perplexity", "nats", "top-1", "top-3", "unseen perplexity", "best round",
-              "rounds to target", "bytes to target", "seconds"]]  # fmt: skip
+    columns: dict[str, Callable[[Record], str]] = {
+        "test perplexity": lambda seed: show(seed["test"].get("perplexity")),
+        "nats": lambda seed: _number(seed["test"].get("nats"), "{:.3f}".format),
+        "top-1": lambda seed: show_percent(seed["test"].get("top1")),
+        "top-3": lambda seed: show_percent(seed["test"].get("top3")),
+        "unseen perplexity": lambda seed: show(_mean(seed, "unseen", "perplexity")),
+        "best round": lambda seed: show_count(seed["best_round"]),
+        "rounds to target": lambda seed: str(seed["rounds_to_target"] or "not reached"),
+        "bytes to target": _bytes_to_target,
+        "seconds": lambda seed: _number(seed["seconds"], "{:,.1f}".format),
+    }
+    table = [["method", "seed", *columns]]
     for row in summary["rows"]:
         for seed in row["seeds"]:
-            start = [row["label"], str(seed["seed"])]
-            if seed["error"] is not None:
-                table.append([*start, "failed", *[NONE] * 8])
-                continue
-            test, unseen = seed["test"], seed["unseen"] or {}
-            nats = finite(test.get("nats"))
-            reached = seed["rounds_to_target"]
-            table.append([
-                *start, show(test.get("perplexity")), NONE if nats is None else f"{nats:.3f}",
-                show_percent(test.get("top1")), show_percent(test.get("top3")), show(unseen.get("perplexity")),
-                show_count(seed["best_round"]), "not reached" if reached is None else str(reached),
-                _bytes_to_target(seed) if row["method"] != "central" else NONE, _seconds(seed["seconds"]),
-            ])  # fmt: skip
+            one = {**seed, "method": row["method"]}
+            failed = ["failed", *[NONE] * (len(columns) - 1)]
+            cells = [write(one) for write in columns.values()] if seed["error"] is None else failed
+            table.append([row["label"], str(seed["seed"]), *cells])
     return table
 
 
@@ -332,55 +331,50 @@ def differing(entries: Sequence[ComparedMethod]) -> list[list[str]]:
 
 
 def savings_table(found: Sequence[Record]) -> list[list[str]]:
-    """Return the report as rows of text, the header first: every seed of every variant, then all seeds together."""
+    """Return what starts save as rows of text: every seed of every variant, then all seeds together."""
     table = [["variant", "seed", "random start's best top-1", "in round", "reached in round", "rounds saved",
               "bytes saved", "test perplexity", "test top-1"]]  # fmt: skip
     for one in found:
         for seed in one["seeds"]:
-            table.append([one["variant"], str(seed["seed"]), *_cells(one, seed, {})])
+            table.append([one["variant"], str(seed["seed"]), *_savings(one, seed, {})])
         if len(one["seeds"]) > 1:
-            table.append([one["variant"], "mean", *_cells(one, one["mean"], one["spread"])])
+            table.append([one["variant"], "mean", *_savings(one, one["mean"], one["spread"])])
     return table
 
 
-def _cells(one: Record, values: Record, spread: Record) -> list[str]:
+def _savings(one: Record, values: Record, spread: Record) -> list[str]:
     if values.get("error") is not None:
         return ["failed", *[NONE] * 6]
+
+    def share(key: str) -> str:
+        return _with(show_percent(values[key], 2), _number(spread.get(key), lambda sd: f"{100 * sd:.2f}"))
+
+    perplexity = (_with(show(values[key]), show(spread.get(key))) for key in ("plain_perplexity", "perplexity"))
     return [
-        _with(show_percent(values["best_top1"], 2), _points(spread.get("best_top1"))),
+        share("best_top1"),
         _rounds(values, spread, "best_round"),
         _reached(one, values, spread),
         _rounds(values, spread, "rounds_saved"),
         _with(show_bytes(values["bytes_saved"]), show_bytes(spread.get("bytes_saved"))),
-        " → ".join(_with(show(values[key]), show(spread.get(key))) for key in ("plain_perplexity", "perplexity")),
-        " → ".join(
-            _with(show_percent(values[key], 2), _points(spread.get(key))) for key in ("plain_top1", "top1")
-        ),
-    ]  # fmt: skip
+        " → ".join(perplexity),
+        f"{share('plain_top1')} → {share('top1')}",
+    ]
 
 
 def _with(value: str, spread: str) -> str:
     return value if NONE in (value, spread) else f"{value} ± {spread}"
 
 
-def _points(spread: Any) -> str:
-    number = finite(spread)
-    return NONE if number is None else f"{number * 100:.2f}"
-
-
 def _rounds(values: Record, spread: Record, key: str) -> str:
-    number, around = finite(values[key]), finite(spread.get(key))
-    if number is None:
-        return NONE
-    return f"{number:.1f} ± {around:.1f}" if around is not None else f"{number:.1f}".removesuffix(".0")
+    around = _number(spread.get(key), "{:.1f}".format)
+    whole = "" if around != NONE else ".0"
+    return _with(_number(values[key], lambda number: f"{number:.1f}".removesuffix(whole)), around)
 
 
 def _reached(one: Record, values: Record, spread: Record) -> str:
     """The round, or in how many rounds it was not reached; over seeds: by how many."""
-    if finite(values["reached_round"]) is not None:
+    if finite(values["reached_round"]) is not None or finite(values["best_top1"]) is None:
         return _rounds(values, spread, "reached_round")
-    if finite(values["best_top1"]) is None:
-        return NONE
     if values is one["mean"] and one["reached"]:
         return f"{one['reached']} of {one['compared']} seeds"
     return f"not reached in {one['rounds']} rounds"
@@ -393,8 +387,7 @@ def show_bytes(value: Any) -> str:
       >>> show_bytes(-2500), show_bytes(2.5e6), show_bytes(None)
       ('-2.5 kB', '2.5 MB', '–')
     """
-    number = finite(value)
-    return NONE if number is None else ("-" if number < 0 else "") + human_bytes(abs(number))
+    return _number(value, lambda number: ("-" if number < 0 else "") + human_bytes(abs(number)))
 
 
 def savings_lines(found: Sequence[Mapping[str, Any]]) -> Iterable[str]:

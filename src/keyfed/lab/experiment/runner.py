@@ -1,4 +1,4 @@
-"""Studies: the papers' tables and figures run again, cell by cell, as long as one has minutes.
+"""The runner of studies, the papers' tables and figures run again cell by cell, and of comparisons of methods.
 
 `python -m keyfed.lab.experiment.runner NAME --scale standard --minutes 20 --device cuda --data-dir DIR --results DIR`
 needs torch, numpy and safetensors only and writes one JSON file a cell; `keyfed study` does the same and writes the
@@ -20,15 +20,15 @@ from typing import Any
 
 from keyfed.config.load import Config, to_document
 from keyfed.engine.launch import refuse_ranks
-from keyfed.errors import ConfigError, DataError, DownloadError, FolderInUse, KeyfedError, RunError
+from keyfed.errors import ConfigError, DataError, DownloadError, FolderInUse, KeyfedError, RunError, nearest
 from keyfed.files import locked, write_atomically
-from keyfed.lab.experiment.cell import Workspace, run_cell
+from keyfed.lab.experiment.cell import CellListener, TimeIsUp, Workspace, run_cell, train_cell
 from keyfed.lab.experiment.compare import (
+    BUDGETS,
     ComparedMethod,
     ComparedRun,
     ComparePlan,
     Setting,
-    check_budget,
     parse_seeds,
     parse_target,
     resolve,
@@ -51,80 +51,13 @@ from keyfed.reports.document import write_document
 from keyfed.reports.figures import EventWriter
 from keyfed.run.console import plural
 from keyfed.run.dry import refuse_start
-from keyfed.run.folder import file_name, read_metrics, refuse_changes, strict
-from keyfed.run.loop import Listener, Silent, train
+from keyfed.run.folder import file_name, refuse_changes, strict
+from keyfed.run.loop import Listener, Silent
 from keyfed.run.plan import plan
 from keyfed.run.prepare import Prepared, prepare, refuse_frozen
 from keyfed.run.result import score_baselines
 
 RESUMED = ("train", "code-faithful")  # runners whose cells go on from a checkpoint
-MOMENT = 1.0  # seconds between two looks at what another process does
-
-
-class TimeIsUp(KeyboardInterrupt):
-    """The minutes are spent: a run ends as at Ctrl-C, with its checkpoint written."""
-
-
-class Paused(Exception):
-    """A run has trained as long as it should for now; its folder can be resumed."""
-
-
-class CellListener:
-    """Passes a cell's progress on, and ends the cell when its time is up or its rounds are enough for now.
-
-    After the last round nothing is stopped: what is left, the test, takes less than the rounds that would be lost where
-    there is no checkpoint.
-
-    Args:
-      title: what is shown in place of a run's own title, which stands where it has `{}`.
-      known: lines that are not said again; None: no line is passed on.
-      until: `time.monotonic()` at which to end; None for never.
-      rounds: after which to pause, at the first validation; None for all.
-    """
-
-    def __init__(
-        self,
-        listener: Listener,
-        title: str = "{}",
-        known: Iterable[str] | None = (),
-        *,
-        until: float | None = None,
-        rounds: int | None = None,
-    ) -> None:
-        self._listener, self._title, self._until, self._pause = listener, title, until, rounds
-        self._known = None if known is None else frozenset(known)
-        self._rounds, self._why = 0, ""
-
-    def say(self, line: str) -> None:
-        """Pass a line on."""
-        if self._known is not None and line not in self._known:
-            self._listener.say(line)
-
-    def start(self, what: str, rounds: int, done: int) -> None:
-        """Pass a beginning on, under the cell's title."""
-        self._rounds = rounds
-        self._listener.start(self._title.replace("{}", what), min(rounds, self._pause or rounds), done)
-
-    def round(self, record: dict[str, Any]) -> None:
-        """Pass a round on; raise if another one is to come and it is time to end or to pause."""
-        self._listener.round(record)
-        if record["round"] < self._rounds:
-            self.check()
-            if self._pause is not None and record["round"] >= self._pause and record.get("valid"):
-                raise Paused
-
-    def check(self) -> None:
-        """Raise if the time is up."""
-        if self._until is not None and time.monotonic() >= self._until:
-            raise TimeIsUp
-
-    def wait(self, why: str) -> None:
-        """Say why, unless that was said last, and let a moment pass; raise if the time is up."""
-        self.check()
-        if why != self._why:
-            self._why = why
-            self.say(why)
-        time.sleep(MOMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +80,7 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        lists = {key: list(getattr(self, key)) for key in ("done", "open", "skipped")}
-        return {**asdict(self), **lists, "failed": dict(self.failed)}
+        return {**asdict(self), "failed": dict(self.failed)}
 
 
 @contextmanager
@@ -306,59 +238,46 @@ def compare(
     """
     refuse_ranks("keyfed compare")
     listen = listener or Silent()
-    check_budget(budget)
+    if budget not in BUDGETS:
+        raise ConfigError(f'--budget is "{budget}"{nearest(budget, BUDGETS)}; expected rounds or tokens')
     wanted = None if target is None else parse_target(target)
     planned = resolve(methods, settings, seeds=seeds, full=full)
     folder = out or default_out(planned.entries[0].config)
     for line in planned.lines():
         listen.say(line)
-    cells: list[ComparedRun] = []
+    done: list[ComparedRun] = []
     baselines: list[dict[str, Any]] = []
     entries, first = planned.entries, None
     for seed in planned.seeds:
         try:
-            prepared = prepare(_seeded(entries[0], seed))
+            prepared = prepare(entries[0].cell(folder, seed).config)
         except KeyfedError as e:
             if first is None:
                 raise
-            cells += [
-                ComparedRun(entry, seed, _cell_folder(folder, entry, seed), None, error=str(e)) for entry in entries
-            ]
+            done += [replace(entry.cell(folder, seed), error=str(e)) for entry in entries]
             continue
         if first is None:
             first = prepared
             entries = with_budget(entries, budget, prepared)
             _refuse_beforehand(entries, planned.seeds, folder, prepared)
-        private = any(entry.config.privacy.on for entry in entries)
-        for line in prepared.describe(private=private):
+        for line in prepared.describe(private=any(entry.config.privacy.on for entry in entries)):
             listen.say(line)
         for number, entry in enumerate(entries, 1):
             place = f"method {number} of {len(entries)}, seed {seed}"
-            place_of = _cell_folder(folder, entry, seed)
-            cells.append(_run_cell(entry, seed, place_of, prepared, place, listen, tensorboard))
+            done.append(_run_compared(entry.cell(folder, seed), prepared, place, listen, tensorboard))
         if entries[0].config.train.baselines:
             baselines.append(_baselines(folder, entries[0], seed, prepared, listen.say))
     assert first is not None
-    summary = summarise(replace(planned, entries=entries), cells, baselines, first, wanted, budget, folder)
+    summary = summarise(replace(planned, entries=entries), done, baselines, first, wanted, budget, folder)
     write_atomically(folder / "compare.json", json.dumps(summary, indent=1, allow_nan=False).encode())
-    write_document(folder, document(summary, cells))
+    write_document(folder, document(summary, done))
     return summary
-
-
-def _seeded(entry: ComparedMethod, seed: int) -> Config:
-    """The configuration of a cell; baselines are the same for all methods and scored once a seed, not by the cells."""
-    return replace(entry.config, train=replace(entry.config.train, seed=seed, baselines=False))
-
-
-def _cell_folder(out: Path, entry: ComparedMethod, seed: int) -> Path:
-    return out / entry.folder / f"seed-{seed}"
 
 
 def _refuse_beforehand(entries: Sequence[ComparedMethod], seeds: Sequence[int], out: Path, prepared: Prepared) -> None:
     """Refuse what cannot be trained, or would change runs that are there, before an hour is spent on the others."""
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file; expected a folder for the comparison")
-    fingerprint = prepared.corpus.fingerprint()
     for entry in entries:
         try:
             method, _ = plan(entry.config, prepared)
@@ -366,32 +285,31 @@ def _refuse_beforehand(entries: Sequence[ComparedMethod], seeds: Sequence[int], 
             refuse_start(entry.config, prepared, seeds)
         except KeyfedError as e:
             raise type(e)(f"{entry.label}: {e}") from None
-        for seed in seeds:
-            folder = _cell_folder(out, entry, seed)
-            if (folder / "run.toml").exists():
+        for cell in (entry.cell(out, seed) for seed in seeds):
+            if (cell.folder / "run.toml").exists():
                 try:
-                    refuse_changes(folder, _seeded(entry, seed), fingerprint)
+                    refuse_changes(cell.folder, cell.config, prepared.corpus.fingerprint())
                 except RunError as e:
                     raise RunError(f"{e}; choose another --out to keep both") from None
 
 
-def _run_cell(
-    entry: ComparedMethod, seed: int, folder: Path, prepared: Prepared, place: str, listen: Listener, events: bool
+def _run_compared(
+    cell: ComparedRun, prepared: Prepared, place: str, listen: Listener, tensorboard: bool
 ) -> ComparedRun:
-    """Train a cell, or go on with it, or read it if it is finished; a failure is kept as its reason."""
-    listen.say(f"{entry.label}: {place}")
-    listener: Listener = CellListener(
-        listen, f"{entry.label} ({place})", prepared.describe(private=entry.config.privacy.on)
-    )
+    """Run a cell of a comparison; a failure is kept as its reason."""
+    label = cell.entry.label
+    listen.say(f"{label}: {place}")
+    known = prepared.describe(private=cell.config.privacy.on)
+    listener: Listener = CellListener(listen, f"{label} ({place})", known)
     with ExitStack() as stack:
-        if events:
-            listener = stack.enter_context(EventWriter(folder, listener))
+        if tensorboard:
+            listener = stack.enter_context(EventWriter(cell.folder, listener))
         try:
-            result = train(_seeded(entry, seed), folder, resume=True, listener=listener, prepared=prepared)
-            return ComparedRun(entry, seed, folder, result, read_metrics(folder))
+            result, records = train_cell(cell.config, cell.folder, prepared, listener)
+            return replace(cell, result=result, records=records)
         except KeyfedError as e:
-            listen.say(f"{entry.label}, seed {seed} failed: {e}")
-            return ComparedRun(entry, seed, folder, None, error=str(e))
+            listen.say(f"{label}, seed {cell.seed} failed: {e}")
+            return replace(cell, error=str(e))
 
 
 def _baselines(
@@ -440,9 +358,7 @@ def summarise(
         "budget": budget,
         "rounds": planned.entries[0].config.train.rounds,
         "seeds": list(planned.seeds),
-        "target": None
-        if target is None
-        else {"perplexity": target, "nats": math.log(target), "given": wanted is not None},
+        "target": target and {"perplexity": target, "nats": math.log(target), "given": wanted is not None},
         "quick": dict(planned.quick),
         "baselines": mean_baselines(baselines),
         "rows": rows,

@@ -26,12 +26,12 @@ from keyfed.federated.cohort import derive_seed
 from keyfed.federated.methods import METHODS, build_method, method_options, unread_options
 from keyfed.federated.spec import MethodSpec
 from keyfed.files import write_atomically
+from keyfed.lab.experiment.cell import CellListener, Paused, train_cell
 from keyfed.lab.experiment.report import search_document, search_verdict
-from keyfed.lab.experiment.runner import CellListener, Paused
 from keyfed.reports.document import write_document
 from keyfed.run.console import plural
 from keyfed.run.folder import open_folder, read_metrics, refuse_changes, strict
-from keyfed.run.loop import Listener, Silent, train
+from keyfed.run.loop import Listener, Silent
 from keyfed.run.pilot import without_test
 from keyfed.run.plan import plan
 from keyfed.run.prepare import Prepared, prepare
@@ -502,7 +502,7 @@ class _Search:
         title = f"trial {trial} of {len(self.values) - 1} ({shown}), {{}}"
         with suppress(Paused):
             listener = CellListener(self.listen, title, None, rounds=until)
-            train(config, folder, resume=True, prepared=prepared, listener=listener)
+            train_cell(config, folder, prepared, listener)
         done = until_compared(read_metrics(folder), until)
         if done is None:
             raise RunError(f"{folder / 'metrics.jsonl'} lacks round {until}; start again with another --out")
