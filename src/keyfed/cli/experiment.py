@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,8 +96,7 @@ def _list(folder: Path, results: Path, as_json: bool) -> None:
     from keyfed.lab.experiment.store import Store, counted
 
     rows = [["study", "what", "smoke", "standard", "paper"]]
-    left_out: list[str] = []
-    store = Store(results, left_out.append)
+    store = Store(results, say)
     for name in study_names(folder):
         study = load_study(name, folder)
         there = store.of(study)
@@ -107,19 +105,12 @@ def _list(folder: Path, results: Path, as_json: bool) -> None:
             done, left = counted(study, scale, there) if scale in study.scales else (0, 0)
             counts.append(f"{done} of {done + left}" if done + left else "–")
         rows.append([name, study.title, *counts])
-    _say(left_out)
     if as_json:
         print_json([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
         return
     from keyfed.run.console import print_table
 
     print_table(rows)
-
-
-def _say(lines: Iterable[str]) -> None:
-    """Write lines that are no result to stderr."""
-    for line in lines:
-        say(line)
 
 
 def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> None:
@@ -129,8 +120,7 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> No
     from keyfed.run.console import plural
 
     out: dict[str, Any] = {}
-    left_out: list[str] = []
-    store = Store(results, left_out.append)
+    store = Store(results, say)
     studies = [load_study(name, folder) for name in ([which] if which is not None else study_names(folder))]
     make_folder(results, results)
     for study in studies:
@@ -146,7 +136,6 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> No
             "page": str(write_page(study, store)[0]),
         }
     write_front(folder, store)
-    _say(left_out)
     if as_json:
         print_json(out)
         return

@@ -371,7 +371,9 @@ def compare_rows(study: Study, rows: Sequence[Row], claim: StudyClaim) -> list[C
     pairs = pair_spreads(study, rows, measure) if claim.kind in AGAINST else {}
     for row, other in known.pairs():
         if other is not None:
-            spread = pairs.get((row.runner, other.runner)) or of_two(singles[row.runner], singles[other.runner])
+            spread = pairs.get(frozenset((row.runner, other.runner))) or of_two(
+                singles[row.runner], singles[other.runner]
+            )
             found.append(_ordered(study, row, other, claim, spread))
         elif claim.kind == "below":
             assert claim.bound is not None, "a claim of kind below has a bound"
@@ -384,15 +386,16 @@ def compare_rows(study: Study, rows: Sequence[Row], claim: StudyClaim) -> list[C
     return holm(found, claim.kind)
 
 
-def pair_spreads(study: Study, rows: Sequence[Row], measure: str) -> dict[tuple[str, str], Spread]:
+def pair_spreads(study: Study, rows: Sequence[Row], measure: str) -> dict[frozenset[str], Spread]:
     """The spread over seeds of all differences that the claims of a study's table are about, by how both sides run."""
-    groups: dict[tuple[str, str], dict[Any, list[float]]] = {}
+    groups: dict[frozenset[str], dict[Any, list[float]]] = {}
     for claim in study.claims:
         if claim.measure == measure and claim.kind in AGAINST:
             for row, other in Rows(study, claim, [row.known(measure) for row in rows]).pairs():
                 if other is not None and not row.failure and not other.failure:
                     key = frozenset((tuple(row.labels.items()), tuple(other.labels.items())))
-                    groups.setdefault((row.runner, other.runner), {})[key] = differences(row, other, measure)
+                    runners = frozenset((row.runner, other.runner))
+                    groups.setdefault(runners, {})[key] = differences(row, other, measure)
     found = {runners: pooled(group.values()) for runners, group in groups.items()}
     return {runners: spread for runners, spread in found.items() if spread.sd is not None}
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from keyfed.config.load import Config, dump_toml, to_document
@@ -38,36 +40,14 @@ from keyfed.run.console import human_bytes, plural, render_table
 from keyfed.run.start import start_lines
 
 Record = Mapping[str, Any]
+NOTES = Path(__file__).with_name("templates") / "notes.toml"
 REFERENCES = (("kneser_ney", "Kneser–Ney"), ("unigram", "unigram"))
-COMPARED = (
-    "A method's perplexity is the mean over seeds, ± the sample standard deviation over seeds (not over clients). A "
-    "seed draws the cut of the text, the cohorts and the initial weights, so the spread holds all of these. The best "
-    "method is marked only if the second's is higher by more than m = t(ν) · s / √n, as in the studies. The difference "
-    "is the mean over n seeds of ln(second / first), seed by seed. s is the standard deviation over seeds of the "
-    "methods' logarithms over the first one's, pooled over this table, ν its degrees of freedom, and t Student's "
-    "97.5 % quantile.",
-    "Rounds to target: the first round whose validation perplexity is at most the target. Bytes to target: uploads and "
-    "downloads of all clients until then; where the target was not reached, those of all rounds. Rounds, bytes, tokens "
-    "and seconds of several seeds are means.",
-    "Effective clients: (Σ mass)² / Σ mass², the number of clients that would have the same weight in the sum if all "
-    "counted alike; mean over rounds and layers.",
-)
-SAVINGS = (
-    "What a start saves: the target is the random start's best validation accuracy (top-1) of the same seed, and the "
-    "round in which it first had it. Reached: the variant's first round with at least that accuracy. Saved: the "
-    "difference, in rounds and in bytes (downloads, uploads and reports of all clients); negative where the variant "
-    "took more. Where the random start's best is its last round it was still improving: more rounds would move the "
-    "target. Test scores are written random start → variant; a mean over seeds is given where all of them have a "
-    "value.",
-)
-SEARCHED = (
-    "Trial 0 is the configuration as given. A stopped trial was among the worse after a third of the rounds; its "
-    "perplexity is that of fewer rounds. Of those that trained all rounds the lowest validation perplexity wins, ties "
-    "go to fewer bytes. A diverged trial never guessed better than ten times worse than evenly among all words, or had "
-    "a round in which every client was refused; a refused trial has values the method does not take.",
-    "Perplexity is that of the best validation round, over all seeds. No trial read the test text. The winner of many "
-    "is flattered by the choice: its honest figure is the test perplexity of one run, keyfed train --config best.toml.",
-)
+
+
+def explanations(*kinds: str) -> list[Block]:
+    """What the figures of a report mean: "compared", "savings", "searched"."""
+    found = tomllib.loads(NOTES.read_text("utf-8"))
+    return [Text(line, "note") for kind in kinds for line in found[kind]]
 
 
 def pictures(draw: Callable[[], Sequence[Picture]]) -> list[Block]:
@@ -101,7 +81,8 @@ def document(summary: Record, cells: Sequence[ComparedRun]) -> list[Block]:
         Table(_seed_table(summary)),
         Links([(f"{c.entry.label}, seed {c.seed}", f"{c.entry.folder}/seed-{c.seed}/") for c in cells]),
         Heading("Definitions"),
-        *(Text(line, "note") for line in (*COMPARED, *(SAVINGS if saved else ()), *DEFINITIONS)),
+        *explanations("compared", *(["savings"] if saved else [])),
+        *(Text(line, "note") for line in DEFINITIONS),
     ]
 
 
@@ -502,7 +483,7 @@ def search_document(result: Record, space: Mapping[str, Any]) -> list[Block]:
         *map(Text, result["edges"]),
         Heading("Trials"),
         Table(trial_table(result)),
-        *(Text(line, "note") for line in SEARCHED),
+        *explanations("searched"),
         *pictures(draw),
         *([Heading("The winner as best.toml"), Code(result["toml"], "toml")] if result["toml"] else ()),
         Heading("Settings"),

@@ -62,6 +62,10 @@ class Range:
             return math.log(value / self.low) / math.log(self.high / self.low) if value > 0 else -math.inf
         return (value - self.low) / (self.high - self.low)
 
+    def is_edge(self, value: float) -> bool:
+        """Tell whether a value lies in the outer tenth of the range, or beyond."""
+        return not EDGE < self.place(value) < 1 - EDGE
+
     def __str__(self) -> str:
         return f"{self.low:.12g}..{self.high:.12g}" + (":log" if self.log else "")
 
@@ -75,6 +79,11 @@ class Listed:
     def at(self, place: float) -> Value:
         """Return the value at a place from 0 to below 1."""
         return self.values[min(int(place * len(self.values)), len(self.values) - 1)]
+
+    def is_edge(self, value: Any) -> bool:
+        """Tell whether a value is the first or last of three numbers or more: other lists have no inside."""
+        numbers = [v for v in self.values if isinstance(v, int | float) and not isinstance(v, bool)]
+        return len(numbers) == len(self.values) >= 3 and not min(numbers) < value < max(numbers)
 
     def __str__(self) -> str:
         return ",".join("none" if v is None else str(v) for v in self.values)
@@ -180,10 +189,9 @@ def sample(space: Space, count: int, seed: int) -> list[dict[str, Value]]:
     An additive recurrence with the generalised golden ratio φ_d of d options (Roberts 2018): any number of points
     covers the space evenly, where independent draws leave holes. The shift s comes from the seed.
     """
-    if all(isinstance(one, Listed) for one in space.values()):
-        grid = [dict(zip(space, values, strict=True)) for values in product(*(_values(one) for one in space.values()))]
-        if len(grid) <= count:
-            return grid
+    lists = [one.values for one in space.values() if isinstance(one, Listed)]
+    if len(lists) == len(space) and math.prod(map(len, lists)) <= count:
+        return [dict(zip(space, values, strict=True)) for values in product(*lists)]
     ratio = 2.0
     for _ in range(50):  # a contraction: the fixed point to machine precision
         ratio = (1 + ratio) ** (1 / (len(space) + 1))
@@ -198,29 +206,9 @@ def sample(space: Space, count: int, seed: int) -> list[dict[str, Value]]:
     return list(found.values())
 
 
-def _values(one: Range | Listed) -> tuple[Value, ...]:
-    return one.values if isinstance(one, Listed) else ()
-
-
 def at_edge(space: Space, values: Mapping[str, Any]) -> list[str]:
-    """Return the options whose value lies in the outer tenth of its range (or beyond), or first or last in its list."""
-    out = []
-    for key, one in space.items():
-        value = values[key]
-        if value is None:
-            continue  # off, as given: not in the range at all
-        if isinstance(one, Range):
-            if not EDGE < one.place(value) < 1 - EDGE:
-                out.append(key)
-        elif _ordered(one.values) and not min(one.values) < value < max(one.values):  # type: ignore[type-var]
-            out.append(key)
-    return out
-
-
-def _ordered(values: Sequence[Value]) -> bool:
-    """Whether a list has an inside: three numbers or more."""
-    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    return len(numbers) == len(values) >= 3
+    """Return the options whose value lies at the edge of its range or list; one that is off is in neither."""
+    return [key for key, one in space.items() if values[key] is not None and one.is_edge(values[key])]
 
 
 THIRD = 3
