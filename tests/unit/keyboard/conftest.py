@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from keyfed.config.load import Config
 from keyfed.keyboard import assets
+from keyfed.keyboard.export import export_run
 from keyfed.model.language_model import build_spec, init_params
 from keyfed.run.folder import save_model, write_run_toml
 from keyfed.text.vocab import SPECIALS, Vocab
@@ -18,15 +22,39 @@ from keyfed.text.vocab import SPECIALS, Vocab
 WORDS = [f"w{chr(97 + k // 26)}{chr(97 + k % 26)}" for k in range(60)]
 
 
+needs_onnx = pytest.mark.skipif(
+    find_spec("onnx") is None or find_spec("onnxruntime") is None, reason="needs keyfed[keyboard]"
+)
+
+
 @pytest.fixture
 def make_run(tmp_path):
-    """Write a run whose corpus is not there; return its folder."""
+    """Write a run to export whose corpus is not there; return its folder."""
+    return run_maker(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def one_export(tmp_path_factory) -> Path:
+    """The export of one run in eight bits, for tests that read it."""
+    folder = tmp_path_factory.mktemp("one")
+    return export_run(run_maker(folder)(), folder / "out", int8=True).out
+
+
+@pytest.fixture
+def exported(one_export, tmp_path) -> Path:
+    """A copy of that export, to be damaged."""
+    return Path(shutil.copytree(one_export, tmp_path / "out"))
+
+
+def run_maker(root: Path) -> Callable[..., Path]:
+    for package in ("onnx", "onnxruntime"):
+        pytest.importorskip(package)
 
     def call(name: str = "cifg", *, seed: int = 1, made: dict | None = None) -> Path:
-        folder = tmp_path / "run"
+        folder = root / "run"
         folder.mkdir(exist_ok=True)
         config = Config()
-        data = replace(config.data, name=str(tmp_path / "gone.txt"))
+        data = replace(config.data, name=str(root / "gone.txt"))
         model = replace(config.model, name=name, embed=8, hidden=8 if name == "gru" else 12)
         config = replace(config, data=data, model=model)
         characters = name.startswith("char")

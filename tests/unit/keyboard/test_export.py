@@ -7,24 +7,21 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
-
-from safetensors.torch import load_file, save_file  # noqa: E402
-
-import keyfed.keyboard.export as exporting  # noqa: E402
-from keyfed.errors import RunError  # noqa: E402
-from keyfed.keyboard import bundle  # noqa: E402
-from keyfed.keyboard.export import export_run, export_text, model_sum  # noqa: E402
-from keyfed.keyboard.graph import MOST, StepRunner  # noqa: E402
-from keyfed.model.language_model import (  # noqa: E402
+import keyfed.keyboard.export as exporting
+from keyfed.errors import RunError
+from keyfed.keyboard import bundle
+from keyfed.keyboard.export import export_run, export_text, model_sum, written_forms
+from keyfed.keyboard.graph import MOST, StepRunner
+from keyfed.model.language_model import (
     build_spec,
     init_params,
     parameter_count,
     quantise,
 )
-from keyfed.run.folder import load_model  # noqa: E402
+from keyfed.run.folder import load_model
+from keyfed.text.vocab import SPECIALS, Vocab
 
 
 @pytest.mark.parametrize("int8", [False, True])
@@ -153,3 +150,35 @@ def test_a_folder_that_only_looks_like_an_export_is_left_alone(make_run, tmp_pat
     with pytest.raises(RunError, match="is not an exported keyboard"):
         export_run(make_run(), target)
     assert {p.name: p.read_text() for p in target.iterdir()} == LOOKALIKES[what]
+
+
+def vocab_of(*words: str, **options) -> Vocab:
+    return Vocab("word", (*SPECIALS, *words), **{"lower": True, "tokenised": False} | options)
+
+
+def test_the_most_frequent_form_that_two_clients_write():
+    clients = [["in Paris and PARIS", "in Paris"], ["to Paris, nasa"], ["from NASA"], ["about NASA"]]
+    assert written_forms(clients, vocab_of("paris", "nasa", "in")) == {"paris": "Paris", "nasa": "NASA"}
+
+
+def test_what_one_person_alone_writes_is_not_shipped_however_often():
+    clients = [["my LoVe is my LoVe", "oh LoVe oh LoVe"], ["the love"]]
+    assert written_forms(clients, vocab_of("love")) == {}
+    assert written_forms([*clients, ["this LoVe"]], vocab_of("love")) == {"love": "LoVe"}
+
+
+@pytest.mark.parametrize("line", ["However it is", "it is. However it is", 'so? "However it is', "(However it is"])
+def test_the_start_of_a_sentence_says_nothing(line):
+    assert written_forms([[line], [line]], vocab_of("however", "it", "is", "so")) == {}
+
+
+def test_at_equal_counts_the_word_itself():
+    assert written_forms([["a Bank", "a bank"], ["a Bank", "a bank"]], vocab_of("bank", "a")) == {}
+
+
+def test_only_words_of_a_lower_cased_word_vocabulary():
+    lines = [["in Paris"], ["in Paris"]]
+    assert written_forms(lines, vocab_of("london")) == {}
+    assert written_forms(lines, vocab_of("paris", lower=False)) == {}
+    assert written_forms(lines, Vocab("char", (*SPECIALS, "p"), lower=True, tokenised=False)) == {}
+    assert written_forms([["in Paris ."], ["in Paris ."]], vocab_of("paris", tokenised=True)) == {"paris": "Paris"}

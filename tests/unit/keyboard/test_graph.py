@@ -1,15 +1,24 @@
-"""The step graph in onnxruntime is the network in torch."""
+"""The step graph in onnxruntime is the network in torch; they are compared on text as the model reads it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
-
-from keyfed.keyboard.graph import OPSET, StepRunner, state_widths, step_graph, torch_steps  # noqa: E402  # noqa: E402
-from keyfed.model.language_model import PRESETS, ModelSpec, build_spec, init_params, shapes  # noqa: E402  # noqa: E402
+from keyfed.keyboard.graph import (
+    LINE,
+    OPSET,
+    ROWS,
+    STEPS,
+    StepRunner,
+    sample_tokens,
+    state_widths,
+    step_graph,
+    torch_steps,
+)
+from keyfed.model.language_model import PRESETS, ModelSpec, build_spec, init_params, shapes
+from keyfed.text.vocab import BOS, EOS
+from tests.unit.keyboard.conftest import needs_onnx
 
 VOCAB = 41
 
@@ -29,6 +38,7 @@ OTHERS = {
 }
 
 
+@needs_onnx
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("spec", [*map(small, PRESETS), *OTHERS.values()], ids=[*PRESETS, *OTHERS])
 def test_a_rollout_equals_torch(spec, rows):
@@ -44,6 +54,7 @@ def test_a_rollout_equals_torch(spec, rows):
         np.testing.assert_allclose(np.exp(logp.astype(np.float64)).sum(1), 1, atol=1e-5)
 
 
+@needs_onnx
 def test_the_context_is_used_and_rows_do_not_mix():
     spec = small("cifg")
     weights = {name: 4 * p.numpy() for name, p in init_params(spec, 1).items()}
@@ -55,6 +66,7 @@ def test_the_context_is_used_and_rows_do_not_mix():
     np.testing.assert_allclose(runner.step(np.array([7], np.int32), alone)[0][0], logp[0], atol=1e-6)
 
 
+@needs_onnx
 def test_inputs_and_outputs_are_those_of_the_contract():
     spec = build_spec("lstm", VOCAB, embed=10, hidden=14)
     graph = step_graph(spec)
@@ -64,3 +76,37 @@ def test_inputs_and_outputs_are_those_of_the_contract():
     assert [o.name for o in graph.graph.output] == ["logp", "h0_next", "c0_next", "h1_next", "c1_next"]
     assert not any(node.op_type in ("Transpose", "MatMul") for node in graph.graph.node)
     assert len(graph.SerializeToString()) < 10_000  # no weights inside
+
+
+def people(count: int, lines: int, length: int) -> dict[str, np.ndarray]:
+    """Streams in which every token follows its neighbour."""
+    draw = np.random.default_rng(0)
+    return {
+        f"{n}": np.concatenate([[*(10 + draw.integers(900) + np.arange(length - 1)), EOS] for _ in range(lines)])
+        for n in range(count)
+    }
+
+
+def test_running_text_of_thousands_is_text_and_not_their_first_words():
+    tokens, real = sample_tokens(people(3000, 4, 20), 1000)
+    assert real
+    assert tokens.shape == (ROWS, STEPS)
+    follows = (np.diff(tokens, axis=1) == 1) | (tokens[:, 1:] == EOS)
+    assert follows.mean() > 0.9
+
+
+def test_a_model_of_lines_is_compared_on_lines():
+    tokens, real = sample_tokens(people(3000, 4, 20), 1000, lines=True)
+    assert real
+    assert tokens.shape == (ROWS * STEPS // (LINE + 1), LINE + 1)
+    assert (tokens[:, 0] == BOS).all()
+    assert (np.diff(tokens[:, 1:], axis=1) == 1).all()
+
+
+def test_too_little_text_is_made_up_and_said():
+    for lines in (False, True):
+        for streams in ({}, {"a": np.array([5, EOS])}):
+            tokens, real = sample_tokens(streams, 50, lines=lines)
+            assert not real
+            assert tokens.min() >= EOS
+            assert tokens.max() < 50
