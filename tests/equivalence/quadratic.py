@@ -10,7 +10,7 @@ import torch
 
 from keyfed.engine.simulate import Simulation
 from keyfed.federated.cohort import Fate, Work
-from keyfed.federated.descent import walk
+from keyfed.federated.descent import run_steps
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Gradient, Method, Params, State
 
@@ -43,7 +43,7 @@ class Quadratic:
 class Bowl:
     """The objective of some of the clients; an epoch is one step with the exact gradient."""
 
-    walk = walk
+    run_steps = run_steps
 
     def __init__(self, problem: Quadratic, clients: list[int], works: list[Work], epochs: int) -> None:
         self.clients = len(clients)

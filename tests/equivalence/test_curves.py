@@ -64,7 +64,7 @@ def test_the_way_of_a_gpu_has_the_same_curves(monkeypatch, spec, batching):
     problem, theta = counted(problem_of(spec, batching)), init_params(spec, 3, torch.float64)
     works = [Work(), Work(epochs=1), Work(share=0.5), Work()]
     want = curves_of(problem, theta, EVERYBODY, TWICE, works)
-    monkeypatch.setattr(TextObjective, "walk", lambda self, way, d: self._replay(spec, way, d))
+    monkeypatch.setattr(TextObjective, "run_steps", lambda self, way, d: self._replay(spec, way, d))
     problem = counted(problem_of(spec, batching))
     curves_of(problem, theta, EVERYBODY, TWICE)  # leaves its traces in all places
     for got, expected in zip(curves_of(problem, theta, EVERYBODY, TWICE, works), want, strict=True):

@@ -72,7 +72,7 @@ def test_on_a_track_the_frozen_layer_stays_too(monkeypatch, kernels, bf16):
         triton = pytest.importorskip("keyfed.engine.kernels.triton_launch")
         monkeypatch.setattr(capture, "kernels_for", lambda gpu: triton.TRITON)
     spec = replace(GRU, tied=False)
-    monkeypatch.setattr(TextObjective, "walk", lambda self, way, d: self._replay(spec, way, d))
+    monkeypatch.setattr(TextObjective, "run_steps", lambda self, way, d: self._replay(spec, way, d))
     problem = replace(frozen_problem(spec), precision="bf16" if bf16 else "fp32")
     theta = init_params(spec, 3)
     method = method_of(Local(lr=0.5, momentum=0.5, weight_decay=0.05, clip=0.25, epochs=1, rows=2))

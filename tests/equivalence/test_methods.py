@@ -383,7 +383,7 @@ def test_fedsgds_steps_are_of_the_weights_type():
     class Watching:
         clients, whole, pace = 2, torch.ones(2, dtype=torch.float64), None
 
-        def walk(self, way, descent):
+        def run_steps(self, way, descent):
             seen.append(way.eta.dtype)
 
     local.full_gradient().solve({"w": torch.zeros(3)}, Watching(), 0)

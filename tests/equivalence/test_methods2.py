@@ -14,7 +14,7 @@ from keyfed.config.load import Config, TrainConfig
 from keyfed.engine.problem import measure, solve_block
 from keyfed.errors import ConfigError
 from keyfed.federated import distance, local, server, weigh
-from keyfed.federated.descent import walk
+from keyfed.federated.descent import run_steps
 from keyfed.federated.types import Aggregate, Gradient, Report
 from keyfed.run import plan
 from keyfed.run.metrics_line import report_bytes, round_traffic, sizes_of
@@ -55,7 +55,7 @@ class Slopes:
     pace = None
     whole = torch.ones(2)
 
-    walk = walk
+    run_steps = run_steps
 
     def __init__(self, slopes: list[list[float]]) -> None:
         self.slopes = slopes

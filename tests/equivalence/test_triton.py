@@ -24,7 +24,7 @@ from keyfed.engine.kernels.step import (  # noqa: E402  # noqa: E402
 from keyfed.engine.kernels.step import add_rows as plain_add_rows  # noqa: E402
 from keyfed.engine.kernels.triton_launch import TRITON  # noqa: E402
 from keyfed.federated import descent as descents  # noqa: E402
-from keyfed.federated.descent import AdamRule, SgdRule, Tally, Way  # noqa: E402
+from keyfed.federated.descent import AdamRule, ClientBatch, SgdRule, Tally  # noqa: E402
 from keyfed.federated.types import Gradient  # noqa: E402
 from keyfed.model import language_model as lm  # noqa: E402
 from keyfed.model.cells import CellWeights, gates_of  # noqa: E402
@@ -126,11 +126,11 @@ RULES = [
 def test_moves_equal_the_definition_and_leave_idle_clients_alone(number, dual, copied):
     rule = RULES[number]
 
-    def a_way() -> Way:
+    def a_way() -> ClientBatch:
         local = {"a": draw(1, 3, 40, 6), "b": draw(2, 3, 6)}
         theta = {"a": draw(3, 40, 6), "b": draw(4, 6)}
         price = {"a": draw(5, 3, 40, 6), "b": draw(6, 3, 6)} if dual else None
-        return Way(
+        return ClientBatch(
             local, theta, price, rule.begin(local), torch.tensor([0.1, 0.2, 0.3], device=DEVICE), Tally(3, DEVICE)
         )
 

@@ -23,7 +23,7 @@ from keyfed.engine.kernels.step import Buffers
 from keyfed.engine.module import ModuleNetwork
 from keyfed.engine.network import Network, NetworkState, gradient
 from keyfed.federated.cohort import Work, derive_seed
-from keyfed.federated.descent import Descent, Way, walk
+from keyfed.federated.descent import ClientBatch, Descent, run_steps
 from keyfed.federated.types import Gradient, LayerNumbers, Method, Objective, Params, Solution
 from keyfed.model.language_model import Batch, ModelSpec, stack
 from keyfed.text.batches import Batching, Step, epoch_steps, limit_text, line_starts, sweep_steps
@@ -246,14 +246,14 @@ class TextObjective:
             self._problem.watch()
             yield partial(self._gradient, batch, fresh, self._taken)
 
-    def walk(self, way: Way, descent: Descent) -> None:
+    def run_steps(self, way: ClientBatch, descent: Descent) -> None:
         """Take every step of a descent: one after the other, or on a GPU captured and replayed."""
         if self._problem.device == "cpu" or isinstance(self._problem.spec, ModuleNetwork):
-            walk(self, way, descent._replace(move=partial(move_others, descent.move, self._frozen)))
+            run_steps(self, way, descent._replace(move=partial(move_others, descent.move, self._frozen)))
         else:
             self._replay(self._problem.spec, way, descent)
 
-    def _replay(self, spec: ModelSpec, way: Way, descent: Descent) -> None:
+    def _replay(self, spec: ModelSpec, way: ClientBatch, descent: Descent) -> None:
         problem, rows = self._problem, self._batching.rows
         key = (descent, rows, way.dual is None, self._frozen)
         track = problem.tracks.get(key)
@@ -296,7 +296,9 @@ class TextObjective:
         return found
 
 
-def move_others(move: Callable[[Way, Gradient], None], frozen: frozenset[str], way: Way, gradient: Gradient) -> None:
+def move_others(
+    move: Callable[[ClientBatch, Gradient], None], frozen: frozenset[str], way: ClientBatch, gradient: Gradient
+) -> None:
     """Take a step with all layers but the frozen ones: no weight decay, no proximal term, no dual moves those."""
     move(way, gradient._replace(grads=others(gradient.grads, frozen)) if frozen else gradient)
 

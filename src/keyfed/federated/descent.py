@@ -1,9 +1,9 @@
 r"""Descents: how a step changes a client's weights. m stacked clients move in lockstep.
 
 A descent is a value: what it remembers between steps (`begin`), how one gradient moves the tensors in place (`move`),
-its step size by round and its epochs. Who runs the steps is the objective's business (`Objective.walk`): one after the
-other (`walk`), or captured once and replayed on a GPU. The numbers of a rule stand in the open so that an engine may
-take the same step with a kernel of its own.
+its step size by round and its epochs. Who runs the steps is the objective's business (`Objective.run_steps`): one after
+the other (`run_steps`), or captured once and replayed on a GPU. The numbers of a rule stand in the open so that an
+engine may take the same step with a kernel of its own.
 
 A client that has run out of text before its neighbours is *inactive* for the rest of the epoch: it takes no step, not
 even with momentum.
@@ -85,8 +85,8 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """Stacked clients on their way: every step changes these tensors in place.
+class ClientBatch:
+    """The tensors of stacked clients while they train; every step changes them in place.
 
     Attributes:
       local: weights w_k, [m, …].
@@ -103,7 +103,7 @@ class Way:
     eta: Tensor
     tally: Tally
 
-    def first(self, clients: int) -> Way:
+    def first(self, clients: int) -> ClientBatch:
         """The first clients, in the same tensors."""
 
         def part(stacked: Params) -> Params:
@@ -111,9 +111,9 @@ class Way:
 
         dual = None if self.dual is None else part(self.dual)
         eta, tally = self.eta[:clients], self.tally.first(clients)
-        return Way(part(self.local), self.theta, dual, part(self.memory), eta, tally)
+        return ClientBatch(part(self.local), self.theta, dual, part(self.memory), eta, tally)
 
-    def like(self, clients: int) -> Way:
+    def like(self, clients: int) -> ClientBatch:
         """As many tensors of the same kinds for so many clients, all zero."""
 
         def zeros(stacked: Params) -> Params:
@@ -122,7 +122,7 @@ class Way:
         theta = {name: torch.zeros_like(p) for name, p in self.theta.items()}
         dual = None if self.dual is None else zeros(self.dual)
         eta, tally = self.eta.new_zeros(clients), Tally(clients, self.eta.device)
-        return Way(zeros(self.local), theta, dual, zeros(self.memory), eta, tally)
+        return ClientBatch(zeros(self.local), theta, dual, zeros(self.memory), eta, tally)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +152,14 @@ class Descent(NamedTuple):
     Attributes:
       rule: its numbers; None for a descent that only `move` knows how to take.
       begin: weights → what is remembered before the first step; tensors, changed in place by every step.
-      move: (way, gradient) → nothing: one step in place. It may be captured: no tensor's value may be read on a GPU.
+      move: (block, gradient) → nothing: one step in place. It may be captured: no tensor's value may be read on a GPU.
       eta: round → step size.
       epochs: passes over the client's text.
     """
 
     rule: SgdRule | AdamRule | None
     begin: Callable[[Params], Params]
-    move: Callable[[Way, Gradient], None]
+    move: Callable[[ClientBatch, Gradient], None]
     eta: Callable[[int], float]
     epochs: int
 
@@ -173,19 +173,19 @@ def descend(
     if objective.pace is not None:
         eta = eta * objective.pace.to(eta)
     tally = Tally(objective.clients, like.device)
-    way = Way(start, theta, dual, descent.begin(start), eta.to(like), tally)
-    objective.walk(way, descent)
-    return way.local, way.tally
+    block = ClientBatch(start, theta, dual, descent.begin(start), eta.to(like), tally)
+    objective.run_steps(block, descent)
+    return block.local, block.tally
 
 
-def walk(objective: Objective, way: Way, descent: Descent) -> None:
-    """Take every step of a descent, one after the other: the plain form of `Objective.walk`."""
+def run_steps(objective: Objective, block: ClientBatch, descent: Descent) -> None:
+    """Take every step of a descent, one after the other: the plain form of `Objective.run_steps`."""
     for epoch in range(descent.epochs):
-        way.tally.start_epoch()
+        block.tally.start_epoch()
         for step in objective.steps(epoch):
-            gradient = step(way.local)
-            way.tally.add(gradient.nats, gradient.tokens, gradient.hits)
-            descent.move(way, gradient)
+            gradient = step(block.local)
+            block.tally.add(gradient.nats, gradient.tokens, gradient.hits)
+            descent.move(block, gradient)
 
 
 def per_client(numbers: Tensor, like: Tensor) -> Tensor:
@@ -214,18 +214,18 @@ def clip_gradients(grads: Params, most: float | None) -> None:
         g.mul_(per_client(scale, g))
 
 
-def _pull(grads: Params, way: Way, active: Tensor, mu: float) -> None:
+def _pull(grads: Params, block: ClientBatch, active: Tensor, mu: float) -> None:
     """Add μ(w − θ) + y, the gradient of ⟨y, w⟩ + (μ/2)‖w − θ‖², in place; who is inactive is left alone."""
     for name, g in grads.items():
         if mu:
-            g.addcmul_(way.local[name] - way.theta[name], per_client(active.to(g), g), value=mu)
-        if way.dual is not None:
-            g.addcmul_(way.dual[name], per_client(active.to(g), g))
+            g.addcmul_(block.local[name] - block.theta[name], per_client(active.to(g), g), value=mu)
+        if block.dual is not None:
+            g.addcmul_(block.dual[name], per_client(active.to(g), g))
 
 
-def _alone(way: Way, gradient: Gradient) -> bool:
+def _alone(block: ClientBatch, gradient: Gradient) -> bool:
     """One active client on a CPU: its step size may be read as a number, which saves a pass."""
-    return len(way.eta) == 1 and way.eta.device.type == "cpu" and float(gradient.tokens) > 0
+    return len(block.eta) == 1 and block.eta.device.type == "cpu" and float(gradient.tokens) > 0
 
 
 def sgd(rule: SgdRule, eta: Callable[[int], float], epochs: int) -> Descent:
@@ -237,28 +237,28 @@ def sgd(rule: SgdRule, eta: Callable[[int], float], epochs: int) -> Descent:
     return Descent(rule, begin, partial(sgd_move, rule), eta, epochs)
 
 
-def sgd_move(rule: SgdRule, way: Way, gradient: Gradient) -> None:
+def sgd_move(rule: SgdRule, block: ClientBatch, gradient: Gradient) -> None:
     r"""One step of stochastic gradient descent.
 
     .. math::  g ← \mathrm{clip}(∇f_k(w)) + y_k + μ(w − θ) + λ w,\; v ← m v + g,\; w ← w − η v
     """
     grads = gradient.grads
-    active = (gradient.tokens > 0).to(way.eta)
+    active = (gradient.tokens > 0).to(block.eta)
     clip_gradients(grads, rule.clip)
-    _pull(grads, way, active, rule.mu)
+    _pull(grads, block, active, rule.mu)
     friction = rule.momentum**active  # who is inactive keeps its velocity
-    size, alone = active * way.eta, _alone(way, gradient)
+    size, alone = active * block.eta, _alone(block, gradient)
     for name, g in grads.items():
         if rule.weight_decay:
-            g.addcmul_(way.local[name], per_client(active, g), value=rule.weight_decay)
+            g.addcmul_(block.local[name], per_client(active, g), value=rule.weight_decay)
         if rule.momentum and alone:
-            g = torch.add(g, way.memory[name], alpha=rule.momentum, out=way.memory[name])
+            g = torch.add(g, block.memory[name], alpha=rule.momentum, out=block.memory[name])
         elif rule.momentum:
-            g = way.memory[name].mul_(per_client(friction, g)).add_(g)
+            g = block.memory[name].mul_(per_client(friction, g)).add_(g)
         if alone:
-            way.local[name].add_(g, alpha=-float(way.eta))
+            block.local[name].add_(g, alpha=-float(block.eta))
         else:
-            way.local[name].addcmul_(g, per_client(size, g), value=-1)
+            block.local[name].addcmul_(g, per_client(size, g), value=-1)
 
 
 def adam(rule: AdamRule, eta: Callable[[int], float], epochs: int) -> Descent:
@@ -286,7 +286,7 @@ def adam_sizes(rule: AdamRule, taken: Tensor, active: Tensor, eta: Tensor) -> tu
     return (active * eta * root / (1 - rule.beta1**t)).to(eta), (rule.epsilon * root).to(eta)
 
 
-def adam_move(rule: AdamRule, way: Way, gradient: Gradient) -> None:
+def adam_move(rule: AdamRule, block: ClientBatch, gradient: Gradient) -> None:
     r"""One step of Adam, with bias correction as in `torch.optim.Adam`.
 
     .. math::  m ← β_1 m + (1−β_1) g,\; v ← β_2 v + (1−β_2) g^2,\;
@@ -295,21 +295,21 @@ def adam_move(rule: AdamRule, way: Way, gradient: Gradient) -> None:
     g is the clipped gradient plus y + μ(w − θ), as in `sgd_move`; t counts each client's own active steps.
     """
     grads = gradient.grads
-    active = (gradient.tokens > 0).to(way.eta)
+    active = (gradient.tokens > 0).to(block.eta)
     clip_gradients(grads, rule.clip)
-    _pull(grads, way, active, rule.mu)
-    way.memory["taken"].add_(active)
-    size, floor = adam_sizes(rule, way.memory["taken"], active, way.eta)
+    _pull(grads, block, active, rule.mu)
+    block.memory["taken"].add_(active)
+    size, floor = adam_sizes(rule, block.memory["taken"], active, block.eta)
     keep1, keep2 = rule.beta1**active, rule.beta2**active  # who is inactive keeps its moments
-    alone = _alone(way, gradient)
+    alone = _alone(block, gradient)
     for name, g in grads.items():
-        m = way.memory[f"first/{name}"].mul_(per_client(keep1, g)).add_(g, alpha=1 - rule.beta1)
-        v = way.memory[f"second/{name}"].mul_(per_client(keep2, g)).addcmul_(g, g, value=1 - rule.beta2)
+        m = block.memory[f"first/{name}"].mul_(per_client(keep1, g)).add_(g, alpha=1 - rule.beta1)
+        v = block.memory[f"second/{name}"].mul_(per_client(keep2, g)).addcmul_(g, g, value=1 - rule.beta2)
         denominator = v.sqrt().add_(per_client(floor, v))
         if alone:
-            way.local[name].addcdiv_(m, denominator, value=-float(size))
+            block.local[name].addcdiv_(m, denominator, value=-float(size))
         else:
-            way.local[name].sub_(m.div(denominator).mul_(per_client(size, m)))
+            block.local[name].sub_(m.div(denominator).mul_(per_client(size, m)))
 
 
 def total_gradient() -> Descent:
@@ -318,8 +318,8 @@ def total_gradient() -> Descent:
     def begin(local: Params) -> Params:
         return {name: torch.zeros_like(w) for name, w in local.items()}
 
-    def move(way: Way, gradient: Gradient) -> None:
+    def move(block: ClientBatch, gradient: Gradient) -> None:
         for name, g in gradient.grads.items():
-            way.memory[name].addcmul_(g, per_client(gradient.tokens.to(g), g))
+            block.memory[name].addcmul_(g, per_client(gradient.tokens.to(g), g))
 
     return Descent(None, begin, move, lambda round: 0.0, 1)

@@ -9,14 +9,15 @@ disagreeing with θ. A round of client k is
 and the server's θ is the mean Σ_k α_k z_k / Σ_k α_k over **all clients that ever joined**, present or not. So a client
 uploads the *increment* of z_k since the last one the server acknowledged, the whole z_k when it joins, and the server
 keeps a running sum. A client whose upload was lost goes back to what was acknowledged: it is as if it had not been
-called. Dividing by the cohort's weight instead diverges under partial participation; starting from today's θ instead of
-sending z_k whole stalls; advancing what was sent without an acknowledgement corrupts θ for ever.
+called. Dividing by the cohort's weight instead diverges under partial participation. Starting from today's θ instead of
+sending z_k whole stalls. Advancing what was sent without an acknowledgement corrupts θ for ever.
 
-No clip bounds a whole z_k. So in a private run everybody is a member from the start that stands for the first θ: client
-k uploads (and books as sent, see `engine.task`) the clipped increment, also when it joins, and θ' = θ + Σ α_k Δ_k / W
-with the public weight W of all clients. With everybody in the first round, no clip and no noise this is the same θ'.
-A client that misses the first round stands for the θ it finds; at the fixed point the sum of the duals is then off by
-ρ times how far that θ is from the first one, and by ρ times the noise of all rounds' sums.
+No clip bounds a whole z_k. So in a private run every client is a member from the start and stands for the first θ.
+Client k uploads the clipped increment, also when it joins, and books it as sent (`engine.task`). The server steps θ' =
+θ + Σ α_k Δ_k / W with the public weight W of all clients. If all take part in the first round, without clip and noise,
+this is the same θ'. A client that misses the first round stands for the θ it finds. At the fixed point the sum of the
+duals is then off by ρ times the distance of that θ from the first one. It is also off by ρ times the noise of all
+rounds' sums.
 
 References:
   Boyd, Parikh, Chu, Peleato, Eckstein, *Distributed Optimization and Statistical Learning via ADMM*, 2011.

@@ -1,6 +1,6 @@
 r"""Local solvers: what a client does with θ and its own text. m stacked clients move in lockstep.
 
-A *descent* (`descent.py`) moves weights from anywhere, held near θ by a proximal term and tilted by a linear one; a
+A *descent* (`descent.py`) moves weights from anywhere, held near θ by a proximal term and tilted by a linear one. A
 *solver* says where it starts and what is uploaded (`from_theta`: w_k − θ). Local optimiser state starts anew every
 round.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from keyfed.errors import ConfigError
 from keyfed.federated import descent as descents
-from keyfed.federated.descent import AdamRule, Descent, SgdRule, Tally, Way, descend, per_client
+from keyfed.federated.descent import AdamRule, ClientBatch, Descent, SgdRule, Tally, descend, per_client
 from keyfed.federated.spec import Schedule
 from keyfed.federated.types import Objective, Params, Solution, Solver
 
@@ -56,7 +56,7 @@ class _Paced:
         self.pace: Tensor | None = torch.full((self.clients,), factor, dtype=torch.float64)
         if own is not None:
             self.pace = self.pace * own.to(self.pace)
-        self.steps, self.walk = objective.steps, objective.walk
+        self.steps, self.run_steps = objective.steps, objective.run_steps
         self._objective = objective
 
     @property
@@ -153,11 +153,11 @@ def full_gradient() -> Solver:
         like = next(iter(local.values()))
         tally = Tally(objective.clients, like.device)
         # No step is taken; the sizes are of the weights' own type all the same, by which an engine chooses its kernels.
-        way = Way(local, theta, None, descent.begin(local), like.new_zeros(objective.clients), tally)
-        objective.walk(way, descent)
-        solution = tally.solution(way.memory, objective)
+        block = ClientBatch(local, theta, None, descent.begin(local), like.new_zeros(objective.clients), tally)
+        objective.run_steps(block, descent)
+        solution = tally.solution(block.memory, objective)
         count = solution.worked.clamp(min=1)
-        for g in way.memory.values():
+        for g in block.memory.values():
             g.div_(per_client(-count.to(g), g))
         return solution
 

@@ -167,9 +167,9 @@ def fedatt(
                θ' = θ + ε \sum_k γ_k (w_k − θ)
 
     Reading: the text leaves p open; the default is the *spectral* norm of matrices and the Euclidean norm of vectors,
-    as the authors' code has it. The softmax may collapse onto one client, with the Frobenius norm above all: of ten
-    clients of an LSTM we measured 7.1 effective ones on average at T = 1, but 1.1 to 2.5 in the recurrent matrix in
-    the first four rounds (docs/LOG.md; effective_by_layer in metrics.jsonl). A layer is one named parameter
+    as the authors' code has it. The softmax may collapse onto one client, with the Frobenius norm above all. Of ten
+    clients of an LSTM we measured 7.1 effective ones on average at T = 1. In the recurrent matrix they were 1.1 to 2.5
+    in the first four rounds (docs/LOG.md; effective_by_layer in metrics.jsonl). A layer is one named parameter
     tensor. Published: sgd, lr 0.01, momentum 0.5, E = 5, B = 10.
 
     Options:
@@ -221,7 +221,7 @@ def fedmed(
                θ' = θ + η \sum_k γ_k (w_k − θ)
 
     In a round whose mean training loss L differs from the last by less than ε the weights are n_k / Σn instead
-    (mediation); of m clients only the K = max(1, ⌊βm + ½⌋) of lowest loss upload (top-K).
+    (mediation). Of m clients only the K = max(1, ⌊βm + ½⌋) of lowest loss upload (top-K).
 
     Reading: equation 5 prints ∇L(w_t) for every client, read as θ − w_k. Equation 2 needs distributions and weights are
     signed: |w| / Σ|w| unless `reading` says otherwise. L is the unweighted mean over *all* reports, top-K or not; the
@@ -284,7 +284,7 @@ def fedadam(
     tau: float = 0.01,
     local: LocalOptions = LocalOptions(lr=0.01),
 ) -> Method:
-    r"""FedAdam: the server moves by Adam along the mean upload.
+    r"""FedAdam: the server moves by Adam in the direction of the mean upload.
 
     .. math::  m ← β_1 m + (1−β_1)Δ,\quad v ← β_2 v + (1−β_2)Δ^2,\quad θ' = θ + η \frac{m}{\sqrt v + τ}
 
@@ -413,7 +413,7 @@ def admm(
     .. math::  w_k ≈ \arg\min_w f_k(w) + ⟨y_k, w − θ⟩ + \frac{ρ}{2}‖w − θ‖^2,\quad y_k ← y_k + ρ(w_k − θ),\quad
                θ' = \frac{\sum_k α_k (w_k + y_k/ρ)}{\sum_k α_k}
 
-    Reading: the source gives every client a weight w_i and its own ρ_i; with ρ_i = α_i ρ and scaled duals the local
+    Reading: the source gives every client a weight w_i and its own ρ_i. With ρ_i = α_i ρ and scaled duals the local
     steps are unweighted and the mean is weighted by α. The minimiser is inexact: E epochs. The first round is twice
     FedProx's step with μ = ρ.
 
@@ -447,7 +447,7 @@ def liadmm(
     .. math::  w_k ← w_k − \frac{ρ(w_k − θ) + ∇f_k(w_k) + y_k}{ρ + r},\qquad y_k ← y_k + ρ(w_k − θ),\qquad
                θ' = \frac{\sum_k α_k (w_k + y_k/ρ)}{\sum_k α_k}
 
-    Reading: "a few such steps" is one for every local batch of E epochs, with that batch's gradient; the published
+    Reading: "a few such steps" is one for every local batch of E epochs, with that batch's gradient. The published
     method takes the gradient of the whole local loss (batch_size large enough gives that).
 
     With --dp every client is a member from the start and must be called in every round; it sends clipped increments,

@@ -46,8 +46,8 @@ class RoundSummary:
       worked: tokens predicted over all local epochs.
       reported: number of clients whose report arrived, refused ones too.
       effective_clients: (Σ scale)² / Σ scale² per layer; m when all count alike.
-      weights: each contributor's share of the sum per layer; None where nobody may know.
-      abandoned: too few uploads arrived: nothing was learnt, nobody was acknowledged.
+      weights: each contributor's share of the sum per layer; None where they are not public.
+      abandoned: too few uploads arrived: nothing was learnt, no client was acknowledged.
       report_free: the numbers above come from sums: of those whose upload arrived, not of all who trained.
       saturated: clients cut off by a public cap, in the layer where there are most; rounds without reports only.
       shortened: clients whose upload was longer than this run's limit.

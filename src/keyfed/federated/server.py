@@ -19,7 +19,7 @@ SecondMoment = Callable[[Tensor, Tensor], Tensor]
 
 
 def sgd(lr: float = 1.0) -> ServerRule:
-    r"""Step along the mean upload: θ' = θ + η · Σγ_kΔ_k. With η = 1 and weights n_k/Σn this is FedAvg's average."""
+    r"""Step by the mean upload: θ' = θ + η · Σγ_kΔ_k. With η = 1 and weights n_k/Σn this is FedAvg's average."""
 
     def step(params: Params, aggregate: Aggregate, state: Params) -> tuple[Params, Params]:
         mean = aggregate.mean()

@@ -22,14 +22,14 @@ from keyfed.federated.cohort import Fate
 from keyfed.federated.spec import MethodSpec
 
 if TYPE_CHECKING:
-    from keyfed.federated.descent import Descent, Way
+    from keyfed.federated.descent import ClientBatch, Descent
 
 Params = dict[str, Tensor]
 ClientId = str
 Memory = Any  # whatever a mediator keeps between rounds: a small, JSON-able value
 LayerNumbers = Mapping[str, float]  # one number a layer
 Public = dict[str, Any]  # numbers that everybody may know, by which clients weigh themselves: JSON-able, text keys
-Facts = dict[str, list[float]]  # what a client tells along with its upload, inside the sum
+Facts = dict[str, list[float]]  # what a client sends with its upload, inside the sum
 Sums = Mapping[str, Sequence[float]]  # facts added up over clients
 Distance = Callable[[Params, Params], Mapping[str, Tensor]]  # (θ, stacked uploads) → numbers [m] for every layer
 
@@ -41,7 +41,7 @@ class Gradient(NamedTuple):
       nats: summed loss of the step's tokens, [m].
       tokens: predicted tokens, [m]; 0 for a client that has run out of text (its step is masked).
       grads: gradient of each client's own mean nats per token, stacked.
-      hits: tokens that were the first guess, [m]; None where nobody counts them.
+      hits: tokens that were the first guess, [m]; None where they are not counted.
     """
 
     nats: Tensor
@@ -55,7 +55,7 @@ class Objective(Protocol):
 
     Attributes:
       pace: each client's own factor on the step size, [m]; None where all go by the method's.
-      whole: tokens of each client's whole epoch, [m], known once its steps are asked for. What a client weighs must not
+      whole: tokens of each client's whole epoch, [m], known after its steps were made. What a client weighs must not
         depend on where it happened to stop.
     """
 
@@ -67,8 +67,8 @@ class Objective(Protocol):
         """Yield the epoch's steps in order; each takes the stacked parameters and returns a `Gradient`."""
         ...
 
-    def walk(self, way: Way, descent: Descent) -> None:
-        """Take every step of a descent in place; `descent.walk` is the plain form, one step after the other."""
+    def run_steps(self, block: ClientBatch, descent: Descent) -> None:
+        """Take every step of a descent in place; `descent.run_steps` is the plain form, one step after the other."""
         ...
 
 
@@ -83,7 +83,7 @@ class Solution(NamedTuple):
       join_weight: the weight in a running mean of a client that keeps state; None for the others.
       state: the state to keep if the upload is acknowledged, stacked. Layers under "sent/" are what the server has of
         this client; the engine adds what was in fact uploaded, so that rounding and compression are made good later.
-      curve: nats, hits and tokens of every step, [steps, 3, m] an epoch; None where nobody counts them.
+      curve: nats, hits and tokens of every step, [steps, 3, m] an epoch; None where they are not counted.
     """
 
     upload: Params
@@ -185,12 +185,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """The linear sum over whoever arrived.
+    """The linear sum over the clients that arrived.
 
     Attributes:
       weight: Σ scale per layer, and `squares` Σ scale²: for the effective number of clients.
-      weights: each contributor's share of the sum per layer, scale / Σ scale; None where nobody may know.
-      facts: sums of what clients told along with their uploads, where no report leaves them; else empty.
+      weights: each contributor's share of the sum per layer, scale / Σ scale; None where they are not public.
+      facts: sums of what clients sent with their uploads, where no report leaves them; else empty.
       public: the public numbers that this sum was formed with, where clients weigh themselves by such; else None.
       norms: of the uploads, as they came, where they are limited; else empty.
       shortened: clients whose upload was longer than its cap.
@@ -226,14 +226,14 @@ class PrivateRule(NamedTuple):
     """How a client weighs itself by its own report and public numbers, so that only sums leave the clients.
 
     Every number that a client tells lies within [0, 1] (a share's scale and mass too): it fits a sum of fixed point.
-    Histograms are one-hot at a client. Whoever sums adds "loss" and "count" to what `learn` is given: the sum of the
-    contributors' losses, and their number; and "ratio", r, also to what `start` is given. A scale below 1/r is raised
-    to 1/r before it enters a secure sum (`federated.public.rules.held`), and a scale of 0 is refused there.
+    Histograms are one-hot at a client. The one that sums adds "loss" and "count" for `learn`: the sum of the
+    contributors' losses, and their number. It adds "ratio", r, for `learn` and `start`. A scale below 1/r is raised to
+    1/r before it enters a secure sum (`federated.public.rules.held`), and a scale of 0 is refused there.
 
     Attributes:
       init: public numbers before the first round.
       share: (report, layers, public) → the client's share.
-      facts: (report, layers, public) → what the client tells along; names and lengths do not depend on the client.
+      facts: (report, layers, public) → what the client sends as well; names and lengths do not depend on the client.
       first: (report, layers) → what it tells before the first sum, for `start`.
       start: (public, sums of `first`) → public numbers for the first round.
       learn: (public, sums of `facts`, contributors) → public numbers for the next round.
@@ -365,8 +365,8 @@ class Method:
     """A way of learning across clients: solver + mediator + server rule.
 
     Attributes:
-      distance: measured where the upload is and told in the report; None where the mediator asks for none.
-      noise: added on the way into the sum; None for none.
+      distance: measured where the upload is and sent in the report; None where the mediator asks for none.
+      noise: added before the sum; None for none.
       codec: how uploads are compressed; None sends them as they are.
       uploading: share of the reporting clients that upload (top-K); 1 for all.
       batch_size: rows (streams or sentences) of a local step.
@@ -469,7 +469,7 @@ class Accumulator(Protocol):
 class Federation(Protocol):
     """A transport: a simulation in this process, or real clients. Methods do not know which."""
 
-    def expect(self, fates: Mapping[ClientId, Fate]) -> None:
+    def expect(self, outcomes: Mapping[ClientId, Fate]) -> None:
         """Say what becomes of the clients of the next round; real clients are not known beforehand."""
         ...
 

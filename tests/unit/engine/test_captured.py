@@ -33,7 +33,7 @@ def replayed(monkeypatch, problem: Problem) -> None:
     """Make clients on a CPU take the way of a GPU; only the capture is left out."""
     from keyfed.engine.problem import TextObjective
 
-    monkeypatch.setattr(TextObjective, "walk", lambda self, way, d: self._replay(problem.spec, way, d))
+    monkeypatch.setattr(TextObjective, "run_steps", lambda self, way, d: self._replay(problem.spec, way, d))
 
 
 METHODS = [

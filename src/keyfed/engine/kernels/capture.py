@@ -23,7 +23,7 @@ from torch import Tensor
 
 from keyfed.engine.kernels.step import PLAIN, Kernels, PaddedLayer, fill_copies, gradient, layouts, make_copies, widened
 from keyfed.errors import ConfigError
-from keyfed.federated.descent import Descent, Way
+from keyfed.federated.descent import ClientBatch, Descent
 from keyfed.model import language_model as lm
 from keyfed.model.language_model import Batch, Dropout, ModelSpec, ModelState, Params
 from keyfed.text.batches import Batching, Step, line_starts, stacked_width
@@ -123,7 +123,7 @@ class Track:
     descent: Descent
     kernels: Kernels
     rows: int
-    way: Way
+    way: ClientBatch
     products: Params
     places: dict[str, PaddedLayer] | None
     widths: tuple[int, ...]
@@ -141,7 +141,7 @@ class Track:
         """Clients that fit."""
         return len(self.seeds)
 
-    def load(self, way: Way, order: Tensor, seeds: Tensor) -> None:
+    def load(self, way: ClientBatch, order: Tensor, seeds: Tensor) -> None:
         """Put a round's clients in the first places, in the given order."""
         mine = self.way.first(len(order))
         for there, here in _pairs(mine, way):
@@ -154,7 +154,7 @@ class Track:
         if self.places is not None:
             fill_copies(self.places, self.products, self.way.local)
 
-    def unload(self, way: Way, order: Tensor) -> None:
+    def unload(self, way: ClientBatch, order: Tensor) -> None:
         """Copy what the round made of them back into the caller's tensors."""
         back = torch.argsort(order)
         mine = self.way.first(len(order))
@@ -228,7 +228,7 @@ def others(params: Params, frozen: frozenset[str]) -> Params:
     return {name: p for name, p in params.items() if name not in frozen}
 
 
-def _pairs(one: Way, other: Way) -> list[tuple[Tensor, Tensor]]:
+def _pairs(one: ClientBatch, other: ClientBatch) -> list[tuple[Tensor, Tensor]]:
     """The stacked tensors of two ways side by side."""
     pairs = [(one.eta, other.eta)]
     for a, b in ((one.local, other.local), (one.memory, other.memory), (one.dual or {}, other.dual or {})):
@@ -238,7 +238,7 @@ def _pairs(one: Way, other: Way) -> list[tuple[Tensor, Tensor]]:
 
 def lay_track(
     spec: ModelSpec,
-    way: Way,
+    way: ClientBatch,
     descent: Descent,
     rows: int,
     capacity: int,

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from keyfed.federated.descent import Descent, Way
+from keyfed.federated.descent import ClientBatch, Descent
 from keyfed.federated.types import Gradient
 from keyfed.model import language_model as lm
 from keyfed.model.cells import CellName, CellWeights, Recurrence, State, gates_of, project_inputs
@@ -275,7 +275,7 @@ class Kernels(NamedTuple):
     layers: Mapping[CellName, Layer]
     output: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Buffers], OutputGradients]
     add_rows: Callable[[Tensor, Tensor, Tensor], None]
-    move: Callable[[Descent, Way, Gradient, Params, dict[str, PaddedLayer] | None], None]
+    move: Callable[[Descent, ClientBatch, Gradient, Params, dict[str, PaddedLayer] | None], None]
 
 
 def add_rows(table: Tensor, tokens: Tensor, rows: Tensor) -> None:
@@ -289,7 +289,9 @@ def add_rows(table: Tensor, tokens: Tensor, rows: Tensor) -> None:
         flat.index_add_(0, where, rows.reshape(-1, width))
 
 
-def move(descent: Descent, way: Way, found: Gradient, products: Params, places: dict[str, PaddedLayer] | None) -> None:
+def move(
+    descent: Descent, way: ClientBatch, found: Gradient, products: Params, places: dict[str, PaddedLayer] | None
+) -> None:
     """Take a descent's own step; copies of the weights are made anew."""
     if places is None:
         descent.move(way, found)

@@ -28,7 +28,7 @@ from keyfed.engine.kernels.step import (
 )
 from keyfed.engine.kernels.step import add_rows as plain_add_rows
 from keyfed.engine.kernels.step import move as plain_move
-from keyfed.federated.descent import AdamRule, Descent, SgdRule, Way, adam_sizes, clip_scale, gradient_norm
+from keyfed.federated.descent import AdamRule, ClientBatch, Descent, SgdRule, adam_sizes, clip_scale, gradient_norm
 from keyfed.federated.types import Gradient
 from keyfed.model.cells import CellName, CellWeights, State
 from keyfed.model.language_model import Params
@@ -278,7 +278,9 @@ def add_rows(table: Tensor, tokens: Tensor, rows: Tensor) -> None:
     )  # fmt: skip
 
 
-def move(descent: Descent, way: Way, found: Gradient, products: Params, places: dict[str, PaddedLayer] | None) -> None:
+def move(
+    descent: Descent, way: ClientBatch, found: Gradient, products: Params, places: dict[str, PaddedLayer] | None
+) -> None:
     """`engine.kernels.step.move`, a layer's whole step in one pass over its numbers."""
     rule = descent.rule
     if rule is None or way.eta.dtype != torch.float32:
