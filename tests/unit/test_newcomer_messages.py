@@ -291,7 +291,7 @@ def test_one_is_not_many():
 
 
 def test_a_default_delta_needs_two_clients():
-    from keyfed.private.dp.plan import delta_for
+    from keyfed.private.dp.accounting import delta_for
 
     with pytest.raises(PrivacyError, match="population is 1"):
         delta_for(1)

@@ -118,7 +118,7 @@ def plan_(
 
       keyfed privacy plan --population 1000000 --epsilon 8 --run runs/private
     """
-    from keyfed.private.dp.plan import cohort_needed, delta_for, measured_costs, plan
+    from keyfed.private.dp.accounting import cohort_needed, delta_for, measured_costs, plan
 
     budgets, sizes = epsilon or [2.0, 8.0], cohort or [m for m in (100, 1000, 5000, 20_000) if m <= population]
     delta = delta_for(population, delta)

@@ -16,6 +16,7 @@ from keyfed.errors import PrivacyError
 from keyfed.federated.cohort import Fate
 from keyfed.federated.types import ClientId, Method, Params, State
 from keyfed.private.dp.accounting import (
+    MOST_LOSS_NOISE,
     MOST_MEMBERS,
     Opening,
     Release,
@@ -26,6 +27,9 @@ from keyfed.private.dp.accounting import (
     calibrate,
     calibrate_tree,
     chance,
+    delta_for,
+    noise_to_clip,
+    usual_count_noise,
 )
 from keyfed.private.dp.ledger import (
     LEDGER,
@@ -38,7 +42,6 @@ from keyfed.private.dp.ledger import (
     verdict_of,
 )
 from keyfed.private.dp.noise import Draw, Noising, derived, derived_tree, group_of, update_noise
-from keyfed.private.dp.plan import MOST_LOSS_NOISE, delta_for, noise_to_clip, usual_count_noise
 from keyfed.private.dp.private_method import (
     CLIP,
     WITHIN,

@@ -23,10 +23,9 @@ from keyfed.config.load import Config
 from keyfed.config.schema import DataConfig
 from keyfed.errors import ConfigError, DataError, PrivacyError, RunError
 from keyfed.files import locked, write_atomically
-from keyfed.private.dp.accounting import FINE, Release, calibrate, epsilon
+from keyfed.private.dp.accounting import FINE, Release, calibrate, delta_for, epsilon
 from keyfed.private.dp.ledger import Terms, open_ledger, verdict_of
 from keyfed.private.dp.noise import derived, system
-from keyfed.private.dp.plan import delta_for
 from keyfed.private.dp.statement import account
 from keyfed.run.console import plural
 from keyfed.run.encode import kind_of, read_people

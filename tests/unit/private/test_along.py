@@ -21,8 +21,8 @@ from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.spec import MethodSpec, Part
 from keyfed.federated.types import Report
 from keyfed.federated.weigh import by_tokens, softmax_of_distance, switch_on_loss, top_k, uniform
+from keyfed.private.dp.accounting import usual_count_noise
 from keyfed.private.dp.noise import clip_factor, norm_of, update_noise
-from keyfed.private.dp.plan import usual_count_noise
 from keyfed.private.dp.private_method import (
     BELOW,
     LOSS,

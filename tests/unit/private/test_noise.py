@@ -12,8 +12,8 @@ from scipy import stats
 from keyfed.engine.sums.noised import NoisedSum
 from keyfed.errors import PrivacyError
 from keyfed.federated.types import Refusal, Share
+from keyfed.private.dp.accounting import usual_count_noise
 from keyfed.private.dp.noise import clip_factor, clipped, derived, next_clip, norm_of, system, update_noise
-from keyfed.private.dp.plan import usual_count_noise
 
 from .neighbours import CALLED, CLAIMING, CLIP, LIKE, bounded, draws, largest_move, largest_step, mass_draws, noising
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from keyfed.errors import PrivacyError
+from keyfed.private.dp.accounting import cohort_needed, measured_costs, noise_to_clip, plan, usual_count_noise
 from keyfed.private.dp.noise import update_noise
-from keyfed.private.dp.plan import cohort_needed, measured_costs, noise_to_clip, plan, usual_count_noise
 
 FLEET = {"population": 1_000_000, "delta": 1e-7, "rounds": 100, "parameters": 1_000_000}
 
