@@ -19,7 +19,8 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeVar
 
 from keyfed.errors import ConfigError
 
@@ -108,50 +109,39 @@ def sample_by_place(start_of: Callable[[int], int], population: int, count: int,
     return sample_by_size(sizes, count, seed, round)
 
 
+T = TypeVar("T")
 Lost = Literal["dropped before report", "dropped before upload", "late", "not needed"]
+
+
+def _option(default: T, help: str) -> T:
+    declared: T = field(default=default, metadata={"help": help})
+    return declared
 
 
 @dataclass(frozen=True, slots=True)
 class Participation:
     """Who takes part in a round, how far they get, and how long a modelled round lasts."""
 
-    sampling: Literal["uniform", "poisson", "size"] = field(
-        default="uniform",
-        metadata={
-            "help": "uniform: that many, drawn alike; poisson: each client independently; size: drawn by their text"
-        },
+    sampling: Literal["uniform", "poisson", "size"] = _option(
+        "uniform", "uniform: that many, drawn alike; poisson: each client independently; size: drawn by their text"
     )
-    fraction: float | None = field(
-        default=None, metadata={"help": "share C of all clients called in a round, instead of train.cohort"}
+    fraction: float | None = _option(None, "share C of all clients called in a round, instead of train.cohort")
+    over_select: float = _option(0.0, "call this share more clients than needed and take the first to finish")
+    minimum: int = _option(1, "uploads below which a round is abandoned: counted, nothing learnt")
+    drop_before: float = _option(0.0, "chance that a client vanishes before it reports")
+    drop_after: float = _option(0.0, "chance that it vanishes between report and upload")
+    deadline: float | None = _option(None, "modelled seconds after which the round closes; none: waits for all")
+    partial: bool = _option(True, "a straggler stops early and uploads what it has; false: it is left out")
+    least_epochs: int | None = _option(
+        None, "each client and round draws its epochs from this to the method's; none: all"
     )
-    over_select: float = field(
-        default=0.0, metadata={"help": "call this share more clients than needed and take the first to finish"}
-    )
-    minimum: int = field(
-        default=1, metadata={"help": "uploads below which a round is abandoned: counted, nothing learnt"}
-    )
-    drop_before: float = field(default=0.0, metadata={"help": "chance that a client vanishes before it reports"})
-    drop_after: float = field(default=0.0, metadata={"help": "chance that it vanishes between report and upload"})
-    deadline: float | None = field(
-        default=None, metadata={"help": "modelled seconds after which the round closes; none: waits for all"}
-    )
-    partial: bool = field(
-        default=True, metadata={"help": "a straggler stops early and uploads what it has; false: it is left out"}
-    )
-    least_epochs: int | None = field(
-        default=None, metadata={"help": "each client and round draws its epochs from this to the method's; none: all"}
-    )
-    least_work: float = field(
-        default=1.0, metadata={"help": "each client and round does a share of its steps drawn from this to 1"}
-    )
-    pace_spread: float = field(
-        default=0.0, metadata={"help": "spread (sigma of the logarithm) of clients' own step sizes"}
-    )
-    speed: float = field(default=1000.0, metadata={"help": "modelled tokens a second of the median client"})
-    speed_spread: float = field(default=0.0, metadata={"help": "spread (sigma of the logarithm) of clients' speeds"})
-    down_mbit: float = field(default=20.0, metadata={"help": "modelled link to a client, Mbit/s"})
-    up_mbit: float = field(default=5.0, metadata={"help": "modelled link from a client, Mbit/s"})
-    latency: float = field(default=1.0, metadata={"help": "modelled seconds to call a client and hear from it"})
+    least_work: float = _option(1.0, "each client and round does a share of its steps drawn from this to 1")
+    pace_spread: float = _option(0.0, "spread (sigma of the logarithm) of clients' own step sizes")
+    speed: float = _option(1000.0, "modelled tokens a second of the median client")
+    speed_spread: float = _option(0.0, "spread (sigma of the logarithm) of clients' speeds")
+    down_mbit: float = _option(20.0, "modelled link to a client, Mbit/s")
+    up_mbit: float = _option(5.0, "modelled link from a client, Mbit/s")
+    latency: float = _option(1.0, "modelled seconds to call a client and hear from it")
 
     def problems(self) -> list[str]:
         """Say what makes no sense, in words that name the key."""
@@ -283,7 +273,8 @@ def plan_round(
       tokens_of: tokens client k predicts in one epoch, in expectation.
       down: bytes a client downloads; `up` those it uploads.
     """
-    fates = [_fate(p, k, name_of(k), epochs, tokens_of(k), down, up, seed, round) for k in called]
+    moving = moving_seconds(p, down, up)
+    fates = [_fate(p, k, partial(_chance, seed, name_of(k)), epochs, tokens_of(k), moving, round) for k in called]
     limit = math.inf if p.deadline is None else p.deadline
     arrived = sorted((f.seconds, f.client) for f in fates if f.lost is None)
     if p.sampling != "poisson" and len(fates) > wanted and len(arrived) >= wanted:
@@ -303,29 +294,26 @@ def plan_round(
     return Plan(tuple(fates), limit if missing and limit < math.inf else last)
 
 
+def _chance(seed: int, name: str, purpose: str, *more: int) -> random.Random:
+    return random.Random(derive_seed(seed, "participation", purpose, name, *more))
+
+
 def _fate(
     p: Participation,
     client: int,
-    name: str,
+    chance: Callable[..., random.Random],
     epochs: int,
     tokens: float,
-    down: int,
-    up: int,
-    seed: int,
+    moving: float,
     round: int,
 ) -> Fate:
     """Draw one client's work, speed and luck. Each has its own generator: changing one option leaves the rest alone."""
-
-    def chance(purpose: str, *more: int) -> random.Random:
-        return random.Random(derive_seed(seed, "participation", purpose, name, *more))
-
     passes = epochs
     if p.least_epochs is not None:
         passes = chance("epochs", round).randint(min(p.least_epochs, epochs), epochs)
     share = 1.0 if p.least_work == 1 else chance("work", round).uniform(p.least_work, 1.0)
     pace = math.exp(p.pace_spread * chance("pace").gauss(0, 1)) if p.pace_spread else 1.0
     speed = p.speed * (math.exp(p.speed_spread * chance("speed").gauss(0, 1)) if p.speed_spread else 1.0)
-    moving = moving_seconds(p, down, up)
     computing = tokens * passes * share / speed
     lost: Lost | None = None
     if p.deadline is not None and moving + computing > p.deadline:
