@@ -40,7 +40,7 @@ import torch
 
 from keyfed.config.load import Config, apply_settings, check
 from keyfed.config.schema import SUM_LIMIT, UploadConfig
-from keyfed.deploy.parts import parts_of, write_parts
+from keyfed.deploy.up import parts_of, write_parts
 from keyfed.engine.sums.codec import Vector
 from keyfed.engine.task import Finished, Turn, kept
 from keyfed.federated.soundness import WINDOW, finite, norm_of

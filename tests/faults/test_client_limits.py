@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.config.load import to_document
-from keyfed.deploy.client_home import REFUSED, ClientHome, Settings
 from keyfed.deploy.consent import words
+from keyfed.deploy.homes import REFUSED, ClientHome, Settings
 from keyfed.deploy.trainer import noting
 from keyfed.engine.network import init_params
 from keyfed.engine.task import Turn

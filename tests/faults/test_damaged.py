@@ -24,10 +24,9 @@ from safetensors.numpy import save as save_arrays
 
 from keyfed.config.load import check, read_config
 from keyfed.deploy import consent
-from keyfed.deploy.client_home import ClientHome, Settings
 from keyfed.deploy.enrolment import names_by_key, read_nodes, read_roster, write_roster
-from keyfed.deploy.submit import event_line, follow
-from keyfed.deploy.superlink import ServerHome
+from keyfed.deploy.homes import ClientHome, ServerHome, Settings
+from keyfed.deploy.server_app import event_line, follow
 from keyfed.engine.client_state import read_state, write_state
 from keyfed.errors import KeyfedError
 from keyfed.federated.types import State

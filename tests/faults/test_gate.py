@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.deploy.enrolment import KnownKeys, write_roster
-from keyfed.deploy.superlink import ServerHome
+from keyfed.deploy.homes import ServerHome
 from keyfed.wire.flower import gate as gates
 from keyfed.wire.flower.gate import (
     BODY_SECONDS,

@@ -634,7 +634,7 @@ NO_PATTERNS = [
     "wire/flower/client", "wire/flower/frames", "wire/flower/server", "private/secagg/keys",
     "private/secagg/wire", "private/secagg/terms", "private/secagg/member", "private/secagg/collector",
     "private/secagg/shamir", "wire/flower/gate",
-    "deploy/leaving", "deploy/trainer", "federated/public/numbers",
+    "deploy/enrolment", "deploy/trainer", "federated/public/numbers",
 ]  # fmt: skip
 
 

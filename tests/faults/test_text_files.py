@@ -9,8 +9,8 @@ import stat
 import pytest
 
 from keyfed.deploy.certificates import make_certificates
-from keyfed.deploy.client_home import kept_files, open_home, strays
-from keyfed.deploy.training import text_to_read
+from keyfed.deploy.homes import kept_files, open_home, strays
+from keyfed.deploy.trainer import text_to_read
 from keyfed.errors import DataError
 from keyfed.run.folder import open_folder
 from keyfed.text import records

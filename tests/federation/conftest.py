@@ -11,10 +11,10 @@ import pytest
 
 from keyfed.deploy import consent
 from keyfed.deploy.certificates import make_certificates
-from keyfed.deploy.client_home import open_home
+from keyfed.deploy.homes import ServerHome, open_home
 from keyfed.deploy.processes import Processes, wait_until
-from keyfed.deploy.submit import build_app, submit
-from keyfed.deploy.superlink import ServerHome, start_superlink
+from keyfed.deploy.server_app import build_app, submit
+from keyfed.deploy.superlink import start_superlink
 from keyfed.deploy.supernode import Client
 from keyfed.deploy.up import start_clients
 

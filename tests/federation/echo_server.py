@@ -11,8 +11,8 @@ from pathlib import Path
 from flwr.serverapp import ServerApp
 
 from keyfed.deploy.enrolment import names_by_key
+from keyfed.deploy.homes import ServerHome
 from keyfed.deploy.server_app import emit, wait_for
-from keyfed.deploy.superlink import ServerHome
 from keyfed.wire.flower.server import FlowerTransport, GridMailbox
 from keyfed.wire.roster import key_sum
 from keyfed.wire.transport import Lost, Post

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from flwr.supernode import start_client_internal
 
-from keyfed.deploy import connector
+from keyfed.deploy import supernode
 
 DRIP_SECONDS = 6.0
 mode: list[Path] = []  # the node has other arguments once it runs
 last = [""]
-honest_refusal, honest_push = connector.refusal, start_client_internal.push_object_contents_from_iterable
+honest_refusal, honest_push = supernode.refusal, start_client_internal.push_object_contents_from_iterable
 
 
 def refusal(home, kind):
@@ -39,6 +39,6 @@ def push(contents, push_object_fn, **more):
 
 if __name__ == "__main__":
     mode.append(Path(sys.argv[1]) / "mode")
-    connector.refusal = refusal
+    supernode.refusal = refusal
     start_client_internal.push_object_contents_from_iterable = push
-    connector.main()
+    supernode.main()

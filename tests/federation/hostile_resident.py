@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from keyfed.deploy import trainer
-from keyfed.deploy.client_home import ClientHome
+from keyfed.deploy.homes import ClientHome
 from keyfed.deploy.processes import die_with
-from keyfed.deploy.training import make_session
+from keyfed.deploy.trainer import make_session
 from keyfed.private.secagg.keys import signed_answer
 from keyfed.wire.messages import MAGIC
 

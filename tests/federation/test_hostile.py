@@ -11,11 +11,11 @@ import pytest
 
 from keyfed.deploy import consent
 from keyfed.deploy.certificates import make_certificates
-from keyfed.deploy.client_home import open_home
 from keyfed.deploy.enrolment import enrol, read_enrolment, write_enrolment
+from keyfed.deploy.homes import ServerHome, open_home
 from keyfed.deploy.processes import Processes, free_port
-from keyfed.deploy.submit import build_app, submit
-from keyfed.deploy.superlink import ServerHome, start_superlink
+from keyfed.deploy.server_app import build_app, submit
+from keyfed.deploy.superlink import start_superlink
 from keyfed.deploy.supernode import NODE, Client
 from keyfed.deploy.up import run_files, start_clients
 from keyfed.wire.flower.commands import environment

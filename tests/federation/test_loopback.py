@@ -18,6 +18,8 @@ import pytest
 from keyfed.deploy import superlink
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.enrolment import (
+    act_on_wishes,
+    ask_to_be_forgotten,
     enrol,
     forget,
     leave_statement,
@@ -25,9 +27,9 @@ from keyfed.deploy.enrolment import (
     read_enrolment,
     write_enrolment,
 )
-from keyfed.deploy.leaving import act_on_wishes, ask_to_be_forgotten
+from keyfed.deploy.homes import ServerHome
 from keyfed.deploy.processes import descendants, running
-from keyfed.deploy.superlink import ServerHome, start_superlink
+from keyfed.deploy.superlink import start_superlink
 from keyfed.errors import DeployError
 
 pytestmark = pytest.mark.federation

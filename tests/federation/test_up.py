@@ -15,8 +15,9 @@ import pytest
 
 from keyfed.config.schema import AGAINST, LIMIT, SUM_LIMIT, TOKEN_LIMIT
 from keyfed.deploy.certificates import make_certificates
+from keyfed.deploy.homes import ServerHome
 from keyfed.deploy.processes import Processes, descendants, running, wait_until
-from keyfed.deploy.superlink import ServerHome, start_superlink
+from keyfed.deploy.superlink import start_superlink
 from keyfed.deploy.up import start_clients
 from keyfed.run.base import load_base
 from keyfed.run.folder import read_metrics, read_run_toml

@@ -11,8 +11,8 @@ from flwr.serverapp import ServerApp
 
 from keyfed.config.load import config_from
 from keyfed.deploy.enrolment import names_by_key
+from keyfed.deploy.homes import ServerHome
 from keyfed.deploy.server_app import RUN, VOCAB, Printer, emit, wait_for
-from keyfed.deploy.superlink import ServerHome
 from keyfed.run.folder import read_metrics
 from keyfed.run.remote.train import Patience, train_deployed
 from keyfed.text.vocab import Vocab

@@ -21,9 +21,8 @@ from safetensors import safe_open
 import keyfed
 from keyfed.config.load import SECTIONS
 from keyfed.deploy.certificates import make_certificates
-from keyfed.deploy.client_home import ClientHome, open_home
 from keyfed.deploy.enrolment import enrol, read_enrolment, write_enrolment
-from keyfed.deploy.superlink import ServerHome
+from keyfed.deploy.homes import ClientHome, ServerHome, open_home
 from keyfed.federated.components import KINDS, part_options
 from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.spec import MethodSpec

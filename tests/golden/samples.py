@@ -24,8 +24,8 @@ if __name__ == "__main__":
 
 import keyfed  # noqa: E402
 from keyfed.deploy.certificates import make_certificates  # noqa: E402
-from keyfed.deploy.client_home import open_home  # noqa: E402
 from keyfed.deploy.enrolment import enrol, read_enrolment, write_enrolment  # noqa: E402
+from keyfed.deploy.homes import open_home  # noqa: E402
 from keyfed.deploy.superlink import ServerHome  # noqa: E402
 from keyfed.keyboard.export import export_run  # noqa: E402
 from tests.faults.private import Stops, deploy, private_config  # noqa: E402

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 import keyfed
-from keyfed.deploy.client_home import open_home
 from keyfed.deploy.enrolment import names_by_key, read_enrolment, read_nodes
-from keyfed.deploy.superlink import ServerHome
+from keyfed.deploy.homes import ServerHome, open_home
 from keyfed.keyboard import bundle
 from keyfed.lab.experiment.grid import SCALES, cells_of, load_study
 from keyfed.lab.experiment.store import Store

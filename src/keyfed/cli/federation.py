@@ -27,7 +27,7 @@ from keyfed.cli.train import WHAT, PrivacyOption, default_out, privacy_settings
 from keyfed.errors import ConfigError, DeployError, KeyfedError
 
 if TYPE_CHECKING:
-    from keyfed.deploy.client_home import ClientHome, Settings
+    from keyfed.deploy.homes import ClientHome, Settings
     from keyfed.deploy.supernode import Client
 
 QUICK_TOKENS, QUICK_ROUNDS = 4_000, 5  # of a client and round, where nothing else is said
@@ -152,10 +152,11 @@ def server(
       keyfed train fedavg --federation 127.0.0.1:9092 --vocab vocab.json
     """
     from keyfed.deploy.certificates import make_certificates as make
-    from keyfed.deploy.leaving import act_on_wishes
-    from keyfed.deploy.superlink import ServerHome, default_home, serve
+    from keyfed.deploy.enrolment import act_on_wishes
+    from keyfed.deploy.homes import ServerHome, default_server_home
+    from keyfed.deploy.superlink import serve
 
-    place = ServerHome((home or default_home()).absolute())
+    place = ServerHome((home or default_server_home()).absolute())
     if make_certificates:
         names = [*(name or []), *([host] if host not in ("0.0.0.0", "::") else [])]
         make(place.path, names)
@@ -205,9 +206,9 @@ def enroll(
     """
     from keyfed.deploy.enrolment import enrol, read_enrolment, read_roster
     from keyfed.deploy.enrolment import forget as send_away
-    from keyfed.deploy.superlink import ServerHome, default_home
+    from keyfed.deploy.homes import ServerHome, default_server_home
 
-    place = ServerHome((home or default_home()).absolute())
+    place = ServerHome((home or default_server_home()).absolute())
     if sum((file is not None, forget is not None, listing)) != 1:
         raise ConfigError("give one of: a client's enrol-NAME.json, --forget NAME, --list")
     if file is not None:
@@ -305,9 +306,9 @@ def client(
 
       keyfed client --pause
     """
-    from keyfed.deploy.client_home import ClientHome, default_home
+    from keyfed.deploy.homes import ClientHome, default_client_home
 
-    place = ClientHome((home or default_home()).absolute())
+    place = ClientHome((home or default_client_home()).absolute())
     if sum((pause, resume, status, leave)) > 1:
         raise ConfigError("give one of --pause, --resume, --status, --leave")
     if pause or resume:
@@ -334,8 +335,8 @@ def _take_part(place: ClientHome, name: str | None, options: dict[str, Any], yes
     import secrets
 
     from keyfed.deploy import consent
-    from keyfed.deploy.client_home import ClientRuns, open_home
     from keyfed.deploy.enrolment import write_enrolment
+    from keyfed.deploy.homes import ClientRuns, open_home
     from keyfed.deploy.processes import Processes, stop_at_signals
     from keyfed.deploy.supernode import Client
     from keyfed.private.dp.accounting import rho_to_eps
@@ -381,7 +382,7 @@ def _look(place: ClientHome, settings: Settings) -> None:
     Raises:
       DataError: it cannot be read, is too short, or several people wrote it.
     """
-    from keyfed.deploy.client_home import kept_files
+    from keyfed.deploy.homes import kept_files
     from keyfed.text.catalogue import look_at
 
     if not settings.data and not (place.text.is_dir() and kept_files(place.text, None)):
@@ -400,8 +401,8 @@ def _tell(place: ClientHome, one: Client) -> None:
 
 
 def _status(place: ClientHome) -> dict[str, Any]:
-    from keyfed.deploy.client_home import kept_files
     from keyfed.deploy.conditions import describe
+    from keyfed.deploy.homes import kept_files
     from keyfed.deploy.processes import PIDS, running
     from keyfed.files import BROKEN, read_json
 
@@ -464,7 +465,7 @@ def _read(path: Path) -> str:
 
 
 def _leave(place: ClientHome, yes: bool) -> None:
-    from keyfed.deploy.leaving import ask_to_be_forgotten
+    from keyfed.deploy.enrolment import ask_to_be_forgotten
 
     settings = place.settings()
     if not yes:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from keyfed.deploy.client_home import ClientHome, Settings
+from keyfed.deploy.homes import ClientHome, Settings
 from keyfed.errors import DeployError
 from keyfed.files import BROKEN, read_json, write_atomically
 from keyfed.wire.limits import Limits

@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
+import ssl
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keyfed.deploy.client_home import ClientHome, check_name
+from keyfed.deploy.homes import ClientHome, ServerHome, check_name
 from keyfed.deploy.processes import locked, python
-from keyfed.deploy.superlink import ServerHome
 from keyfed.errors import DeployError
 from keyfed.files import BROKEN, read_json, write_atomically
 from keyfed.wire.flower.commands import CONNECTION, environment
 from keyfed.wire.flower.commands import NODES as LIST_NODES
+from keyfed.wire.flower.gate import LEAVE as LEAVE_PATH
 from keyfed.wire.roster import key_sum
 
 FORMAT = "keyfed-enrol-1"
 LEAVE = "keyfed-leave-1"
 FILE_CAP = 8 * 1024  # bytes of an enrolment file or a wish to leave; both have under one thousand
 NODES = "nodes.json"
-FLWR_SECONDS = 60.0
+FLWR_SECONDS, LEAVE_SECONDS = 60.0, 20.0
+WISHES = "leaves"  # folder of signed requests to be forgotten
 KEY_IS_THERE = "already in use"
 
 Command = Callable[[Sequence[Sequence[str]]], list[str]]
@@ -285,10 +288,11 @@ def _register_new(home: ServerHome, given: Sequence[Enrolment], run: Command) ->
             key.unlink(missing_ok=True)
     nodes = {}
     for name, text in zip(keys, said, strict=True):
-        found = re.search(r"SuperNode (\d+) registered", text)
-        if found is None:
+        said_of, _, _ = text.partition(" registered")
+        number = said_of.rpartition("SuperNode ")[2]
+        if not number.isdecimal() or said_of == text:
             raise DeployError(f"the SuperLink did not take the key of {name}: {' '.join(text.split())[-300:]}")
-        nodes[name] = int(found[1])
+        nodes[name] = int(number)
     return nodes
 
 
@@ -335,3 +339,54 @@ def _verify(document: Mapping[str, Any], where: str) -> bytes:
     except (InvalidSignature, ValueError, KeyError, TypeError):
         raise DeployError(f"{where} is not signed by the identity it names: it was altered") from None
     return identity
+
+
+def ask_to_be_forgotten(home: ClientHome) -> str | None:
+    """Send the wish to the server; return None when it was taken, or why not."""
+    try:
+        context = ssl.create_default_context(cafile=str(home.ca))
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
+        address = f"https://{home.settings().server}{LEAVE_PATH}"
+        with opener.open(urllib.request.Request(address, leave_statement(home), method="POST"), timeout=LEAVE_SECONDS):
+            return None
+    except urllib.error.HTTPError as e:
+        return "the server does not know this client" if e.code == 403 else f"the server answered {e.code}"
+    except (OSError, urllib.error.URLError) as e:
+        return f"the server does not answer ({getattr(e, 'reason', None) or e})"
+
+
+def take_wish(home: ServerHome, data: bytes) -> bool:
+    """Keep a wish for the server to act on, if an enrolled client signed it."""
+    try:
+        roster = read_roster(home)
+        name = read_leave(data, roster)
+        if roster[name].get("revoked"):
+            return False
+        (home.path / WISHES).mkdir(exist_ok=True)
+        write_atomically(home.path / WISHES / f"{name}.json", data)
+    except DeployError:
+        return False
+    return True
+
+
+def act_on_wishes(home: ServerHome) -> list[str]:
+    """Forget every client that has asked for it; return their names."""
+    gone = []
+    for path in sorted((home.path / WISHES).glob("*.json")):
+        try:
+            roster = read_roster(home)
+            name = read_leave(path.read_bytes(), roster)
+        except (DeployError, OSError):
+            path.unlink(missing_ok=True)
+            continue
+        try:
+            forget(home, name, identity=roster[name]["identity"])
+        except DeployError:
+            if name in read_nodes(home):
+                continue  # the SuperLink did not answer: it takes no part any more, and is tried again
+        else:
+            gone.append(name)
+        path.unlink(missing_ok=True)
+    return gone

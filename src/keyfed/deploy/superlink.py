@@ -1,21 +1,28 @@
-"""The server's SuperLink: TLS, node keys, its database on the disk."""
+"""The server's SuperLink: TLS, node keys, its database on the disk.
+
+`python -m keyfed.deploy.superlink PARENT …` is its process: Flower's SuperLink behind our gate.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import ssl
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from keyfed.deploy.certificates import CA_CERT, SERVER_CERT, SERVER_KEY, check_certificate
+from keyfed.deploy.enrolment import KnownKeys, take_wish
+from keyfed.deploy.homes import SERVER_ADDRESS, SERVER_VARIABLE, ServerHome
 from keyfed.deploy.processes import (
     Processes,
+    die_with,
     free_port,
     locked,
     private_folder,
@@ -24,47 +31,16 @@ from keyfed.deploy.processes import (
     wait_until,
 )
 from keyfed.errors import DeployError
-from keyfed.files import BROKEN, read_json, write_atomically
+from keyfed.files import write_atomically
 from keyfed.wire.flower.commands import environment, need_flower, write_connection
+from keyfed.wire.flower.gate import ConnectionLimits, Connections, Gate, most_connections, node_proof
+from keyfed.wire.flower.gate import serve as serve_http
+from keyfed.wire.flower.patches import run_superlink
 
 NAME = "superlink"
 READY_SECONDS = 60.0
 TEND_SECONDS, DAY_SECONDS = 0.5, 86_400.0
-HOME_VARIABLE = "KEYFED_SERVER_HOME"
 DATABASE = "state.sqlite"
-ADDRESS = "address.json"
-
-
-@dataclass(frozen=True, slots=True)
-class ServerHome:
-    """The folder of a server: certificates, roster, database, logs."""
-
-    path: Path
-
-    @property
-    def ca(self) -> Path:
-        """The certificate that clients get."""
-        return self.path / CA_CERT
-
-    @property
-    def roster(self) -> Path:
-        """Who is enrolled."""
-        return self.path / "roster.json"
-
-    def address(self) -> str:
-        """Return where the SuperLink of this home listens, seen from this machine."""
-        try:
-            found = read_json(self.path / ADDRESS)
-            return str(found["address"])
-        except FileNotFoundError:
-            raise DeployError(f"{self.path}: no server was started there yet; `keyfed server` does") from None
-        except (OSError, *BROKEN) as e:
-            raise DeployError(f"{self.path / ADDRESS} cannot be read: {e}") from None
-
-
-def default_home() -> Path:
-    """Return the server's home: KEYFED_SERVER_HOME, or ~/.keyfed/server."""
-    return Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".keyfed" / "server")
 
 
 def start_superlink(processes: Processes, home: ServerHome, host: str, port: int) -> str:
@@ -83,21 +59,21 @@ def start_superlink(processes: Processes, home: ServerHome, host: str, port: int
     here = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(host, host)
     address = f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
     write_connection(home.path, address, home.ca)
-    (home.path / ADDRESS).unlink(missing_ok=True)
+    (home.path / SERVER_ADDRESS).unlink(missing_ok=True)
     command = python(
-        "keyfed.deploy.superlink_process", str(os.getpid()),
+        "keyfed.deploy.superlink", str(os.getpid()),
         "--host", host, "--port", str(port), "--ssl-ca-certfile", str(home.ca),
         "--ssl-certfile", str(home.path / SERVER_CERT), "--ssl-keyfile", str(home.path / SERVER_KEY),
         "--enable-supernode-auth", "--disable-runtime-dependency-installation",
         "--database", str(home.path / DATABASE),
     )  # fmt: skip
-    env = environment(home.path) | {HOME_VARIABLE: str(home.path.resolve())}
+    env = environment(home.path) | {SERVER_VARIABLE: str(home.path.resolve())}
     processes.start(NAME, command, env)
     if not wait_until(lambda: answers(address, home.ca), READY_SECONDS, lambda: processes.alive(NAME)):
         said = processes.log_tail(NAME, 600)
         processes.stop(NAME)
         raise DeployError(f"the SuperLink did not come up on {address}; the end of logs/{NAME}.log:\n{said}")
-    write_atomically(home.path / ADDRESS, json.dumps({"address": address}).encode())
+    write_atomically(home.path / SERVER_ADDRESS, json.dumps({"address": address}).encode())
     return address
 
 
@@ -158,3 +134,25 @@ def serve(
 def _say_certificate(home: ServerHome, say: Callable[[str], None]) -> None:
     for line in check_certificate(home.path / SERVER_CERT):
         say(f"note: {line}")
+
+
+def main() -> None:
+    """Run `flower-superlink` behind our gate, with the arguments that follow the parent's pid; it dies with that."""
+    os.umask(0o077)  # database and logs are the operator's alone
+    if int(sys.argv[1]):
+        die_with(int(sys.argv[1]))
+    home = ServerHome(Path(os.environ[SERVER_VARIABLE]))
+    known = KnownKeys(home)
+    connections = Connections(replace(ConnectionLimits(), total=most_connections(ConnectionLimits().total)))
+    run_superlink(
+        sys.argv[2:],
+        serve_http(connections),
+        Gate,
+        leave=lambda wish: take_wish(home, wish),
+        proof=node_proof(lambda key: key in known()),
+        proven=connections.proven,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,19 +1,28 @@
-"""The processes of a client: its training process and its SuperNode, started in order, watched, started again."""
+"""The processes of a client: its training process and its SuperNode, started in order, watched, started again.
+
+`python -m keyfed.deploy.supernode HOME SERVER PORT PARENT` is the SuperNode. Flower would unpack a program that the
+server sends and run it, in a new process for each message. Here the messages of its tasks go to the ClientApp of the
+installed package instead: what comes from the server is data, never code, and no process is started. The node's own
+port answers only to who knows the secret in the client's home.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keyfed.deploy.client_home import REFUSED, ClientHome
+from keyfed.deploy.conditions import unmet
 from keyfed.deploy.consent import need_consent
-from keyfed.deploy.processes import Processes, free_port, python, wait_until
+from keyfed.deploy.homes import REFUSED, ClientHome
+from keyfed.deploy.processes import Processes, die_with, free_port, python, wait_until
 from keyfed.errors import DeployError
 from keyfed.wire.flower.commands import environment, need_flower
 from keyfed.wire.flower.frames import SOCKET
+from keyfed.wire.flower.patches import run_supernode
 
 RESIDENT, NODE = "resident", "node"
 READY_SECONDS = 120.0
@@ -77,7 +86,7 @@ class Client:
     def start_node(self) -> None:
         """Start the SuperNode."""
         server = self.home.settings().server
-        command = python("keyfed.deploy.connector", str(self.home.path), server, str(free_port()), str(os.getpid()))
+        command = python("keyfed.deploy.supernode", str(self.home.path), server, str(free_port()), str(os.getpid()))
         self._launch(NODE, command)
 
     def _launch(self, what: str, command: Sequence[str]) -> None:
@@ -132,3 +141,39 @@ class Client:
         if line != self._said:
             self._said = line
             self.say(line)
+
+
+BEGINNINGS = ("hello", "train")  # what has begun is finished: others wait for it
+
+
+def refusal(home: ClientHome, kind: str) -> str | None:
+    """Return why a client takes no part now: it is paused, or (for training) a condition of its owner's is not met."""
+    if kind in BEGINNINGS and home.paused():
+        return "the client's owner has paused it"
+    if kind == "train":
+        missing = unmet(home.settings().when)
+        if missing:
+            return f"not {' and not '.join(missing)}"
+    return None
+
+
+def main() -> None:
+    """Run the node of a home."""
+    home, server, port = ClientHome(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3])
+    if int(sys.argv[4]):
+        die_with(int(sys.argv[4]))
+    need_consent(home)
+    from keyfed.wire.flower.client import make_app
+
+    address = f"127.0.0.1:{port}"
+    app = make_app(home.path, lambda kind: refusal(home, kind))
+    arguments = [
+        "--superlink", server, "--root-certificates", str(home.ca),
+        "--auth-supernode-private-key", str(home.node_key), "--isolation", "process", "--host", "127.0.0.1",
+        "--port", str(port), "--superexec-auth-secret-file", str(home.secret),
+    ]  # fmt: skip
+    run_supernode(arguments, address, home.secret.read_bytes(), app)
+
+
+if __name__ == "__main__":
+    main()

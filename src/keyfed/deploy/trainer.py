@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from keyfed.deploy.client_home import REFUSED, ClientHome, expire
 from keyfed.deploy.consent import need_consent
+from keyfed.deploy.homes import REFUSED, ClientHome, expire, kept_files, strays
 from keyfed.deploy.processes import die_with, locked
 from keyfed.errors import DeployError, KeyfedError, cut, described
 from keyfed.files import write_atomically
@@ -26,6 +27,11 @@ from keyfed.run.console import plural
 from keyfed.system import local_socket
 from keyfed.wire.flower.frames import SOCKET, FrameError, reachable, read_frame, write_frame
 
+if TYPE_CHECKING:
+    from keyfed.wire.client import ClientSession, Learner
+
+KEPT = "kept"
+FOUND = "found.txt"  # how much text the last run found; counts only
 Handle = Callable[[str, bytes], bytes]
 LINK_SECONDS = 60.0  # for one frame to come or go
 RETENTION_SECONDS = 3600.0
@@ -33,6 +39,41 @@ RETENTION_SECONDS = 3600.0
 OWNERS = frozenset(
     {"over limit", "over budget", "strangers", "no text", "not secure", "identity changed", "client error"}
 )
+
+
+def make_session(home: ClientHome) -> ClientSession:
+    """Return the session of a client, as its owner has set it up."""
+    from keyfed.private.secagg.threshold import Floors
+    from keyfed.run.remote.device import own_text
+    from keyfed.wire.client import ClientSession
+
+    told = home.settings()
+
+    def say(line: str) -> None:
+        write_atomically(home.path / FOUND, line.encode(), durable=False)
+
+    def learner(about: Mapping[str, Any]) -> Learner:
+        now = home.settings()  # text and its author are looked for anew with every run
+        make = own_text(told.name, text_to_read(home), limits=told.limits, me=now.me or None, say=say)
+        return make(about)
+
+    floors = Floors(told.hide_among)
+    return ClientSession(home.path, told.name, learner, floors=floors, plain=told.plain, limits=told.limits)
+
+
+def text_to_read(home: ClientHome) -> Path:
+    """Return the file or folder to train on: the owner's, or links to those of its files that may be trained on."""
+    data, days = home.data(), home.settings().keep_days
+    files = kept_files(data, days)
+    if files == [data] or (days is None and not strays(data)):
+        return data
+    links = home.path / KEPT
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(links)
+    links.mkdir()
+    for number, path in enumerate(files):
+        (links / f"{number:06d}-{path.name[-100:].lstrip('.')}").symlink_to(path.resolve())
+    return links
 
 
 @contextmanager
@@ -155,8 +196,6 @@ def main() -> None:
     if int(sys.argv[2]):
         die_with(int(sys.argv[2]))
     need_consent(home)
-    from keyfed.deploy.training import make_session
-
     serve(home.path, noting(home.path, make_session(home).handle), keep_limit(home))
 
 

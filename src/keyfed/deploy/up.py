@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 import threading
@@ -15,25 +14,72 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from keyfed.deploy import consent
 from keyfed.deploy.certificates import make_certificates
-from keyfed.deploy.client_home import check_server, open_home
 from keyfed.deploy.enrolment import Enrolment, enrol, read_enrolment, read_roster, write_enrolment
-from keyfed.deploy.parts import parts_of, write_parts
+from keyfed.deploy.homes import ServerHome, check_name, check_server, default_server_home, open_home
 from keyfed.deploy.processes import Processes, stop_at_signals, wait_until
-from keyfed.deploy.submit import Listener, Unfinished, build_app, submit
-from keyfed.deploy.superlink import ServerHome, answers, default_home, start_superlink
+from keyfed.deploy.server_app import Unfinished, build_app, run_files, submit
+from keyfed.deploy.superlink import answers, start_superlink
 from keyfed.deploy.supernode import Client
 from keyfed.errors import ConfigError, DeployError
+from keyfed.files import write_atomically
+from keyfed.text.corpus import Author, Corpus
 from keyfed.wire.flower.commands import need_flower, write_connection
 from keyfed.wire.roster import mark_of, roster_hash
 
 if TYPE_CHECKING:
     from keyfed.config.load import Config
+    from keyfed.run.loop import Listener
     from keyfed.run.recipe import Setting
 
 T = TypeVar("T")
 CONNECT_SECONDS, WAIT_SECONDS = 120.0, 60.0
 ATTEMPTS, RETURN_SECONDS, SETTLE_SECONDS = 5, 300.0, 8.0
 TEXT = "text"
+
+
+def client_name(text: str) -> str:
+    """Return a name as a client may have it.
+
+    Example:
+      >>> client_name("William Howard Taft")
+      'william-howard-taft'
+    """
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "._") else "-" for c in text.lower())
+    return check_name((plain.strip("-._") or "client")[:48])
+
+
+def parts_of(corpus: Corpus, clients: int) -> dict[str, tuple[str, ...]]:
+    """Return lines by client: the authors with most text, or contiguous shards of a pool; in order of names.
+
+    Raises:
+      ConfigError: there are not so many authors, or lines.
+    """
+    authors = [a for a in corpus.authors if a.lines]
+    if corpus.natural and len(authors) > 1:
+        chosen = sorted(authors, key=lambda a: (-sum(map(len, a.lines)), a.name))[:clients]
+    else:
+        lines = [line for a in authors for line in a.lines]
+        cuts = [len(lines) * k // clients for k in range(clients + 1)]
+        chosen = [Author(f"part-{k + 1:03d}", tuple(lines[cuts[k] : cuts[k + 1]])) for k in range(clients)]
+    found = [a for a in chosen if a.lines]
+    if len(found) < clients:
+        raise ConfigError(f"{corpus.name} has text for {len(found)} clients; asked for {clients}")
+    named: dict[str, tuple[str, ...]] = {}
+    for author in sorted(found, key=lambda a: a.name):
+        name, number = client_name(author.name), 1
+        while name in named:
+            number += 1
+            name = f"{client_name(author.name)}-{number}"
+        named[name] = author.lines
+    return dict(sorted(named.items()))
+
+
+def write_parts(parts: dict[str, tuple[str, ...]], folder: Path) -> dict[str, Path]:
+    """Write one file a client; the folder can be trained on in a simulation as it is."""
+    folder.mkdir(parents=True)
+    for name, lines in parts.items():
+        write_atomically(folder / name, ("\n".join(lines) + "\n").encode(), durable=False)
+    return {name: folder / name for name in parts}
 
 
 def lay_out(config: Config, clients: int, root: Path) -> tuple[Config, dict[str, Path]]:
@@ -54,33 +100,6 @@ def lay_out(config: Config, clients: int, root: Path) -> tuple[Config, dict[str,
         author_column=None, text_column=None,
     )  # fmt: skip
     return replace(config, data=on_files), files
-
-
-def run_files(
-    config: Config,
-    vocab: str,
-    out: Path,
-    *,
-    clients: int,
-    wait: float,
-    resume: bool,
-    raw_vocabulary: bool = False,
-    own: float | None = None,
-) -> dict[str, bytes]:
-    """Return the files of a submission.
-
-    Args:
-      raw_vocabulary: the vocabulary was made from the clients' text.
-      own: share of the clients' lines that are in the base model's own text, where it was measured.
-    """
-    from keyfed.config.load import to_document
-    from keyfed.deploy.server_app import RUN, VOCAB
-
-    told = {
-        "config": to_document(config), "out": str(out.resolve()), "resume": resume,
-        "clients": clients, "wait": wait, "raw_vocabulary": raw_vocabulary, "own": own,
-    }  # fmt: skip
-    return {RUN: json.dumps(told).encode(), VOCAB: vocab.encode()}
 
 
 def start_clients(
@@ -256,7 +275,7 @@ def train_in_federation(
         server = ServerHome(Path(address).absolute())
         address = server.address()
     else:
-        server = ServerHome(default_home())
+        server = ServerHome(default_server_home())
         check_server(address)
     vocab, wanted = run_vocab(config, listener), config.train.cohort
     if offered:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from keyfed.cli.app import app
 from keyfed.deploy.certificates import make_certificates
-from keyfed.deploy.client_home import open_home
+from keyfed.deploy.homes import open_home
 from keyfed.errors import DeployError, KeyfedError
 from keyfed.text.vocab import SPECIALS, Vocab
 from keyfed.wire.flower.commands import write_connection

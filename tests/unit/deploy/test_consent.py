@@ -9,8 +9,8 @@ import json
 import pytest
 
 from keyfed.deploy.certificates import make_certificates
-from keyfed.deploy.client_home import open_home
 from keyfed.deploy.consent import ask, asking, given, need_consent, words
+from keyfed.deploy.homes import open_home
 from keyfed.errors import DeployError
 
 TEXT = words("anna", "fl.example.org:9092", "/home/anna/notes", plain=False)

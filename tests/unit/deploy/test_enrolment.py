@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from keyfed.deploy import leaving
+from keyfed.deploy import enrolment
 from keyfed.deploy.certificates import make_certificates
-from keyfed.deploy.client_home import open_home
 from keyfed.deploy.enrolment import (
     Enrolment,
     enrol,
@@ -24,7 +23,7 @@ from keyfed.deploy.enrolment import (
     read_roster,
     write_enrolment,
 )
-from keyfed.deploy.superlink import ServerHome
+from keyfed.deploy.homes import ServerHome, open_home
 from keyfed.errors import ConfigError, DeployError
 from keyfed.wire.flower.commands import NODES as LIST_NODES
 from keyfed.wire.roster import Roster
@@ -257,22 +256,22 @@ def test_a_signed_file_with_wrong_contents_is_refused(tmp_path, server, changes)
 def test_a_client_that_leaves_is_forgotten(tmp_path, server, monkeypatch):
     home, flwr = client(tmp_path, server, "anna"), Flwr()
     enrol(server, [read_enrolment(file_of(home))], flwr)
-    monkeypatch.setattr(leaving, "forget", lambda place, name, **more: forget(place, name, flwr, **more))
-    assert leaving.take_wish(server.path, leave_statement(home))
-    assert leaving.act_on_wishes(server) == ["anna"]
+    monkeypatch.setattr(enrolment, "forget", lambda place, name, **more: forget(place, name, flwr, **more))
+    assert enrolment.take_wish(server, leave_statement(home))
+    assert enrolment.act_on_wishes(server) == ["anna"]
     assert names_by_key(server) == {}
-    assert leaving.act_on_wishes(server) == []
-    assert not leaving.take_wish(server.path, leave_statement(home))  # it has left
+    assert enrolment.act_on_wishes(server) == []
+    assert not enrolment.take_wish(server, leave_statement(home))  # it has left
 
 
 def test_a_wish_is_tried_again_until_the_server_answers(tmp_path, server, monkeypatch):
     home = client(tmp_path, server, "anna")
     enrol(server, [read_enrolment(file_of(home))], Flwr())
-    leaving.take_wish(server.path, leave_statement(home))
-    monkeypatch.setattr(leaving, "forget", lambda place, name, **more: forget(place, name, Flwr(fails=True), **more))
-    assert leaving.act_on_wishes(server) == []
-    monkeypatch.setattr(leaving, "forget", lambda place, name, **more: forget(place, name, Flwr(), **more))
-    assert leaving.act_on_wishes(server) == ["anna"]
+    enrolment.take_wish(server, leave_statement(home))
+    monkeypatch.setattr(enrolment, "forget", lambda place, name, **more: forget(place, name, Flwr(fails=True), **more))
+    assert enrolment.act_on_wishes(server) == []
+    monkeypatch.setattr(enrolment, "forget", lambda place, name, **more: forget(place, name, Flwr(), **more))
+    assert enrolment.act_on_wishes(server) == ["anna"]
 
 
 def test_nobody_can_send_another_away(tmp_path, server):
@@ -280,13 +279,13 @@ def test_nobody_can_send_another_away(tmp_path, server):
     enrol(server, [read_enrolment(file_of(h)) for h in (anna, bert)], Flwr())
     document = json.loads(leave_statement(bert))
     document["name"] = "anna"
-    assert not leaving.take_wish(server.path, json.dumps(document).encode())
+    assert not enrolment.take_wish(server, json.dumps(document).encode())
     bert.identity_key.unlink()
-    from keyfed.deploy.client_home import make_keys
+    from keyfed.deploy.homes import make_keys
 
     make_keys(bert)  # a new identity is not the enrolled one
-    assert not leaving.take_wish(server.path, leave_statement(bert))
-    assert not leaving.take_wish(server.path, b"{}")
-    assert not leaving.take_wish(server.path, file_of(anna))
+    assert not enrolment.take_wish(server, leave_statement(bert))
+    assert not enrolment.take_wish(server, b"{}")
+    assert not enrolment.take_wish(server, file_of(anna))
     with pytest.raises(DeployError):
         read_leave(leave_statement(bert), {})

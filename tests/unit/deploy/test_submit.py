@@ -8,11 +8,10 @@ import tomllib
 
 import pytest
 
-from keyfed.deploy import submit as submitting
-from keyfed.deploy.parts import client_name, parts_of, write_parts
-from keyfed.deploy.server_app import wait_for
-from keyfed.deploy.submit import APP_CAP, Unfinished, build_app, event_line, follow, parse_line, submit
-from keyfed.deploy.superlink import ServerHome
+from keyfed.deploy import server_app as submitting
+from keyfed.deploy.homes import ServerHome
+from keyfed.deploy.server_app import APP_CAP, Unfinished, build_app, event_line, follow, parse_line, submit, wait_for
+from keyfed.deploy.up import client_name, parts_of, write_parts
 from keyfed.errors import ConfigError, DeployError
 from keyfed.text.corpus import Author, Corpus, read_corpus
 from keyfed.wire.flower.commands import environment, write_connection

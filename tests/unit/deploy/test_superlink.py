@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from keyfed.deploy import superlink
-from keyfed.deploy.superlink import DAY_SECONDS, TEND_SECONDS, ServerHome, serve
+from keyfed.deploy.homes import ServerHome
+from keyfed.deploy.superlink import DAY_SECONDS, TEND_SECONDS, serve
 from keyfed.errors import DeployError
 
 

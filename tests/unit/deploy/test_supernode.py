@@ -8,9 +8,9 @@ import pytest
 
 from keyfed.deploy import supernode
 from keyfed.deploy.certificates import make_certificates
-from keyfed.deploy.client_home import open_home
 from keyfed.deploy.consent import ask, words_for
-from keyfed.deploy.superlink import ServerHome, answers, only_one, start_superlink
+from keyfed.deploy.homes import ServerHome, open_home
+from keyfed.deploy.superlink import answers, only_one, start_superlink
 from keyfed.deploy.supernode import LONGEST_PAUSE, NODE, RESIDENT, Client
 from keyfed.errors import DeployError
 from keyfed.wire.flower.frames import SOCKET

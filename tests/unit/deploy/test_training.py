@@ -6,11 +6,12 @@ import os
 import time
 
 from keyfed.deploy.certificates import make_certificates
-from keyfed.deploy.client_home import DAY, open_home
-from keyfed.deploy.connector import Pace, refusal
-from keyfed.deploy.training import make_session, text_to_read
+from keyfed.deploy.homes import DAY, open_home
+from keyfed.deploy.supernode import refusal
+from keyfed.deploy.trainer import make_session, text_to_read
 from keyfed.text.corpus import read_corpus
 from keyfed.wire.device_store import DeviceStore
+from keyfed.wire.flower.patches import Pace
 
 
 def home_with(tmp_path, **more):

@@ -92,6 +92,6 @@ def test_what_is_no_message_of_ours_is_refused(content):
 
 
 def test_torch_is_not_imported():
-    code = "import sys, keyfed.wire.flower.client, keyfed.deploy.connector, keyfed.deploy.superlink_process; "
+    code = "import sys, keyfed.wire.flower.client, keyfed.deploy.supernode, keyfed.deploy.superlink; "
     code += "assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -24,6 +24,7 @@ from flwr.app import Message
 from keyfed.errors import DeployError
 from keyfed.federated.types import ClientId, Reason
 from keyfed.wire.flower.client import MESSAGE_TYPE, REASON_CAP, pack, unpack
+from keyfed.wire.flower.patches import need
 from keyfed.wire.transport import Answer, Lost, Post
 
 CHUNK = 5 << 20  # bytes of an array that Flower puts into one object
@@ -71,8 +72,7 @@ class GridMailbox:
     """The mailbox of Flower's grid."""
 
     def __init__(self, grid: Any) -> None:
-        if not all(hasattr(grid, name) for name in ("_runtime_client", "node", "run")):
-            raise DeployError("this version of flwr has another grid; install flwr==1.41.0")
+        need(all(hasattr(grid, name) for name in ("_runtime_client", "node", "run")), "another grid")
         self._grid = grid
 
     def get_nodes(self) -> Iterable[Any]:

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from keyfed.deploy.certificates import make_certificates
-from keyfed.deploy.client_home import (
+from keyfed.deploy.homes import (
     DAY,
     ClientHome,
     ClientRuns,

@@ -1,4 +1,6 @@
-"""The folder of a client: its keys, what it was told, and nothing that was not asked for.
+"""The folders of a client and of a server: keys, settings, and nothing that was not asked for.
+
+A client's:
 
     client.json      name, server, text, conditions, days to keep, limits
     node.key, .pub   EC P-384 in OpenSSH's format, proves the node
@@ -30,7 +32,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from keyfed.deploy.certificates import check_certificate, write_new, write_private
+from keyfed.deploy.certificates import CA_CERT, check_certificate, write_new, write_private
 from keyfed.deploy.conditions import CONDITIONS
 from keyfed.deploy.processes import locked, private_folder
 from keyfed.errors import ConfigError, DeployError, nearest
@@ -40,6 +42,7 @@ from keyfed.wire.limits import Limits
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 DAY = 86_400.0
+SERVER_VARIABLE, SERVER_ADDRESS = "KEYFED_SERVER_HOME", "address.json"
 REFUSED = "refused.txt"  # why the client last took no part
 # What a first start that was broken off may have left: it goes on from there.
 BEGUN = {"consent.json", "ca.crt", "node.key", "node.pub", "identity.key", "secret", "text", "client.lock"}
@@ -164,7 +167,7 @@ class ClientRuns(DeployError):
     """A client runs in a home already."""
 
 
-def default_home() -> Path:
+def default_client_home() -> Path:
     """Return a client's home: KEYFED_CLIENT_HOME, or ~/.keyfed/client."""
     return Path(os.environ.get("KEYFED_CLIENT_HOME") or Path.home() / ".keyfed" / "client")
 
@@ -346,3 +349,35 @@ def _files(folder: Path) -> Sequence[Path]:
         return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
     return sorted(p for p in folder.rglob("*") if not hidden(p) and p.is_file() and p not in elsewhere)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerHome:
+    """The folder of a server: certificates, roster, database, logs."""
+
+    path: Path
+
+    @property
+    def ca(self) -> Path:
+        """The certificate that clients get."""
+        return self.path / CA_CERT
+
+    @property
+    def roster(self) -> Path:
+        """Who is enrolled."""
+        return self.path / "roster.json"
+
+    def address(self) -> str:
+        """Return where the SuperLink of this home listens, seen from this machine."""
+        try:
+            found = read_json(self.path / SERVER_ADDRESS)
+            return str(found["address"])
+        except FileNotFoundError:
+            raise DeployError(f"{self.path}: no server was started there yet; `keyfed server` does") from None
+        except (OSError, *BROKEN) as e:
+            raise DeployError(f"{self.path / SERVER_ADDRESS} cannot be read: {e}") from None
+
+
+def default_server_home() -> Path:
+    """Return the server's home: KEYFED_SERVER_HOME, or ~/.keyfed/server."""
+    return Path(os.environ.get(SERVER_VARIABLE) or Path.home() / ".keyfed" / "server")

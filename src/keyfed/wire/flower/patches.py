@@ -1,32 +1,49 @@
-"""`python -m keyfed.deploy.connector HOME SERVER PORT PARENT`: a SuperNode that runs this machine's own program only.
+"""Where we reach into flwr 1.41.0 (pinned): its pauses, its SuperNode's loop and tasks, its SuperLink's web server.
 
-Flower would unpack a program that the server sends and run it, in a new process for each message. Here the messages of
-its tasks go to the ClientApp of the installed package instead: what comes from the server is data, never code, and no
-process is started. The node's own port answers only to who knows the secret in the client's home.
-
-This uses inner parts of flwr 1.41.0 (pinned): `pull_task_input` and its neighbours, and the pause of the node's loop.
+Where another version has no such place, its own pauses stay; what keeps strangers or a server's programs out is refused
+instead of left out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import threading
 import time
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from keyfed.deploy.client_home import ClientHome
-from keyfed.deploy.conditions import unmet
-from keyfed.deploy.consent import need_consent
-from keyfed.deploy.processes import die_with
-from keyfed.errors import described
-from keyfed.wire.flower.client import make_app
-from keyfed.wire.flower.pace import quicken
+from keyfed.errors import DeployError, described
 
+VERSION = "1.41.0"
+FIRST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
 FAST, SLOW, LINGER = 0.3, 2.0, 60.0  # each look costs the SuperLink some 10 ms
 HEARTBEAT_SECONDS = 10.0
-BEGINNINGS = ("hello", "train")  # what has begun is finished: others wait for it
+
+
+def need(holds: bool, what: str) -> None:
+    """Raise DeployError where this version of flwr has not the inner part that we need."""
+    if not holds:
+        raise DeployError(f"this version of flwr has {what}; install flwr=={VERSION}")
+
+
+def quicken(first: float = FIRST_SECONDS, longest: float = LONGEST_SECONDS) -> bool:
+    """Shorten the pauses before a part of a message is looked for again; return whether that could be done.
+
+    A message is announced before its parts are there. Flower looks for them at once and then pauses 1 s, 2 s, … up to
+    10 s: with replies that are looked for several times a second that is most of the time a message takes.
+    """
+    from flwr.supercore.inflatable import inflatable_utils
+
+    done = False
+    for name in ("pull_objects", "pull_and_inflate_object_from_tree"):
+        defaults = getattr(getattr(inflatable_utils, name, None), "__kwdefaults__", None) or {}
+        if {"initial_backoff", "backoff_cap"} <= set(defaults):
+            defaults |= {"initial_backoff": first, "backoff_cap": longest}
+            done = True
+    return done
 
 
 class Pace:
@@ -155,23 +172,13 @@ def _say(line: str) -> None:
     sys.stderr.flush()
 
 
-def refusal(home: ClientHome, kind: str) -> str | None:
-    """Return why a client takes no part now: it is paused, or (for training) a condition of its owner's is not met."""
-    if kind in BEGINNINGS and home.paused():
-        return "the client's owner has paused it"
-    if kind == "train":
-        missing = unmet(home.settings().when)
-        if missing:
-            return f"not {' and not '.join(missing)}"
-    return None
+def run_supernode(arguments: Sequence[str], address: str, secret: bytes, app: Any) -> None:
+    """Run `flower-supernode` in this process, with its tasks answered by our ClientApp.
 
-
-def main() -> None:
-    """Run the node of a home."""
-    home, server, port = ClientHome(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3])
-    if int(sys.argv[4]):
-        die_with(int(sys.argv[4]))
-    need_consent(home)
+    Args:
+      address: of the node's own port on this machine.
+      secret: what who takes its tasks must know.
+    """
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
@@ -180,17 +187,27 @@ def main() -> None:
     if hasattr(start_client_internal, "time"):
         start_client_internal.time = pace  # its loop pauses 3 s whenever nothing has come
     drop_tasks_of_ended_runs(start_client_internal)
-    address = f"127.0.0.1:{port}"
-    app = make_app(home.path, lambda kind: refusal(home, kind))
-    executor = Executor(address, home.secret.read_bytes(), app, pace)
-    threading.Thread(target=executor.run, name="executor", daemon=True).start()
-    sys.argv = [
-        "flower-supernode", "--superlink", server, "--root-certificates", str(home.ca),
-        "--auth-supernode-private-key", str(home.node_key), "--isolation", "process", "--host", "127.0.0.1",
-        "--port", str(port), "--superexec-auth-secret-file", str(home.secret),
-    ]  # fmt: skip
+    threading.Thread(target=Executor(address, secret, app, pace).run, name="executor", daemon=True).start()
+    sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 
 
-if __name__ == "__main__":
-    main()
+def run_superlink(arguments: Sequence[str], serve: Callable[..., None], gate: Any, **options: Any) -> None:
+    """Run `flower-superlink` in this process behind a gate.
+
+    Args:
+      serve: what is called as `uvicorn.run`.
+      gate: layer around Flower's web application, made with `options`.
+    """
+    from flwr.superlink import extensions
+    from starlette.middleware import Middleware
+
+    flower_superlink = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    # Private names: without them no stranger would be kept out.
+    place = hasattr(extensions, "get_middleware") and hasattr(flower_superlink, "uvicorn")
+    need(place, "no place for our gate")
+    before = extensions.get_middleware
+    extensions.get_middleware = lambda: (Middleware(gate, **options), *before())
+    sys.argv = ["flower-superlink", *arguments]
+    vars(flower_superlink)["uvicorn"] = SimpleNamespace(run=serve)
+    flower_superlink.flower_superlink()

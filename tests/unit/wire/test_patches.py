@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import start_client_internal
 
-from keyfed.deploy.connector import drop_tasks_of_ended_runs
+from keyfed.wire.flower.patches import drop_tasks_of_ended_runs
 
 
 def fetch(run: str) -> str:
