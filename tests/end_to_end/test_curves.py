@@ -109,13 +109,11 @@ def test_a_configuration_is_refused_like_the_options(corpus):
 
 
 def test_a_federation_refuses_curves_from_a_file(corpus):
-    from keyfed.config.load import method_spec
-    from keyfed.federated.methods import build_method
-    from keyfed.run.remote.train import refuse_simulated
+    from keyfed.run.compatible import Case, refuse
 
     config = tiny(corpus, curves=True)
     with pytest.raises(ConfigError, match="works in simulation only"):
-        refuse_simulated(config, build_method(method_spec(config)))
+        refuse("federation", Case(config))
 
 
 def test_lines_are_strict_json_of_lists(with_curves):

@@ -16,11 +16,13 @@ from typing import Any
 import typer
 
 from keyfed.config.load import SECTIONS, Config
+from keyfed.errors import KeyfedError
 from keyfed.federated.components import KINDS, part_options
 from keyfed.federated.methods import METHODS, method_options
 from keyfed.model.language_model import PRESETS, build_spec, parameter_count
 from keyfed.private.dp.statement import MEANING, RULES, WHERE
 from keyfed.reports.document import markdown_table
+from keyfed.run.compatible import TABLE, Exclusion
 from keyfed.run.console import render_table
 from keyfed.run.prepare import prepare
 from keyfed.text.catalogue import NAMED, at_hand
@@ -214,7 +216,37 @@ def files_page() -> str:
     return "\n".join(parts) + "\n"
 
 
-PAGES = {"methods.md": methods_page, "options.md": options_page, "cli.md": cli_page, "private-files.md": files_page}
+def answer_to(rule: Exclusion) -> str:
+    """Return what is said to a rule's example; nothing if it is not refused."""
+    try:
+        rule.refuse(rule.case())
+    except KeyfedError as e:
+        return str(e)
+    return ""
+
+
+def compatible_page() -> str:
+    """Every combination of options that a run refuses, with an example and what is said."""
+    parts = [
+        HEAD + "# What goes with what\n",
+        "Every combination of options that a run refuses before it trains, with an example and the answer. An example "
+        "has a method, settings (`--set section.key=value`) and flags of `keyfed train`. What depends on a file or on "
+        "another run (a start, a folder to resume) is refused where that is read.",
+    ]
+    for stage, (about, rules) in TABLE.items():
+        rows = [["does not go together", "example", "answer"]]
+        rows += [[rule.name, f"`{rule.example}`", answer_to(rule)] for rule in rules]
+        parts += [f"\n## {stage[0].upper()}{stage[1:]}\n", f"{about}\n", _table(rows)]
+    return "\n".join(parts) + "\n"
+
+
+PAGES = {
+    "methods.md": methods_page,
+    "options.md": options_page,
+    "cli.md": cli_page,
+    "compatible.md": compatible_page,
+    "private-files.md": files_page,
+}
 
 
 def write_pages(folder: Path) -> list[Path]:

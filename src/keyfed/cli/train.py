@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -71,20 +71,17 @@ def default_out(config: Config, resume: bool, what: str | None = None) -> Path:
     return base if resume else free_name(base)
 
 
+def _refuse_flags(flags: Mapping[str, object]) -> None:
+    """Refuse flags that do not go together."""
+    from keyfed.run.compatible import Case, refuse
+
+    refuse("command line", Case(flags=frozenset(flag for flag, given in flags.items() if given)))
+
+
 def _secure(secure: bool, plain: bool, federation: str | None) -> bool | None:
     """Return what secure.on is set to: in a real federation on, unless plain is said; elsewhere as asked."""
-    if plain and secure:
-        raise ConfigError("--plain is without secure aggregation, and goes not with --secure; leave one of the two out")
-    if plain and federation is None:
-        raise ConfigError("--plain goes with --federation, where secure aggregation is on by default; leave it out")
+    _refuse_flags({"--plain": plain, "--secure": secure, "--federation": federation is not None})
     return not plain if federation is not None else secure or None
-
-
-def refuse_two_lengths(minutes: float | None, rounds: int | None, settings: list[str] | None) -> None:
-    """Refuse a time beside a number of rounds."""
-    counted = rounds is not None or any(s.replace(" ", "").startswith("train.rounds=") for s in settings or [])
-    if minutes is not None and counted:
-        raise ConfigError("--minutes and --rounds both say how long to train; leave one of the two out")
 
 
 def privacy_settings(dp: str | None, settings: list[str] | None = None) -> Named:
@@ -184,9 +181,9 @@ def _train(
     from keyfed.run.console import Narrator
     from keyfed.run.folder import read_run_toml
 
-    refuse_two_lengths(minutes, named["train.rounds"], settings)
-    if named["train.curves"] and federation is not None:
-        raise ConfigError("--curves works in simulation only; leave it out of a federation")
+    counted = named["train.rounds"] is not None or sets("train.rounds", settings, None)
+    flags = {"--minutes": minutes is not None, "--rounds": counted}
+    _refuse_flags({**flags, "--curves": named["train.curves"], "--federation": federation is not None})
     base = None
     if resume and out is not None and (out / "run.toml").exists():
         base = read_run_toml(out)[0]

@@ -15,10 +15,11 @@ from keyfed.errors import ConfigError
 from keyfed.federated.types import Method, Params
 from keyfed.federated.weigh import kept
 from keyfed.run.base import match_words
+from keyfed.run.compatible import Case
 from keyfed.run.console import human_bytes, plural
 from keyfed.run.metrics_line import model_bytes
 from keyfed.run.pilot import choose, dry_lines
-from keyfed.run.plan import cautions, members_of, over_rounds, participations, plan, plan_of_round
+from keyfed.run.plan import cautions, members_of, over_rounds, plan, plan_of_round
 from keyfed.run.prepare import Prepared, client_tokens, frozen_line, refuse_frozen, round_tokens
 from keyfed.run.privacy import announcement, make_private
 from keyfed.run.secure import secure_line, sizes_in
@@ -91,7 +92,7 @@ def describe_plan(config: Config, *, offered: bool = False) -> dict[str, Any]:
         },
         "bytes_per_client": asdict(sizes),
         "client_state_bytes": kept_bytes,
-        "participations": participations(config, members, len(prepared.store)),
+        "participations": Case(config, method, members, len(prepared.store)).participations,
         "modelled_seconds": modelled,
         "expected_memory": memory,
         "choice": choice.reason,

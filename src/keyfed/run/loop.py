@@ -19,7 +19,6 @@ from keyfed.engine.launch import place
 from keyfed.engine.module import MakeModule
 from keyfed.engine.network import parameter_count, shapes
 from keyfed.engine.ranks import Ranks
-from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.soundness import (
@@ -180,8 +179,6 @@ def _train(
         if private is not None:
             method = private[0].method
         if ranks is not None:
-            if private is not None:
-                raise ConfigError(f"--dp forms one sum in one process; start it in one, not {ranks.world}")
             choice = among(ranks.world, config, method, choice)
         start, begun = make_ready(config, prepared, source, listen.say)
         if settled.why_not and source is None:

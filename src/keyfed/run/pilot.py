@@ -26,6 +26,7 @@ from keyfed.engine.ranks import Ranks
 from keyfed.errors import ConfigError
 from keyfed.federated.types import Method
 from keyfed.model.language_model import preset
+from keyfed.run.compatible import Case, refuse
 from keyfed.run.console import plural
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.plan import plan
@@ -155,7 +156,7 @@ def settle(
         return choose(config, carried=carried, prepared=prepared, module=module, offered=offered)
     if opened.minutes is not None:
         if ranks is not None:
-            raise ConfigError("--minutes is measured in one process, and several ranks train; set --rounds instead")
+            refuse("ranks", Case(config, own, ranks=ranks.world))
         shutil.rmtree(out / FOLDER, ignore_errors=True)  # trials of a stopped pilot were chosen for another time left
     chosen = choose(config, carried=carried, prepared=prepared, module=module, offered=offered)
     carried = chosen.config.train.init is not None
@@ -262,7 +263,7 @@ def choose_for_federation(config: Config, clients: int | None) -> tuple[Config, 
     There is no pilot: it would cost rounds of people's devices.
     """
     if config.open is not None and config.open.minutes is not None:
-        raise ConfigError("--minutes is for a simulation: how long real clients take is not known; set --rounds")
+        refuse("command line", Case(flags=frozenset({"--minutes", "--federation"})))
     if config.open is None or config.open.given is None:
         return replace(config, open=None), ()
     facts = Facts(

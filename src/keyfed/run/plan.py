@@ -16,16 +16,15 @@ from keyfed.config.load import Config, TrainConfig, method_spec
 from keyfed.config.schema import AGAINST, LIMIT, SUM_LIMIT, TOKEN_LIMIT
 from keyfed.engine.module import ModuleNetwork
 from keyfed.engine.network import Network, init_params, parameter_count
-from keyfed.errors import ConfigError, DataError, nearest
+from keyfed.errors import ConfigError, DataError
 from keyfed.federated.cohort import Plan, cohort_size, derive_seed, draw, moving_seconds, plan_round
-from keyfed.federated.components import exchange, guarded, read_weights
+from keyfed.federated.components import exchange, guarded
 from keyfed.federated.local import learning_rate, progress
-from keyfed.federated.methods import build_method, tuned_options
+from keyfed.federated.methods import build_method
 from keyfed.federated.soundness import UploadLimits, Watch, uniform_nats
 from keyfed.federated.types import Method
 from keyfed.federated.upload import codec
-from keyfed.federated.weigh import kept
-from keyfed.model.language_model import preset
+from keyfed.run.compatible import Case, refuse
 from keyfed.run.console import plural
 from keyfed.run.prepare import Prepared, round_tokens, usual_members
 from keyfed.run.secure import alike_line, hidden, sizes_in
@@ -57,95 +56,28 @@ def plan(config: Config, prepared: Prepared, own: Method | None = None) -> tuple
     """Build the method, or take the caller's own, and choose where it runs; nonsense is refused with the reason."""
     method = build_method(method_spec(config)) if own is None else accept_method(own, config)
     members = members_of(method, prepared, config)
-    refuse_nonsense(config, method, members, len(prepared.store))
-    refuse_strangers(config, prepared)
+    names, corpus = prepared.store.names, prepared.corpus.name
+    case = Case(config, method, members, len(prepared.store), names, corpus)
+    refuse("plan", case)
     if method.cohort == "pooled":  # nothing is uploaded in one place
         spec = None if method.spec is None else replace(method.spec, keep=1.0, quantise="none")
         method = replace(method, codec=None, spec=spec)
     method = hidden(config, method, members)
     trained = usual_members(config, len(prepared.store)) if method.cohort == "pooled" else members
-    refuse_short_deadline(config, method, prepared)
+    if config.participation.deadline is not None and method.cohort != "pooled":
+        sizes = sizes_in(config, method, init_params(prepared.spec, config.train.seed), members)
+        refuse("deadline", replace(case, moving=moving_seconds(config.participation, sizes.down, sizes.up)))
     tokens = round_tokens(prepared, trained, method.epochs)
     step = method.batch_size * prepared.batching.window
     choice = choose(config.train, prepared.spec, tokens, members, step)
     return method, confine(choice, prepared.spec, None if own is None else own.name)
 
 
-def refuse_nonsense(config: Config, method: Method, members: int, clients: int) -> None:
-    """Raise ConfigError for combinations of method, cohort and participation that cannot do what they say."""
-    if method.distance is not None and members < 2:
-        raise ConfigError(
-            f"{method.name} weighs the clients of a round against each other, and a cohort of {members} has "
-            "nothing to weigh; set train.cohort to at least 2, or use fedavg"
-        )
-    if method.cohort == "pooled":
-        return
-    p = config.participation
-    uploads = kept(method.uploading, clients if p.sampling == "poisson" else members)
-    if method.distance is not None and uploads < 2:
-        raise ConfigError(
-            f"{method.name} weighs uploads against each other, and top-K leaves {uploads} of {members}; set beta higher"
-        )
-    if p.least_epochs is not None and p.least_epochs >= method.epochs:
-        raise ConfigError(
-            f"participation.least_epochs is {p.least_epochs}, but {method.name} trains {method.epochs} local epochs: "
-            "there is nothing to draw between; set method.epochs higher or least_epochs lower"
-        )
-    if p.pace_spread and config.method == "fedsgd":
-        raise ConfigError("participation.pace_spread varies clients' step sizes, and fedsgd's clients take no step")
-    if p.minimum > uploads and not config.privacy.on:  # a private round is never abandoned
-        raise ConfigError(
-            f"participation.minimum is {config.participation.minimum}, but only {uploads} of a round's {members} "
-            "clients upload: every round would be abandoned"
-        )
-    expected = participations(config, members, clients)
-    if method.solver.start is not None and config.train.rounds > 0 and expected <= 1:
-        raise ConfigError(
-            f"{method.name} keeps a dual on every client, and in {config.train.rounds} rounds with {members} of "
-            f"{clients} clients each comes {expected:.2g} times: a dual is never used. Take more rounds, a larger "
-            "train.cohort, or fedprox"
-        )
-
-
-def refuse_strangers(config: Config, prepared: Prepared) -> None:
-    """Refuse fixed weights of clients that do not exist."""
-    if config.mediator is None or config.mediator.name != "fixed":
-        return
-    names = prepared.store.names
-    for client in read_weights(str(config.mediator.options.get("weights", ""))):
-        if client not in names:
-            raise ConfigError(
-                f'mediator.weights names "{client}", which is no client of {prepared.corpus.name}'
-                f"{nearest(client, names)}; `keyfed data describe` lists them"
-            )
-
-
-def refuse_short_deadline(config: Config, method: Method, prepared: Prepared) -> None:
-    """Refuse a deadline that passes before a model has been downloaded and uploaded."""
-    p = config.participation
-    if p.deadline is None or method.cohort == "pooled":
-        return
-    members = members_of(method, prepared, config)
-    sizes = sizes_in(config, method, init_params(prepared.spec, config.train.seed), members)
-    needed = moving_seconds(p, sizes.down, sizes.up)
-    if p.deadline <= needed:
-        raise ConfigError(
-            f"participation.deadline is {p.deadline} seconds, and moving the model down and up takes {needed:.1f} at "
-            "the modelled links: nobody could finish; set it higher, or down_mbit and up_mbit"
-        )
-
-
-def participations(config: Config, members: int, clients: int) -> float:
-    """How often a client is in a round over the whole run, in expectation."""
-    arrive = (1 - config.participation.drop_before) * (1 - config.participation.drop_after)
-    return config.train.rounds * members / clients * arrive
-
-
 def cautions(config: Config, method: Method, members: int, clients: int) -> list[str]:
     """Lines about what will work, but not as one may expect."""
     alike = alike_line(config, method)
     said = [] if alike is None else [alike]
-    expected = participations(config, members, clients)
+    expected = Case(config, method, members, clients).participations
     if method.solver.start is None or expected >= FEW_PARTICIPATIONS or not config.train.rounds:
         return said
     return [
@@ -282,13 +214,7 @@ def accept_method(method: Method, config: Config) -> Method:
     """Take in a method from outside; it is never built anew elsewhere, so it carries no specification."""
     if not isinstance(method, Method):
         raise ConfigError(f"method is a {type(method).__name__}; expected a keyfed.Method (or a name, in configure)")
-    unsaid = tuned_options(config.method, {}, characters=preset(config.model.name).characters)
-    if config.method != Config().method or config.options not in ({}, unsaid):
-        named = ", ".join([config.method, *(f"{key}={value}" for key, value in config.options.items())])
-        raise ConfigError(
-            f"the method {method.name} was passed beside a configuration that has one ({named}); leave that out of "
-            "configure(), a method of your own has its options inside"
-        )
+    refuse("own code", Case(config, method))
     exchanged = exchange(method, config.mediator, config.server)
     smaller = codec(config.upload.keep, config.upload.quantise)
     return guarded(replace(exchanged, spec=None, codec=smaller or method.codec))
@@ -328,10 +254,10 @@ def choose(train: TrainConfig, spec: Network, tokens_per_round: int, members: in
     if train.device.startswith("cuda") and not has_gpu:
         raise ConfigError(f"train.device is {train.device}, but torch sees no GPU; use cpu or auto")
     device = train.device if train.device != "auto" else ("cuda" if has_gpu else "cpu")
+    case = Case(Config(train=train), device=device, module=isinstance(spec, ModuleNetwork))
+    refuse("device", case)
     if device != "cpu":
         return _on_gpu(train, spec, members, device, step_tokens)
-    if train.precision != "fp32":
-        raise ConfigError(f"train.precision is {train.precision}, which is for GPUs; a CPU computes in fp32")
     block = train.block or 1
     work = 6.0 * parameter_count(spec) * tokens_per_round * max(1, train.rounds)
     cores = usable_cores()
@@ -343,8 +269,7 @@ def choose(train: TrainConfig, spec: Network, tokens_per_round: int, members: in
         workers, why = 1, "too little work to pay for starting processes"
     else:
         workers, why = min(cores, members), f"one process of one thread per core, {cores} cores"
-    if block > 1 and workers > 1:
-        raise ConfigError(f"train.block={block} stacks clients in one process; set train.workers=1 with it")
+    refuse("device", replace(case, workers=workers))
     # A lone client may use every core; several are summed bitwise alike whatever the workers, one thread each.
     threads = cores if members == 1 else 1
     gpu = "no GPU" if not has_gpu else "as set"
@@ -365,10 +290,6 @@ def _on_gpu(train: TrainConfig, spec: Network, members: int, device: str, step_t
     per_client = 4 * 13 * parameter_count(spec) + 4 * step_tokens * width + 64 * 2**20
     fits = max(1, int(0.8 * free // per_client))
     block = train.block or min(members, fits)
-    if train.precision != "fp32" and isinstance(spec, ModuleNetwork):
-        raise ConfigError(f"train.precision={train.precision} is for our own models; a module chooses its types itself")
-    if train.workers and train.workers > 1:
-        raise ConfigError("train.workers is for CPUs; on a GPU clients are stacked (train.block)")
     return Choice(
         device,
         block,

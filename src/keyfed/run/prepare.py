@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from keyfed.config.load import Config, ModelConfig
+from keyfed.config.load import Config
 from keyfed.engine.module import MakeModule, ModuleNetwork, qualified_name
 from keyfed.engine.network import Network, shapes
 from keyfed.engine.problem import ClientStore, Problem
@@ -16,6 +16,7 @@ from keyfed.errors import ConfigError
 from keyfed.federated.cohort import cohort_size
 from keyfed.federated.types import Method
 from keyfed.model.language_model import build_spec, preset
+from keyfed.run.compatible import EMBEDDING, Case, refuse
 from keyfed.run.console import plural
 from keyfed.run.encode import MOST_STREAMS, Encoded, Streams, encoded, window_of
 from keyfed.run.evaluate import limit_streams
@@ -89,7 +90,7 @@ def prepare(config: Config, module: MakeModule | None = None, *, text: bool = Fa
       DataError: nothing to train on, before any training starts.
     """
     if module is not None:
-        refuse_model_options(config, module)
+        refuse("own code", Case(config, module=True, model=qualified_name(module)))
     most = config.train.test_tokens
     found = encoded(config, text=text)
     spec = build_network(config, len(found.vocab), module)
@@ -183,38 +184,12 @@ def build_network(config: Config, vocab: int, module: MakeModule | None) -> Netw
     return build_spec(m.name, vocab, dropout=m.dropout, tied=m.tied, embed=m.embed, hidden=m.hidden, layers=m.layers)
 
 
-def refuse_model_options(config: Config, module: MakeModule) -> None:
-    """Refuse options of a preset beside a module, which knows nothing of them."""
-    preset_of, default = asdict(config.model), asdict(ModelConfig())
-    given = [f"model.{key}={value}" for key, value in preset_of.items() if key != "name" and value != default[key]]
-    if given:
-        raise ConfigError(
-            f"{', '.join(given)} would change a preset, and the model is your module {qualified_name(module)}; leave "
-            "it out here and say it there"
-        )
-
-
-EMBEDDING = "embedding.weight"
 FROZEN = frozenset({EMBEDDING})
 
 
 def refuse_frozen(config: Config, network: Network, method: Method) -> None:
     """Raise ConfigError where a frozen embedding could not stay as it is."""
-    rounds = config.train.frozen_rounds
-    if not rounds:
-        return
-    if EMBEDDING not in shapes(network):
-        raise ConfigError(
-            f"train.frozen_rounds is {rounds}, but the model {network.name} has no layer {EMBEDDING}: it has "
-            f"{', '.join(shapes(network))}"
-        )
-    if method.noise is not None:
-        raise ConfigError(f"train.frozen_rounds is {rounds}, but {method.name}'s noise moves every layer; set noise=0")
-    if method.solver.start is not None:
-        raise ConfigError(
-            f"train.frozen_rounds is {rounds}, but clients of {method.name} send all their layers when they join; "
-            "use a method without duals, fedprox say"
-        )
+    refuse("frozen embedding", Case(config, method, model=network.name, layers=tuple(shapes(network))))
 
 
 def frozen_line(config: Config, network: Network) -> str | None:

@@ -23,8 +23,9 @@ from keyfed.engine.problem import LocalProblem
 from keyfed.engine.ranks import Ended, RankedSimulation, Ranks, open_ranks, serve
 from keyfed.engine.simulate import Simulation
 from keyfed.engine.task import keeps_state
-from keyfed.errors import ConfigError, KeyfedError, RankError
+from keyfed.errors import KeyfedError, RankError
 from keyfed.federated.types import Method
+from keyfed.run.compatible import Case, refuse
 from keyfed.run.plan import Choice, plan
 from keyfed.run.prepare import make_problem, prepare
 from keyfed.run.secure import sums_of
@@ -57,24 +58,7 @@ def together(where: Place, work: Callable[[Ranks], dict[str, Any]]) -> dict[str,
 
 def among(ranks: int, config: Config, method: Method, choice: Choice) -> Choice:
     """Return a choice for a rank, which is itself a worker; refuse what several ranks cannot do."""
-    if method.cohort == "pooled":
-        raise ConfigError(
-            f"{method.name} trains one client that has all the text; start it in one process, not {ranks}"
-        )
-    if config.secure.on or config.secure.clear:
-        raise ConfigError(f"secure.on is set beside {ranks} ranks, which see each other's clients; start one process")
-    for key in ("limit", "token_limit", "against"):
-        if getattr(config.upload, key):
-            raise ConfigError(f"upload.{key} needs the uploads in one process, not in {ranks} ranks; leave it out")
-    if config.train.workers and config.train.workers > 1:
-        raise ConfigError(
-            f"train.workers is {config.train.workers} beside {ranks} ranks, and a rank is a worker; leave it out and "
-            "start more ranks"
-        )
-    if choice.device not in ("cpu", "cuda", "cuda:0"):
-        raise ConfigError(
-            f"train.device is {choice.device} beside {ranks} ranks, and each takes the GPU of its own number; set cuda"
-        )
+    refuse("ranks", Case(config, method, ranks=ranks, device=choice.device))
     reason = f"{ranks} ranks, each {choice.device}, block {choice.block}"
     return replace(choice, workers=1, threads=choice.threads if choice.device != "cpu" else 1, reason=reason)
 

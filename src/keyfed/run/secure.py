@@ -8,15 +8,14 @@ from types import ModuleType
 from typing import Any
 
 from keyfed.config.load import Config
-from keyfed.engine.sums.codec import MOST_MEMBERS, words_of
+from keyfed.engine.sums.codec import words_of
 from keyfed.engine.sums.plain import HiddenRound, HiddenSum, MakeHidden, RunningSum
 from keyfed.engine.sums.secure_round import length
 from keyfed.errors import ConfigError
-from keyfed.federated.public.rules import privately, refuse_unequal
+from keyfed.federated.public.rules import privately
 from keyfed.federated.types import Method, Params
-from keyfed.private.dp.accounting import MOST_MEMBERS as MOST_PRIVATE
-from keyfed.private.dp.private_method import refuse_sized_duals
-from keyfed.private.secagg.threshold import PRIVATE_RATIO, SecureSettings, most_ratio, usual_threshold
+from keyfed.private.secagg.threshold import SecureSettings, most_ratio
+from keyfed.run.compatible import Case, refuse, threshold_of
 from keyfed.run.metrics_line import Sizes, model_bytes, sizes_of
 
 
@@ -29,33 +28,7 @@ def hidden(config: Config, method: Method, members: int) -> Method:
     """Return the method whose clients weigh themselves, where the run is secure; refuse what cannot be masked."""
     if not config.secure.on and not config.secure.clear:
         return method
-    if method.cohort == "pooled":
-        raise ConfigError(
-            f"secure.on is set, but {method.name} trains one client that has all the text: there is no sum to hide; "
-            "leave --secure out"
-        )
-    u = config.upload
-    if method.codec is not None:
-        raise ConfigError(
-            f"secure.on is set beside upload.keep={u.keep} and upload.quantise={u.quantise}: masked numbers cannot be "
-            "left out or made smaller, all are 32 bits; leave the compression out"
-        )
-    if members < config.secure.floor:
-        raise ConfigError(
-            f"secure.floor is {config.secure.floor}, and a round has {members} clients: each would refuse; set "
-            "train.cohort higher"
-        )
-    if members > MOST_MEMBERS:
-        raise ConfigError(
-            f"a secure sum of {members:,} clients, expected at most {MOST_MEMBERS:,}; set train.cohort lower"
-        )
-    least = members // 2 + 1  # clients refuse half and less
-    threshold = config.secure.threshold
-    if threshold is not None and not least <= threshold <= members and config.participation.sampling != "poisson":
-        raise ConfigError(
-            f"secure.threshold is {threshold} in a round of {members} clients; expected {least} to {members}, or none "
-            "for more than two thirds"
-        )
+    refuse("secure sums", Case(config, method, members))
     refuse_unmasked(config, method, members)
     if config.secure.on:
         _masking()
@@ -64,22 +37,7 @@ def hidden(config: Config, method: Method, members: int) -> Method:
 
 def refuse_unmasked(config: Config, method: Method, members: int) -> None:
     """Refuse weights that every client of a secure sum of so many would refuse, and private sums of too many or few."""
-    if not config.privacy.on:
-        refuse_unequal(method, most_ratio(_threshold_of(config, members)))
-        return
-    refuse_unequal(method, PRIVATE_RATIO)
-    refuse_sized_duals(method, config.privacy)
-    if members > MOST_PRIVATE:
-        raise ConfigError(
-            f"a secure sum of {members:,} clients with --dp, expected at most {MOST_PRIVATE:,}; set train.cohort lower"
-        )
-    least, threshold = PRIVATE_RATIO + 1, config.secure.threshold
-    if threshold is not None and threshold < least:
-        raise ConfigError(f"secure.threshold is {threshold} with --dp, and clients take part from {least} on")
-
-
-def _threshold_of(config: Config, members: int) -> int:
-    return usual_threshold(members) if config.secure.threshold is None else config.secure.threshold
+    refuse("masked weights", Case(config, method, members))
 
 
 def sums_of(config: Config) -> MakeHidden | None:
@@ -90,7 +48,7 @@ def sums_of(config: Config) -> MakeHidden | None:
         return None
 
     def clear(hidden: HiddenRound) -> HiddenSum:
-        ratio = float(most_ratio(_threshold_of(config, len(hidden.called))))
+        ratio = float(most_ratio(threshold_of(config, len(hidden.called))))
         return HiddenSum(hidden, RunningSum(hidden.theta), ratio)
 
     return clear

@@ -36,6 +36,7 @@ from keyfed.run.base import (
     refuse_other_architecture,
     report_match,
 )
+from keyfed.run.compatible import Case, refuse
 from keyfed.run.folder import Trained, load_model
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.text.vectors import load_vectors, pca, pp_pca_pp
@@ -212,7 +213,7 @@ def start_without_text(
     source = find_source(config)
     if source is None:
         return init_params(spec, config.train.seed), Start(), {"from": "random"}
-    assert source.base is not None, "a federation starts from no run (`run.remote.train.refuse_simulated`)"
+    assert source.base is not None, "a federation starts from no run (`run.compatible`)"
     assert isinstance(spec, ModelSpec)
     matched = report_match(match_words(source.trained.vocab, vocab)).as_dict()
     fit = Fit(known_share(source.base, vocab, None), own)
@@ -344,19 +345,12 @@ def width_for(asked: VectorsConfig, prepared: Prepared) -> int:
     Raises:
       ConfigError: the model has no embedding of words, or one of another width than was asked for.
     """
-    if isinstance(prepared.spec, ModuleNetwork):
-        raise ConfigError(
-            f"vectors.file fills the embedding of a preset, and nobody knows which layer of your module "
-            f"{prepared.spec.name} that is; leave it out and load the vectors in the module"
-        )
-    if prepared.vocab.kind != "word":
-        raise ConfigError(f"vectors.file has vectors of words, and {prepared.spec.name} reads characters; leave it out")
-    width = prepared.spec.embed
-    if asked.dim is not None and asked.dim != width:
-        raise ConfigError(
-            f"vectors.dim is {asked.dim}, and the embedding of {prepared.spec.name} is {width} wide; set "
-            f"model.embed={asked.dim} too, or leave vectors.dim out"
-        )
+    spec = prepared.spec
+    module = isinstance(spec, ModuleNetwork)
+    width = 0 if isinstance(spec, ModuleNetwork) else spec.embed
+    characters = prepared.vocab.kind != "word"
+    named = Config(vectors=asked)
+    refuse("word vectors", Case(named, model=spec.name, module=module, characters=characters, embed=width))
     return width
 
 

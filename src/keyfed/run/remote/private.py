@@ -26,7 +26,7 @@ import torch
 
 from keyfed.config.load import Config
 from keyfed.engine.network import parameter_count, shapes
-from keyfed.errors import ConfigError, PrivacyError, RunError
+from keyfed.errors import PrivacyError, RunError
 from keyfed.federated.cohort import cohort_size
 from keyfed.federated.types import ClientId, Params, Reason, State
 from keyfed.files import write_atomically
@@ -62,21 +62,6 @@ class SettledTerms(NamedTuple):
         t, p = self.terms, config.privacy
         counted = p.count_noise if t.count_noise is None else t.count_noise  # as it was said when the run began
         return replace(config, privacy=replace(p, noise=t.z, delta=t.delta, separation=t.gap, count_noise=counted))
-
-
-def refuse_imagined(config: Config) -> None:
-    """Refuse what would make a private federation say more than it does."""
-    if not config.privacy.on:
-        return
-    if config.privacy.population is not None:
-        raise ConfigError(
-            f"privacy.population is {config.privacy.population:,}: an imagined fleet, and this federation has real "
-            "clients, whose guarantee is counted over those enrolled; leave it (--population) out"
-        )
-    if config.train.until is not None:
-        raise ConfigError(
-            "train.until reads clients' scores, and a private federation asks for none; set train.rounds instead"
-        )
 
 
 def settle(config: Config, out: Path, roster: Roster, *, raw_vocabulary: bool = False) -> SettledTerms | None:

@@ -16,20 +16,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keyfed.config.load import BASE, Config, check, to_document
+from keyfed.config.load import Config, check, to_document
 from keyfed.engine.network import parameter_count
 from keyfed.errors import ConfigError, RunError
-from keyfed.federated.cohort import Participation
 from keyfed.federated.types import Method
 from keyfed.files import write_atomically
 from keyfed.private.secagg.threshold import SecureSettings
+from keyfed.run.compatible import Case, refuse
 from keyfed.run.console import plural
 from keyfed.run.folder import made_by, open_folder, read_result, read_run_toml, refuse_changes, strict, write_run_toml
 from keyfed.run.loop import Listener, Silent
 from keyfed.run.plan import Choice, with_limits
 from keyfed.run.prepare import build_network
 from keyfed.run.remote.device import method_digest, run_method, told
-from keyfed.run.remote.private import PrivateRunLoop, keep_enrolled, refuse_imagined, settle
+from keyfed.run.remote.private import PrivateRunLoop, keep_enrolled, settle
 from keyfed.run.remote.rounds import Patience as Patience
 from keyfed.run.remote.rounds import RemoteRunLoop
 from keyfed.run.secure import alike_line, refuse_unmasked
@@ -144,43 +144,10 @@ def refuse_long(about: Mapping[str, Any]) -> None:
 def deployable(config: Config) -> Method:
     """Return the method of a run with real clients; what such a run cannot do is refused before anything starts."""
     method = run_method(config, secure=config.secure.on)
-    refuse_simulated(config, method)
+    refuse("federation", Case(config, method))
     if config.secure.on and config.participation.fraction is None:  # else clients refuse it once their number is known
         refuse_unmasked(config, method, config.train.cohort)
     return method
-
-
-def refuse_simulated(config: Config, method: Method) -> None:
-    """Refuse what only a simulation can do."""
-    usual, given = Participation(), config.participation
-    modelled = [
-        key
-        for key in ("over_select", "drop_before", "drop_after", "deadline", "least_epochs", "least_work", "pace_spread")
-        if getattr(given, key) != getattr(usual, key)
-    ]
-    if modelled:
-        raise ConfigError(f"participation.{modelled[0]} models clients; real ones do as they do: leave it out")
-    if given.sampling == "size":
-        raise ConfigError("participation.sampling=size needs to know how much text clients have; take uniform")
-    if method.cohort == "pooled":
-        raise ConfigError("central training needs everybody's text in one place; choose a federated method")
-    if config.secure.on and config.participation.fraction is None and config.train.cohort < config.secure.floor:
-        raise ConfigError(
-            f"train.cohort is {config.train.cohort}, and clients hide among {config.secure.floor} or more "
-            "(secure.floor): each would refuse; set train.cohort higher"
-        )
-    if config.secure.clear:
-        raise ConfigError("secure.clear weighs as secure sums do, in simulations only; set secure.on, or leave it out")
-    if method.codec is not None:
-        raise ConfigError("upload.keep and upload.quantise work in simulation only; leave them out of a federation")
-    refuse_imagined(config)
-    if config.train.curves:
-        raise ConfigError("train.curves (--curves) works in simulation only; leave it out of a federation")
-    if config.train.init not in (None, BASE) or config.vectors.file is not None or config.train.frozen_rounds:
-        raise ConfigError(
-            "a federation starts from the base model or from random weights: set init to base or none, and leave out "
-            "vectors and frozen_rounds"
-        )
 
 
 def _run_name(out: Path) -> str:
