@@ -77,18 +77,6 @@ def kind_of(config: Config) -> TokenKind:
     return "char" if preset(config.model.name).characters else "word"
 
 
-def vocab_rules(config: Config, known: Vocab | None, *, natural: bool, clients: int) -> VocabRules:
-    """Say how the vocabulary is chosen; on natural clients a word that only one of them used stays out."""
-    data, words = config.data, kind_of(config) == "word"
-    return VocabRules(
-        kind=kind_of(config),
-        size=data.vocab if words else None,
-        lower=_lower(config, known),
-        min_clients=data.min_clients or (2 if natural and words and clients > 1 else 1),
-        known=known,
-    )
-
-
 def _lower(config: Config, known: Vocab | None) -> bool:
     return known.lower if known is not None else config.data.lower and kind_of(config) == "word"
 
@@ -193,7 +181,15 @@ def encode_table(
     window, seed = window_of(config), config.train.seed
     cut = _partition(config, table.index)
     names, train = cut.trained()
-    rules = vocab_rules(config, known, natural=cut.kind == "natural", clients=len(names))
+    # On natural clients a word that only one of them used stays out.
+    words = kind_of(config) == "word"
+    rules = VocabRules(
+        kind=kind_of(config),
+        size=config.data.vocab if words else None,
+        lower=_lower(config, known),
+        min_clients=config.data.min_clients or (2 if cut.kind == "natural" and words and len(names) > 1 else 1),
+        known=known,
+    )
     counts, holders = count_types(table, train, rules.min_clients)
     vocab, summary = rules.choose(
         counts, holders, len(train.flat), clients=len(names), tokenised=table.corpus.tokenised
@@ -242,12 +238,24 @@ def _write_streams(
     return unknown / tokens if tokens else None, longest
 
 
-def encode(config: Config) -> Encoded:
-    """Read a corpus and encode it in memory.
+def encode(config: Config, *, text: bool = False) -> Encoded:
+    """Return a corpus as tokens, from the cache where it is large; the result is the same.
+
+    Args:
+      text: whether the lines are wanted too, which the cache does not have.
 
     Raises:
-      DataError: nothing to train on.
+      DataError: nothing to train on, or the cache cannot be written.
     """
+    place = None if text else cache_folder(config)
+    if place is not None:
+        found = open_cache(place)
+        if found is None:
+            write_cache(config, place)
+            found = open_cache(place)
+        if found is None:
+            raise DataError(f"{place}: changed while it was read; start again")
+        return found
     known = vocab_from_file(config)  # what is wrong with it is said before a long reading
     corpus = _load(config)
     shards = {name: MemoryShard() for name in ("train", "excluded", *HELD_OUT, "unseen")}
@@ -271,27 +279,6 @@ def encode(config: Config) -> Encoded:
 
 
 # The cache
-
-
-def encoded(config: Config, *, text: bool = False) -> Encoded:
-    """Return the corpus as tokens, from the cache where it is large; the result is the same.
-
-    Args:
-      text: whether the lines are wanted too, which the cache does not have.
-
-    Raises:
-      DataError: nothing to train on, or the cache cannot be written.
-    """
-    place = None if text else cache_folder(config)
-    if place is None:
-        return encode(config)
-    found = open_cache(place)
-    if found is None:
-        write_cache(config, place)
-        found = open_cache(place)
-    if found is None:
-        raise DataError(f"{place}: changed while it was read; start again")
-    return found
 
 
 def cache_root() -> Path | None:

@@ -18,7 +18,7 @@ from keyfed.federated.types import Method
 from keyfed.model.language_model import build_spec, preset
 from keyfed.run.compatible import EMBEDDING, Case, refuse
 from keyfed.run.console import plural
-from keyfed.run.encode import MOST_STREAMS, Encoded, Streams, encoded, window_of
+from keyfed.run.encode import MOST_STREAMS, Encoded, Streams, encode, window_of
 from keyfed.run.evaluate import limit_streams
 from keyfed.text.batches import Batching
 from keyfed.text.vocab import EOS
@@ -92,7 +92,7 @@ def prepare(config: Config, module: MakeModule | None = None, *, text: bool = Fa
     if module is not None:
         refuse("own code", Case(config, module=True, model=qualified_name(module)))
     most = config.train.test_tokens
-    found = encoded(config, text=text)
+    found = encode(config, text=text)
     spec = build_network(config, len(found.vocab), module)
     if config.data.batching == "packed" and isinstance(spec, ModuleNetwork) and (why := spec.unpackable()) is not None:
         raise ConfigError(f"data.batches=packed: {why}; use stream or sentences")

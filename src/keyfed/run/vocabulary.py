@@ -36,8 +36,6 @@ from keyfed.text.vocab import (
     SPECIALS,
     Ballot,
     Election,
-    TokenKind,
-    Vocab,
     Vote,
     ballot,
     cutter,
@@ -85,7 +83,13 @@ def elect_vocabulary(
     if out.is_dir():
         raise RunError(f"{out} is a folder; expected a file for the vocabulary, vocab.json for one")
     kind = kind_of(config)  # an unknown model is said before the corpus is read
-    known = None if beyond is None else _read_known(beyond, kind, entries)
+    known = None
+    if beyond is not None:  # a run's folder has a vocabulary, too
+        known = read_vocab(beyond / "vocab.json" if beyond.is_dir() else beyond, kind)
+        if entries is not None and entries <= len(known):
+            raise ConfigError(
+                f"--size {entries:,} leaves no room for new words: {beyond} has {len(known):,} entries already"
+            )
     corpus, population = read_people(config)
     lower, size = config.data.lower and kind == "word", config.data.vocab
     if known is not None:
@@ -118,7 +122,8 @@ def elect_vocabulary(
     if known is None:
         vocab, new = found.vocab(kind, **cut), {}
     else:
-        vocab, new = found.beyond(known), _about_new(found, known, beyond)
+        votes = dict(zip(found.words, found.votes, strict=True))
+        vocab, new = found.beyond(known), {"beyond": str(beyond), "entries": len(known) + len(votes), "new": votes}
     if private is not None:
         vocab = replace(vocab, privacy=private.vote)
         if phrases is not None:
@@ -137,8 +142,11 @@ def elect_vocabulary(
         **new,
     }
     if private is not None:
-        said = {"phrases": None if phrases is None else str(phrases)}
-        return {**report, **said, "privacy": _with_start(private.account(), beyond)}
+        spent = private.account()
+        if beyond is not None:  # its ledger does not cover where that came from
+            public = f"{beyond} is taken to be public: what went into it is not in this ledger; its ε, if any, adds."
+            spent = {**spent, "statement": [*spent["statement"], public]}
+        return {**report, "phrases": None if phrases is None else str(phrases), "privacy": spent}
     elected = vocab.index.keys()
     sizes, losing = [], 0
     for words in ballots():  # once more, rather than kept: only a simulation has them all
@@ -158,29 +166,6 @@ def elect_vocabulary(
     }
 
 
-def _read_known(beyond: Path, kind: TokenKind, entries: int | None) -> Vocab:
-    """Read the vocabulary to go beyond; a run's folder has one."""
-    known = read_vocab(beyond / "vocab.json" if beyond.is_dir() else beyond, kind)
-    if entries is not None and entries <= len(known):
-        raise ConfigError(
-            f"--size {entries:,} leaves no room for new words: {beyond} has {len(known):,} entries already"
-        )
-    return known
-
-
-def _with_start(account: dict[str, Any], beyond: Path | None) -> dict[str, Any]:
-    """Say what the ledger of a vote beyond a vocabulary does not cover: where that came from."""
-    if beyond is None:
-        return account
-    line = f"{beyond} is taken to be public: what went into it is not in this ledger; its ε, if any, adds."
-    return {**account, "statement": [*account["statement"], line]}
-
-
-def _about_new(found: Election, known: Vocab, beyond: Path | None) -> dict[str, Any]:
-    votes = dict(zip(found.words, found.votes, strict=True))
-    return {"beyond": str(beyond), "entries": len(known) + len(votes), "new": votes}
-
-
 def _write(out: Path, data: bytes) -> None:
     """Write a file that is not there yet: runs may have begun with what is."""
     try:
@@ -196,9 +181,9 @@ def _write(out: Path, data: bytes) -> None:
 
 def _new_lines(report: dict[str, Any]) -> list[str]:
     """Show the new words, most clients first."""
-    if "new" not in report:
+    words = list(report.get("new", ()))
+    if not words:
         return []
-    words = list(report["new"])
     more = f" and {len(words) - SHOWN:,} more" if len(words) > SHOWN else ""
     return [f"new: {', '.join(words[:SHOWN])}{more}; with those of {report['beyond']} {report['entries']:,} entries"]
 
