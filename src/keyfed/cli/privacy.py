@@ -80,7 +80,7 @@ def calibrate_(
             "pld": accounting.calibrate(epsilon, delta, rate, rounds),
             "rdp": accounting.calibrate(epsilon, delta, rate, rounds, "rdp"),
         }
-        if both["pld"] <= accounting.LEAST_NOISE:  # it costs less than was asked for
+        if both["pld"] <= accounting.LEAST_NOISE:  # it costs less than the budget
             row = accounting.Release(both["pld"], rate, rounds)
             least = accounting.epsilon([row], delta, grid=accounting.COARSE)
     if as_json:

@@ -1,12 +1,11 @@
 """`keyfed privacy audit RUN`: attack a finished run as an outsider would, compare the result with its claim, and write
 audit.md, audit.json and plots.
 
-The attacks that need other text are made on runs of their own under RUN/audit/: the same configuration trained again
-with canaries in the text, and, where noise is claimed, with canary clients in the sum. RUN's own model is only read.
+Attacks that need other text train the same configuration again under RUN/audit/: with canaries in the text and, where
+noise is claimed, with canary clients in the sum. RUN's own model is only read.
 
-Of a run with real clients the audit reads what it claims, and what its own files say about that. Attacks would need the
-clients' text, which is not here: none is made, and the page says so. Nor can a round be replayed, for its noise cannot
-be drawn a second time.
+Of a run with real clients only the claim and the run's own files are read. Attacks would need the clients' text, and a
+replayed round its noise: both are elsewhere, and the page says so.
 """
 
 from __future__ import annotations

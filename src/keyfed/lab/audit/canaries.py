@@ -1,9 +1,9 @@
 r"""Canaries: random phrases planted in the text of some clients, and looked for in the model that was trained on it.
 
-A canary is five words drawn uniformly from the vocabulary. Its first two are the prefix an attacker knows; the other
-three are ranked by their nats behind it among random ones, and looked for among the five likeliest continuations
-(beam search). Every canary has a cell of a grid: how many clients share it, and how often each repeats it. Phrases that
-were not planted are the controls.
+A canary is five words drawn uniformly from the vocabulary. Its first two are the prefix that an attacker knows. The
+other three are ranked by their nats among random ones, and looked for among the five likeliest continuations (beam
+search). The canaries form a grid: how many clients share one, and how often each repeats it. Phrases that were not
+planted are the controls.
 
 Exposure says how much likelier a secret r has become than random candidates R of its form, itself included:
 
@@ -282,10 +282,10 @@ def look_for_canaries(
     }
 
 
-def times_called(canaries: Sequence[Canary], turns: Sequence[Sequence[int]]) -> list[int]:
-    """Return how often clients that say each canary took part, all of them added; `turns` has who came by round."""
-    came = [set(turn) for turn in turns]
-    return [sum(client in turn for turn in came for client in canary.clients) for canary in canaries]
+def times_called(canaries: Sequence[Canary], contributors: Sequence[Sequence[int]]) -> list[int]:
+    """Return how often clients with each canary contributed, all of them added, over the rounds' contributors."""
+    rounds = [set(clients) for clients in contributors]
+    return [sum(client in round for round in rounds for client in canary.clients) for canary in canaries]
 
 
 def cells_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

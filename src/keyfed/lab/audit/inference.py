@@ -1,10 +1,10 @@
 """What a trained model says about its training text, and what one transmitted update says about its client's words.
 
-**Membership inference.** Two questions: was this *piece of text* in the training data (pieces of training text against
-pieces of held-out text), and was this *client* (training clients against clients that were held out whole, where the
-partition has some)? Each is asked of the final model's loss, and of how much it fell between the oldest and the newest
-checkpoint that are left. AUC is the probability that a member scores above a non-member, ½ for a coin; the true
-positive rate at 1 % false positives says whether an attacker is ever sure, which AUC hides.
+**Membership inference.** Was this piece of text in the training data, and was this client? Members are pieces of
+training text, or training clients. The others are pieces of held-out text, or clients that were held out whole. The
+score is the final model's loss, or how much the loss fell between the oldest and the newest checkpoint that are left.
+AUC is the probability that a member scores above a non-member, ½ for a coin. The true positive rate at 1 % false
+positives says whether an attacker is ever sure, which AUC hides.
 
 **Words from an update**, in each form it may travel in:
 

@@ -6,10 +6,9 @@ clip, sum, the ledger's noise, server rule. It must be the step that was taken, 
 another machine rounds differently, but not by that much.
 
 **The one-shot estimate of ε.** Every canary client is picked with the run's own sampling rate, independently in each
-round, and sends a random direction ten times as long as the clip S. Its upload goes through the run's own `NoisedSum`,
-which has to shorten it to S (a missing clip shows as an ε̂ far too large), and is added to the others' where the sum is
-used: in front of the server rule. Where ε is that of an imagined fleet, the run's noise is that of the fleet's mean on
-the mean of the few who are there. So a canary is scaled like the noise and called at the fleet's rate.
+round, and sends a random direction ten times as long as the clip S. The run's own `NoisedSum` has to shorten it to S: a
+missing clip shows as an ε̂ far too large. The result is added to the sum in front of the server rule. Where ε is that
+of an imagined fleet, a canary is scaled like the noise and called at the fleet's rate.
 
 ε is measured from the final model. In d dimensions the cosine between the model's change and a vector that was not sent
 is N(0, 1/d), whatever the model. The cosines with the vectors that were sent are fitted by a Gaussian; its distance
@@ -233,7 +232,7 @@ class Estimate(NamedTuple):
     Attributes:
       low, high: the 95 % interval of ε̂; `certain` is the 99.9 % lower end, which a claim is compared with.
       floor: ε̂ of as many vectors that were not sent: what the method says of nothing.
-      mean, spread: of √d · cosine; 0 and 1 if nothing can be told.
+      mean, spread: of √d · cosine; 0 and 1 if the model says nothing.
       canaries, dimensions: k and d.
     """
 
@@ -291,7 +290,7 @@ def how_many(dimensions: int, rate: float, rounds: int) -> int:
     """Canary clients of an audit: as many as can be drawn in time, and do not hide each other.
 
     As many vectors again are drawn that are not sent. A round's canaries are nearly orthogonal, but each still has the
-    others' sum as noise of variance rate·k/d beside the mechanism's z².
+    others' sum as noise of variance rate·k/d, in addition to the mechanism's z².
     """
     affordable = NUMBERS / dimensions / (2 + rate * rounds)
     return max(FEWEST_CANARIES, int(min(MOST_CANARIES, affordable, CROWDED * dimensions / rate)))
@@ -327,8 +326,8 @@ def sent_by(seeds: Iterable[int], like: Params, clip: float) -> Params:
     silent = Noising(clip, 0.0, None, 1.0, 1.0, None, lambda: lambda name, shape: torch.zeros(shape).double())
     summed, whole = NoisedSum(like, silent), dict.fromkeys(like, 1.0)
     for number, seed in enumerate(seeds):
-        parts = unit_vector(sum(sizes), seed).mul_(LONG * clip).split(sizes)
-        upload = {name: part.view(p.shape) for (name, p), part in zip(like.items(), parts, strict=True)}
+        layers = unit_vector(sum(sizes), seed).mul_(LONG * clip).split(sizes)
+        upload = {name: own.view(p.shape) for (name, p), own in zip(like.items(), layers, strict=True)}
         summed.add(f"canary {number}", upload, Share(whole, whole))
     return summed.aggregate(()).total
 
@@ -364,7 +363,7 @@ def judge(
     """Compare the model's change with the canaries' directions; the second half of `seeds` was never sent.
 
     Args:
-      calls: how often a canary took part, in the mean; one that never did cannot be told from one that is not there.
+      calls: how often a canary took part, in the mean; one that never did is like one that is not there.
     """
     change = torch.cat([(after[name].double().cpu() - p.double().cpu()).flatten() for name, p in before.items()])
     sent, not_sent = seeds[: len(seeds) // 2], seeds[len(seeds) // 2 :]

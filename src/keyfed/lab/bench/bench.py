@@ -96,8 +96,8 @@ def check(
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch sees no GPU here; leave --device out, or install a CUDA build")
     least = {"vocab": 2 * SPECIALS, "clients": 1, "tokens": preset(model).window + 1, "epochs": 1, "repeats": 1}
-    given = {"vocab": vocab, "clients": clients, "tokens": [tokens], "epochs": [epochs], "repeats": [repeats]}
-    for name, numbers in given.items():
+    sizes = {"vocab": vocab, "clients": clients, "tokens": [tokens], "epochs": [epochs], "repeats": [repeats]}
+    for name, numbers in sizes.items():
         for number in numbers:
             if number < least[name]:
                 raise ConfigError(f"{name} is {number}; expected at least {least[name]}")
@@ -234,18 +234,18 @@ def remarks(rows: dict[str, Cost]) -> list[str]:
         lines.append(f"two workers: {gain:.2f} × the wall-clock throughput of one")
     floor = rows.get("floor", {})
     if "parts" in floor:
-        parts, beside = (
+        products, others = (
             ", ".join(f"{name} {seconds:.2f} s" for name, seconds in floor[which].items())
             for which in ("parts", "beside")
         )
         lines.append(
-            f"floor: {floor['gflops']:,.0f} GFLOP of matrix products at {floor['gflops_rate']:.0f} GFLOP/s ({parts}); "
-            f"beside it, not in it: {beside}"
+            f"floor: {floor['gflops']:,.0f} GFLOP of matrix products at {floor['gflops_rate']:.0f} GFLOP/s "
+            f"({products}); beside it, not in it: {others}"
         )
     return lines
 
 
-HEIGHT, MARGIN, BAR = 4.4, 1.4, 0.46  # inches: of the figure, beside the bars of a panel, and of a bar with its label
+HEIGHT, MARGIN, BAR = 4.4, 1.4, 0.46  # inches: height of the figure, margin of a panel, width of a bar with its label
 
 
 def measured(table: dict[str, Any], device: str) -> dict[str, float]:
@@ -302,7 +302,7 @@ def plot_bench(result: dict[str, Any], file: Path) -> None:
 
 
 def check_file(file: Path) -> None:
-    """Raise ConfigError unless a plot can be written there; asked before minutes are spent measuring."""
+    """Raise ConfigError unless a plot can be written there; called before minutes are spent measuring."""
     if file.suffix.lower() != ".png":
         raise ConfigError(f"{file} is no name of a plot; expected one that ends in .png")
     if not file.absolute().parent.is_dir():
@@ -329,7 +329,7 @@ def missing(contender: Contender, task: Task) -> str | None:
 
 
 def free_bytes(device: str) -> float:
-    """Memory that is free on a device; unlimited where nobody says."""
+    """Memory that is free on a device; unlimited where the system does not say."""
     if device != "cpu":
         return float(torch.cuda.mem_get_info()[0])
     try:
@@ -371,7 +371,7 @@ def peak_of(pid: int) -> int:
         if pid != os.getpid() or Path("/proc/self").exists():
             return 0
         return peak_memory()
-    # Not ru_maxrss: a process inherits that from whoever started it.
+    # Not ru_maxrss: a process inherits that from its parent.
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
 
 
@@ -415,11 +415,11 @@ def measure_here(who: str, task: Task) -> Cost:
     return {**meter.cost, "check": movement(task, result)}
 
 
-def measure_apart(who: str, asked: dict[str, Any]) -> Cost:
+def measure_apart(who: str, settings: dict[str, Any]) -> Cost:
     """Measure one round in a process of its own; one that is not ours may fail, which is then its row's note."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "keyfed.lab.bench.bench", who, json.dumps(asked)],
+        [sys.executable, "-m", "keyfed.lab.bench.bench", who, json.dumps(settings)],
         capture_output=True, text=True, check=False, env=environment,
     )  # fmt: skip
     if done.returncode == 0:
@@ -493,11 +493,11 @@ def main(arguments: Sequence[str]) -> int:
 def parse(text: str) -> dict[str, Any]:
     """Read arguments of `bench` from JSON: the names and kinds it has, or ConfigError."""
     try:
-        asked = dict(json.loads(text))
+        settings = dict(json.loads(text))
     except (ValueError, TypeError) as e:
         raise ConfigError(f"the argument is no JSON object: {e}") from None
     known = inspect.signature(bench).parameters
-    for name, value in asked.items():
+    for name, value in settings.items():
         if name not in known or name == "say":
             raise ConfigError(f'"{name}" is no argument of the benchmark{nearest(name, known)}')
         kind = type(known[name].default)
@@ -506,7 +506,7 @@ def parse(text: str) -> dict[str, Any]:
         each = str if name == "only" else int
         if kind is tuple and not all(type(v) is each for v in value):
             raise ConfigError(f"{name} is {json.dumps(value)}; expected a list of {each.__name__}")
-    return asked
+    return settings
 
 
 if __name__ == "__main__":

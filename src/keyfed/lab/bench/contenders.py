@@ -1,16 +1,14 @@
 """What `keyfed bench` compares: one FedAvg round as everybody writes it, through our engine, and trained in one place.
 
-A contender is opened for a task and then runs rounds, each from the same initial weights; whatever can be made ready
-beforehand (worker processes, captured graphs) is ready after its first round, which is not timed.
-Settings are FedAtt's: SGD with momentum, no clipping, B rows, text read as a stream with the state carried.
+A contender is opened for a task and then runs rounds, each from the same initial weights. Its first round is not timed:
+after it, worker processes and captured graphs are ready. Settings are FedAtt's: SGD with momentum, no clipping, B rows,
+text read as a stream with the state carried.
 
-`plain_graph` is a sceptic's baseline on a GPU: the sequential loop with its training step captured in a CUDA graph. One
-model, one optimiser and one set of input buffers live as long as the contender; every client resets them in place,
-because a graph replays the addresses it was captured with.
+`plain_graph` is a sceptic's baseline on a GPU: the sequential loop with its training step captured in a CUDA graph. A
+graph replays the addresses it was captured with, so every client resets one model and one optimiser in place.
 
-pfl-research's simulated backend and Flower's simulation run where they are installed. Both train the same `torch.nn`
-model on the same text with the same settings. Neither is a dependency: their modules are looked up by name when a round
-is asked for. Evaluation, which both do by default, is off.
+pfl-research's simulated backend and Flower's simulation run where they are installed, with the same `torch.nn` model,
+text and settings. Neither is a dependency: their modules are looked up by name. Their evaluation is off.
 
 `measure_floor` is the roofline of a CPU: what a round's matrix products cost at the rate this machine multiplies such
 shapes. Nothing exact is faster than its products; what a contender takes beyond them is softmax, gates and updates.
@@ -116,7 +114,7 @@ def synthetic_texts(vocab: int, clients: int, tokens: int) -> list[NDArray[np.in
 
 
 class PlainModel(nn.Module):
-    """The model as everybody writes it: nn.Embedding, nn.GRU or nn.LSTM, nn.Linear, tied if asked."""
+    """The model as everybody writes it: nn.Embedding, nn.GRU or nn.LSTM, nn.Linear, tied where the preset is."""
 
     def __init__(self, spec: ModelSpec, params: Params) -> None:
         super().__init__()
@@ -365,18 +363,17 @@ class PflText:
 @contextmanager
 def pfl(task: Task) -> Iterator[Round]:
     """FedAvg by pfl-research: FederatedAveraging on a SimulatedBackend, weighted by data points."""
-    part = {
-        name: import_module(f"pfl.{name}") for name in ("model.pytorch", "aggregate.simulate", "context", "hyperparam")
-    }
+    models, simulate = import_module("pfl.model.pytorch"), import_module("pfl.aggregate.simulate")
+    contexts, hyperparam = import_module("pfl.context"), import_module("pfl.hyperparam")
     averaging, data = import_module("pfl.algorithm.federated_averaging"), import_module("pfl.data.federated_dataset")
     weighting, kinds = import_module("pfl.aggregate.weighting"), import_module("pfl.common_types")
     network = PflModel(task.spec, task.params)
-    model = part["model.pytorch"].PyTorchModel(
+    model = models.PyTorchModel(
         model=network,
         local_optimizer_create=functools.partial(torch.optim.SGD, momentum=MOMENTUM),
         central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0),
     )
-    training = part["hyperparam"].NNTrainHyperParams(
+    training = hyperparam.NNTrainHyperParams(
         local_batch_size=None, local_num_epochs=task.epochs, local_learning_rate=LR
     )
     algorithm = averaging.FederatedAveraging()
@@ -385,10 +382,10 @@ def pfl(task: Task) -> Iterator[Round]:
         network.load_state_dict(task.params, strict=False)
         users = itertools.cycle(cohort)
         clients = data.FederatedDataset(lambda k: PflText(task.texts[k], task.window, k), lambda: next(users))
-        backend = part["aggregate.simulate"].SimulatedBackend(
+        backend = simulate.SimulatedBackend(
             training_data=clients, val_data=clients, postprocessors=[weighting.WeightByDatapoints()]
         )
-        context = part["context"].CentralContext(
+        context = contexts.CentralContext(
             current_central_iteration=0, do_evaluation=False, cohort_size=len(cohort),
             population=kinds.Population.TRAIN, algorithm_params=None, model_train_params=training, seed=1,
         )  # fmt: skip
@@ -400,10 +397,10 @@ def pfl(task: Task) -> Iterator[Round]:
 
 
 @functools.lru_cache(maxsize=1)
-def _task(asked: tuple[tuple[str, Any], ...]) -> Task:
+def _task(settings: tuple[tuple[str, Any], ...]) -> Task:
     """A task made again inside one of Flower's processes, once."""
     torch.set_num_threads(1)
-    return Task(**dict(asked))
+    return Task(**dict(settings))
 
 
 def flower_round(task: Task, meter: AbstractContextManager[Any]) -> Params:
@@ -412,13 +409,13 @@ def flower_round(task: Task, meter: AbstractContextManager[Any]) -> Params:
     app, clientapp = import_module("flwr.app"), import_module("flwr.clientapp")
     serverapp, simulation = import_module("flwr.serverapp"), import_module("flwr.simulation")
     strategies = import_module("flwr.serverapp.strategy")
-    asked = tuple(asdict(task).items())
+    settings = tuple(asdict(task).items())
     client, server = clientapp.ClientApp(), serverapp.ServerApp()
     results: list[Params] = []
 
     @client.train()  # type: ignore[untyped-decorator]
     def train(message: Any, context: Any) -> Any:
-        here = _task(asked)
+        here = _task(settings)
         number = int(context.node_config["partition-id"])
         warm = bool(message.content["config"]["warm"])
         text = here.texts[here.warm_up[number % len(here.warm_up)] if warm else number]
@@ -451,7 +448,7 @@ SECONDS = 0.2  # each shape is repeated for at least so long
 class Product(NamedTuple):
     """[rows, inner] × [inner, columns], `times` in a step."""
 
-    part: str
+    layer: str
     pass_: Literal["forward", "to input", "to weight"]  # decides how the operands lie in memory
     rows: int
     inner: int
@@ -464,12 +461,12 @@ class Product(NamedTuple):
         return 2 * self.rows * self.inner * self.columns * self.times
 
 
-def three_passes(part: str, tokens: int, width: int, columns: int) -> list[Product]:
+def three_passes(layer: str, tokens: int, width: int, columns: int) -> list[Product]:
     """Products of x W^T, of its gradient by x and of its gradient by W."""
     return [
-        Product(part, "forward", tokens, width, columns),
-        Product(part, "to input", tokens, columns, width),
-        Product(part, "to weight", columns, tokens, width),
+        Product(layer, "forward", tokens, width, columns),
+        Product(layer, "to input", tokens, columns, width),
+        Product(layer, "to weight", columns, tokens, width),
     ]
 
 
@@ -506,7 +503,7 @@ def measure_product(product: Product, least: float) -> float:
 
 
 def passes(spec: ModelSpec, tokens: int) -> dict[str, Callable[[], object]]:
-    """Return what no exact method does without beside the products: softmax in place, the update with momentum."""
+    """Return what every exact method needs in addition to the products: softmax in place, the update with momentum."""
     logits = torch.rand(tokens, spec.vocab)
     w, v, g = (torch.zeros(parameter_count(spec)) for _ in range(3))
 
@@ -517,19 +514,19 @@ def passes(spec: ModelSpec, tokens: int) -> dict[str, Callable[[], object]]:
 
 
 def measure_floor(task: Task, least: float = SECONDS) -> dict[str, Any]:
-    """Return the CPU seconds of the round's products, by part, and of the passes beside them (not in the floor)."""
+    """Return the CPU seconds of the round's products, by kind, and of the other passes, which are not in the floor."""
     steps = stream_steps(task.texts[0], BATCH, task.window)
     count = task.epochs * task.clients * sum(s.inputs.shape[1] for s in steps) / task.window
     rows = steps[0].inputs.shape[0]
     shapes = products(task.spec, rows, task.window)
     parts: dict[str, float] = {}
     for product in shapes:
-        parts[product.part] = parts.get(product.part, 0.0) + count * measure_product(product, least)
+        parts[product.layer] = parts.get(product.layer, 0.0) + count * measure_product(product, least)
     total = sum(parts.values())
-    beside = {name: count * seconds_of(work, least) for name, work in passes(task.spec, rows * task.window).items()}
+    others = {name: count * seconds_of(work, least) for name, work in passes(task.spec, rows * task.window).items()}
     flops = count * sum(p.flops for p in shapes)
     rates = {"gflops": flops / 1e9, "gflops_rate": flops / 1e9 / total}
-    return {"cpu_seconds": total, "parts": parts, "beside": beside, **rates}
+    return {"cpu_seconds": total, "parts": parts, "beside": others, **rates}
 
 
 class Contender(NamedTuple):

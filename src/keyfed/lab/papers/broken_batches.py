@@ -1,20 +1,19 @@
 """Two papers whose published code builds its batches wrongly: the defects, kept to show where the numbers come from.
 
-**FedAtt** (github.com/shaoxiongji/fed-att). The code hands lists of unequal length to a data loader. The loader's
-collation zips them: a batch of B sentences becomes T sequences of B words, T being the length of the *shortest*
-sentence, and sequence t holds word t of every sentence. So the network reads across unrelated sentences, one position
-at a time, and predicts the word at the same position of another sentence. All text behind the shortest sentence is
-lost. The first position is <SOS> in every sentence, the easiest prediction there is. Evaluation has the same collation
-with batches of 128, so its value depends on the shuffle. Sentences are split at " . " and lower-cased, and the
-vocabulary is built on all three files. Three details differ here: a batch keeps at most `MOST` positions (the shortest
-of ten sentences is hardly ever longer), the code's default noise of 0.001 is left out, as the paper's table has none,
-and the vocabulary has one word more, the engine's padding, which never occurs.
+**FedAtt** (github.com/shaoxiongji/fed-att). The code hands lists of unequal length to a data loader, whose collation
+zips them. A batch of B sentences becomes T sequences of B words, T being the length of the *shortest* sentence, and
+sequence t holds word t of every sentence. So the network predicts the word at the same position of another, unrelated
+sentence. All text behind the shortest sentence is lost. The first position is <SOS> in every sentence, the easiest
+prediction there is. Evaluation collates batches of 128, so its value depends on the shuffle. Sentences are split at
+" . " and lower-cased, and the vocabulary is built on all three files. Three details differ here. A batch keeps at most
+`MOST` positions: the shortest of ten sentences is hardly ever longer. The code's default noise of 0.001 is left out, as
+the paper's table has none. The vocabulary has the engine's padding as one more word, which never occurs.
 
 **The next-character report.** Its notebook hands batches of B = 10 rows with 100 characters each to an LSTM that
-expects time first. So the recurrence runs over the *batch*: at each position the network reads the characters that the
-ten rows have there, and has to predict the next character of each row. It knows one character of a row, so the best it
-can reach is the entropy of character pairs. The notebook's "non-IID" split also shuffles the characters of the text:
-then the best is the entropy of single characters. As in the notebook, the model is that of the last round.
+expects time first, so the recurrence runs over the *batch*. At each position the network reads the ten rows' characters
+and predicts the next character of each row. It knows one character of a row: the best it can reach is the entropy of
+character pairs. The "non-IID" split also shuffles the characters of the text: then the best is the entropy of single
+characters. As in the notebook, the model is that of the last round.
 
 Only studies use this. Local steps and aggregation are the ordinary engine's; only the batches differ.
 """

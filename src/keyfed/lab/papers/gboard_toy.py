@@ -1,9 +1,9 @@
 """The toy of the Gboard slides: two local LSTMs, a weighted mean of their weights; with its defect and repaired.
 
-In the slides the two local models are drawn independently and never receive the mean: each trains on by itself, and
-the "global model" is a mean of two unrelated networks that happens to be evaluated each round. Repaired, both start
-every round from the mean, as federated averaging says. The slides do not name their data; this is a synthetic task of
-the same shape: a sequence of numbers, one bit to tell.
+In the slides the two local models are drawn independently and never receive the mean. Each trains on by itself, and
+the "global model" that is evaluated is a mean of two unrelated networks. Repaired, both start every round from the
+mean, as federated averaging says. The slides do not name their data; this is a synthetic task of the same shape: a
+sequence of numbers, one bit to predict.
 """
 
 from __future__ import annotations
