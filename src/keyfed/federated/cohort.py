@@ -1,7 +1,7 @@
 r"""Who takes part in a round and how far they get: seeds, sampling, over-selection, drop-outs, stragglers, unequal
 work.
 
-Seeds derive from (run seed, round, client, purpose) and are never carried along. Everything else is a function of
+Seeds derive from (run seed, round, client, purpose) and are never carried over. Everything else is a function of
 (seed, round) or (seed, client) and known before anybody trains. So a simulation repeats exactly, resumes exactly, and
 does not train clients whose work would be lost. Time is *modelled*, never measured. A client downloads, predicts its
 tokens at its own speed, and uploads; a client that top-K leaves out is counted as if it did:
@@ -287,8 +287,8 @@ def plan_round(
             for f in fates
         ]
         return Plan(tuple(fates), closes)
-    # Nobody knows that a client has vanished: the server waits for the deadline, or (without one) until the last of
-    # those it called would have come.
+    # The server does not know that a client has vanished: it waits for the deadline, or (without one) until the last
+    # client it called would have come.
     missing = any(f.lost is not None for f in fates)
     last = max((f.seconds for f in fates), default=0.0)
     return Plan(tuple(fates), limit if missing and limit < math.inf else last)

@@ -85,16 +85,16 @@ def read_weights(text: str) -> dict[str, float]:
       >>> read_weights("anna=3, ben=0.5")
       {'anna': 3.0, 'ben': 0.5}
     """
-    given = {}
+    weights = {}
     for pair in filter(None, (p.strip() for p in text.split(","))):
         client, equals, number = pair.rpartition("=")
         try:
-            given[client.strip()] = float(number)
+            weights[client.strip()] = float(number)
         except ValueError:
             equals = ""
         if not equals:
             raise ConfigError(f'mediator.weights has "{pair}"; expected client=number, separated by commas')
-    return given
+    return weights
 
 
 def attention(
@@ -273,7 +273,7 @@ def _guarded_rule(rule: PrivateRule, who: str) -> PrivateRule:
             raise ConfigError(f"{who} gave a share with logarithms, which no sum of fixed point holds; leave log out")
         return own
 
-    def told(facts: Facts, what: str) -> Facts:
+    def within(facts: Facts, what: str) -> Facts:
         for name, numbers in facts.items():
             if not all(0 <= x <= 1 for x in numbers):
                 raise ConfigError(f"{who}: {what} tells {name} = {numbers}; expected numbers within 0 and 1")
@@ -282,8 +282,8 @@ def _guarded_rule(rule: PrivateRule, who: str) -> PrivateRule:
     return PrivateRule(
         init=lambda: _storable(rule.init(), who),
         share=share,
-        facts=lambda report, layers, public: told(rule.facts(report, layers, public), "facts"),
-        first=lambda report, layers: told(rule.first(report, layers), "first"),
+        facts=lambda report, layers, public: within(rule.facts(report, layers, public), "facts"),
+        first=lambda report, layers: within(rule.first(report, layers), "first"),
         start=lambda public, sums: _storable(rule.start(public, sums), who),
         learn=lambda public, sums, contributors: _storable(rule.learn(public, sums, contributors), who),
     )

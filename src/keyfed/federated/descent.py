@@ -60,14 +60,10 @@ class Tally:
             mine.copy_(theirs[..., order])
 
     def first(self, clients: int) -> Tally:
-        """The first clients' part of this tally; it counts into the same tensors."""
-        part = Tally(0)
-        part.epoch, part.worked, part._last = (
-            self.epoch[:, :clients],
-            self.worked[:clients],
-            self._last[:, :clients],
-        )
-        return part
+        """The tally of the first clients; it counts into the same tensors."""
+        view = Tally(0)
+        view.epoch, view.worked, view._last = self.epoch[:, :clients], self.worked[:clients], self._last[:, :clients]
+        return view
 
     def _close(self) -> None:
         self._last.copy_(torch.where(self.epoch[1] > 0, self.epoch, self._last))

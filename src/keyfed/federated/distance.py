@@ -128,7 +128,7 @@ def _gram(change: Tensor) -> Tensor:
 
 
 def _largest_singulars(changes: Tensor) -> Tensor:
-    """`_largest_singular` of every client's change, [m]; nan where it is not finite. Nothing is asked of a GPU."""
+    """`_largest_singular` of every client's change, [m]; nan where it is not finite. No value is read from a GPU."""
     grams = torch.stack([_gram(c.double()) for c in changes])
     return torch.where(torch.isfinite(grams).all(-1).all(-1), _largest_eigenvalues(grams).sqrt(), torch.nan)
 

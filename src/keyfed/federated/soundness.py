@@ -1,6 +1,6 @@
 r"""What one client may do to a model, and when a model is good.
 
-An upload may be at most a multiple κ of what the run has seen, the median of the medians of the last `WINDOW` rounds; a
+An upload may be at most a multiple κ of what the run has seen, the median of the medians of the last `WINDOW` rounds. A
 longer one is shortened to that. A client counts at most a multiple of the median of tokens. One liar among ten moves a
 median to a neighbour's number at most. The first round has no such numbers.
 
@@ -15,8 +15,8 @@ points clearly against the sum of the others' directions, measured by how much t
 
 with c^{(−k)} the cosines among the others alone. Lengths and tokens do not matter here, so no claim of a client does.
 
-Where only sums are seen, a sum whose mean upload is longer than κ times the median one of the rounds before is not
-taken; with clients that keep state it is how far θ moves, since their sum is of increments.
+Where only sums are seen, a sum is not taken whose mean upload is longer than κ times the median one of the rounds
+before. With clients that keep state it is how far θ moves, since their sum is of increments.
 
 A server step whose θ or server state is not finite is never taken. A model whose validation perplexity is at least
 `factor` times the least one of the run, or no number, is bad: the run goes back to the last good model.
@@ -31,11 +31,11 @@ that does not fall, or in the `MOST_DOUBTS`-th in a row.
 Going back means θ, the server rule's state, the mediator's memory, what the run has seen, and the states of clients
 that keep any. The round counter does not go back: the next cohort is drawn as usual.
 
-A round has diverged where the median client's training loss is at least ln(1000 V), where more clients are refused for
-numbers that exploded than contribute, or where the step is not finite. Its step is not taken. Once a run has diverged,
+A round has diverged in three cases: the median client's training loss is at least ln(1000 V); more clients are refused
+for numbers that exploded than contribute; the step is not finite. Its step is not taken. Once a run has diverged,
 it is not waited for: models and losses that are `DOUBT` times worse than a uniform guess are bad at once.
 
-Each time a step size is halved, η ← η · 2^{−n}, the n-th time in a row n times: a step of 1000 comes down to 10^{−3} in
+Each time a step size is halved, η ← η · 2^{−n}, the n-th time in a row n times. A step of 1000 comes down to 10^{−3} in
 six rounds. It is the clients' own, or the server's where their training is sound and the model is not (`by_server`).
 The factors survive: they are part of the run's state and do not go back.
 """
@@ -256,9 +256,9 @@ def opposed(cosines: torch.Tensor, share: float) -> list[int]:
 
 def _agreement(cosines: torch.Tensor, among: Sequence[int]) -> list[float]:
     """Return the cosine of each of these uploads with the sum of the others' directions."""
-    part = cosines[among][:, among]
-    own, total = part.diagonal(), part.sum(1)
-    others = (part.sum() - 2 * total + own).clamp_min(0.0).sqrt()  # the norm of that sum
+    chosen = cosines[among][:, among]
+    own, total = chosen.diagonal(), chosen.sum(1)
+    others = (chosen.sum() - 2 * total + own).clamp_min(0.0).sqrt()  # the norm of that sum
     found = torch.where(others > 1e-9, (total - own) / others, 0.0)
     return [float(c) for c in found]
 
@@ -306,7 +306,7 @@ def judge_model(good: Good, state: State, nats: float, factor: float | None, cli
 
     Args:
       factor: of the least validation perplexity, beyond which a model is bad; None for `OVERSHOOT` times uniform.
-      clients: the rounds of the clients' states that count beside this model.
+      clients: the rounds of the clients' states that count with this model.
     """
     itself = same(state.params, good.state.params)
     bad = exploded(nats, good.uniform, OVERSHOOT) if factor is None else exploded(nats, good.nats, factor)

@@ -24,7 +24,7 @@ Where = Literal["client", "server"]
 def noise_on(beta: float, sigma: float = 1.0, at: Where = "client") -> Noise | None:
     r"""Add white noise of standard deviation βσ, as FedAtt does; None for β = 0.
 
-    `client` is equation 6: every client adds its own β·N(0, σ²) to its upload after its distance was measured, so the
+    `client` is equation 6: every client adds its own β·N(0, σ²) to its upload after its distance was measured. So the
     noise is inside the weighted sum and m clients average it. `server` is the authors' code: once, on the mean.
 
     Nothing is clipped, so however large β is this carries **no** (ε, δ) guarantee of privacy.

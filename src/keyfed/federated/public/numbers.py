@@ -27,7 +27,7 @@ from typing import TypeGuard
 
 from keyfed.federated.types import Facts, Public, Sums
 
-USUAL_RATIO = 16.0  # of the largest to the least scale, where whoever sums does not say it (`private.secagg.threshold`)
+USUAL_RATIO = 16.0  # of the largest to the least scale, where the sum does not say it (`private.secagg.threshold`)
 ROOMS = (-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 10.0, 18.0)  # octaves below the top, edges of buckets
 SATURATED = ROOMS.index(0.0) + 1  # buckets of clients above the top
 MARGIN = 2.0  # clients that another window must hold more: one client alone, whatever it says, moves nothing
@@ -124,14 +124,14 @@ def ratio_in(sums: Sums) -> float:
     return sums.get("ratio", (USUAL_RATIO,))[0]
 
 
-def joined(parts: Mapping[str, Facts]) -> Facts:
-    """Return the facts of several parts together, each fact under its part's name.
+def joined(rules: Mapping[str, Facts]) -> Facts:
+    """Return the facts of several rules together, each fact under its rule's name.
 
     Example:
       >>> joined({"inner": {"saturated": [0.0]}, "own": {"losses": [1.0]}})
       {'inner/saturated': [0.0], 'own/losses': [1.0]}
     """
-    return {f"{part}/{name}": numbers for part, facts in parts.items() for name, numbers in facts.items()}
+    return {f"{rule}/{name}": numbers for rule, facts in rules.items() for name, numbers in facts.items()}
 
 
 def under(prefix: str, sums: Sums) -> Sums:
@@ -139,9 +139,9 @@ def under(prefix: str, sums: Sums) -> Sums:
     return {name.removeprefix(prefix): numbers for name, numbers in sums.items() if name.startswith(prefix)}
 
 
-def sums_of(part: str, sums: Sums) -> Sums:
-    """Return the sums of a part's facts; "loss", "count" and "ratio" are everybody's."""
-    return {**under(f"{part}/", sums), **{name: sums[name] for name in ("loss", "count", "ratio") if name in sums}}
+def sums_of(rule: str, sums: Sums) -> Sums:
+    """Return the sums of a rule's facts; "loss", "count" and "ratio" are everybody's."""
+    return {**under(f"{rule}/", sums), **{name: sums[name] for name in ("loss", "count", "ratio") if name in sums}}
 
 
 SMALLEST_RANGE, LARGEST_RANGE = -20, 28  # exponents of 2 of the largest number of a layer
@@ -199,7 +199,7 @@ def raised_bits(public: Public) -> int:
 
 
 def _uses(layer: str, sums: Sums) -> tuple[float, float]:
-    """Return how many clients told that a layer is over half its range, and how many that it is small."""
+    """Return in how many clients a layer is over half its range, and in how many it is small."""
     return sum(sums.get(f"large/{layer}", ())), sum(sums.get(f"small/{layer}", ()))
 
 

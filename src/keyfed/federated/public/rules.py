@@ -1,11 +1,11 @@
 r"""How clients weigh themselves when no report may leave them: by their own numbers and public ones.
 
-A softmax over clients is a ratio of two sums, and client k knows its own score: with a public cap c it sends
+A softmax over clients is a ratio of two sums, and client k knows its own score. With a public cap c it sends
 u_k = exp(s_k − c) as mass and u_k · Δ_k as upload, both inside one masked sum. c cancels in the ratio; it only places
 the window of scores that count exactly. The same holds for token weights, n_k/ŵ with a public ŵ.
 
 **No client may be most of a sum.** In every layer the scale, which multiplies the upload, is held within [1/r, 1]
-(`held`): scores within [c − ln r, c], tokens within [ŵ/r, ŵ]. r comes from the sum's threshold
+(`held`). So scores count within [c − ln r, c], and tokens within [ŵ/r, ŵ]. r comes from the sum's threshold
 (`private.secagg.threshold.most_ratio`), and the client computes it; no public number and no option of a method widens
 it.
 
@@ -90,9 +90,9 @@ def held(share: Share, ratio: float, *, silent: bool = False) -> Share:
     return replace(share, scale=scale, mass=mass)
 
 
-def clamped(own: Share, sent: Share, told: Facts) -> Facts:
+def clamped(own: Share, sent: Share, facts: Facts) -> Facts:
     """Say whether a client was clamped at either end in any layer: below 1/r, or above the public top."""
-    above = {name.rpartition("room")[2] for name, row in told.items() if _is_room(name) and sum(row[:SATURATED]) > 0}
+    above = {name.rpartition("room")[2] for name, row in facts.items() if _is_room(name) and sum(row[:SATURATED]) > 0}
     low = any(sent.scale[name] > scale for name, scale in own.scale.items())
     high = any(scale == 1 and ({"", f"/{name}"} & above) for name, scale in own.scale.items())
     return {"clamped": [float(low or high)]}
@@ -191,9 +191,9 @@ def _with_caps(rule: WeighingRule) -> PrivateRule:
     .. math::  \frac{\sum_k u_k Δ_k}{\sum_k u_k} = \frac{\sum_k e^{s_k} Δ_k}{\sum_k e^{s_k}}
                \quad\text{if all } c − \ln r ≤ s_k ≤ c
 
-    Scores outside count as the nearer end (`held`). c is where most clients count exactly: by the calibration's
-    histogram of scores at first, then by how many factors of two clients' weights lie below 1. c is never above the
-    rule's bound.
+    Scores outside count as the nearer end (`held`). c is where most clients count exactly. It comes from the
+    calibration's histogram of scores first, then from how many factors of two clients' weights lie below 1. It is never
+    above the rule's bound.
     """
 
     def share(report: Report, layers: Sequence[str], public: Public) -> Share:
@@ -239,9 +239,13 @@ def magnitude(largest: float) -> list[float]:
 def privately(method: Method) -> Method:
     """Return the same method with clients that weigh themselves by public numbers; no report leaves them.
 
-    Its mediator's memory is public: {"calibrated": whether the first numbers are there, "rule": the rule's own,
-    "ranges": the exponent of two that no number of a layer exceeds, for sums of fixed point, "first": the calibration's
-    ranges, "outside": rounds with a client out of range since ranges last rose}.
+    Its mediator's memory is public:
+
+    - "calibrated": whether the first numbers are there;
+    - "rule": the rule's own numbers;
+    - "ranges": the exponent of two that no number of a layer exceeds, for sums of fixed point;
+    - "first": the calibration's ranges;
+    - "outside": rounds with a client out of range since ranges last rose.
 
     Raises:
       ConfigError: the mediator has no private rule.
@@ -265,7 +269,7 @@ def privately(method: Method) -> Method:
 
 
 def _with_ranges(rule: PrivateRule, room: int) -> PrivateRule:
-    """Join a rule with the ranges of the layers; its facts are told under "rule/".
+    """Join a rule with the ranges of the layers; its facts have names under "rule/".
 
     Args:
       room: bits between the largest number seen and the first range.
@@ -405,10 +409,11 @@ def _each(
 
 
 def refuse_isolating(method: Method, ratio: float = USUAL_RATIO) -> None:
-    r"""Refuse a method with which whoever runs the server can make a sum of one client's upload.
+    r"""Refuse a method with which the server can make a sum of one client's upload.
 
-    Under top-K clients with a loss above the public τ send zeros, and the histogram of losses is public: with τ between
-    the two lowest losses the sum is one upload. No client can see that by itself. A simulation has nobody to hide from.
+    Under top-K clients with a loss above the public τ send zeros, and the histogram of losses is public. With τ between
+    the two lowest losses the sum is one upload. No client can see that by itself. A simulation has no server to hide
+    from.
 
     Args:
       ratio: r of the sum (`private.secagg.threshold.most_ratio`); by default the largest that any sum has.

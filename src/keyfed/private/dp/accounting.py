@@ -61,7 +61,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class TreeRelease:
-    """The first `leaves` prefix sums of one noise tree (DP-FTRL); nobody need be sampled.
+    """The first `leaves` prefix sums of one noise tree (DP-FTRL); no client need be sampled.
 
     Attributes:
       z: standard deviation of one node's noise, divided by the clip.
@@ -122,7 +122,7 @@ def most_met(mean: float, but_for: float) -> int:
 
 
 def at_rate_one(rows: Sequence[Row], delta: float) -> tuple[tuple[Row, ...], float]:
-    """Return merged rows in which the rounds that a client meets at the hinge are at rate 1, and what is left of δ.
+    """Return merged rows in which the rounds that a pivotal client meets are at rate 1, and what is left of δ.
 
     A hundredth of δ is for the chance that it meets more of them. Of different noise the least is taken first.
     """
@@ -270,8 +270,9 @@ def rho_to_eps(rho: float, delta: float) -> float:
 def forest_sensitivity(leaves: int, gap: int, times: int | None = None) -> int:
     r"""Return the squared sensitivity of all nodes of a noise forest to one client of clip 1, exactly.
 
-    The nodes over T leaves are the whole dyadic blocks [j·2^h, (j+1)·2^h) ⊂ [0, T). A client that takes part in a set P
-    of rounds, any two at least `gap` apart, moves a node by |P ∩ block|: the maximum over P of Σ_blocks |P ∩ block|².
+    The nodes over T leaves are the whole dyadic blocks [j·2^h, (j+1)·2^h) ⊂ [0, T). A client takes part in a set P of
+    rounds, any two at least `gap` apart. It moves a node by |P ∩ block|. So this is the maximum over P of
+    Σ_blocks |P ∩ block|².
 
     Args:
       times: rounds a client takes part in at most; None for as many as the gap allows.
@@ -302,7 +303,7 @@ def forest_sensitivity(leaves: int, gap: int, times: int | None = None) -> int:
 def _block(height: int, wait: int, gap: int, most: int) -> tuple[tuple[int, int, int], ...]:
     """What a client can do in one tree of 2^height leaves after waiting: (times, wait after it, Σ |P ∩ block|²).
 
-    A block no longer than the gap holds it once at most, and then as early as it may come: all leaves of the block have
+    A block no longer than the gap holds it once at most, and then as early as it may come. All leaves of the block have
     the same ancestors, and an early one leaves more room after it.
     """
     size = 1 << height
@@ -396,7 +397,7 @@ class Opening(NamedTuple):
 
 
 class Stayed(NamedTuple):
-    """How many were called, shared keys, uploaded and helped to open; None for what was never asked."""
+    """How many were called, shared keys, uploaded and helped to open; None for what was never requested."""
 
     called: int
     shared: int | None = None
@@ -416,7 +417,7 @@ def chance(present: int, rate: float, opening: Opening) -> float:
     """
     low, high = opening.edges
     if low > high:
-        return 0.0  # it opens for nobody
+        return 0.0  # it never opens
     return min(1.0, sum(_binomial(m, present - 1, rate) for m in {low - 1, high}))
 
 

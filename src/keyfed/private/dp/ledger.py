@@ -1,12 +1,13 @@
 r"""The ledger: every noisy release of a run, written and on the disk *before* it is made.
 
-One JSON object a line, each with the hash of the line before it, the first with the terms (δ, population, …). Beside
+One JSON object a line, each with the hash of the line before it, the first with the terms (δ, population, …). Next to
 the ledger lies its head, the number of rows and the last hash. So ε never under-counts:
 
 - killed while a row is written: the torn line is counted as a release, though nothing was released yet;
 - killed between row and release: the row stays, the round is done again under a row of its own;
 - a changed, removed or reordered row, or an older copy of the file: the chain or the head does not fit, and nothing is
-  printed. Whoever can rewrite *both* files and the metrics can forge them all; a ledger is no proof against its owner.
+  printed. A person who can rewrite *both* files and the metrics can forge them all; a ledger is no proof against its
+  owner.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Terms:
       budget: ε not to be exceeded; None for none.
       secure: clients' parts are summed under masks.
       raw_vocabulary: the vocabulary was made from these clients' text, without noise.
-      enrolled: SHA-256 of the names of real clients, whom the ε is about; None in a simulation.
+      enrolled: SHA-256 of the names of the real clients that the ε is about; None in a simulation.
       count_noise: noise of counts (of unclipped clients, of losses), in clients, which z pays for; None where nothing
         is counted, and in ledgers that were begun before it was written down.
     """
@@ -206,11 +207,11 @@ def read_ledger(folder: Path) -> Ledger:
 
 
 def check_against_metrics(ledger: Ledger, records: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse a ledger that is older than the metrics beside it: every round names the head it was booked under."""
+    """Refuse a ledger that is older than the metrics next to it: every round names the head it was booked under."""
     for record in records:
         try:
-            told = record["privacy"]["ledger"]
-            rows, head = int(told["rows"]), str(told["head"])
+            noted = record["privacy"]["ledger"]
+            rows, head = int(noted["rows"]), str(noted["head"])
         except BROKEN:
             raise PrivacyError(
                 f"round {record.get('round')} of metrics.jsonl names no row of the ledger; {REFUSED}"

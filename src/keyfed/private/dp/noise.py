@@ -45,15 +45,15 @@ class Noising(NamedTuple):
     """How one round's sum is bounded, noised and divided.
 
     Attributes:
-      clip: S, the largest norm of one client's part.
+      clip: S, the largest norm of one client's upload, as it is summed.
       std: standard deviation of the noise in every coordinate of the sum.
-      bit_std: that of the noise in the half counts, if there were one only: n of them have √n times as much each, so
-        that together they cost the same; None counts nothing.
-      called: clients called in expectation: public, whoever came.
+      bit_std: that of the noise in the half counts, if there were one only. n of them have √n times as much each, so
+        that together they cost the same. None counts nothing.
+      called: clients called in expectation: a public number.
       denominator: what the sum of a method with fixed weights is divided by: their expected weight.
       floor: least mass that a ratio method divides by; None for methods with fixed weights.
       release: books the release, then returns the noise for it.
-      frozen: layers that nobody trains: everybody knows that their sum is 0.
+      frozen: layers that are not trained: their sum is known to be 0.
       statistics: names of the half counts: "within" is that of unclipped clients (adaptive clipping), the others are
         `Share.statistics`.
     """
@@ -108,9 +108,9 @@ def system(entropy: Callable[[int], bytes] = os.urandom) -> Draw:
         count = shape.numel()
         made = np.zeros(count)
         for start in range(0, count, CHUNK):
-            part = made[start : start + CHUNK]
+            chunk = made[start : start + CHUNK]
             for _ in range(4):
-                part += _normals(part.size, entropy) / 2
+                chunk += _normals(chunk.size, entropy) / 2
         return torch.from_numpy(made).reshape(shape)
 
     return draw
@@ -170,6 +170,7 @@ def clipped(upload: Mapping[str, Tensor], clip: float) -> dict[str, Tensor]:
 
 
 Node = tuple[int, int]  # height h and number j: the block of rounds [j·2^h, (j+1)·2^h)
+NodeNoise = Callable[[Node, str, torch.Size], Tensor]
 
 
 def nodes_of(rounds: int) -> list[Node]:
@@ -198,22 +199,28 @@ def change_of(leaf: int) -> tuple[list[Node], list[Node]]:
     return [n for n in after if n not in before], [n for n in before if n not in after]
 
 
-def derived_tree(seed: int, leaf: int) -> Draw:
-    """Noise of one leaf in a simulation; every block's is derived from the seed, so nothing need be kept."""
+def _leaf(leaf: int, added: NodeNoise, removed: NodeNoise) -> Draw:
+    """Return the noise of one leaf: that of the blocks it adds, less that of the blocks it takes off."""
     plus, minus = change_of(leaf)
-
-    def node(place: Node, name: str, shape: torch.Size) -> Tensor:
-        return derived(derive_seed(seed, "tree"), place[0], place[1])(name, shape)
 
     def draw(name: str, shape: torch.Size) -> Tensor:
         noise = torch.zeros(shape, dtype=torch.float64)
         for place in plus:
-            noise += node(place, name, shape)
+            noise += added(place, name, shape)
         for place in minus:
-            noise -= node(place, name, shape)
+            noise -= removed(place, name, shape)
         return noise
 
     return draw
+
+
+def derived_tree(seed: int, leaf: int) -> Draw:
+    """Noise of one leaf in a simulation; every block's is derived from the seed, so nothing need be kept."""
+
+    def node(place: Node, name: str, shape: torch.Size) -> Tensor:
+        return derived(derive_seed(seed, "tree"), place[0], place[1])(name, shape)
+
+    return _leaf(leaf, node, node)
 
 
 class KeptTree:
@@ -229,19 +236,13 @@ class KeptTree:
 
     def leaf(self, leaf: int) -> Draw:
         """Return the noise of one leaf; leaves come in order, each once."""
-        plus, minus = change_of(leaf)
         fresh = self._fresh()
 
-        def draw(name: str, shape: torch.Size) -> Tensor:
-            noise = torch.zeros(shape, dtype=torch.float64)
-            for place in plus:
-                made = self._kept[place, name] = fresh(name, shape)
-                noise += made
-            for place in minus:
-                noise -= self._kept.pop((place, name))
-            return noise
+        def drawn(place: Node, name: str, shape: torch.Size) -> Tensor:
+            made = self._kept[place, name] = fresh(name, shape)
+            return made
 
-        return draw
+        return _leaf(leaf, drawn, lambda place, name, shape: self._kept.pop((place, name)))
 
     @property
     def state(self) -> dict[str, Tensor]:

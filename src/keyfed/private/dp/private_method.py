@@ -1,8 +1,8 @@
 r"""The private form of a method: which methods can carry a guarantee, in which form, and refusals by name.
 
-In a private round a client's weight may depend on nobody else. So FedAvg's n_k/Σn becomes 1/m (or min(n_k/ŵ, 1) with a
-public ŵ) over a *public* denominator, and attention becomes a ratio of two noisy sums: client k sends
-u_k Δ_k and u_k = exp(min(s_k, c) − c) with a public cap c. Either way the sum moves by at most the clip S when one
+In a private round a client's weight may depend on no other client. So FedAvg's n_k/Σn becomes 1/m (or min(n_k/ŵ, 1)
+with a public ŵ) over a *public* denominator. Attention becomes a ratio of two noisy sums: client k sends u_k Δ_k and
+u_k = exp(min(s_k, c) − c) with a public cap c. Either way the sum moves by at most the clip S when one
 client is added or removed. Server rules come after the noise and cost nothing.
 
 Two rules of FedMed read the losses of all clients: the switch between attention and tokens, and top-K. In a private
@@ -57,7 +57,7 @@ MOST_LOSS = 16.0  # nats per token: above any loss that a model of 2^23 words be
 NOT_YET = 1e300  # the change of a loss before there are two to compare: above every threshold, and finite
 LEAST_REACH = 1.0  # nats: how far from each other the clients of one round usually lie
 LEAST_STEP, MOST_STEP = 1e-3, 2.0  # nats: what the limit of top-K moves by at most in one round
-WIDEN, NARROW = 1.2, 0.6  # slower up than down: one wrong side by chance must not cost a round with nobody
+WIDEN, NARROW = 1.2, 0.6  # slower up than down: one wrong side by chance must not cost a round without clients
 
 
 class Tracker(NamedTuple):
@@ -79,10 +79,10 @@ def mean_loss(threshold: float) -> Tracker:
 
     .. math::  t_k = ½ + \frac{ℓ_k − L}{2r},\qquad L ← L + 2r(\bar t − ½)
 
-    A client tells how far its loss is from the last L, not the loss: then the public denominator, which is not the
-    number of those who came, errs by a share of the *change* of L only. Exact, at no noise, while everybody's loss is
-    within r of L and as many come as are expected. The reach starts with all losses inside, halves every round down to
-    max(1 nat, 2ε), and doubles after a round in which L moved by half of it or more.
+    A client sends how far its loss is from the last L, not the loss. The public denominator is not the number of
+    clients that came; so it errs by a share of the *change* of L only. Exact, at no noise, while everybody's loss is
+    within r of L and as many come as are expected. The reach starts with all losses inside. It halves every round down
+    to max(1 nat, 2ε), and doubles after a round in which L moved by half of it or more.
 
     Args:
       threshold: ε, the change that the switch asks for.
@@ -118,8 +118,8 @@ def loss_limit(beta: float) -> Tracker:
     quantile however many come: who is absent shortens a step and does not turn it. s is 1 if everybody is below τ, −1
     if nobody is.
 
-    Losses may lie within hundredths of a nat of each other, all of them falling, so the reach finds its own size: after
-    two rounds on the same side it grows, after two on different sides it shrinks, the more the further off they were,
+    Losses may lie within hundredths of a nat of each other, all of them falling. So the reach finds its own size. After
+    two rounds on the same side it grows, after two on different sides it shrinks, the more the further off they were:
     r ← r · (1.2 or 0.6)^min(1, |s| + |s of the round before|). τ starts above every loss: everybody counts until it has
     come down, at 2 nats a round.
 

@@ -165,9 +165,9 @@ def statement(ledger: Ledger, eps: float, delta: float | None = None, *, vote: b
     if t.randomness == "derived":
         return [*lines, SERVER, NOT_COVERED]
     kept = [TREE_KEPT] if t.mechanism == "tree" else []
-    told = [COHORT_KNOWS] if t.secure and t.mechanism == "gaussian" and t.rate < 1 else []
+    known = [COHORT_KNOWS] if t.secure and t.mechanism == "gaussian" and t.rate < 1 else []
     raw = [RAW_VOCABULARY] if t.raw_vocabulary else []
-    return [*lines, *told, WITH_REAL_CLIENTS, *raw, *few_clients(t), *kept, SERVER, NOT_COVERED_THERE]
+    return [*lines, *known, WITH_REAL_CLIENTS, *raw, *few_clients(t), *kept, SERVER, NOT_COVERED_THERE]
 
 
 def few_clients(t: Terms) -> list[str]:
@@ -181,7 +181,7 @@ def few_clients(t: Terms) -> list[str]:
 
 
 def _noise_of_counts(t: Terms) -> list[str]:
-    """Say how z is shared between the sum and the counts beside it; nothing where nothing is counted."""
+    """Say how z is shared between the sum and the counts next to it; nothing where nothing is counted."""
     if t.count_noise is None:
         return []
     return [
@@ -214,7 +214,7 @@ def _without_amplification(ledger: Ledger) -> list[str]:
 
 
 def _met(ledger: Ledger) -> int:
-    """Releases that the chance of the hinge puts at rate 1."""
+    """Releases that the chance of a pivotal client puts at rate 1."""
     merged = merge(ledger.rows())
     counted, _ = at_rate_one(merged, ledger.terms.delta)
 
@@ -351,5 +351,5 @@ def rule_for(path: str, place: Place = "run") -> Rule | None:
 
 @cache
 def _form(pattern: str) -> re.Pattern[str]:
-    parts = {"**": ".+", "*": "[^/]*"}
-    return re.compile("".join(parts.get(part, re.escape(part)) for part in re.split(r"(\*\*|\*)", pattern)), re.DOTALL)
+    wild = {"**": ".+", "*": "[^/]*"}
+    return re.compile("".join(wild.get(name, re.escape(name)) for name in re.split(r"(\*\*|\*)", pattern)), re.DOTALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,10 +11,11 @@ import torch
 
 from keyfed.config.schema import PrivacyConfig
 from keyfed.errors import PrivacyError
+from keyfed.federated import weigh
 from keyfed.federated.cohort import Participation
 from keyfed.federated.methods import METHODS, build_method
 from keyfed.federated.spec import MethodSpec, Part
-from keyfed.federated.types import Aggregate, Report, TopK
+from keyfed.federated.types import Aggregate, Report, TopK, WeighingRule
 from keyfed.private.dp.private_method import CLIP, make_private, refuse_participation
 
 from .neighbours import CLAIMING
@@ -88,6 +90,44 @@ def test_attention_is_a_ratio_and_the_rest_has_a_public_denominator(name, mediat
     made = bounded(name, mediator, **options)
     assert made.ratio is ratio
     assert ("floor" in made.sensitivity) is ratio
+
+
+RULES = {
+    "tokens": weigh.by_tokens(),
+    "uniform": weigh.uniform(),
+    "fixed": weigh.fixed({"anna": 0.25, "ben": 0.5}),
+    "attention": weigh.softmax_of_distance(2.0, bound=4.0),
+    "divergence": weigh.softmax_of_distance(0.5, farthest=math.log(2)),
+    "own": weigh.from_rule(WeighingRule(lambda report, layer: report.tokens / report.loss)),
+}
+
+
+@pytest.mark.parametrize("mediator", RULES.values(), ids=RULES)
+def test_the_three_forms_of_a_rule_weigh_clients_in_the_same_ratios(mediator):
+    """Plain, masked and private shares differ by a public factor only, while no client is clamped."""
+    reports = [
+        Report("anna", 40, 2.0, 40, {"w": 0.1}),
+        Report("ben", 60, 1.5, 60, {"w": 0.6}),
+        Report("cleo", 90, 1.6, 90, {"w": 0.3}),
+    ]
+    masked = mediator.private
+    first = [masked.first(report, ["w"]) for report in reports]
+    sums = {name: [sum(column) for column in zip(*(row[name] for row in first), strict=True)] for name in first[0]}
+    public = masked.start(masked.init(), sums)
+    method = replace(build_method(MethodSpec("fedavg", {})), mediator=mediator)
+    private = make_private(method, replace(PRIVACY, weight_cap=1000.0)).method.mediator.share
+    forms = {
+        "plain": [mediator.share(report, ["w"]) for report in reports],
+        "masked": [masked.share(report, ["w"], public) for report in reports],
+        "private": [private(report, ["w"]) for report in reports],
+    }
+    ratios = {}
+    for form, shares in forms.items():
+        assert all(share.mass == share.scale for share in shares)
+        weights = [share.scale["w"] * math.exp((share.log or {"w": 0.0})["w"]) for share in shares]
+        ratios[form] = [weight / weights[0] for weight in weights]
+    assert ratios["masked"] == pytest.approx(ratios["plain"])
+    assert ratios["private"] == pytest.approx(ratios["plain"])
 
 
 def test_weights_lie_between_nothing_and_one_whatever_is_reported():
