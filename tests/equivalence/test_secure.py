@@ -509,4 +509,4 @@ def test_a_masked_vector_is_not_the_vector_and_evaluations_add_up(monkeypatch):
         assert (plain == sent[: len(plain)]).mean() < 0.01
     one, two = Score(100, 250.5, 20, 40, 80, 10, 25, 3), Score(7, 30.25, 1, 2, 5, 1, 2, 0)
     total = evaluation_vector_of(one, 3) + evaluation_vector_of(two, 3)
-    assert evaluation_of(total, 3) == (one + two, 2)
+    assert evaluation_of(total, 3, 3) == (one + two, 2)

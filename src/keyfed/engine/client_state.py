@@ -44,7 +44,6 @@ def write_state(path: Path, state: Params) -> None:
 
 
 def read_state(path: Path, device: str = "cpu") -> Params:
-    """Read one client's state."""
     try:
         return {name: t.to(torch.device(device)) for name, t in parse_tensors(path.read_bytes()).items()}
     except OSError as e:
@@ -84,7 +83,6 @@ class ClientStates:
         return self._file(client) if client in self.rounds else None
 
     def proposed(self, client: ClientId, round: int) -> Path:
-        """Return where a client writes its state of a round."""
         return state_file(self.folder, client, round)
 
     def acknowledge(self, round: int, trained: Iterable[ClientId], contributors: Iterable[ClientId]) -> None:

@@ -257,7 +257,6 @@ class ModuleNetwork:
 
     @property
     def stateful(self) -> bool:
-        """Whether it carries a state from window to window."""
         return self._habits.axes is not None
 
 
@@ -279,7 +278,6 @@ class ModuleReader:
         return torch.cat(parts, 1), state
 
     def score(self, logits: Tensor, targets: Tensor) -> TokenScores:
-        """Nats and rank of each position, [1, tokens]."""
         return score_logits(logits[None], targets[None])
 
     @torch.no_grad()
@@ -383,7 +381,6 @@ def build_module(make: MakeModule, vocab: int, seed: int, name: str) -> nn.Modul
 
 
 def trial_tokens(vocab: int, time: int, rows: int) -> Tensor:
-    """Tokens to try a module with, [rows, time]."""
     return torch.arange(rows * time).remainder(vocab).view(rows, time)
 
 

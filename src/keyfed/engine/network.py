@@ -36,7 +36,6 @@ def parameter_count(network: Network) -> int:
 
 
 def init_params(network: Network, seed: int) -> Params:
-    """Draw initial parameters."""
     return network.init_params(seed) if isinstance(network, ModuleNetwork) else lm.init_params(network, seed)
 
 

@@ -47,7 +47,6 @@ class ClientStore:
     folder: Path | None = None
 
     def stream(self, client: int) -> NDArray[np.int32]:
-        """Return client k's tokens."""
         if self.folder is not None:
             # Read, not mapped: a page fault maps sixteen pages around it, and a thousand clients would map them all.
             place = int(self.bounds[client]) * self.flat.itemsize
@@ -55,11 +54,9 @@ class ClientStore:
         return self.flat[int(self.bounds[client]) : int(self.bounds[client + 1])].numpy()
 
     def tokens(self, client: int) -> int:
-        """Number of client k's tokens."""
         return int(self.bounds[client + 1]) - int(self.bounds[client])
 
     def sizes(self) -> NDArray[np.int64]:
-        """Number of tokens of every client."""
         return np.diff(self.bounds.numpy())
 
     def __len__(self) -> int:
@@ -224,7 +221,6 @@ class TextObjective:
         return [steps[i] for i in sorted(drawn.tolist())]
 
     def epoch(self, epoch: int) -> list[list[Step]]:
-        """Every client's steps of an epoch."""
         every = [self._client_steps(k, epoch) for k in self._members]
         self.whole = torch.tensor([sum(float(s.mask.sum()) for s in steps) for steps in every], dtype=torch.float64)
         planned = zip(self._members, every, self._works, strict=True)

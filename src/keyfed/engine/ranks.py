@@ -163,11 +163,9 @@ class Ranks:
                 self._await_farewells()
 
     def left(self) -> bool:
-        """Whether all others have taken leave."""
         return bool(self._store.check([f"bye/{rank}" for rank in range(1, self.world)]))
 
     def close(self) -> None:
-        """Take leave."""
         self._over.set()
         if self._beating is None:
             return
@@ -352,7 +350,6 @@ class RankedSimulation:
             self._states.acknowledge(self._round, self._trained, contributors)
 
     def close(self) -> None:
-        """Close this rank's simulation."""
         self._local.close()
 
     def __enter__(self) -> RankedSimulation:

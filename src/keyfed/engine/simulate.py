@@ -19,7 +19,7 @@ import torch
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.problem import LocalProblem, measure
 from keyfed.engine.sums.plain import HiddenAccumulator, HiddenRound, HiddenSum, MakeHidden, RunningSum
-from keyfed.engine.task import CohortCurves, Finished, Turn, keeps_state, kept, take_turns
+from keyfed.engine.task import CohortCurves, Finished, Turn, keeps_state, kept, report_of, take_turns
 from keyfed.engine.workers import WorkerPool
 from keyfed.errors import SecureSumOverflow
 from keyfed.federated.cohort import Fate, Work, derive_seed, eased
@@ -205,9 +205,7 @@ class Simulation:
             if done.curve is not None:
                 self.curves = self.curves or CohortCurves()
                 self.curves.add(client, done.curve)
-            reports[client] = Report(
-                client, done.tokens, done.loss, done.worked, done.distance, done.weight, done.joining
-            )
+            reports[client] = report_of(client, done)
             if self._vanishes(client):
                 continue
             if self._hidden is not None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from keyfed.engine.client_state import read_state, write_state
 from keyfed.engine.problem import LocalProblem, measure, solve_block
 from keyfed.federated.cohort import Work, derive_seed
-from keyfed.federated.types import ClientId, LayerNumbers, Method, Params
+from keyfed.federated.types import ClientId, LayerNumbers, Method, Params, Report
 from keyfed.private.dp.noise import clipped, norm_of
 
 
@@ -65,6 +65,11 @@ class Finished(NamedTuple):
     clipped: bool = False
     curve: Curve | None = None
     largest: float | None = None
+
+
+def report_of(client: ClientId, done: Finished) -> Report:
+    """Return a client's report; in a round of public weights it stays with the client."""
+    return Report(client, done.tokens, done.loss, done.worked, done.distance, done.weight, done.joining)
 
 
 def kept(done: Finished) -> Finished:
@@ -192,13 +197,11 @@ class CohortCurves:
         self._clients: dict[ClientId, NDArray[np.float64]] = {}  # [epochs, 3]
 
     def add(self, client: ClientId, curve: Curve) -> None:
-        """Add a client."""
         self._clients[client] = np.stack([epoch.sum(0) for epoch in curve])
         for number, epoch in enumerate(curve):
             self._join(number, np.concatenate([epoch, epoch[:, 2:] > 0], 1))
 
     def _join(self, number: int, steps: NDArray[np.float64]) -> None:
-        """Add steps to those of an epoch."""
         while len(self._steps) <= number:
             self._steps.append(np.zeros((0, 4)))
         there = self._steps[number]

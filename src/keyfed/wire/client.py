@@ -38,10 +38,9 @@ from keyfed.engine.sums.secure_round import (
     countable,
     evaluation_vector_of,
     length,
-    report_of,
     vector_of,
 )
-from keyfed.engine.task import Finished, Turn, keeps_state
+from keyfed.engine.task import Finished, Turn, keeps_state, report_of
 from keyfed.errors import ConfigError, PrivacyError, Refused, SecureSumError, SecureSumOverflow, described
 from keyfed.federated.cohort import eased
 from keyfed.federated.public.numbers import check_public

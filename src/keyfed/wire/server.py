@@ -36,9 +36,8 @@ from keyfed.engine.sums.secure_round import (
     learn_from_calibration,
     nothing_summed,
     out_of_range,
-    report_of,
 )
-from keyfed.engine.task import Finished, keeps_state
+from keyfed.engine.task import Finished, keeps_state, report_of
 from keyfed.errors import Lied, SecureSumError
 from keyfed.federated.cohort import Fate, derive_seed
 from keyfed.federated.soundness import against_others

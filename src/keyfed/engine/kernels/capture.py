@@ -138,7 +138,6 @@ class Track:
 
     @property
     def capacity(self) -> int:
-        """Clients that fit."""
         return len(self.seeds)
 
     def load(self, way: ClientBatch, order: Tensor, seeds: Tensor) -> None:
@@ -224,7 +223,6 @@ class Track:
 
 
 def others(params: Params, frozen: frozenset[str]) -> Params:
-    """The layers that are not frozen."""
     return {name: p for name, p in params.items() if name not in frozen}
 
 

@@ -110,7 +110,6 @@ def _each(keep: Tensor | None, time: int, backwards: bool = False) -> Iterator[T
 
 
 def gru_forward(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None) -> tuple[Tensor, State, Saved]:
-    """`cells.gru`."""
     (h0,) = state
     gates = project_inputs(x, w)  # becomes r, z, n in place
     m, time, batch, rows = gates.shape
@@ -132,7 +131,6 @@ def gru_forward(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = N
 
 
 def gru_backward(saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor | None, CellWeights]:
-    """Gradients of `gru_forward`."""
     x, w, h0, gates, recurrent_n, outputs, keep = saved
     before = _previous(h0, outputs, keep)
     r, z, n = gates.chunk(3, -1)
@@ -196,7 +194,6 @@ def lstm_forward(
 
 
 def lstm_backward(coupled: bool, saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor | None, CellWeights]:
-    """Gradients of `lstm_forward`."""
     x, w, h0, c0, gates, cells, tanh_c, raw, outputs, keep = saved
     hidden = cells.shape[-1]
     before = _previous(c0, cells, keep)
@@ -467,7 +464,6 @@ def make_copies(spec: ModelSpec, local: Params) -> Params:
 
 
 def fill_copies(places: dict[str, PaddedLayer], copies: Params, local: Params) -> None:
-    """Copy stacked weights into their copies."""
     for name, copy in copies.items():
         there = places[name].real(copy)
         there.copy_(local[name].view(there.shape))

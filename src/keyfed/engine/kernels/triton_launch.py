@@ -48,7 +48,6 @@ LEAST = 16  # the smallest side of a product that the tensor cores take
 
 
 def _power_of_2(n: int) -> int:
-    """The least power of two that is not below n."""
     return 1 << max(0, n - 1).bit_length()
 
 
@@ -130,7 +129,6 @@ def gru_forward(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = N
 
 
 def gru_backward(saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor | None, CellWeights]:
-    """`engine.kernels.step.gru_backward`."""
     if isinstance(saved[0], str):  # "plain"
         return LAYERS["gru"].backward(saved[1], d_out, want_inputs)
     x, w, outputs, kept, slices, shape, keep = saved
@@ -200,7 +198,6 @@ def lstm_forward(
 
 
 def lstm_backward(coupled: bool, saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor | None, CellWeights]:
-    """`engine.kernels.step.lstm_backward`."""
     if isinstance(saved[0], str):  # "plain"
         return LAYERS["cifg" if coupled else "lstm"].backward(saved[1], d_out, want_inputs)
     x, w, outputs, raw, kept, cells, sizes, shape, keep = saved

@@ -133,40 +133,39 @@ class SumLayout:
         pieces = [self._written(name, upload[name], share.scale[name]) for name in self.layers]
         return np.concatenate([*pieces, _words(np.array(numbers, np.int64))])
 
-    def decode(self, total: Vector, like: Params, arrived: int | None = None) -> Read:
+    def decode(self, total: Vector, like: Params, arrived: int) -> Read:
         """Read a sum of vectors; totals get the types and places of `like`.
 
         Args:
-          arrived: how many vectors it is of; None for at most `members`.
+          arrived: how many vectors it is of.
 
         Raises:
-          SecureSumError: the sum has another length, or no honest clients can have it.
+          SecureSumError: the sum has another length, or no honest arrived can have it.
         """
         if total.shape != (self.length,) or total.dtype != np.uint32:
             raise SecureSumError(f"a sum of {total.shape} {total.dtype}; expected {self.length} numbers of 32 bits")
-        clients = self.members if arrived is None else arrived
         at, uploads = 0, {}
         for name, shape in self.layers.items():
             size = shape.numel()
             summed = torch.from_numpy(total[at : at + size].view(np.int32).astype(np.float64))
             largest = float(summed.abs().amax()) if size else 0.0
-            must(largest <= clients * (2.0**self.bits - 1), f"layer {name} is beyond {clients} times its range")
+            must(largest <= arrived * (2.0**self.bits - 1), f"layer {name} is beyond {arrived} times its range")
             uploads[name] = summed.mul_(self.step(name)).view(shape).to(like[name])
             at += size
         signed = total[at:].view(np.int32).astype(np.int64).tolist()
         whole = total[at:].tolist()
-        weight, mass, squares, joined = self._shares(signed, clients)
+        weight, mass, squares, joined = self._shares(signed, arrived)
         at = SHARES * len(self.layers)
         counts: dict[str, float] = {}
         for name in self.counts:
             limbs = whole[at : at + LIMBS]
-            must(max(limbs) <= clients * ((1 << LIMB) - 1), f"{name} is below 0 or beyond what is counted")
+            must(max(limbs) <= arrived * ((1 << LIMB) - 1), f"{name} is below 0 or beyond what is counted")
             counts[name] = sum(limb << (LIMB * n) for n, limb in enumerate(limbs)) / (1 << LIMB)
             at += LIMBS
         facts: Facts = {}
         for name, length in self.facts.items():
             facts[name] = [x / (1 << FACT_BITS) for x in whole[at : at + length]]
-            must(all(x <= clients for x in facts[name]), f"{name} is not within 0 and {clients}")
+            must(all(x <= arrived for x in facts[name]), f"{name} is not within 0 and {arrived}")
             at += length
         return Read(uploads, weight, mass, squares, joined, counts, facts)
 
@@ -311,7 +310,6 @@ def fixed_point(clip: float) -> float:
 
 
 def encode_clipped(own: ClippedUpload, layers: Collection[str], clip: float) -> Vector:
-    """Write a clipped upload; nothing of it is out of range."""
     numbers = torch.cat([own.layers[name].flatten().cpu() for name in layers]).numpy()
     weights = np.array([own.masses.get(name, 0.0) for name in layers])
     halves = np.zeros(MOST_TOLD)

@@ -64,7 +64,6 @@ class NoisedSum:
             self._contributors.append(client)
 
     def _part(self, upload: Params, share: Share) -> ClippedUpload:
-        """What one client adds."""
         share = share if self._ratio is None else held(share, self._ratio, silent=True)
         bounded, masses = self._noising, self._noising.floor is not None
         return clip_upload(upload, share, bounded.clip, self._total, masses=masses, told=self._told)

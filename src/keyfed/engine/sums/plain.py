@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from keyfed.engine.sums.secure_round import counts_of, report_of, weighed
-from keyfed.engine.task import Finished, kept
+from keyfed.engine.sums.secure_round import counts_of, weighed
+from keyfed.engine.task import Finished, kept, report_of
 from keyfed.federated.public.numbers import USUAL_RATIO
 from keyfed.federated.types import (
     Accumulator,

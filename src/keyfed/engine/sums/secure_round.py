@@ -25,7 +25,7 @@ from typing import Literal
 from torch import Tensor
 
 from keyfed.engine.sums.codec import Read, SumLayout, Vector, must
-from keyfed.engine.task import Finished
+from keyfed.engine.task import Finished, report_of
 from keyfed.errors import DoesNotFit
 from keyfed.federated.public.numbers import use_of_range
 from keyfed.federated.public.rules import clamped, held, magnitude
@@ -49,11 +49,6 @@ Purpose = Literal["upload", "calibration", "evaluation"]
 MOST_NATS = 2.0**31  # that are counted of one client
 TRAINED = ("count", "tokens", "worked", "nats", "loss")
 EVALUATED = ("evaluated/clients", *(f"evaluated/{f.name}" for f in fields(Score)))
-
-
-def report_of(client: ClientId, done: Finished) -> Report:
-    """Return a client's own report; in a hidden round it stays with the client."""
-    return Report(client, done.tokens, done.loss, done.worked, done.distance, done.weight, done.joining)
 
 
 def counts_of(done: Finished) -> dict[str, float]:
@@ -119,7 +114,6 @@ def calibration_vector_of(client: ClientId, done: Finished, theta: Params, metho
 
 
 def evaluation_vector_of(evaluated: Score, members: int) -> Vector:
-    """Write a client's part of a sum over held-out text."""
     return _evaluation_layout(members).encode({}, Share({}, {}), {}, _counted(evaluated))
 
 
@@ -220,9 +214,9 @@ def learn_from_calibration(
     theta: Params,
     members: int,
     ratio: float,
-    survivors: int | None = None,
+    survivors: int,
 ) -> Public:
-    """Return the first public numbers from the calibration's sum of so many survivors (None: at most all members).
+    """Return the first public numbers from the calibration's sum of so many survivors.
 
     Args:
       ratio: r of the sum's terms, for which the public numbers are placed.
@@ -232,19 +226,19 @@ def learn_from_calibration(
     """
     facts = _calibration_layout(method, theta, members).decode(total, {}, survivors).facts
     for name, histogram in facts.items():
-        if survivors is not None and (method.spec is not None or name.startswith("magnitude/")):
+        if method.spec is not None or name.startswith("magnitude/"):
             must(sum(histogram) == survivors, f"the histogram {name} is not of {survivors} clients")
     return _rule(method).start(public, facts | {"ratio": [float(ratio)]})
 
 
-def evaluation_of(total: Vector, members: int, survivors: int | None = None) -> tuple[Score, int]:
-    """Read a sum over held-out text of so many survivors (None: at most all members): counts, and of how many clients.
+def evaluation_of(total: Vector, members: int, survivors: int) -> tuple[Score, int]:
+    """Read a sum over held-out text of so many survivors: counts, and of how many clients.
 
     Raises:
       SecureSumError: no honest clients can have this sum.
     """
     read = _evaluation_layout(members).decode(total, {}, survivors)
-    _check_evaluated(read.counts, members if survivors is None else survivors)
+    _check_evaluated(read.counts, survivors)
     return evaluated_in({name: [x] for name, x in read.counts.items()})
 
 

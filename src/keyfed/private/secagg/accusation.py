@@ -150,11 +150,9 @@ class Suspects:
     spoilt: list[Group] = field(default_factory=list)
 
     def prove(self, client: Client, how: str) -> None:
-        """Remember a lie that is proved; the first one counts."""
         self.proved.setdefault(client, how)
 
     def spoil(self, among: Iterable[Client]) -> None:
-        """Remember a sum that one of these clients spoilt."""
         self.spoilt = [*self.spoilt, frozenset(among)][-MOST_SPOILT:]
 
     def unexplained(self) -> tuple[Group, ...]:
@@ -196,7 +194,6 @@ class Suspects:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Suspects:
-        """Read what `to_json` gave."""
         proved = {str(name): str(how) for name, how in data.get("proved", {}).items()}
         return cls(proved, [frozenset(map(str, group)) for group in data.get("spoilt", [])])
 

@@ -49,7 +49,6 @@ class Collector:
         self._total: NDArray[np.uint32] | None = None
 
     def take_shares(self, client: str, packages: Mapping[str, bytes]) -> None:
-        """Take a client's encrypted packages for all the others."""
         self._check_known(client)
         if self._alive is not None:
             raise SecureSumError(f"the shares of {client} came after those of the others were sent on: it is left out")
@@ -75,7 +74,6 @@ class Collector:
         return alive, {to: {by: self._packages[by][to] for by in alive if by != to} for to in alive}
 
     def take_masked(self, client: str, vector: NDArray[np.uint32]) -> None:
-        """Add a client's masked vector to the sum."""
         self._check_known(client)
         if self._alive is None or client not in self._alive:
             raise SecureSumError(f"{client} uploaded without being among the clients alive: it is left out")
@@ -105,7 +103,6 @@ class Collector:
         return len(self._packages), uploaded, None if self._survivors is None else len(self._answers)
 
     def take_unmask(self, client: str, data: bytes) -> None:
-        """Take a survivor's shares of the others' secrets."""
         self._check_known(client)
         if self._survivors is None or self._alive is None or client not in self._survivors:
             raise SecureSumError(f"{client} answered without being asked to help to open the sum")

@@ -69,12 +69,10 @@ class Identity:
 
     @classmethod
     def make(cls, random: Random = os.urandom) -> Identity:
-        """Draw a new identity."""
         return cls.from_bytes(random(KEY_BYTES))
 
     @classmethod
     def from_bytes(cls, private: bytes) -> Identity:
-        """Read the 32 bytes that `private_bytes` gave."""
         if len(private) != KEY_BYTES:
             raise SecureSumError(f"an identity's private key has {KEY_BYTES} bytes, not {len(private)}")
         return cls(Ed25519PrivateKey.from_private_bytes(private))
@@ -84,7 +82,6 @@ class Identity:
         return self._private.private_bytes_raw()
 
     def sign(self, message: bytes) -> bytes:
-        """Return the 64-byte signature of a message."""
         return self._private.sign(message)
 
     def __repr__(self) -> str:
@@ -114,7 +111,6 @@ class OneTime:
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> OneTime:
-        """Read what `to_bytes` gave."""
         if len(stored) != SERIAL_BYTES + 2 * KEY_BYTES:
             raise SecureSumError(f"stored one-time keys have {SERIAL_BYTES + 2 * KEY_BYTES} bytes, not {len(stored)}")
         serial, keys = int.from_bytes(stored[:SERIAL_BYTES], "big"), stored[SERIAL_BYTES:]
@@ -224,7 +220,6 @@ def verify(keys: SignedKeys, identity_public: bytes) -> None:
 
 @lru_cache(maxsize=4096)  # all clients of a simulation check the same keys; nothing here is secret
 def is_signed(keys: SignedKeys, identity_public: bytes) -> bool:
-    """Say whether the keys carry the signature of this identity."""
     text = _signed(keys.client, keys.serial, keys.mask, keys.channel)
     return is_signature(keys.signature, text, identity_public)
 
@@ -299,7 +294,6 @@ ZERO: Point = (0, 1, 1, 0)
 
 
 def plus(p: Point, q: Point) -> Point:
-    """Return p + q."""
     a, b = (p[1] - p[0]) * (q[1] - q[0]) % FIELD, (p[1] + p[0]) * (q[1] + q[0]) % FIELD
     c, d = 2 * p[3] * q[3] * D % FIELD, 2 * p[2] * q[2] % FIELD
     e, f, g, h = b - a, d - c, d + c, b + a
@@ -307,7 +301,6 @@ def plus(p: Point, q: Point) -> Point:
 
 
 def times(scalar: int, point: Point) -> Point:
-    """Return a multiple of a point."""
     out = ZERO
     for bit in bin(scalar)[2:]:
         out = plus(out, out)
@@ -317,7 +310,6 @@ def times(scalar: int, point: Point) -> Point:
 
 
 def same(p: Point, q: Point) -> bool:
-    """Say whether two points are the same."""
     return (p[0] * q[2] - q[0] * p[2]) % FIELD == 0 and (p[1] * q[2] - q[1] * p[2]) % FIELD == 0
 
 

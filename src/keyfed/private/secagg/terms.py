@@ -38,7 +38,6 @@ class SumTerms:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All members by place."""
         return tuple(keys.client for keys in self.cohort)
 
     @property
@@ -52,11 +51,9 @@ class SumTerms:
         return self.length + CHECK_WORDS
 
     def places(self) -> dict[str, int]:
-        """Return every member's place, from 1."""
         return {name: place for place, name in enumerate(self.names, 1)}
 
     def keys_of(self) -> dict[str, SignedKeys]:
-        """Return every member's public keys by name."""
         return {keys.client: keys for keys in self.cohort}
 
     def digest(self) -> bytes:

@@ -50,8 +50,8 @@ def test_a_sum_of_vectors_is_read_as_the_sum_of_what_was_written(clients, member
     total = np.zeros(layout.length, np.uint32)
     for vector in vectors:
         total += vector
-    read = layout.decode(total, LIKE)
-    each = [layout.decode(vector, LIKE) for vector in vectors]
+    read = layout.decode(total, LIKE, layout.members)
+    each = [layout.decode(vector, LIKE, layout.members) for vector in vectors]
     m = len(clients)
     for name, step in ((name, layout.step(name)) for name in LIKE):
         exact = sum(upload[name].double() * share.scale[name] for upload, share, _, _ in clients)
@@ -73,7 +73,7 @@ def test_a_sum_of_vectors_is_read_as_the_sum_of_what_was_written(clients, member
 def test_one_client_is_read_back_within_half_a_step(one):
     layout = layout_of(2)
     upload, share, _, _ = one
-    read = layout.decode(layout.encode(*one), LIKE)
+    read = layout.decode(layout.encode(*one), LIKE, layout.members)
     for name, u in upload.items():
         wrong = (read.total[name].double() - u.double() * share.scale[name]).abs()
         assert float(wrong.max()) <= layout.step(name) / 2 + float(u.abs().max()) * 2**-24
@@ -94,7 +94,7 @@ def test_as_many_clients_as_there_may_be_at_the_edge_of_the_range_do_not_wrap_ar
             dict.fromkeys(COUNTS, most),
         )  # fmt: skip
         total = np.multiply(vector, np.uint32(members))  # members times the same vector, modulo 2^32
-        read = layout.decode(total, {name: p.double() for name, p in LIKE.items()})
+        read = layout.decode(total, {name: p.double() for name, p in LIKE.items()}, layout.members)
         for name, u in edge.items():
             assert torch.equal(read.total[name], sign * members * u)
             assert read.mass[name] == read.weight[name] == members
@@ -187,7 +187,7 @@ def test_a_sum_or_a_layer_of_another_shape_is_refused():
         layout.encode(*changed(upload={**LIKE, "bias": torch.zeros(4)}))
     for wrong in (np.zeros(layout.length + 1, np.uint32), np.zeros(layout.length, np.int64)):
         with pytest.raises(SecureSumError, match=f"expected {layout.length} numbers of 32 bits"):
-            layout.decode(wrong, LIKE)
+            layout.decode(wrong, LIKE, layout.members)
     for members in (0, MOST_MEMBERS + 1):
         with pytest.raises(SecureSumError, match=f"a secure sum of {members} clients; expected 1 to"):
             layout_of(members)
