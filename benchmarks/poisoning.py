@@ -42,7 +42,7 @@ from keyfed.config.load import Config, apply_settings, check
 from keyfed.config.schema import SUM_LIMIT, UploadConfig
 from keyfed.deploy.up import parts_of, write_parts
 from keyfed.engine.sums.codec import Vector
-from keyfed.engine.task import Finished, Turn, kept
+from keyfed.engine.task import ClientTask, Finished, kept
 from keyfed.federated.soundness import WINDOW, finite, norm_of
 from keyfed.federated.types import Params
 from keyfed.files import write_atomically
@@ -88,7 +88,7 @@ class Remembering:
         self.method, self.shapes, self.digest = honest.method, honest.shapes, honest.digest
         self.bound, self.promise, self.floor = honest.bound, honest.promise, honest.floor
 
-    def solve(self, theta: Params, round: int, turn: Turn) -> Finished:
+    def solve(self, theta: Params, round: int, turn: ClientTask) -> Finished:
         """Train, or copy what was trained before; a client that keeps state trains."""
         if turn.propose is not None:
             return self._honest.solve(theta, round, turn)
@@ -119,7 +119,7 @@ class LyingLearner:
         self.method, self.shapes, self.digest = honest.method, honest.shapes, honest.digest
         self.bound, self.promise, self.floor = honest.bound, honest.promise, honest.floor
 
-    def solve(self, theta: Params, round: int, turn: Turn) -> Finished:
+    def solve(self, theta: Params, round: int, turn: ClientTask) -> Finished:
         """Train, and lie about it. In a secure sum the words are changed instead, where no range of ours is checked."""
         done = self._honest.solve(theta, round, turn)
         self._liar.watch(theta)

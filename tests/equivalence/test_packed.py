@@ -23,7 +23,7 @@ from keyfed.engine.kernels.step import KERNELS, LAYERS
 from keyfed.engine.module import ModuleNetwork, line_pieces
 from keyfed.engine.network import predictor
 from keyfed.engine.problem import Problem, make_store, solve_block, stack_steps
-from keyfed.engine.task import Turn
+from keyfed.engine.task import ClientTask
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import build_method
 from keyfed.federated.spec import MethodSpec
@@ -336,7 +336,7 @@ def test_a_client_of_a_federation_trains_and_scores_as_in_the_simulation(corpus)
     about = {"config": to_document(config), "vocab": prepared.vocab.to_json()}
     learner = own_text(name, corpus / name)(about)
     theta = init_params(prepared.spec, 1)
-    there = learner.solve(theta, 2, Turn(0))
+    there = learner.solve(theta, 2, ClientTask(0))
     here = solve_block(
         make_problem(prepared, config, method, "cpu"), theta, [list(prepared.store.names).index(name)], method, 2
     )

@@ -14,7 +14,7 @@ from keyfed.engine.simulate import Simulation
 from keyfed.engine.sums import masked as masked_sums
 from keyfed.engine.sums import secure_round
 from keyfed.engine.sums.masked import MaskedSum, SecureSum
-from keyfed.engine.sums.plain import HiddenSum, RunningSum
+from keyfed.engine.sums.plain import RunningSum, SelfWeighedSum
 from keyfed.engine.sums.secure_round import evaluation_of, evaluation_vector_of
 from keyfed.errors import SecureSumError
 from keyfed.federated import weigh as mediate
@@ -86,7 +86,7 @@ def clear(method: Method, theta: Params, n: int = 1, **more):
     """Run the same rounds with the same clamped weights, in the clear: the plain run that a secure one is held to."""
 
     def sums(hidden):
-        return HiddenSum(hidden, RunningSum(hidden.theta), float(most_ratio(usual_threshold(len(hidden.called)))))
+        return SelfWeighedSum(hidden, RunningSum(hidden.theta), float(most_ratio(usual_threshold(len(hidden.called)))))
 
     return rounds(privately(method), theta, n, hide=sums, **more)
 

@@ -20,7 +20,7 @@ from keyfed.deploy.consent import words
 from keyfed.deploy.homes import REFUSED, ClientHome, Settings
 from keyfed.deploy.trainer import noting
 from keyfed.engine.network import init_params
-from keyfed.engine.task import Turn
+from keyfed.engine.task import ClientTask
 from keyfed.errors import ConfigError, PrivacyError
 from keyfed.model.language_model import build_spec
 from keyfed.private.dp.accounting import Release, epsilon, forest_sensitivity
@@ -163,14 +163,14 @@ def test_training_ends_when_its_minutes_are_over(tmp_path, monkeypatch, record_p
     )
     theta = init_params(learner._spec, 1)
     with pytest.raises(Rejected, match="longer than this client's 1 minutes") as caught:
-        learner.solve(theta, 0, Turn(0))
+        learner.solve(theta, 0, ClientTask(0))
     assert caught.value.reason == "over limit"
     assert len(looks) == 8  # the start, six steps within the minute, one beyond
     looks.clear()
     longer = own_text("client-0", tmp_path / "texts" / "client-0.txt", limits=Limits(minutes=1e6))(
         hello(tmp_path, config)
     )
-    assert longer.solve(theta, 0, Turn(0)).tokens > 0
+    assert longer.solve(theta, 0, ClientTask(0)).tokens > 0
     assert len(looks) > 8, "without the limit it would have gone on"
     record_property("fault", "server: more work than the owner's minutes")
     record_property("outcome", "training stops: over limit")

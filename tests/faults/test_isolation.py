@@ -25,7 +25,7 @@ from keyfed.engine.sums import codec, masked, secure_round
 from keyfed.engine.sums.codec import fixed_point
 from keyfed.engine.sums.masked import MaskedNoisedSum
 from keyfed.engine.sums.noised import NoisedSum, most_called
-from keyfed.engine.sums.plain import HiddenRound
+from keyfed.engine.sums.plain import SelfWeighedRound
 from keyfed.engine.task import Finished
 from keyfed.errors import ConfigError, PrivacyError, RunError, SecureSumOverflow
 from keyfed.federated.components import MEDIATORS
@@ -542,7 +542,7 @@ def sent_by_the_others(
     for members in range(3, MOST_MEMBERS + 1):
         if step is not None:
             monkeypatch.setattr(codec, "fixed_point", lambda clip, m=members: step(clip, m))
-        hidden = HiddenRound(THETA, method, {}, 0, names[:members], ())
+        hidden = SelfWeighedRound(THETA, method, {}, 0, names[:members], ())
         total = MaskedNoisedSum(THETA, noising(), hidden, SecureSettings())
         total.add("c0", upload, share)
         found.add(total._masked.vectors[0].tobytes())
@@ -570,14 +570,14 @@ def test_an_opened_private_sum_is_cut_alike_whether_one_client_more_is_drawn():
         names = tuple(f"c{k}" for k in range(survivors))
         opened = NoisedSum(THETA, noising(100.0))
         opened.take(beyond, names)
-        found.add(torch.cat(list(opened._total.values())).numpy().tobytes() + repr(opened._told).encode())
+        found.add(torch.cat(list(opened._total.values())).numpy().tobytes() + repr(opened._counts).encode())
     assert len(found) == 1
     assert most_called(100.0) == 150
 
 
 def test_a_private_sum_of_more_clients_than_its_fixed_point_holds_stays_closed():
     names = tuple(f"c{k}" for k in range(MOST_MEMBERS + 1))
-    hidden = HiddenRound(THETA, build_method(MethodSpec("fedavg")), {}, 0, names, ())
+    hidden = SelfWeighedRound(THETA, build_method(MethodSpec("fedavg")), {}, 0, names, ())
     total = MaskedNoisedSum(THETA, noising(), hidden, SecureSettings())
     total.add("c0", THETA, Share(dict.fromkeys(LAYERS, 1.0), dict.fromkeys(LAYERS, 1.0)))
     assert total.aggregate(()).contributors == ()

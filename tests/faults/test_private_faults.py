@@ -181,7 +181,7 @@ def test_a_sum_of_liars_is_brought_within_what_clients_may_sum_up_to():
     opened = NoisedSum(like, noising)
     opened.take(wild, ("a", "b", "c"))
     assert norm_of(opened._total.values(), opened._mass.values()) == pytest.approx(2.0 * most_called(3.0))
-    assert abs(opened._told["within"]) <= most_called(3.0) / 2
+    assert abs(opened._counts["within"]) <= most_called(3.0) / 2
     promise = Promise(2.0, None, 0.2, True, 1.0, 100)
     share = Share({"w": 1.0, "b": 0.5}, {"w": 1.0, "b": 0.5})
     vectors = [promise.vector({"w": torch.full((40,), 0.1 * k), "b": torch.ones(3)}, share, 2.0) for k in (1, 2, 9)]
@@ -192,7 +192,7 @@ def test_a_sum_of_liars_is_brought_within_what_clients_may_sum_up_to():
         torch.testing.assert_close(
             honest._total[name], sum(layers[name].double() for layers, _ in plain), rtol=0, atol=3 * fixed_point(2.0)
         )
-    assert honest._told["within"] == pytest.approx(sum(0.5 if numbers["whole"] else -0.5 for _, numbers in plain))
+    assert honest._counts["within"] == pytest.approx(sum(0.5 if numbers["whole"] else -0.5 for _, numbers in plain))
 
 
 @pytest.mark.parametrize("ratio", [False, True], ids=["sum", "ratio"])
@@ -209,7 +209,7 @@ def test_whatever_liars_send_an_honest_client_moves_a_masked_sum_by_the_clip_at_
         vector = promise.vector(like if part is None else part, share, clip)
         found = NoisedSum(like, noising)
         found.take(lie + vector, names)
-        return [*found._total.values(), torch.tensor([*found._mass.values()], dtype=torch.float64)], found._told
+        return [*found._total.values(), torch.tensor([*found._mass.values()], dtype=torch.float64)], found._counts
 
     worst = 0.0
     for trial in range(2_000):

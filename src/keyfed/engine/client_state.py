@@ -73,7 +73,7 @@ class ClientStates:
         self.rounds: dict[ClientId, int] = {client: v.round for client, v in (versions or {}).items()}
         self._sums: dict[Path, str] = {self._file(c): v.sha256 for c, v in (versions or {}).items()}
         self._held: set[Path] = set(self._sums)  # named by a checkpoint: not to be removed
-        self._good: set[Path] = set()  # what counted beside the last good model: not to be removed either
+        self._good: set[Path] = set()  # what counted with the last good model: not to be removed either
 
     def _file(self, client: ClientId) -> Path:
         return state_file(self.folder, client, self.rounds[client])

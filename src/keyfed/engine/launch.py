@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
 
 def place() -> Place:
-    """Return this process's place; alone unless `torchrun` (or whoever sets its variables) says otherwise.
+    """Return this process's place; alone unless `torchrun` (or what else sets its variables) says otherwise.
 
     Raises:
       ConfigError: there are several ranks, but it is not said which this is or where the others are.

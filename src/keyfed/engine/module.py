@@ -151,7 +151,7 @@ class ModuleNetwork:
     def _one_by_one(
         self, params: Params, batch: Batch, state: NestedState | None, seeds: Tensor, taken: Tensor, count: bool
     ) -> tuple[Tensor, Tensor, Tensor | None, NestedState]:
-        """`step` of each client in turn: lines begin at other places in each, so that `vmap` cannot stack them."""
+        """`step` of each client after the other: lines begin at other places in each, and `vmap` cannot stack them."""
         assert batch.starts is not None
         found = []
         for k in range(len(batch.inputs)):
@@ -236,8 +236,8 @@ class ModuleNetwork:
         if self._device != tokens.device:
             self._device = tokens.device
             self._module.to(self._device)
-        given = (tokens, state) if self.stateful and state is not None else (tokens,)
-        out = functional_call(self._module.train(training), params, given)
+        arguments = (tokens, state) if self.stateful and state is not None else (tokens,)
+        out = functional_call(self._module.train(training), params, arguments)
         return (out[0], out[1]) if self.stateful else (out, ())
 
     def keep(self, state: NestedState, rows: slice | Sequence[int]) -> NestedState:

@@ -108,8 +108,8 @@ def whole_recurrence(spec: ModelSpec, params: Params) -> nn.RNNBase | None:
     kind = nn.GRU if spec.cell == "gru" else nn.LSTM
     module = kind(spec.embed, spec.hidden, spec.layers, batch_first=True, device=like.device)
     for name, p in module.named_parameters():
-        given = params.get(f"rnn.{name}")
-        p.data.copy_(torch.zeros_like(p) if given is None else given)  # a model of one bias has a second of zeros
+        own = params.get(f"rnn.{name}")
+        p.data.copy_(torch.zeros_like(p) if own is None else own)  # a model of one bias has a second of zeros
     return module.requires_grad_(False)
 
 
@@ -130,12 +130,12 @@ class SpecReader:
         if state is None:
             state = lm.initial_state(self._spec, self._params, tokens.shape[0])
         if self._whole is not None:
-            return self._read_at_once(self._whole, tokens, state)
+            return self._read_whole(self._whole, tokens, state)
         kernel = KERNELS[self._spec.cell]
         x, after = lm.features(self._spec, self._params, tokens[None], state, recurrence=kernel)
         return x[0].transpose(0, 1), after
 
-    def _read_at_once(self, whole: nn.RNNBase, tokens: Tensor, state: NetworkState) -> tuple[Tensor, NetworkState]:
+    def _read_whole(self, whole: nn.RNNBase, tokens: Tensor, state: NetworkState) -> tuple[Tensor, NetworkState]:
         """All layers and time steps in one call, where the GPU's library has them."""
         parts = [torch.cat(part) for part in zip(*state, strict=True)]  # [layers, rows, width] each
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):

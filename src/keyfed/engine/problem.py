@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keyfed.engine.kernels.capture import Staged, Track, lay_track, others, stage
+from keyfed.engine.kernels.capture import GraphSlots, Staged, make_slots, others, stage
 from keyfed.engine.kernels.step import Buffers
 from keyfed.engine.module import ModuleNetwork
 from keyfed.engine.network import Network, NetworkState, gradient
@@ -81,14 +81,14 @@ def map_store(folder: Path) -> ClientStore:
 
     def mapped(file: str, dtype: torch.dtype) -> Tensor:
         size = (folder / file).stat().st_size // dtype.itemsize
-        # A private mapping: nobody can write through it into the file.
+        # A private mapping: no one can write through it into the file.
         return torch.from_file(str(folder / file), shared=False, size=size, dtype=dtype) if size else torch.empty(0)
 
     return ClientStore(mapped(TOKENS, torch.int32), mapped(BOUNDS, torch.int64), PackedNames(folder), folder)
 
 
 Precision = Literal["fp32", "bf16"]
-TrackKey = tuple[Descent, int, bool, frozenset[str]]  # a step depends on: its rule, rows, duals or none, frozen layers
+SlotsKey = tuple[Descent, int, bool, frozenset[str]]  # a step depends on: its rule, rows, duals or none, frozen layers
 
 
 def _unwatched() -> None:
@@ -104,11 +104,11 @@ class Problem:
       batching: how text is cut; `rows` is replaced by the method's batch size.
       seed: the run's seed; everything random derives from it.
       sweep: tokens a "round" of central training reads; None for federated methods.
-      precision: of the products on a GPU; bf16 keeps float32 weights beside its copies.
+      precision: of the products on a GPU; bf16 keeps float32 weights next to its copies.
       frozen: layers that clients do not train in the first `frozen_rounds` rounds.
       curves: count every step's first guesses, for `Solution.curve`.
       watch: called before every step that is taken on a CPU; what it raises ends the training.
-      buffers, tracks: what lives from step to step and from round to round, see `engine.kernels.step.gradient` and
+      buffers, slots: what lives from step to step and from round to round, see `engine.kernels.step.gradient` and
         `capture`.
     """
 
@@ -124,7 +124,7 @@ class Problem:
     curves: bool = False
     watch: Callable[[], None] = field(default=_unwatched, repr=False, compare=False)
     buffers: Buffers = field(default_factory=dict, init=False, repr=False, compare=False)
-    tracks: dict[TrackKey, Track] = field(default_factory=dict, init=False, repr=False, compare=False)
+    slots: dict[SlotsKey, GraphSlots] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process has buffers of its own."""
@@ -252,33 +252,33 @@ class TextObjective:
     def _replay(self, spec: ModelSpec, way: ClientBatch, descent: Descent) -> None:
         problem, rows = self._problem, self._batching.rows
         key = (descent, rows, way.dual is None, self._frozen)
-        track = problem.tracks.get(key)
-        if track is None or track.capacity < self.clients:
-            track = None
-            problem.tracks.clear()  # another method, or a larger cohort than before: the places are given back first
+        slots = problem.slots.get(key)
+        if slots is None or slots.capacity < self.clients:
+            slots = None
+            problem.slots.clear()  # another method, or a larger cohort than before: the places are given back first
             bf16 = problem.precision == "bf16"
             packed = self._batching.kind == "packed"
-            track = lay_track(spec, way, descent, rows, self.clients, bf16, self._frozen, problem.curves, packed)
-            problem.tracks[key] = track
+            slots = make_slots(spec, way, descent, rows, self.clients, bf16, self._frozen, problem.curves, packed)
+            problem.slots[key] = slots
         steps = self.epoch(0)
         ranking = sorted(range(self.clients), key=lambda k: -len(steps[k]))
         order = torch.tensor(ranking, device=problem.device)
-        track.load(way, order, self._seeds.to(problem.device))
+        slots.load(way, order, self._seeds.to(problem.device))
         staged: list[Staged] = []
         for epoch in range(descent.epochs):
-            track.way.tally.start_epoch()
+            slots.way.tally.start_epoch()
             before, steps = steps, self.epoch(epoch) if epoch else steps
             # A stream is cut alike in every epoch: what lies on the device can be read again.
             stream = self._batching.kind == "stream"
             if epoch == 0 or not stream or [len(s) for s in steps] != [len(s) for s in before]:
-                staged = stage([steps[k] for k in ranking], self._batching, track.capacity, problem.device)
+                staged = stage([steps[k] for k in ranking], self._batching, slots.capacity, problem.device)
             way.tally.steps.append([])
             for step in staged:
-                track.run(step)
-                if track.seen is not None:  # copied on the device: nobody waits
-                    way.tally.steps[-1].append(track.seen.clone())
-        track.unload(way, order)
-        if track.seen is not None:
+                slots.run(step)
+                if slots.seen is not None:  # copied on the device: nothing waits
+                    way.tally.steps[-1].append(slots.seen.clone())
+        slots.unload(way, order)
+        if slots.seen is not None:
             back = torch.argsort(order)
             way.tally.steps = [list(torch.stack(seen)[:, :, back]) if seen else [] for seen in way.tally.steps]
 

@@ -1,8 +1,8 @@
 """Several processes that train one run: rank 0 leads, the others follow.
 
-What is said (orders, reports, shares) goes as JSON through torch's key-value store; what is summed goes through gloo,
-whose operations are entered only when everybody has said that it is there. So nobody waits for a rank that failed: its
-last word is in the store, and one that cannot say anything any more is missed by its heartbeat.
+Orders, reports and shares go as JSON through torch's key-value store. What is summed goes through gloo, whose
+operations are entered only when every rank has said that it is there. So no rank waits for one that failed: its last
+word is in the store, and one that cannot say anything any more is missed by its heartbeat.
 
 Each rank trains every n-th client of a round, and the sums are added (`RankedSimulation`, `serve`).
 
@@ -87,7 +87,7 @@ class Ranks:
         self._silence = silence
         prefix = f"keyfed-{next(_openings)}"
         self._store = PrefixStore(prefix, store)
-        self._told, self._forgotten, self._gathered = 0, 0, 0
+        self._ordered, self._forgotten, self._gathered = 0, 0, 0
         self._heard: dict[int, tuple[bytes, float]] = {}  # the last heartbeat of each rank, and when it was new here
         self._looked = time.monotonic()
         self._missed = False  # whether somebody was
@@ -108,13 +108,13 @@ class Ranks:
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Give an order to all others (rank 0)."""
-        self._store.set(f"told/{self._told}", json.dumps(message))
-        self._told += 1
+        self._store.set(f"told/{self._ordered}", json.dumps(message))
+        self._ordered += 1
 
     def hear(self) -> dict[str, Any]:
         """Wait for the next order of rank 0, however long it thinks."""
-        message: dict[str, Any] = self._await(f"told/{self._told}")
-        self._told += 1
+        message: dict[str, Any] = self._await(f"told/{self._ordered}")
+        self._ordered += 1
         return message
 
     def gather(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -123,13 +123,13 @@ class Ranks:
         self._store.set(f"part/{number}/{self.rank}", json.dumps(mine))
         parts = [self._await(f"part/{number}/{rank}") for rank in range(self.world)]
         self._gathered += 1
-        # Whoever takes part in this exchange has read all of the one before, and every order.
+        # A rank that takes part in this exchange has read all of the one before, and every order.
         if number:
             self._store.delete_key(f"part/{number - 1}/{self.rank}")
         if self.rank == 0:
-            for order in range(self._forgotten, self._told):
+            for order in range(self._forgotten, self._ordered):
                 self._store.delete_key(f"told/{order}")
-            self._forgotten = self._told
+            self._forgotten = self._ordered
         return parts
 
     def spread(self, params: Params) -> None:
@@ -156,9 +156,9 @@ class Ranks:
             word = json.dumps({"rank": self.rank, "error": error, "result": result})
             self._store.compare_set(_END, "", word)
         except RuntimeError:
-            return  # the store is gone, and with it rank 0: there is nobody to tell
+            return  # the store is gone, and with it rank 0: there is no rank to tell
         if self.rank == 0:
-            self._part()  # whoever waits for rank 0 in the middle of a sum is let go, and finds the word
+            self._leave()  # a rank that waits in the middle of a sum is let go, and finds the word
             if not self._missed:
                 self._await_farewells()
 
@@ -170,14 +170,14 @@ class Ranks:
         if self._beating is None:
             return
         self._beating.join()
-        self._part()
+        self._leave()
         if self.rank > 0:
             try:
                 self._store.set(f"bye/{self.rank}", "")
             except RuntimeError:
                 return  # rank 0 did not wait
 
-    def _part(self) -> None:
+    def _leave(self) -> None:
         if self._beating is not None and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -269,7 +269,7 @@ def _ctrl_c_waits() -> Iterator[None]:
         yield
         return
     pressed: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *given: pressed.append(given))
+    before = signal.signal(signal.SIGINT, lambda *signalled: pressed.append(signalled))
     try:
         yield
     finally:
@@ -333,15 +333,15 @@ class RankedSimulation:
         )  # fmt: skip
         self._ranks.spread(params)
         self._local.expect(self._fates)
-        reports, self.compression_error, self.curves = _train_part(
+        reports, self.compression_error, self.curves = _train_own(
             self._local, self._ranks, params, self._trained, method, round
         )
         return reports
 
     def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:
         """Return the sum over the clients of all ranks."""
-        told = None if shares is None else {client: asdict(share) for client, share in shares.items()}
-        self._ranks.tell({"do": "collect", "shares": told})
+        sent = None if shares is None else {client: asdict(share) for client, share in shares.items()}
+        self._ranks.tell({"do": "collect", "shares": sent})
         return _add_up(self._local, self._ranks, shares, self._trained)
 
     def acknowledge(self, contributors: Sequence[ClientId]) -> None:
@@ -375,14 +375,14 @@ def serve(local: Simulation, ranks: Ranks, method: Method, like: Params, states:
             if states is not None:
                 states.rounds = order["joined"]  # rank 0 acknowledges, and removes what no longer counts
             eased = replace(method, halvings=order["halvings"])
-            _train_part(local, ranks, like, trained, eased, order["round"])
+            _train_own(local, ranks, like, trained, eased, order["round"])
         else:
             told = order["shares"]
             shares = None if told is None else {client: Share(**share) for client, share in told.items()}
             _add_up(local, ranks, shares, trained)
 
 
-def _train_part(
+def _train_own(
     local: Simulation, ranks: Ranks, params: Params, trained: Sequence[ClientId], method: Method, round: int
 ) -> tuple[dict[ClientId, Report], float | None, CohortCurves | None]:
     """Train every n-th client; return the reports of all ranks, their mean error of compression and their curves."""

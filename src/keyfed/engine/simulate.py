@@ -18,8 +18,14 @@ import torch
 
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.problem import LocalProblem, measure
-from keyfed.engine.sums.plain import HiddenAccumulator, HiddenRound, HiddenSum, MakeHidden, RunningSum
-from keyfed.engine.task import CohortCurves, Finished, Turn, keeps_state, kept, report_of, take_turns
+from keyfed.engine.sums.plain import (
+    MakeSelfWeighed,
+    RunningSum,
+    SelfWeighedAccumulator,
+    SelfWeighedRound,
+    SelfWeighedSum,
+)
+from keyfed.engine.task import ClientTask, CohortCurves, Finished, keeps_state, kept, report_of, run_tasks
 from keyfed.engine.workers import WorkerPool
 from keyfed.errors import SecureSumOverflow
 from keyfed.federated.cohort import Fate, Work, derive_seed, eased
@@ -82,8 +88,8 @@ class Limited(NamedTuple):
 def limited(client: ClientId, done: Finished, theta: Params, method: Method, caps: Caps) -> Limited | Refusal:
     """Shorten an upload that is longer than its cap.
 
-    A client that keeps state would not know what became of its upload: it is refused beyond `STATEFUL` times the cap,
-    and so is one whose weight in a running mean is beyond that of the tokens.
+    A client that keeps state would not know what became of its upload: it is refused beyond `STATEFUL` times the cap.
+    So is one whose weight in a running mean is beyond that of the tokens.
     """
     norm, stateful = change_norm(done, theta), keeps_state(method)
     if stateful and caps.tokens is not None and done.weight > STATEFUL * caps.tokens:
@@ -112,7 +118,8 @@ class Simulation:
       bound: largest norm of an upload, see `refusal`.
       states: where clients keep what they remember; None for a folder that lives as long as the simulation.
       gather: makes what a round's uploads are added to, from tensors like θ.
-      hide: makes what a hidden round's uploads are added to (a secure sum); None adds them to `gather`'s in the clear.
+      hide: makes what uploads of clients that weigh themselves are added to (a secure sum); None adds them to
+        `gather`'s in the clear.
     """
 
     def __init__(
@@ -124,7 +131,7 @@ class Simulation:
         bound: float | None = None,
         states: ClientStates | None = None,
         gather: Callable[[Params], Accumulator] = RunningSum,
-        hide: MakeHidden | None = None,
+        hide: MakeSelfWeighed | None = None,
     ) -> None:
         self._problem = problem
         self._block = block
@@ -139,7 +146,7 @@ class Simulation:
         self._gather, self._hide = gather, hide
         self._clip: float | None = None  # of uploads that clients which keep state book as sent
         self._sum: Accumulator | None = None
-        self._hidden: HiddenAccumulator | None = None  # of a round whose reports stay with the clients
+        self._self_weighed: SelfWeighedAccumulator | None = None  # of a round whose reports stay with the clients
         self._kept: dict[ClientId, Finished] = {}
         self._shares: dict[ClientId, Share] = {}  # of kept uploads that are within their caps already
         self._caps: Caps | None = None  # of the uploads of a round; None in a run without limits
@@ -175,13 +182,13 @@ class Simulation:
         """Train the cohort; sum at once where clients weigh themselves, else keep the uploads."""
         self._sum, self._kept, self._refused, self._noise = self._gather(params), {}, [], None
         self._theta, self._method, self._norms, self._shortened = params, method, {}, []
-        self._hidden, self.secure, self.curves, self._shares = None, None, None, {}
+        self._self_weighed, self.secure, self.curves, self._shares = None, None, None, {}
         self._round, self._remembering = round, keeps_state(method)
         self._trained = [c for c in cohort if c not in self._fates or self._fates[c].reports]
         if method.report_free:
             assert public is not None, "clients of a hidden method weigh themselves by public numbers"
-            hidden = HiddenRound(params, method, public, round, tuple(cohort), tuple(self._trained))
-            self._hidden = HiddenSum(hidden, self._sum) if self._hide is None else self._hide(hidden)
+            current = SelfWeighedRound(params, method, public, round, tuple(cohort), tuple(self._trained))
+            self._self_weighed = SelfWeighedSum(current, self._sum) if self._hide is None else self._hide(current)
         noise = method.noise
         if noise is not None and noise.at == "server":
             seed = derive_seed(self._problem.seed, round, "server noise")
@@ -189,7 +196,7 @@ class Simulation:
         reports: dict[ClientId, Report] = {}
         errors: list[float] = []
         layers = list(params)
-        for done in self._solve(params, [self._turn(c, method, round) for c in self._trained], method, round):
+        for done in self._solve(params, [self._task(c, method, round) for c in self._trained], method, round):
             client = self._problem.names[done.client]
             done = capped(done, self._caps)
             refused = refusal(client, done, params, self._bound)
@@ -208,9 +215,9 @@ class Simulation:
             reports[client] = report_of(client, done)
             if self._vanishes(client):
                 continue
-            if self._hidden is not None:
+            if self._self_weighed is not None:
                 try:
-                    self._hidden.add(client, done)
+                    self._self_weighed.add(client, done)
                 except SecureSumOverflow as e:
                     self._refused.append(Refusal(client, e.reason))
             elif method.mediator.share is not None:
@@ -223,7 +230,7 @@ class Simulation:
             else:
                 self._kept[client] = kept(done)
         self.compression_error = sum(errors) / len(errors) if errors and method.codec is not None else None
-        return reports if self._hidden is None else {}
+        return reports if self._self_weighed is None else {}
 
     def _vanishes(self, client: ClientId) -> bool:
         """Whether a client that trains is gone between report and upload."""
@@ -231,14 +238,14 @@ class Simulation:
 
     def collect(self, shares: Mapping[ClientId, Share] | None) -> Aggregate:
         """Return the finished sum, or form it now from shares that came after the reports."""
-        if self._hidden is not None:
-            return self._collect_hidden(self._hidden)
+        if self._self_weighed is not None:
+            return self._collect_self_weighed(self._self_weighed)
         gathered = self._gathered(shares).aggregate(self._refused)
         return replace(gathered, norms=tuple(self._norms.values()), shortened=tuple(self._shortened))
 
-    def _collect_hidden(self, hidden: HiddenAccumulator) -> Aggregate:
-        aggregate, self.secure = hidden.aggregate(self._refused), hidden.costs
-        self._hidden, self._sum, noise = None, None, self._noise
+    def _collect_self_weighed(self, summed: SelfWeighedAccumulator) -> Aggregate:
+        aggregate, self.secure = summed.aggregate(self._refused), summed.costs
+        self._self_weighed, self._sum, noise = None, None, self._noise
         if noise is None:
             return aggregate
         shifted = {name: t + noise[name] * aggregate.mass[name] for name, t in aggregate.total.items()}
@@ -275,7 +282,7 @@ class Simulation:
 
     def _limited(self, client: ClientId, done: Finished) -> Finished | Refusal:
         """Hold an upload to its cap, where the run has limits."""
-        if self._caps is None or self._hidden is not None:
+        if self._caps is None or self._self_weighed is not None:
             return done
         assert self._method is not None, "uploads follow train()"
         found = limited(client, done, self._theta, self._method, self._caps)
@@ -295,17 +302,17 @@ class Simulation:
         if self._states is not None and self._remembering:
             self._states.acknowledge(self._round, self._trained, contributors)
 
-    def _turn(self, client: ClientId, method: Method, round: int) -> Turn:
+    def _task(self, client: ClientId, method: Method, round: int) -> ClientTask:
         fate = self._fates.get(client)
-        turn = Turn(self._place(client), Work()) if fate is None else Turn(fate.client, fate.work)
-        turn = turn._replace(work=eased(turn.work, method.halvings))
+        task = ClientTask(self._place(client), Work()) if fate is None else ClientTask(fate.client, fate.work)
+        task = task._replace(work=eased(task.work, method.halvings))
         if not keeps_state(method):
-            return turn
+            return task
         if self._states is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="keyfed-clients-")
             self._states = ClientStates(Path(self._temporary.name))
         state, propose = self._states.acknowledged(client), self._states.proposed(client, round)
-        return turn._replace(state=state, propose=propose, clip=self._clip)
+        return task._replace(state=state, propose=propose, clip=self._clip)
 
     def _place(self, client: ClientId) -> int:
         """A client's number, from a table of everybody; rounds with a plan never need it."""
@@ -313,13 +320,13 @@ class Simulation:
             self._index = {name: k for k, name in enumerate(self._problem.names)}
         return self._index[client]
 
-    def _solve(self, params: Params, turns: Sequence[Turn], method: Method, round: int) -> Iterator[Finished]:
+    def _solve(self, params: Params, tasks: Sequence[ClientTask], method: Method, round: int) -> Iterator[Finished]:
         if self._pool is not None and method.spec is not None:
-            yield from self._pool.solve(params, turns, method.spec, round)
+            yield from self._pool.solve(params, tasks, method.spec, round)
             return
         on_device = {name: p.to(self._problem.device) for name, p in params.items()}
-        for start in range(0, len(turns), self._block):
-            for done in take_turns(self._problem, on_device, turns[start : start + self._block], method, round):
+        for start in range(0, len(tasks), self._block):
+            for done in run_tasks(self._problem, on_device, tasks[start : start + self._block], method, round):
                 yield done._replace(upload={name: u.to(params[name].device) for name, u in done.upload.items()})
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""A client's turn in a round: read its state, solve, measure, add noise, compress, write the state it proposes.
+"""A client's task in a round: read its state, solve, measure, add noise, compress, write the state it proposes.
 
-The one way a client trains in simulation, whatever the process or device; a block of clients takes its turn together.
+The one way a client trains, whatever the process or device; the tasks of a block of clients are run together.
 
 Learning curves say what every local step saw, per client and summed over a cohort. A step is known by its epoch and its
-number in it. Nats, first guesses that were right (hits) and tokens add, so every mean is Σ nats / Σ tokens or Σ hits /
-Σ tokens, never a mean of means; a client that has run out of steps is in neither sum. Losses and accuracies are those
+number in it. Nats, first guesses that were right (hits) and tokens add. So every mean is Σ nats / Σ tokens or Σ hits /
+Σ tokens, never a mean of means. A client that has run out of steps is in neither sum. Losses and accuracies are those
 of the forward pass that the step's gradient was taken from: before the step, with dropout where the model has it.
 """
 
@@ -26,8 +26,8 @@ from keyfed.federated.types import ClientId, LayerNumbers, Method, Params, Repor
 from keyfed.private.dp.noise import clipped, norm_of
 
 
-class Turn(NamedTuple):
-    """Whose turn it is.
+class ClientTask(NamedTuple):
+    """What one client does in a round.
 
     Attributes:
       state: the state file to go on from; None for a client that has none.
@@ -43,12 +43,12 @@ class Turn(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """One client's result, not stacked. `upload`, as the server reads it, is only valid until the next is asked for.
+    """One client's result, not stacked. `upload`, as the server reads it, is only valid until the next result.
 
     Attributes:
       weight: α_k in a running mean, and `joining`: see `Report`.
       error: ‖what the server reads − what was meant‖ / ‖what was meant‖; 0 without compression.
-      clipped: the upload was longer than the turn's clip, and is shortened to it.
+      clipped: the upload was longer than the task's clip, and is shortened to it.
       curve: what its steps saw, where they were counted.
       largest: largest magnitude in the upload, where the block was looked at as a whole; None: not looked at.
     """
@@ -82,31 +82,31 @@ def keeps_state(method: Method) -> bool:
     return method.solver.start is not None or (method.codec is not None and method.codec.feedback)
 
 
-def take_turns(
-    problem: LocalProblem, theta: Params, turns: Sequence[Turn], method: Method, round: int
+def run_tasks(
+    problem: LocalProblem, theta: Params, tasks: Sequence[ClientTask], method: Method, round: int
 ) -> list[Finished]:
     """Let a block of clients solve together; return what each uploads and reports."""
-    states = [_state_of(method, theta, turn, problem.device) for turn in turns]
+    states = [_state_of(method, theta, task, problem.device) for task in tasks]
     own = _stack(states) if method.solver.start is not None else None
-    members = [t.client for t in turns]
-    solution = solve_block(problem, theta, members, method, round, [t.work for t in turns], own)
-    distances = measure(method, theta, solution.upload, len(turns))
+    members = [t.client for t in tasks]
+    solution = solve_block(problem, theta, members, method, round, [t.work for t in tasks], own)
+    distances = measure(method, theta, solution.upload, len(tasks))
     loss, tokens, worked = solution.loss.tolist(), solution.tokens.tolist(), solution.worked.tolist()
     standing = solution.join_weight
-    weight = [0.0] * len(turns) if standing is None else standing.weight.tolist()
-    joining = [False] * len(turns) if standing is None else standing.joining.tolist()
-    curves = unstack(solution.curve, len(turns))
+    weight = [0.0] * len(tasks) if standing is None else standing.weight.tolist()
+    joining = [False] * len(tasks) if standing is None else standing.joining.tolist()
+    curves = unstack(solution.curve, len(tasks))
     noisy = method.noise is not None and method.noise.at == "client"
-    largest = _largest(solution.upload) if len(turns) > 1 and not noisy else [None] * len(turns)
+    largest = _largest(solution.upload) if len(tasks) > 1 and not noisy else [None] * len(tasks)
     out = []
-    for k, turn in enumerate(turns):
+    for k, task in enumerate(tasks):
         meant = {name: u[k] for name, u in solution.upload.items()}
-        name = problem.names[turn.client]
+        name = problem.names[task.client]
         if noisy and method.noise is not None:
             drawn = method.noise.draw(theta, _generator(problem, round, name, "noise"))
             meant = {layer: u + drawn[layer] for layer, u in meant.items()}
         # With a clip everybody stands for θ from the start, and sends what has changed: no clip bounds θ itself.
-        member = joining[k] and turn.clip is not None
+        member = joining[k] and task.clip is not None
         if joining[k] and (method.codec is not None or member):
             # All that a joining client stands for would lose its small weights: its change is compressed instead, and
             # the server, which has θ, adds it back.
@@ -115,18 +115,18 @@ def take_turns(
             upload = read if member else {layer: u + theta[layer] for layer, u in read.items()}
         else:
             upload, proposal, error = _send(problem, method, round, name, meant, states[k])
-        shortened = turn.clip is not None and norm_of(upload.values()) > turn.clip
-        if turn.clip is not None:
-            upload = clipped(upload, turn.clip)
-        if turn.propose is not None:
+        shortened = task.clip is not None and norm_of(upload.values()) > task.clip
+        if task.clip is not None:
+            upload = clipped(upload, task.clip)
+        if task.propose is not None:
             if solution.state is not None:
                 proposal |= {key: t[k] for key, t in solution.state.items()}
                 for layer, u in upload.items():  # what the server has is what it read, not what was meant
                     proposal[f"sent/{layer}"] = (theta[layer] if member else states[k][f"sent/{layer}"]) + u
-            write_state(turn.propose, proposal)
+            write_state(task.propose, proposal)
         out.append(
             Finished(
-                turn.client, upload, loss[k], int(tokens[k]), int(worked[k]), distances[k],
+                task.client, upload, loss[k], int(tokens[k]), int(worked[k]), distances[k],
                 float(weight[k]), bool(joining[k]) and not member, error, shortened, curves[k],
                 largest[k] if upload is meant else None,
             )
@@ -158,12 +158,12 @@ def _send(
     return read, {f"residual/{layer}": e for layer, e in left.items()} if feedback else {}, error
 
 
-def _state_of(method: Method, theta: Params, turn: Turn, device: str) -> Params:
+def _state_of(method: Method, theta: Params, task: ClientTask, device: str) -> Params:
     """Return a client's state, or the one it starts with."""
     if not keeps_state(method):
         return {}
-    if turn.state is not None:
-        return read_state(turn.state, device)
+    if task.state is not None:
+        return read_state(task.state, device)
     if method.solver.start is not None:
         return method.solver.start(theta)
     return {f"residual/{layer}": torch.zeros_like(p) for layer, p in theta.items()}
@@ -178,7 +178,7 @@ def _generator(problem: LocalProblem, *purpose: int | str) -> torch.Generator:
 
 
 Curve = tuple[NDArray[np.float64], ...]  # nats, hits and tokens of one client's steps, [steps, 3] an epoch
-MOST_NAMED = 100  # clients of a round whose epochs are told one by one
+MOST_NAMED = 100  # clients of a round whose epochs are listed one by one
 
 
 def unstack(stacked: Sequence[Tensor] | None, clients: int) -> list[Curve] | list[None]:
@@ -227,12 +227,12 @@ class CohortCurves:
           >>> line["epoch"]["loss"], line["epoch"]["tokens"], line["by_client"]["ann"]["loss"]
           ([2.0], [6], [2.5])
         """
-        # Where nobody took a step there is no mean: clients may have been given fewer epochs, or fewer steps of one.
+        # Where no client took a step there is no mean: clients may have been given fewer epochs, or fewer steps of one.
         taken = [epoch[epoch[:, 2] > 0] for epoch in self._steps]
         steps = [epoch for epoch in taken if len(epoch)]
         flat = np.concatenate([*steps, np.zeros((0, 4))])
         epochs = np.array([epoch.sum(0)[:3] for epoch in steps]).reshape(-1, 3)
-        taking_part = [sum(len(c) > e and c[e, 2] > 0 for c in self._clients.values()) for e in range(len(steps))]
+        clients = [sum(len(c) > e and c[e, 2] > 0 for c in self._clients.values()) for e in range(len(steps))]
         named = self._clients if len(self._clients) <= MOST_NAMED else {}
         return {
             "clients": len(self._clients),
@@ -241,7 +241,7 @@ class CohortCurves:
                 **_means(flat),
                 "clients": [int(count) for count in flat[:, 3]],
             },
-            "epoch": {**_means(epochs), "clients": [int(count) for count in taking_part]},
+            "epoch": {**_means(epochs), "clients": [int(count) for count in clients]},
             "by_client": {client: _means(sums[sums[:, 2] > 0]) for client, sums in named.items()},
         }
 
@@ -258,13 +258,13 @@ def _means(sums: NDArray[np.float64]) -> dict[str, Any]:
 
 def joined_curves(parts: Iterable[Mapping[str, Any] | None], order: Sequence[ClientId]) -> CohortCurves | None:
     """Add up the `numbers` of several processes, clients in a given order; None where there are none."""
-    given = [part for part in parts if part is not None]
-    if not given:
+    found = [numbers for numbers in parts if numbers is not None]
+    if not found:
         return None
     out = CohortCurves()
-    found = {client: np.array(sums).reshape(-1, 3) for part in given for client, sums in part["clients"].items()}
-    out._clients = {client: found[client] for client in order if client in found}
-    for part in given:
-        for number, steps in enumerate(part["steps"]):
+    rows = {client: np.array(sums).reshape(-1, 3) for numbers in found for client, sums in numbers["clients"].items()}
+    out._clients = {client: rows[client] for client in order if client in rows}
+    for numbers in found:
+        for number, steps in enumerate(numbers["steps"]):
             out._join(number, np.array(steps).reshape(-1, 4))
     return out

@@ -20,7 +20,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from keyfed.engine.problem import LocalProblem
-from keyfed.engine.task import Finished, Turn, take_turns
+from keyfed.engine.task import ClientTask, Finished, run_tasks
 from keyfed.errors import KeyfedError, RunError
 from keyfed.federated.methods import build_method
 from keyfed.federated.spec import MethodSpec
@@ -48,27 +48,27 @@ def read_flat(flat: Tensor, shapes: dict[str, tuple[int, ...]]) -> Params:
 
 
 def _work(problem: LocalProblem, shapes: dict[str, tuple[int, ...]], theta: Tensor, slots: Tensor, pipe: Any) -> None:
-    """A worker's life: wait for (turn, round, method, slot), train, write the upload into the slot."""
+    """A worker's life: wait for (task, round, method, slot), train, write the upload into the slot."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     torch.set_num_threads(1)
     params = read_flat(theta, shapes)
     while True:
         try:
-            turn, round, spec, slot = pipe.recv()
+            task, round, spec, slot = pipe.recv()
         except (EOFError, OSError):  # the parent is gone
             return
         answer: Answer
         try:
-            (finished,) = take_turns(problem, params, [turn], build_method(spec), round)
+            (finished,) = run_tasks(problem, params, [task], build_method(spec), round)
             write_flat(slots[slot], finished.upload)
-            answer = (turn.client, finished._replace(upload={}), None)  # the upload lies in the slot
+            answer = (task.client, finished._replace(upload={}), None)  # the upload lies in the slot
         except KeyfedError as e:
-            answer = (turn.client, None, e)
+            answer = (task.client, None, e)
         except Exception:
-            answer = (turn.client, None, traceback.format_exc())
+            answer = (task.client, None, traceback.format_exc())
         try:
             pipe.send(answer)
-        except OSError:  # the parent has closed its end: nobody waits for this client any more
+        except OSError:  # the parent has closed its end: this client is not waited for any more
             return
 
 
@@ -100,7 +100,7 @@ class WorkerPool:
         dtype = next(iter(params.values())).dtype
         self._shapes = shapes
         self._theta = torch.zeros(size, dtype=dtype).share_memory_()
-        # One slot in training and one waiting its turn for every worker.
+        # One slot in training and one waiting its task for every worker.
         self._slots = torch.zeros(2 * self._workers, size, dtype=dtype).share_memory_()
         context = mp.get_context("spawn")
         for _ in range(self._workers):
@@ -114,8 +114,8 @@ class WorkerPool:
             self._processes.append(process)
             self._pipes.append(ours)
 
-    def solve(self, params: Params, turns: Sequence[Turn], spec: MethodSpec, round: int) -> Iterator[Finished]:
-        """Yield every client's result in the order of the turns; an upload lives until the next one is asked for.
+    def solve(self, params: Params, tasks: Sequence[ClientTask], spec: MethodSpec, round: int) -> Iterator[Finished]:
+        """Yield every client's result in the order of the tasks; an upload lives until the next result.
 
         Clients are handed out in order, so the next one to be summed is always in training or done: slots cannot run
         dry.
@@ -123,7 +123,7 @@ class WorkerPool:
         if not self._processes:
             self._start(params)
         write_flat(self._theta, params)
-        waiting = list(reversed(turns))
+        waiting = list(reversed(tasks))
         free = list(range(len(self._slots)))
         busy: dict[Connection, int] = {}  # pipe → slot
         done: dict[int, tuple[int, Finished]] = {}  # client → slot and result
@@ -137,9 +137,9 @@ class WorkerPool:
                     except OSError as e:
                         raise self._died(pipe) from e
 
-        for turn in turns:
+        for task in tasks:
             hand_out()
-            while turn.client not in done:
+            while task.client not in done:
                 for pipe in wait(list(busy)):
                     assert isinstance(pipe, Connection)
                     client, finished, failure = self._receive(pipe)
@@ -149,7 +149,7 @@ class WorkerPool:
                         raise RuntimeError(f"worker failed on client {client}, round {round}:\n{failure}")
                     done[client] = (busy.pop(pipe), finished)
                 hand_out()
-            slot, finished = done.pop(turn.client)
+            slot, finished = done.pop(task.client)
             yield finished._replace(upload=read_flat(self._slots[slot], self._shapes))
             free.append(slot)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from keyfed.config.load import BASE, Config
 from keyfed.config.schema import DataConfig
 from keyfed.engine.sums.noised import NoisedSum
-from keyfed.engine.sums.plain import HiddenRound
+from keyfed.engine.sums.plain import SelfWeighedRound
 from keyfed.errors import PrivacyError
 from keyfed.federated.cohort import Fate
 from keyfed.federated.types import ClientId, Method, Params, State
@@ -307,7 +307,7 @@ class PrivateRun:
         settings = settings_of(self._config)
 
         def masked(like: Params) -> NoisedSum:
-            hidden = HiddenRound(like, self._bounded.method, {}, state.round, tuple(fates), training)
+            hidden = SelfWeighedRound(like, self._bounded.method, {}, state.round, tuple(fates), training)
             return MaskedNoisedSum(like, noising, hidden, settings)
 
         return masked, clip

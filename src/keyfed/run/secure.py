@@ -9,7 +9,7 @@ from typing import Any
 
 from keyfed.config.load import Config
 from keyfed.engine.sums.codec import words_of
-from keyfed.engine.sums.plain import HiddenRound, HiddenSum, MakeHidden, RunningSum
+from keyfed.engine.sums.plain import MakeSelfWeighed, RunningSum, SelfWeighedRound, SelfWeighedSum
 from keyfed.engine.sums.secure_round import length
 from keyfed.errors import ConfigError
 from keyfed.federated.public.rules import privately
@@ -40,16 +40,16 @@ def refuse_unmasked(config: Config, method: Method, members: int) -> None:
     refuse("masked weights", Case(config, method, members))
 
 
-def sums_of(config: Config) -> MakeHidden | None:
+def sums_of(config: Config) -> MakeSelfWeighed | None:
     """Return how the rounds of a run whose reports stay with the clients are summed; None for other runs."""
     if config.secure.on:
         return partial(_masking().SecureSum, settings=settings_of(config))
     if not config.secure.clear:
         return None
 
-    def clear(hidden: HiddenRound) -> HiddenSum:
+    def clear(hidden: SelfWeighedRound) -> SelfWeighedSum:
         ratio = float(most_ratio(threshold_of(config, len(hidden.called))))
-        return HiddenSum(hidden, RunningSum(hidden.theta), ratio)
+        return SelfWeighedSum(hidden, RunningSum(hidden.theta), ratio)
 
     return clear
 

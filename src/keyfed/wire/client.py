@@ -40,7 +40,7 @@ from keyfed.engine.sums.secure_round import (
     length,
     vector_of,
 )
-from keyfed.engine.task import Finished, Turn, keeps_state, report_of
+from keyfed.engine.task import ClientTask, Finished, keeps_state, report_of
 from keyfed.errors import ConfigError, PrivacyError, Refused, SecureSumError, SecureSumOverflow, described
 from keyfed.federated.cohort import eased
 from keyfed.federated.public.numbers import check_public
@@ -104,7 +104,7 @@ class Learner(Protocol):
     floor: int
     promise: Promise | None
 
-    def solve(self, theta: Params, round: int, turn: Turn) -> Finished:
+    def solve(self, theta: Params, round: int, turn: ClientTask) -> Finished:
         """Train for a round."""
         ...
 
@@ -407,7 +407,7 @@ class ClientSession:
         if self._solved is not None and self._solved[0] == key:
             return self._solved[1]
         self._solved = None
-        turn = Turn(0)._replace(work=eased(Turn(0).work, work.halvings))
+        turn = ClientTask(0)._replace(work=eased(ClientTask(0).work, work.halvings))
         if keeps_state(learner.method):
             state = self.store.state(work.run, counted, good)
             clip = None if work.asked is None else work.asked.clip  # it books what it sent, which is clipped

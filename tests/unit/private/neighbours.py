@@ -147,11 +147,11 @@ def largest_cost(made, tries, sum_of=NoisedSum, seed=0, z=1.0, bit_std=0.8):
         for k in range(rng.randint(0, 2)):
             upload, report = client(rng, f"c{k}")
             total.add(report.client, upload, share(report, list(LIKE)))
-        update, told = vector(total, made.ratio), dict(total._told)
+        update, told = vector(total, made.ratio), dict(total._counts)
         upload, report = client(rng, "x")
         total.add("x", upload, share(report, list(LIKE)))
         moved = float((vector(total, made.ratio) - update).norm()) / std
-        halves = [(count - told[name]) / (bit_std * math.sqrt(len(told))) for name, count in total._told.items()]
+        halves = [(count - told[name]) / (bit_std * math.sqrt(len(told))) for name, count in total._counts.items()]
         worst = max(worst, z * math.hypot(moved, *halves))
     return worst
 

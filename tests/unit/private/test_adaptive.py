@@ -112,7 +112,7 @@ class Unnoised(NoisedSum):
 
     def aggregate(self, refused):
         made = super().aggregate(refused)
-        return replace(made, facts={**made.facts, self.name: [0.5 + self._told[self.name] / self._noising.called]})
+        return replace(made, facts={**made.facts, self.name: [0.5 + self._counts[self.name] / self._noising.called]})
 
 
 class UnnoisedBit(Unnoised):
@@ -127,16 +127,16 @@ class NoiseOfOne(NoisedSum):
 
 
 class UncutLoss(NoisedSum):
-    def _part(self, upload, share):
-        parts, masses, told = super()._part(upload, share)
+    def _clipped(self, upload, share):
+        parts, masses, told = super()._clipped(upload, share)
         return parts, masses, {name: share.statistics.get(name, number + 0.5) - 0.5 for name, number in told.items()}
 
 
 class WholeCounts(NoisedSum):
     """Counts 0 or 1: a client moves the count by one whole."""
 
-    def _part(self, upload, share):
-        parts, masses, told = super()._part(upload, share)
+    def _clipped(self, upload, share):
+        parts, masses, told = super()._clipped(upload, share)
         return parts, masses, {name: number + 0.5 for name, number in told.items()}
 
 
@@ -162,7 +162,7 @@ def test_mutants_with_too_little_noise_are_caught(mutant, name):
 
 
 @pytest.mark.parametrize("mutant", [UncutLoss, WholeCounts])
-def test_mutants_that_do_not_bound_what_is_told_are_caught(mutant):
+def test_mutants_that_do_not_bound_what_is_counts_are_caught(mutant):
     assert largest_cost(bounded("fedmed, both", 0.5), 500, mutant) > 1.05
 
 
@@ -174,7 +174,7 @@ def test_the_mutant_that_ranks_the_losses_of_its_own_round_is_caught():
 # --- what a half count is ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_told_is_cut_and_never_none():
+def test_what_is_counts_is_cut_and_never_none():
     assert (half(math.inf), half(-math.inf), half(0.75)) == (0.5, -0.5, 0.25)
     with pytest.raises(PrivacyError, match="refused before"):
         half(math.nan)

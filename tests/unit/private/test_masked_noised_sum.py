@@ -13,7 +13,7 @@ pytest.importorskip("cryptography")
 from keyfed.engine.sums.codec import fixed_point
 from keyfed.engine.sums.masked import MaskedNoisedSum
 from keyfed.engine.sums.noised import NoisedSum
-from keyfed.engine.sums.plain import HiddenRound
+from keyfed.engine.sums.plain import SelfWeighedRound
 from keyfed.federated.public.rules import held
 from keyfed.federated.types import Share
 from keyfed.private.dp.accounting import MOST_MEMBERS
@@ -23,7 +23,7 @@ from .neighbours import CLIP, LIKE, bounded, client, noising, share_of, vector
 
 
 def masked(made, called, training=None, **changes):
-    hidden = HiddenRound(LIKE, made.method, {}, 0, tuple(called), tuple(training or called))
+    hidden = SelfWeighedRound(LIKE, made.method, {}, 0, tuple(called), tuple(training or called))
     return MaskedNoisedSum(LIKE, noising(made.ratio, **changes), hidden, SecureSettings())
 
 
@@ -34,7 +34,7 @@ def test_the_masked_sum_is_the_plain_one_rounded_towards_zero(label, seed):
     names = [f"c{k}" for k in range(5)]
     counted = {"bit_std": 0.0, "statistics": made.statistics}
     one, two = NoisedSum(LIKE, noising(made.ratio, **counted)), masked(made, names, **counted)
-    assert len(one._told) == {"fedavg": 1, "fedatt": 1, "fedmed, both": 3}[label]
+    assert len(one._counts) == {"fedavg": 1, "fedatt": 1, "fedmed, both": 3}[label]
     weigh = share_of(made, rng)
     for name in names:
         upload, report = client(rng, name)
@@ -44,7 +44,7 @@ def test_the_masked_sum_is_the_plain_one_rounded_towards_zero(label, seed):
     assert two.aggregate(()).contributors == one.aggregate(()).contributors
     gap = (vector(one, made.ratio) - vector(two, made.ratio)).abs().max()
     assert float(gap) <= 5 * fixed_point(CLIP) * (1 + 1e-9)
-    assert two._told == pytest.approx(one._told, abs=5 * fixed_point(1.0))
+    assert two._counts == pytest.approx(one._counts, abs=5 * fixed_point(1.0))
 
 
 def test_rounding_never_lengthens_a_part():
@@ -126,7 +126,7 @@ def test_a_refused_client_is_no_contributor_and_counts_neither_way():
         total.add(name, LIKE, made.method.mediator.share(client(random.Random(1), name)[1], list(LIKE)))
     total.refuse("c")
     assert total.aggregate(()).contributors == ("a", "b")
-    assert total._told == {"within": 1.0}
+    assert total._counts == {"within": 1.0}
 
 
 @pytest.mark.parametrize("lost", [None, "dropped before upload"])
@@ -145,7 +145,7 @@ def test_a_simulation_hands_a_refused_client_to_the_sum_unless_it_vanishes(lost,
         names, seed, device = ("a",), 1, "cpu"
 
     never = Finished(0, {name: torch.full_like(p, math.nan) for name, p in LIKE.items()}, 1.0, 5, 5, {})
-    monkeypatch.setattr(simulate, "take_turns", lambda *given: [never])
+    monkeypatch.setattr(simulate, "run_tasks", lambda *given: [never])
     with simulate.Simulation(Alone(), gather=lambda like: Heard(like, noising())) as federation:
         federation.expect({"a": Fate(0, Work(), 1.0, lost)})
         federation.train(LIKE, ["a"], made.method, 0)

@@ -1,12 +1,13 @@
 """Steps on a GPU: captured once per shape as a CUDA graph, replayed for every step of every round.
 
 A stacked step is some hundred kernels of a few microseconds; started one by one, the GPU waits for Python. Here the
-weights, the optimiser's memory, the carried state and the batch have fixed places in the device's memory (a `Track`),
-the step from batch to moved weights is captured once, and a round is: copy θ in, replay, copy the result out. Nothing
-is read back between. An epoch's text goes over in one transfer while the GPU still works on the last.
+weights, the optimiser's memory, the carried state and the batch have fixed places in the device's memory
+(`GraphSlots`). The step from batch to moved weights is captured once, and a round is: copy θ in, replay, copy the
+result out. Nothing is read back between. An epoch's text goes over in one transfer while the GPU still works on the
+last.
 
-Clients lie in the order of how many steps they take, so those still at work are always the first p: for large, half,
-quarter… p there is a graph of its own, and the tail of a round of unequal clients does not pay for those who are done.
+Clients lie in the order of how many steps they take, so those still at work are always the first p. For large, half,
+quarter… p there is a graph of its own. The tail of a round of unequal clients does not pay for those that are done.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def kernels_for(gpu: bool) -> Kernels:
 
 
 class Staged(NamedTuple):
-    """One step's text on the device, in the track's order of clients.
+    """One step's text on the device, in the order of the slots.
 
     Attributes:
       tokens: inputs and targets, int32 [2, p, rows, time]; a target of −1 is padding.
@@ -60,9 +61,9 @@ def stage(steps: Sequence[Sequence[Step]], batching: Batching, capacity: int, de
     """Send one epoch's steps of all clients over at once; [client][step] → one `Staged` a step.
 
     Args:
-      steps: in the track's order of clients; those with none left are at the end.
+      steps: in the order of the slots; those with none left are at the end.
       batching: sentences are padded to a multiple of eight, windows of a stream or of packed lines to the same width.
-      capacity: clients of the track, of which the first p take the step.
+      capacity: slots, of which the first p take the step.
     """
     count = max((len(s) for s in steps), default=0)
     shapes = []
@@ -104,7 +105,7 @@ def _prefix(active: int, clients: int) -> int:
 
 
 @dataclass(slots=True)
-class Track:
+class GraphSlots:
     """The fixed places of m stacked clients on a device, and the graphs over them.
 
     Attributes:
@@ -178,7 +179,7 @@ class Track:
         graph.replay()
 
     def _capture(self, shape: tuple[int, ...]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Capture the step of a shape. It is warmed up on a batch of padding, which moves nobody."""
+        """Capture the step of a shape. It is warmed up on a batch of padding, which moves no client."""
         place = torch.zeros(shape, dtype=torch.int32, device=self.seeds.device)
         place[1] = -1
         kept = [s.clone() for layer in self.carried for s in layer]
@@ -234,7 +235,7 @@ def _pairs(one: ClientBatch, other: ClientBatch) -> list[tuple[Tensor, Tensor]]:
     return pairs
 
 
-def lay_track(
+def make_slots(
     spec: ModelSpec,
     way: ClientBatch,
     descent: Descent,
@@ -244,8 +245,8 @@ def lay_track(
     frozen: frozenset[str] = frozenset(),
     count: bool = False,
     packed: bool = False,
-) -> Track:
-    """Make a track for so many clients like these; empty until it is loaded. With `count` its steps count hits."""
+) -> GraphSlots:
+    """Make slots for so many clients like these; empty until it is loaded. With `count` its steps count hits."""
     own, kernels = way.like(capacity), kernels_for(way.eta.is_cuda and way.eta.dtype == torch.float32)
     if bf16 and kernels is PLAIN:
         raise ConfigError("train.precision=bf16 needs Triton, which is not installed; use fp32")
@@ -256,7 +257,7 @@ def lay_track(
     carried = lm.initial_state(inner, own.local, rows)
     widths = (spec.embed, *[spec.width] * spec.layers)
     seen = torch.zeros(3, capacity, dtype=torch.float64, device=own.eta.device) if count else None
-    return Track(
+    return GraphSlots(
         inner, descent, kernels, rows, own, products, places, widths, carried, numbers[0], numbers[1], {}, None, frozen,
         seen, packed,
     )  # fmt: skip

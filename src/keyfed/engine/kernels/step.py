@@ -1,9 +1,9 @@
 r"""One training step of one of our models, forwards and backwards by hand, over stacked clients.
 
 The same network as `language_model.mean_nats`, which defines it and differentiates by autograd; here every gradient is
-written out, so that nothing is computed twice and nothing large is made anew: the input embedding's gradient is a few
-rows added to the output layer's where they are tied, weight gradients go into buffers that live as long as the
-training, and kernels may be exchanged (`Kernels`). Equal to the definition to rounding (tests/equivalence).
+written out, so that nothing is computed twice and nothing large is made anew. The input embedding's gradient is a few
+rows added to the output layer's where they are tied. Weight gradients go into buffers that live as long as the
+training. Kernels may be exchanged (`Kernels`). Equal to the definition to rounding (tests/equivalence).
 
 In a recurrence autograd keeps a graph node and several tensors for every operation of every time step, and forms the
 weight gradient of each step separately. Written by hand, a layer keeps only its gates, and each weight gradient is
@@ -14,8 +14,8 @@ tensors are [m, time, batch, …].
 
 On a GPU the products may read copies of the weights: bf16, every side filled up with zeros to a multiple of eight. A
 matrix whose rows are not a multiple of 16 bytes (300 numbers of bf16, or 33,278 words) takes products at a third of
-their speed. The copies belong to a wider model whose additional units have weights of zero and stay at zero, and whose
-additional words have a bias of −∞: the same function, the same gradients. Gates are filled up one by one.
+their speed. The copies belong to a wider model: its additional units have weights of zero and stay at zero, its
+additional words have a bias of −∞. It has the same function and the same gradients. Gates are filled up one by one.
 """
 
 from __future__ import annotations

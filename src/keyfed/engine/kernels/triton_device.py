@@ -1,12 +1,12 @@
 r"""Triton kernels of a step: recurrences, softmax and its gradient, rows of the embedding, SGD and Adam.
 
 A recurrence is persistent: one launch for all time steps of all stacked clients, forwards or backwards. A client's
-recurrent matrix is cut into slices of hidden units, one program each; a program loads its slice once, keeps it in
-registers through the whole window, and meets its client's other programs once a time step (twice with a projection) at
+recurrent matrix is cut into slices of hidden units, one program each. A program loads its slice once and keeps it in
+registers through the whole window. It meets its client's other programs once a time step (twice with a projection) at
 a counter in memory. Programs take their place by a ticket, so that all programs of a client are running before one of a
 later client starts: no program waits for one that cannot run.
 
-Where rows hold several lines (RESET), `keep` [m, time, rows] is 0 at the first token of each, else 1: it multiplies the
+Where rows hold several lines (RESET), `keep` [m, time, rows] is 0 at the first token of each, else 1. It multiplies the
 state before a step, and the gradient that the step hands back.
 
 Gates of the LSTM and of the CIFG lie in torch's order: i, f, g, o, or i, g, o where f = 1 − i (COUPLED). With a
@@ -174,7 +174,7 @@ def gru_backward(
         tl.store(d_recurrent + at + H, a_z.to(kind), own)
         tl.store(d_recurrent + at + 2 * H, a_hn.to(kind), own)
         _arrive(flag)
-        # While the others arrive: what nobody waits for, and what the step before this one will need.
+        # While the others arrive: what no program waits for, and what the step before this one will need.
         tl.store(d_inputs + at, a_r.to(kind), own)
         tl.store(d_inputs + at + H, a_z.to(kind), own)
         tl.store(d_inputs + at + 2 * H, a_n.to(kind), own)

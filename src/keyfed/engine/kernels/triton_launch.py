@@ -35,7 +35,7 @@ from keyfed.model.language_model import Params
 from keyfed.model.output import OutputGradients, chunks
 from keyfed.text.vocab import PAD
 
-MOST_ROWS = 64  # of a batch: more and a slice's sums no longer fit beside its weights
+MOST_ROWS = 64  # of a batch: more and a slice's sums no longer fit with its weights
 MOST_TOKENS = 4096  # of a client's step that one warp looks through for equal ones
 SLICE_BYTES = 180 * 1024  # of weights that one program keeps, in shared memory and registers
 SHARED_BYTES = 227 * 1024  # shared memory of one program
@@ -62,17 +62,17 @@ def _pieces(width: int) -> tuple[int, int]:
     return large, max(LEAST, _power_of_2(max(1, width - large)))
 
 
-def _units(clients: int, hidden: int, held: Callable[[int], int], weight: Tensor, beside: int = 0) -> int | None:
+def _units(clients: int, hidden: int, held: Callable[[int], int], weight: Tensor, more: int = 0) -> int | None:
     """Hidden units of a slice: the fewest with which all programs run at once, else the most that fit; None if none do.
 
     Args:
       held: units → numbers of the weights that a program keeps.
-      beside: bytes of shared memory that a program needs beside its weights.
+      more: bytes of shared memory that a program needs with its weights.
     """
-    most = min(SLICE_BYTES, SHARED_BYTES - beside)
+    most = min(SLICE_BYTES, SHARED_BYTES - more)
     fitting = [units for units in (32, 64, 128, LEAST) if held(units) * weight.itemsize <= most]
-    at_once = [units for units in fitting if units >= 32 and clients * -(-hidden // units) <= _processors(weight)]
-    return min(at_once, default=max(fitting, default=None))
+    parallel = [units for units in fitting if units >= 32 and clients * -(-hidden // units) <= _processors(weight)]
+    return min(parallel, default=max(fitting, default=None))
 
 
 def _processors(like: Tensor) -> int:
@@ -170,8 +170,8 @@ def lstm_forward(
     h0, c0 = state
     hidden, width, gate_count = c0.shape[-1], w.hh.shape[-1], 3 if coupled else 4
     # A projection reads o ⊙ tanh c of all units, in both precisions.
-    beside = 0 if w.hr is None else _rows(batch) * sum(_pieces(hidden)) * (4 + w.hh.itemsize)
-    units = _units(m, hidden, partial(_held, hidden, width, gate_count, w.hr is not None), w.hh, beside)
+    more = 0 if w.hr is None else _rows(batch) * sum(_pieces(hidden)) * (4 + w.hh.itemsize)
+    units = _units(m, hidden, partial(_held, hidden, width, gate_count, w.hr is not None), w.hh, more)
     if units is None or batch > MOST_ROWS or w.hh.dtype not in PERSISTENT:
         return _by_plain(LAYERS["cifg" if coupled else "lstm"], x, w, state, keep)
     gates = _project(x, w.ih)

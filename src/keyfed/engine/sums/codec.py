@@ -3,7 +3,7 @@ r"""One client's upload as one vector of 32-bit integers, and what the sum of su
     [ scale·upload, layer by layer | scale, mass, scale², joined of every layer | counts in limbs | facts ]
     [ clipped scale·upload, layer by layer | clipped mass of every layer | half counts ]          in a private round
 
-Everything is fixed point modulo 2^32 (two's complement), so that vectors can be masked and added without rounding: the
+Everything is fixed point modulo 2^32 (two's complement), so that vectors can be masked and added without rounding. The
 sum of what is written is exactly what the sum is read as. With m members a number x of a block with range 2^e is
 written as
 
@@ -15,12 +15,12 @@ sent), never a wrong sum. Counts (tokens, nats) are exact to 2^−16 below 2^32,
 A client that lies may add any integers at all. A sum that k honest clients cannot have is an error too: nothing is read
 of it.
 
-A clipped upload has no number beyond the clip S, so its fixed point is known without asking any client: steps of S/2^18
-(`fixed_point`), with which 4,096 clients fit, rounded towards zero, so that rounding never lengthens it. The step is
-the same however many are drawn: else one client more could round all the others anew. Half counts lie within ±½ and
-are written the same way, with 1 for S. No other number of a client is in the vector: nothing is calibrated. What liars
-make of such a sum is brought back (`folded`), never an error: whether a private sum opens must not depend on what
-clients send.
+A clipped upload has no number beyond the clip S, so its fixed point is known without asking any client. Steps are
+S/2^18 (`fixed_point`), with which 4,096 clients fit. Rounding is towards zero, so that it never lengthens an upload.
+The step is the same however many are drawn: else one client more could round all the others anew. Half counts lie
+within ±½ and are written the same way, with 1 for S. No other number of a client is in the vector: nothing is
+calibrated. What liars make of such a sum is brought back (`folded`), never an error: whether a private sum opens must
+not depend on what clients send.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Vector = NDArray[np.uint32]
 MOST_MEMBERS = 1 << 15
 LIMB, LIMBS = 16, 3
 FACT_BITS = 15  # a fact within [0, 1] is a multiple of 2^−15
-MOST_TOLD = 3  # half counts that a vector has room for: within the clip, its loss, below the limit
+MOST_COUNTS = 3  # half counts that a vector has room for: within the clip, its loss, below the limit
 MOST_WORD = 2**30  # of a private sum; beyond it a word is a liar's
 SHARES = 4  # of every layer: scale, mass, scale², and scale once more of a client that joins
 
@@ -111,7 +111,7 @@ class SumLayout:
     def encode(
         self, upload: Params, share: Share, facts: Facts, counts: Mapping[str, float], joining: bool = False
     ) -> Vector:
-        """Write one client's part; `joining`: its upload is its difference to θ, and stands for all of it.
+        """Write one client's numbers; `joining`: its upload is its difference to θ, and stands for all of it.
 
         Raises:
           SecureSumOverflow: a number of a layer is out of its range; nothing was written.
@@ -255,7 +255,7 @@ def mass_unit(clip: float, layers: int) -> float:
     return clip / (2 * math.sqrt(max(1, layers)))
 
 
-def half(told: float) -> float:
+def half(number: float) -> float:
     """Return what a client adds to a half count for a number t within [0, 1]: t − ½, never beyond ±½.
 
     ±½ and not 0 or 1: then one client more or less moves the count by ½ at most.
@@ -264,9 +264,9 @@ def half(told: float) -> float:
       >>> half(1.0), half(0.25), half(-7.0)
       (0.5, -0.25, -0.5)
     """
-    if math.isnan(told):
+    if math.isnan(number):
         raise PrivacyError("a client tells a number that is none, which nothing bounds; it must be refused before")
-    return min(max(told, 0.0), 1.0) - 0.5
+    return min(max(number, 0.0), 1.0) - 0.5
 
 
 def clip_upload(
@@ -282,10 +282,10 @@ def clip_upload(
     assert share.log is None, "a private share is a number within [0, 1]"
     unit = mass_unit(clip, len(layers))
     own = {name: unit * share.mass[name] for name in layers} if masses else {}
-    parts = {name: upload[name].double() * share.scale[name] for name in layers}
-    norm = norm_of(parts.values(), own.values())
+    scaled = {name: upload[name].double() * share.scale[name] for name in layers}
+    norm = norm_of(scaled.values(), own.values())
     factor = 0.0 if share.silent else clip_factor(norm, clip)
-    clipped = {name: part.mul_(factor) for name, part in parts.items()}
+    clipped = {name: layer.mul_(factor) for name, layer in scaled.items()}
     # A client that keeps state has clipped its upload itself; counted as it arrives it would always be within, and
     # the clip would shrink to nothing. One that is silent counts as if it were not, for the same reason.
     known = {"within": float(norm <= clip and not share.clipped), **share.statistics}
@@ -296,7 +296,7 @@ def clip_upload(
 
 def words_of(like: Params) -> int:
     """Numbers in the vector of a clipped upload: every parameter, a mass for every layer, the half counts."""
-    return sum(p.numel() for p in like.values()) + len(like) + MOST_TOLD
+    return sum(p.numel() for p in like.values()) + len(like) + MOST_COUNTS
 
 
 def fixed_point(clip: float) -> float:
@@ -312,7 +312,7 @@ def fixed_point(clip: float) -> float:
 def encode_clipped(own: ClippedUpload, layers: Collection[str], clip: float) -> Vector:
     numbers = torch.cat([own.layers[name].flatten().cpu() for name in layers]).numpy()
     weights = np.array([own.masses.get(name, 0.0) for name in layers])
-    halves = np.zeros(MOST_TOLD)
+    halves = np.zeros(MOST_COUNTS)
     halves[: len(own.halves)] = list(own.halves.values())
     pieces = [np.concatenate([numbers, weights]) / fixed_point(clip), halves / fixed_point(1.0)]
     return _words(np.trunc(np.concatenate(pieces)))
@@ -334,10 +334,10 @@ def decode_clipped(total: Vector, like: Params, told: Iterable[str], clip: float
 
 
 def folded(total: Vector) -> NDArray[np.float64]:
-    """Read words as signed numbers within ±2³⁰: a triangle wave, along which neighbours on the circle stay neighbours.
+    """Read words as signed numbers within ±2³⁰: a triangle wave, on which neighbours on the circle stay neighbours.
 
     A sum of honest clients stays within ±2³⁰; beyond that a number is folded back, 2³¹ − v and −2³¹ − v. Else a liar
-    could put a number beside the seam, where the smallest change of an honest client flips its sign.
+    could put a number next to the seam, where the smallest change of an honest client flips its sign.
 
     Example:
       >>> folded(np.array([5, 2**32 - 5, 2**30, 2**31 - 1, 2**31, 2**31 + 1], np.uint32)).tolist()

@@ -20,7 +20,7 @@ import numpy as np
 
 from keyfed.engine.sums.codec import Vector, encode_clipped, words_of
 from keyfed.engine.sums.noised import NoisedSum
-from keyfed.engine.sums.plain import HiddenRound
+from keyfed.engine.sums.plain import SelfWeighedRound
 from keyfed.engine.sums.secure_round import (
     Purpose,
     aggregate_of,
@@ -91,10 +91,10 @@ class MaskedSum:
     """
 
     def __init__(
-        self, context: bytes, length: int, hidden: HiddenRound, settings: SecureSettings, costs: Costs
+        self, context: bytes, length: int, current: SelfWeighedRound, settings: SecureSettings, costs: Costs
     ) -> None:
         self._costs = costs
-        identities = {client: Identity.make() for client in hidden.called}
+        identities = {client: Identity.make() for client in current.called}
         made = {client: make_keys(identity, client, 0) for client, identity in identities.items()}
         cohort = tuple(signed for _, signed in made.values())
         terms = SumTerms(context, cohort, settings.threshold_of(len(cohort)), length)
@@ -105,7 +105,7 @@ class MaskedSum:
         self._collector = Collector(terms)
         with costs.at("clients"):
             self._members = {
-                client: Member(client, made[client][0], terms, public, floors) for client in hidden.training
+                client: Member(client, made[client][0], terms, public, floors) for client in current.training
             }
         for client, member in self._members.items():
             with costs.at("clients"):
@@ -140,9 +140,9 @@ class SecureSum:
     A sum that fails closed gives an empty aggregate, and `costs` says why.
     """
 
-    def __init__(self, hidden: HiddenRound, settings: SecureSettings) -> None:
-        self._hidden, self._settings = hidden, settings
-        self._public: Public = hidden.public
+    def __init__(self, current: SelfWeighedRound, settings: SecureSettings) -> None:
+        self._round, self._settings = current, settings
+        self._public: Public = current.public
         self._costs = Costs()
         self._failed: str | None = None
         self._survivors = 0
@@ -154,10 +154,10 @@ class SecureSum:
         if not self._public["calibrated"]:
             self._waiting[client] = kept(done)
         elif self._uploads is not None:
-            hidden = self._hidden
+            current = self._round
             vector = vector_of(
-                client, done, hidden.theta, hidden.method, self._public, len(hidden.called), self._uploads.ratio,
-                silent=hidden.method.uploading < 1,
+                client, done, current.theta, current.method, self._public, len(current.called), self._uploads.ratio,
+                silent=current.method.uploading < 1,
             )  # fmt: skip
             with self._failing_closed():
                 self._uploads.add(client, vector)
@@ -169,21 +169,21 @@ class SecureSum:
         refused = list(refused)
         if not self._public["calibrated"]:
             refused += self._calibrate()
-        hidden, found = self._hidden, None
+        current, found = self._round, None
         with self._failing_closed():
             if self._uploads is not None:
                 total, survivors = self._uploads.total()
                 self._survivors = len(survivors)
                 found = aggregate_of(
-                    total, hidden.theta, hidden.method, self._public, len(hidden.called), survivors,
+                    total, current.theta, current.method, self._public, len(current.called), survivors,
                     self._uploads.ratio, refused,
                 )  # fmt: skip
-        return nothing_summed(hidden.theta, self._public, refused) if found is None else found
+        return nothing_summed(current.theta, self._public, refused) if found is None else found
 
     @property
     def costs(self) -> Mapping[str, Any]:
         """What the round's sums cost, and how they ended; nothing in it is any single client's."""
-        called = len(self._hidden.called)
+        called = len(self._round.called)
         return {
             "members": called,
             "threshold": self._settings.threshold_of(called),
@@ -196,16 +196,16 @@ class SecureSum:
 
     def _calibrate(self) -> Iterable[Refusal]:
         """Sum everybody's histograms, then add those who waited; return who is out of range all the same."""
-        hidden, members = self._hidden, len(self._hidden.called)
+        current, members = self._round, len(self._round.called)
         calibration = self._begun("calibration")
         with self._failing_closed():
             if calibration is None:
                 return
             for client, done in self._waiting.items():
-                calibration.add(client, calibration_vector_of(client, done, hidden.theta, hidden.method, members))
+                calibration.add(client, calibration_vector_of(client, done, current.theta, current.method, members))
             total, survivors = calibration.total()
             self._public = learn_from_calibration(
-                hidden.method, self._public, total, hidden.theta, members, calibration.ratio, len(survivors)
+                current.method, self._public, total, current.theta, members, calibration.ratio, len(survivors)
             )
         if self._failed is not None:
             return
@@ -218,12 +218,12 @@ class SecureSum:
                 yield Refusal(client, e.reason)
 
     def _begun(self, purpose: Purpose) -> MaskedSum | None:
-        hidden = self._hidden
+        current = self._round
         begun = None
         with self._failing_closed():
-            context = context_of(hidden.theta, hidden.method, self._public, hidden.round, purpose)
-            words = length(hidden.method, hidden.theta, purpose)
-            begun = MaskedSum(context, words, hidden, self._settings, self._costs)
+            context = context_of(current.theta, current.method, self._public, current.round, purpose)
+            words = length(current.method, current.theta, purpose)
+            begun = MaskedSum(context, words, current, self._settings, self._costs)
         return begun
 
     @contextmanager
@@ -238,9 +238,10 @@ class SecureSum:
 class MaskedNoisedSum(NoisedSum):
     """The sum of a private round under secure aggregation: clipped uploads travel masked, noise is added to their sum.
 
-    Weights are held within [1/r, 1] as in every secure sum, before the upload is clipped: the noise is added to the sum
-    once it is open, so the server sees the sum without it. r is 2 here, that of the smallest sum that opens: were it
-    that of the round's own threshold, one client more could weigh all the others anew. Clients without text add zeros.
+    The noise is added to the sum once it is open, so the server sees the sum without it. So weights are held within
+    [1/r, 1] as in every secure sum, before the upload is clipped. r is 2 here, that of the smallest sum that opens:
+    were it that of the round's own threshold, one client more could weigh all the others anew. Clients without text
+    add zeros.
 
     A sum that cannot be opened (too few were called, or stayed) is released as noise alone, and costs its row. Whether
     it opens depends on who plays the protocol, not on what they send: the guarantee is about a client that sends zeros
@@ -251,22 +252,22 @@ class MaskedNoisedSum(NoisedSum):
     sum, being drawn shows. What that costs is in the rows of the ledger (`private.dp.accounting`, `PrivateRun.row`).
     """
 
-    def __init__(self, like: Params, noising: Noising, hidden: HiddenRound, settings: SecureSettings) -> None:
+    def __init__(self, like: Params, noising: Noising, current: SelfWeighedRound, settings: SecureSettings) -> None:
         super().__init__(like, noising, PRIVATE_RATIO)
         self._silent: set[ClientId] = set()
         self._words = words_of(self._total)
         self._masked: MaskedSum | None = None
-        agreed = {"clip": noising.clip, "told": list(self._told)}
-        context = context_of(like, hidden.method, agreed, hidden.round, "upload")
-        if len(hidden.called) <= MOST_MEMBERS:  # clients refuse more, and their sum could go round
+        agreed = {"clip": noising.clip, "told": list(self._counts)}
+        context = context_of(like, current.method, agreed, current.round, "upload")
+        if len(current.called) <= MOST_MEMBERS:  # clients refuse more, and their sum could go round
             with self._staying_closed():
-                self._masked = MaskedSum(context, self._words, hidden, settings, Costs())
+                self._masked = MaskedSum(context, self._words, current, settings, Costs())
 
     def add(self, client: ClientId, upload: Params, share: Share) -> None:
         """Clip and round one client's upload, and send it."""
         if share.silent:
             self._silent.add(client)
-        self._send(client, encode_clipped(self._part(upload, share), self._total, self._noising.clip))
+        self._send(client, encode_clipped(self._clipped(upload, share), self._total, self._noising.clip))
 
     def refuse(self, client: ClientId) -> None:
         """Add zeros for a client whose training is refused: it stays in the protocol, and is no contributor."""

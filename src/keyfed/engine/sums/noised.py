@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from keyfed.engine.sums.codec import MOST_TOLD, ClippedUpload, Vector, clip_upload, decode_clipped, mass_unit
+from keyfed.engine.sums.codec import MOST_COUNTS, ClippedUpload, Vector, clip_upload, decode_clipped, mass_unit
 from keyfed.errors import PrivacyError
 from keyfed.federated.public.rules import held
 from keyfed.federated.types import Aggregate, ClientId, Params, Refusal, Share
@@ -47,26 +47,26 @@ class NoisedSum:
         }
         self._mass = dict.fromkeys(self._total, 0.0)
         self._kappa = mass_unit(noising.clip, len(self._total))
-        self._told = dict.fromkeys(noising.statistics if noising.bit_std is not None else (), 0.0)
-        assert len(self._told) <= MOST_TOLD, "a client's vector has no room for so many half counts"
+        self._counts = dict.fromkeys(noising.statistics if noising.bit_std is not None else (), 0.0)
+        assert len(self._counts) <= MOST_COUNTS, "a client's vector has no room for so many half counts"
         self._contributors: list[ClientId] = []
 
     def add(self, client: ClientId, upload: Params, share: Share) -> None:
-        """Add one client's part, clipped."""
-        parts, masses, told = self._part(upload, share)
-        for name, part in parts.items():
-            self._total[name].add_(part)
+        """Add one client's upload, clipped."""
+        layers, masses, halves = self._clipped(upload, share)
+        for name, layer in layers.items():
+            self._total[name].add_(layer)
         for name, mass in masses.items():
             self._mass[name] += mass
-        for name, number in told.items():
-            self._told[name] += number
+        for name, number in halves.items():
+            self._counts[name] += number
         if not share.silent:  # what a silent client meant to send was not sent: it must not believe so
             self._contributors.append(client)
 
-    def _part(self, upload: Params, share: Share) -> ClippedUpload:
+    def _clipped(self, upload: Params, share: Share) -> ClippedUpload:
         share = share if self._ratio is None else held(share, self._ratio, silent=True)
         bounded, masses = self._noising, self._noising.floor is not None
-        return clip_upload(upload, share, bounded.clip, self._total, masses=masses, told=self._told)
+        return clip_upload(upload, share, bounded.clip, self._total, masses=masses, told=self._counts)
 
     def take(self, total: Vector, contributors: Sequence[ClientId]) -> None:
         r"""Take a sum that was masked, in the place of `add`: within what its clients may sum up to, m·S.
@@ -74,16 +74,16 @@ class NoisedSum:
         .. math::  Σ · \min(1, mS/‖Σ‖),\qquad m = ⌈n + 5\sqrt n⌉
 
         for n clients that are called in expectation: m is public, and does not depend on who was drawn. Honest clients
-        do not notice it, and going to the nearest point of a ball brings no two sums further apart: whatever liars
-        send, an honest client moves the sum by S at most.
+        do not notice it. Going to the nearest point of a ball brings no two sums further apart. So whatever liars send,
+        an honest client moves the sum by S at most.
         """
-        read = decode_clipped(total, self._total, self._told, self._noising.clip)
+        read = decode_clipped(total, self._total, self._counts, self._noising.clip)
         clients = most_called(self._noising.called)
         most, norm = clients * self._noising.clip, norm_of(read.layers.values(), read.masses.values())
         shrink = most / norm if norm > most else 1.0
         self._total = {name: layer.mul_(shrink) for name, layer in read.layers.items()}
         self._mass = {name: mass * shrink for name, mass in read.masses.items()}
-        self._told = {name: min(max(count, -clients / 2), clients / 2) for name, count in read.halves.items()}
+        self._counts = {name: min(max(count, -clients / 2), clients / 2) for name, count in read.halves.items()}
         self._contributors = list(contributors)
 
     def refuse(self, client: ClientId) -> None:
@@ -110,11 +110,9 @@ class NoisedSum:
                 noisy = self._mass[name] + n.std * float(draw(f"mass/{name}", torch.Size(())))
                 mass[name] = max(noisy / self._kappa, n.floor)
         facts: dict[str, list[float]] = {}
-        for name, count in self._told.items():
+        for name, count in self._counts.items():
             assert n.bit_std is not None, "half counts have noise"
-            off = n.bit_std * math.sqrt(len(self._told)) * float(draw(f"told/{name}", torch.Size(())))
+            off = n.bit_std * math.sqrt(len(self._counts)) * float(draw(f"told/{name}", torch.Size(())))
             facts[name] = [0.5 + (count + off) / n.called]
-        nobody = dict.fromkeys(total, 0.0)
-        return Aggregate(
-            total, mass, nobody, nobody, tuple(self._contributors), tuple(refused), weights=None, facts=facts
-        )
+        none = dict.fromkeys(total, 0.0)
+        return Aggregate(total, mass, none, none, tuple(self._contributors), tuple(refused), weights=None, facts=facts)

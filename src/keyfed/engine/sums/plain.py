@@ -1,7 +1,7 @@
-"""Sums in the clear: of weighed uploads (`RunningSum`), and of clients that weigh themselves (`HiddenSum`).
+"""Sums in the clear: of weighed uploads (`RunningSum`), and of clients that weigh themselves (`SelfWeighedSum`).
 
-`HiddenSum` is the reference that a masked sum is compared with, and the way to a noised one. `masked.SecureSum` has the
-same verbs and masks what it adds.
+`SelfWeighedSum` is the reference that a masked sum is compared with. `masked.SecureSum` has the same verbs and masks
+what it adds.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class RunningSum:
         for name, total in self.total.items():
             total.add_(by[name], alpha=self.mass[name])
 
-    def _part(self, share: Share, name: str) -> float:
+    def _fraction(self, share: Share, name: str) -> float:
         """How much of a layer's sum is one client's."""
         if self.weight[name] <= 0:
             return 0.0
@@ -100,11 +100,11 @@ class RunningSum:
 
     def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
         """Return the sum over those added."""
-        weights = {c: {name: self._part(share, name) for name in self.total} for c, share in self._shares.items()}
+        weights = {c: {name: self._fraction(share, name) for name in self.total} for c, share in self._shares.items()}
         return Aggregate(self.total, self.mass, self.weight, self.squares, tuple(self._shares), tuple(refused), weights)
 
 
-class HiddenRound(NamedTuple):
+class SelfWeighedRound(NamedTuple):
     """What is known of a round whose reports stay with the clients, before anybody trains.
 
     Attributes:
@@ -120,7 +120,7 @@ class HiddenRound(NamedTuple):
     training: tuple[ClientId, ...]
 
 
-class HiddenAccumulator(Protocol):
+class SelfWeighedAccumulator(Protocol):
     """Where clients that weigh themselves by public numbers go as each ends."""
 
     @property
@@ -141,11 +141,11 @@ class HiddenAccumulator(Protocol):
         ...
 
 
-MakeHidden = Callable[[HiddenRound], HiddenAccumulator]
+MakeSelfWeighed = Callable[[SelfWeighedRound], SelfWeighedAccumulator]
 
 
-class HiddenSum:
-    """Adds uploads to a plain sum, each weighed by public numbers, and the facts told along beside it.
+class SelfWeighedSum:
+    """Adds uploads to a plain sum, each weighed by public numbers, and the clients' facts.
 
     Before the first round there are no public numbers: uploads are kept until they have been made of everybody's
     histograms.
@@ -156,12 +156,12 @@ class HiddenSum:
 
     costs: Mapping[str, Any] | None = None
 
-    def __init__(self, hidden: HiddenRound, inner: Accumulator, ratio: float = USUAL_RATIO) -> None:
-        rule = hidden.method.mediator.private
+    def __init__(self, current: SelfWeighedRound, inner: Accumulator, ratio: float = USUAL_RATIO) -> None:
+        rule = current.method.mediator.private
         assert rule is not None, "a hidden method has a private rule"
-        self._rule, self._hidden, self._inner = rule, hidden, inner
+        self._rule, self._round, self._inner = rule, current, inner
         self._ratio = ratio
-        self._layers, self._public = list(hidden.theta), hidden.public
+        self._layers, self._public = list(current.theta), current.public
         self._facts: Facts = {}
         self._waiting: dict[ClientId, Finished] = {}
 
@@ -170,15 +170,15 @@ class HiddenSum:
         if not self._public["calibrated"]:
             self._waiting[client] = kept(done)
             return
-        method = self._hidden.method
-        share, told = weighed(
+        method = self._round.method
+        share, facts = weighed(
             report_of(client, done), self._layers, method, self._public, self._ratio, silent=method.uploading < 1
         )
         self._inner.add(client, done.upload, share)
-        _add_up(self._facts, told | {name: [x] for name, x in counts_of(done).items()})
+        _add_up(self._facts, facts | {name: [x] for name, x in counts_of(done).items()})
 
     def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
-        """Return the sum; nobody's weight is in it."""
+        """Return the sum; no client's weight is in it."""
         if not self._public["calibrated"] and self._waiting:
             sums: Facts = {}
             for client, done in self._waiting.items():
@@ -191,7 +191,7 @@ class HiddenSum:
         return replace(summed, weights=None, facts=facts, public=self._public)
 
 
-def _add_up(sums: Facts, told: Facts) -> None:
-    for name, numbers in told.items():
+def _add_up(sums: Facts, facts: Facts) -> None:
+    for name, numbers in facts.items():
         before = sums.get(name, [0.0] * len(numbers))
         sums[name] = [a + b for a, b in zip(before, numbers, strict=True)]

@@ -1,4 +1,4 @@
-"""A hidden round on both sides of a secure sum: what a client writes into its vector, and what the server reads.
+"""Both sides of a secure sum whose clients weigh themselves: what a client writes, and what the server reads.
 
 The client weighs itself by public numbers (`federated.public.rules`) and writes upload, share and facts into one
 vector; the server sees the sum of all vectors and nothing else. `vector_of` is where a client holds its scales within
@@ -82,14 +82,14 @@ def vector_of(
     *,
     silent: bool = False,
 ) -> Vector:
-    """Write a client's part of a round's sum.
+    """Write a client's vector of a round's sum.
 
     Args:
       theta: the model the client was given.
       public: the round's public numbers, calibrated.
       members: number of clients in the secure sum, whether or not all arrive.
       ratio: r of the sum's terms (`SumTerms.ratio`): no scale is below 1/r.
-      evaluated: what the client counted on its held-out text; None if it was not asked.
+      evaluated: what the client counted on its held-out text; None without one.
       silent: clients may send zeros; for simulations of top-K only.
 
     Raises:
@@ -107,7 +107,7 @@ def vector_of(
 
 
 def calibration_vector_of(client: ClientId, done: Finished, theta: Params, method: Method, members: int) -> Vector:
-    """Write a client's part of the calibration: histograms, from which the first public numbers are made."""
+    """Write a client's vector of the calibration: histograms, from which the first public numbers are made."""
     facts = _rule(method).first(report_of(client, done), list(theta))
     facts |= {f"magnitude/{name}": magnitude(_largest(change)) for name, change in _changes(done, theta).items()}
     return _calibration_layout(method, theta, members).encode({}, Share({}, {}), facts, {})
@@ -128,7 +128,7 @@ def aggregate_of(
     refused: Sequence[Refusal] = (),
     bound: float | None = None,
 ) -> Aggregate:
-    """Read a round's sum; `facts` holds the sums of counts (one number each) and of what the rule's clients told.
+    """Read a round's sum; `facts` holds the sums of counts (one number each) and of the rule's facts.
 
     Args:
       ratio: r of the sum's terms: k clients have a weight of at least k/r.
@@ -152,7 +152,7 @@ def aggregate_of(
 def weighed(
     report: Report, layers: Sequence[str], method: Method, public: Public, ratio: float, *, silent: bool = False
 ) -> tuple[Share, Facts]:
-    """Weigh a client by its method's rule, no scale below 1/r; return its share and what it tells along.
+    """Weigh a client by its method's rule, no scale below 1/r; return its share and its facts.
 
     Raises:
       DoesNotFit: a scale is 0, or weights that are fixed beforehand differ by more than the ratio, where clamping
@@ -249,7 +249,7 @@ def evaluated_in(facts: Mapping[str, Sequence[float]]) -> tuple[Score, int]:
 
 
 def nothing_summed(theta: Params, public: Public, refused: Sequence[Refusal] = ()) -> Aggregate:
-    """Return the aggregate of a secure sum that failed closed: nobody contributes."""
+    """Return the aggregate of a secure sum that failed closed: no client contributes."""
     zero = dict.fromkeys(theta, 0.0)
     empty = {name: p.new_zeros(p.shape) for name, p in theta.items()}
     return Aggregate(empty, zero, zero, zero, (), tuple(refused), facts=out_of_range(refused), public=public)
@@ -276,13 +276,13 @@ def context_of(theta: Params, method: Method, public: Public, round: int, purpos
     """
     digest = hashlib.sha256()
     spec = method.spec
-    told = {
+    agreed = {
         "purpose": purpose, "round": round, "method": method.name, "spec": None if spec is None else asdict(spec),
         "public": public, "layers": {name: [list(p.shape), str(p.dtype)] for name, p in theta.items()},
     }  # fmt: skip
     if method.halvings:  # else a server could still all clients but one, and read that one's upload off the sum
-        told["halvings"] = method.halvings
-    digest.update(json.dumps(told, sort_keys=True).encode())
+        agreed["halvings"] = method.halvings
+    digest.update(json.dumps(agreed, sort_keys=True).encode())
     for p in theta.values():
         digest.update(p.detach().cpu().contiguous().numpy().tobytes())
     return digest.digest()
@@ -317,8 +317,8 @@ def _example(layers: Sequence[str]) -> Report:
 
 def _upload_layout(method: Method, theta: Params, public: Public, members: int) -> SumLayout:
     layers, rule = list(theta), _rule(method)
-    told = rule.facts(_example(layers), layers, rule.init())
-    facts = {name: len(numbers) for name, numbers in told.items()}
+    shown = rule.facts(_example(layers), layers, rule.init())
+    facts = {name: len(numbers) for name, numbers in shown.items()}
     facts |= {f"{use}/{name}": 1 for name in layers for use in ("large", "small")} | {"clamped": 1}
     return SumLayout.of(theta, (*TRAINED, *EVALUATED), facts, members, public["ranges"])
 

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keyfed.engine.problem import Problem
-from keyfed.engine.task import Turn, take_turns
+from keyfed.engine.task import ClientTask, run_tasks
 from keyfed.errors import RunError
 from keyfed.federated.cohort import derive_seed
 from keyfed.federated.types import Method, Params
@@ -280,7 +280,7 @@ def measure_leaks(
 
 
 def _upload(problem: Problem, method: Method, theta: Params, client: int) -> Params:
-    (done,) = take_turns(problem, theta, [Turn(client)], method, 0)
+    (done,) = run_tasks(problem, theta, [ClientTask(client)], method, 0)
     moved = {n: u - theta[n] for n, u in done.upload.items()} if done.joining else done.upload
     return {name: u.detach().double().cpu() for name, u in moved.items()}
 

@@ -14,9 +14,9 @@ A client that lies about shares is proved to: packages carry hashes of the share
 does not open is accused with evidence (`accusation`). One that lies about its values may spoil the sum, and is looked
 for over several sums (`accusation`).
 
-What it does not do: the sum itself is shown; a client that lies about its values so that the sum can still be right is
-not found; a server that invents clients sees what they do not hide; nothing is claimed to run in constant time. There
-is no consistency round: clients do not compare the lists they are told. A server that tells all the same lists needs
+What it does not do: the sum itself is shown. A client that lies about its values so that the sum can still be right is
+not found. A server that invents clients sees what they do not hide. Nothing is claimed to run in constant time. There
+is no consistency round: clients do not compare the lists they get. A server that tells all the same lists needs
 t - 1 colluding clients to open one client's vector. One that tells them different lists cannot open it alone
 (`least_alive`), but with fewer colluding clients than that: counting shares, at the usual threshold, 8 of 50.
 

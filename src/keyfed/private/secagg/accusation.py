@@ -11,7 +11,7 @@ The server computes R₁ = z·8B − cA_i and R₂ = z·8A_j − cK, compares th
 to shares that fit their hashes, the accuser lied; otherwise the sender did. No third client can be blamed.
 
 What the server learns. K opens two packages: that of j to i, and that of i to j. A client accuses only if the package
-carries the signature of j (`Member.masked`), so an honest j is never accused by an honest i, and a server cannot make
+carries the signature of j (`Member.masked`). So an honest j is never accused by an honest i, and a server cannot make
 honest clients show keys by altering packages. Nor is a key shown that tells of an honest pair: A_j could be 2 A_k, so
 that K is twice the secret of i and k. A client accuses only if j has proved that it knows the private half of A_j
 (`keys.is_possessed`); then j can compute K itself. The package of i to a liar j holds shares that j has anyway, of
@@ -32,7 +32,7 @@ every sum they spoil (docs/secure.md has numbers). A client that was shut out so
 every explanation.
 
 After two spoilt sums that nothing else explains, every round's cohort is split into one group more than the liars that
-explain them, suspects spread evenly, by a hash of round and name. Each group forms its own sum, so a client's upload of
+explain them. A hash of round and name spreads suspects evenly. Each group forms its own sum, so a client's upload of
 a round is in one sum at most, and at least one group is without a liar and commits. No group is smaller than what
 clients hide among; a cohort of fewer than two such groups is not split. The groups of a round are disjoint and, as one
 commits, the next split is of another model: no difference of sums over one model is a sum over fewer clients.
@@ -170,7 +170,7 @@ class Suspects:
 
         Args:
           least: clients in the smallest group.
-          draw: public, and another one every round; who meets whom follows from it.
+          draw: public, and another one every round; it decides who is in which group.
         """
         count = min(self.sums_wanted(), len(cohort) // least)
         if count < 2:

@@ -98,7 +98,7 @@ class Collector:
 
     @property
     def stayed(self) -> tuple[int, int | None, int | None]:
-        """How many shared their keys, uploaded and helped to open so far; None for what was not asked yet."""
+        """How many shared their keys, uploaded and helped to open so far; None for a message that was not sent yet."""
         uploaded = None if self._alive is None else len(self._uploaded)
         return len(self._packages), uploaded, None if self._survivors is None else len(self._answers)
 
@@ -163,7 +163,7 @@ class Collector:
         for want of answers, more of them may be taken and it may be called again.
 
         Raises:
-          Lied: a member dealt shares of another secret (it is named), or the masks of the survivors do not cancel.
+          Lied: a member sent shares of another secret (it is named), or the masks of the survivors do not cancel.
         """
         if self._total is None:
             if self._survivors is None or self._alive is None:
@@ -204,9 +204,9 @@ class Collector:
         )
 
     def _restored(self, name: str, what: str, right: Callable[[bytes], bool]) -> bytes:
-        """Join the first shares of a member's secret; all are as that member dealt them, or its own.
+        """Join the first shares of a member's secret; all are as that member sent them, or its own.
 
-        So if they do not give the secret it committed to, it dealt shares of something else, or lied about its own.
+        So if they do not give the secret it committed to, it sent shares of something else, or lied about its own.
         One set of shares is joined for each secret, the same for all: its weights are computed once.
         """
         shares = {self._places[one]: self._answers[one][name] for one in sorted(self._answers)}

@@ -128,13 +128,13 @@ class Member:
             signed = signatures or {}
             self._held = {name: self._open(secrets, name, received[name], signed.get(name, b"")) for name in others}
             self._held[self.me] = secrets.own
-            hidden = np.ones(self.terms.sent_length, dtype=np.uint32)
-            hidden[:-CHECK_WORDS] = values
-            add_mask(hidden, self_key(secrets.seed, self._digest, self.me), 1)
+            sent = np.ones(self.terms.sent_length, dtype=np.uint32)
+            sent[:-CHECK_WORDS] = values
+            add_mask(sent, self_key(secrets.seed, self._digest, self.me), 1)
             for name in others:
                 agreed = self._agree(secrets.mask, name, self._keys[name].mask)
-                add_mask(hidden, pair_key(agreed, self._digest, self.me, name), 1 if self.me < name else -1)
-            return hidden
+                add_mask(sent, pair_key(agreed, self._digest, self.me, name), 1 if self.me < name else -1)
+            return sent
 
     def unmask(self, survivors: Sequence[str]) -> bytes:
         """Return one share per member alive: of a survivor's seed, of a lost member's mask key, never of both."""

@@ -59,7 +59,7 @@ class SumTerms:
     def digest(self) -> bytes:
         """Return the SHA-256 of protocol, context, threshold, ratio, length and every member's name and public keys.
 
-        Every mask, package and answer is bound to it: clients that were told different terms share no mask.
+        Every mask, package and answer is bound to it: clients that got different terms share no mask.
         """
         numbers = (number.to_bytes(8, "big") for number in (self.threshold, self.ratio, self.length, len(self.cohort)))
         members = (

@@ -10,7 +10,7 @@ let it recognise a wrong share: an addressee that takes a package has checked th
 hash is the addressee's lie, and shares that fit and do not give the secret are the sender's. Seeds and keys are random
 numbers of 256 bits, and so is every share as long as fewer than the threshold are known: a hash gives nothing away.
 
-A mask is a vector of 32-bit words from a key, added modulo 2³²: the keystream of AES-256 in counter mode from an
+A mask is a vector of 32-bit words from a key, added modulo 2³². It is the keystream of AES-256 in counter mode from an
 all-zero counter block, read as little-endian words (NIST SP 800-38A §6.5). Unsigned words of numpy wrap by themselves,
 so the ring needs no further arithmetic. A key makes one mask: it must never be used for a second vector.
 """
@@ -137,12 +137,12 @@ def add_mask(vector: NDArray[np.uint32], key: bytes, sign: Literal[1, -1]) -> No
         )
     if sign not in (1, -1):
         raise SecureSumError(f"a mask's sign is 1 or -1, not {sign}")
-    turn = np.add if sign == 1 else np.subtract
+    combine = np.add if sign == 1 else np.subtract
     stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
     room = bytearray(4 * min(CHUNK, len(vector)) + _SLACK)
     words = np.frombuffer(room, dtype="<u4", count=min(CHUNK, len(vector)))
     zeros = memoryview(_ZEROS)
     for start in range(0, len(vector), CHUNK):
-        part = vector[start : start + CHUNK]
-        stream.update_into(zeros[: 4 * len(part)], room)
-        turn(part, words[: len(part)], out=part)
+        chunk = vector[start : start + CHUNK]
+        stream.update_into(zeros[: 4 * len(chunk)], room)
+        combine(chunk, words[: len(chunk)], out=chunk)

@@ -17,7 +17,7 @@ import torch
 from keyfed.config.load import Config, DataConfig, check, config_from, method_spec
 from keyfed.engine.network import shapes
 from keyfed.engine.problem import Problem, make_store
-from keyfed.engine.task import Finished, Turn, take_turns
+from keyfed.engine.task import ClientTask, Finished, run_tasks
 from keyfed.errors import KeyfedError
 from keyfed.federated.methods import build_method
 from keyfed.federated.public.rules import privately, refuse_isolating
@@ -151,7 +151,7 @@ class OwnText:
         self._score = validator(data.batching)
         self.shapes: Shapes = {layer: (shape, torch.float32) for layer, shape in shapes(spec).items()}
 
-    def solve(self, theta: Params, round: int, turn: Turn) -> Finished:
+    def solve(self, theta: Params, round: int, turn: ClientTask) -> Finished:
         """Train for a round, with one thread: the same bits as in a simulation. Without text: zeros, of no token.
 
         Raises:
@@ -163,7 +163,7 @@ class OwnText:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            return take_turns(self._problem, theta, [turn], self.method, round)[0]
+            return run_tasks(self._problem, theta, [turn], self.method, round)[0]
         finally:
             torch.set_num_threads(threads)
 
