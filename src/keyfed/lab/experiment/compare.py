@@ -10,7 +10,7 @@ import hashlib
 import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +46,19 @@ START_KEYS = (*(key for start in STARTS.values() for key in start.keys), "train.
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """A METHOD argument, taken apart.
+class ComparedMethod:
+    """One of the compared methods, or a variant of one: a METHOD argument, taken apart.
 
     Attributes:
-      starts: of STARTS, in their order; nothing for a random start.
+      starts: what it starts from, of STARTS in their order; nothing for weights drawn at random.
       settings: what follows the colon; None without one.
+      config: its configuration but for the seed, once it is resolved.
     """
 
     method: str
     starts: tuple[str, ...] = ()
     settings: str | None = None
+    config: Config = field(default_factory=Config, repr=False)
 
     @property
     def label(self) -> str:
@@ -72,8 +74,17 @@ class Variant:
     def _rest(self) -> str:
         return "" if self.settings is None else f":{self.settings}"
 
+    @property
+    def folder(self) -> str:
+        """Name of its folder, a function of the label alone: another comparison finds the runs again."""
+        return folder_of(self.label)
 
-def read_variant(text: str) -> Variant:
+    def cell(self, out: Path, seed: int) -> ComparedRun:
+        """The method with a seed, in its folder of the comparison in `out`."""
+        return ComparedRun(self, seed, out / self.folder / f"seed-{seed}")
+
+
+def read_variant(text: str) -> ComparedMethod:
     """Take METHOD, METHOD+START… or METHOD+START…:key=value,… apart.
 
     Raises:
@@ -83,7 +94,7 @@ def read_variant(text: str) -> Variant:
       >>> read_variant("fedadam+vectors+init:lr=0.1").label
       'fedadam+init+vectors:lr=0.1'
       >>> read_variant("fedatt:step=1")
-      Variant(method='fedatt', starts=(), settings='step=1')
+      ComparedMethod(method='fedatt', starts=(), settings='step=1')
     """
     head, colon, rest = text.partition(":")
     method, *named = (part.strip() for part in head.split("+"))
@@ -99,7 +110,7 @@ def read_variant(text: str) -> Variant:
         if rest.endswith(f"+{start}"):
             rest = rest.removesuffix(f"+{start}")
             raise ConfigError(f'"{text}" has a start after its settings; write {head}+{start}:{rest}')
-    return Variant(method, tuple(start for start in STARTS if start in named), rest if colon else None)
+    return ComparedMethod(method, tuple(start for start in STARTS if start in named), rest if colon else None)
 
 
 def value_of(config: Config, key: str) -> object:
@@ -108,7 +119,7 @@ def value_of(config: Config, key: str) -> object:
     return getattr(getattr(config, section), name)
 
 
-def refuse_idle_starts(config: Config, variants: Sequence[Variant]) -> None:
+def refuse_idle_starts(config: Config, variants: Sequence[ComparedMethod]) -> None:
     """Refuse a variant whose start is not given, and a start that no variant uses.
 
     Args:
@@ -181,29 +192,6 @@ def quick_values(model: str) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedMethod:
-    """One of the compared methods, or a variant of one.
-
-    Attributes:
-      label: the argument as it was given, its starts in their order.
-      folder: name of its folder, a function of the label alone: another comparison finds the runs again.
-      config: its configuration but for the seed.
-      starts: what it starts from, of `STARTS`; nothing for weights drawn at random.
-      plain: label of the same from a random start; its own where that is what it is.
-    """
-
-    label: str
-    folder: str
-    config: Config
-    starts: tuple[str, ...]
-    plain: str
-
-    def cell(self, out: Path, seed: int) -> ComparedRun:
-        """The method with a seed, in its folder of the comparison in `out`."""
-        return ComparedRun(self, seed, out / self.folder / f"seed-{seed}")
-
-
-@dataclass(frozen=True, slots=True)
 class ComparedRun:
     """One method with one seed: a run folder, and once it was run its result or the reason why there is none."""
 
@@ -272,7 +260,7 @@ def file_settings(path: Path) -> list[Setting]:
     ]
 
 
-def own_settings(variant: Variant) -> list[Setting]:
+def own_settings(variant: ComparedMethod) -> list[Setting]:
     """Return the settings that a METHOD argument has to itself.
 
     Example:
@@ -359,12 +347,11 @@ def resolve(
     if not methods:
         raise ConfigError("no method to compare; name some, e.g. keyfed compare fedavg fedatt (`keyfed methods`)")
     variants = [read_variant(text.strip()) for text in methods]
-    labels, owns = [variant.label for variant in variants], [own_settings(variant) for variant in variants]
-    for at, label in enumerate(labels):
-        if label in labels[:at] or folder_of(label) in map(folder_of, labels[:at]):
-            raise ConfigError(
-                f'method "{label}" is given twice; give it other settings ({label.split(":")[0]}:key=value)'
-            )
+    owns = [own_settings(variant) for variant in variants]
+    for at, variant in enumerate(variants):
+        if variant.folder in (other.folder for other in variants[:at]):
+            method = variant.label.split(":")[0]
+            raise ConfigError(f'method "{variant.label}" is given twice; give it other settings ({method}:key=value)')
     settings = list(settings)
     base, options = Config(), []
     for key, value in settings:
@@ -390,15 +377,15 @@ def resolve(
     refuse_idle_starts(base, variants)
     entries, alone = [], not any(variant.starts for variant in variants)
     for variant, own in zip(variants, owns, strict=True):
-        label, name = variant.label, variant.method
+        name = variant.method
         config = replace(with_starts(base, variant.starts, alone=alone), method=name)
         try:
             its = [(k.removeprefix(f"{name}:"), v) for k, v in settings if k.startswith(f"{name}:")]
             for key, value in its + [(k, v) for k, v in options if k in method_options(name)] + own:
                 config = set_value(config, key, value)
-            entries.append(ComparedMethod(label, folder_of(label), check(config), variant.starts, variant.plain))
+            entries.append(replace(variant, config=check(config)))
         except ConfigError as e:
-            raise ConfigError(f"{label}: {e}") from None
+            raise ConfigError(f"{variant.label}: {e}") from None
     return ComparePlan(tuple(entries), check_seeds(seeds if seeds is not None else (base.train.seed,)), quick)
 
 
