@@ -127,7 +127,7 @@ def differences(row: Row, other: Row, measure: str) -> list[float]:
 def step_error(row: Row, measure: str) -> float:
     """Standard deviation, relative to the mean, that seeds have at least where they may agree by rounding alone.
 
-    Rounds to a target are told at validations only. A number rounded to multiples of w has w/√12; w is
+    Rounds to a target are known at validations only. A number rounded to multiples of w has w/√12; w is
     `train.eval_every`.
     """
     mean = row.at_least(measure)[0]
@@ -319,7 +319,7 @@ class Comparison:
             return abs(self.change) - self.edge
         return (self.edge - self.change) if kind == "higher" else (self.change - self.edge)
 
-    def told(self, kind: str, chance: float) -> Comparison:
+    def decided(self, kind: str, chance: float) -> Comparison:
         """The comparison with its margin at a level, and its verdict. A lower bound is never judged to be lower."""
         margin = self.error.margin(1, chance)
         distance = self.distance(kind)
@@ -328,7 +328,7 @@ class Comparison:
         if margin == 0 and distance == 0 and kind in CLOSE:
             word = HOLDS
         if kind == "printed" and margin is None and word == HOLDS:
-            word = UNSURE  # what one seed has is not told to hold, however wide the tolerance
+            word = UNSURE  # one seed cannot show that it holds, however wide the tolerance
         return replace(self, margin=margin, verdict=UNSURE if self._only_bounds(word, kind) else word)
 
     def _only_bounds(self, word: str, kind: str) -> bool:
@@ -344,22 +344,22 @@ CLOSE = ("printed", "close")  # kinds of claims that have a tolerance
 
 
 def holm(found: Sequence[Comparison], kind: str) -> list[Comparison]:
-    """Tell the comparisons of one claim, each with the level that Holm's rule gives it; open and waiting ones stay."""
+    """Decide the comparisons of one claim, each at the level that Holm's rule gives it; open and waiting ones stay."""
     out = list(found)
     known = [n for n, c in enumerate(found) if c.verdict == UNSURE and c.change is not None]
     sure = [n for n in known if found[n].error.sd is not None]
 
     def chance(n: int) -> float:
-        valid = not any(found[n].beyond) or found[n].told(kind, 1.0).verdict != UNSURE
+        valid = not any(found[n].beyond) or found[n].decided(kind, 1.0).verdict != UNSURE
         return beyond_chance(found[n].distance(kind), found[n].error) if valid else 1.0
 
     left = len(sure)
     for n in sorted(sure, key=chance):
-        out[n] = found[n].told(kind, CHANCE / left)
+        out[n] = found[n].decided(kind, CHANCE / left)
         left -= out[n].verdict != UNSURE and left > 1
     for n in known:
         if n not in sure:
-            out[n] = found[n].told(kind, CHANCE)
+            out[n] = found[n].decided(kind, CHANCE)
     return out
 
 
@@ -407,7 +407,7 @@ def _waiting(c: Comparison, rows: Rows, spreads: Mapping[str, Spread]) -> Compar
 
 
 def settled(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Those that a verdict is told by: of a claim about what methods can reach, rows that have stopped learning."""
+    """Those that decide a verdict: of a claim about what methods can reach, rows that have stopped learning."""
     if not any(c.verdict == LEARNING for c in comparisons):
         return list(comparisons)
     return [c for c in comparisons if c.verdict not in (LEARNING, OPEN)] or list(comparisons)
@@ -427,7 +427,7 @@ def _where(row: Row, claim: StudyClaim) -> str:
 
 
 def _ordered(study: Study, row: Row, other: Row, claim: StudyClaim, spread: Spread) -> Comparison:
-    """Two rows on the seeds that both have; where they have none in common only what is far apart is told."""
+    """Two rows on the seeds that both have; where they have none in common only what is far apart is decided."""
     measure, where = claim.measure, _where(row, claim)
     mine, its = study.printed(row.labels, measure), study.printed(other.labels, measure)
     printed = (mine, its) if mine is not None and its else None
@@ -477,7 +477,7 @@ def _alone(row: Row, other: float, edge: float, claim: StudyClaim, spread: Sprea
 def judge(comparisons: Sequence[Comparison], scale: str, some: bool = False) -> str:
     """Sum up in words; counts come first where comparisons differ, and nothing holds for good while some are open.
 
-    Only what was told is counted: what is open may come out either way.
+    Only what was decided is counted: what is open may come out either way.
 
     Args:
       some: whether one comparison that holds is enough.
@@ -528,7 +528,7 @@ def verdict_on(study: Study, rows: Sequence[Row], claim: StudyClaim, scale: str)
 
 
 def said_verdict(study: Study, rows: Sequence[Row], claim: StudyClaim, scale: str) -> str:
-    """The verdict on a claim and the budget at which it was told."""
+    """The verdict on a claim and the budget at which it was decided."""
     comparisons = compare_rows(study, rows, claim)
     verdict = ABSENT if is_absent(rows, claim) else judge(comparisons, scale, claim.some)
     budget = "" if verdict in (OPEN, NOT_JUDGED, ABSENT) else budget_of(comparisons, claim)

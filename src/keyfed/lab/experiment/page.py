@@ -140,7 +140,7 @@ def _interval(c: Comparison) -> str:
 
 
 def progress_text(folder: Path, store: Store) -> str:
-    """Return the page of where each study stands, and of the rule by which verdicts are told."""
+    """Return the page of where each study stands, and of the rule of verdicts."""
     stands, pages = [["study", "paper", "scale", "finished", "open"]], []
     for name in study_names(folder):
         study = load_study(name, folder)
@@ -169,7 +169,7 @@ COLUMNS = {
     "sentence_top3_words": "top-3 of words, line by line", "honest_nats": "honest nats",
     "accuracy": "accuracy at the start of the last round", "first_accuracy": "accuracy before training",
 }  # fmt: skip
-UNKNOWN = f"unknown, one seed; a ratio of more than {FAR:g} is told and nothing else"
+UNKNOWN = f"unknown, one seed; a ratio of more than {FAR:g} decides, and nothing else"
 MORE_SEEDS = "Rows with more seeds have them from other runs of the same cells."
 LEFT_OUT = "Rows that are the same as above are left out."
 HEADS = {False: "What the paper says", True: "Our own goals and checks"}
