@@ -250,4 +250,4 @@ def test_ctrl_c_ends_the_real_server(train_quietly, page):
 def test_the_default_port_is_the_servers():
     from inspect import signature
 
-    assert signature(keyboard.keyboard).parameters["port"].default == serve.PORT
+    assert signature(keyboard.keyboard).parameters["port"].default == 8017

@@ -395,13 +395,8 @@ def evaluate_keyboard(
         if clock.words:
             rows.append({**found, "latency": clock.summary()})
     typed = {g: {"clients": len(c), "lines": sum(len(t.test) for t in c)} for g, c in groups.items()}
-    return {
-        "data": prepared.corpus.name,
-        "vocabulary": len(prepared.vocab),
-        "seed": seed,
-        "typed": typed,
-        "rows": rows,
-    }
+    about = {"data": prepared.corpus.name, "vocabulary": len(prepared.vocab), "seed": seed}
+    return {**about, "typed": typed, "rows": rows}
 
 
 def _load(folders: Sequence[Path]) -> tuple[list[Trained], Prepared]:
@@ -465,10 +460,8 @@ def _candidates(runs: Sequence[Trained], prepared: Prepared) -> Iterator[Candida
     yield Candidate("n-gram, as shipped", ngram_source(small), {"fp32": len(ngram_to_bytes(small))})
     for run in runs:
         numbers = {name: p.numpy() for name, p in run.params.items()}
-        size = {
-            "fp32": sum(v.nbytes for v in numbers.values()),
-            "int8": sum(v.nbytes for v in quantise(numbers).values()),
-        }
+        stored = {"fp32": numbers, "int8": quantise(numbers)}
+        size = {precision: sum(v.nbytes for v in values.values()) for precision, values in stored.items()}
         count = parameter_count(run.spec) if isinstance(run.spec, ModelSpec) else None
         name = f"{run.spec.name}, {run.method}"
         yield Candidate(name, source_of(run), size, parameters=count)

@@ -143,17 +143,18 @@ def percent_axis(axes: Any, top: float) -> None:
     axes.set_ylim(-0.02 * top, 1.08 * top)
 
 
+def draw_curve(axes: Any, x: Any, y: Any, style: str, **how: Any) -> None:
+    """Draw a curve; its points are marked while they can be told apart."""
+    axes.plot(x, y, style, markersize=4 if len(x) < 60 else 0, **how)
+
+
 def off_the_scale(points: int) -> str:
     """Return what a label adds where points cannot be drawn."""
     return f" ({points:,} off the scale)" if points > 0 else ""
 
 
 def draw_plots(result: Record, records: Sequence[Record]) -> list[Picture]:
-    """Draw every plot for which the run has numbers.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-    """
+    """Draw every plot for which the run has numbers; ImportError without matplotlib."""
     drawings = (_perplexity(result, records), _accuracy(records), _clients(result), _traffic(result, records))
     plots = [both_themes(name, alt, single(draw)) for name, alt, draw in (d for d in drawings if d is not None)]
     vectors = (result.get("start") or {}).get("vectors") or {}
@@ -181,7 +182,7 @@ def _perplexity(result: Record, records: Sequence[Record]) -> tuple[str, str, Dr
     def draw(axes: Any, theme: Theme) -> None:
         blue, *others = theme.colours
         axes.set_title("Perplexity by round")
-        axes.plot(rounds, values, "o-", color=blue, markersize=4 if len(rounds) < 60 else 0, label=curve)
+        draw_curve(axes, rounds, values, "o-", color=blue, label=curve)
         shown = [*values, *(level for _, level in lines)]
         if best is not None and tested is not None and tested < HIGHEST:
             axes.plot(
@@ -215,8 +216,7 @@ def _accuracy(records: Sequence[Record]) -> tuple[str, str, Draw] | None:
     def draw(axes: Any, theme: Theme) -> None:
         axes.set_title("Accuracy by round (validation)")
         for label, (rounds, values), colour, style in curves:
-            size = 4 if len(rounds) < 60 else 0
-            axes.plot(rounds, values, style, color=theme.colours[colour], markersize=size, label=label)
+            draw_curve(axes, rounds, values, style, color=theme.colours[colour], label=label)
         percent_axis(axes, max(max(values) for _, (_, values), _, _ in curves) or 1.0)
         rounds_axis(axes, curves[0][1][0])
 
@@ -230,10 +230,8 @@ def _clients(result: Record) -> tuple[str, str, Draw] | None:
     for colour, key in enumerate(("seen", "unseen")):
         numbers = list(found.get(key) or ())
         values = sorted(v for v in map(finite, numbers) if v is not None and v < HIGHEST)
-        if values:
-            groups.append(
-                (f"{key} clients ({len(values):,})" + off_the_scale(len(numbers) - len(values)), values, colour)
-            )
+        label = f"{key} clients ({len(values):,})" + off_the_scale(len(numbers) - len(values))
+        groups += [(label, values, colour)] if values else []
     if not groups:
         return None
 
@@ -291,9 +289,6 @@ def draw_explained(explained: Sequence[float], removed_before: Sequence[float] =
 
     Components removed before PCA are the first of the vectors as they were read; those that PCA keeps follow. So
     all shares are of the variance of the vectors as they were read.
-
-    Raises:
-      ImportError: matplotlib is not installed.
     """
     removed = np.asarray(removed_before, np.float64)
     kept = np.maximum(np.asarray(explained, np.float64), 0.0) * (1.0 - removed.sum())
@@ -305,15 +300,13 @@ def draw_explained(explained: Sequence[float], removed_before: Sequence[float] =
 
         blue, orange, *_ = theme.colours
         each, together = figure.subplots(2, 1, sharex=True)
-        mark = "o" if len(kept) < 60 else ""
         each.set_title("Variance of each component")
-        each.plot(places, kept, f"{mark}-", color=blue, markersize=4, label=f"{len(kept)} kept: {kept.sum():.1%}")
+        draw_curve(each, places, kept, "o-", color=blue, label=f"{len(kept)} kept: {kept.sum():.1%}")
         if len(removed):
-            label = f"{len(removed)} removed: {removed.sum():.1%}"
-            each.plot(gone, removed, "s:", color=orange, markersize=4, label=label)
+            draw_curve(each, gone, removed, "s:", color=orange, label=f"{len(removed)} removed: {removed.sum():.1%}")
         each.yaxis.set_major_formatter(PercentFormatter(1.0, None, " %"))
         together.set_title("Components kept, added up")
-        together.plot(places, kept.cumsum(), f"{mark}-", color=blue, markersize=4)
+        draw_curve(together, places, kept.cumsum(), "o-", color=blue)
         together.yaxis.set_major_formatter(PercentFormatter(1.0, 0, " %"))
         together.set_ylim(0, 1.03)
         together.set_xlabel("component")
