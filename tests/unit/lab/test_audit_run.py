@@ -56,9 +56,18 @@ def write_corpus(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
-    return apply_settings(Config(), [f"data.name={write_corpus(tmp_path / 'corpus')}", *TINY])
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> Config:
+    corpus = write_corpus(tmp_path_factory.mktemp("text") / "corpus")
+    return apply_settings(Config(), [f"data.name={corpus}", *TINY])
+
+
+@pytest.fixture(scope="module")
+def sound(config, tmp_path_factory) -> Path:
+    """A private run as it should be; tests only add their audits to it."""
+    run = tmp_path_factory.mktemp("sound") / "run"
+    train(apply_settings(config, PRIVATE), run)
+    return run
 
 
 def test_a_run_without_privacy_is_attacked_in_every_way_and_claims_nothing(config, tmp_path):
@@ -106,10 +115,8 @@ PRIVATE = [
 ]  # fmt: skip
 
 
-def test_a_sound_private_run_passes_and_one_whose_noise_is_missing_is_flagged(config, tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    train(apply_settings(config, PRIVATE), run)
-    sound = audit_run(run)
+def test_a_sound_private_run_passes_and_one_whose_noise_is_missing_is_flagged(sound, monkeypatch):
+    run, sound = sound, audit_run(sound)
     assert (sound["verdict"], sound["contradictions"]) == ("SIMULATED", [])
     assert sound["one_shot"]["certain"] <= sound["claim"]["epsilon"]
     assert sound["one_shot"]["floor"] < sound["claim"]["epsilon"]
@@ -140,11 +147,13 @@ def test_a_sound_private_run_passes_and_one_whose_noise_is_missing_is_flagged(co
 
 @pytest.mark.parametrize("more", [(), ("privacy.mechanism=tree", "participation.sampling=uniform")], ids=["", "tree"])
 def test_a_run_that_was_trained_without_the_noise_it_booked_is_contradicted_by_sound_code(
-    config, tmp_path, monkeypatch, more
+    config, sound, tmp_path, monkeypatch, more
 ):
     private = apply_settings(config, [*PRIVATE, *more])
-    sound, quiet = tmp_path / "sound", tmp_path / "quiet"
-    train(private, sound)
+    quiet = tmp_path / "quiet"
+    if more:
+        sound = tmp_path / "sound"
+        train(private, sound)
     with monkeypatch.context() as patched:
         for name in ("derived", "derived_tree"):
             patched.setattr(
