@@ -222,7 +222,7 @@ def run(
             sessions[name] = ClientSession(home, name, make, plain=True, floors=Floors(3))
         key = sessions[name].store.identity().public.hex()
         node = hashlib.sha256(name.encode()).hexdigest()
-        roster.add(name, Enrolled(key, node, datetime.now(UTC).isoformat()))
+        roster.write({name: Enrolled(key, node, datetime.now(UTC).isoformat())})
     result = train_deployed(config, vocab, folder / "run", InProcess(sessions), roster, patience=QUICK)
     lines = read_metrics(folder / "run")
     saved = load_checkpoint(folder / "run" / "checkpoint", 1 << 40, lambda line: None)

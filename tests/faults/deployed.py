@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -78,8 +79,13 @@ def federation(
         sessions[path.stem] = session(home, path, plain=plain, floor=floor)
         identity = sessions[path.stem].store.identity().public.hex()
         node_key = hashlib.sha256(path.stem.encode()).hexdigest()
-        roster.add(path.stem, Enrolled(identity, node_key, datetime.now(UTC).isoformat()))
+        roster.write({path.stem: Enrolled(identity, node_key, datetime.now(UTC).isoformat())})
     return InProcess(sessions, fault), roster
+
+
+def revoke(roster: Roster, name: str) -> None:
+    """Let a client take part no more."""
+    roster.write({name: replace(roster.entries[name], revoked=True)})
 
 
 def session(home: Path, text: Path, *, plain: bool = True, floor: int = 3) -> ClientSession:

@@ -24,7 +24,7 @@ from safetensors.numpy import save as save_arrays
 
 from keyfed.config.load import check, read_config
 from keyfed.deploy import consent
-from keyfed.deploy.enrolment import names_by_key, read_nodes, read_roster, write_roster
+from keyfed.deploy.enrolment import names_by_key, read_nodes
 from keyfed.deploy.homes import ClientHome, ServerHome, Settings
 from keyfed.deploy.server_app import event_line, follow
 from keyfed.engine.client_state import read_state, write_state
@@ -218,8 +218,8 @@ def read_shard(folder):
 def homes(folder):
     server = ServerHome(folder / "server")
     server.path.mkdir()
-    entry = {"identity": "aa", "node_key": "bb", "enrolled": "2026-01-01", "revoked": False}
-    write_roster(server, {"anna": entry, "bert": {**entry, "node_key": "cc", "revoked": True}})
+    anna, bert = Enrolled("aa", "bb", "2026-01-01"), Enrolled("aa", "cc", "2026-01-01", revoked=True)
+    Roster(server.roster).write({"anna": anna, "bert": bert})
     (server.path / "nodes.json").write_text('{"anna": 12345, "bert": 3}')
     (server.path / "address.json").write_text('{"address": "127.0.0.1:9092"}')
     client = ClientHome(folder / "client")
@@ -231,10 +231,9 @@ def homes(folder):
 def read_homes(folder):
     server, client = ServerHome(folder / "server"), ClientHome(folder / "client")
     tried = [
-        lambda: read_roster(server),
         lambda: names_by_key(server),
         lambda: Roster(server.roster).names(),
-        lambda: Roster(server.roster).add("carl", Enrolled("dd", "ee", "2026-01-01")),
+        lambda: Roster(server.roster).write({"carl": Enrolled("dd", "ee", "2026-01-01")}),
         lambda: read_nodes(server),
         server.address,
         lambda: consent.words_for(client.path, client.settings()),

@@ -22,7 +22,7 @@ from keyfed.wire.messages import MAGIC, Rejected, pack, read_tensors, shapes_of,
 from keyfed.wire.roster import Roster
 from keyfed.wire.transport import Answer, Handler, InProcess, Lost, Post, deliver
 
-from .deployed import QUICK, federation, last_model, resigned, session, small_config, vocabulary, write_texts
+from .deployed import QUICK, federation, last_model, resigned, revoke, session, small_config, vocabulary, write_texts
 
 VICTIM, ROUND, CLIENTS, FEW = "client-2", 1, 5, 3
 
@@ -374,7 +374,7 @@ def test_unknown_revoked_and_impostor_clients_are_not_called(tmp_path, record_pr
     texts = write_texts(tmp_path / "texts", 6)
     vocab, path = vocabulary(tmp_path)
     transport, roster = federation(tmp_path / "c", texts)
-    roster.revoke("client-5")
+    revoke(roster, "client-5")
     impostor = session(tmp_path / "elsewhere", texts[4])  # another lasting key under an enrolled name
     transport.handlers["client-4"] = impostor
     stranger = tmp_path / "texts" / "stranger.txt"

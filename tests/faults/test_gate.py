@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfed.deploy.enrolment import KnownKeys, write_roster
+from keyfed.deploy.enrolment import KnownKeys
 from keyfed.deploy.homes import ServerHome
 from keyfed.wire.flower import gate as gates
 from keyfed.wire.flower.gate import (
@@ -38,7 +38,7 @@ from keyfed.wire.flower.gate import (
     most_connections,
     node_proof,
 )
-from keyfed.wire.roster import key_sum
+from keyfed.wire.roster import Enrolled, Roster, key_sum
 
 PATH = "/v1/fleet/push-object"
 FAR, HERE = "203.0.113.9", "203.0.113.1"
@@ -556,12 +556,12 @@ def test_the_roster_is_parsed_once_a_change(tmp_path, monkeypatch):
     real = enrolment.names_by_key
     monkeypatch.setattr(enrolment, "names_by_key", lambda home: parsed.append(1) or real(home))
     known = KnownKeys(home)
-    entry = {"identity": "aa", "enrolled": "now", "revoked": False}
+    roster = Roster(home.roster)
     assert known() == {}
-    write_roster(home, {"anna": {**entry, "node_key": "1"}})
+    roster.write({"anna": Enrolled("aa", "1", "now")})
     for _ in range(1000):  # every node of a look
         assert known() == {"1": "anna"}
-    write_roster(home, {"anna": {**entry, "node_key": "1", "revoked": True}, "bert": {**entry, "node_key": "2"}})
+    roster.write({"anna": Enrolled("aa", "1", "now", revoked=True), "bert": Enrolled("aa", "2", "now")})
     assert known() == {"2": "bert"}
     home.roster.unlink()
     assert known() == {}

@@ -273,7 +273,7 @@ def test_invented_clients_do_not_isolate_somebody_who_knows_others(tmp_path, mon
         one.name = name
     everybody = Roster(tmp_path / "other-roster.json")
     for name, one in {**invented.handlers, VICTIM: victim}.items():
-        everybody.add(name, Enrolled(one.store.identity().public.hex(), name.encode().hex(), "2026-01-01"))
+        everybody.write({name: Enrolled(one.store.identity().public.hex(), name.encode().hex(), "2026-01-01")})
     invented.handlers[VICTIM] = victim
     patience = replace(QUICK, quorum=0.05)
     if mutant:

@@ -206,7 +206,7 @@ def test_who_enrols_during_a_run_waits_for_the_next(tmp_path, monkeypatch):
     def watch(client, post, handler):
         called.append(client)
         if post.kind == "hello" and client == "client-2":
-            roster.add("client-3", entry.get("client-3"))
+            roster.write({"client-3": entry.entries["client-3"]})
         return inner(client, post, handler)
 
     transport.fault = watch

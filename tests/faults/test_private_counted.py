@@ -14,6 +14,7 @@ from keyfed.run.remote import private as deployed_private
 from keyfed.wire.messages import unpack
 from keyfed.wire.transport import Lost, deliver
 
+from .deployed import revoke
 from .private import (
     Killed,
     Stops,
@@ -122,7 +123,7 @@ def test_a_step_that_the_ledger_does_not_know_is_booked(tmp_path, monkeypatch, m
 def test_the_clients_that_a_ledger_is_about_cannot_be_exchanged(tmp_path):
     config = private_config(tmp_path, clients=4, cohort=3, rounds=3)
     transport, roster = enrol(tmp_path, 4)
-    roster.revoke("client-3")
+    revoke(roster, "client-3")
     with pytest.raises(KeyboardInterrupt):
         deploy(tmp_path, config, transport, roster, listener=Stops(1))
     path = tmp_path / "deployed" / "enrolled.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,7 @@ from keyfed.errors import ConfigError, DeployError, KeyfedError
 if TYPE_CHECKING:
     from keyfed.deploy.homes import ClientHome, Settings
     from keyfed.deploy.supernode import Client
+    from keyfed.wire.roster import Roster
 
 QUICK_TOKENS, QUICK_ROUNDS = 4_000, 5  # of a client and round, where nothing else is said
 
@@ -204,9 +206,10 @@ def enroll(
 
       keyfed enroll --forget anna
     """
-    from keyfed.deploy.enrolment import enrol, read_enrolment, read_roster
+    from keyfed.deploy.enrolment import enrol, read_enrolment
     from keyfed.deploy.enrolment import forget as send_away
     from keyfed.deploy.homes import ServerHome, default_server_home
+    from keyfed.wire.roster import Roster
 
     place = ServerHome((home or default_server_home()).absolute())
     if sum((file is not None, forget is not None, listing)) != 1:
@@ -220,21 +223,27 @@ def enroll(
         send_away(place, forget)
         said = {"forgotten": forget}
     else:
-        said = read_roster(place)  # type: ignore[assignment]
+        _list(Roster(place.roster), as_json)
+        return
     if as_json:
         print_json(said)
-    elif listing:
-        rows = [["name", "enrolled", "identity", "state"]]
-        for who, entry in sorted(read_roster(place).items()):
-            rows.append([who, entry["enrolled"], entry["identity"][:16], "revoked" if entry["revoked"] else "enrolled"])
-        from keyfed.run.console import plural, print_table
-        from keyfed.wire.roster import mark_of, roster_hash
-
-        print_table(rows)
-        taken_in = [mark_of(who, e["identity"]) for who, e in read_roster(place).items() if not e["revoked"]]
-        typer.echo(f"roster {roster_hash(taken_in)} ({plural(len(taken_in), 'client')}); clients see it with --status")
     else:
         typer.echo("; ".join(f"{what}: {who}" for what, who in said.items()))
+
+
+def _list(roster: Roster, as_json: bool) -> None:
+    from keyfed.run.console import plural, print_table
+    from keyfed.wire.roster import roster_hash
+
+    if as_json:
+        print_json({name: asdict(entry) for name, entry in roster.entries.items()})
+        return
+    rows = [["name", "enrolled", "identity", "state"]]
+    for who, entry in sorted(roster.entries.items()):
+        rows.append([who, entry.enrolled, entry.identity[:16], "revoked" if entry.revoked else "enrolled"])
+    print_table(rows)
+    marks = roster.marks()
+    typer.echo(f"roster {roster_hash(marks)} ({plural(len(marks), 'client')}); clients see it with --status")
 
 
 def _bytes(path: Path) -> bytes:
@@ -401,8 +410,7 @@ def _tell(place: ClientHome, one: Client) -> None:
 
 
 def _status(place: ClientHome) -> dict[str, Any]:
-    from keyfed.deploy.conditions import describe
-    from keyfed.deploy.homes import kept_files
+    from keyfed.deploy.homes import describe, kept_files
     from keyfed.deploy.processes import PIDS, running
     from keyfed.files import BROKEN, read_json
 

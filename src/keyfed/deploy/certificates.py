@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
+    Issued = tuple[ec.EllipticCurvePrivateKey, x509.Certificate]
+
 CA_DAYS, SERVER_DAYS = 3650, 397
 SOON_DAYS = 30
 CA_KEY, CA_CERT, SERVER_KEY, SERVER_CERT = "ca.key", "ca.crt", "server.key", "server.crt"
@@ -51,15 +53,10 @@ def make_certificates(
         raise DeployError(f"{folder} has one of {CA_KEY} and {CA_CERT} only; put the other back, or move both away")
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    if all(there):
-        key, authority = _read_authority(folder)
-    else:
-        key, authority = _make_authority(now)
-        write_private(folder / CA_KEY, _pem(key))
-        write_new(folder / CA_CERT, _public_pem(authority))
-    server_key, server = _make_server(key, authority, hosts, now, days)
-    write_private(folder / SERVER_KEY, _pem(server_key))
-    write_new(folder / SERVER_CERT, _public_pem(server))
+    authority = _read_authority(folder) if all(there) else _make_authority(now)
+    if not all(there):
+        _write(authority, folder / CA_KEY, folder / CA_CERT)
+    _write(_make_server(authority, hosts, now, days), folder / SERVER_KEY, folder / SERVER_CERT)
 
 
 def check_certificate(path: Path, now: datetime.datetime | None = None, *, received: bool = False) -> tuple[str, ...]:
@@ -124,59 +121,55 @@ def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
         os.fsync(f.fileno())
 
 
-def _make_authority(now: datetime.datetime) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+def _make_authority(now: datetime.datetime) -> Issued:
     from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = _name("Keyfed federation authority")
-    builder = _builder(name, name, key, now, CA_DAYS)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(sign_certificates=True), critical=True)
-    return key, _sign(builder, key)
+    extensions = [(x509.BasicConstraints(ca=True, path_length=0), True), (_usage(sign_certificates=True), True)]
+    return _issue("Keyfed federation authority", now, CA_DAYS, extensions)
 
 
-def _make_server(
-    authority_key: ec.EllipticCurvePrivateKey,
-    authority: x509.Certificate,
-    hosts: Sequence[str],
-    now: datetime.datetime,
-    days: int,
-) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+def _make_server(authority: Issued, hosts: Sequence[str], now: datetime.datetime, days: int) -> Issued:
     from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder(_name("Keyfed server"), authority.subject, key, now, days)
-    names = x509.SubjectAlternativeName(
-        [_san(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"])]
-    )
-    builder = builder.add_extension(names, critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage(sign_certificates=False), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
-    builder = builder.add_extension(issuer, critical=False)
-    return key, _sign(builder, authority_key)
+    names = [_san(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"])]
+    extensions = [
+        (x509.SubjectAlternativeName(names), False),
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_usage(sign_certificates=False), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority[0].public_key()), False),
+    ]
+    return _issue("Keyfed server", now, days, extensions, authority)
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime.datetime, days: int
-) -> x509.CertificateBuilder:
+def _issue(
+    text: str,
+    now: datetime.datetime,
+    days: int,
+    extensions: Sequence[tuple[x509.ExtensionType, bool]],
+    authority: Issued | None = None,
+) -> Issued:
+    """Make a key and its certificate, signed by an authority; by itself where there is none."""
     from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
 
-    start = now - datetime.timedelta(minutes=5)  # clocks differ a little
-    return (
+    key, subject = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer)
+        .issuer_name(subject if authority is None else authority[1].subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(start)
+        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks differ a little
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical=critical)
+    return key, builder.sign(key if authority is None else authority[0], hashes.SHA256())
 
 
 def _usage(sign_certificates: bool) -> x509.KeyUsage:
@@ -187,19 +180,6 @@ def _usage(sign_certificates: bool) -> x509.KeyUsage:
         key_agreement=False, key_cert_sign=sign_certificates, crl_sign=sign_certificates, encipher_only=False,
         decipher_only=False,
     )  # fmt: skip
-
-
-def _sign(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    from cryptography.hazmat.primitives import hashes
-
-    return builder.sign(key, hashes.SHA256())
-
-
-def _name(text: str) -> x509.Name:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def _san(host: str) -> x509.GeneralName:
@@ -215,19 +195,14 @@ def _san(host: str) -> x509.GeneralName:
         raise DeployError(f'"{host}" is neither an address nor a host name (ASCII only)') from None
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _write(issued: Issued, key: Path, certificate: Path) -> None:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_private(key, issued[0].private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    write_new(certificate, issued[1].public_bytes(Encoding.PEM))
 
 
-def _public_pem(certificate: x509.Certificate) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return certificate.public_bytes(Encoding.PEM)
-
-
-def _read_authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+def _read_authority(folder: Path) -> Issued:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key

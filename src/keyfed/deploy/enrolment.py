@@ -14,18 +14,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from keyfed.deploy.homes import ClientHome, ServerHome, check_name
 from keyfed.deploy.processes import locked, python
-from keyfed.errors import DeployError
+from keyfed.errors import DeployError, KeyfedError
 from keyfed.files import BROKEN, read_json, write_atomically
 from keyfed.wire.flower.commands import CONNECTION, environment
 from keyfed.wire.flower.commands import NODES as LIST_NODES
 from keyfed.wire.flower.gate import LEAVE as LEAVE_PATH
-from keyfed.wire.roster import key_sum
+from keyfed.wire.roster import Enrolled, Roster, key_sum
 
 FORMAT = "keyfed-enrol-1"
 LEAVE = "keyfed-leave-1"
@@ -103,15 +103,14 @@ def enrol(
     """
     when = (now or datetime.datetime.now(datetime.UTC)).isoformat(timespec="seconds")
     with one_at_a_time(home):
-        entries = read_roster(home)
+        roster = Roster(home.roster)
+        enrolled: dict[str, Enrolled] = {}
         for one in given:
-            _refuse_known(entries, one)
-            entries[one.name] = {
-                "identity": one.identity.hex(), "node_key": one.node_sum, "enrolled": when, "revoked": False,
-            }  # fmt: skip
+            _refuse_known({**roster.entries, **enrolled}, one)
+            enrolled[one.name] = Enrolled(one.identity.hex(), one.node_sum, when)
         nodes = _register(home, given, run or flwr(home))
         _write_nodes(home, {**read_nodes(home), **nodes})
-        write_roster(home, entries)
+        roster.write(enrolled)
 
 
 def one_at_a_time(home: ServerHome) -> AbstractContextManager[None]:
@@ -120,15 +119,15 @@ def one_at_a_time(home: ServerHome) -> AbstractContextManager[None]:
     return locked(home.path / "roster.lock")
 
 
-def _refuse_known(entries: Mapping[str, Mapping[str, Any]], given: Enrolment) -> None:
+def _refuse_known(entries: Mapping[str, Enrolled], given: Enrolment) -> None:
     for name, entry in entries.items():
         same = name == given.name
-        if same and not entry.get("revoked"):
+        if same and not entry.revoked:
             raise DeployError(f'"{name}" is enrolled already; `keyfed enroll --forget {name}` first')
-        if entry["node_key"] == given.node_sum:
-            why = "was sent away; it needs a new --home" if entry.get("revoked") else f'is enrolled as "{name}"'
+        if entry.node_key == given.node_sum:
+            why = "was sent away; it needs a new --home" if entry.revoked else f'is enrolled as "{name}"'
             raise DeployError(f"the node key of {given.name} {why}: one key, one name")
-        if not same and entry["identity"] == given.identity.hex():
+        if not same and entry.identity == given.identity.hex():
             raise DeployError(f'the identity of {given.name} is enrolled as "{name}": one key, one name')
 
 
@@ -139,16 +138,14 @@ def forget(home: ServerHome, name: str, run: Command | None = None, *, identity:
       identity: only if the name is still that of this public key.
     """
     with one_at_a_time(home):
-        entries, nodes = read_roster(home), read_nodes(home)
-        enrolled = name in entries and not entries[name].get("revoked")
-        if not enrolled and name not in nodes:
-            known = ", ".join(sorted(n for n, e in entries.items() if not e.get("revoked"))) or "none"
-            raise DeployError(f'"{name}" is not enrolled. Enrolled: {known}.')
-        if identity is not None and (name not in entries or entries[name].get("identity") != identity):
+        roster, nodes = Roster(home.roster), read_nodes(home)
+        entry = roster.get(name)
+        if (entry is None or entry.revoked) and name not in nodes:
+            raise DeployError(f'"{name}" is not enrolled. Enrolled: {", ".join(roster.names()) or "none"}.')
+        if identity is not None and (entry is None or entry.identity != identity):
             raise DeployError(f'"{name}" is another client by now')
-        if enrolled:
-            entries[name] = {**entries[name], "revoked": True}
-            write_roster(home, entries)  # first: a client that is half forgotten takes no part
+        if entry is not None and not entry.revoked:
+            roster.write({name: replace(entry, revoked=True)})  # first: a client that is half forgotten takes no part
         if name in nodes:
             (run or flwr(home))([["supernode", "unregister", str(nodes.pop(name)), CONNECTION]])
             _write_nodes(home, nodes)
@@ -156,7 +153,7 @@ def forget(home: ServerHome, name: str, run: Command | None = None, *, identity:
 
 def names_by_key(home: ServerHome) -> dict[str, str]:
     """Return the names of enrolled clients by the sum of their node keys."""
-    return {entry["node_key"]: name for name, entry in read_roster(home).items() if not entry.get("revoked")}
+    return {entry.node_key: name for name, entry in Roster(home.roster).entries.items() if not entry.revoked}
 
 
 class KnownKeys:
@@ -171,7 +168,7 @@ class KnownKeys:
         """Return the names.
 
         Raises:
-          DeployError: the roster cannot be read.
+          RunError: the roster cannot be read.
         """
         try:
             found = self._home.roster.stat()
@@ -182,27 +179,6 @@ class KnownKeys:
             self._names = names_by_key(self._home)
             self._state = state
         return self._names
-
-
-def read_roster(home: ServerHome) -> dict[str, dict[str, Any]]:
-    """Read who is enrolled."""
-    try:
-        found = read_json(home.roster)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as e:
-        raise DeployError(f"{home.roster} cannot be read: {e}") from None
-    keys = ("node_key", "identity")
-    if not isinstance(found, dict) or not all(
-        isinstance(e, dict) and all(isinstance(e.get(key), str) for key in keys) for e in found.values()
-    ):
-        raise DeployError(f"{home.roster} is not a roster; restore it from a backup")
-    return found
-
-
-def write_roster(home: ServerHome, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write who is enrolled."""
-    write_atomically(home.roster, json.dumps(entries, indent=1, sort_keys=True).encode())
 
 
 def read_nodes(home: ServerHome) -> dict[str, int]:
@@ -230,15 +206,14 @@ def leave_statement(home: ClientHome) -> bytes:
     return json.dumps(document).encode()
 
 
-def read_leave(data: bytes, roster: Mapping[str, Mapping[str, Any]]) -> str:
+def read_leave(data: bytes, roster: Roster) -> str:
     """Return the name of the enrolled client that wishes to be forgotten; its own identity must have signed."""
     document = _object(data, "the wish to leave")
     name = document.get("name")
-    if document.get("format") != LEAVE or not isinstance(name, str) or name not in roster:
+    entry = roster.get(name) if isinstance(name, str) and document.get("format") == LEAVE else None
+    if entry is None or _verify(document, "the wish to leave").hex() != entry.identity:
         raise DeployError("the wish to leave is not from an enrolled client")
-    if _verify(document, "the wish to leave").hex() != roster[name].get("identity"):
-        raise DeployError("the wish to leave is not from an enrolled client")
-    return name
+    return str(name)
 
 
 def flwr(home: ServerHome) -> Command:
@@ -360,13 +335,13 @@ def ask_to_be_forgotten(home: ClientHome) -> str | None:
 def take_wish(home: ServerHome, data: bytes) -> bool:
     """Keep a wish for the server to act on, if an enrolled client signed it."""
     try:
-        roster = read_roster(home)
+        roster = Roster(home.roster)
         name = read_leave(data, roster)
-        if roster[name].get("revoked"):
+        if roster.entries[name].revoked:
             return False
         (home.path / WISHES).mkdir(exist_ok=True)
         write_atomically(home.path / WISHES / f"{name}.json", data)
-    except DeployError:
+    except KeyfedError:
         return False
     return True
 
@@ -376,13 +351,13 @@ def act_on_wishes(home: ServerHome) -> list[str]:
     gone = []
     for path in sorted((home.path / WISHES).glob("*.json")):
         try:
-            roster = read_roster(home)
+            roster = Roster(home.roster)
             name = read_leave(path.read_bytes(), roster)
-        except (DeployError, OSError):
+        except (KeyfedError, OSError):
             path.unlink(missing_ok=True)
             continue
         try:
-            forget(home, name, identity=roster[name]["identity"])
+            forget(home, name, identity=roster.entries[name].identity)
         except DeployError:
             if name in read_nodes(home):
                 continue  # the SuperLink did not answer: it takes no part any more, and is tried again

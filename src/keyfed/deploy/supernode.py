@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keyfed.deploy.conditions import unmet
 from keyfed.deploy.consent import need_consent
-from keyfed.deploy.homes import REFUSED, ClientHome
+from keyfed.deploy.homes import REFUSED, ClientHome, unmet
 from keyfed.deploy.processes import Processes, die_with, free_port, python, wait_until
 from keyfed.errors import DeployError
 from keyfed.wire.flower.commands import environment, need_flower

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from keyfed.deploy import consent
 from keyfed.deploy.certificates import make_certificates
-from keyfed.deploy.enrolment import Enrolment, enrol, read_enrolment, read_roster, write_enrolment
+from keyfed.deploy.enrolment import Enrolment, enrol, read_enrolment, write_enrolment
 from keyfed.deploy.homes import ServerHome, check_name, check_server, default_server_home, open_home
 from keyfed.deploy.processes import Processes, stop_at_signals, wait_until
 from keyfed.deploy.server_app import Unfinished, build_app, run_files, submit
@@ -24,7 +24,7 @@ from keyfed.errors import ConfigError, DeployError
 from keyfed.files import write_atomically
 from keyfed.text.corpus import Author, Corpus
 from keyfed.wire.flower.commands import need_flower, write_connection
-from keyfed.wire.roster import mark_of, roster_hash
+from keyfed.wire.roster import Roster, mark_of, roster_hash
 
 if TYPE_CHECKING:
     from keyfed.config.load import Config
@@ -136,9 +136,8 @@ def start_clients(
 
 def _trust(server: ServerHome, given: Sequence[Enrolment], clients: Sequence[Client]) -> None:
     """Let clients of this machine trust the roster that they are about to be on, however many of them are new."""
-    there = {name: str(entry["identity"]) for name, entry in read_roster(server).items() if not entry["revoked"]}
-    there |= {one.name: one.identity.hex() for one in given}
-    trusted = roster_hash(mark_of(name, identity) for name, identity in there.items())
+    new = [mark_of(one.name, one.identity.hex()) for one in given]
+    trusted = roster_hash([*Roster(server.roster).marks(), *new])
     for one in clients:
         settings = one.home.settings()
         one.home.write(replace(settings, limits=replace(settings.limits, roster=trusted)))

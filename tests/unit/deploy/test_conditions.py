@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from keyfed.deploy import conditions
-from keyfed.deploy.conditions import describe, idle, on_power, parse_metered, unmet
+from keyfed.deploy import homes
+from keyfed.deploy.homes import describe, idle, on_power, parse_metered, unmet
 
 
 def supplies(folder, **kinds):
@@ -81,7 +81,7 @@ def test_metered(text, expected):
 
 def test_what_the_system_does_not_tell_is_not_met_and_is_said(monkeypatch):
     told = {"idle": ("idle", lambda: True), "power": ("on power", lambda: None), "unmetered": ("free", lambda: False)}
-    monkeypatch.setattr(conditions, "CONDITIONS", told)
+    monkeypatch.setattr(homes, "CONDITIONS", told)
     assert unmet(["idle"]) == []
     assert unmet(["idle", "power", "unmetered"]) == ["on power", "free"]
     assert describe() == [("idle", "yes"), ("on power", "the system does not tell"), ("free", "no")]

@@ -20,7 +20,6 @@ from keyfed.deploy.enrolment import (
     read_enrolment,
     read_leave,
     read_nodes,
-    read_roster,
     write_enrolment,
 )
 from keyfed.deploy.homes import ServerHome, open_home
@@ -61,15 +60,15 @@ def test_a_client_is_taken_in_and_sent_away(tmp_path, server):
     given = read_enrolment(file_of(client(tmp_path, server, "anna")))
     enrol(server, [given], flwr)
     assert flwr.asked[0][:2] == ["supernode", "register"]
-    entry = read_roster(server)["anna"]
-    assert entry["identity"] == given.identity.hex()
-    assert entry["node_key"] == given.node_sum
-    assert entry["revoked"] is False
+    entry = Roster(server.roster).entries["anna"]
+    assert entry.identity == given.identity.hex()
+    assert entry.node_key == given.node_sum
+    assert entry.revoked is False
     assert names_by_key(server) == {given.node_sum: "anna"}
     assert Roster(server.roster).names() == ["anna"]  # as training reads it
     forget(server, "anna", flwr)
     assert flwr.asked[1][:3] == ["supernode", "unregister", "7001"]
-    assert read_roster(server)["anna"]["revoked"] is True
+    assert Roster(server.roster).entries["anna"].revoked is True
     assert names_by_key(server) == {}
     assert Roster(server.roster).names() == []
     assert not list(server.path.glob(".*.pub"))
@@ -96,7 +95,7 @@ def test_one_key_one_name(tmp_path, server):
     other.identity_key.write_bytes(home.identity_key.read_bytes())
     with pytest.raises(DeployError, match="one key, one name"):
         enrol(server, [read_enrolment(file_of(other))], Flwr())
-    assert list(read_roster(server)) == ["anna"]
+    assert list(Roster(server.roster).entries) == ["anna"]
 
 
 def test_one_key_in_a_hundred_names_of_one_batch(tmp_path, server):
@@ -109,7 +108,7 @@ def test_one_key_in_a_hundred_names_of_one_batch(tmp_path, server):
     with pytest.raises(DeployError, match="one key, one name"):
         enrol(server, files, flwr)
     assert flwr.asked == []
-    assert read_roster(server) == {}
+    assert Roster(server.roster).entries == {}
 
 
 def as_dict(home):
@@ -129,7 +128,7 @@ def test_a_server_that_does_not_answer_changes_nothing(tmp_path, server):
     given = read_enrolment(file_of(client(tmp_path, server, "anna")))
     with pytest.raises(DeployError, match="does the server run"):
         enrol(server, [given], Flwr(fails=True))
-    assert read_roster(server) == {}
+    assert Roster(server.roster).entries == {}
     enrol(server, [given], Flwr())
     with pytest.raises(DeployError, match="does the server run"):
         forget(server, "anna", Flwr(fails=True))
@@ -168,10 +167,10 @@ def test_an_enrolment_that_broke_off_enrols_nobody_and_is_taken_up_again(tmp_pat
     flwr = Registry(limit=1)
     with pytest.raises(DeployError, match="does the server run"):
         enrol(server, given, flwr)
-    assert (read_roster(server), read_nodes(server), len(flwr.nodes)) == ({}, {}, 1)
+    assert (Roster(server.roster).entries, read_nodes(server), len(flwr.nodes)) == ({}, {}, 1)
     flwr.limit = 99
     enrol(server, given, flwr)
-    assert sorted(read_roster(server)) == ["anna", "bert", "carl"]
+    assert sorted(Roster(server.roster).entries) == ["anna", "bert", "carl"]
     assert {one.name: flwr.nodes[one.node_sum] for one in given} == read_nodes(server)
 
 
@@ -181,7 +180,7 @@ def test_a_name_that_only_the_superlink_has_can_be_forgotten(tmp_path, server):
     forget(server, "anna", flwr)
     assert flwr.asked == [["supernode", "unregister", "7001", "keyfed"]]
     assert read_nodes(server) == {}
-    assert read_roster(server) == {}
+    assert Roster(server.roster).entries == {}
 
 
 def test_enrolments_at_the_same_time_lose_none(tmp_path, server):
@@ -197,7 +196,7 @@ def test_enrolments_at_the_same_time_lose_none(tmp_path, server):
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert sorted(read_roster(server)) == sorted(read_nodes(server)) == ["c0", "c1", "c2", "c3"]
+    assert sorted(Roster(server.roster).entries) == sorted(read_nodes(server)) == ["c0", "c1", "c2", "c3"]
 
 
 def test_a_wish_to_leave_does_not_touch_who_has_the_name_by_now(tmp_path, server):
@@ -288,4 +287,4 @@ def test_nobody_can_send_another_away(tmp_path, server):
     assert not enrolment.take_wish(server, b"{}")
     assert not enrolment.take_wish(server, file_of(anna))
     with pytest.raises(DeployError):
-        read_leave(leave_statement(bert), {})
+        read_leave(leave_statement(bert), Roster(tmp_path / "none.json"))

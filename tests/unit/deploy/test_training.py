@@ -69,9 +69,9 @@ def test_a_paused_client_begins_nothing_and_finishes_what_has_begun(tmp_path):
 
 
 def test_conditions_hold_for_training_only(tmp_path, monkeypatch):
-    from keyfed.deploy import conditions
+    from keyfed.deploy import homes
 
-    monkeypatch.setitem(conditions.CONDITIONS, "power", ("on power", lambda: False))
+    monkeypatch.setitem(homes.CONDITIONS, "power", ("on power", lambda: False))
     home = home_with(tmp_path, when="power")
     assert refusal(home, "train") == "not on power"
     assert refusal(home, "hello") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -403,6 +404,7 @@ class RemoteRunLoop:
 
     def _result(self, params: Params, vocab: Vocab, tested: Score) -> dict[str, Any]:
         records = read_metrics(self.out)
+        times = [r["seconds"] for r in records if r["seconds"] is not None]
         assert self.run.best is not None
         return {
             "run": str(self.out),
@@ -431,10 +433,5 @@ class RemoteRunLoop:
             **soundness_counts(records),
             "tokens_trained": sum(r["worked"] or 0 for r in records),
             "seconds": time.monotonic() - self.started,
-            "seconds_per_round": _median([r["seconds"] for r in records if r["seconds"] is not None]),
+            "seconds_per_round": statistics.median_high(times) if times else None,
         }
-
-
-def _median(numbers: Sequence[float]) -> float | None:
-    ordered = sorted(numbers)
-    return ordered[len(ordered) // 2] if ordered else None

@@ -17,7 +17,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, get_args
+from typing import Any, NamedTuple, get_args
 
 from flwr.app import Message
 
@@ -44,32 +44,8 @@ class TooLarge(ValueError):
     """A reply that is larger than any answer to its message can be."""
 
 
-class Mailbox(Protocol):
-    """What is used of a SuperLink."""
-
-    def get_nodes(self) -> Iterable[Any]:
-        """Nodes that are connected."""
-        ...
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str | None]:
-        """Send messages; return their ids."""
-        ...
-
-    def announced(self, message_ids: Sequence[str]) -> Sequence[Announced]:
-        """Replies to these messages that were announced since the last look."""
-        ...
-
-    def fetch(self, name: str) -> bytes | None:
-        """An object; None where it is not there yet, LookupError where it will never be."""
-        ...
-
-    def drop(self, name: str) -> None:
-        """Let the SuperLink delete a reply: it was received, or is not wanted."""
-        ...
-
-
 class GridMailbox:
-    """The mailbox of Flower's grid."""
+    """What is used of a SuperLink, through Flower's grid."""
 
     def __init__(self, grid: Any) -> None:
         need(all(hasattr(grid, name) for name in ("_runtime_client", "node", "run")), "another grid")
@@ -238,7 +214,7 @@ class FlowerTransport:
 
     def __init__(
         self,
-        mailbox: Mailbox,
+        mailbox: GridMailbox,
         name_of: Callable[[bytes], ClientId | None],
         run: str,
         poll: float = POLL_SECONDS,
