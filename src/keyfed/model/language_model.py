@@ -401,7 +401,7 @@ def build_spec(
     hidden: int | None = None,
     layers: int | None = None,
 ) -> ModelSpec:
-    """Return the preset `name` for a vocabulary, with the given fields overridden.
+    """Return the preset `name` for a vocabulary; arguments that are not None replace its own.
 
     Changing `embed` of a model whose recurrence, projection or dense layer has the embedding's width (so that it can be
     tied) changes that width too.

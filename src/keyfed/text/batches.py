@@ -74,8 +74,7 @@ def lines_of(stream: Ids) -> list[Ids]:
       >>> [line.tolist() for line in lines_of(np.array([7, 8, 2, 9, 2, 5], dtype=np.int32))]
       [[7, 8, 2], [9, 2], [5]]
     """
-    ends = np.flatnonzero(stream == EOS) + 1
-    return [piece for piece in np.split(stream, ends) if len(piece)]
+    return [piece for piece in np.split(stream, np.flatnonzero(stream == EOS) + 1) if len(piece)]
 
 
 def line_bounds(stream: Ids) -> Numbers:

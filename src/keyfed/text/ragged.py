@@ -112,7 +112,7 @@ BUFFER = 1 << 20  # bytes gathered before a write
 
 
 class PackedNames(Sequence[str]):
-    """Names that lie on disk as bytes; a string exists only while somebody looks at it.
+    """Names that lie on disk as bytes; a string is made when it is read.
 
     Args:
       folder: of a shard.

@@ -278,14 +278,8 @@ def _keep(gathering: VectorRows, key: bytes, numbers: bytes, dim: int) -> None:
         gathering.note("wrong_dimension", f"{where}: {have} numbers, expected {dim}")
         return
     slot = gathering.slots.get(word)
-    if slot is None:
-        return
-    try:
-        values = np.array([float(number) for number in numbers.split(b",")[:dim]])
-    except ValueError as error:
-        gathering.note("broken", f"{where}: {error}")
-        return
-    gathering.keep(slot, values, where)
+    if slot is not None:
+        _keep_fields(gathering, slot, numbers.split(b",")[:dim], where)
 
 
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
@@ -496,12 +490,16 @@ def _keep_numbers(gathering: VectorRows, slot: int, rest: bytes, dim: int, where
     elif len(fields) != dim:
         gathering.note("wrong_dimension", f"{where}{_instead(rest, dim)}")
     else:
-        try:
-            values: NDArray[np.float64] = np.array([float(field) for field in fields])
-        except ValueError as error:
-            gathering.note("broken", f"{where}: {error}")
-            return
-        gathering.keep(slot, values, where)
+        _keep_fields(gathering, slot, fields, where)
+
+
+def _keep_fields(gathering: VectorRows, slot: int, fields: Sequence[bytes], where: str) -> None:
+    try:
+        values: NDArray[np.float64] = np.array([float(field) for field in fields])
+    except ValueError as error:
+        gathering.note("broken", f"{where}: {error}")
+        return
+    gathering.keep(slot, values, where)
 
 
 def _instead(rest: bytes, dim: int) -> str:
