@@ -330,19 +330,13 @@ def _cells(c: Comparison, claim: StudyClaim, scale: str) -> list[str]:
 
 def _exploration(rows: Sequence[Row]) -> list[tuple[str, list[list[str]]]]:
     """Tables of a first look at a corpus, by its name."""
-    found = [(record["data"], record["facts"]) for row in rows for record in row.records if record.get("facts")]
-    head = ["rank", "word", "count", "pair of words", "count"]
-    return [
-        (
-            data,
-            [head]
-            + [
-                [str(n), u[0], f"{u[1]:,}", b[0], f"{b[1]:,}"]
-                for n, (u, b) in enumerate(zip(terms["unigrams"], terms["bigrams"], strict=False), 1)
-            ],
-        )
-        for data, terms in found
-    ]
+    tables = []
+    for record in (record for row in rows for record in row.records if record.get("facts")):
+        table = [["rank", "word", "count", "pair of words", "count"]]
+        pairs = zip(record["facts"]["unigrams"], record["facts"]["bigrams"], strict=False)
+        table += [[str(n), u[0], f"{u[1]:,}", b[0], f"{b[1]:,}"] for n, (u, b) in enumerate(pairs, 1)]
+        tables.append((record["data"], table))
+    return tables
 
 
 def facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
