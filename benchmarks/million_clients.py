@@ -48,7 +48,8 @@ def write_population(path: Path, population: int) -> None:
 def measure(data: str, out: str, cohort: int, rounds: int, workers: int) -> dict[str, Any]:
     """Train in this process and return what it cost; `rounds` 0 only prepares."""
     from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig
-    from keyfed.run.loop import Silent, train
+    from keyfed.run.console import Silent
+    from keyfed.run.loop import train
 
     marks: list[float] = []
     peaks: list[int] = []

@@ -33,9 +33,9 @@ from keyfed.reports.finished import Personalisation
 from keyfed.run import evaluate as suggestions
 from keyfed.run import loop as training
 from keyfed.run import vocabulary as vocabularies
+from keyfed.run.console import Listener
 from keyfed.run.folder import Trained
 from keyfed.run.folder import load_model as _load_model
-from keyfed.run.loop import Listener
 
 SECTION_NAMES = (*SECTIONS, *PARTS)
 PathLike = str | os.PathLike[str]

@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from keyfed.errors import DeployError
+
+if TYPE_CHECKING:
+    import socket
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals that ask a process to end."""
@@ -87,6 +90,8 @@ def local_socket() -> socket.socket:
     Raises:
       DeployError: the system has none.
     """
+    import socket
+
     if not hasattr(socket, "AF_UNIX"):
         raise DeployError(
             "this system has no sockets in folders, by which a client's processes talk; on Windows use WSL"

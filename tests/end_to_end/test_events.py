@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import keyfed as library
 from keyfed.reports.figures import EventWriter
-from keyfed.run.loop import Silent
+from keyfed.run.console import Silent
 from tests.end_to_end.conftest import TINY
 
 

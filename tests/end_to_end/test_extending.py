@@ -18,7 +18,7 @@ import keyfed as api
 from keyfed.errors import ConfigError, KeyfedError, RunError
 from keyfed.federated.types import Mediator, Method, ServerRule, Share
 from keyfed.federated.weigh import by_tokens, separable
-from keyfed.run.loop import Silent
+from keyfed.run.console import Silent
 
 from .conftest import sentence
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from keyfed.run.console import Silent
 from keyfed.run.folder import load_model, read_metrics
-from keyfed.run.loop import Silent, train
+from keyfed.run.loop import train
 
 from .test_resume import checkpoints, tiny, without_times
 

@@ -15,8 +15,9 @@ from keyfed.config.schema import PrivacyConfig
 from keyfed.errors import ConfigError, PrivacyError
 from keyfed.private.dp.accounting import COARSE, Opening, Release, chance, epsilon
 from keyfed.private.dp.ledger import HEAD, LEDGER, read_ledger
+from keyfed.run.console import Silent
 from keyfed.run.folder import load_model, read_metrics, read_result
-from keyfed.run.loop import Silent, train
+from keyfed.run.loop import train
 from keyfed.run.prepare import prepare
 from keyfed.run.privacy import account_of_run
 from keyfed.run.start import token_counts

@@ -13,8 +13,8 @@ import keyfed as library
 from keyfed.errors import ConfigError, RunError
 from keyfed.run import checkpoint, pilot
 from keyfed.run import loop as training
+from keyfed.run.console import Silent
 from keyfed.run.folder import read_run_toml
-from keyfed.run.loop import Silent
 from keyfed.run.recipe import CENTRAL
 
 SMALL = {

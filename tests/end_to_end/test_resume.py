@@ -22,8 +22,9 @@ from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, dum
 from keyfed.errors import RunError
 from keyfed.run import checkpoint
 from keyfed.run.checkpoint import load_checkpoint
+from keyfed.run.console import Silent
 from keyfed.run.folder import load_model, open_folder, read_metrics
-from keyfed.run.loop import Silent, train
+from keyfed.run.loop import train
 
 ROUNDS = 6
 CLIENTS = 8
@@ -35,7 +36,8 @@ SCRIPT = """
 import os, sys, tomllib
 from pathlib import Path
 from keyfed.config.load import config_from
-from keyfed.run.loop import Silent, train
+from keyfed.run.console import Silent
+from keyfed.run.loop import train
 
 class Speaking(Silent):
     def start(self, what, rounds, done):

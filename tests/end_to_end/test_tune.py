@@ -9,7 +9,7 @@ import pytest
 import keyfed as library
 from keyfed.errors import ConfigError
 from keyfed.lab.experiment.tune import Tuning
-from keyfed.run.loop import Silent
+from keyfed.run.console import Silent
 from tests.end_to_end.conftest import TINY
 
 

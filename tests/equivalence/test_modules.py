@@ -19,8 +19,8 @@ from keyfed.engine.network import predictor, reader_of
 from keyfed.engine.problem import Problem, solve_block
 from keyfed.errors import ConfigError
 from keyfed.model.language_model import Batch, ModelSpec, init_params
+from keyfed.run.console import Silent
 from keyfed.run.evaluate import evaluate, evaluate_sentences
-from keyfed.run.loop import Silent
 
 from .oracle import Local
 from .test_stacking import GRU, LSTM, PACKED, SENTENCES, SIZES, STREAM, VOCAB, method_of, problem_of, stream

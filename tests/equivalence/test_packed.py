@@ -34,9 +34,10 @@ from keyfed.model.conformance import check_model
 from keyfed.model.language_model import init_params
 from keyfed.model.output import output_gradients
 from keyfed.reports.finished import Personalisation, evaluate_run, personalise_run
+from keyfed.run.console import Silent
 from keyfed.run.evaluate import evaluate_lines, evaluate_sentences, limit_streams, scorer_of, suggest, total, validator
 from keyfed.run.folder import load_model, read_metrics, read_result
-from keyfed.run.loop import Silent, train
+from keyfed.run.loop import train
 from keyfed.run.prepare import make_problem, prepare
 from keyfed.run.remote.device import own_text
 from keyfed.text.batches import Batching, line_starts, lines_of, packed_steps

@@ -22,8 +22,9 @@ from keyfed.federated.soundness import CLEARLY, LEAST_COMPARED, against_others, 
 from keyfed.federated.types import Caps, Params
 from keyfed.reports import run_page as report
 from keyfed.run import ranks
+from keyfed.run.console import Silent
 from keyfed.run.folder import read_metrics
-from keyfed.run.loop import Silent, train
+from keyfed.run.loop import train
 from keyfed.run.plan import Choice
 from keyfed.run.remote.train import train_deployed
 

@@ -38,8 +38,9 @@ from keyfed.federated.types import Aggregate, Params, Refusal, State
 from keyfed.model.output import Score
 from keyfed.reports.run_page import report_run
 from keyfed.run.checkpoint import load_checkpoint
+from keyfed.run.console import Silent
 from keyfed.run.folder import load_model, read_metrics
-from keyfed.run.loop import Silent, train
+from keyfed.run.loop import train
 from keyfed.run.metrics_line import diverged_warning
 from keyfed.run.plan import watch_of, with_limits
 from keyfed.run.remote import rounds as course

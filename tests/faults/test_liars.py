@@ -29,8 +29,8 @@ from keyfed.private.secagg.keys import SIGNATURE_BYTES, Identity, check_answer, 
 from keyfed.private.secagg.threshold import Floors
 from keyfed.private.secagg.wire import package_text
 from keyfed.run.checkpoint import load_checkpoint
+from keyfed.run.console import Silent
 from keyfed.run.folder import read_metrics
-from keyfed.run.loop import Silent
 from keyfed.run.remote.train import train_deployed
 from keyfed.text.vocab import Vocab
 from keyfed.wire import transport as calls_side

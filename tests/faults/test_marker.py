@@ -32,8 +32,9 @@ from keyfed.private.dp.ledger import Terms
 from keyfed.private.dp.statement import MEANING, RULES, WHERE, rule_for
 from keyfed.reports.figures import EventWriter
 from keyfed.reports.run_page import report_run
+from keyfed.run.console import Silent
 from keyfed.run.folder import load_model
-from keyfed.run.loop import Silent, train
+from keyfed.run.loop import train
 from keyfed.run.remote.train import train_deployed
 from keyfed.text.vocab import Vocab
 

@@ -33,8 +33,9 @@ from keyfed.federated.spec import MethodSpec
 from keyfed.federated.types import Caps, Params, Refusal, Seen
 from keyfed.private.secagg.threshold import most_ratio, usual_threshold
 from keyfed.run.checkpoint import load_checkpoint
+from keyfed.run.console import Silent
 from keyfed.run.folder import read_metrics, read_run_toml
-from keyfed.run.loop import Silent, train
+from keyfed.run.loop import train
 from keyfed.run.remote import train as deployed
 from keyfed.run.remote.train import train_deployed
 from keyfed.wire.messages import unpack

@@ -23,8 +23,9 @@ from keyfed.federated.methods import build_method
 from keyfed.federated.soundness import MOST_RETURNS, Good, exploded, finite, first_good, gone_back, judge_model
 from keyfed.federated.types import Aggregate, Method, Params, State
 from keyfed.run.checkpoint import _seal, load_checkpoint
+from keyfed.run.console import Silent
 from keyfed.run.folder import load_model, read_metrics, save_model
-from keyfed.run.loop import Silent, train
+from keyfed.run.loop import train
 from keyfed.run.plan import with_limits
 from keyfed.run.remote import rounds as course
 from keyfed.run.remote.train import train_deployed

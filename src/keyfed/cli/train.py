@@ -30,7 +30,7 @@ from keyfed.errors import ConfigError
 
 if TYPE_CHECKING:
     from keyfed.config.load import Config
-    from keyfed.run.loop import Listener
+    from keyfed.run.console import Listener
     from keyfed.run.recipe import Setting
 
 MinutesOption = Annotated[

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
     from keyfed.config.load import Config
-    from keyfed.run.loop import Listener
+    from keyfed.run.console import Listener
 
 PREFIX = "keyfed-event "
 PACKAGE = "keyfed_run"

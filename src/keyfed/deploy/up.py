@@ -28,7 +28,7 @@ from keyfed.wire.roster import Roster, mark_of, roster_hash
 
 if TYPE_CHECKING:
     from keyfed.config.load import Config
-    from keyfed.run.loop import Listener
+    from keyfed.run.console import Listener
     from keyfed.run.recipe import Setting
 
 T = TypeVar("T")

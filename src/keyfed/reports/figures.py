@@ -28,8 +28,8 @@ from keyfed.errors import ConfigError, RunError
 from keyfed.files import BROKEN
 from keyfed.model.output import Score
 from keyfed.reports.document import Picture, finite, show
+from keyfed.run.console import Listener
 from keyfed.run.folder import read_metrics, strict
-from keyfed.run.loop import Listener
 
 Record = Mapping[str, Any]
 Draw = Callable[[Any, "Theme"], None]  # draws on axes

@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -88,6 +88,29 @@ def follow(items: Sequence[T], what: str) -> Iterable[T]:
     )  # fmt: skip
     with bar:
         yield from bar.track(items, description=what)
+
+
+class Listener(Protocol):
+    """What follows a run: a progress bar, or a log."""
+
+    def say(self, line: str) -> None:
+        """A line of explanation."""
+
+    def start(self, what: str, rounds: int, done: int) -> None:
+        """Rounds begin; `done` of them lie in a checkpoint."""
+
+    def round(self, record: dict[str, Any]) -> None:
+        """A round is over; `record` is its line of metrics.jsonl."""
+
+
+class Silent:
+    """A listener that does not listen."""
+
+    def say(self, line: str) -> None: ...
+
+    def start(self, what: str, rounds: int, done: int) -> None: ...
+
+    def round(self, record: dict[str, Any]) -> None: ...
 
 
 def _privacy_of(told: Mapping[str, Any]) -> str:

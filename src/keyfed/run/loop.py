@@ -6,10 +6,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -34,7 +34,10 @@ from keyfed.federated.soundness import (
 from keyfed.federated.types import Federation, Method, Params, SimulatedFederation, State
 from keyfed.files import write_atomically
 from keyfed.model.output import Score
+from keyfed.private.dp.ledger import Terms
+from keyfed.private.dp.private_method import PrivateMethod
 from keyfed.run.checkpoint import Best, Checkpoint, Cohort, RoundOutcome, RunLog, RunProgress, good_in, load_checkpoint
+from keyfed.run.console import Listener, Silent
 from keyfed.run.evaluate import limit_streams, validator
 from keyfed.run.folder import (
     as_before,
@@ -61,7 +64,7 @@ from keyfed.run.metrics_line import (
     stopped_line,
     unsound_line,
 )
-from keyfed.run.pilot import as_it_began, settle, with_more_rounds
+from keyfed.run.pilot import Settled, as_it_began, settle, with_more_rounds
 from keyfed.run.plan import (
     Choice,
     cautions,
@@ -81,32 +84,6 @@ from keyfed.run.result import finish
 from keyfed.run.secure import secure_record, sizes_in
 from keyfed.run.start import Start, find_source, initial_params, make_ready, refuse_other_start, start_lines
 from keyfed.system import usable_cores
-
-
-class Listener(Protocol):
-    """What follows a run: a progress bar, or a log."""
-
-    def say(self, line: str) -> None:
-        """A line of explanation."""
-        ...
-
-    def start(self, what: str, rounds: int, done: int) -> None:
-        """Rounds begin; `done` of them lie in a checkpoint."""
-        ...
-
-    def round(self, record: dict[str, Any]) -> None:
-        """A round is over; `record` is its line of metrics.jsonl."""
-        ...
-
-
-class Silent:
-    """A listener that does not listen."""
-
-    def say(self, line: str) -> None: ...
-
-    def start(self, what: str, rounds: int, done: int) -> None: ...
-
-    def round(self, record: dict[str, Any]) -> None: ...
 
 
 def train(
@@ -145,6 +122,36 @@ def train(
     return together(where, lambda r: follow(r, module, method) if where.rank else _train(*given, r))
 
 
+@dataclass(slots=True)
+class _Planned:
+    """A run before its first round: all that its steps need.
+
+    Attributes:
+      begun: what it starts from, for its result.
+      private: its private method and terms; None without --dp.
+      budget: tokens of a round of central training.
+    """
+
+    out: Path
+    listen: Listener
+    ranks: Ranks | None
+    settled: Settled
+    config: Config
+    prepared: Prepared
+    method: Method
+    choice: Choice
+    members: int
+    start: Start
+    begun: dict[str, Any]
+    private: tuple[PrivateMethod, Terms] | None
+    budget: int | None
+
+    @property
+    def world(self) -> int:
+        """Ranks that train together."""
+        return self.ranks.world if self.ranks else 1
+
+
 def _train(
     config: Config,
     out: Path,
@@ -160,79 +167,113 @@ def _train(
     """Train a run in this process, the followers of `ranks` helping."""
     config = check(config)
     with open_folder(out, resume):
-        going = resume and (out / "run.toml").exists()
+        going, begun_with = resume and (out / "run.toml").exists(), config
         if going:
-            config = as_it_began(config, out, offered=offered)
-        config, begun_with = extended(out, config) if going else (config, config)
-        source = find_source(config)  # said before a corpus is read, if it is no run
+            config, begun_with = extended(out, as_it_began(config, out, offered=offered))
+        carried = find_source(config) is not None  # said before a corpus is read, if it is no run
         settled = settle(
-            config, out, resume=resume, listen=listen, carried=source is not None, prepared=prepared, module=module,
-            own=method, ranks=ranks, offered=offered,
+            config, out, resume=resume, listen=listen, carried=carried, prepared=prepared, module=module, own=method,
+            ranks=ranks, offered=offered,
         )  # fmt: skip
-        config, prepared = settled.config, settled.prepared
-        source = find_source(config)
-        method, choice = plan(config, prepared, method)
-        refuse_frozen(config, prepared.spec, method)
-        members = members_of(method, prepared, config)
-        refuse_start(config, source)
-        private = make_private(config, method, len(prepared.store), members)
-        if private is not None:
-            method = private[0].method
-        if ranks is not None:
-            choice = among(ranks.world, config, method, choice)
-        start, begun = make_ready(config, prepared, source, listen.say)
-        if settled.why_not and source is None:
-            begun["why"] = settled.why_not
-        fingerprint, outside = prepared.corpus.fingerprint(), names(prepared.spec, method)
-        if resume and (out / "run.toml").exists():
-            made = refuse_changes(out, begun_with, fingerprint, outside)
-            refuse_other_start(out, made, start)
-            choice = as_before(made, choice, listen.say, ranks.world if ranks else 1)
-            has = begun_with.train.rounds
-            if config.train.rounds > has:
-                earlier = method if method.spec is None else build_method(method_spec(begun_with))
-                listen.say(extension_line(config, method, has, earlier))
-                made = with_more_rounds(made, config.train.rounds, has)
-                settled = replace(settled, before=made)
-                note_extension(out, config, made, has)
-            finished = read_result(out)
-            if finished is not None:
-                listen.say(f"{out} is finished; nothing to do")
-                return finished
-        else:
-            made = made_by(choice, fingerprint, ranks.world if ranks else 1) | outside
-            write_run_toml(out, config, made | start.made() | settled.made())
-        about = prepared.describe(private=private is not None)
-        for line in (*about, *start_lines(begun), frozen_line(config, prepared.spec)):
-            if line:
-                listen.say(line)
-        count = parameter_count(prepared.spec)
-        listen.say(f"model {prepared.spec.name}: {count:,} parameters; {choice.reason}")
-        for line in (*over_rounds(config), *cautions(config, method, members, len(prepared.store))):
-            listen.say(line)
-        if config.train.curves:
-            listen.say(CURVES_LINE)
-        guard = None if private is None else PrivateRun(config, private[0], out, private[1])
-        if guard is not None:
-            for line in guard.announce(count):
-                listen.say(line)
-        if ranks is not None:
-            lead(ranks, config, out, method, choice, fingerprint)
-        best, seconds = _rounds(config, out, prepared, method, choice, listen, budget, ranks, start, guard)
-        result = finish(config, out, prepared, method, choice, best, seconds, begun, listen)
-        result["recipe"] = settled.about()
-        if (warning := diverged_warning(result)) is not None:
-            listen.say(warning)
-        if guard is not None:
-            result = public_result(result)
-            result["privacy"] = {**guard.account(count), "perplexity": result["test"]["perplexity"]}
-            if config.privacy.twin:
-                result["privacy"]["twin"] = _twin(config, out, prepared, listen, result["rounds"])
-        if config.train.central and method.cohort != "pooled":
-            result["baselines"]["central"] = _central(config, out, prepared, listen, result, settled.central_options())
-        result = dict(strict(result))
+        run = _planned(out, listen, ranks, settled, method, budget)
+        outside, fingerprint = names(run.prepared.spec, run.method), run.prepared.corpus.fingerprint()
+        if not going:
+            made = made_by(run.choice, fingerprint, run.world) | outside
+            write_run_toml(out, run.config, made | run.start.made() | settled.made())
+        elif (finished := _go_on(run, begun_with, refuse_changes(out, begun_with, fingerprint, outside))) is not None:
+            return finished
+        result = dict(strict(_trained(run)))
         write_atomically(out / "result.json", json.dumps(result, indent=1, allow_nan=False).encode())
         return result
+
+
+def _planned(
+    out: Path, listen: Listener, ranks: Ranks | None, settled: Settled, own: Method | None, budget: int | None
+) -> _Planned:
+    """Plan a settled run; what it cannot do is refused."""
+    config, prepared = settled.config, settled.prepared
+    source = find_source(config)
+    method, choice = plan(config, prepared, own)
+    refuse_frozen(config, prepared.spec, method)
+    members = members_of(method, prepared, config)
+    refuse_start(config, source)
+    private = make_private(config, method, len(prepared.store), members)
+    if private is not None:
+        method = private[0].method
+    if ranks is not None:
+        choice = among(ranks.world, config, method, choice)
+    start, begun = make_ready(config, prepared, source, listen.say)
+    if settled.why_not and source is None:
+        begun["why"] = settled.why_not
+    return _Planned(
+        out, listen, ranks, settled, config, prepared, method, choice, members, start, begun, private, budget
+    )
+
+
+def _go_on(run: _Planned, begun_with: Config, made: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Make a run ready that goes on; return its result if it is finished.
+
+    Args:
+      begun_with: its configuration so far, without the rounds that extend it.
+      made: how it was made, as run.toml says.
+    """
+    refuse_other_start(run.out, made, run.start)
+    run.choice = as_before(made, run.choice, run.listen.say, run.world)
+    has, rounds = begun_with.train.rounds, run.config.train.rounds
+    if rounds > has:
+        earlier = run.method if run.method.spec is None else build_method(method_spec(begun_with))
+        run.listen.say(extension_line(run.config, run.method, has, earlier))
+        made = with_more_rounds(made, rounds, has)
+        run.settled = replace(run.settled, before=made)
+        note_extension(run.out, run.config, made, has)
+    finished = read_result(run.out)
+    if finished is not None:
+        run.listen.say(f"{run.out} is finished; nothing to do")
+    return finished
+
+
+def _announce(run: _Planned) -> None:
+    """Say what is trained, on what, from what."""
+    config, prepared = run.config, run.prepared
+    count = parameter_count(prepared.spec)
+    for line in (
+        *prepared.describe(private=run.private is not None),
+        *start_lines(run.begun),
+        frozen_line(config, prepared.spec),
+        f"model {prepared.spec.name}: {count:,} parameters; {run.choice.reason}",
+        *over_rounds(config),
+        *cautions(config, run.method, run.members, len(prepared.store)),
+        CURVES_LINE if config.train.curves else None,
+    ):
+        if line:
+            run.listen.say(line)
+
+
+def _trained(run: _Planned) -> dict[str, Any]:
+    """Train the rounds of a run, test its model, and train what it is compared with; return its result."""
+    config, out, prepared, method, listen = run.config, run.out, run.prepared, run.method, run.listen
+    _announce(run)
+    count = parameter_count(prepared.spec)
+    guard = None if run.private is None else PrivateRun(config, run.private[0], out, run.private[1])
+    if guard is not None:
+        for line in guard.announce(count):
+            listen.say(line)
+    if run.ranks is not None:
+        lead(run.ranks, config, out, method, run.choice, prepared.corpus.fingerprint())
+    best, seconds = _Rounds(run, guard).train()
+    result = finish(config, out, prepared, method, run.choice, best, seconds, run.begun, listen)
+    result["recipe"] = run.settled.about()
+    if (warning := diverged_warning(result)) is not None:
+        listen.say(warning)
+    if guard is not None:
+        result = public_result(result)
+        result["privacy"] = {**guard.account(count), "perplexity": result["test"]["perplexity"]}
+        if config.privacy.twin:
+            result["privacy"]["twin"] = _twin(config, out, prepared, listen, result["rounds"])
+    if config.train.central and method.cohort != "pooled":
+        options = run.settled.central_options()
+        result["baselines"]["central"] = _central(config, out, prepared, listen, result, options)
+    return result
 
 
 def _central(
@@ -388,92 +429,101 @@ def _begun(
     return RunProgress(method, state, config.train.rounds, good_in(saved, state, words, home), saved.best)
 
 
-def _rounds(
-    config: Config,
-    out: Path,
-    prepared: Prepared,
-    method: Method,
-    choice: Choice,
-    listen: Listener,
-    budget: int | None,
-    ranks: Ranks | None,
-    start: Start,
-    guard: PrivateRun | None,
-) -> tuple[Best, float]:
-    """Run all rounds that are still to do; return the model chosen on validation and the seconds spent."""
-    metrics = out / "metrics.jsonl"
-    logged = metrics.stat().st_size if metrics.exists() else 0
-    saved = load_checkpoint(out / "checkpoint", logged, listen.say, out / "clients")
-    home = choice.device if ranks is None else "cpu"  # where θ lives: ranks add up their sums in main memory
-    run = _begun(config, prepared, method, start, saved, home)
-    if saved is not None:
-        listen.say(f"resuming after round {run.state.round} of {config.train.rounds}")
-    run.watch, run.minimum = watch_of(config, len(prepared.vocab)), 1
-    if method.cohort != "pooled":
-        run.limits, run.minimum = limits_of(config), config.participation.minimum
-    if guard is not None:
-        run.minimum = 0  # an empty cohort is released too: its noise is what hides that it was empty
-    watch = run.watch if guard is None else None  # a private run's validation is not noised: it must not decide
-    log = RunLog(config, out, run, saved, keeps_good=watch is not None)
-    valid, validate = limit_streams(prepared.valid, config.train.valid_tokens), validator(config.data.batching)
-    target = parse_target(config.train.until, "train.until")
-    if guard is not None:
-        guard.check(read_metrics(out))
-    done = reached(read_metrics(out), target) is not None
-    spent = guard is not None and not guard.allows()
-    threads = torch.get_num_threads()
-    said: set[str] = set()
+class _Rounds:
+    """The rounds of a simulated run: who is called, what is validated, when it ends."""
 
-    def next_cohort(state: State) -> Cohort | None:
-        nonlocal spent
-        if done or spent:
+    def __init__(self, planned: _Planned, guard: PrivateRun | None) -> None:
+        """Go on from the last whole checkpoint, or begin."""
+        self.planned, self.guard = planned, guard
+        config, out, prepared, method = planned.config, planned.out, planned.prepared, planned.method
+        metrics = out / "metrics.jsonl"
+        logged = metrics.stat().st_size if metrics.exists() else 0
+        saved = load_checkpoint(out / "checkpoint", logged, planned.listen.say, out / "clients")
+        # Where θ lives: ranks add up their sums in main memory.
+        home = planned.choice.device if planned.ranks is None else "cpu"
+        run = self.run = _begun(config, prepared, method, planned.start, saved, home)
+        if saved is not None:
+            planned.listen.say(f"resuming after round {run.state.round} of {config.train.rounds}")
+        run.watch, run.minimum = watch_of(config, len(prepared.vocab)), 1
+        if method.cohort != "pooled":
+            run.limits, run.minimum = limits_of(config), config.participation.minimum
+        if guard is not None:
+            run.minimum = 0  # an empty cohort is released too: its noise is what hides that it was empty
+        self.watch = (
+            run.watch if guard is None else None
+        )  # a private run's validation is not noised: it must not decide
+        self.log = RunLog(config, out, run, saved, keeps_good=self.watch is not None)
+        self.valid = limit_streams(prepared.valid, config.train.valid_tokens)
+        self.target = parse_target(config.train.until, "train.until")
+        if guard is not None:
+            guard.check(read_metrics(out))
+        self.done = reached(read_metrics(out), self.target) is not None
+        self.spent = guard is not None and not guard.allows()
+
+    def next_cohort(self, state: State, cohorts: Callable[[State], Cohort]) -> Cohort | None:
+        """Return who is called after a state; None ends the run."""
+        if self.done or self.spent:
             return None
         cohort = cohorts(state)
-        if guard is not None and not guard.affords():  # not known before its clients were drawn
-            spent = True
-            log.save_new()
+        if self.guard is not None and not self.guard.affords():  # not known before its clients were drawn
+            self.spent = True
+            self.log.save_new()
             return None
-        torch.set_num_threads(choice.threads)
+        torch.set_num_threads(self.planned.choice.threads)
         return cohort
 
-    def look(state: State, good: Good) -> Score | None:
-        nonlocal spent
+    def look(self, state: State, good: Good) -> Score | None:
+        """Validate the model of a state, if that is due."""
+        run, t = self.planned, self.planned.config.train
         torch.set_num_threads(usable_cores())
-        spent = guard is not None and not guard.allows()
-        last = state.round == config.train.rounds or spent or given_up(good, state)
-        if not last and state.round % config.train.eval_every:
+        self.spent = self.guard is not None and not self.guard.allows()
+        last = state.round == t.rounds or self.spent or given_up(good, state)
+        if not last and state.round % t.eval_every:
             return None
-        return validate(prepared.spec, state.served(method), valid, choice.device)
+        validate = validator(run.config.data.batching)
+        return validate(run.prepared.spec, state.served(run.method), self.valid, run.choice.device)
 
-    listen.start(f"{method.name} on {prepared.corpus.name}", config.train.rounds, run.state.round)
-    problem = make_problem(prepared, config, method, choice.device, budget)
-    with federate(config, problem, choice, log.states, ranks) as federation:
-        cohorts = simulated_cohorts(config, prepared, method, federation, run.state.params, guard)
-        judge = partial(judged, method=method, watch=watch, look=look, states=log.states)
-        try:
-            for outcome in rounds(run, federation, next_cohort, judge):
-                record = _record(outcome, method, federation, guard)
-                if method.distance is not None and guard is None:
-                    _say_once(judge_attention(outcome.summary), said, listen)
-                for line in _remarks(outcome, federation.secure):
-                    listen.say(line)
-                done = reached([record], target) is not None
-                if config.train.curves:
-                    append_curves(out, outcome.state.round, federation.curves)
-                log.write(outcome, record, last=done or spent or given_up(outcome.good, outcome.state))
-                listen.round(record)
-        except KeyboardInterrupt:
-            log.stopped()
-            raise
-        finally:
-            torch.set_num_threads(threads)
-    if given_up(run.good, run.state):
-        listen.say(stopped_line(run.good, run.state))
-    if done:
-        listen.say(f"the target {config.train.until} is reached after round {run.state.round}")
-    if spent and run.state.round < config.train.rounds:
-        listen.say(f"the privacy budget is spent after round {run.state.round}: another would exceed it")
-    return run.chosen(), log.seconds()
+    def train(self) -> tuple[Best, float]:
+        """Run all rounds that are still to do; return the model chosen on validation and the seconds spent."""
+        planned, run, log = self.planned, self.run, self.log
+        config, prepared, method, listen = planned.config, planned.prepared, planned.method, planned.listen
+        threads, said = torch.get_num_threads(), set[str]()
+        listen.start(f"{method.name} on {prepared.corpus.name}", config.train.rounds, run.state.round)
+        problem = make_problem(prepared, config, method, planned.choice.device, planned.budget)
+        with federate(config, problem, planned.choice, log.states, planned.ranks) as federation:
+            cohorts = simulated_cohorts(config, prepared, method, federation, run.state.params, self.guard)
+            judge = partial(judged, method=method, watch=self.watch, look=self.look, states=log.states)
+            try:
+                for outcome in rounds(run, federation, partial(self.next_cohort, cohorts=cohorts), judge):
+                    record = _record(outcome, method, federation, self.guard)
+                    if method.distance is not None and self.guard is None:
+                        _say_once(judge_attention(outcome.summary), said, listen)
+                    for line in _remarks(outcome, federation.secure):
+                        listen.say(line)
+                    self.done = reached([record], self.target) is not None
+                    if config.train.curves:
+                        append_curves(planned.out, outcome.state.round, federation.curves)
+                    last = self.done or self.spent or given_up(outcome.good, outcome.state)
+                    log.write(outcome, record, last=last)
+                    listen.round(record)
+            except KeyboardInterrupt:
+                log.stopped()
+                raise
+            finally:
+                torch.set_num_threads(threads)
+        for line in self.endings():
+            listen.say(line)
+        return run.chosen(), log.seconds()
+
+    def endings(self) -> Iterator[str]:
+        """Say why the run ended, if not by its rounds."""
+        run, t = self.run, self.planned.config.train
+        if given_up(run.good, run.state):
+            yield stopped_line(run.good, run.state)
+        if self.done:
+            yield f"the target {t.until} is reached after round {run.state.round}"
+        if self.spent and run.state.round < t.rounds:
+            yield f"the privacy budget is spent after round {run.state.round}: another would exceed it"
 
 
 def _record(

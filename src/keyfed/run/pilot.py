@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from keyfed.errors import ConfigError
 from keyfed.federated.types import Method
 from keyfed.model.language_model import preset
 from keyfed.run.compatible import Case, refuse
-from keyfed.run.console import plural
+from keyfed.run.console import Listener, plural
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.plan import plan
 from keyfed.run.prepare import Prepared, prepare, prepare_again
@@ -45,9 +45,6 @@ from keyfed.run.recipe import (
     steps_to_try,
 )
 from keyfed.run.start import offer_start
-
-if TYPE_CHECKING:
-    from keyfed.run.loop import Listener
 
 SETTLED = "recipe", "pilot", "pilot_tokens", "minutes"  # keys of run.toml's [made]
 BETWEEN = " | "  # settings, and trials, in one line of run.toml

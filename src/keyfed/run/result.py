@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keyfed.config.load import Config, parse_target
 from keyfed.engine.network import parameter_count, shapes
@@ -16,6 +16,7 @@ from keyfed.federated.types import Method, Params
 from keyfed.model.ngram import KneserNey, Unigram, fit_kneser_ney, fit_unigram
 from keyfed.model.output import Score
 from keyfed.run.checkpoint import Best
+from keyfed.run.console import Listener
 from keyfed.run.encode import Streams
 from keyfed.run.evaluate import (
     by_line,
@@ -31,9 +32,6 @@ from keyfed.run.metrics_line import reached, soundness_counts
 from keyfed.run.plan import Choice, members_of
 from keyfed.run.prepare import Prepared
 from keyfed.run.secure import clamped_result, secure_result, sizes_in
-
-if TYPE_CHECKING:
-    from keyfed.run.loop import Listener
 
 
 def finish(

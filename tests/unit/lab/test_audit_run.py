@@ -23,7 +23,8 @@ from keyfed.lab.audit.retrain import canary_seeds, how_many, judge, open_subject
 from keyfed.private.dp.accounting import Release
 from keyfed.private.dp.ledger import HEAD, LEDGER, Terms, open_ledger
 from keyfed.private.dp.noise import norm_of
-from keyfed.run.loop import Silent, train
+from keyfed.run.console import Silent
+from keyfed.run.loop import train
 
 TINY = [
     "model.embed=8", "model.hidden=12", "data.vocab=80", "data.window=8", "train.cohort=4", "train.workers=1",

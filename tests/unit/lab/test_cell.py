@@ -36,8 +36,8 @@ from keyfed.lab.experiment.runner import run_study
 from keyfed.lab.experiment.store import Row, Store, counted, rows_of
 from keyfed.lab.papers.broken_batches import train_faithfully
 from keyfed.run.base import load_base
+from keyfed.run.console import Silent
 from keyfed.run.folder import read_run_toml
-from keyfed.run.loop import Silent
 
 ROOT = Path(__file__).parents[3]
 STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"

@@ -47,8 +47,8 @@ from keyfed.lab.experiment.store import OPEN, Store, compact, main_scale, rows_o
 from keyfed.lab.papers import broken_batches as faithful
 from keyfed.lab.papers.gboard_toy import run_toy
 from keyfed.model.language_model import build_spec
+from keyfed.run.console import Silent
 from keyfed.run.folder import open_folder
-from keyfed.run.loop import Silent
 from keyfed.text.vocab import PAD
 
 ROOT = Path(__file__).parents[3]

@@ -17,7 +17,8 @@ from keyfed.engine.problem import Problem, make_store
 from keyfed.lab.experiment.cell import _renamed
 from keyfed.lab.papers.broken_batches import across, across_score, shuffled, train_across
 from keyfed.run.base import match_words
-from keyfed.run.loop import Silent, train
+from keyfed.run.console import Silent
+from keyfed.run.loop import train
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.text.batches import Batching, stream_steps
 from keyfed.text.vocab import SPECIALS, Vocab

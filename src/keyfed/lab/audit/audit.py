@@ -35,8 +35,9 @@ from keyfed.reports.document import (
     to_markdown,
 )
 from keyfed.reports.figures import Draw, Theme, both_themes, single
+from keyfed.run.console import Listener, Silent
 from keyfed.run.folder import load_model, read_metrics, read_result, read_run_toml, strict
-from keyfed.run.loop import Listener, Silent, train
+from keyfed.run.loop import train
 from keyfed.run.metrics_line import sizes_of
 from keyfed.run.plan import plan_of_round
 from keyfed.run.prepare import Prepared, client_tokens, make_problem

@@ -53,8 +53,9 @@ from keyfed.private.dp.ledger import Ledger, Terms, read_ledger
 from keyfed.private.dp.noise import Draw, Noising, norm_of
 from keyfed.private.dp.private_method import CLIP, PrivateMethod
 from keyfed.run.checkpoint import Cohort, read_checkpoint, rounds_in
+from keyfed.run.console import Listener, Silent
 from keyfed.run.folder import Trained, load_model
-from keyfed.run.loop import Listener, Silent, run_rounds, simulated_cohorts
+from keyfed.run.loop import run_rounds, simulated_cohorts
 from keyfed.run.plan import Choice, members_of, plan
 from keyfed.run.prepare import FROZEN, Prepared, make_problem, prepare
 from keyfed.run.privacy import PrivateRun, make_private

@@ -34,8 +34,9 @@ from keyfed.lab.experiment.grid import BLANKS, MEASURES, Cell, Settings, target_
 from keyfed.lab.papers.broken_batches import positional_unigram, train_across, train_faithfully
 from keyfed.lab.papers.gboard_toy import run_toy
 from keyfed.model.language_model import PRESETS
+from keyfed.run.console import Listener
 from keyfed.run.folder import open_folder, read_metrics, read_result, read_run_toml, refuse_changes, strict
-from keyfed.run.loop import Listener, train
+from keyfed.run.loop import train
 from keyfed.run.metrics_line import read_curves
 from keyfed.run.prepare import Prepared, prepare, round_tokens, usual_members
 from keyfed.run.result import score_baselines

@@ -29,9 +29,8 @@ from keyfed.files import write_atomically
 from keyfed.lab.experiment.cell import CellListener, Paused, train_cell
 from keyfed.lab.experiment.report import search_document, search_verdict
 from keyfed.reports.document import write_document
-from keyfed.run.console import plural
+from keyfed.run.console import Listener, Silent, plural
 from keyfed.run.folder import open_folder, read_metrics, refuse_changes, strict
-from keyfed.run.loop import Listener, Silent
 from keyfed.run.pilot import without_test
 from keyfed.run.plan import plan
 from keyfed.run.prepare import Prepared, prepare

@@ -49,8 +49,9 @@ from keyfed.files import BROKEN, read_json, write_atomically
 from keyfed.model.language_model import ModelSpec, build_spec, shapes
 from keyfed.model.output import Score
 from keyfed.run.checkpoint import Best, Checkpoint, Cohort, RunProgress, load_checkpoint, save_checkpoint
+from keyfed.run.console import Listener
 from keyfed.run.evaluate import evaluate_together, limit_streams
-from keyfed.run.loop import Listener, rounds
+from keyfed.run.loop import rounds
 from keyfed.run.plan import Choice, choose
 from keyfed.run.prepare import Prepared
 from keyfed.text.batches import Batching, Step, stream_steps

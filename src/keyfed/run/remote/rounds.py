@@ -32,9 +32,9 @@ from keyfed.run.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from keyfed.run.console import plural
+from keyfed.run.console import Listener, plural
 from keyfed.run.folder import append_line, read_metrics, save_model, strict
-from keyfed.run.loop import Listener, rounds
+from keyfed.run.loop import rounds
 from keyfed.run.metrics_line import (
     diverged_warning,
     halvings_of,

@@ -23,9 +23,8 @@ from keyfed.federated.types import Method
 from keyfed.files import write_atomically
 from keyfed.private.secagg.threshold import SecureSettings
 from keyfed.run.compatible import Case, refuse
-from keyfed.run.console import plural
+from keyfed.run.console import Listener, Silent, plural
 from keyfed.run.folder import made_by, open_folder, read_result, read_run_toml, refuse_changes, strict, write_run_toml
-from keyfed.run.loop import Listener, Silent
 from keyfed.run.plan import Choice, with_limits
 from keyfed.run.prepare import build_network
 from keyfed.run.remote.device import method_digest, run_method, told
