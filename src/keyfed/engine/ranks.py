@@ -377,8 +377,8 @@ def serve(local: Simulation, ranks: Ranks, method: Method, like: Params, states:
             eased = replace(method, halvings=order["halvings"])
             _train_own(local, ranks, like, trained, eased, order["round"])
         else:
-            told = order["shares"]
-            shares = None if told is None else {client: Share(**share) for client, share in told.items()}
+            sent = order["shares"]
+            shares = None if sent is None else {client: Share(**share) for client, share in sent.items()}
             _add_up(local, ranks, shares, trained)
 
 

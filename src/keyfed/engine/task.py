@@ -92,9 +92,9 @@ def run_tasks(
     solution = solve_block(problem, theta, members, method, round, [t.work for t in tasks], own)
     distances = measure(method, theta, solution.upload, len(tasks))
     loss, tokens, worked = solution.loss.tolist(), solution.tokens.tolist(), solution.worked.tolist()
-    standing = solution.join_weight
-    weight = [0.0] * len(tasks) if standing is None else standing.weight.tolist()
-    joining = [False] * len(tasks) if standing is None else standing.joining.tolist()
+    joined = solution.join_weight
+    weight = [0.0] * len(tasks) if joined is None else joined.weight.tolist()
+    joining = [False] * len(tasks) if joined is None else joined.joining.tolist()
     curves = unstack(solution.curve, len(tasks))
     noisy = method.noise is not None and method.noise.at == "client"
     largest = _largest(solution.upload) if len(tasks) > 1 and not noisy else [None] * len(tasks)

@@ -108,7 +108,7 @@ class Promise:
         return encode_clipped(self._clipped(upload, share, clip), upload, clip)
 
     def _clipped(self, upload: Params, share: Share, clip: float) -> ClippedUpload:
-        return clip_upload(upload, share, clip, upload, masses=self.ratio, told=("within",))
+        return clip_upload(upload, share, clip, upload, masses=self.ratio, statistics=("within",))
 
 
 def share_of(head: Any, layers: Mapping[str, object], *, ratio: bool) -> Share:

@@ -270,14 +270,14 @@ def half(number: float) -> float:
 
 
 def clip_upload(
-    upload: Params, share: Share, clip: float, layers: Collection[str], *, masses: bool, told: Iterable[str]
+    upload: Params, share: Share, clip: float, layers: Collection[str], *, masses: bool, statistics: Iterable[str]
 ) -> ClippedUpload:
     """Clip [scale·upload, κ·mass] as one vector to the norm S, in double precision: a ratio does not notice it.
 
     Args:
       layers: those that are trained.
       masses: the method divides by its own mass.
-      told: names of the half counts: "within" says that nothing was clipped, the others are `Share.told`.
+      statistics: names of the half counts: "within" says that nothing was clipped, the others are `Share.statistics`.
     """
     assert share.log is None, "a private share is a number within [0, 1]"
     unit = mass_unit(clip, len(layers))
@@ -290,7 +290,7 @@ def clip_upload(
     # the clip would shrink to nothing. One that is silent counts as if it were not, for the same reason.
     known = {"within": float(norm <= clip and not share.clipped), **share.statistics}
     return ClippedUpload(
-        clipped, {name: factor * mass for name, mass in own.items()}, {name: half(known[name]) for name in told}
+        clipped, {name: factor * mass for name, mass in own.items()}, {name: half(known[name]) for name in statistics}
     )
 
 
@@ -318,18 +318,18 @@ def encode_clipped(own: ClippedUpload, layers: Collection[str], clip: float) -> 
     return _words(np.trunc(np.concatenate(pieces)))
 
 
-def decode_clipped(total: Vector, like: Params, told: Iterable[str], clip: float) -> ClippedUpload:
+def decode_clipped(total: Vector, like: Params, statistics: Iterable[str], clip: float) -> ClippedUpload:
     """Read a sum of clipped uploads, layers in double precision on the devices of `like`."""
     numbers, place = folded(total), 0
     layers: Params = {}
     for name, p in like.items():
-        part = numbers[place : place + p.numel()] * fixed_point(clip)
-        layers[name] = torch.from_numpy(part).reshape(p.shape).to(p.device)
+        summed = numbers[place : place + p.numel()] * fixed_point(clip)
+        layers[name] = torch.from_numpy(summed).reshape(p.shape).to(p.device)
         place += p.numel()
     masses = {name: float(numbers[place + n]) * fixed_point(clip) for n, name in enumerate(like)}
     place += len(like)
     return ClippedUpload(
-        layers, masses, {name: float(numbers[place + n]) * fixed_point(1.0) for n, name in enumerate(told)}
+        layers, masses, {name: float(numbers[place + n]) * fixed_point(1.0) for n, name in enumerate(statistics)}
     )
 
 

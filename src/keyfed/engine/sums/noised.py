@@ -66,7 +66,7 @@ class NoisedSum:
     def _clipped(self, upload: Params, share: Share) -> ClippedUpload:
         share = share if self._ratio is None else held(share, self._ratio, silent=True)
         bounded, masses = self._noising, self._noising.floor is not None
-        return clip_upload(upload, share, bounded.clip, self._total, masses=masses, told=self._counts)
+        return clip_upload(upload, share, bounded.clip, self._total, masses=masses, statistics=self._counts)
 
     def take(self, total: Vector, contributors: Sequence[ClientId]) -> None:
         r"""Take a sum that was masked, in the place of `add`: within what its clients may sum up to, m·S.

@@ -50,12 +50,12 @@ class Member:
     """One client in one secure sum: `shares`, then `masked`, then `unmask`, each once.
 
     Refuses (`Refused`, one line) whatever could show its values: terms below its floors, keys that are not signed by
-    the identities it knows, a package that does not open (it names the sender and, if the sender signed that package,
-    gives the evidence of `private.secagg.accusation`; it sends no vector then), lists that do not fit, every second
-    call. A call at the wrong time is refused and changes nothing, so a duplicated message does no harm; a call with
-    wrong content ends the sum for this client. Secrets are forgotten as soon as they are not needed: seed and keys
-    after the upload, held shares after `unmask`, everything on failure. Python cannot promise that their memory is
-    overwritten.
+    the identities it knows, a package that does not open, lists that do not fit, every second call. Where a package
+    does not open, it names the sender and sends no vector. If the sender signed that package, it gives the evidence of
+    `private.secagg.accusation`. A call at the wrong time is refused and changes nothing, so a duplicated message does
+    no harm; a call with wrong content ends the sum for this client. Secrets are forgotten as soon as they are not
+    needed: seed and keys after the upload, held shares after `unmask`, everything on failure. Python cannot promise
+    that their memory is overwritten.
     """
 
     def __init__(

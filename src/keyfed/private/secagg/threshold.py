@@ -27,8 +27,8 @@ def least_alive(members: int, threshold: int) -> int:
     r"""Return how many members must have shared before one of them uploads: below, different lists could open it.
 
     A server may tell every client another list of survivors. To open the upload of a client with a members alive it
-    needs its seed and the keys of the a - 1 others, t shares each, from n clients that each give at most n - t shares
-    of keys (they want t survivors). That fails without colluding clients as long as
+    needs its seed and the keys of the a - 1 others, t shares each. Each of n clients gives at most n - t shares of keys
+    (they want t survivors). That fails without colluding clients as long as
 
     .. math:: (a - 1) t > n (n - t)
 
