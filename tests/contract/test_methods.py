@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import keyfed
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.problem import Problem
 from keyfed.engine.simulate import Simulation
@@ -373,3 +375,9 @@ def test_fixed_weights_must_be_numbers_of_at_least_zero():
     for weight in (-1.0, math.nan, math.inf):
         with pytest.raises(ConfigError, match="client c1"):
             weigh.fixed({"c1": weight})
+
+
+def test_the_core_of_the_methods_is_read_in_an_hour():
+    folder = Path(keyfed.__file__).parent / "federated"
+    core = ("types", "round", "weigh", "local", "server", "duals", "methods")
+    assert sum(len((folder / f"{name}.py").read_text("utf-8").splitlines()) for name in core) <= 2000

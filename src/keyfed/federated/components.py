@@ -98,11 +98,7 @@ def read_weights(text: str) -> dict[str, float]:
 
 
 def attention(
-    *,
-    norm: distance.Norm = "spectral",
-    temperature: float = 1.0,
-    bound: float | None = None,
-    beta: float = 1.0,
+    *, norm: distance.Norm = "spectral", temperature: float = 1.0, bound: float | None = None, beta: float = 1.0
 ) -> Mediation:
     """Weigh each layer by the softmax of how far it moved (FedAtt's rule).
 

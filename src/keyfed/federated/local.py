@@ -51,12 +51,9 @@ class _Paced:
     """An objective whose clients all take their steps by a common factor."""
 
     def __init__(self, objective: Objective, factor: float) -> None:
-        self.clients = objective.clients
-        own = objective.pace
-        self.pace: Tensor | None = torch.full((self.clients,), factor, dtype=torch.float64)
-        if own is not None:
-            self.pace = self.pace * own.to(self.pace)
-        self.steps, self.run_steps = objective.steps, objective.run_steps
+        self.clients, self.steps, self.run_steps = objective.clients, objective.steps, objective.run_steps
+        pace = torch.full((self.clients,), factor, dtype=torch.float64)
+        self.pace: Tensor | None = pace if objective.pace is None else pace * objective.pace.to(pace)
         self._objective = objective
 
     @property

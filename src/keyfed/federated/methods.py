@@ -268,10 +268,7 @@ def fedmed(
 
 
 def _with_server(name: str, local: LocalOptions, rule: ServerRule) -> Method:
-    """FedAvg's clients and weights with another step of θ.
-
-    The mean upload Δ = Σ_k (n_k / Σ_j n_j)(w_k − θ) is the negative of a pseudo-gradient for the server.
-    """
+    """FedAvg's clients and weights; the mean upload Δ is the negative of a pseudo-gradient for the server."""
     return Method(name, local_solver(local), weigh.by_tokens(), rule, local.batch_size, local.epochs)
 
 
@@ -543,11 +540,7 @@ def unread_options(name: str, kind: str) -> tuple[str, ...]:
 
 
 def tuned_options(
-    name: str,
-    options: Mapping[str, Any],
-    *,
-    characters: bool,
-    table: Mapping[str, Mapping[str, float]] | None = None,
+    name: str, options: Mapping[str, Any], *, characters: bool, table: Mapping[str, Mapping[str, float]] | None = None
 ) -> dict[str, Any]:
     """Return a method's options with the tuned defaults of a character model where the caller has set none.
 

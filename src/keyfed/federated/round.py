@@ -45,8 +45,7 @@ class RoundSummary:
       tokens: tokens of that epoch over the cohort.
       worked: tokens predicted over all local epochs.
       reported: number of clients whose report arrived, refused ones too.
-      effective_clients: (Σ scale)² / Σ scale² per layer; m when all count alike.
-      weights: each contributor's share of the sum per layer; None where they are not public.
+      effective_clients, weights: see `Aggregate`.
       abandoned: too few uploads arrived: nothing was learnt, no client was acknowledged.
       report_free: the numbers above come from sums: of those whose upload arrived, not of all who trained.
       saturated: clients cut off by a public cap, in the layer where there are most; rounds without reports only.
@@ -117,7 +116,9 @@ def run_round(
     if abandoned:
         federation.acknowledge(())
         return replace(state, mediator=memory("abandoned"), round=state.round + 1), summary
-    params, server = method.server.step(state.params, _eased(state, aggregate), state.server)
+    if state.server_halvings:
+        aggregate = replace(aggregate, step=0.5**state.server_halvings)
+    params, server = method.server.step(state.params, aggregate, state.server)
     if not finite(params, server):
         before = replace(state, mediator=memory("not taken"))
         return _not_finite(method, before, federation, summary, watch)
@@ -193,11 +194,6 @@ def _pace(method: Method, round: int) -> float:
     schedule = None if method.spec is None else method.spec.schedule
     factor = 1.0 if schedule is None else max(progress(schedule, round), 1e-6)
     return factor * 0.5**method.halvings
-
-
-def _eased(state: State, aggregate: Aggregate) -> Aggregate:
-    """Let the server take its step by the factor that is left of it."""
-    return replace(aggregate, step=0.5**state.server_halvings) if state.server_halvings else aggregate
 
 
 def _not_finite(

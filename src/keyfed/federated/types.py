@@ -342,22 +342,17 @@ class Codec(NamedTuple):
     feedback: bool
 
 
-def trained(params: Params, state: Params) -> Params:
-    """Return θ itself: the model that most server rules serve."""
-    del state
-    return params
-
-
 class ServerRule(NamedTuple):
     """How the server moves: state = init(θ), (θ', state') = step(θ, aggregate, state).
 
     Attributes:
-      served: (θ, state) → the model that is validated, tested and exported; training goes on from θ whatever it is.
+      served: (θ, state) → the model that is validated, tested and exported, θ itself of most rules; training goes on
+        from θ whatever it is.
     """
 
     init: Callable[[Params], Params]
     step: Callable[[Params, Aggregate, Params], tuple[Params, Params]]
-    served: Callable[[Params, Params], Params] = trained
+    served: Callable[[Params, Params], Params] = lambda params, state: params
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,8 +364,7 @@ class Method:
       noise: added before the sum; None for none.
       codec: how uploads are compressed; None sends them as they are.
       uploading: share of the reporting clients that upload (top-K); 1 for all.
-      batch_size: rows (streams or sentences) of a local step.
-      epochs: local epochs of a round.
+      batch_size: rows (streams or sentences) of a local step; `epochs` those of a round.
       cohort: "sample" draws a cohort each round, "all" takes every client (FedSGD), "pooled" trains one client that
         holds everybody's text (central training, the limit a federation is measured against).
       spec: how to build this method again elsewhere; None for a method written outside the package.
@@ -424,7 +418,7 @@ class Caps(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that survives a round. A checkpoint is this value and nothing else.
+    """Everything that survives a round; a checkpoint holds it.
 
     Attributes:
       halvings: how often the local step size was halved because training diverged.
