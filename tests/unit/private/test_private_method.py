@@ -92,6 +92,21 @@ def test_attention_is_a_ratio_and_the_rest_has_a_public_denominator(name, mediat
     assert ("floor" in made.sensitivity) is ratio
 
 
+@pytest.mark.parametrize(
+    "mediator",
+    [
+        weigh.top_k(0.5, weigh.top_k(0.5, weigh.by_tokens())),
+        weigh.top_k(0.5, weigh.by_join_weight()),
+        weigh.switch_on_loss(weigh.top_k(0.5, weigh.by_tokens()), weigh.uniform()),
+        weigh.switch_on_loss(weigh.by_tokens(), weigh.switch_on_loss(weigh.by_tokens(), weigh.uniform())),
+        weigh.switch_on_loss(weigh.by_join_weight(), weigh.uniform()),
+    ],
+)
+def test_rules_inside_rules_that_have_no_private_form_are_refused(mediator):
+    with pytest.raises(PrivacyError, match="no private form"):
+        make_private(replace(build_method(MethodSpec("fedavg", {})), mediator=mediator), PRIVACY)
+
+
 RULES = {
     "tokens": weigh.by_tokens(),
     "uniform": weigh.uniform(),

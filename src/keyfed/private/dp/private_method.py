@@ -232,17 +232,21 @@ def _form_of(method: Method, rule: Rule, p: PrivacyConfig) -> _Form:
         return _weighing(method, rule, p)
     if isinstance(rule, LossSwitch):
         form, otherwise = _form_of(method, rule.adaptive, p), _form_of(method, rule.otherwise, p)
+        if form.trackers or otherwise.trackers or form.joins or otherwise.joins:
+            raise PrivacyError(f"{method.name}: a switch between rules that are not plain weights has no private form")
         if not rule.threshold:  # it never leaves `adaptive`
             return form
-        trackers = {LOSS: mean_loss(rule.threshold), **form.trackers}
         return form._replace(
+            ratio=form.ratio or otherwise.ratio,
             otherwise=otherwise.share,
             threshold=rule.threshold,
-            trackers=trackers,
+            trackers={LOSS: mean_loss(rule.threshold)},
             least=min(form.least, otherwise.least),
         )
     if isinstance(rule, TopK):  # how many clients are below the limit is not public: their mass says it
         form = _form_of(method, rule.inner, p)
+        if BELOW in form.trackers or form.joins:
+            raise PrivacyError(f"{method.name}: top-K of this rule has no private form")
         trackers = {**form.trackers, BELOW: loss_limit(rule.beta)}
         return form._replace(ratio=True, least=rule.beta * form.least, trackers=trackers)
     raise PrivacyError(f"{method.name}: the sensitivity of a {type(rule).__name__} is not known; no --dp")
