@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import ssl
 import subprocess
 import urllib.error
 import urllib.request
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.deploy.homes import ClientHome, ServerHome, check_name
-from keyfed.deploy.processes import locked, python
+from keyfed.deploy.processes import locked, opener, python
 from keyfed.errors import DeployError, KeyfedError
 from keyfed.files import BROKEN, read_json, write_atomically
 from keyfed.wire.flower.commands import CONNECTION, environment
@@ -54,18 +53,8 @@ class Enrolment:
 
 def write_enrolment(home: ClientHome) -> Path:
     """Write enrol-NAME.json into a client's home and return its path."""
-    from cryptography.hazmat.primitives.asymmetric import ed25519
-
-    private = ed25519.Ed25519PrivateKey.from_private_bytes(home.identity_key.read_bytes())
-    name = home.settings().name
-    document = {
-        "format": FORMAT,
-        "name": name,
-        "node": home.node_public.read_text("ascii").strip(),
-        "identity": private.public_key().public_bytes_raw().hex(),
-    }
-    document["signature"] = private.sign(_signed(document)).hex()
-    path = home.path / f"enrol-{name}.json"
+    document = _signed_by(home, FORMAT, {"node": home.node_public.read_text("ascii").strip()})
+    path = home.path / f"enrol-{document['name']}.json"
     write_atomically(path, json.dumps(document, indent=1).encode())
     return path
 
@@ -197,13 +186,7 @@ def _write_nodes(home: ServerHome, nodes: Mapping[str, int]) -> None:
 
 def leave_statement(home: ClientHome) -> bytes:
     """Return a client's signed wish to be forgotten."""
-    from cryptography.hazmat.primitives.asymmetric import ed25519
-
-    private = ed25519.Ed25519PrivateKey.from_private_bytes(home.identity_key.read_bytes())
-    identity = private.public_key().public_bytes_raw().hex()
-    document: dict[str, Any] = {"format": LEAVE, "name": home.settings().name, "identity": identity}
-    document["signature"] = private.sign(_signed(document)).hex()
-    return json.dumps(document).encode()
+    return json.dumps(_signed_by(home, LEAVE, {})).encode()
 
 
 def read_leave(data: bytes, roster: Roster) -> str:
@@ -298,6 +281,16 @@ def _object(data: bytes, where: str) -> dict[str, Any]:
     return document
 
 
+def _signed_by(home: ClientHome, kind: str, more: Mapping[str, str]) -> dict[str, str]:
+    """Return a document of this kind with a client's name and identity, signed by that."""
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    private = ed25519.Ed25519PrivateKey.from_private_bytes(home.identity_key.read_bytes())
+    identity = private.public_key().public_bytes_raw().hex()
+    document = {"format": kind, "name": home.settings().name, **more, "identity": identity}
+    return {**document, "signature": private.sign(_signed(document)).hex()}
+
+
 def _signed(document: Mapping[str, Any]) -> bytes:
     rest = {k: v for k, v in document.items() if k != "signature"}
     return json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
@@ -319,12 +312,9 @@ def _verify(document: Mapping[str, Any], where: str) -> bytes:
 def ask_to_be_forgotten(home: ClientHome) -> str | None:
     """Send the wish to the server; return None when it was taken, or why not."""
     try:
-        context = ssl.create_default_context(cafile=str(home.ca))
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-        )
         address = f"https://{home.settings().server}{LEAVE_PATH}"
-        with opener.open(urllib.request.Request(address, leave_statement(home), method="POST"), timeout=LEAVE_SECONDS):
+        request = urllib.request.Request(address, leave_statement(home), method="POST")
+        with opener(home.ca).open(request, timeout=LEAVE_SECONDS):
             return None
     except urllib.error.HTTPError as e:
         return "the server does not know this client" if e.code == 403 else f"the server answered {e.code}"

@@ -13,10 +13,12 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -169,6 +171,12 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(s.getsockname()[1])
 
 
+def opener(ca: Path) -> urllib.request.OpenerDirector:
+    """Return what opens addresses of a server whose certificate is of this authority; through no proxy."""
+    tls = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=str(ca)))
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), tls)
+
+
 def wait_until(ready: Callable[[], bool], seconds: float, alive: Callable[[], bool], interval: float = 0.1) -> bool:
     """Return whether something became ready in time; gives up at once when what it waits for has died."""
     end = time.monotonic() + seconds
@@ -203,12 +211,8 @@ def stop_at_signals() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in system.ENDING}
-    try:
+    with _handled(interrupt):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -217,7 +221,14 @@ def unbroken() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in system.ENDING}
+    with _handled(signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def _handled(how: Callable[[int, FrameType | None], object] | signal.Handlers) -> Iterator[None]:
+    """Handle the signals that end a process in another way for a while."""
+    before = {number: signal.signal(number, how) for number in system.ENDING}
     try:
         yield
     finally:

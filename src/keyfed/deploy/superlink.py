@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import ssl
 import sys
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +23,7 @@ from keyfed.deploy.processes import (
     die_with,
     free_port,
     locked,
+    opener,
     private_folder,
     python,
     stop_at_signals,
@@ -80,11 +79,7 @@ def start_superlink(processes: Processes, home: ServerHome, host: str, port: int
 def answers(address: str, ca: Path, seconds: float = 2.0) -> bool:
     """Whether a SuperLink answers at an address with a certificate of this authority."""
     try:
-        context = ssl.create_default_context(cafile=str(ca))
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-        )
-        with opener.open(f"https://{address}/health", timeout=seconds) as reply:
+        with opener(ca).open(f"https://{address}/health", timeout=seconds) as reply:
             return bool(reply.status == 200)
     except (OSError, urllib.error.URLError, ValueError):
         return False
