@@ -37,27 +37,6 @@ if TYPE_CHECKING:
     from keyfed.model.language_model import PRESETS
     from keyfed.text.catalogue import load_corpus
 
-_HOME = {
-    "configure": "keyfed.api",
-    "train": "keyfed.api",
-    "pretrain": "keyfed.api",
-    "vocab": "keyfed.api",
-    "compare": "keyfed.api",
-    "load_model": "keyfed.api",
-    "suggest": "keyfed.api",
-    "evaluate": "keyfed.api",
-    "personalise": "keyfed.api",
-    "tune": "keyfed.api",
-    "report": "keyfed.api",
-    "conformance": "keyfed.api",
-    "check_model": "keyfed.model.conformance",
-    "load_corpus": "keyfed.text.catalogue",
-    "METHODS": "keyfed.federated.methods",
-    "Method": "keyfed.federated.types",
-    "PRESETS": "keyfed.model.language_model",
-    "KeyfedError": "keyfed.errors",
-}
-
 __all__ = [
     "METHODS",
     "PRESETS",
@@ -80,7 +59,17 @@ __all__ = [
 ]
 
 
+_HOME = {
+    "check_model": "keyfed.model.conformance",
+    "load_corpus": "keyfed.text.catalogue",
+    "METHODS": "keyfed.federated.methods",
+    "Method": "keyfed.federated.types",
+    "PRESETS": "keyfed.model.language_model",
+    "KeyfedError": "keyfed.errors",
+}  # all others are of keyfed.api
+
+
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    if name in __all__:
+        return getattr(import_module(_HOME.get(name, "keyfed.api")), name)
     raise AttributeError(f"module 'keyfed' has no attribute {name!r}; public names: {', '.join(__all__)}")

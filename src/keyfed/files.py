@@ -114,6 +114,8 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
+    if not path.parent.is_dir():  # which filelock would make
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     lock = FileLock(path, timeout=-1 if wait else 0)
     try:
         lock.acquire()

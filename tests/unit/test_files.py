@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from keyfed.errors import RunError
-from keyfed.files import make_durable, write_atomically
+from keyfed.files import locked, make_durable, write_atomically
 
 
 @pytest.fixture
@@ -58,3 +58,15 @@ def test_a_disk_that_fails_leaves_the_old_file_and_no_other(monkeypatch, tmp_pat
         write_atomically(tmp_path / "state", b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["state"]
     assert (tmp_path / "state").read_bytes() == b"old"
+
+
+def test_a_lock_keeps_others_out_until_it_is_left(tmp_path):
+    with locked(tmp_path / "lock"), pytest.raises(BlockingIOError, match="held by another"), locked(tmp_path / "lock"):
+        pass
+    with locked(tmp_path / "lock", wait=True):
+        pass
+
+
+def test_a_lock_in_a_folder_that_is_not_there_is_an_error_of_the_system(tmp_path):
+    with pytest.raises(FileNotFoundError), locked(tmp_path / "none" / "lock"):
+        pass
