@@ -30,6 +30,15 @@ def public(private: X25519PrivateKey) -> bytes:
     return private.public_key().public_bytes_raw()
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.one_of(st.integers(0, 2**256 + 16), st.sampled_from([0, 1, 15, 16, ORDER - 1, ORDER, 16**64 - 1, 16**64])))
+def test_multiples_of_the_base_point_from_the_table_are_those_of_doubling(scalar):
+    doubled = (curve.BASE[0] * 2 % FIELD, curve.BASE[1] * 2 % FIELD, 2, curve.BASE[3] * 2 % FIELD)  # the same point
+    assert doubled != curve.BASE
+    assert curve.same(doubled, curve.BASE)
+    assert curve.same(curve.times(scalar, curve.BASE), curve.times(scalar, doubled))
+
+
 @settings(max_examples=25, deadline=None)
 @given(KEYS, KEYS)
 def test_what_is_shown_is_what_x25519_agrees_on(one, other):
