@@ -428,7 +428,7 @@ def test_a_run_adds_what_the_vote_on_its_vocabulary_cost(keyfed, corpus, tmp_pat
     more = [f"{word}-{k}" for k in range(20) for word in ("pear", "plum", "fig")]
     for path in sorted(corpus.iterdir()):
         path.write_text(f"{' '.join(more)}\n" * 2 + path.read_text())
-    given = ["vocab", "--data", corpus, "--dp", "noise=0.05", "--most-words", 100, "--set", "data.unseen=0", "--json"]
+    given = ["vocab", "--data", corpus, "--dp", "noise=0.12", "--most-words", 100, "--set", "data.unseen=0", "--json"]
     reports = []
     for path, seeded in zip(out, ([], [], ["--seeded"], ["--seeded"]), strict=True):
         code, stdout, err = keyfed(*given, "--out", path, *seeded)
