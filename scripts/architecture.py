@@ -2,8 +2,8 @@
 
     python scripts/architecture.py        # writes docs/architecture.md and docs/img/architecture.svg
 
-Rooms stand in the order that import-linter keeps (pyproject.toml), the top room first. An arc goes from a room down to a
-room that it imports; its width grows with the number of pairs of files. What a room is for is read from the map in
+Rooms stand in the order that import-linter keeps (pyproject.toml), the top room first. An arc goes from a room down to
+a room that it imports; its width grows with the number of pairs of files. What a room is for is read from the map in
 CONTRIBUTING.md, so that each sentence is written once.
 """
 
@@ -42,7 +42,8 @@ def order() -> list[list[str]]:
 
 def purposes() -> dict[str, str]:
     """Return what each room is for, by the names in the first column of CONTRIBUTING.md's map."""
-    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.+) \|$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.+) \|$", text, re.MULTILINE)
     return {name: purpose for names, purpose in rows for name in re.findall(r"`(\w+)`", names)}
 
 
@@ -51,7 +52,7 @@ def rooms() -> list[Room]:
     said = purposes()
     found = []
     for names in order():
-        paths = [path for name in names for path in [SOURCE / f"{name}.py", *(SOURCE / name).rglob("*.py")] if path.exists()]
+        paths = [path for name in names for path in [*SOURCE.glob(f"{name}.py"), *(SOURCE / name).rglob("*.py")]]
         lines = sum(len(path.read_text("utf-8").splitlines()) for path in paths)
         found.append(Room(", ".join(names), said[names[0]], len(paths), lines))
     return found
