@@ -65,7 +65,7 @@ def imports() -> Counter[tuple[str, str]]:
     pairs: Counter[tuple[str, str]] = Counter()
     for module in graph.modules:
         for other in graph.find_modules_directly_imported_by(module):
-            ends = [layer.get((name.split(".") + [""])[1]) for name in (module, other)]
+            ends = [layer.get([*name.split("."), ""][1]) for name in (module, other)]
             if all(ends) and ends[0] != ends[1]:
                 pairs[ends[0], ends[1]] += 1
     return pairs
@@ -78,7 +78,8 @@ def drawn(found: list[Room], pairs: Counter[tuple[str, str]]) -> str:
     reach = 26 + 24 * len(found)
     total = 28 + len(found) * (height + 10)
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + reach} {total}" font-family="sans-serif">',
+        '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" '
+        f'viewBox="0 0 {left + width + reach} {total}">',
         f'<rect width="{left + width + reach}" height="{total}" fill="white"/>',
     ]
     for (above, below), count in sorted(pairs.items()):
@@ -88,7 +89,8 @@ def drawn(found: list[Room], pairs: Counter[tuple[str, str]]) -> str:
         bend = left + width + abs(ends - begins) / (height + 10) * 24 + 14
         colour = COLOURS[list(top).index(above) % len(COLOURS)]
         out.append(
-            f'<path d="M{left + width} {begins:.1f} C{bend:.1f} {begins:.1f} {bend:.1f} {ends:.1f} {left + width} {ends:.1f}" '
+            f'<path d="M{left + width} {begins:.1f} '
+            f'C{bend:.1f} {begins:.1f} {bend:.1f} {ends:.1f} {left + width} {ends:.1f}" '
             f'fill="none" stroke="{colour}" stroke-width="{0.6 + math.log2(1 + count) / 2:.2f}" stroke-opacity="0.65">'
             f"<title>{escape(above)} imports {escape(below)}: {count} pairs of files</title></path>"
         )
@@ -96,7 +98,8 @@ def drawn(found: list[Room], pairs: Counter[tuple[str, str]]) -> str:
         at = top[room.name]
         out += [
             f'<rect x="{left}" y="{at}" width="{width}" height="{height}" rx="6" fill="#f4f6fb" stroke="#334"/>',
-            f'<text x="{left + 12}" y="{at + 22}" font-size="15" font-weight="bold" fill="#112">{escape(room.name)}</text>',
+            f'<text x="{left + 12}" y="{at + 22}" font-size="15" font-weight="bold" fill="#112">'
+            f"{escape(room.name)}</text>",
             f'<text x="{left + width - 12}" y="{at + 22}" font-size="12" text-anchor="end" fill="#445">'
             f"{room.files} files, {room.lines:,} lines</text>",
         ]
@@ -114,9 +117,9 @@ def page(found: list[Room], pairs: Counter[tuple[str, str]]) -> str:
         "",
         "This page and its picture are written by `python scripts/architecture.py` from the import graph.",
         "",
-        "A room imports the rooms below it, never one above; import-linter checks that in `make lint`. Arcs go from a room",
-        "down to a room that it imports. Their width grows with the number of pairs of files, which the last column has.",
-        "The way of one token through these rooms is in [CONTRIBUTING.md](../CONTRIBUTING.md).",
+        "A room imports the rooms below it, never one above; import-linter checks that in `make lint`. Arcs go from a",
+        "room down to a room that it imports. Their width grows with the number of pairs of files (last column).",
+        "The path of one token through these rooms is in [CONTRIBUTING.md](../CONTRIBUTING.md).",
         "",
         "![The rooms and what they import](img/architecture.svg)",
         "",
