@@ -19,7 +19,6 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal, TypeVar
 
 from keyfed.errors import ConfigError
@@ -274,7 +273,7 @@ def plan_round(
       down: bytes a client downloads; `up` those it uploads.
     """
     moving = moving_seconds(p, down, up)
-    fates = [_fate(p, k, partial(_chance, seed, name_of(k)), epochs, tokens_of(k), moving, round) for k in called]
+    fates = [_fate(p, k, seed, name_of(k), epochs, tokens_of(k), moving, round) for k in called]
     limit = math.inf if p.deadline is None else p.deadline
     arrived = sorted((f.seconds, f.client) for f in fates if f.lost is None)
     if p.sampling != "poisson" and len(fates) > wanted and len(arrived) >= wanted:
@@ -294,20 +293,21 @@ def plan_round(
     return Plan(tuple(fates), limit if missing and limit < math.inf else last)
 
 
-def _chance(seed: int, name: str, purpose: str, *more: int) -> random.Random:
-    return random.Random(derive_seed(seed, "participation", purpose, name, *more))
-
-
 def _fate(
     p: Participation,
     client: int,
-    chance: Callable[..., random.Random],
+    seed: int,
+    name: str,
     epochs: int,
     tokens: float,
     moving: float,
     round: int,
 ) -> Fate:
     """Draw one client's work, speed and luck. Each has its own generator: changing one option leaves the rest alone."""
+
+    def chance(purpose: str, *more: int) -> random.Random:
+        return random.Random(derive_seed(seed, "participation", purpose, name, *more))
+
     passes = epochs
     if p.least_epochs is not None:
         passes = chance("epochs", round).randint(min(p.least_epochs, epochs), epochs)
