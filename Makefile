@@ -68,11 +68,12 @@ test-slow: setup-dev ## training to a quality on real corpora (minutes each)
 test-federation: setup-dev ## a real federation on this machine: TLS, keys, Ctrl-C; the table of faults (minutes)
 	$(BIN)/pytest -m "not slow" tests/faults tests/federation
 
-lint: setup-dev ## ruff, mypy, the order of the rooms
+lint: setup-dev ## ruff, mypy, the order of the rooms, plain English
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/english.py
 
 format: setup-dev ## let ruff format the code
 	$(BIN)/ruff format .
@@ -81,8 +82,9 @@ format: setup-dev ## let ruff format the code
 bench: setup ## our engine beside the plain PyTorch loop
 	$(BIN)/keyfed bench
 
-docs: setup ## write the generated pages of docs/ again
+docs: setup-dev ## write the generated pages of docs/ again
 	$(BIN)/python -m keyfed.cli.reference docs
+	$(BIN)/python scripts/architecture.py
 
 clean: ## remove the virtual environment and caches (runs/ stays)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
