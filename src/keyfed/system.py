@@ -1,4 +1,4 @@
-"""What only some operating systems have, and what is done where it is missing.
+"""What only some operating systems have, what is done where it is missing, and how this process was started.
 
 Nothing else in the package imports `fcntl`, `resource`, `termios` or `tty`; commands start on Windows as well.
 """
@@ -11,9 +11,9 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from keyfed.errors import DeployError
+from keyfed.errors import ConfigError, DeployError
 
 if TYPE_CHECKING:
     import socket
@@ -97,3 +97,65 @@ def local_socket() -> socket.socket:
             "this system has no sockets in folders, by which a client's processes talk; on Windows use WSL"
         )
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+# Processes of `torchrun`. Read without importing torch.
+
+_NEEDED = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Place(NamedTuple):
+    """This process among those of a run.
+
+    Attributes:
+      local: number of this rank among those of its machine, and `neighbours` how many those are.
+      host: where rank 0 is to be found, with `port`.
+    """
+
+    rank: int = 0
+    world: int = 1
+    local: int = 0
+    neighbours: int = 1
+    host: str = "127.0.0.1"
+    port: int = 0
+
+
+def place() -> Place:
+    """Return this process's place; alone unless `torchrun` (or what else sets its variables) says otherwise.
+
+    Raises:
+      ConfigError: there are several ranks, but it is not said which this is or where the others are.
+    """
+    world = _number("WORLD_SIZE", 1)
+    if world <= 1:
+        return Place()
+    missing = [name for name in _NEEDED if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"WORLD_SIZE is {world}, but {', '.join(missing)} not set; start with torchrun, or unset WORLD_SIZE"
+        )
+    rank = _number("RANK", 0)
+    if not 0 <= rank < world:
+        raise ConfigError(f"RANK is {rank}; expected 0 to {world - 1}, below WORLD_SIZE")
+    local, neighbours = _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", world)
+    return Place(rank, world, local, neighbours, os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0))
+
+
+def leads() -> bool:
+    """Whether this process speaks for the run: it is alone or rank 0. Never raises, since errors are to be said too."""
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
+
+
+def refuse_ranks(what: str) -> None:
+    """Raise ConfigError for what runs in one process only."""
+    world = place().world
+    if world > 1:
+        raise ConfigError(f"{what} was started as {world} ranks and runs in one process; only training takes several")
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f'{name} is "{text}"; expected a whole number, as torchrun sets it') from None

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch.distributed import HashStore
 
 from keyfed.engine.client_state import ClientStates
-from keyfed.engine.launch import Place, place
 from keyfed.engine.ranks import Ranks
 from keyfed.errors import ConfigError
+from keyfed.system import Place, place
 
 from .ranked_rounds import CASES, lead_case, run_rounds, simulation_of
 from .test_methods import assert_equal

@@ -26,9 +26,9 @@ from keyfed.cli.keyboard import export, keyboard, suggest
 from keyfed.cli.options import JsonOption, RunArgument, complain, explain, print_json, say
 from keyfed.cli.privacy import privacy_app
 from keyfed.cli.train import pretrain, train
-from keyfed.engine.launch import leads
 from keyfed.errors import ConfigError, KeyfedError
 from keyfed.files import space_advice
+from keyfed.system import leads
 
 # What a user can mend: a full or read-only disk, a folder that may not be entered, a name that cannot be one.
 MENDABLE = {

@@ -15,8 +15,8 @@ import typer
 
 from keyfed.config.load import SECTIONS
 from keyfed.config.schema import hints_of
-from keyfed.engine.launch import leads, place
 from keyfed.errors import ConfigError, RunError, nearest
+from keyfed.system import leads, place
 
 if TYPE_CHECKING:
     from keyfed.config.load import Config

@@ -25,8 +25,8 @@ from keyfed.cli.options import (
     sets,
     with_keys,
 )
-from keyfed.engine.launch import leads
 from keyfed.errors import ConfigError
+from keyfed.system import leads
 
 if TYPE_CHECKING:
     from keyfed.config.load import Config

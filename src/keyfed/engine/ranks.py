@@ -34,7 +34,6 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # its stubs forget them
 
 from keyfed.engine.client_state import ClientStates
-from keyfed.engine.launch import Place
 from keyfed.engine.simulate import Simulation
 from keyfed.engine.task import CohortCurves, joined_curves, keeps_state
 from keyfed.errors import RankError
@@ -52,6 +51,7 @@ from keyfed.federated.types import (
     Report,
     Share,
 )
+from keyfed.system import Place
 
 MEETING = 300.0  # seconds in which all ranks must have come, and in which a sum must be through
 SILENCE = 60.0  # seconds without a heartbeat after which a rank counts as dead

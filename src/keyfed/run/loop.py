@@ -15,7 +15,6 @@ import torch
 
 from keyfed.config.load import Config, PrivacyConfig, Value, check, method_spec, parse_target
 from keyfed.engine.client_state import ClientStates
-from keyfed.engine.launch import place
 from keyfed.engine.module import MakeModule
 from keyfed.engine.network import parameter_count, shapes
 from keyfed.engine.ranks import Ranks
@@ -83,7 +82,7 @@ from keyfed.run.ranks import among, federate, follow, lead, together
 from keyfed.run.result import finish
 from keyfed.run.secure import secure_record, sizes_in
 from keyfed.run.start import Start, find_source, initial_params, make_ready, refuse_other_start, start_lines
-from keyfed.system import usable_cores
+from keyfed.system import place, usable_cores
 
 
 def train(

@@ -16,7 +16,6 @@ import torch
 
 from keyfed.config.load import Config, config_from, dump_toml, to_document
 from keyfed.engine.client_state import ClientStates
-from keyfed.engine.launch import Place, place
 from keyfed.engine.module import MakeModule
 from keyfed.engine.network import init_params
 from keyfed.engine.problem import LocalProblem
@@ -29,6 +28,7 @@ from keyfed.run.compatible import Case, refuse
 from keyfed.run.plan import Choice, plan
 from keyfed.run.prepare import make_problem, prepare
 from keyfed.run.secure import sums_of
+from keyfed.system import Place, place
 from keyfed.text.vocab import vocab_sha256
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.config.load import Config, to_document
-from keyfed.engine.launch import refuse_ranks
 from keyfed.errors import ConfigError, DataError, DownloadError, FolderInUse, KeyfedError, RunError, nearest
 from keyfed.files import locked, write_atomically
 from keyfed.lab.experiment.cell import CellListener, TimeIsUp, Workspace, run_cell, train_cell
@@ -55,6 +54,7 @@ from keyfed.run.folder import file_name, refuse_changes, strict
 from keyfed.run.plan import plan
 from keyfed.run.prepare import Prepared, prepare, refuse_frozen
 from keyfed.run.result import score_baselines
+from keyfed.system import refuse_ranks
 
 RESUMED = ("train", "code-faithful")  # runners whose cells go on from a checkpoint
 

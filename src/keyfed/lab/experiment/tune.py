@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from keyfed.config.load import PARTS, Config, Value, check, coerce, config_from, differences, dump_toml, to_document
-from keyfed.engine.launch import refuse_ranks
 from keyfed.errors import ConfigError, DataError, RunError, nearest
 from keyfed.federated.cohort import derive_seed
 from keyfed.federated.methods import METHODS, build_method, method_options, unread_options
@@ -34,6 +33,7 @@ from keyfed.run.folder import open_folder, read_metrics, refuse_changes, strict
 from keyfed.run.pilot import without_test
 from keyfed.run.plan import plan
 from keyfed.run.prepare import Prepared, prepare
+from keyfed.system import refuse_ranks
 
 EDGE = 0.1  # of a range: a best value this near its end may have a better one beyond it
 
