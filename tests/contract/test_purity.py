@@ -165,7 +165,7 @@ def test_nothing_is_pickled_or_printed_and_no_global_seed_is_set(path):
         where = f"{path}:{line} calls {call}"
         assert call not in ("torch.load", "torch.save", "np.load", "numpy.load"), where
         assert call not in ("torch.manual_seed", "np.random.seed", "numpy.random.seed", "random.seed"), where
-        if path != SOURCE / "engine" / "module.py":  # a user's module knows no other generator; it is put back after use
+        if path != SOURCE / "engine" / "module.py":  # a user's module knows no other generator; it is put back
             assert not call.endswith(("default_generator.manual_seed", "cuda.manual_seed", "random.manual_seed")), where
         if path != SOURCE / "cli" / "app.py":
             assert call != "print", where
