@@ -7,6 +7,7 @@ import functools
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +17,8 @@ import typer
 import keyfed as library
 from keyfed.cli import app
 from keyfed.reports import figures
+from keyfed.text import catalogue
+from keyfed.text.corpus import Corpus
 
 SUBJECTS = ["the president", "a farmer", "the congress", "my sister", "the river", "an old friend"]
 VERBS = ["sees", "helps", "follows", "remembers", "calls"]
@@ -82,6 +85,36 @@ def the_command_line_is_built_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def budgets_are_counted_coarsely(losses_on_a_coarse_grid):
+    """Every private run here asks what it has spent after every round."""
+
+
+@pytest.fixture(scope="session")
+def read_built_in():
+    """Read a built-in corpus once for all tests of a process, and keep the beginning of it."""
+    known = dict(catalogue.NAMED)
+
+    @functools.cache
+    def read(name: str) -> Corpus:
+        corpus = known[name].read(catalogue.folder_of(name))
+        return replace(corpus, authors=tuple(replace(a, lines=a.lines[:300]) for a in corpus.authors[:400]))
+
+    return read
+
+
+@pytest.fixture
+def built_in_in_short(read_built_in, monkeypatch):
+    """Of the built-in corpora 400 authors and 300 lines of each: to read all of it takes longer than to train on it.
+
+    That all of it is read, and what is in it, is looked at in tests/unit/text.
+    """
+    named = dict(catalogue.NAMED)
+    for name in ("chat", "sotu"):
+        named[name] = replace(named[name], read=lambda folder, name=name: read_built_in(name))
+    monkeypatch.setattr(catalogue, "NAMED", named)
 
 
 def run_command(*arguments: object) -> None:

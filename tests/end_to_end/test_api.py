@@ -25,6 +25,7 @@ def test_changelog_has_this_version():
     assert f"## [{keyfed.__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
 
 
+@pytest.mark.usefixtures("built_in_in_short")
 def test_the_ten_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):
     readme = (ROOT / "README.md").read_text("utf-8")
     code = re.search(r"```python\n(.*?)```", readme, re.S)

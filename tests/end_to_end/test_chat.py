@@ -18,7 +18,7 @@ SMALL = [
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keyfed) -> Path:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keyfed, built_in_in_short) -> Path:
     """A run without --data, where no corpus is at hand but what comes along."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("KEYFED_DATA", raising=False)

@@ -13,6 +13,7 @@ import pytest
 from keyfed.config.load import Config, apply_settings
 from keyfed.config.schema import PrivacyConfig
 from keyfed.errors import ConfigError, PrivacyError
+from keyfed.private.dp import accounting
 from keyfed.private.dp.accounting import COARSE, Opening, Release, chance, epsilon
 from keyfed.private.dp.ledger import HEAD, LEDGER, read_ledger
 from keyfed.run.console import Silent
@@ -39,6 +40,7 @@ def configured(corpus, method="fedavg", rounds=3, *settings):
     return apply_settings(config, [f"data.name={corpus}", f"train.rounds={rounds}", *TINY, *FLEET, *settings])
 
 
+@pytest.mark.usefixtures("built_in_in_short")
 def test_a_private_run_on_the_built_in_corpus_keeps_its_budget_and_says_what_it_cost(keyfed, tmp_path):
     run = tmp_path / "run"
     small = ["--set", "data.max_tokens=200", "--set", "train.test_tokens=500", "--set", "train.cohort=5"]
@@ -392,7 +394,9 @@ def test_an_audit_says_what_it_does(keyfed, tmp_path, monkeypatch):
     assert "audit: something that takes long" in err
 
 
-def test_the_numbers_of_the_command_line(keyfed):
+def test_the_numbers_of_the_command_line(keyfed, monkeypatch, losses_on_a_coarse_grid):
+    monkeypatch.setattr(accounting, "_epsilon", losses_on_a_coarse_grid)  # to all digits
+    accounting.calibrate.cache_clear()
     code, out, _ = keyfed(
         "privacy", "epsilon", "--noise", 1, "--rate", 0.01, "--rounds", 1000, "--delta", 1e-5, "--json"
     )

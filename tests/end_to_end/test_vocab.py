@@ -49,6 +49,7 @@ def small(corpus: Path, vocab_file: Path | None, **data) -> Config:
     )
 
 
+@pytest.mark.usefixtures("built_in_in_short")
 def test_the_built_in_corpus_elects_a_vocabulary_and_trains_with_it(keyfed, tmp_path):
     vocab_file, run, few = (
         tmp_path / "new" / "vocab.json",

@@ -26,6 +26,7 @@ from keyfed.private.dp.noise import norm_of
 from keyfed.run.console import Silent
 from keyfed.run.loop import train
 
+pytestmark = pytest.mark.usefixtures("losses_on_a_coarse_grid")
 TINY = [
     "model.embed=8", "model.hidden=12", "data.vocab=80", "data.window=8", "train.cohort=4", "train.workers=1",
     "train.rounds=3", "train.valid_tokens=300", "train.baselines=false", "data.unseen=0.3",

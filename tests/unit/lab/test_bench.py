@@ -222,9 +222,9 @@ def test_a_process_that_fails_is_our_defect_unless_it_is_not_ours(monkeypatch):
     broken = {"model": "gru", "vocab": 50, "clients": 1, "tokens": 71, "device": "no such device"}
     real, failed = subprocess.run, {}
 
-    def once(command, **options):  # the very same command is asked for twice: it runs, and fails, once
+    def once(command, **options):  # the very same command is asked for twice: one that fails sooner runs once
         if str(command) not in failed:
-            failed[str(command)] = real(command, **options)
+            failed[str(command)] = real([sys.executable, "-c", "raise RuntimeError('no such device')"], **options)
         return failed[str(command)]
 
     monkeypatch.setattr(bench_module.subprocess, "run", once)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import subprocess
@@ -230,8 +231,12 @@ class TestReading:
 
 
 class TestSotu:
-    def test_a_president_is_one_author_whatever_his_terms(self) -> None:
-        corpus = load_corpus("sotu")
+    @pytest.fixture(scope="class")
+    def presidents(self) -> Corpus:
+        return load_corpus("sotu")
+
+    def test_a_president_is_one_author_whatever_his_terms(self, presidents: Corpus) -> None:
+        corpus = presidents
         names = [author.name for author in corpus.authors]
         assert len(names) == len(set(names)) >= 43
         assert names[0] == "George Washington"
@@ -240,8 +245,8 @@ class TestSotu:
         assert corpus.natural
         assert not corpus.skipped
 
-    def test_addresses_hold_the_same_text(self) -> None:
-        presidents, addresses = load_corpus("sotu"), load_corpus("sotu-addresses")
+    def test_addresses_hold_the_same_text(self, presidents: Corpus) -> None:
+        addresses = load_corpus("sotu-addresses")
         assert len(addresses.authors) >= 249
         assert sorted(all_lines(presidents)) == sorted(all_lines(addresses))
         assert words(all_lines(addresses)) > 2_000_000
@@ -262,7 +267,9 @@ class TestSotu:
 class TestPublishedCounts:
     """The real corpora, where they are there."""
 
-    def load(self, name: str, data_dir: Path) -> Corpus:
+    @staticmethod
+    @functools.cache
+    def load(name: str, data_dir: Path) -> Corpus:
         missing = [f.path for f in NAMED[name].files if not list((data_dir / NAMED[name].folder).glob(f"{f.path}*"))]
         if missing:
             pytest.skip(f"{name} is not in {data_dir}: {missing}")
