@@ -230,11 +230,12 @@ class TestReading:
             load_corpus("tiny-shakespeare", data_dir=tmp_path)
 
 
-class TestSotu:
-    @pytest.fixture(scope="class")
-    def presidents(self) -> Corpus:
-        return load_corpus("sotu")
+@pytest.fixture(scope="module")
+def presidents() -> Corpus:
+    return load_corpus("sotu")
 
+
+class TestSotu:
     def test_a_president_is_one_author_whatever_his_terms(self, presidents: Corpus) -> None:
         corpus = presidents
         names = [author.name for author in corpus.authors]
