@@ -17,6 +17,8 @@ from keyfed.run.console import Silent
 from keyfed.run.folder import read_run_toml
 from keyfed.run.recipe import CENTRAL
 
+from .conftest import write_corpus
+
 SMALL = {
     "model_embed": 8, "model_hidden": 12, "data_window": 8, "train_valid_tokens": 300,
     "train_workers": 1, "train_baselines": False,
@@ -146,13 +148,13 @@ def test_ctrl_c_in_the_pilot_says_how_to_go_on(corpus, tmp_path, short_pilot, mo
 
 
 class Clock:
-    """Stands still, but for a second whenever it is read; so it does not matter how fast the machine is."""
+    """Stands still, but for two seconds whenever it is read; so it does not matter how fast the machine is."""
 
     def __init__(self):
-        self.now = 0.0
+        self.now, self.step = 0.0, 2.0
 
     def monotonic(self):
-        self.now += 1.0
+        self.now += self.step
         return self.now
 
 
@@ -188,6 +190,7 @@ def test_minutes_fix_the_rounds_once(corpus, tmp_path, short_pilot, clock, metho
 
 
 def test_a_pilot_is_part_of_the_time(corpus, tmp_path, monkeypatch, clock):
+    clock.step = 1.0  # of two seconds it leaves hardly a round
     for name, value in {"PILOT_RUN": 2, "PILOT_LEAST": 4, "PILOT_MOST": 4}.items():
         monkeypatch.setattr(pilot, name, value)
     library.train(library.configure(data=str(corpus), minutes=2, train_cohort=2, **SMALL), tmp_path / "run")
@@ -332,8 +335,8 @@ def test_six_notes_of_one_person_train(keyfed, tmp_path, words):
     assert read_run_toml(tmp_path / "one")[0].data.clients in (1, None, 0)
 
 
-def test_an_extended_run_gives_the_new_reason_for_its_rounds(corpus, tmp_path):
-    out = tmp_path / "run"
+def test_an_extended_run_gives_the_new_reason_for_its_rounds(tmp_path):
+    out, corpus = tmp_path / "run", write_corpus(tmp_path / "little", lines=6, more=1)
     few = SMALL | {"train_cohort": 3, "lr": 2.0}  # with a step given, no pilot
     library.train(library.configure(data=str(corpus), **few), out)
     config, made = read_run_toml(out)
