@@ -360,6 +360,30 @@ def test_a_masked_part_is_counted_before_it_leaves(tmp_path, monkeypatch):
     assert len(booked) == 5
 
 
+def test_a_run_that_ended_since_it_was_trained_gets_no_upload(tmp_path, record_property):
+    """Another run's hello may end a run by the owner's limit, between its training and its upload."""
+    config = private_config(tmp_path, clients=5, rounds=1, secure=True)
+    transport, roster = enrol(tmp_path)
+    inner, refusals = transport.fault, []
+
+    def end_first(client, post, handler):
+        if post.kind == "upload" and client == VICTIM:
+            store = transport.handlers[VICTIM].store
+            for folder in (store.home / "runs").iterdir():
+                device_store._end(folder)
+            with pytest.raises(Rejected) as caught:
+                transport.handlers[VICTIM].handle("upload", post.body)
+            refusals.append(caught.value.reason)
+        return inner(client, post, handler)
+
+    transport.fault = end_first
+    deploy(tmp_path, config, transport, roster)
+    assert set(refusals) == {"unknown run"}
+    assert OwnLedger(tmp_path / "clients" / VICTIM).read().parts == {}
+    record_property("fault", "server: asks for an upload of a run that has ended")
+    record_property("outcome", "refused: unknown run; nothing is sent or counted")
+
+
 def damage(path, how):
     data = path.read_bytes()
     if how == "gone":

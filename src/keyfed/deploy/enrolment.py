@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import subprocess
 import urllib.error
 import urllib.request
@@ -246,11 +247,10 @@ def _register_new(home: ServerHome, given: Sequence[Enrolment], run: Command) ->
             key.unlink(missing_ok=True)
     nodes = {}
     for name, text in zip(keys, said, strict=True):
-        said_of, _, _ = text.partition(" registered")
-        number = said_of.rpartition("SuperNode ")[2]
-        if not number.isdecimal() or said_of == text:
+        found = re.search(r"SuperNode (\d+) registered", text)
+        if found is None:
             raise DeployError(f"the SuperLink did not take the key of {name}: {' '.join(text.split())[-300:]}")
-        nodes[name] = int(number)
+        nodes[name] = int(found[1])
     return nodes
 
 
@@ -348,7 +348,7 @@ def act_on_wishes(home: ServerHome) -> list[str]:
             continue
         try:
             forget(home, name, identity=roster.entries[name].identity)
-        except DeployError:
+        except KeyfedError:
             if name in read_nodes(home):
                 continue  # the SuperLink did not answer: it takes no part any more, and is tried again
         else:

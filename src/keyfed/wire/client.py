@@ -458,6 +458,7 @@ class ClientSession:
             raise Rejected("stale", "this client has uploaded already")
         try:
             received, signatures = parted_packages(parcels)
+            self.store.begun(work.run)  # refuses a run that has ended since it was trained
             # Noted before anything is computed: whether a vector fits its ranges must not be tried again and again.
             self.store.refuse_second(work.run, work.round, work.purpose, work.part)
             self._book(work)

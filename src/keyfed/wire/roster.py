@@ -47,20 +47,22 @@ class Roster:
     def reread(self) -> None:
         """Read the file again: somebody may have been enrolled or have left."""
         try:
-            self.entries = {str(name): Enrolled(**entry) for name, entry in read_json(self.path).items()}
-            if not all(isinstance(e.identity, str) and isinstance(e.node_key, str) for e in self.entries.values()):
+            entries = {str(name): Enrolled(**entry) for name, entry in read_json(self.path).items()}
+            if not all(isinstance(e.identity, str) and isinstance(e.node_key, str) for e in entries.values()):
                 raise ValueError("a key that is not a text")
         except FileNotFoundError:
-            self.entries = {}
+            entries = {}
         except (OSError, *BROKEN) as e:
             raise RunError(f"{self.path}: cannot be read as a roster ({e}); restore it from a backup") from None
+        self.entries = entries
 
     def write(self, entries: Mapping[ClientId, Enrolled]) -> None:
         """Write clients down, in the place of what was written of them before."""
-        self.entries = {**self.entries, **entries}
+        entries = {**self.entries, **entries}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        data = {name: asdict(entry) for name, entry in self.entries.items()}
+        data = {name: asdict(entry) for name, entry in entries.items()}
         write_atomically(self.path, json.dumps(data, indent=1, sort_keys=True).encode())
+        self.entries = entries
 
     def names(self) -> Sequence[ClientId]:
         """Everybody who may take part, in order."""

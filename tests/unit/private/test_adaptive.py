@@ -162,7 +162,7 @@ def test_mutants_with_too_little_noise_are_caught(mutant, name):
 
 
 @pytest.mark.parametrize("mutant", [UncutLoss, WholeCounts])
-def test_mutants_that_do_not_bound_what_is_counts_are_caught(mutant):
+def test_mutants_that_do_not_bound_the_statistics_are_caught(mutant):
     assert largest_cost(bounded("fedmed, both", 0.5), 500, mutant) > 1.05
 
 
@@ -174,7 +174,7 @@ def test_the_mutant_that_ranks_the_losses_of_its_own_round_is_caught():
 # --- what a half count is ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_counts_is_cut_and_never_none():
+def test_statistics_are_cut_and_never_none():
     assert (half(math.inf), half(-math.inf), half(0.75)) == (0.5, -0.5, 0.25)
     with pytest.raises(PrivacyError, match="refused before"):
         half(math.nan)

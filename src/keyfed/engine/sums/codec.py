@@ -140,7 +140,7 @@ class SumLayout:
           arrived: how many vectors it is of.
 
         Raises:
-          SecureSumError: the sum has another length, or no honest arrived can have it.
+          SecureSumError: the sum has another length, or no honest clients can have it.
         """
         if total.shape != (self.length,) or total.dtype != np.uint32:
             raise SecureSumError(f"a sum of {total.shape} {total.dtype}; expected {self.length} numbers of 32 bits")
