@@ -290,9 +290,9 @@ def replayed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph", lambda g: nullcontext())
 
 
-@pytest.mark.parametrize("model", ["gru", "lstm"])
-def test_the_captured_loop_trains_as_the_plain_one_round_after_round(replayed, model):
-    task = replace(TINY, model=model, clients=2, epochs=2)
+@pytest.mark.parametrize(("model", "epochs"), [("gru", 2), ("lstm", 1)])
+def test_the_captured_loop_trains_as_the_plain_one_round_after_round(replayed, model, epochs):
+    task = replace(TINY, model=model, clients=2, epochs=epochs)
     with plain(task) as round:
         want = round(task.cohort)
     with plain_graph(task) as round:
