@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
 import torch
 
 from keyfed.cli import app
+from keyfed.run import folder
+from tests.examples import DEEP, MOST
+
+# Few examples by default; KEYFED_EXAMPLES=deep draws all (tests/examples.py).
+hypothesis.settings.register_profile("ci", max_examples=MOST)
+hypothesis.settings.register_profile("deep", max_examples=100)
+hypothesis.settings.load_profile("deep" if DEEP else "ci")
+
+# A run asks git for the commit of the package: once is enough.
+folder._commit = functools.cache(folder._commit)
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported: its kernels then run on a CPU

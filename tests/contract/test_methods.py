@@ -25,6 +25,7 @@ from keyfed.federated.round import RoundSummary, initial_state, run_round
 from keyfed.federated.spec import MethodSpec, Part
 from keyfed.federated.types import Aggregate, Mediator, Method, Report, State
 from keyfed.text.batches import Batching
+from tests.examples import examples
 
 from ..equivalence import test_methods as equivalence
 from ..equivalence.test_methods import assert_equal, assert_moved, rounds, spoil, theta_of
@@ -68,6 +69,17 @@ IDS = [
 ]
 SPECIFIED = ("mediator", "server", "keep", "quantise")
 every_method = pytest.mark.parametrize(("name", "options"), ROWS, ids=IDS)
+WITH_ALL = (0, 5, 10, 21)  # a mean, attention, the divergence's weights, duals
+
+
+def each_with_one_of(values):
+    """Every row with one value, in turns; four rows that differ in kind with every value."""
+    return [
+        pytest.param(*row, value, id=f"{IDS[k]}-{value}")
+        for k, row in enumerate(ROWS)
+        for n, value in enumerate(values)
+        if k in WITH_ALL or k % len(values) == n
+    ]
 
 
 def problem_of(sizes, seeds=None) -> Problem:
@@ -187,8 +199,7 @@ def test_the_order_of_the_cohort_changes_nothing(name, options):
     assert_equal(got.server, want.server, 1e-12)
 
 
-@every_method
-@pytest.mark.parametrize("block", [1, 3])
+@pytest.mark.parametrize(("name", "options", "block"), each_with_one_of([1, 3]))
 def test_streamed_shares_equal_shares_in_two_phases(name, options, block):
     method, problem, theta = build(name, options), problem_of(FOUR), theta_of()
     later = replace(method, mediator=weigh.in_two_phases(method.mediator))
@@ -202,8 +213,7 @@ def test_streamed_shares_equal_shares_in_two_phases(name, options, block):
     assert [s.loss for s in first] == [s.loss for s in second]
 
 
-@every_method
-@pytest.mark.parametrize("how", ["loss", "nan", "inf"])
+@pytest.mark.parametrize(("name", "options", "how"), each_with_one_of(["loss", "nan", "inf"]))
 def test_rubbish_is_refused_as_if_its_client_had_not_come(name, options, how, monkeypatch):
     problem = problem_of([14, 6, 8])
     (_, want), _ = run_once("two", name, options, lambda method: each_round(method, problem, ["c0", "c2"], 1))
@@ -282,7 +292,7 @@ def weights_of(shares, order) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", MEDIATORS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(given_reports=client_reports, data=st.data())
 def test_weights_are_a_distribution_over_survivors_in_any_order(name, given_reports, data):
     mediator = weigh.in_two_phases(MEDIATORS[name])
@@ -305,7 +315,7 @@ def test_weights_are_a_distribution_over_survivors_in_any_order(name, given_repo
         assert all(w == 0 for c, w in weights.items() if c not in survivors)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(scores=st.lists(distances, min_size=1, max_size=7), temperature=st.sampled_from([0.01, 1.0, 100.0]))
 def test_the_streamed_softmax_is_the_softmax(scores, temperature):
     share = weigh.softmax_of_distance(temperature).share

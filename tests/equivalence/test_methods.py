@@ -23,6 +23,7 @@ from keyfed.federated.types import Aggregate, Method, Params, Report, Share, Sta
 from keyfed.model.language_model import ModelSpec, init_params
 from keyfed.text.batches import Batching
 from keyfed.text.vocab import EOS, SPECIALS
+from tests.examples import examples
 
 from .oracle import Local, client_epochs, train_client
 
@@ -333,7 +334,7 @@ def test_a_round_without_clients_takes_no_step():
 cohorts = st.lists(st.integers(0, 10**7), min_size=1, max_size=8)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(tokens=cohorts, data=st.data())
 def test_token_weights_are_a_distribution_over_survivors_in_any_order(tokens, data):
     layers = ["a", "b"]

@@ -16,6 +16,7 @@ from keyfed.federated.local import progress
 from keyfed.federated.methods import METHODS, build_method
 from keyfed.federated.round import initial_state
 from keyfed.federated.spec import MethodSpec, Schedule
+from tests.examples import examples
 
 from .quadratic import flat, origin, quadratic, run
 
@@ -94,7 +95,7 @@ def test_a_schedule_comes_on_top_of_the_methods_decay():
     warmup=st.floats(0, 0.9),
     final=st.floats(0, 1),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_schedule_rises_to_one_then_falls_to_its_end(shape, rounds, warmup, final):
     schedule = Schedule(shape, rounds, warmup, final)
     warm = min(int(warmup * rounds + 0.5), rounds - 1)

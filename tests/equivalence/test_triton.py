@@ -35,6 +35,7 @@ DEVICE = "cuda" if GPU else "cpu"
 if not GPU:  # the interpreter does not multiply bf16: the persistent kernels are held to account in float32
     triton_kernels.PERSISTENT = (torch.float32,)
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}
+ON_A_GPU = pytest.mark.skipif(not GPU, reason="a further shape of the same kernels: on a GPU")
 CASES = [("gru", 2, None), ("gru", 1, None), ("lstm", 2, None), ("lstm", 1, None), ("cifg", 1, 12), ("cifg", 2, None)]
 
 
@@ -68,8 +69,16 @@ def both_ways(layer, x, w, state, keep=None):
     return [out.float(), *last, d_x, *[t for t in d_w if t is not None]]
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["stream", "packed"])
-@pytest.mark.parametrize(("cell", "biases", "projection"), CASES)
+# In the interpreter two shapes of each cell: a stream and packed, one bias and two, with a projection and without.
+HERE = [("gru", 2, None, False), ("gru", 1, None, True), ("lstm", 2, None, False), ("lstm", 1, None, True),
+        ("cifg", 1, 12, True), ("cifg", 2, None, False)]  # fmt: skip
+ALL = [(*case, packed) for case in CASES for packed in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("cell", "biases", "projection", "packed"),
+    [case if case in HERE else pytest.param(*case, marks=ON_A_GPU) for case in ALL],
+)
 def test_persistent_recurrences_equal_the_plain_ones(cell, biases, projection, packed):
     x, w, state = a_layer(cell, biases, projection, m=3, batch=5, time=4, inputs=7, hidden=20)
     keep = some_starts(3, 4, 5) if packed else None
@@ -159,8 +168,15 @@ def test_moves_equal_the_definition_and_leave_idle_clients_alone(number, dual, c
         assert int(copies[name].count_nonzero()) == int(copy[[0, 2]].count_nonzero())  # nothing but them was written
 
 
-@pytest.mark.parametrize(("tied", "packed"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize(("cell", "dense"), [("gru", None), ("lstm", 12), ("cifg", None)])
+STEPS = [(cell, dense, tied, packed) for cell, dense in (("gru", None), ("lstm", 12), ("cifg", None))
+         for tied, packed in ((False, False), (True, False), (True, True))]  # fmt: skip
+STEPS_HERE = [("gru", None, True, False), ("lstm", 12, True, True), ("cifg", None, False, False)]
+
+
+@pytest.mark.parametrize(
+    ("cell", "dense", "tied", "packed"),
+    [case if case in STEPS_HERE else pytest.param(*case, marks=ON_A_GPU) for case in STEPS],
+)
 def test_a_whole_step_equals_the_plain_one(cell, dense, tied, packed):
     embed = dense or 20
     spec = ModelSpec("s", cell, vocab=50, embed=embed, hidden=20, layers=2, dense=dense, tied=tied, dropout=0.0)

@@ -35,6 +35,7 @@ from keyfed.wire.device_store import DeviceStore
 from keyfed.wire.limits import MOST_BEGIN, MOST_STEP_NUMBERS, Limits, check_size, time_limit
 from keyfed.wire.messages import BEGIN_HEAD, MAGIC, Rejected, pack, unpack
 from keyfed.wire.roster import roster_hash
+from tests.examples import examples
 
 from .deployed import small_config, vocabulary, write_texts
 from .private import VICTIM, deploy, enrol, private_config, tree_config
@@ -110,7 +111,7 @@ def test_without_the_check_the_client_would_take_such_a_run(tmp_path, monkeypatc
 
 
 @given(st.sampled_from(["cifg", "lstm", "gru-untied", "nwp-small"]), st.integers(1, 60), st.integers(1, 3))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_the_count_is_that_of_the_model_that_would_be_made(name, hidden, layers):
     spec = build_spec(name, 50, hidden=hidden, layers=layers)
     size = sum(p.numel() for p in init_params(spec, 0).values())

@@ -21,6 +21,7 @@ from keyfed.wire.flower.server import CHUNK, FRAME_BYTES, Announced, FlowerTrans
 from keyfed.wire.messages import Rejected, control_head
 from keyfed.wire.messages import pack as pack_message
 from keyfed.wire.transport import Answer, Handler, Lost, Post, deliver
+from tests.examples import examples
 
 from .deployed import calls_of
 
@@ -201,7 +202,7 @@ delays = st.one_of(st.just(NEVER), st.floats(0.0, 40.0))
 behaviours = st.lists(st.tuples(delays, st.lists(delays, min_size=6, max_size=6)), min_size=1, max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(behaviours)
 def test_whatever_clients_do_the_exchange_ends_and_who_delivered_counts(drawn):
     replies: dict[str, tuple[float, When]] = {

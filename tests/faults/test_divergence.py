@@ -255,7 +255,7 @@ def test_the_report_says_how_often_and_when(tmp_path):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedatt", "fedadam", "fedadmm", "central"])
 def test_a_run_that_does_not_diverge_is_the_same_bit_for_bit(tmp_path, method):
-    config = configured(tmp_path, method, {}, rounds=3)
+    config = configured(tmp_path, method, {}, rounds=2)
     train(config, tmp_path / "watched")
     train(replace(config, train=replace(config.train, rollback=0.0)), tmp_path / "never")
     assert bits(last_model(tmp_path / "watched")) == bits(last_model(tmp_path / "never"))
@@ -277,7 +277,7 @@ def test_fedatt_overshoots_in_its_first_round_and_is_left_alone(tmp_path):
 def test_halved_twice_is_the_run_with_a_quarter_of_the_step(tmp_path, monkeypatch, method):
     """A power of two is exact: every bit is that of a run which began with the smaller step."""
     lr = 0.04
-    config = configured(tmp_path, method, {"method.lr": lr}, rounds=3)
+    config = configured(tmp_path, method, {"method.lr": lr}, rounds=2)
     train(set_value(config, "method.lr", lr / 4), tmp_path / "quarter")
     real, halved = run_train.initial_state, {"server_halvings" if method == "fedsgd" else "halvings": 2}
     monkeypatch.setattr(run_train, "initial_state", lambda *given: replace(real(*given), **halved))
@@ -290,7 +290,7 @@ def test_halved_twice_is_the_run_with_a_quarter_of_the_step(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("method", ["fedavgm", "fednesterov", "fedadam", "fedyogi", "fedadagrad"])
 def test_the_servers_step_halved_is_the_run_with_half_of_it(tmp_path, monkeypatch, method):
-    config = configured(tmp_path, method, {"method.server_lr": 0.5}, rounds=3)
+    config = configured(tmp_path, method, {"method.server_lr": 0.5}, rounds=2)
     train(set_value(config, "method.server_lr", 0.25), tmp_path / "half")
     real = run_train.initial_state
     monkeypatch.setattr(run_train, "initial_state", lambda *given: replace(real(*given), server_halvings=1))

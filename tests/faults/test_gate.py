@@ -39,6 +39,7 @@ from keyfed.wire.flower.gate import (
     node_proof,
 )
 from keyfed.wire.roster import Enrolled, Roster, key_sum
+from tests.examples import examples
 
 PATH = "/v1/fleet/push-object"
 FAR, HERE = "203.0.113.9", "203.0.113.1"
@@ -162,7 +163,7 @@ def test_a_key_that_is_not_enrolled_and_a_signature_of_another_key_are_refused_u
 
 
 @given(st.lists(st.tuples(st.sampled_from([n for n, _ in signed()] + [b"host"]), st.binary(max_size=60)), max_size=5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_no_headers_but_the_right_ones_are_proof_and_none_raise(headers):
     assert PROOF(headers) in (401, 412)
 
@@ -504,7 +505,7 @@ def test_addresses_of_one_ipv6_network_count_together():
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.sampled_from(["open", "prove", "lose"])), max_size=80)
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_counts_are_those_of_the_connections_that_are_open(steps):
     limits = ConnectionLimits(total=9, address=4, strangers=6, strangers_address=2)
 

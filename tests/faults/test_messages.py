@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.wire.messages import Rejected, digest_of, pack, read_tensors, shapes_of, unpack
+from tests.examples import examples
 
 PARAMS = {"a.weight": torch.arange(12.0).reshape(3, 4), "b": torch.tensor([1.5, -2.0])}
 WHOLE = pack({"run": "r", "round": 3}, PARAMS)
@@ -25,7 +26,7 @@ def test_a_message_is_read_as_it_was_written():
     assert digest_of(read) == digest_of(PARAMS)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(st.integers(0, len(WHOLE) - 1), st.integers(1, 255))
 def test_a_flipped_byte_is_refused_or_changes_a_number_only(place, by):
     data = bytearray(WHOLE)
@@ -38,7 +39,7 @@ def test_a_flipped_byte_is_refused_or_changes_a_number_only(place, by):
     assert {name: (tuple(p.shape), p.dtype) for name, p in read.items()} == EXPECTED
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: WHOLE[:8] + tail))
 def test_any_bytes_are_refused(data):
     with pytest.raises(Rejected):

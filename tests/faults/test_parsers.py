@@ -46,6 +46,7 @@ from keyfed.wire.messages import (
     unpack,
 )
 from keyfed.wire.transport import Answer, Handler, InProcess, Lost, Post, deliver
+from tests.examples import examples
 
 from .deployed import QUICK, calls_of, federation, session, small_config, vocabulary, write_texts
 
@@ -168,7 +169,7 @@ def depth_and_values(value: object) -> tuple[int, int]:
     return 1 + max((d for d, _ in inner), default=0), 1 + sum(n for _, n in inner) + max(0, len(inner) - 1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(values, st.booleans())
 def test_depth_and_number_of_values_are_those_of_the_json(value, ascii_only):
     data = json.dumps(value, ensure_ascii=ascii_only).encode()
@@ -410,7 +411,7 @@ def test_no_head_with_more_values_than_its_kind_needs_is_parsed(never_parsed, mo
 shapes = st.lists(st.lists(st.integers(0, 3), max_size=6), min_size=1, max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(shapes)
 def test_the_header_of_any_tensors_has_no_more_values_than_it_may(sizes):
     import torch

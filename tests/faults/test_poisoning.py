@@ -5,6 +5,7 @@ Without the limits the same lies do destroy it."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import statistics
 from collections.abc import Mapping
@@ -43,7 +44,7 @@ from keyfed.wire.transport import Answer, Handler, Post, deliver
 
 from .deployed import QUICK, federation, last_model, small_config, vocabulary, write_texts
 
-CLIENTS, ROUNDS = 10, 8
+CLIENTS, ROUNDS = 10, 6  # the liar begins in the third
 
 
 def _benchmark() -> ModuleType:
@@ -57,6 +58,7 @@ def _benchmark() -> ModuleType:
 
 
 poisoning = _benchmark()
+KNOWN: dict[str, dict[tuple[Any, ...], Any]] = {}
 
 
 def bits(params: Params) -> dict[str, bytes]:
@@ -82,9 +84,11 @@ def configured(texts, *, secure: bool, rounds: int = ROUNDS, unlimited: bool = F
 
 
 def attacked(texts, tmp_path: Path, attack: str, **kind: Any) -> dict[str, Any]:
+    """What became of a run; what clients computed is kept for the next one, whose first rounds are the same."""
     _, paths, vocab, _ = texts
-    found: dict[str, Any] = poisoning.run(configured(texts, **kind), attack, vocab, paths, tmp_path / attack)
-    return found
+    known = KNOWN.setdefault(json.dumps(kind, sort_keys=True), {})
+    out: dict[str, Any] = poisoning.run(configured(texts, **kind), attack, vocab, paths, tmp_path / attack, known)
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +128,7 @@ def test_a_liar_in_a_secure_run_leaves_the_last_good_model(texts, tmp_path, clea
 
 
 def test_without_limits_a_liar_destroys_a_secure_run(texts, tmp_path, clean):
-    found = attacked(texts, tmp_path, "x -1000", secure=True, unlimited=True)
+    found = attacked(texts, tmp_path, "x -1000", secure=True, unlimited=True, rounds=8)
     last = found["valid"][-1]
     assert last is None or last > 10 * clean(True)
 
@@ -166,7 +170,7 @@ METHOD = privately(build_method(MethodSpec("fedavg", {})))
 THETA = {"a": torch.zeros(6), "b": torch.zeros(2, 3)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     st.integers(3, 40),
     st.integers(0, 2**32 - 1),
@@ -248,11 +252,11 @@ def test_a_long_upload_of_a_client_that_keeps_state_is_refused_not_shortened(len
     assert claiming == Refusal("liar", "does not fit")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedatt", "fedmed", "fedadam", "fedadmm"])
+@pytest.mark.parametrize("method", ["fedavg", "fedatt", "fedadmm"])  # a mean, distances measured again, state
 def test_a_federation_with_limits_equals_the_simulation_with_the_same_limits(tmp_path, method):
     paths = write_texts(tmp_path / "texts", 5)
     vocab, path = vocabulary(tmp_path)
-    config = small_config(tmp_path / "texts", path, method, rounds=4)
+    config = small_config(tmp_path / "texts", path, method)
     config = replace(config, upload=UploadConfig(limit=1.0, token_limit=1.0))
     result = train(config, tmp_path / "simulated")
     transport, roster = federation(tmp_path / "clients", paths)
@@ -326,7 +330,7 @@ def test_a_federation_writes_its_limits_down_and_an_older_one_goes_on_without(te
 def test_claimed_tokens_count_up_to_the_cap(texts, tmp_path):
     """2^40 claimed tokens and a million are the same to a run."""
     _, paths, vocab, _ = texts
-    config = configured(texts, secure=False, rounds=4)
+    config = configured(texts, secure=False, rounds=3)
     models = []
     for name, tokens in (("many", 1 << 40), ("million", 10**6)):
 

@@ -55,7 +55,7 @@ def test_without_noise_it_equals_the_private_simulation(tmp_path, monkeypatch, n
     more = dict(METHODS[name])
     method = name if name.startswith("fed") and " " not in name else "fedavg"
     privacy = {**more.pop("privacy", {}), "clip": clip}
-    config = private_config(tmp_path, method, secure=secure, privacy=privacy, **more)
+    config = private_config(tmp_path, method, secure=secure, privacy=privacy, **{"rounds": 2, **more})
     # Files have an ending that their clients' names lack: by number both take the same turns.
     monkeypatch.setattr(run_privacy, "group_of", lambda client, groups, seed: int(client[7]) % groups)
     train(config, tmp_path / "simulated")

@@ -177,7 +177,7 @@ def test_a_missing_package_is_named(monkeypatch):
         rho_to_eps(0.5, 1e-5)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(**SMALL, more=st.floats(1.05, 3.0))
 def test_epsilon_falls_with_noise_and_delta_and_grows_with_rate_and_rounds(z, q, rounds, more):
     usual = epsilon([Release(z, q, rounds)], 1e-5, "rdp")

@@ -13,7 +13,7 @@ from keyfed.private.secagg.collector import Collector
 from keyfed.private.secagg.terms import SumTerms
 from keyfed.private.secagg.threshold import least_alive, usual_threshold
 
-QUICK, ALL = 800, 10_000
+QUICK, ALL = 200, 10_000
 
 
 def one_case(make_cohort, share, generator: np.random.Generator) -> str:
