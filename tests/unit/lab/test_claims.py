@@ -718,3 +718,34 @@ def test_no_sentence_blames_a_federation_for_a_step_size_or_denies_it_counts():
     texts = {page: " ".join(page.read_text("utf-8").split()) for page in pages}
     found = [(page.name, words) for page, text in texts.items() for words in BLAMES if words in text]
     assert found == []
+
+
+def test_pairs_that_share_a_row_have_fewer_degrees_of_freedom():
+    values = [0.1, 0.3, 0.2]
+    shared = {frozenset((0, k)): values for k in range(1, 6)}
+    apart = {frozenset((2 * k, 2 * k + 1)): values for k in range(5)}
+    assert claims.pooled_pairs(apart) == claims.pooled(apart.values())
+    assert claims.pooled_pairs(shared).sd == claims.pooled(shared.values()).sd
+    assert claims.pooled_pairs(shared).freedom == pytest.approx(4 * 5 / 8 * 2)
+    assert claims.pooled_pairs({frozenset((0, 1)): [0.5]}).sd is None
+
+
+@pytest.mark.parametrize("rows", [[(10, 20, 30)], [(10, 20, 30), (None, None, None), (None, None, None)]])
+def test_rows_that_missed_a_target_say_nothing_of_the_spread(rows):
+    found = claims.pooled_spread([_Rounds(row) for row in rows], "rounds_to")
+    assert found == claims.pooled([[math.log(value) for value in (10, 20, 30)]])
+
+
+class _Rounds:
+    """A row of rounds to a target; None where it was missed after 100."""
+
+    failure = ""
+
+    def __init__(self, values):
+        self.values = values
+
+    def logs(self, measure):
+        return {seed: math.log(value or 100) for seed, value in enumerate(self.values)}
+
+    def at_least(self, measure):
+        return None, None in self.values

@@ -328,6 +328,16 @@ def judged_claim(perplexities: dict[str, tuple[float, ...]]) -> Comparison:
     return comparison
 
 
+def test_a_method_that_learnt_is_better_than_one_that_did_not():
+    """No other method learnt, so the pair itself says what seeds differ by."""
+    cells = cells_of("fedavg", 100.0, 101.0, 102.0), cells_of("fedsgd", 9_000.0, 9_100.0, 8_900.0)
+    for cell in (*cells[0], *cells[1]):
+        cell.result["vocabulary"] = 8_000
+    summary = summary_of(*cells)
+    assert lead_of(summary["rows"]).margin is not None
+    assert summary["best"] == "fedavg"
+
+
 def test_methods_that_learnt_nothing_do_not_widen_the_spread():
     good = cells_of("fedavg", 100.0, 102.0), cells_of("fedatt", 110.0, 112.0)
     wild = cells_of("fedsgd", 9_000.0, 30_000.0)

@@ -105,8 +105,22 @@ def beyond_chance(distance: float, error: Spread) -> float:
 
 
 def pooled_spread(rows: Iterable[Row], measure: str) -> Spread:
-    """Pool the spread over seeds of a table's rows; those that learnt nothing say nothing about the others."""
-    return pooled([*row.logs(measure).values()] for row in rows if not row.failure)
+    """Pool the spread over seeds of a table's rows; those that failed or missed a target say nothing."""
+    return pooled([*row.logs(measure).values()] for row in rows if not row.failure and not row.at_least(measure)[1])
+
+
+def pooled_pairs(found: Mapping[frozenset[Any], Sequence[float]]) -> Spread:
+    """Pool differences over seeds, by the two rows that each is of.
+
+    Two differences that share a row have a correlation of ½, and their variances one of ¼. So k pairs of n seeds with
+    one row in common have 4k/(k + 3) · (n − 1) degrees of freedom, fewer than k · (n − 1).
+    """
+    spread = pooled(found.values())
+    known = [(rows, len(values) - 1) for rows, values in found.items() if len(values) > 1]
+    if spread.sd is None or not known:
+        return spread
+    shared = sum(min(a, b) * (1 if p == q else 0.25 * bool(p & q)) for p, a in known for q, b in known)
+    return replace(spread, freedom=sum(freedom for _, freedom in known) ** 2 / shared)
 
 
 def spreads_of(rows: Sequence[Row], measure: str) -> dict[str, Spread]:
@@ -308,7 +322,7 @@ class Comparison:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Between which logarithms the change lies, at 95 % confidence for all comparisons of its claim together."""
+        """Between which logarithms the change lies, at the level at which Holm's rule decided it."""
         known = self.change is not None and self.margin is not None
         return (self.change - self.margin, self.change + self.margin) if known else None  # type: ignore[operator]
 
@@ -388,15 +402,16 @@ def compare_rows(study: Study, rows: Sequence[Row], claim: StudyClaim) -> list[C
 
 def pair_spreads(study: Study, rows: Sequence[Row], measure: str) -> dict[frozenset[str], Spread]:
     """The spread over seeds of all differences that the claims of a study's table are about, by how both sides run."""
-    groups: dict[frozenset[str], dict[Any, list[float]]] = {}
+    groups: dict[frozenset[str], dict[frozenset[Any], list[float]]] = {}
     for claim in study.claims:
         if claim.measure == measure and claim.kind in AGAINST:
             for row, other in Rows(study, claim, [row.known(measure) for row in rows]).pairs():
-                if other is not None and not row.failure and not other.failure:
+                sides = [row] if other is None else [row, other]
+                if other is not None and not any(side.failure or side.at_least(measure)[1] for side in sides):
                     key = frozenset((tuple(row.labels.items()), tuple(other.labels.items())))
                     runners = frozenset((row.runner, other.runner))
                     groups.setdefault(runners, {})[key] = differences(row, other, measure)
-    found = {runners: pooled(group.values()) for runners, group in groups.items()}
+    found = {runners: pooled_pairs(group) for runners, group in groups.items()}
     return {runners: spread for runners, spread in found.items() if spread.sd is not None}
 
 
@@ -440,14 +455,17 @@ def _ordered(study: Study, row: Row, other: Row, claim: StudyClaim, spread: Spre
     beyond = (above, other_above)
     if a is None or b is None or a <= 0 or b <= 0 or all(beyond):
         return Comparison(where, row, other, a, b, UNSURE, printed=printed, beyond=beyond)
-    change = statistics.fmean(differences(row, other, measure)) if both else math.log(a / b)
+    found = differences(row, other, measure)
+    if both and not found:  # each seed has a 0 on one side
+        return Comparison(where, row, other, a, b, UNSURE, printed=printed, beyond=beyond)
+    change = statistics.fmean(found) if both else math.log(a / b)
     steps = math.hypot(*(step_error(side, measure) for side in (row, other)))
     spread = spread if spread.sd is None else replace(spread, sd=max(spread.sd, steps))
     shared = bool(row.shuffle_keys) and row.shuffle_keys == other.shuffle_keys  # what a shuffle adds cancels then
     shuffles = [] if shared else [shuffle_error(side, measure) for side in (row, other)]
     edge = math.log1p(claim.within if claim.kind == "close" else claim.bound or 0.0 if claim.kind == "costs" else 0.0)
     spread = spread if both else Spread(None, 0)
-    error = _error(spread, len(row.records), shuffles)
+    error = _error(spread, len(found) or len(row.records), shuffles)
     return Comparison(where, row, other, a, b, UNSURE, change, None, edge, spread, error, printed, beyond)
 
 

@@ -135,7 +135,7 @@ def _percent(change: float) -> str:
 
 
 def _interval(c: Comparison) -> str:
-    """Between what the difference lies, with 95 % confidence for all comparisons of a claim together."""
+    """Between what the difference lies, at the level at which Holm's rule decided it."""
     return NONE if c.interval is None else " to ".join(map(_percent, c.interval))
 
 

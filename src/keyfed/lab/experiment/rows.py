@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keyfed.lab.experiment.claims import pooled
+from keyfed.lab.experiment.claims import pooled_pairs
 from keyfed.lab.experiment.compare import ComparedMethod, ComparedRun
 from keyfed.lab.experiment.store import failure_of, mean_of, spread_of
 from keyfed.reports.document import finite
@@ -218,12 +218,14 @@ def lead_of(rows: Sequence[MethodRow]) -> Lead | None:
         return None
     first, *others = ([math.log(seed["test"]["perplexity"]) for seed in row["seeds"]] for row in ranked)
     behind = [[b - a for a, b in zip(first, other, strict=True)] for other in others]
+    pairs = [(frozenset((0, place)), change) for place, change in enumerate(behind, start=1)]
     learnt = [
-        change
-        for row, change in zip(ranked[1:], behind, strict=True)
+        pair
+        for row, pair in zip(ranked[1:], pairs, strict=True)
         if not failure_of((seed["test"]["perplexity"], row.get("vocabulary")) for seed in row["seeds"])
     ]
-    return Lead(statistics.fmean(behind[0]), pooled(learnt).margin(len(first)))
+    # Where no other method learnt, the pair itself has to do.
+    return Lead(statistics.fmean(behind[0]), pooled_pairs(dict(learnt or [pairs[0]])).margin(len(first)))
 
 
 def best_of(rows: Sequence[MethodRow]) -> str | None:
