@@ -72,7 +72,7 @@ def templates() -> Any:
     """The pages' templates; `md` escapes a text for Markdown, `table` writes rows of text, the header first."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    found = Environment(  # noqa: S701: pages are Markdown, and every text goes through `md` or `table`
+    found = Environment(  # pages are Markdown, and every text goes through `md` or `table`
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
     found.filters["md"] = escape_markdown
