@@ -428,5 +428,7 @@ def test_blocks_of_any_size_give_the_same_attention():
 @pytest.mark.parametrize("name", ["fedatt", "fedmed"])
 def test_attention_with_a_cohort_of_one_is_refused(name, monkeypatch):
     monkeypatch.setattr(plan, "members_of", lambda *_: 1)
+    store = type("One", (list,), {"names": ["a"]})([0])
+    prepared = SimpleNamespace(store=store, corpus=SimpleNamespace(name="text"))
     with pytest.raises(ConfigError, match=rf"{name} weighs the clients .* cohort of 1"):
-        plan.plan(Config(method=name, train=TrainConfig(cohort=1)), SimpleNamespace(store=[0]))
+        plan.plan(Config(method=name, train=TrainConfig(cohort=1)), prepared)

@@ -143,7 +143,7 @@ def test_no_help_has_backslashes_and_every_argument_is_explained(keyfed):
 
 def test_the_help_of_suggest_tells_a_text_from_a_field(keyfed):
     said = " ".join(keyfed("suggest", "--help")[1].split())
-    assert "every line of it is a field that is being typed in: its last word is completed" in said
+    assert "every line of it is a field that is being typed in. Its last word is completed" in said
     assert "without TEXT at most 3" in said
 
 
