@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -263,3 +264,20 @@ def test_text_that_cannot_be_held_out_is_said(keyfed, tmp_path):
     code, _, stderr = keyfed("conformance", tmp_path / "run")
     assert code == 2
     assert "no held-out text" in one_line(stderr)
+
+
+def test_data_describe_prints_what_it_gives_as_json(keyfed, corpus):
+    given = ("data", "describe", corpus, "--set", "data.vocab=60")
+    code, text, err = keyfed(*given)
+    assert code == 0, err
+    found = json.loads(keyfed(*given, "--json")[1])
+    assert found["clients"] == 7  # one of eight is unseen
+    assert all(key in text for key in found)
+
+
+def test_data_explore_prints_and_draws(keyfed, corpus, tmp_path):
+    code, text, err = keyfed("data", "explore", corpus, "--out", tmp_path / "plots")
+    assert code == 0, err
+    found = json.loads(keyfed("data", "explore", corpus, "--out", tmp_path / "plots", "--json")[1])
+    assert all(Path(plot).is_file() for plot in found["plots"])
+    assert all(f"{key}: " in text for key in found)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
 import subprocess
 import urllib.error
 import urllib.request
@@ -247,10 +246,11 @@ def _register_new(home: ServerHome, given: Sequence[Enrolment], run: Command) ->
             key.unlink(missing_ok=True)
     nodes = {}
     for name, text in zip(keys, said, strict=True):
-        found = re.search(r"SuperNode (\d+) registered", text)
-        if found is None:
+        numbers = (said_before.rpartition("SuperNode ")[2] for said_before in text.split(" registered")[:-1])
+        number = next((number for number in numbers if number.isdecimal()), None)
+        if number is None:
             raise DeployError(f"the SuperLink did not take the key of {name}: {' '.join(text.split())[-300:]}")
-        nodes[name] = int(found[1])
+        nodes[name] = int(number)
     return nodes
 
 
