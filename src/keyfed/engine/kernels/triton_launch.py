@@ -70,7 +70,9 @@ def _units(clients: int, hidden: int, held: Callable[[int], int], weight: Tensor
       more: bytes of shared memory that a program needs with its weights.
     """
     most = min(SLICE_BYTES, SHARED_BYTES - more)
-    fitting = [units for units in (32, 64, 128, LEAST) if held(units) * weight.itemsize <= most]
+    fitting = [units for units in (32, 64, 128) if held(units) * weight.itemsize <= most]
+    if 2 * held(LEAST) * weight.itemsize <= SHARED_BYTES - more:  # so few units are kept in two layouts
+        fitting.append(LEAST)
     parallel = [units for units in fitting if units >= 32 and clients * -(-hidden // units) <= _processors(weight)]
     return min(parallel, default=max(fitting, default=None))
 
