@@ -101,7 +101,7 @@ def against_the_order(tree: Tree) -> list[str]:
 
 def over_full(tree: Tree) -> list[str]:
     """Folders of more than 20 files, each file beyond the twentieth as a debt of its own."""
-    counts = Counter(str(Path(path).parent) for path in tree if not path.endswith("__init__.py"))
+    counts = Counter(str(Path(path).parent) for path in tree)
     return [f"{folder} {n}" for folder, count in sorted(counts.items()) for n in range(MOST_FILES + 1, count + 1)]
 
 

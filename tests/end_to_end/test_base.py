@@ -276,7 +276,7 @@ def test_only_train_and_up_offer_it():
         "cli/federation.py",
         "run/pilot.py",
         "run/loop.py",
-        "run/dry.py",
+        "reports/dry.py",
         "deploy/up.py",
     }
 

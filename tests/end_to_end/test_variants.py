@@ -19,7 +19,7 @@ import keyfed as library
 from keyfed.cli.app import app
 from keyfed.lab.experiment import runner as comparing
 from keyfed.lab.experiment.compare import resolve
-from keyfed.run import dry as preview
+from keyfed.reports import dry as preview
 from keyfed.run import loop as training
 from keyfed.run.folder import read_metrics
 from keyfed.text.vectors import recognise

@@ -197,7 +197,7 @@ def _train(
 
         resolved, chosen = choose_for_federation(resolved, None)
     if dry_run:
-        from keyfed.run.dry import describe_plan
+        from keyfed.reports.dry import describe_plan
 
         description = describe_plan(resolved, offered=offered)
         print_json(description) if as_json else typer.echo(description["text"])

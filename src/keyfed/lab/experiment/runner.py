@@ -47,9 +47,9 @@ from keyfed.lab.experiment.rows import (
 from keyfed.lab.experiment.store import Store, make_folder, refuse_file
 from keyfed.model.language_model import preset
 from keyfed.reports.document import write_document
+from keyfed.reports.dry import refuse_start
 from keyfed.reports.figures import EventWriter
 from keyfed.run.console import Listener, Silent, plural
-from keyfed.run.dry import refuse_start
 from keyfed.run.folder import file_name, refuse_changes, strict
 from keyfed.run.plan import plan
 from keyfed.run.prepare import Prepared, prepare, refuse_frozen
