@@ -51,6 +51,7 @@ CASES = {
     "top-K": Case("fedmed", {"beta": 0.5, "threshold": 10.0}),
     "duals, lost uploads": Case("admm", cohorts=((0, 1, 2), (3, 2, 4, 0), (4, 3, 1, 0)), lost=((1,), (2, 0), ())),
     "server noise": Case("fedatt", {"noise": 0.01, "noise_at": "server"}),
+    "noise in the sum": Case("fedavg", {"noise": 0.01, "noise_at": "sum"}),
     "compression": Case("fedadam", parts={"keep": 0.2, "quantise": "int8"}, cohorts=((0, 1, 2), (2, 0, 1), (1, 2, 3))),
     "fewer clients than ranks": Case("fedavg", cohorts=((3,), (), (1,))),
     "refused": Case("fedavg", bound=0.86),

@@ -14,6 +14,7 @@ from keyfed.config.load import Config, TrainConfig
 from keyfed.engine.problem import measure, solve_block
 from keyfed.errors import ConfigError
 from keyfed.federated import distance, local, server, weigh
+from keyfed.federated.cohort import derive_seed
 from keyfed.federated.descent import run_steps
 from keyfed.federated.types import Aggregate, Gradient, Report
 from keyfed.run import plan
@@ -136,9 +137,12 @@ def test_fedatt_is_its_equations(norm):
 
 
 @pytest.mark.parametrize(("name", "step"), [("fedavg", 1.0), ("fedatt", 1.5)])
-@pytest.mark.parametrize("at", ["client", "server"])
+@pytest.mark.parametrize("at", ["client", "client-first", "sum", "server"])
 def test_the_noise_of_the_paper(name, step, at):
-    """Equation 6: Σγ_k of the clients' noises, times the step. At the server: β on θ' itself, whatever the step."""
+    """Equation 6: Σγ_k of the clients' noises, times the step. Equation 5: one noise for m clients, divided by m.
+
+    At the server: β on θ' itself, whatever the step.
+    """
     problem, theta = problem_of([23] * 4), theta_of()
     options = {"lr": 0.5, "batch_size": 2} | ({"step": step, "temperature": 1e9} if name == "fedatt" else {})
     clean, quiet = rounds(problem, method_of(name, **options), theta)
@@ -146,16 +150,54 @@ def test_the_noise_of_the_paper(name, step, at):
     again, _ = rounds(problem, method_of(name, noise=0.05, noise_at=at, **options), theta, block=3)
     assert_equal(noisy.params, again.params, 1e-12)
     added = torch.cat([(noisy.params[n] - p).reshape(-1) for n, p in clean.params.items()])
-    want = 0.05 if at == "server" else 0.05 * step / math.sqrt(4)
+    want = {"server": 0.05, "sum": 0.05 * step / 4}.get(at, 0.05 * step / math.sqrt(4))
     assert float(added.std()) == pytest.approx(want, rel=0.15)
     assert abs(float(added.mean())) < 4 * want / math.sqrt(added.numel())
-    assert quiet[0].effective_clients == loud[0].effective_clients  # distances are measured before the noise
+    same = quiet[0].effective_clients == loud[0].effective_clients
+    assert same == (at != "client-first" or name == "fedavg")  # whether distances are measured before the noise
     silent, _ = rounds(problem, method_of(name, noise=0.0, noise_at=at, **options), theta)
     identical(clean.params, silent.params)
     still = method_of(name, noise=0.05, noise_at=at, **{**options, "lr": 1e-12})
     once, twice = (rounds(problem, still, theta, n)[0].params for n in (1, 2))
     for n, p in theta.items():  # a new round, new noise
         assert float((twice[n] - 2 * once[n] + p).abs().max()) > 1e-3
+
+
+def noise_of(problem, method, theta, *purpose):
+    """The noise that a place of the first round draws."""
+    return method.noise.draw(theta, torch.Generator().manual_seed(derive_seed(problem.seed, 0, *purpose)))
+
+
+def test_the_noise_inside_the_sum_is_equation_5():
+    """θ' = θ + (Σ Δ_k + β N) / m, with the noise given; m is the number of clients."""
+    problem, theta = problem_of([23] * 4), theta_of()
+    method = method_of("fedavg", lr=0.5, batch_size=2, noise=0.05, noise_at="sum")
+    got, _ = rounds(problem, method, theta)
+    drawn = noise_of(problem, method, theta, "server noise")
+    uploads = [solve_block(problem, theta, [k], method, 0).upload for k in range(4)]
+    for name, p in theta.items():
+        want = p + (sum(u[name][0] for u in uploads) + drawn[name]) / 4
+        assert float((got.params[name] - want).abs().max()) < 1e-12
+
+
+def test_attention_after_noise_is_equations_2_and_6_of_what_clients_send():
+    problem, theta = problem_of(SIZES), theta_of()
+    options = {"lr": 0.5, "batch_size": 2, "temperature": 0.2, "step": 1.3, "noise": 0.3}
+    method = method_of("fedatt", noise_at="client-first", **options)
+    got, (summary,) = rounds(problem, method, theta, block=3)
+    sent = []
+    for k in range(len(SIZES)):
+        noise = noise_of(problem, method, theta, problem.names[k], "noise")
+        upload = solve_block(problem, theta, [k], method, 0).upload
+        sent.append({name: u[0] + noise[name] for name, u in upload.items()})
+    for name, p in theta.items():
+        scores = torch.stack([torch.linalg.norm(w[name], ord=2 if p.dim() == 2 else None) for w in sent])
+        weights = torch.softmax(scores / 0.2, 0)
+        want = p + 1.3 * sum(a * w[name] for a, w in zip(weights, sent, strict=True))
+        assert float((got.params[name] - want).abs().max()) < 1e-12
+        assert summary.effective_clients[name] == pytest.approx(float(1 / (weights**2).sum()))
+    before, _ = rounds(problem, method_of("fedatt", noise_at="client", **options), theta)
+    assert max(float((got.params[name] - p).abs().max()) for name, p in before.params.items()) > 1e-3
 
 
 # Distances

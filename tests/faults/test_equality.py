@@ -17,12 +17,16 @@ from .deployed import QUICK, federation, last_model, small_config, vocabulary, w
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
-@pytest.mark.parametrize("method", ["fedavg", "fedatt", "fedmed", "fedadam", "fedadmm", "fedprox", "fedsgd"])
-def test_a_federation_equals_the_simulation_bit_for_bit(tmp_path, method, secure):
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [(name, {}) for name in ("fedavg", "fedatt", "fedmed", "fedadam", "fedadmm", "fedprox", "fedsgd")]
+    + [("fedavg", {"noise": 0.1, "noise_at": "sum"}), ("fedatt", {"noise": 0.1, "noise_at": "server"})],
+)
+def test_a_federation_equals_the_simulation_bit_for_bit(tmp_path, method, options, secure):
     texts = write_texts(tmp_path / "texts", 5)
     vocab, path = vocabulary(tmp_path)
     config = with_limits(
-        small_config(tmp_path / "texts", path, method, secure=secure, rounds=2)
+        small_config(tmp_path / "texts", path, method, secure=secure, rounds=2, **options)
     )  # as its run.toml will say
     train(config, tmp_path / "simulated")
     transport, roster = federation(tmp_path / "clients", texts)

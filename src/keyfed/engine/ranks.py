@@ -342,7 +342,7 @@ class RankedSimulation:
         """Return the sum over the clients of all ranks."""
         sent = None if shares is None else {client: asdict(share) for client, share in shares.items()}
         self._ranks.tell({"do": "collect", "shares": sent})
-        return _add_up(self._local, self._ranks, shares, self._trained)
+        return self._local.noised(_add_up(self._local, self._ranks, shares, self._trained))
 
     def acknowledge(self, contributors: Sequence[ClientId]) -> None:
         """Let the states of those in the sum count, whichever rank trained them."""

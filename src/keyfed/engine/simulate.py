@@ -42,6 +42,7 @@ from keyfed.federated.types import (
     Report,
     Share,
 )
+from keyfed.federated.upload import noised
 
 STATEFUL = 4.0  # times the cap of an upload, beyond which that of a client that keeps state is refused
 LARGEST_CHANGE = 1e6  # of one weight in one round; beyond it lies only divergence
@@ -155,7 +156,6 @@ class Simulation:
         self._norms: dict[ClientId, float] = {}
         self._shortened: list[ClientId] = []
         self._refused: list[Refusal] = []
-        self._noise: Params | None = None  # for the mean, if the method wants it there
         self.compression_error: float | None = None  # of the last round: mean over the clients that trained
         self.curves: CohortCurves | None = None  # of the last round, where the problem counts its steps
         self.secure: Mapping[str, Any] | None = None  # what the last round's secure sum cost; None for a plain one
@@ -180,7 +180,7 @@ class Simulation:
         self, params: Params, cohort: Sequence[ClientId], method: Method, round: int, public: Public | None = None
     ) -> Mapping[ClientId, Report]:
         """Train the cohort; sum at once where clients weigh themselves, else keep the uploads."""
-        self._sum, self._kept, self._refused, self._noise = self._gather(params), {}, [], None
+        self._sum, self._kept, self._refused = self._gather(params), {}, []
         self._theta, self._method, self._norms, self._shortened = params, method, {}, []
         self._self_weighed, self.secure, self.curves, self._shares = None, None, None, {}
         self._round, self._remembering = round, keeps_state(method)
@@ -189,10 +189,6 @@ class Simulation:
             assert public is not None, "clients of a hidden method weigh themselves by public numbers"
             current = SelfWeighedRound(params, method, public, round, tuple(cohort), tuple(self._trained))
             self._self_weighed = SelfWeighedSum(current, self._sum) if self._hide is None else self._hide(current)
-        noise = method.noise
-        if noise is not None and noise.at == "server":
-            seed = derive_seed(self._problem.seed, round, "server noise")
-            self._noise = noise.draw(params, torch.Generator().manual_seed(seed))
         reports: dict[ClientId, Report] = {}
         errors: list[float] = []
         layers = list(params)
@@ -240,16 +236,18 @@ class Simulation:
         """Return the finished sum, or form it now from shares that came after the reports."""
         if self._self_weighed is not None:
             return self._collect_self_weighed(self._self_weighed)
-        gathered = self._gathered(shares).aggregate(self._refused)
+        gathered = self.noised(self._gathered(shares).aggregate(self._refused))
         return replace(gathered, norms=tuple(self._norms.values()), shortened=tuple(self._shortened))
 
     def _collect_self_weighed(self, summed: SelfWeighedAccumulator) -> Aggregate:
         aggregate, self.secure = summed.aggregate(self._refused), summed.costs
-        self._self_weighed, self._sum, noise = None, None, self._noise
-        if noise is None:
-            return aggregate
-        shifted = {name: t + noise[name] * aggregate.mass[name] for name, t in aggregate.total.items()}
-        return replace(aggregate, total=shifted)
+        self._self_weighed, self._sum = None, None
+        return self.noised(aggregate)
+
+    def noised(self, aggregate: Aggregate) -> Aggregate:
+        """Add the noise of a method whose server adds it, for a round's whole sum."""
+        assert self._method is not None, "a sum follows train()"
+        return noised(aggregate, self._method.noise, derive_seed(self._problem.seed, self._round, "server noise"))
 
     def summed(self, shares: Mapping[ClientId, Share] | None) -> RunningSum:
         """Return what `collect` makes an aggregate of, for those who add up the sums of several simulations."""
@@ -275,8 +273,6 @@ class Simulation:
             self._sum.refuse(client)
         for client, upload in held.items():
             self._sum.add(client, upload, own[client] if shares is None else shares[client])
-        if self._noise is not None:
-            self._sum.shift(self._noise)  # by noise · mass, which is linear: parts of a round may each do it
         summed, self._sum, self._kept, self._shares = self._sum, None, {}, {}
         return summed
 

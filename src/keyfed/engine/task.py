@@ -90,21 +90,22 @@ def run_tasks(
     own = _stack(states) if method.solver.start is not None else None
     members = [t.client for t in tasks]
     solution = solve_block(problem, theta, members, method, round, [t.work for t in tasks], own)
-    distances = measure(method, theta, solution.upload, len(tasks))
+    uploads, at = solution.upload, None if method.noise is None else method.noise.at
+    if at == "client-first":
+        uploads = _noised(problem, method, theta, tasks, round, uploads)
+    distances = measure(method, theta, uploads, len(tasks))
+    if at == "client":
+        uploads = _noised(problem, method, theta, tasks, round, uploads)
     loss, tokens, worked = solution.loss.tolist(), solution.tokens.tolist(), solution.worked.tolist()
     joined = solution.join_weight
     weight = [0.0] * len(tasks) if joined is None else joined.weight.tolist()
     joining = [False] * len(tasks) if joined is None else joined.joining.tolist()
     curves = unstack(solution.curve, len(tasks))
-    noisy = method.noise is not None and method.noise.at == "client"
-    largest = _largest(solution.upload) if len(tasks) > 1 and not noisy else [None] * len(tasks)
+    largest = _largest(uploads) if len(tasks) > 1 else [None] * len(tasks)
     out = []
     for k, task in enumerate(tasks):
-        meant = {name: u[k] for name, u in solution.upload.items()}
+        meant = {name: u[k] for name, u in uploads.items()}
         name = problem.names[task.client]
-        if noisy and method.noise is not None:
-            drawn = method.noise.draw(theta, _generator(problem, round, name, "noise"))
-            meant = {layer: u + drawn[layer] for layer, u in meant.items()}
         # With a clip everybody stands for θ from the start, and sends what has changed: no clip bounds θ itself.
         member = joining[k] and task.clip is not None
         if joining[k] and (method.codec is not None or member):
@@ -132,6 +133,16 @@ def run_tasks(
             )
         )  # fmt: skip
     return out
+
+
+def _noised(
+    problem: LocalProblem, method: Method, theta: Params, tasks: Sequence[ClientTask], round: int, uploads: Params
+) -> Params:
+    """Add to each client's stacked upload the noise that it draws itself."""
+    assert method.noise is not None, "a method whose clients add noise"
+    draw, names = method.noise.draw, [problem.names[task.client] for task in tasks]
+    drawn = [draw(theta, _generator(problem, round, name, "noise")) for name in names]
+    return {layer: u + torch.stack([noise[layer] for noise in drawn]) for layer, u in uploads.items()}
 
 
 def _largest(uploads: Params) -> list[float | None]:

@@ -89,7 +89,8 @@ def fedavg(*, local: LocalOptions = LocalOptions(lr=0.006), noise: float = 0.0, 
 
     Options:
       noise: standard deviation β of FedAtt's white noise; no guarantee of privacy comes with it. 0 is none.
-      noise_at: who adds it: client (every upload, FedAtt equation 6) or server (the new θ once, the authors' code).
+      noise_at: client (every upload, FedAtt equation 6; client-first: before its distance is measured), sum (once
+        beside the m uploads and divided by m, equation 5 as printed) or server (the new θ once, the authors' code).
       {local}
 
     References:
@@ -178,7 +179,8 @@ def fedatt(
       norm: spectral or frobenius.
       bound: largest score s/T that counts, against clients that move far on purpose; none is published.
       noise: standard deviation β of FedAtt's white noise; no guarantee of privacy comes with it. 0 is none.
-      noise_at: who adds it: client (every upload, FedAtt equation 6) or server (the new θ once, the authors' code).
+      noise_at: client (every upload, after its distance is measured), client-first (before it: the attention sees the
+        noise), sum (once beside the m uploads, divided by m) or server (the new θ once, the authors' code).
       {local}
 
     References:
@@ -193,7 +195,7 @@ def fedatt(
         local.batch_size,
         local.epochs,
         # On the server the noise is added to θ' itself: divided here by the step that the mean is multiplied with.
-        noise=noise_on(noise if noise_at == "client" else noise / step, at=noise_at),
+        noise=noise_on(noise / step if noise_at == "server" else noise, at=noise_at),
         distance=distance.norm(norm),
     )
 

@@ -317,14 +317,14 @@ class Mediator(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """White noise on uploads (at the clients) or on their mean (at the server).
+    """White noise on uploads (at the clients), on their sum or on their mean (at the server).
 
     Attributes:
-      at: who adds it.
+      at: who adds it; "client-first": before distances are measured (`upload.noise_on`).
       draw: (tensors to be like, generator of this round and place) → the noise.
     """
 
-    at: Literal["client", "server"]
+    at: Literal["client", "client-first", "sum", "server"]
     draw: Callable[[Params, Generator], Params]
 
 
@@ -449,10 +449,6 @@ class Accumulator(Protocol):
 
     def refuse(self, client: ClientId) -> None:
         """Hear that a client which could have uploaded was refused, for what it trained."""
-        ...
-
-    def shift(self, by: Params) -> None:
-        """Move the mean of every layer that has one by a given amount."""
         ...
 
     def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:

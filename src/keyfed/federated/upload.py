@@ -9,6 +9,7 @@ themselves, since they upload the increment over what the server has.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -16,16 +17,19 @@ from torch import Generator, Tensor
 
 from keyfed.errors import ConfigError
 from keyfed.federated.spec import positive
-from keyfed.federated.types import Codec, Noise, Params
+from keyfed.federated.types import Aggregate, Codec, Noise, Params
 
-Where = Literal["client", "server"]
+Where = Literal["client", "client-first", "sum", "server"]
 
 
 def noise_on(beta: float, sigma: float = 1.0, at: Where = "client") -> Noise | None:
     r"""Add white noise of standard deviation βσ, as FedAtt does; None for β = 0.
 
     `client` is equation 6: every client adds its own β·N(0, σ²) to its upload after its distance was measured. So the
-    noise is inside the weighted sum and m clients average it. `server` is the authors' code: once, on the mean.
+    noise is inside the weighted sum and m clients average it. `client-first` adds the same noise before the distance is
+    measured: the text has clients add it before they send, so the server's attention would see it. `sum` is equation 5
+    as printed: one N(0, σ²) beside the m uploads, θ' = θ + (Σ Δ_k + N)/m. `server` is the authors' code: once, on the
+    mean.
 
     Nothing is clipped, so however large β is this carries **no** (ε, δ) guarantee of privacy.
 
@@ -44,6 +48,16 @@ def noise_on(beta: float, sigma: float = 1.0, at: Where = "client") -> Noise | N
         return drawn
 
     return Noise(at, draw)
+
+
+def noised(aggregate: Aggregate, noise: Noise | None, seed: int) -> Aggregate:
+    """Add the noise of a method whose server adds it: once to the mean, or N/m, m being those whose uploads came."""
+    if noise is None or noise.at not in ("sum", "server") or not aggregate.contributors:
+        return aggregate
+    clients = len(aggregate.contributors) if noise.at == "sum" else 1
+    drawn = noise.draw(aggregate.total, Generator().manual_seed(seed))
+    total = {n: torch.add(t, drawn[n], alpha=aggregate.mass[n] / clients) for n, t in aggregate.total.items()}
+    return replace(aggregate, total=total)
 
 
 QUANTISE = ("none", "fp16", "int8")

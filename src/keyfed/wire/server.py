@@ -22,8 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-import torch
-
 from keyfed.engine.problem import measure
 from keyfed.engine.simulate import capped, limited, refusal
 from keyfed.engine.sums.noised import NoisedSum
@@ -53,6 +51,7 @@ from keyfed.federated.types import (
     Report,
     Share,
 )
+from keyfed.federated.upload import noised
 from keyfed.model.output import Score
 from keyfed.private.dp.noise import Noising
 from keyfed.wire.messages import Rejected, finished_of, most_bytes, pack, read_tensors, report_head, shapes_of
@@ -149,7 +148,7 @@ class RemoteFederation:
             summed, self._noised, self._private = self._noised, None, None  # every round is told its own noise
             return summed.aggregate(self.calls.refusals())
         if now.method.report_free:
-            return self._hidden(now)
+            return self._with_noise(now, self._hidden(now))
         own = now.method.mediator.share
         if shares is not None:
             wanted = [client for client in now.reports if client in shares]
@@ -169,12 +168,12 @@ class RemoteFederation:
             )
             assert share is not None, "an upload that came has a share"
             running.add(client, uploads.pop(client), share)
-        noise = now.method.noise
-        if noise is not None and noise.at == "server":
-            seed = derive_seed(self.calls.run.seed, now.number, "server noise")
-            running.shift(noise.draw(now.params, torch.Generator().manual_seed(seed)))
-        aggregate = running.aggregate(self.calls.refusals())
+        aggregate = self._with_noise(now, running.aggregate(self.calls.refusals()))
         return replace(aggregate, norms=tuple(now.norms.values()), shortened=tuple(now.shortened))
+
+    def _with_noise(self, now: _Round, aggregate: Aggregate) -> Aggregate:
+        """Add the noise of a method whose server adds it."""
+        return noised(aggregate, now.method.noise, derive_seed(self.calls.run.seed, now.number, "server noise"))
 
     def acknowledge(self, contributors: Sequence[ClientId]) -> None:
         """Remember whose upload is in the model; they hear of it with the next model."""

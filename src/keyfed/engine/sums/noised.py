@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import torch
 
 from keyfed.engine.sums.codec import MOST_COUNTS, ClippedUpload, Vector, clip_upload, decode_clipped, mass_unit
-from keyfed.errors import PrivacyError
 from keyfed.federated.public.rules import held
 from keyfed.federated.types import Aggregate, ClientId, Params, Refusal, Share
 from keyfed.private.dp.noise import Noising, norm_of
@@ -88,10 +87,6 @@ class NoisedSum:
 
     def refuse(self, client: ClientId) -> None:
         """Do nothing: who is refused adds zeros."""
-
-    def shift(self, by: Params) -> None:
-        """Refuse noise of a method's own: it would be added to what is divided by a public number."""
-        raise PrivacyError(f"a private sum has its own noise; {len(by)} layers of another were to be added")
 
     def aggregate(self, refused: Sequence[Refusal]) -> Aggregate:
         """Book the release, then return the noised sum; an empty cohort's is noise alone."""

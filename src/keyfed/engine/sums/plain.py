@@ -86,11 +86,6 @@ class RunningSum:
         for name, peak in peaks.items():
             self._relative(name, peak)
 
-    def shift(self, by: Params) -> None:
-        """Move the mean of every layer that has one by a given amount."""
-        for name, total in self.total.items():
-            total.add_(by[name], alpha=self.mass[name])
-
     def _fraction(self, share: Share, name: str) -> float:
         """How much of a layer's sum is one client's."""
         if self.weight[name] <= 0:
