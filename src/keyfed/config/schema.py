@@ -77,7 +77,12 @@ class DataConfig:
         short="Folder of the named corpora; else KEYFED_DATA.",
     )
     partition: str | None = option(None, "natural, iid, contiguous, quantity or dirichlet; none: the corpus's own")
-    clients: int | None = option(None, "number of shards, where the partition makes shards", least=1)
+    clients: int | None = option(
+        None, "number of shards, where the partition makes shards, or of natural clients; none: its own", least=1
+    )
+    clients_by: Literal["seed", "text"] = option(
+        "seed", "which natural clients data.clients takes: drawn by the seed, or those with most text"
+    )
     unseen: float = option(0.1, "share of natural clients never trained on", share="share")
     alpha: float = option(0.5, "concentration of the dirichlet partition", above=0)
     clients_part: str | None = option(

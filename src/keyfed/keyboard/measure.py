@@ -422,7 +422,8 @@ def _load(folders: Sequence[Path]) -> tuple[list[Trained], Prepared]:
 def _text_of(run: Trained) -> tuple[Any, ...]:
     """What decides which text a run learns from and which it holds out."""
     data = run.config.data
-    return data.name, data.partition, data.clients, data.unseen, data.alpha, data.clients_part, run.config.train.seed
+    clients = (data.clients, data.clients_by, data.clients_part)
+    return data.name, data.partition, *clients, data.unseen, data.alpha, run.config.train.seed
 
 
 def _groups(prepared: Prepared) -> dict[str, Sequence[ClientText]]:

@@ -113,6 +113,7 @@ def _partition(config: Config, index: LineIndex) -> LinePartition:
         unseen=data.unseen,
         alpha=data.alpha,
         part=data.clients_part,
+        clients_by=data.clients_by,
     )
 
 
@@ -314,6 +315,7 @@ def cache_folder(config: Config) -> Path | None:
         "characters": kind_of(config) == "char",
         **{key: getattr(data, key) for key in ("partition", "clients", "unseen", "alpha", "vocab", "lower")},
         **{key: getattr(data, key) for key in ("min_clients", "author_column", "text_column", "clients_part")},
+        **({} if data.clients_by == "seed" else {"clients_by": data.clients_by}),
         **({} if vocabulary is None else {"vocabulary": vocabulary}),
     }
     key = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain, compress, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from zlib import crc32
 
 import numpy as np
@@ -253,12 +253,14 @@ def partition_lines(
     unseen: float = 0.1,
     alpha: float = 0.5,
     part: str | None = None,
+    clients_by: Literal["seed", "text"] = "seed",
 ) -> LinePartition:
     """Give the lines of a corpus to clients.
 
     Args:
       kind: One of `PARTITIONS`.
       clients: Clients wanted; None takes every author (natural), 10 (quantity) or 100.
+      clients_by: Which authors these are in a natural partition: drawn by the seed, or those with most text.
       seed: Draws held-out authors, shuffles lines, draws mixtures. The same seed gives the same population;
         the held-out authors depend on nothing but corpus, seed and `unseen`.
       unseen: Fraction of the authors (with enough text) held out of a natural partition.
@@ -283,7 +285,7 @@ def partition_lines(
         raise ConfigError(f"alpha must be positive, got {alpha}")
     _check_names(index)
     if kind == "natural":
-        cut = _natural(index, clients, seed, unseen)
+        cut = _natural(index, clients, seed, unseen, clients_by)
     else:
         cut = _pooled(index, kind, clients or DEFAULT_CLIENTS[kind], seed, alpha)
     return replace(cut, part=part, in_part=in_part(cut.names, part, seed))
@@ -369,7 +371,7 @@ def _own_counts(index: LineIndex) -> Numbers:
 # The partitions
 
 
-def _natural(index: LineIndex, clients: int | None, seed: int, unseen: float) -> LinePartition:
+def _natural(index: LineIndex, clients: int | None, seed: int, unseen: float, clients_by: str) -> LinePartition:
     thirds = _three_parts(index, TENTHS)
     held = _held_out(index, thirds, seed, unseen)
     ours = np.delete(np.arange(len(index.names)), held)
@@ -379,8 +381,12 @@ def _natural(index: LineIndex, clients: int | None, seed: int, unseen: float) ->
                 f"{clients:,} clients asked for, but {index.corpus} has {len(ours):,} authors"
                 f" beside the {len(held):,} held out"
             )
-        chosen = _random(seed, "clients").permutation(len(ours))[:clients]
-        ours = np.sort(ours[chosen])
+        if clients_by == "text":  # of two with equally much, the one who comes first
+            before = np.concatenate([[0], np.cumsum(index.sizes, dtype=np.int64)])
+            order = np.argsort(-np.diff(before[index.first])[ours], kind="stable")
+        else:
+            order = _random(seed, "clients").permutation(len(ours))
+        ours = np.sort(ours[order[:clients]])
     cut_too = all(lines is None for lines in index.published)
     train, valid, test = _parts(index, thirds if cut_too else _own_counts(index), ours)
     counts = np.diff(index.first)[held]

@@ -186,6 +186,18 @@ def test_asking_for_fewer_natural_clients_takes_nested_subsets() -> None:
         partition(corpus, "natural", clients=19, seed=5)
 
 
+@given(st.integers(1, 12), st.lists(st.integers(1, 40), min_size=14, max_size=14), st.integers(0, 9))
+def test_the_natural_clients_with_most_text_are_those_that_sorting_finds(wanted: int, lines: list[int], seed: int):
+    corpus = corpus_of(*(author(str(i), n) for i, n in enumerate(lines)))
+    everybody = partition(corpus, "natural", clients=None, seed=seed, unseen=0.1)
+    found = partition(corpus, "natural", clients=wanted, seed=seed, unseen=0.1, clients_by="text")
+    size = {a.name: sum(len(line.split()) + 1 for line in a.lines) for a in corpus.authors}
+    by_text = sorted(everybody.clients, key=lambda c: -size[c.name])  # stable: the first of two that are alike
+    assert {c.name for c in found.clients} == {c.name for c in by_text[:wanted]}
+    assert set(found.clients) <= set(everybody.clients)  # each with the text it has among all
+    assert found.unseen == everybody.unseen
+
+
 @given(st.integers(1, 30), st.integers(30, 90), st.integers(0, 9))
 def test_iid_shards_have_equal_line_counts(clients: int, lines: int, seed: int) -> None:
     corpus = corpus_of(author("a", lines), valid=(), test=(), natural=False)
