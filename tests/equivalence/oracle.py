@@ -66,7 +66,8 @@ class Oracle(nn.Module):
             if spec.cell == "cifg":
                 layers.append(Cifg(width, spec.hidden, spec.projection))
             else:
-                layers.append({"gru": nn.GRU, "lstm": nn.LSTM}[spec.cell](width, spec.hidden, batch_first=True))
+                kind, more = (nn.GRU, {}) if spec.cell == "gru" else (nn.LSTM, {"proj_size": spec.projection or 0})
+                layers.append(kind(width, spec.hidden, batch_first=True, **more))
         self.layers = nn.ModuleList(layers)
         self.dense = nn.Linear(spec.width, spec.dense) if spec.dense else None
         self.output = nn.Linear(spec.output_width, spec.vocab)

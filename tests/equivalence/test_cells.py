@@ -16,6 +16,7 @@ CASES = [
     ("gru", 1, False),
     ("lstm", 2, False),
     ("lstm", 1, False),
+    ("lstm", 1, True),
     ("cifg", 1, True),
     ("cifg", 2, False),
 ]
@@ -68,19 +69,20 @@ def test_hand_written_backward_equals_autograd(cell, biases, projected, m, batch
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize(("cell", "projected"), [("gru", False), ("lstm", False), ("lstm", True)])
 @pytest.mark.parametrize("family", [CELLS, KERNELS], ids=["definition", "kernel"])
-def test_stacked_cell_equals_torch_nn_client_by_client(cell, family):
-    x, w, state = make(cell, 2, False, m=3, batch=2, time=6, width=4, hidden=5, seed=1)
+def test_stacked_cell_equals_torch_nn_client_by_client(cell, projected, family):
+    x, w, state = make(cell, 2, projected, m=3, batch=2, time=6, width=4, hidden=5, seed=1)
     with torch.no_grad():
         out, last = family[cell](x, w, state)
     for k in range(3):
-        layer = {"gru": nn.GRU, "lstm": nn.LSTM}[cell](4, 5).double()
+        layer = (nn.GRU(4, 5) if cell == "gru" else nn.LSTM(4, 5, proj_size=3 if projected else 0)).double()
         own = {
             "weight_ih_l0": w.ih[k],
             "weight_hh_l0": w.hh[k],
             "bias_ih_l0": w.bias_ih[k],
             "bias_hh_l0": w.bias_hh[k],
+            **({"weight_hr_l0": w.hr[k]} if projected else {}),
         }
         start = tuple(s[k][None] for s in state)
         expected, ends = torch.func.functional_call(layer, own, (x[k], start[0] if cell == "gru" else start))

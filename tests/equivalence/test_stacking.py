@@ -48,6 +48,9 @@ def method_of(how: Local) -> Method:
     return Method("test", solver, by_tokens(), server.sgd(1.0), batch_size=how.rows, epochs=how.epochs)
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+
+
 @dataclass(frozen=True)
 class Case:
     spec: ModelSpec
@@ -77,6 +80,7 @@ CASES = {
     "lstm, dropout": Case(replace(LSTM, dropout=0.3), CLIPPED, STREAM),
     "lstm, dropout, 2 epochs, sentences": Case(replace(LSTM, dropout=0.3), replace(CLIPPED, epochs=2), SENTENCES),
     "lstm tied, adam": Case(replace(LSTM, embed=7, tied=True), Local("adam", lr=1e-3, clip=0.25), STREAM),
+    "lstm, projected, packed": Case(replace(CIFG, cell="lstm"), replace(CLIPPED, epochs=2), PACKED),
     "cifg": Case(CIFG, CLIPPED, STREAM),
     "cifg untied, two biases, momentum, dropout": Case(
         replace(CIFG, tied=False, biases=2, dropout=0.3), replace(CLIPPED, momentum=0.5), SENTENCES

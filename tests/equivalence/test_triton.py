@@ -36,7 +36,8 @@ if not GPU:  # the interpreter does not multiply bf16: the persistent kernels ar
     triton_kernels.PERSISTENT = (torch.float32,)
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}
 ON_A_GPU = pytest.mark.skipif(not GPU, reason="a further shape of the same kernels: on a GPU")
-CASES = [("gru", 2, None), ("gru", 1, None), ("lstm", 2, None), ("lstm", 1, None), ("cifg", 1, 12), ("cifg", 2, None)]
+CASES = [("gru", 2, None), ("gru", 1, None), ("lstm", 2, None), ("lstm", 1, None), ("lstm", 1, 12),
+         ("cifg", 1, 12), ("cifg", 2, None)]  # fmt: skip
 
 
 def draw(seed: int, *shape: int, scale: float = 0.5) -> torch.Tensor:
@@ -71,7 +72,7 @@ def both_ways(layer, x, w, state, keep=None):
 
 # In the interpreter two shapes of each cell: a stream and packed, one bias and two, with a projection and without.
 HERE = [("gru", 2, None, False), ("gru", 1, None, True), ("lstm", 2, None, False), ("lstm", 1, None, True),
-        ("cifg", 1, 12, True), ("cifg", 2, None, False)]  # fmt: skip
+        ("lstm", 1, 12, True), ("cifg", 1, 12, True), ("cifg", 2, None, False)]  # fmt: skip
 ALL = [(*case, packed) for case in CASES for packed in (False, True)]
 
 
@@ -90,7 +91,7 @@ def test_persistent_recurrences_equal_the_plain_ones(cell, biases, projection, p
 @pytest.mark.skipif(not GPU, reason="Triton's interpreter does not multiply bf16")
 @pytest.mark.parametrize("packed", [False, True], ids=["stream", "packed"])
 @pytest.mark.parametrize("hidden", [20, 304])
-@pytest.mark.parametrize(("cell", "biases", "projection"), [*CASES, ("cifg", 1, 96)])
+@pytest.mark.parametrize(("cell", "biases", "projection"), [*CASES, ("cifg", 1, 96), ("lstm", 1, 96)])
 def test_persistent_recurrences_in_bf16_are_near(cell, biases, projection, hidden, packed):
     x, w, state = a_layer(cell, biases, projection, m=12, batch=10, time=35, inputs=6, hidden=hidden)
     w = w._replace(hh=w.hh / w.hh.shape[-1] ** 0.5, hr=None if w.hr is None else w.hr / hidden**0.5)  # no chaos

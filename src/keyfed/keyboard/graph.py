@@ -157,20 +157,24 @@ def _gru(nodes: _Nodes, spec: ModelSpec, layer: int, x: str) -> str:
 
 
 def _lstm(nodes: _Nodes, spec: ModelSpec, layer: int, x: str) -> str:
-    """Write c' = f ⊙ c + i ⊙ g, h' = o ⊙ tanh(c')."""
+    """Write c' = f ⊙ c + i ⊙ g, h' = W_hr (o ⊙ tanh(c'))."""
     i, f, g, o = nodes.gates(nodes.add("Add", *_projections(nodes, spec, layer, x)), 4)
     kept = nodes.add("Mul", nodes.add("Sigmoid", f), f"c{layer}")
     fresh = nodes.add("Mul", nodes.add("Sigmoid", i), nodes.add("Tanh", g))
-    c = nodes.add("Add", kept, fresh, name=f"c{layer}_next")
-    return nodes.add("Mul", nodes.add("Sigmoid", o), nodes.add("Tanh", c), name=f"h{layer}_next")
+    return _output(nodes, spec, layer, o, nodes.add("Add", kept, fresh, name=f"c{layer}_next"))
 
 
 def _cifg(nodes: _Nodes, spec: ModelSpec, layer: int, x: str) -> str:
-    """Write c' = (1 − i) ⊙ c + i ⊙ g, h' = W_hr (o ⊙ tanh(c')); without a projection W_hr is the identity."""
+    """Write c' = (1 − i) ⊙ c + i ⊙ g, h' = W_hr (o ⊙ tanh(c'))."""
     i, g, o = nodes.gates(nodes.add("Add", *_projections(nodes, spec, layer, x)), 3)
     i = nodes.add("Sigmoid", i)
     kept = nodes.add("Mul", nodes.add("Sub", "one", i), f"c{layer}")
     c = nodes.add("Add", kept, nodes.add("Mul", i, nodes.add("Tanh", g)), name=f"c{layer}_next")
+    return _output(nodes, spec, layer, o, c)
+
+
+def _output(nodes: _Nodes, spec: ModelSpec, layer: int, o: str, c: str) -> str:
+    """Write h' = W_hr (o ⊙ tanh(c')); without a projection W_hr is the identity."""
     gated = (nodes.add("Sigmoid", o), nodes.add("Tanh", c))
     if not spec.projection:
         return nodes.add("Mul", *gated, name=f"h{layer}_next")

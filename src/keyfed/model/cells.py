@@ -73,6 +73,11 @@ def recurrent_gates(h: Tensor, w: CellWeights) -> Tensor:
     return torch.baddbmm(w.bias_hh[:, None], h, w.hh.mT)
 
 
+def project_outputs(h: Tensor, w: CellWeights) -> Tensor:
+    """Return W_hr h, [m, batch, projection]; without a projection h itself."""
+    return h if w.hr is None else torch.bmm(h, w.hr.mT)
+
+
 def kept(state: State, keep: Tensor | None, t: int) -> State:
     """Return keep_t ⊙ state: zero in rows where a line begins at step t; without `keep` the state itself."""
     return state if keep is None else tuple(s * keep[:, t] for s in state)
@@ -103,9 +108,9 @@ def gru(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None) -> 
 
 
 def lstm(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None) -> tuple[Tensor, State]:
-    r"""Run an LSTM (gates i, f, g, o as in torch).
+    r"""Run an LSTM (gates i, f, g, o as in torch), with a recurrent projection where there is one.
 
-    .. math::  c' = f ⊙ c + i ⊙ g,\qquad h' = o ⊙ \tanh(c')
+    .. math::  c' = f ⊙ c + i ⊙ g,\qquad h' = W_{hr}\,(o ⊙ \tanh(c'))
     """
     h, c = state
     inputs = project_inputs(x, w)
@@ -114,7 +119,7 @@ def lstm(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None) ->
         h, c = kept((h, c), keep, t)
         i, f, g, o = (inputs[:, t] + recurrent_gates(h, w)).chunk(4, -1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        h = torch.sigmoid(o) * torch.tanh(c)
+        h = project_outputs(torch.sigmoid(o) * torch.tanh(c), w)
         outputs.append(h)
     return torch.stack(outputs, 1), (h, c)
 
@@ -136,9 +141,7 @@ def cifg(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None) ->
         i, g, o = (inputs[:, t] + recurrent_gates(h, w)).chunk(3, -1)
         i = torch.sigmoid(i)
         c = (1 - i) * c + i * torch.tanh(g)
-        h = torch.sigmoid(o) * torch.tanh(c)
-        if w.hr is not None:
-            h = torch.bmm(h, w.hr.mT)
+        h = project_outputs(torch.sigmoid(o) * torch.tanh(c), w)
         outputs.append(h)
     return torch.stack(outputs, 1), (h, c)
 

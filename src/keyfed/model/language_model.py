@@ -104,7 +104,7 @@ class ModelSpec:
       hidden: units of each recurrent layer.
       layers: number of recurrent layers.
       dense: width of a linear layer after the recurrence, or None.
-      projection: recurrent projection of the CIFG, or None.
+      projection: width of the recurrent projection of a CIFG or an LSTM, or None.
       tied: the output layer is the transposed embedding.
       biases: bias vectors per gate: 2 as torch.nn, 1 as Keras.
       dropout: rate after the embedding and after every recurrent layer while training.
@@ -380,6 +380,16 @@ PRESETS: dict[str, Preset] = {
     "nwp-large": Preset("lstm", 300, 512, dense=300, biases=1, window=20, about="pretraining, large"),
     "nwp-reddi": Preset("lstm", 96, 670, dense=96, biases=1, window=20, about="pretraining §9 (Reddi et al.)"),
     "cifg": Preset("cifg", 96, 670, projection=96, tied=True, biases=1, window=20, about="Gboard's keyboard"),
+    "lstm-projected": Preset(
+        "lstm",
+        96,
+        670,
+        projection=96,
+        tied=True,
+        biases=1,
+        window=20,
+        about="Gboard's keyboard with an LSTM of its width",
+    ),
     "leaf-char": Preset("lstm", 8, 256, layers=2, characters=True, window=80, about="LEAF, Shakespeare"),
 }
 

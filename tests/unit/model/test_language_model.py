@@ -231,6 +231,12 @@ def test_a_cifg_has_a_quarter_fewer_gate_weights_than_an_lstm():
     assert ours["rnn.weight_hr_l0"] == (96, 670)
     assert "rnn.bias_hh_l0" not in ours
     assert "output.weight" not in ours
+    lstm = shapes(build_spec("lstm-projected", 10_000))
+    assert list(lstm) == list(ours)
+    for name, shape in ours.items():  # a quarter of the gates, and nothing else
+        gate = name.startswith(("rnn.weight_ih", "rnn.weight_hh", "rnn.bias"))
+        assert lstm[name] == ((shape[0] // 3 * 4, *shape[1:]) if gate else shape)
+    assert count("lstm-projected", 10_000) == 1_422_250 + 670 * (96 + 96 + 1)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -164,7 +164,7 @@ def gru_backward(saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor
 def lstm_forward(
     coupled: bool, x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None
 ) -> tuple[Tensor, State, Saved]:
-    """LSTM (gates i, f, g, o), or CIFG (gates i, g, o with f = 1 − i, optional projection) if `coupled`."""
+    """LSTM (gates i, f, g, o), or CIFG (gates i, g, o with f = 1 − i) if `coupled`; the projection is optional."""
     h0, c0 = state
     gates = project_inputs(x, w)  # becomes the activated gates in place
     m, time, batch, rows = gates.shape
