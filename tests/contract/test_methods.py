@@ -62,6 +62,7 @@ ROWS = [
     ("fedavg", {"keep": 0.2}),
     ("fedadam", {"keep": 0.2, "quantise": "int8"}),
     ("admm", {"keep": 0.5, "quantise": "fp16"}),
+    ("fedadam", {"bias_correction": True}),
 ]
 IDS = [
     " ".join([name, *(f"{k}={v.name if isinstance(v, Part) else v}" for k, v in options.items())])

@@ -224,7 +224,7 @@ def test_a_real_population_is_accounted_by_its_own_rate(corpus, tmp_path):
         ("admm", ["train.cohort=7", "method.lr=0.003", *EVERYBODY]),
         ("liadmm", ["train.cohort=7", *EVERYBODY]),
         ("fedadmm", ["train.cohort=7", "method.lr=0.5", *EVERYBODY]),
-        ("fedadam", ["privacy.weight_cap=300", "privacy.mean_weight=0.8"]),
+        ("fedadam", ["privacy.weight_cap=300", "privacy.mean_weight=0.8", "method.bias_correction=true"]),
         ("fedadmm", ["method.server_step=published", "method.lr=0.5", "train.cohort=6"]),
         ("fedavg", ["train.frozen_rounds=1"]),
         ("fedavg", ["train.cohort=7", *EVERYBODY, *OF_SEVEN]),

@@ -196,6 +196,19 @@ def test_the_average_and_the_schedule_go_on_where_they_were(whole, corpus, tmp_p
     assert result_of(tmp_path / "through")["test"] != result_of(whole)["test"]
 
 
+def test_the_steps_that_a_servers_bias_correction_counts_go_on(corpus, tmp_path):
+    config = replace(tiny(corpus), method="fedadam", options={"bias_correction": True, "server_lr": 0.001})
+    train(config, tmp_path / "through")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "cut", listener=Interrupting(3))
+    train(config, tmp_path / "cut", resume=True)
+    assert_same_run(tmp_path / "through", tmp_path / "cut")
+    last = load_checkpoint(tmp_path / "cut" / "checkpoint", 1 << 30, print)
+    assert last is not None
+    counted = {float(t) for key, t in last.state.server.items() if key.startswith("taken/")}
+    assert counted == {ROUNDS}
+
+
 def test_ctrl_c_between_two_checkpoints_loses_no_round(corpus, tmp_path):
     config = tiny(corpus, checkpoint_every=4, eval_every=2)
     train(config, tmp_path / "whole")

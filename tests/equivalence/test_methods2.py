@@ -12,10 +12,12 @@ import torch
 
 from keyfed.config.load import Config, TrainConfig
 from keyfed.engine.problem import measure, solve_block
+from keyfed.engine.simulate import Simulation
 from keyfed.errors import ConfigError
 from keyfed.federated import distance, local, server, weigh
 from keyfed.federated.cohort import derive_seed
 from keyfed.federated.descent import run_steps
+from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Aggregate, Gradient, Report
 from keyfed.run import plan
 from keyfed.run.metrics_line import report_bytes, round_traffic, sizes_of
@@ -425,6 +427,51 @@ def test_adaptive_rules_are_the_published_algorithm(rule):
         params, state = made.step(params, Aggregate(total, {"x": 4.0}, {"x": 4.0}, {"x": 4.0}, ("c",)), state)
         got.append(float(params["x"]))
     assert got == pytest.approx(by_hand(rule, deltas, lr, b1, b2, tau), abs=1e-14)
+
+
+@pytest.mark.parametrize("lost", [(), (2, 3)])
+def test_server_adam_with_bias_correction_is_kingma_and_ba_and_torch(lost):
+    """Over rounds in which the layer got nothing no step is counted, as torch counts none without a gradient."""
+    lr, b1, b2, tau = 0.001, 0.9, 0.999, 1e-7
+    rule = server.adam(lr, b1, b2, tau, bias_correction=True)
+    ours = {"x": torch.tensor([1.0, -2.0], dtype=torch.float64)}
+    theirs = torch.nn.Parameter(ours["x"].clone())
+    optimiser = torch.optim.Adam([theirs], lr=lr, betas=(b1, b2), eps=tau)
+    state = rule.init(ours)
+    x, m, v, t = np.array([1.0, -2.0]), np.zeros(2), np.zeros(2), 0
+    for number, d in enumerate(([0.5, 0.1], [-0.2, 0.3], [0.0, 0.0], [0.4, -1e-7], [0.01, 20.0], [0.3, 0.2])):
+        mass, upload = float(number not in lost), torch.tensor(d, dtype=torch.float64)
+        total = {"x": 3 * mass * upload}
+        ours, state = rule.step(ours, Aggregate(total, *[{"x": 3 * mass}] * 3, ("c",)), state)
+        theirs.grad = -upload if mass else None
+        optimiser.step()
+        if mass:
+            g, t = -np.array(d), t + 1
+            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+            x = x - lr * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + tau)
+        torch.testing.assert_close(ours["x"], theirs.detach(), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(ours["x"].numpy(), x, rtol=0, atol=1e-12)
+    assert float(state["taken/x"]) == t == 6 - len(lost)
+
+
+def test_fedadam_with_bias_correction_goes_on_from_a_stored_state_and_is_another_step():
+    problem, theta = problem_of(SIZES), theta_of()
+    options = {"lr": 0.5, "batch_size": 2, "server_lr": 0.01, "beta2": 0.999, "tau": 1e-7}
+    adam = method_of("fedadam", bias_correction=True, **options)
+    state, mean = initial_state(adam, theta), aggregate_of(problem, adam, theta).mean()
+    with Simulation(problem) as federation:
+        first, _ = run_round(adam, state, problem.store.names, federation)
+        want = {name: p + 0.01 * mean[name] / (mean[name].abs() + 1e-7) for name, p in theta.items()}
+        assert_equal(first.params, want, 1e-12)  # m̂ = Δ and v̂ = Δ²: whatever β, the first step is of size η
+        second, _ = run_round(adam, first, problem.store.names, federation)
+    forgotten = {key: torch.zeros_like(t) if key.startswith("taken/") else t for key, t in first.server.items()}
+    with Simulation(problem) as federation:
+        again, _ = run_round(adam, replace(first, server=dict(first.server)), problem.store.names, federation)
+        wrong, _ = run_round(adam, replace(first, server=forgotten), problem.store.names, federation)
+    assert_equal(again.params, second.params, 0)
+    assert any(not torch.equal(wrong.params[name], p) for name, p in second.params.items())
+    plain, _ = rounds(problem, method_of("fedadam", **options), theta, 2)
+    assert max(float((plain.params[name] - p).abs().max()) for name, p in second.params.items()) > 0.01
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

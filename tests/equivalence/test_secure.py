@@ -47,6 +47,7 @@ CASES: dict[str, tuple[str, dict]] = {
     "fedmed, adaptive, warmer": ("fedmed", {"mediation": False, "temperature": 0.03}),
     "fedsgd": ("fedsgd", {}),
     "fedadam": ("fedadam", ADAM),
+    "fedadam, bias corrected": ("fedadam", ADAM | {"bias_correction": True}),
     "fedyogi": ("fedyogi", ADAM),
     "fedadagrad": ("fedadagrad", ADAM),
     "fedavgm": ("fedavgm", {}),

@@ -4,8 +4,8 @@ r"""Methods put together by a user: other mediators and server rules by name, an
     name = "fedprox"    name = "attention"      name = "adam"
                         temperature = 0.5       lr = 0.01
 
-A component's keyword arguments are its options, as a method's are. A method from outside is held to the types of
-`types.py` (`guarded`): a slip is one line that names it, not wrong arithmetic.
+A component's keyword arguments are its options, as a method's are (`MethodFactory`). A method from outside is held to
+the types of `types.py` (`guarded`): a slip is one line that names it, not wrong arithmetic.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated import distance, server, weigh
+from keyfed.federated.local import LocalOptions
 from keyfed.federated.spec import Part
 from keyfed.federated.types import (
     Aggregate,
@@ -37,6 +39,51 @@ from keyfed.federated.types import (
     ServerRule,
     Share,
 )
+
+
+@dataclass(eq=False)
+class MethodFactory:
+    """A method, and what the program knows of its options. Called with options, it returns the `Method`.
+
+    Attributes:
+      build: the method's function. An argument `local` stands for the options of local training.
+      without: options of local training that the method does not have.
+      mediator: options that only the method's own mediator reads; nothing reads them where another one is set.
+      server: the same of its server rule.
+      characters: defaults of character models where they differ, see `tuned_options`.
+      options: every option with its default, in the order of the documentation.
+    """
+
+    build: Callable[..., Method]
+    without: tuple[str, ...] = ()
+    mediator: tuple[str, ...] = ()
+    server: tuple[str, ...] = ()
+    characters: Mapping[str, float] = field(default_factory=dict)
+    options: dict[str, inspect.Parameter] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        hints, local = typing.get_type_hints(self.build), typing.get_type_hints(LocalOptions)
+        for name, own in inspect.signature(self.build).parameters.items():
+            if name != "local":
+                self.options[name] = own.replace(annotation=hints[name])
+                continue
+            for key in (key for key in local if key not in self.without):
+                default = getattr(own.default, key)
+                self.options[key] = own.replace(name=key, default=default, annotation=local[key])
+        doc, lines = self.build.__doc__ or "", (LocalOptions.__doc__ or "").splitlines()
+        named = {line.strip().partition(":")[0]: line for line in lines}
+        lacking = [named[key] for key in local if key in self.options and f"\n      {key}:" not in doc]
+        self.__doc__ = doc.replace("      {local}", "\n".join(lacking))
+        self.__signature__ = inspect.Signature(list(self.options.values()), return_annotation=Method)
+        self.__annotations__ = {name: p.annotation for name, p in self.options.items()}
+
+    def __call__(self, **options: Any) -> Method:
+        self.__signature__.bind(**options)  # an option that the method does not have is a TypeError
+        own = inspect.signature(self.build).parameters.get("local")
+        if own is not None:
+            chosen = {f.name: options.pop(f.name) for f in fields(LocalOptions) if f.name in options}
+            options["local"] = replace(own.default, **chosen)
+        return self.build(**options)
 
 
 class Mediation(NamedTuple):
@@ -310,13 +357,13 @@ def _whole_share(share: Any, layers: Sequence[str], who: str) -> Share:
     if not isinstance(share, Share):
         raise ConfigError(f"{who} gave a {type(share).__name__}; expected a Share(scale, mass)")
     parts = {"scale": share.scale, "mass": share.mass} | ({} if share.log is None else {"log": share.log})
-    for field, numbers in parts.items():
+    for part, numbers in parts.items():
         for layer in layers:
             got = numbers.get(layer)
-            if got is None or not math.isfinite(got) or (field == "mass" and got < 0):
-                least = " of at least 0" if field == "mass" else ""
+            if got is None or not math.isfinite(got) or (part == "mass" and got < 0):
+                least = " of at least 0" if part == "mass" else ""
                 found = "missing" if got is None else got
-                raise ConfigError(f'{who}: {field} of layer "{layer}" is {found}; expected a finite number{least}')
+                raise ConfigError(f'{who}: {part} of layer "{layer}" is {found}; expected a finite number{least}')
     return share
 
 

@@ -8,66 +8,19 @@ Options of local training are one object, `LocalOptions`; on the command line it
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated import components, distance, duals, server, weigh
+from keyfed.federated.components import MethodFactory
 from keyfed.federated.local import LocalOptions, full_gradient, local_solver, scheduled
 from keyfed.federated.spec import MethodSpec, positive
 from keyfed.federated.types import Method, ServerRule
 from keyfed.federated.upload import Where, codec, noise_on
 
 Weights = Literal["tokens", "uniform"]
-
-
-@dataclass(eq=False)
-class MethodFactory:
-    """A method, and what the program knows of its options. Called with options, it returns the `Method`.
-
-    Attributes:
-      build: the method's function. An argument `local` stands for the options of local training.
-      without: options of local training that the method does not have.
-      mediator: options that only the method's own mediator reads; nothing reads them where another one is set.
-      server: the same of its server rule.
-      characters: defaults of character models where they differ, see `tuned_options`.
-      options: every option with its default, in the order of the documentation.
-    """
-
-    build: Callable[..., Method]
-    without: tuple[str, ...] = ()
-    mediator: tuple[str, ...] = ()
-    server: tuple[str, ...] = ()
-    characters: Mapping[str, float] = field(default_factory=dict)
-    options: dict[str, inspect.Parameter] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        hints, local = typing.get_type_hints(self.build), typing.get_type_hints(LocalOptions)
-        for name, own in inspect.signature(self.build).parameters.items():
-            if name != "local":
-                self.options[name] = own.replace(annotation=hints[name])
-                continue
-            for key in (key for key in local if key not in self.without):
-                default = getattr(own.default, key)
-                self.options[key] = own.replace(name=key, default=default, annotation=local[key])
-        doc, lines = self.build.__doc__ or "", (LocalOptions.__doc__ or "").splitlines()
-        named = {line.strip().partition(":")[0]: line for line in lines}
-        lacking = [named[key] for key in local if key in self.options and f"\n      {key}:" not in doc]
-        self.__doc__ = doc.replace("      {local}", "\n".join(lacking))
-        self.__signature__ = inspect.Signature(list(self.options.values()), return_annotation=Method)
-        self.__annotations__ = {name: p.annotation for name, p in self.options.items()}
-
-    def __call__(self, **options: Any) -> Method:
-        self.__signature__.bind(**options)  # an option that the method does not have is a TypeError
-        own = inspect.signature(self.build).parameters.get("local")
-        if own is not None:
-            chosen = {f.name: options.pop(f.name) for f in fields(LocalOptions) if f.name in options}
-            options["local"] = replace(own.default, **chosen)
-        return self.build(**options)
-
-
 METHODS: dict[str, MethodFactory] = {}  # by name, in the order of this file
 
 
@@ -274,13 +227,14 @@ def _with_server(name: str, local: LocalOptions, rule: ServerRule) -> Method:
     return Method(name, local_solver(local), weigh.by_tokens(), rule, local.batch_size, local.epochs)
 
 
-@method(server=("server_lr", "beta1", "beta2", "tau"), characters={"lr": 0.02, "server_lr": 0.2})
+@method(server=("server_lr", "beta1", "beta2", "tau", "bias_correction"), characters={"lr": 0.02, "server_lr": 0.2})
 def fedadam(
     *,
     server_lr: float = 0.1,
     beta1: float = 0.9,
     beta2: float = 0.99,
     tau: float = 0.01,
+    bias_correction: bool = False,
     local: LocalOptions = LocalOptions(lr=0.01),
 ) -> Method:
     r"""FedAdam: the server moves by Adam in the direction of the mean upload.
@@ -288,18 +242,24 @@ def fedadam(
     .. math::  m ← β_1 m + (1−β_1)Δ,\quad v ← β_2 v + (1−β_2)Δ^2,\quad θ' = θ + η \frac{m}{\sqrt v + τ}
 
     Reading: algorithm 2 with the mean weighted by tokens; no bias correction, τ outside the root, v starts at τ².
+    Adam itself is `bias_correction`: v starts at 0, and the step of round t is η (m/(1−β₁^t)) / (√(v/(1−β₂^t)) + τ).
+    A source that gives its server "Adam(0.001)", as the pretraining paper's code in Keras does, means that step with
+    server_lr=0.001, beta2=0.999 and tau=1e-7. Without the correction the same numbers make other steps.
 
     Options:
       server_lr: the server's step size η.
       beta1: how much of the first moment survives a round, β₁.
       beta2: how much of the second moment survives a round, β₂.
       tau: floor τ of the denominator; the larger, the less adaptive.
+      bias_correction: take Adam's step with both moments corrected for their start at 0, not Reddi's.
       {local}
 
     References:
-      Reddi et al., *Adaptive Federated Optimization*, 2020 (ICLR 2021), algorithm 2.
+      Reddi et al., *Adaptive Federated Optimization*, 2020 (ICLR 2021), algorithm 2; Kingma, Ba, *Adam*, 2014 (ICLR
+      2015), algorithm 1.
     """
-    return _with_server("fedadam", local, server.adam(positive("server_lr", server_lr), beta1, beta2, tau))
+    rule = server.adam(positive("server_lr", server_lr), beta1, beta2, tau, bias_correction)
+    return _with_server("fedadam", local, rule)
 
 
 @method(server=("server_lr", "beta1", "beta2", "tau"), characters={"lr": 0.02, "server_lr": 0.2})

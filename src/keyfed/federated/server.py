@@ -95,10 +95,21 @@ def averaged(rule: ServerRule, weight: float) -> ServerRule:
     return ServerRule(init, step, served)
 
 
-def adam(lr: float, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> ServerRule:
-    r"""Adam on the server (FedAdam): v ← β₂v + (1 − β₂)Δ²; the rest is `_adaptive`'s."""
+def adam(
+    lr: float, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3, bias_correction: bool = False
+) -> ServerRule:
+    r"""Adam on the server (FedAdam): v ← β₂v + (1 − β₂)Δ²; the rest is `_adaptive`'s.
+
+    Args:
+      bias_correction: Adam's own step, that of `torch.optim.Adam` with ε = τ. Then v starts at 0. The t-th step is by
+        m/(1 − β₁^t) and v/(1 − β₂^t), and t is kept in the state "taken/…".
+
+    References:
+      Kingma, Ba, *Adam: A Method for Stochastic Optimization*, 2014 (ICLR 2015), algorithm 1.
+    """
     decay_rate("beta2", beta2)
-    return _adaptive(lr, beta1, tau, lambda v, square: beta2 * v + (1 - beta2) * square)
+    corrected = beta2 if bias_correction else None
+    return _adaptive(lr, beta1, tau, lambda v, square: beta2 * v + (1 - beta2) * square, corrected)
 
 
 def yogi(lr: float, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> ServerRule:
@@ -112,12 +123,15 @@ def adagrad(lr: float, beta1: float = 0.0, tau: float = 1e-3) -> ServerRule:
     return _adaptive(lr, beta1, tau, lambda v, square: v + square)
 
 
-def _adaptive(lr: float, beta1: float, tau: float, second: SecondMoment) -> ServerRule:
+def _adaptive(lr: float, beta1: float, tau: float, second: SecondMoment, corrected: float | None = None) -> ServerRule:
     r"""The common part of Reddi et al.'s rules.
 
     .. math::  m ← β_1 m + (1 − β_1)Δ,\quad v ← \mathrm{second}(v, Δ^2),\quad θ' = θ + η \frac{m}{\sqrt{v} + τ}
 
     m starts at 0 and v at τ²; no bias correction, τ outside the root.
+
+    Args:
+      corrected: β₂ of a bias correction of both moments, v starting at 0 (`adam`); None for none.
 
     References:
       Reddi et al., *Adaptive Federated Optimization*, 2020 (ICLR 2021), algorithm 2.
@@ -126,8 +140,11 @@ def _adaptive(lr: float, beta1: float, tau: float, second: SecondMoment) -> Serv
     positive("tau", tau)
 
     def init(params: Params) -> Params:
-        first = {f"first/{name}": torch.zeros_like(p) for name, p in params.items()}
-        return first | {f"second/{name}": torch.full_like(p, tau**2) for name, p in params.items()}
+        state = {f"first/{name}": torch.zeros_like(p) for name, p in params.items()}
+        if corrected is not None:
+            state |= {f"taken/{name}": torch.zeros((), dtype=torch.float64) for name in params}
+        start = tau**2 if corrected is None else 0.0
+        return state | {f"second/{name}": torch.full_like(p, start) for name, p in params.items()}
 
     def step(params: Params, aggregate: Aggregate, state: Params) -> tuple[Params, Params]:
         mean = aggregate.mean()
@@ -136,7 +153,11 @@ def _adaptive(lr: float, beta1: float, tau: float, second: SecondMoment) -> Serv
             if aggregate.mass[name] > 0:
                 m = moments[f"first/{name}"] = beta1 * state[f"first/{name}"] + (1 - beta1) * mean[name]
                 v = moments[f"second/{name}"] = second(state[f"second/{name}"], mean[name] ** 2)
-                after[name] = p + lr * aggregate.step * m / (v.sqrt() + tau)
+                size = lr * aggregate.step
+                if corrected is not None:
+                    t = moments[f"taken/{name}"] = state[f"taken/{name}"] + 1
+                    size, v = size / (1 - beta1 ** float(t)), v / (1 - corrected ** float(t))
+                after[name] = p + size * m / (v.sqrt() + tau)
         return after, moments
 
     return ServerRule(init, step)

@@ -89,7 +89,9 @@ def test_parts_are_written_in_full_and_read_back():
     settings = ["server.name=adam", "server.lr=0.1", "mediator.name=attention", "upload.quantise=int8"]
     config = check(apply_settings(Config(method="fedprox"), settings))
     document = to_document(config)
-    assert document["server"] == {"name": "adam", "lr": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
+    assert document["server"] == {
+        "name": "adam", "lr": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3, "bias_correction": False
+    }  # fmt: skip
     again = config_from(tomllib.loads(dump_toml(document)), "run.toml")
     assert to_document(again) == document
     assert method_spec(again).quantise == "int8"

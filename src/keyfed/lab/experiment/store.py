@@ -166,7 +166,10 @@ def read_cell(path: Path, say: Callable[[str], Any]) -> dict[str, Any] | None:
         say(f"{path} is left out: its settings are none any more ({e}); its cell is open")
         return None
     then = record["options"]
-    keys = sorted(key for key in {*then, *now} if then.get(key) != now.get(key))
+    set_by_cell = {key.rpartition(".")[2] for key in record["settings"]}
+    # The table's value of an option that is newer than the cell computes what was computed without it.
+    newer = {key for key in now if key not in then and key.rpartition(".")[2] not in set_by_cell}
+    keys = sorted(key for key in {*then, *now} - newer if then.get(key) != now.get(key))
     changed = [f"{key} {then.get(key)} → {now.get(key)}" for key in keys]
     if changed:
         say(f"{path} is left out: it was made with other defaults ({', '.join(changed)}); its cell is open")
