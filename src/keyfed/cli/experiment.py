@@ -114,7 +114,8 @@ def _list(folder: Path, results: Path, as_json: bool) -> None:
 
 
 def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> None:
-    from keyfed.lab.experiment.grid import load_study, study_names
+    from keyfed.lab.experiment.coverage import write_coverage
+    from keyfed.lab.experiment.grid import load_study, results_folder, study_names
     from keyfed.lab.experiment.page import verdict_lines, write_front, write_page
     from keyfed.lab.experiment.store import Store, counted, main_scale, make_folder, rows_of
     from keyfed.run.console import plural
@@ -136,6 +137,9 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> No
             "page": str(write_page(study, store)[0]),
         }
     write_front(folder, store)
+    beside = all((folder.parent / part).is_dir() for part in ("studies/coverage", "tests"))
+    if beside and results.resolve() == results_folder(folder).resolve():
+        write_coverage(folder, store)
     if as_json:
         print_json(out)
         return

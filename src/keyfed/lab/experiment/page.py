@@ -417,7 +417,7 @@ def _number(inside: str, study: Study, found: Results, folder: Path | None) -> s
     if name:
         study = load_study(name, folder or study_folder())
     what, _, measure = wanted.partition(".")
-    where = dict(_label(condition, study, inside) for condition in conditions)
+    where = dict(label_of(condition, study, inside) for condition in conditions)
     if what not in WHAT:
         raise ConfigError(
             f"{study.name}: {{{inside}}} begins with {what}{nearest(what, WHAT)}; one of {', '.join(WHAT)}"
@@ -439,7 +439,8 @@ def _number(inside: str, study: Study, found: Results, folder: Path | None) -> s
     return ONE_ROW[what](rows[0], measure)
 
 
-def _label(condition: str, study: Study, inside: str) -> tuple[str, str]:
+def label_of(condition: str, study: Study, inside: str) -> tuple[str, str]:
+    """Axis and label of `AXIS = LABEL`, refused where a study does not have them."""
     axis, _, label = (part.strip() for part in condition.partition("="))
     if axis not in study.axes or label not in study.axes[axis]:
         known = study.axes.get(axis, study.axes)
