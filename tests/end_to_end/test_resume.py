@@ -20,11 +20,15 @@ import torch
 
 from keyfed.config.load import Config, DataConfig, ModelConfig, TrainConfig, dump_toml, to_document
 from keyfed.errors import RunError
+from keyfed.model.output import Score
 from keyfed.run import checkpoint
-from keyfed.run.checkpoint import load_checkpoint
+from keyfed.run import loop as run_train
+from keyfed.run.checkpoint import load_checkpoint, read_checkpoint
 from keyfed.run.console import Silent
+from keyfed.run.evaluate import evaluate_together, limit_streams
 from keyfed.run.folder import load_model, open_folder, read_metrics
 from keyfed.run.loop import train
+from keyfed.run.prepare import prepare
 
 ROUNDS = 6
 CLIENTS = 8
@@ -382,3 +386,39 @@ def test_kill_9_at_any_moment_changes_nothing(corpus, tmp_path, others):
     assert -signal.SIGKILL in codes
     train(config, out, resume=True)
     assert_same_run(tmp_path / "whole", out)
+
+
+@pytest.mark.parametrize(("choose", "best"), [("perplexity", 4), ("accuracy", 2), ("last", ROUNDS)])
+def test_the_model_is_chosen_as_asked_before_and_after_a_resume(corpus, tmp_path, monkeypatch, choose, best):
+    nats = iter([50.0, 40.0, 45.0, 30.0, *[35.0] * ROUNDS])
+    right = iter([1, 7, 7, 3, *[2] * ROUNDS])
+    scripted = lambda kind: lambda *given: Score(tokens=10, nats=next(nats), top1=next(right))  # noqa: E731
+    monkeypatch.setattr(run_train, "validator", scripted)
+    config = tiny(corpus, choose=choose)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", listener=Interrupting(3))
+    with pytest.raises(RunError, match=r"train\.choose"):
+        train(tiny(corpus, choose="accuracy" if choose != "accuracy" else "last"), tmp_path / "run", resume=True)
+    result = train(config, tmp_path / "run", resume=True)
+    assert result["best_round"] == best
+    chosen = load_model(tmp_path / "run").params
+    last = read_checkpoint(tmp_path / "run" / "checkpoint", ROUNDS)
+    assert last.best is not None
+    assert all(torch.equal(chosen[name], last.best.params[name]) for name in chosen)
+    if choose == "last":
+        assert all(torch.equal(chosen[name], last.state.params[name]) for name in chosen)
+
+
+def test_the_start_is_validated_where_asked_and_it_changes_nothing_else(whole, corpus, tmp_path):
+    config = tiny(corpus, eval_start=True)
+    result = train(config, tmp_path / "run")
+    before = result["start"].pop("valid")
+    assert (whole / "model.safetensors").read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert without_times(read_metrics(whole)) == without_times(read_metrics(tmp_path / "run"))
+    assert result["start"] == result_of(whole)["start"]
+    none = train(tiny(corpus, rounds=0, eval_start=True, valid_tokens=300), tmp_path / "none")
+    assert (none["rounds"], none["best_round"]) == (0, 0)
+    assert none["start"]["valid"] == before
+    text = prepare(config)
+    score = evaluate_together(text.spec, load_model(tmp_path / "none").params, limit_streams(text.valid, 300))
+    assert before == score.summary()

@@ -168,6 +168,12 @@ class TrainConfig:
         share="weight of the past",
     )
     eval_every: int = option(1, "rounds between validations", least=1)
+    choose: Literal["perplexity", "accuracy", "last"] = option(
+        "perplexity",
+        "which model is tested and exported: that with the best validation perplexity or accuracy (top-1, line ends "
+        "and unknown words included), or that of the last round",
+    )
+    eval_start: bool = option(False, "validate the model before the first round too; result.json has it under start")
     valid_tokens: int | None = option(
         20_000, "validation tokens read each time, evenly from the streams; none: all", least=1
     )

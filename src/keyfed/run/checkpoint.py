@@ -41,11 +41,32 @@ _NAME = re.compile(r"round-(\d{6,})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The model chosen on validation so far."""
+    """The model chosen so far.
+
+    Attributes:
+      cost: what it was chosen by, the least of all (`cost_of`); not finite where no validation was good.
+    """
 
     round: int
-    nats: float
+    cost: float
     params: Params
+
+
+def better(best: Best | None, other: Best) -> Best:
+    """Return the later model if it costs less than the best so far, or none was good."""
+    return other if best is None or other.cost < best.cost or not math.isfinite(best.cost) else best
+
+
+def cost_of(choose: str, score: Score, round: int) -> float:
+    """Return what a validated model is chosen by (`train.choose`): less is better.
+
+    Example:
+      >>> [cost_of(choose, Score(tokens=4, nats=8.0, top1=1), 7) for choose in ("perplexity", "accuracy", "last")]
+      [2.0, -0.25, -7.0]
+    """
+    if choose == "last":
+        return float(-round)
+    return -score.top1 / score.tokens if choose == "accuracy" and score.tokens else score.mean_nats
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +180,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "mediator": state.mediator,
         "seen": asdict(state.seen),
         "eased": [state.halvings, state.server_halvings, state.failed],
-        "best": None if best is None else {"round": best.round, "nats": best.nats},
+        "best": None if best is None else {"round": best.round, "nats": best.cost},
         "clients": {client: asdict(version) for client, version in checkpoint.clients.items()},
         "pending": None if checkpoint.pending is None else dict(checkpoint.pending),
         "good": good,

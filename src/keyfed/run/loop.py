@@ -35,7 +35,18 @@ from keyfed.files import write_atomically
 from keyfed.model.output import Score
 from keyfed.private.dp.ledger import Terms
 from keyfed.private.dp.private_method import PrivateMethod
-from keyfed.run.checkpoint import Best, Checkpoint, Cohort, RoundOutcome, RunLog, RunProgress, good_in, load_checkpoint
+from keyfed.run.checkpoint import (
+    Best,
+    Checkpoint,
+    Cohort,
+    RoundOutcome,
+    RunLog,
+    RunProgress,
+    better,
+    cost_of,
+    good_in,
+    load_checkpoint,
+)
 from keyfed.run.console import Listener, Silent
 from keyfed.run.evaluate import limit_streams, validator
 from keyfed.run.folder import (
@@ -81,7 +92,15 @@ from keyfed.run.privacy import PrivateRun, make_private, public_record, public_r
 from keyfed.run.ranks import among, federate, follow, lead, together
 from keyfed.run.result import finish
 from keyfed.run.secure import secure_record, sizes_in
-from keyfed.run.start import Start, find_source, initial_params, make_ready, refuse_other_start, start_lines
+from keyfed.run.start import (
+    Start,
+    find_source,
+    initial_params,
+    make_ready,
+    refuse_other_start,
+    start_lines,
+    validate_start,
+)
 from keyfed.system import place, usable_cores
 
 
@@ -262,6 +281,8 @@ def _trained(run: _Planned) -> dict[str, Any]:
     best, seconds = _Rounds(run, guard).train()
     result = finish(config, out, prepared, method, run.choice, best, seconds, run.begun, listen)
     result["recipe"] = run.settled.about()
+    if config.train.eval_start:
+        result["start"]["valid"] = validate_start(config, prepared, run.start, run.choice.device)
     if (warning := diverged_warning(result)) is not None:
         listen.say(warning)
     if guard is not None:
@@ -385,6 +406,7 @@ def judged(
     watch: Watch | None,
     look: Callable[[State, Good], Score | None],
     states: ClientStates | None,
+    choose: str = "perplexity",
 ) -> RoundOutcome:
     """Return a round with the model that its run goes on from, and the best one so far.
 
@@ -392,6 +414,7 @@ def judged(
       watch: when a run goes back; None for one that never does.
       look: validates the model of a state; None where no validation is due.
       states: of clients that keep any.
+      choose: what the best model is chosen by (`cost_of`).
     """
     after, good, best = outcome.state, outcome.good, outcome.best
     found, back = (good, False) if watch is None else suspect(good, after)
@@ -405,8 +428,8 @@ def judged(
         found, back = judge_model(good, after, score.mean_nats, watch.factor, counting)
     if back:
         after = gone_back(found, after, server=by_server(method, outcome.summary.loss, found.uniform))
-    elif best is None or score.mean_nats < best.nats or not math.isfinite(best.nats):
-        best = Best(after.round, score.mean_nats, after.served(method))
+    else:
+        best = better(best, Best(after.round, cost_of(choose, score, after.round), after.served(method)))
     return replace(outcome, state=after, good=found, best=best, back=back, score=score)
 
 
@@ -448,9 +471,8 @@ class _Rounds:
             run.limits, run.minimum = limits_of(config), config.participation.minimum
         if guard is not None:
             run.minimum = 0  # an empty cohort is released too: its noise is what hides that it was empty
-        self.watch = (
-            run.watch if guard is None else None
-        )  # a private run's validation is not noised: it must not decide
+        # A private run's validation is not noised: it must not decide.
+        self.watch = run.watch if guard is None else None
         self.log = RunLog(config, out, run, saved, keeps_good=self.watch is not None)
         self.valid = limit_streams(prepared.valid, config.train.valid_tokens)
         self.target = parse_target(config.train.until, "train.until")
@@ -491,7 +513,8 @@ class _Rounds:
         problem = make_problem(prepared, config, method, planned.choice.device, planned.budget)
         with federate(config, problem, planned.choice, log.states, planned.ranks) as federation:
             cohorts = simulated_cohorts(config, prepared, method, federation, run.state.params, self.guard)
-            judge = partial(judged, method=method, watch=self.watch, look=self.look, states=log.states)
+            by = config.train.choose
+            judge = partial(judged, method=method, watch=self.watch, look=self.look, states=log.states, choose=by)
             try:
                 for outcome in rounds(run, federation, partial(self.next_cohort, cohorts=cohorts), judge):
                     record = _record(outcome, method, federation, self.guard)

@@ -33,6 +33,10 @@ from keyfed.run.plan import Choice, members_of
 from keyfed.run.prepare import Prepared
 from keyfed.run.secure import clamped_result, secure_result, sizes_in
 
+CHOSEN = {
+    "perplexity": "chosen on validation", "accuracy": "chosen by validation accuracy", "last": "train.choose=last",
+}  # fmt: skip
+
 
 def finish(
     config: Config,
@@ -46,7 +50,7 @@ def finish(
     listen: Listener,
 ) -> dict[str, Any]:
     """Test the chosen model once, score the baselines on the same tokens, write the model."""
-    chosen = "chosen on validation" if math.isfinite(best.nats) else "no validation was good"
+    chosen = CHOSEN[config.train.choose] if math.isfinite(best.cost) else "no validation was good"
     chosen = chosen if prepared.valid else "the last: there is no validation text"
     listen.say(f"testing the model of round {best.round} ({chosen})")
     params: Params = {name: best.params[name] for name in shapes(prepared.spec)}

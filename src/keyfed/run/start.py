@@ -19,6 +19,7 @@ from keyfed.engine.module import ModuleNetwork
 from keyfed.engine.network import Network, init_params
 from keyfed.errors import ConfigError, RunError, ShapeMismatch
 from keyfed.model.language_model import ModelSpec, Params
+from keyfed.model.output import Score
 from keyfed.run.base import (
     LEAST_KNOWN,
     Base,
@@ -37,6 +38,7 @@ from keyfed.run.base import (
     report_match,
 )
 from keyfed.run.compatible import Case, refuse
+from keyfed.run.evaluate import limit_streams, validator
 from keyfed.run.folder import Trained, load_model
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.text.vectors import load_vectors, pca, pp_pca_pp
@@ -119,6 +121,14 @@ def initial_params(config: Config, prepared: Prepared, start: Start) -> Params:
         return params
     assert isinstance(prepared.spec, ModelSpec)  # `find_vectors` refuses a module
     return with_vectors(params, prepared.spec, start.vectors.matrix, start.vectors.matched)
+
+
+def validate_start(config: Config, prepared: Prepared, start: Start, device: str) -> dict[str, Any]:
+    """Return the validation of θ before the first round, on the tokens that every round's is taken on."""
+    streams = limit_streams(prepared.valid, config.train.valid_tokens)
+    params = {name: p.to(device) for name, p in initial_params(config, prepared, start).items()}
+    score: Score = validator(prepared.batching.kind)(prepared.spec, params, streams, device)
+    return score.summary()
 
 
 def same_shape(source: StartModel, prepared: Prepared) -> ModelSpec:

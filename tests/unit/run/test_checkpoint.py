@@ -54,7 +54,7 @@ def assert_same(a: Checkpoint, b: Checkpoint) -> None:
     assert (a.metrics_length, a.seconds) == (b.metrics_length, b.seconds)
     assert (a.best is None) == (b.best is None)
     if a.best is not None and b.best is not None:
-        assert (a.best.round, a.best.nats) == (b.best.round, b.best.nats)
+        assert (a.best.round, a.best.cost) == (b.best.round, b.best.cost)
         assert bits(a.best.params) == bits(b.best.params)
 
 
@@ -81,7 +81,7 @@ def test_a_loss_that_is_no_number_survives(tmp_path):
     found = load_checkpoint(tmp_path, ENOUGH, no_warning)
     assert found is not None
     assert found.best is not None
-    assert found.best.nats != found.best.nats
+    assert found.best.cost != found.best.cost
 
 
 def test_nothing_there_is_nothing(tmp_path):

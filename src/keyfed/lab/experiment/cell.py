@@ -37,7 +37,7 @@ from keyfed.model.language_model import PRESETS
 from keyfed.run.console import Listener
 from keyfed.run.folder import open_folder, read_metrics, read_result, read_run_toml, refuse_changes, strict
 from keyfed.run.loop import train
-from keyfed.run.metrics_line import read_curves
+from keyfed.run.metrics_line import late_accuracy, read_curves
 from keyfed.run.prepare import Prepared, prepare, round_tokens, usual_members
 from keyfed.run.result import score_baselines
 from keyfed.text.catalogue import load_corpus
@@ -399,6 +399,8 @@ def _trained(cell: Cell, workspace: Workspace, listen: CellListener, curves: boo
     prepared = workspace.prepared(config)
     if before is not None:
         hashes["first_data_sha256"] = read_run_toml(before)[1]["data_sha256"]
+        trained = read_result(before) or {}
+        hashes |= {f"first_{key}": trained.get(key) for key in ("tokens_trained", "best_round")}
         if cell.settings.get("study.rows") == "by number":
             before = renamed = _renamed(before, prepared.vocab, workspace.work / "first" / f"{before.name}-{cell.id}")
         unmatched = pinned_section("train").get("unmatched", config.train.unmatched)
@@ -434,7 +436,11 @@ def _sha256(path: Path, folder: str) -> str:
 
 
 def _first_run(settings: Settings, seed: int, workspace: Workspace, listen: CellListener) -> Path:
-    """Train the run that others start from, once for all of them; it stays. If another process does, wait for it."""
+    """Train the run that others start from, once for all of them; it stays. If another process does, wait for it.
+
+    Its seed is the cell's, unless `first.train.seed` is one for all: seeds then differ in what comes after it.
+    """
+    seed = int(settings.get("train.seed", seed))
     name = hashlib.sha256(json.dumps([dict(settings), seed], sort_keys=True).encode()).hexdigest()[:12]
     folder = workspace.work / "first" / name
     config = config_of(settings, seed, workspace)
@@ -494,7 +500,8 @@ def _counted(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-FACTS = ("data", "data_sha256", "vectors_sha256", "first_data_sha256", "init_sha256", "method", "model", "clients",
+FACTS = ("data", "data_sha256", "vectors_sha256", "first_data_sha256", "first_tokens_trained", "first_best_round",
+         "init_sha256", "method", "model", "clients",
          "cohort", "parameters", "vocabulary", "rounds", "best_round", "tokens_trained", "train_tokens", "precision",
          "shuffles", "facts")  # fmt: skip
 
@@ -509,6 +516,7 @@ def _result(cell: Cell, workspace: Workspace, found: Mapping[str, Any], targets:
         measures[target_measure(target)] = rounds_to(records, target)
     if records and "loss" in records[-1]:
         measures["train_nats"] = records[-1]["loss"]
+    measures |= late_accuracy(records)
     measures |= found.get("measures", {})
     options = options_of(cell.runner, cell.settings)
     return {
@@ -522,11 +530,17 @@ def _result(cell: Cell, workspace: Workspace, found: Mapping[str, Any], targets:
         **({"options": options} if options else {}),
         "measures": measures,
         **{key: found[key] for key in FACTS if key in found},
-        "curve": thin([point(r) for r in records]),
+        "curve": thin([point(r) for r in _with_start(found)]),
         **({"training": found["training"]} if found.get("training") else {}),
         "seconds": found.get("seconds"),
         "made": made_on(workspace.where()),
     }
+
+
+def _with_start(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The rounds, and the model before the first as round 0 where it was validated (`train.eval_start`)."""
+    before = (found.get("start") or {}).get("valid")
+    return [*([{"round": 0, "valid": before}] if before else ()), *found["records"]]
 
 
 def point(record: Mapping[str, Any]) -> list[Any]:

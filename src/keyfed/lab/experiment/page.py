@@ -166,6 +166,8 @@ COLUMNS = {
     "nats": "nats", "honest_sentence_perplexity": "honest sentence perplexity", "train_nats": "training nats",
     "unseen_perplexity": "perplexity of unseen clients", "sentence_perplexity": "sentence perplexity",
     "sentence_top1": "top-1, line by line", "sentence_top1_words": "top-1 of words, line by line",
+    "late_top1": "top-1, mean of the last 100 rounds' validations",
+    "late_top1_words": "top-1 of words, mean of the last 100 rounds' validations",
     "sentence_top3_words": "top-3 of words, line by line", "honest_nats": "honest nats",
     "accuracy": "accuracy at the start of the last round", "first_accuracy": "accuracy before training",
 }  # fmt: skip
@@ -362,6 +364,7 @@ def facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
         ("validation", several([_validation(r) for r in records]) or NONE),
         *sorted(hashes),
         ("tokens trained", f"{sum(r.get('tokens_trained') or 0 for r in records):,}"),
+        *_first(records),
         ("time, summed over cells that may have run side by side",
          show_duration(sum(r.get("seconds") or 0.0 for r in records))),
     ]  # fmt: skip
@@ -373,6 +376,21 @@ def facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
         spread = "" if s["sd"] is None else f", standard deviation {s['sd']:.2f}"
         where = ", ".join(row.labels.values())
         out.append((f"{where}: {s['count']} shuffles of the test", f"{s['lowest']:.2f} to {s['highest']:.2f}{spread}"))
+    return out
+
+
+def _first(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """How much the runs that cells start from have read, and which of their rounds was chosen."""
+    by_text: dict[str, list[Mapping[str, Any]]] = {}
+    for record in records:
+        if record.get("first_tokens_trained"):
+            by_text.setdefault(str(record["settings"]["first.data.name"]), []).append(record)
+    out = []
+    for name, found in sorted(by_text.items()):
+        tokens, chosen = (sorted({int(r[f"first_{key}"]) for r in found}) for key in ("tokens_trained", "best_round"))
+        rounds = sorted({int(r["settings"]["first.train.rounds"]) for r in found})
+        said = ("–".join(f"{n:,}" for n in dict.fromkeys((v[0], v[-1]))) for v in (tokens, chosen, rounds))
+        out.append((f"pretraining on {name}", "{} tokens; round {} of {} chosen".format(*said)))
     return out
 
 

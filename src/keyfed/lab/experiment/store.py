@@ -62,7 +62,7 @@ def _is_spread(value: Any) -> bool:
 
 
 NUMBERS = ("clients", "cohort", "parameters", "vocabulary", "rounds", "best_round", "tokens_trained", "train_tokens",
-           "seconds")  # fmt: skip
+           "first_tokens_trained", "first_best_round", "seconds")  # fmt: skip
 TEXTS = ("data", "data_sha256", "vectors_sha256", "first_data_sha256", "init_sha256", "model")
 SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {  # of what pages read, where a cell has it
     "measures": (lambda v: all(map(_is_number_or_none, v.values())), "a number or null for each"),
@@ -424,7 +424,9 @@ def write_value(value: float | None, measure: str) -> str:
     """Write a measure: perplexities as everywhere, shares as percentages, nats with three decimals, rounds whole."""
     if value is None:
         return NONE
-    if measure.removeprefix("sentence_").startswith(("top", "accuracy", "oov")) or measure.endswith("_accuracy"):
+    if measure.removeprefix("sentence_").removeprefix("late_").startswith(
+        ("top", "accuracy", "oov")
+    ) or measure.endswith("_accuracy"):
         return f"{100 * value:.2f} %"
     if measure.endswith(("nats", "_entropy")):
         return f"{value:.3f}"

@@ -226,7 +226,7 @@ class Replica:
                     "contributors": list(summary.contributors), "worked": summary.worked,
                     "refused": {r.client: r.reason for r in summary.refused}, "seconds": time.monotonic() - started,
                 }  # fmt: skip
-                if not self.chooses or nats < best.nats:
+                if not self.chooses or nats < best.cost:
                     best = Best(state.round, nats, state.params)
                 records = (*records, record)
                 yield Kept(state, best, records)

@@ -28,6 +28,8 @@ from keyfed.run.checkpoint import (
     Cohort,
     RoundOutcome,
     RunProgress,
+    better,
+    cost_of,
     good_in,
     load_checkpoint,
     save_checkpoint,
@@ -388,8 +390,9 @@ class RemoteRunLoop:
                 return True
         if averaged and served is None:
             return False  # what is exported is the average of the last round
-        if self.run.best is None or nats < self.run.best.nats or not math.isfinite(self.run.best.nats):
-            self.run.best = Best(state.round, nats, state.params if served is None else served)
+        choose = self.config.train.choose
+        cost = nats if choose == "perplexity" else cost_of(choose, found, state.round)
+        self.run.best = better(self.run.best, Best(state.round, cost, state.params if served is None else served))
         return False
 
     def _flush(self) -> None:
