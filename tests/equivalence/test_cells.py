@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,11 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from keyfed.engine.kernels.step import KERNELS, LAYERS
-from keyfed.model.cells import CELLS, CellWeights, gates_of
+from keyfed.model.cells import CELLS, CellWeights, gates_of, has_memory
 
 CASES = [
     ("gru", 2, False),
     ("gru", 1, False),
+    ("gru-printed", 1, False),
+    ("gru-printed", 2, False),
     ("lstm", 2, False),
     ("lstm", 1, False),
     ("lstm", 1, True),
@@ -36,7 +40,7 @@ def make(cell: str, biases: int, projected: bool, m: int, batch: int, time: int,
         draw(m, rows) if biases == 2 else None,
         draw(m, out, hidden) if projected else None,
     )
-    state = (draw(m, batch, out),) if cell == "gru" else (draw(m, batch, out), draw(m, batch, hidden))
+    state = (draw(m, batch, out), draw(m, batch, hidden)) if has_memory(cell) else (draw(m, batch, out),)
     return draw(m, time, batch, width), w, state
 
 
@@ -89,6 +93,51 @@ def test_stacked_cell_equals_torch_nn_client_by_client(cell, projected, family):
         torch.testing.assert_close(out[k], expected, rtol=1e-12, atol=1e-12)
         for got, want in zip(last, (ends,) if cell == "gru" else ends, strict=True):
             torch.testing.assert_close(got[k], want[0], rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def test_the_printed_gru_is_the_equations_of_the_paper_unit_by_unit():
+    """z = σ(w_z·[h, x]), r = σ(w_r·[h, x]), h~ = tanh(w·[r * h, x]), h' = (1 − z) * h + z * h~, FedAtt III-C."""
+    hidden, width, time = 3, 2, 4
+    x, w, state = make("gru-printed", 1, False, m=1, batch=1, time=time, width=width, hidden=hidden, seed=4)
+    zero = w._replace(bias_ih=torch.zeros_like(w.bias_ih))  # the paper writes none
+    got, _ = CELLS["gru-printed"](x, zero, state)
+    fast, _ = KERNELS["gru-printed"](x, zero, state)
+    other, _ = CELLS["gru"](x, zero, state)
+    w_in, w_h, h = w.ih[0].tolist(), w.hh[0].tolist(), state[0][0, 0].tolist()
+
+    def gate(number, unit, before, word):
+        row = number * hidden + unit
+        return sum(a * b for a, b in zip(w_h[row], before, strict=True)) + sum(
+            a * b for a, b in zip(w_in[row], word, strict=True)
+        )
+
+    for t in range(time):
+        word = x[0, t, 0].tolist()
+        r = [1 / (1 + math.exp(-gate(0, u, h, word))) for u in range(hidden)]
+        z = [1 / (1 + math.exp(-gate(1, u, h, word))) for u in range(hidden)]
+        reset = [a * b for a, b in zip(r, h, strict=True)]
+        new = [math.tanh(gate(2, u, reset, word)) for u in range(hidden)]
+        h = [(1 - z[u]) * h[u] + z[u] * new[u] for u in range(hidden)]
+        assert got[0, t, 0].tolist() == pytest.approx(h, abs=1e-14)
+        assert fast[0, t, 0].tolist() == pytest.approx(h, abs=1e-14)
+    assert float((got - other).abs().max()) > 0.1  # torch's form is another function
+
+
+@torch.no_grad()
+def test_both_grus_agree_where_nothing_is_reset():
+    """r = 1 everywhere: the gate's place does not matter, and σ(−a) = 1 − σ(a) turns one z into the other."""
+    x, w, state = make("gru", 1, False, m=2, batch=2, time=5, width=4, hidden=5, seed=7)
+    open_gate = w._replace(bias_ih=torch.cat([torch.full((2, 5), 60.0), w.bias_ih[:, 5:]], 1))
+    turned = CellWeights(
+        *(torch.cat([t[:, :5], -t[:, 5:10], t[:, 10:]], 1) for t in (open_gate.ih, open_gate.hh, open_gate.bias_ih)),
+        None,
+        None,
+    )
+    for family in (CELLS, KERNELS):
+        one, _ = family["gru"](x, open_gate, state)
+        two, _ = family["gru-printed"](x, turned, state)
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
 
 
 def test_cifg_is_an_lstm_whose_forget_gate_is_one_minus_input():

@@ -121,7 +121,7 @@ def test_hand_written_backward_equals_autograd_with_resets(cell, biases, project
     torch.testing.assert_close(read, out, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm", "cifg"])
+@pytest.mark.parametrize("cell", ["gru", "gru-printed", "lstm", "cifg"])
 def test_nothing_of_a_line_reaches_the_next(cell):
     x, w, state = make(cell, 2, False, m=2, batch=3, time=7, width=4, hidden=5, seed=3)
     keep = torch.ones(2, 7, 3, 1, dtype=torch.float64)

@@ -27,7 +27,7 @@ from keyfed.federated import descent as descents  # noqa: E402
 from keyfed.federated.descent import AdamRule, ClientBatch, SgdRule, Tally  # noqa: E402
 from keyfed.federated.types import Gradient  # noqa: E402
 from keyfed.model import language_model as lm  # noqa: E402
-from keyfed.model.cells import CellWeights, gates_of  # noqa: E402
+from keyfed.model.cells import CellWeights, gates_of, has_memory  # noqa: E402
 from keyfed.model.language_model import Batch, ModelSpec  # noqa: E402
 from keyfed.model.output import output_gradients  # noqa: E402
 
@@ -36,8 +36,8 @@ if not GPU:  # the interpreter does not multiply bf16: the persistent kernels ar
     triton_kernels.PERSISTENT = (torch.float32,)
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}
 ON_A_GPU = pytest.mark.skipif(not GPU, reason="a further shape of the same kernels: on a GPU")
-CASES = [("gru", 2, None), ("gru", 1, None), ("lstm", 2, None), ("lstm", 1, None), ("lstm", 1, 12),
-         ("cifg", 1, 12), ("cifg", 2, None)]  # fmt: skip
+CASES = [("gru", 2, None), ("gru", 1, None), ("gru-printed", 1, None), ("lstm", 2, None), ("lstm", 1, None),
+         ("lstm", 1, 12), ("cifg", 1, 12), ("cifg", 2, None)]  # fmt: skip
 
 
 def draw(seed: int, *shape: int, scale: float = 0.5) -> torch.Tensor:
@@ -53,7 +53,7 @@ def a_layer(cell, biases, projection, m, batch, time, inputs, hidden):
         draw(4, m, rows) if biases == 2 else None,
         draw(5, m, projection, hidden) if projection else None,
     )
-    state = (draw(6, m, batch, width),) if cell == "gru" else (draw(6, m, batch, width), draw(7, m, batch, hidden))
+    state = (draw(6, m, batch, width), *([draw(7, m, batch, hidden)] if has_memory(cell) else []))
     return draw(8, m, time, batch, inputs), w, state
 
 
@@ -71,8 +71,9 @@ def both_ways(layer, x, w, state, keep=None):
 
 
 # In the interpreter two shapes of each cell: a stream and packed, one bias and two, with a projection and without.
-HERE = [("gru", 2, None, False), ("gru", 1, None, True), ("lstm", 2, None, False), ("lstm", 1, None, True),
-        ("lstm", 1, 12, True), ("cifg", 1, 12, True), ("cifg", 2, None, False)]  # fmt: skip
+HERE = [("gru", 2, None, False), ("gru", 1, None, True), ("gru-printed", 1, None, True),
+        ("lstm", 2, None, False), ("lstm", 1, None, True), ("lstm", 1, 12, True),
+        ("cifg", 1, 12, True), ("cifg", 2, None, False)]  # fmt: skip
 ALL = [(*case, packed) for case in CASES for packed in (False, True)]
 
 

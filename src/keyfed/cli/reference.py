@@ -78,6 +78,15 @@ def _type_name(hint: Any) -> str:
     return "none or float" if "None" in str(hint) else getattr(hint, "__name__", str(hint))
 
 
+GRUS = """\
+`gru` is torch's form, as the public code of FedAtt has it: h~ = tanh(W x + r ⊙ (U h)). The paper prints
+h~ = tanh(W x + U (r ⊙ h)), which is `gru-printed`. With the same weights the two are different functions. At the
+initial weights of 300 units the states over 35 random words differ by 0.8 % in norm (0.002 at most). With recurrent
+and input weights three times as large they differ by 10 % (0.08 at most). No kernel of the GPU is written for
+`gru-printed`: the plain ones run it.
+"""
+
+
 def describe_models() -> list[list[str]]:
     """Return a table of model presets with their parameter counts."""
     rows = [["model", "reads", "cell", "parameters", "window", "source"]]
@@ -167,7 +176,7 @@ def methods_page() -> str:
             ]
             rows.append([f"`{name}`", _first_line(make), ", ".join(f"`{option}`" for option in options)])
         parts += [f"## {kind}\n", _table(rows), ""]
-    parts += ["# Models\n", _table(describe_models()), ""]
+    parts += ["# Models\n", _table(describe_models()), "", GRUS]
     return "\n".join(parts)
 
 

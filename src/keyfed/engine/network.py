@@ -103,7 +103,7 @@ class Reader(Protocol):
 def whole_recurrence(spec: ModelSpec, params: Params) -> nn.RNNBase | None:
     """The recurrent layers as one `torch.nn` module on a GPU, whose library runs them at once; None elsewhere."""
     like = params["embedding.weight"]
-    if not like.is_cuda or spec.cell == "cifg" or spec.projection or like.dtype != torch.float32:
+    if not like.is_cuda or spec.cell not in ("gru", "lstm") or spec.projection or like.dtype != torch.float32:
         return None
     kind = nn.GRU if spec.cell == "gru" else nn.LSTM
     module = kind(spec.embed, spec.hidden, spec.layers, batch_first=True, device=like.device)

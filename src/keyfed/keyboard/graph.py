@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from keyfed.engine.network import SpecReader
 from keyfed.errors import ConfigError
+from keyfed.model.cells import has_memory
 from keyfed.model.language_model import ModelSpec, output_layer, shapes, stack
 from keyfed.run.evaluate import limit_streams
 from keyfed.text.batches import lines_of
@@ -78,7 +79,7 @@ def state_widths(spec: ModelSpec) -> dict[str, int]:
     widths: dict[str, int] = {}
     for layer in range(spec.layers):
         widths[f"h{layer}"] = spec.width
-        if spec.cell != "gru":
+        if has_memory(spec.cell):
             widths[f"c{layer}"] = spec.hidden
     return widths
 
@@ -156,6 +157,22 @@ def _gru(nodes: _Nodes, spec: ModelSpec, layer: int, x: str) -> str:
     return nodes.add("Add", fresh, nodes.add("Mul", z, f"h{layer}"), name=f"h{layer}_next")
 
 
+def _gru_printed(nodes: _Nodes, spec: ModelSpec, layer: int, x: str) -> str:
+    """Write h' = (1 − z) ⊙ h + z ⊙ n, the reset gate acting inside the product."""
+    inputs, recurrent = _projections(nodes, spec, layer, x)
+    i_r, i_z, i_n = nodes.gates(inputs, 3)
+    h_r, h_z, _ = nodes.gates(recurrent, 3)
+    r = nodes.add("Sigmoid", nodes.add("Add", i_r, h_r))
+    z = nodes.add("Sigmoid", nodes.add("Add", i_z, h_z))
+    last = [
+        nodes.split("Split", f"rnn.{of}_hh_l{layer}", names=[f"{of}_{layer}_{k}" for k in range(3)], axis=0)[2]
+        for of in ("weight", "bias")[: spec.biases]
+    ]
+    n = nodes.add("Tanh", nodes.add("Add", i_n, nodes.gemm(nodes.add("Mul", r, f"h{layer}"), *last)))
+    old = nodes.add("Mul", nodes.add("Sub", "one", z), f"h{layer}")
+    return nodes.add("Add", old, nodes.add("Mul", z, n), name=f"h{layer}_next")
+
+
 def _lstm(nodes: _Nodes, spec: ModelSpec, layer: int, x: str) -> str:
     """Write c' = f ⊙ c + i ⊙ g, h' = W_hr (o ⊙ tanh(c'))."""
     i, f, g, o = nodes.gates(nodes.add("Add", *_projections(nodes, spec, layer, x)), 4)
@@ -182,7 +199,7 @@ def _output(nodes: _Nodes, spec: ModelSpec, layer: int, o: str, c: str) -> str:
     return nodes.add("Gemm", nodes.add("Mul", *gated), weight, name=f"h{layer}_next", transB=1)
 
 
-_CELLS = {"gru": _gru, "lstm": _lstm, "cifg": _cifg}
+_CELLS = {"gru": _gru, "gru-printed": _gru_printed, "lstm": _lstm, "cifg": _cifg}
 
 
 class StepRunner:

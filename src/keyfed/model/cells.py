@@ -18,8 +18,8 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-CellName = Literal["gru", "lstm", "cifg"]
-State = tuple[Tensor, ...]  # (h,) for a GRU, (h, c) for LSTM and CIFG; each [m, batch, width]
+CellName = Literal["gru", "gru-printed", "lstm", "cifg"]
+State = tuple[Tensor, ...]  # (h,) for both GRUs, (h, c) for LSTM and CIFG; each [m, batch, width]
 
 
 class CellWeights(NamedTuple):
@@ -50,13 +50,18 @@ class Recurrence(Protocol):
 
 def gates_of(cell: CellName) -> int:
     """Number of gate blocks in `weight_ih`: GRU r, z, n · LSTM i, f, g, o · CIFG i, g, o."""
-    return {"gru": 3, "lstm": 4, "cifg": 3}[cell]
+    return {"gru": 3, "gru-printed": 3, "lstm": 4, "cifg": 3}[cell]
 
 
 def zero_state(cell: CellName, m: int, batch: int, hidden: int, width: int, like: Tensor) -> State:
     """Return the state before the first token: zeros of `like`'s type and device."""
     h = like.new_zeros(m, batch, width)
-    return (h,) if cell == "gru" else (h, like.new_zeros(m, batch, hidden))
+    return (h, like.new_zeros(m, batch, hidden)) if has_memory(cell) else (h,)
+
+
+def has_memory(cell: CellName) -> bool:
+    """Whether a cell keeps c beside h; GRUs do not."""
+    return cell in ("lstm", "cifg")
 
 
 def project_inputs(x: Tensor, w: CellWeights) -> Tensor:
@@ -107,6 +112,37 @@ def gru(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None) -> 
     return torch.stack(outputs, 1), (h,)
 
 
+def gru_printed(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None) -> tuple[Tensor, State]:
+    r"""Run a GRU as FedAtt prints it: the reset gate acts inside the product, and z weighs the new state.
+
+    .. math::
+       r = σ(W_r x + U_r h + b_r),\;
+       z = σ(W_z x + U_z h + b_z),\;
+       \tilde h = \tanh(W x + U (r ⊙ h) + b),\;
+       h' = (1 − z) ⊙ h + z ⊙ \tilde h
+
+    Reading: the paper writes no biases; there is one a gate here.
+
+    References:
+      Ji et al., *Learning Private Neural Language Modeling with Attentive Aggregation*, IJCNN 2019, section III-C; Cho
+      et al., *Learning Phrase Representations using RNN Encoder–Decoder*, 2014 (whose z weighs the old state).
+    """
+    (h,) = state
+    inputs = project_inputs(x, w)
+    gates, new = (h.shape[-1] * 2, h.shape[-1])
+    u_rz, u_n = w.hh.split((gates, new), 1)
+    b_rz, b_n = (None, None) if w.bias_hh is None else w.bias_hh.split((gates, new), 1)
+    outputs = []
+    for t in range(x.shape[1]):
+        (h,) = kept((h,), keep, t)
+        i_rz, i_n = inputs[:, t].split((gates, new), -1)
+        r, z = torch.sigmoid(i_rz + recurrent_gates(h, w._replace(hh=u_rz, bias_hh=b_rz))).chunk(2, -1)
+        n = torch.tanh(i_n + recurrent_gates(r * h, w._replace(hh=u_n, bias_hh=b_n)))
+        h = (1 - z) * h + z * n
+        outputs.append(h)
+    return torch.stack(outputs, 1), (h,)
+
+
 def lstm(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None) -> tuple[Tensor, State]:
     r"""Run an LSTM (gates i, f, g, o as in torch), with a recurrent projection where there is one.
 
@@ -146,4 +182,4 @@ def cifg(x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None) ->
     return torch.stack(outputs, 1), (h, c)
 
 
-CELLS: dict[CellName, Recurrence] = {"gru": gru, "lstm": lstm, "cifg": cifg}
+CELLS: dict[CellName, Recurrence] = {"gru": gru, "gru-printed": gru_printed, "lstm": lstm, "cifg": cifg}

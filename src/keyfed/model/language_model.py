@@ -366,6 +366,9 @@ class Preset:
 
 PRESETS: dict[str, Preset] = {
     "gru": Preset("gru", 300, 300, tied=True, about="FedAtt, small, tied"),
+    "gru-printed": Preset(
+        "gru-printed", 300, 300, tied=True, biases=1, about="FedAtt, small, tied; r ⊙ h in the product, as printed"
+    ),
     "gru-untied": Preset("gru", 300, 300, about="FedAtt, small, untied"),
     "gru-medium": Preset("gru", 650, 650, tied=True, about="FedAtt, medium, tied"),
     "gru-medium-untied": Preset("gru", 650, 650, about="FedAtt, medium, untied"),

@@ -195,6 +195,7 @@ def count(name: str, vocab: int, **changes) -> int:
     [
         ("gru", 10_001, 3_552_101),
         ("gru-untied", 10_001, 6_552_401),
+        ("gru-printed", 10_001, 3_551_201),
         ("lstm", 10_001, 9_417_101),
         ("nwp-small", 10_004, 2_402_072),
         ("nwp-large", 10_004, 7_831_328),

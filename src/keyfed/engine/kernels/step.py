@@ -161,6 +161,59 @@ def gru_backward(saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor
     return d_x, CellWeights(over_time(d_inputs, x), d_hh, d_inputs.sum((1, 2)), d_b_hh, None)
 
 
+def printed_gru_forward(
+    x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None
+) -> tuple[Tensor, State, Saved]:
+    """GRU whose reset gate acts inside the product (`cells.gru_printed`): two products a step."""
+    (h0,) = state
+    gates = project_inputs(x, w)  # becomes r, z, n in place
+    m, time, batch, rows = gates.shape
+    hidden = rows // 3
+    cut = (2 * hidden, hidden)
+    outputs, reset = x.new_empty(m, time, batch, hidden), x.new_empty(m, time, batch, hidden)  # reset: r ⊙ h
+    rz_t, n_t = (u.mT.contiguous() for u in w.hh.split(cut, 1))
+    b_rz, b_n = (None, None) if w.bias_hh is None else w.bias_hh[:, None].split(cut, -1)
+    h = h0
+    steps = _steps(*gates.split(cut, -1), *gates[..., : 2 * hidden].chunk(2, -1), reset, outputs)
+    for (rz, n, r, z, s, out), keep_t in zip(steps, _each(keep, time), strict=True):
+        if keep_t is not None:
+            h = h * keep_t
+        rz.add_(_recurrent(h, rz_t, b_rz)).sigmoid_()
+        n.add_(_recurrent(torch.mul(r, h, out=s), n_t, b_n)).tanh_()
+        h = torch.lerp(h, n, z, out=out)  # h + z (n − h)
+    return outputs, (h.clone(),), (x, w, h0, gates, reset, outputs, keep)
+
+
+def printed_gru_backward(saved: Saved, d_out: Tensor, want_inputs: bool) -> tuple[Tensor | None, CellWeights]:
+    x, w, h0, gates, reset, outputs, keep = saved
+    before = _previous(h0, outputs, keep)
+    r, z, n = gates.chunk(3, -1)
+    to_n = z * (1 - n * n)
+    to_z = (n - before) * z * (1 - z)
+    to_r = before * r * (1 - r)
+    u_rz, u_n = w.hh.split((2 * n.shape[-1], n.shape[-1]), 1)
+    d_gates = torch.empty_like(gates)
+    d_rz, d_n = d_gates.split((2 * n.shape[-1], n.shape[-1]), -1)
+    dh = torch.zeros_like(h0)
+    steps = _steps(d_out, to_n, to_z, to_r, r, z, d_n, d_rz, *d_rz.chunk(2, -1), backwards=True)
+    for (d, to_n_t, to_z_t, to_r_t, r_t, z_t, a_n, a_rz, a_r, a_z), keep_t in zip(
+        steps, _each(keep, x.shape[1], backwards=True), strict=True
+    ):
+        dh = dh + d
+        ds = torch.bmm(torch.mul(dh, to_n_t, out=a_n), u_n)  # of r ⊙ h
+        torch.mul(ds, to_r_t, out=a_r)
+        torch.mul(dh, to_z_t, out=a_z)
+        dh = torch.baddbmm(dh * (1 - z_t) + ds * r_t, a_rz, u_rz)
+        if keep_t is not None:
+            dh = dh.mul_(keep_t)
+    d_bias = d_gates.sum((1, 2))
+    d_hh = torch.cat([over_time(d_rz, before), over_time(d_n, reset)], 1)
+    d_x = to_inputs(d_gates, w.ih) if want_inputs else None
+    return d_x, CellWeights(
+        over_time(d_gates, x), d_hh, d_bias, d_bias.clone() if w.bias_hh is not None else None, None
+    )
+
+
 def lstm_forward(
     coupled: bool, x: Tensor, w: CellWeights, state: State, keep: Tensor | None = None
 ) -> tuple[Tensor, State, Saved]:
@@ -242,6 +295,7 @@ def lstm_backward(coupled: bool, saved: Saved, d_out: Tensor, want_inputs: bool)
 
 LAYERS: dict[CellName, Layer] = {
     "gru": Layer(gru_forward, gru_backward),
+    "gru-printed": Layer(printed_gru_forward, printed_gru_backward),
     "lstm": Layer(partial(lstm_forward, False), partial(lstm_backward, False)),
     "cifg": Layer(partial(lstm_forward, True), partial(lstm_backward, True)),
 }

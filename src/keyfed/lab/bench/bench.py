@@ -113,7 +113,7 @@ def check(
 def has_counterpart(model: str) -> bool:
     """Whether a preset can be written with nn.Embedding, nn.GRU or nn.LSTM, and nn.Linear."""
     chosen = preset(model)
-    return chosen.cell != "cifg" and chosen.dense is None and chosen.biases == 2
+    return chosen.cell in ("gru", "lstm") and chosen.dense is None and chosen.biases == 2
 
 
 def measure_table(task: Task, chosen: Sequence[str], repeats: int, say: Say) -> dict[str, Any]:
