@@ -34,7 +34,7 @@ from keyfed.lab.experiment.page import facts, page_text
 from keyfed.lab.experiment.plots import draw_plots, drawn, seed_curves, terms_of
 from keyfed.lab.experiment.runner import run_study
 from keyfed.lab.experiment.store import Row, Store, counted, rows_of
-from keyfed.lab.papers.broken_batches import train_faithfully
+from keyfed.lab.papers.defects import train_faithfully
 from keyfed.run.base import load_base
 from keyfed.run.console import Silent
 from keyfed.run.folder import read_run_toml

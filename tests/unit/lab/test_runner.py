@@ -44,8 +44,8 @@ from keyfed.lab.experiment.grid import (
 from keyfed.lab.experiment.page import front_text, page_text
 from keyfed.lab.experiment.runner import held, run_study
 from keyfed.lab.experiment.store import OPEN, Store, compact, main_scale, rows_of, write_row
-from keyfed.lab.papers import broken_batches as faithful
-from keyfed.lab.papers.gboard_toy import run_toy
+from keyfed.lab.papers import defects as faithful
+from keyfed.lab.papers.defects import run_toy
 from keyfed.model.language_model import build_spec
 from keyfed.run.console import Silent
 from keyfed.run.folder import open_folder

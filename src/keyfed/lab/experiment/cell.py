@@ -31,8 +31,7 @@ from keyfed.errors import DataError, FolderInUse
 from keyfed.federated.components import KINDS, part_options
 from keyfed.federated.methods import METHODS, method_options, tuned_options, unread_options
 from keyfed.lab.experiment.grid import BLANKS, MEASURES, Cell, Settings, target_measure
-from keyfed.lab.papers.broken_batches import positional_unigram, train_across, train_faithfully
-from keyfed.lab.papers.gboard_toy import run_toy
+from keyfed.lab.papers.defects import positional_unigram, run_toy, train_across, train_faithfully
 from keyfed.model.language_model import PRESETS
 from keyfed.run.console import Listener
 from keyfed.run.folder import open_folder, read_metrics, read_result, read_run_toml, refuse_changes, strict
