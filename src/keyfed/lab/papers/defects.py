@@ -15,10 +15,10 @@ and predicts the next character of each row. It knows one character of a row: th
 character pairs. The "non-IID" split also shuffles the characters of the text: then the best is the entropy of single
 characters. As in the notebook, the model is that of the last round.
 
-**The toy of the Gboard slides.** The two local models are drawn independently and never receive the mean. Each trains on
-by itself, and the "global model" that is evaluated is a mean of two unrelated networks. Repaired, both start every round
-from the mean. The slides do not name their data; this is a synthetic task of the same shape: a sequence of numbers, one
-bit to predict.
+**The toy of the Gboard slides.** The two local models are drawn independently and never receive the mean. Each trains
+on by itself, and the "global model" that is evaluated is a mean of two unrelated networks. Repaired, both start every
+round from the mean. The slides do not name their data; this is a synthetic task of the same shape: a sequence of
+numbers, one bit to predict.
 
 Only studies use this. Local steps and aggregation are the ordinary engine's; only the batches differ.
 """
