@@ -8,6 +8,7 @@ const load = (name) => import(new URL(`${name}.mjs`, web));
 const [context, layout, casing] = await Promise.all(["context", "layout", "casing"].map(load));
 const [{ readTensors, widened }, { NGram }, { Trie }, { Speller }, { resampled, swipeOf }] =
   await Promise.all(["safetensors", "ngram", "trie", "typed", "gesture"].map(load));
+const { Network } = await load("network");
 const [{ complete }, { Personal }, { Predictor }, { Engine }, { Seal }] =
   await Promise.all(["characters", "personal", "predict", "engine", "seal"].map(load));
 
@@ -180,6 +181,26 @@ const operations = {
   widened({ file }) {
     const found = [...widened(readTensors(bytesOf(file)))];
     return Object.fromEntries(found.map(([name, { shape, data }]) => [name, [shape, [...data]]]));
+  },
+
+  // Texts read token by token, then side by side, then once more from the states in the middle of each.
+  network({ manifest, path, texts }) {
+    const network = new Network(manifest, readTensors(readFileSync(path)));
+    const told = (arrays) => Buffer.concat(arrays.map((a) => Buffer.from(a.buffer, a.byteOffset, a.byteLength))).toString("base64");
+    const read = (ids, from) => {
+      const seen = [{ states: from }];
+      for (const token of ids) seen.push(network.step([token], seen.at(-1).states));
+      return seen.slice(1);
+    };
+    const alone = texts.map((ids) => read(ids, network.zero()));
+    const half = texts[0].length >> 1;
+    const again = texts.map((ids, n) => read(ids.slice(half), alone[n][half - 1].states));
+    let together = { states: network.zero().map((zero) => new Float32Array(zero.length * texts.length)) };
+    const columns = texts[0].map((_, t) => (together = network.step(texts.map((ids) => ids[t]), together.states)).logp);
+    return {
+      alone: told(alone.flatMap((steps) => steps.map(({ logp }) => logp))),
+      again: told(again.flatMap((steps) => steps.map(({ logp }) => logp))), together: told(columns),
+    };
   },
 
   next({ file, vocab, contexts }) {

@@ -28,7 +28,7 @@ export function readTensors(file) {
     expected = end;
     if (start + end > bytes.length) throw damaged(`it is cut short inside tensor "${name}"`);
     // A copy: the header may leave the bytes at an address that is no multiple of the element's size.
-    tensors.set(name, { shape, data: new kind(bytes.slice(start + begin, start + end).buffer) });
+    tensors.set(name, { shape, data: new kind(new Uint8Array(bytes.subarray(start + begin, start + end)).buffer) });
   }
   if (start + expected !== bytes.length) throw damaged(`${bytes.length - start - expected} bytes belong to no tensor`);
   return tensors;
