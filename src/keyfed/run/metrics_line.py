@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,24 +228,6 @@ def reached(records: Iterable[Mapping[str, Any]], target: tuple[str, float] | No
                 "modelled_seconds": seconds,
             }  # fmt: skip
     return None
-
-
-LATE = 100  # rounds at the end of a run whose validations are averaged
-
-
-def late_accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return mean validation accuracies of the last 100 rounds (Pretraining, Table 3); of all where fewer were run.
-
-    Example:
-      >>> late_accuracy([{"round": r, "valid": {"top1": r / 800, "top1_words": 0.0}} for r in (100, 150, 250)])
-      {'late_top1': 0.3125, 'late_top1_words': 0.0}
-      >>> late_accuracy([{"round": 1}])
-      {}
-    """
-    last = max((r["round"] for r in records), default=0)
-    found = [r["valid"] for r in records if r.get("valid") and r["round"] > last - LATE]
-    keys = [key for key in ("top1", "top1_words") if found and all(v.get(key) is not None for v in found)]
-    return {f"late_{key}": statistics.fmean(v[key] for v in found) for key in keys}
 
 
 @dataclass(frozen=True, slots=True)

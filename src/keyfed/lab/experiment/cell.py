@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import shutil
+import statistics
 import time
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,13 +37,14 @@ from keyfed.model.language_model import PRESETS
 from keyfed.run.console import Listener
 from keyfed.run.folder import open_folder, read_metrics, read_result, read_run_toml, refuse_changes, strict
 from keyfed.run.loop import train
-from keyfed.run.metrics_line import late_accuracy, read_curves
+from keyfed.run.metrics_line import read_curves
 from keyfed.run.prepare import Prepared, prepare, round_tokens, usual_members
 from keyfed.run.result import score_baselines
 from keyfed.text.catalogue import load_corpus
 from keyfed.text.explore import character_statistics, explore
 from keyfed.text.vocab import Vocab
 
+LATE = 100  # rounds at the end of a run whose validations are averaged
 OWN = ("study.", "first.")  # settings that are not the run's
 WITH_METHOD = ("train", "code-faithful")  # runners that train with a method
 DEFAULTS = Path(__file__).with_name("defaults.toml")
@@ -581,3 +583,16 @@ def made_on(device: str) -> dict[str, str]:
         "python": platform.python_version(),
         "hardware": torch.cuda.get_device_name() if gpu else f"CPU ({platform.machine()})",
     }
+
+
+def late_accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return mean validation accuracies of the last 100 rounds (Pretraining, Table 3); of all where fewer were run.
+
+    Example:
+      >>> late_accuracy([{"round": r, "valid": {"top1": r / 800, "top1_words": 0.0}} for r in (100, 150, 250)])
+      {'late_top1': 0.3125, 'late_top1_words': 0.0}
+    """
+    last = max((r["round"] for r in records), default=0)
+    found = [r["valid"] for r in records if r.get("valid") and r["round"] > last - LATE]
+    keys = [key for key in ("top1", "top1_words") if found and all(v.get(key) is not None for v in found)]
+    return {f"late_{key}": statistics.fmean(v[key] for v in found) for key in keys}
