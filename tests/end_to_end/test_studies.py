@@ -18,9 +18,10 @@ import pytest
 
 from keyfed.lab.experiment.cell import Workspace, options_of
 from keyfed.lab.experiment.grid import cells_of, load_study, study_names, with_settings
-from keyfed.lab.experiment.page import page_text, progress_text, write_page
+from keyfed.lab.experiment.page import page_text, write_page
 from keyfed.lab.experiment.runner import run_study
 from keyfed.lab.experiment.store import Store, read_cell
+from keyfed.lab.experiment.summary import progress_text
 from keyfed.run.folder import read_run_toml
 
 STUDIES = Path(__file__).parents[2] / "studies"

@@ -114,10 +114,10 @@ def _list(folder: Path, results: Path, as_json: bool) -> None:
 
 
 def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> None:
-    from keyfed.lab.experiment.coverage import write_coverage
     from keyfed.lab.experiment.grid import load_study, results_folder, study_names
-    from keyfed.lab.experiment.page import verdict_lines, write_front, write_page
+    from keyfed.lab.experiment.page import verdict_lines, write_page
     from keyfed.lab.experiment.store import Store, counted, main_scale, make_folder, rows_of
+    from keyfed.lab.experiment.summary import write_coverage, write_front
     from keyfed.run.console import plural
 
     out: dict[str, Any] = {}
@@ -158,9 +158,10 @@ def _run(
 ) -> None:  # fmt: skip
     from keyfed.lab.experiment.cell import Workspace
     from keyfed.lab.experiment.compare import parse_seeds
-    from keyfed.lab.experiment.page import result_table, verdict_lines, write_front, write_page
+    from keyfed.lab.experiment.page import result_table, verdict_lines, write_page
     from keyfed.lab.experiment.runner import Lines, run_study
     from keyfed.lab.experiment.store import Store, rows_of
+    from keyfed.lab.experiment.summary import write_front
     from keyfed.run.console import plural
 
     which = None if seeds is None else parse_seeds(seeds)

@@ -31,8 +31,9 @@ from keyfed.lab.experiment.claims import (
     verdict_on,
 )
 from keyfed.lab.experiment.grid import cells_of, load_study, study_from, study_names
-from keyfed.lab.experiment.page import LEFT_OUT, MORE_SEEDS, front_line, numbers, page_text, result_table
+from keyfed.lab.experiment.page import LEFT_OUT, MORE_SEEDS, page_text, result_table
 from keyfed.lab.experiment.store import OPEN, Store, counted, rows_of, write_printed, write_row
+from keyfed.lab.experiment.summary import judged, numbers
 
 ROOT = Path(__file__).parents[3]
 STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"
@@ -387,7 +388,7 @@ def test_two_rows_are_compared_on_the_seeds_that_both_have():
     assert (found.ours, found.other) == (100.5, 99.5)
     assert [len(row.records) for row in (found.row, found.against)] == [2, 2]
     assert found.change == pytest.approx((math.log(100 / 99) + math.log(101 / 100)) / 2)
-    assert "100.5 ± 0.7 against 99.50 ± 0.71" in numbers([found], study.claims[0])
+    assert "100.5 ± 0.7 against 99.50 ± 0.71" in numbers([found], study.claims[0])[0]
     lone = compared(study, pair([100.0, 101.0, 130.0], [99.0]))[0]
     assert (lone.ours, lone.other) == (100.0, 99.0)
 
@@ -623,7 +624,7 @@ def test_a_claim_at_a_budget_is_judged_at_once_and_says_its_rounds():
     assert f"The network wins: {LEARNING}." in page_text(STUDY, found)
     assert "At ten rounds the counts win: holds, at 10 rounds." in page_text(STUDY, found)
     assert "What keeps rows from being judged: devices, short has no run of twice the rounds" in page_text(STUDY, found)
-    line = front_line(STUDY, found, COUNTS)
+    line = judged(STUDY, found, COUNTS).line
     assert f"**{LEARNING}**. short: 200.0 ± 0.1 against 100.0 ± 0.1 (+100.0 %)." in line
     assert f"“{LEARNING}”" in (RESULTS / "studies.md").read_text("utf-8")
 

@@ -9,8 +9,8 @@ import pytest
 
 from keyfed.cli.experiment import _report
 from keyfed.errors import ConfigError
-from keyfed.lab.experiment.coverage import PAGE, coverage_text, load_source, named_tests
 from keyfed.lab.experiment.store import Store
+from keyfed.lab.experiment.summary import COVERAGE, coverage_text, load_source, named_tests
 
 from .test_page import DOCUMENT, RESULTS, STUDIES, VALUES, results_of, study_of
 
@@ -113,9 +113,9 @@ def test_a_cell_that_is_opened_again_is_noticed(root):
 def test_the_report_writes_the_page_where_tests_lie_beside_the_studies(root, capsys):
     text_of(root)
     _report(root / "studies", root / "docs/results", "example", as_json=True)
-    assert (root / "docs/results" / PAGE).read_text("utf-8") == text_of(root)
+    assert (root / "docs/results" / COVERAGE).read_text("utf-8") == text_of(root)
     _report(root / "studies", root / "elsewhere", "example", as_json=True)  # another folder's cells are others
-    assert not (root / "elsewhere" / PAGE).exists()
+    assert not (root / "elsewhere" / COVERAGE).exists()
     capsys.readouterr()
 
 
@@ -130,4 +130,6 @@ def test_every_element_of_the_five_papers_has_a_row():
 
 
 def test_the_page_matches_its_data_and_every_test_and_cell_is_there():
-    assert (RESULTS / PAGE).read_text("utf-8") == coverage_text(STUDIES, Store(RESULTS)), "run `keyfed study report`"
+    assert (RESULTS / COVERAGE).read_text("utf-8") == coverage_text(STUDIES, Store(RESULTS)), (
+        "run `keyfed study report`"
+    )

@@ -1,4 +1,4 @@
-"""The front page of the results, about ten lines with causes from cells; where studies stand; what pictures say."""
+"""The front page of the results, a line a claim with causes from cells; where studies stand; what pictures say."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ import pytest
 from keyfed.cli.experiment import _list, _report
 from keyfed.errors import ConfigError
 from keyfed.lab.experiment.grid import cells_of, load_study, study_from, study_names
-from keyfed.lab.experiment.page import PROGRESS, causes, fill, front_line, front_text, progress_text, write_front
+from keyfed.lab.experiment.page import causes, fill
 from keyfed.lab.experiment.plots import SMOKE, _paint, _panels, curves_of, describe, error_bar, looks
 from keyfed.lab.experiment.store import Store, rows_of
-from keyfed.reports.document import NONE
+from keyfed.lab.experiment.summary import (
+    PARTS,
+    PROGRESS,
+    front_text,
+    judged,
+    judged_claims,
+    progress_text,
+    typed_claims,
+    write_front,
+)
 from keyfed.reports.figures import LIGHT
 
 ROOT = Path(__file__).parents[3]
@@ -161,33 +170,104 @@ def test_every_cause_can_be_filled(name):
 
 def test_a_front_line_has_what_is_said_the_verdict_the_numbers_and_why():
     study = study_of()
-    line = front_line(study, results_of(study), study.claims[0])
+    line = judged(study, results_of(study), study.claims[0]).line
     assert line == (
-        "- **P** ([example](example.md)): FedAtt is better: **holds**. PTB, FedAtt: 80.50 ± 0.71 against 101.0 ± 1.4 "
+        "- FedAtt is better ([example](example.md)): **holds**. PTB, FedAtt: 80.50 ± 0.71 against 101.0 ± 1.4 "
         "(-20.3 %; -23.9 % to -16.5 %; printed 115.43 and 138.13). PTB has 100.0, 102.0."
     )
-    smoke = front_line(study, results_of(study, scale="smoke"), study.claims[0])
-    assert smoke == "- **P** ([example](example.md)): FedAtt is better: **not judged at smoke scale**."
-    assert front_line(study, {}, study.claims[0]).endswith(": **open**.")
+    smoke = judged(study, results_of(study, scale="smoke"), study.claims[0])
+    assert (smoke.part, smoke.verdict) == (PARTS[-1], "not judged at smoke scale")
+    assert smoke.more == ("Of 2 cells at scale standard that it is about 0 are finished.",)
+    assert judged(study, {}, study.claims[0]).line.endswith(": **open**.")
+
+
+ALL_DATA = DOCUMENT.replace('of = { data = "PTB", method = "FedAtt" }', 'of = { method = "FedAtt" }')
+PLAYS = {(("plays, all", method)): values for method, values in (("FedAvg", (50.0, 51.0)), ("FedAtt", (60.0, 61.0)))}
+
+
+@pytest.mark.parametrize(
+    ("factor", "part", "verdict", "ends"),
+    [
+        (0.5, "What holds", "holds (all 2)", "-40.1 % to -20.3 %"),
+        (1.0, "What holds in some comparisons", "1 of 2 holds; plays, all does not", "-20.3 % to +19.8 %"),
+    ],
+)
+def test_no_comparison_is_picked_for_its_verdict(factor, part, verdict, ends):
+    """The first in the study's order is quoted whatever it says, with the range over all."""
+    study = study_of(ALL_DATA)
+    plays = {key: [v * (factor if key[1] == "FedAtt" else 1) for v in values] for key, values in PLAYS.items()}
+    found = judged(study, results_of(study, {**VALUES, **plays}), study.claims[0])
+    assert (found.part, found.verdict) == (part, verdict)
+    assert found.more[0].startswith("PTB: 80.50 ± 0.71 against 101.0 ± 1.4 (-20.3 %; ")
+    assert found.more[1] == f"Both differences: {ends}."
+
+
+def test_where_nothing_holds_and_something_does_not_it_does_not():
+    study = study_of(ALL_DATA)
+    found = judged(
+        study,
+        results_of(study, {("PTB", "FedAvg"): (100.0, 101.0), ("PTB", "FedAtt"): (100.2, 100.9), **PLAYS}),
+        study.claims[0],
+    )
+    assert (found.part, found.verdict) == (PARTS[2], "none of 2 holds; plays, all does not; 1 cannot be told")
+
+
+def test_a_single_seed_says_why_it_tells_nothing():
+    study = study_of()
+    found = judged(study, results_of(study, {key: values[:1] for key, values in VALUES.items()}), study.claims[0])
+    assert found.part == PARTS[-1]
+    assert found.more[-1] == "One seed has no spread: only a ratio above 1.5 would decide."
 
 
 def test_a_bound_on_the_front_page_has_its_seeds_and_how_far_chance_reaches():
     below = 'kind = "below"\nof = { data = "PTB", method = "FedAvg" }\nbound = 103'
     text = re.sub(r'kind = "lower".*?(?=cause)', below + "\n", DOCUMENT, flags=re.DOTALL)
     study = study_of(text)
-    line = front_line(study, results_of(study), study.claims[0])
+    line = judged(study, results_of(study), study.claims[0]).line
     assert "**cannot be told at this spread**. 101.0 ± 1.4 (100.0, 102.0): 1.9 % below the bound (" in line
 
 
-def test_the_front_page_is_about_ten_lines_on_all_five_papers():
+def test_every_claim_of_a_paper_is_on_the_front_page_and_what_holds_comes_first():
     text = front_text(STUDIES, Store(RESULTS))
+    heads = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    assert heads == [part for part in PARTS if part in heads]
     lines = [line for line in text.splitlines() if line.startswith("- ")]
-    assert 8 <= len(lines) <= 12
-    for paper in ("FedAtt", "FedMed", "Gboard", "Next-character", "Pretraining", "Ours"):
-        assert 1 <= sum(f"**{paper}**" in line for line in lines) <= 2
-    for jargon in ("raised lr", "published lr", "code-faithful", "| --- |"):
+    for study in (load_study(name, STUDIES) for name in study_names(STUDIES)):
+        for claim in study.claims:
+            says = f"- {claim.says[0].upper()}{claim.says[1:]} ([{study.name}]"
+            assert sum(line.startswith(says) for line in lines) == int(claim.front or not claim.ours), says
+    for jargon in ("raised lr", "published lr", "code-faithful"):
         assert jargon not in text
     assert f"]({PROGRESS})" in text
+
+
+def test_the_verdict_of_a_line_is_that_of_its_heading():
+    for claim in judged_claims(STUDIES, Store(RESULTS)):
+        if claim.part == "What holds":
+            assert claim.verdict.startswith("holds"), claim.says
+        if claim.part == "What does not hold":
+            assert claim.verdict.startswith(("does not hold", "none of")), claim.says
+        if claim.part == "What cannot be told":
+            assert not claim.verdict.startswith(("holds", "does not hold")), claim.says
+            assert claim.more, f"why? {claim.says}"
+
+
+@pytest.mark.parametrize(
+    ("ngram", "network", "part"),
+    [([0.4, 0.5], [2.0, 3.0], PARTS[2]), ([4.0], [2.0, 2.5], PARTS[0]), ([1.0], [1.2], PARTS[3]), ([1.0], [], None)],
+    ids=["quicker", "slower", "near", "nothing beside it"],
+)
+def test_the_slides_word_on_the_n_gram_models_cost_is_judged_by_what_was_typed(tmp_path, ngram, network, part):
+    rows = [(f"n-gram, {value}", value) for value in ngram] + [(f"cifg, {value}", value) for value in network]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "keyboard-irc.json").write_text(
+        json.dumps({"rows": [{"name": name, "latency": {"word": {"p50_ms": v, "cpu_ms": v}}} for name, v in rows]})
+    )
+    assert [claim.part for claim in typed_claims(tmp_path)] == ([part] * 2 if part else [])
+
+
+def test_the_n_gram_model_is_the_quicker_one_where_it_was_measured():
+    assert [claim.part for claim in typed_claims(RESULTS)] == [PARTS[2], PARTS[2]]
 
 
 def test_the_page_of_where_studies_stand_matches_its_data():
@@ -213,14 +293,22 @@ def test_the_front_page_changes_with_its_data(tmp_path):
 
 
 def test_the_list_and_the_page_count_alike(capsys):
-    """Seeds that only another study asks for made them differ."""
+    """Seeds that only another study asks for made them differ; and a page of smoke hid what is open above it."""
     _list(STUDIES, RESULTS, as_json=True)
     listed = {row["study"]: row for row in json.loads(capsys.readouterr().out)}
     for line in progress_text(STUDIES, Store(RESULTS)).splitlines():
-        name, _, scale, done, left = ([cell.strip() for cell in line.split("|")[1:6]] + [""] * 5)[:5]
+        name, _, _, *counts, why = ([cell.strip() for cell in line.split("|")[1:8]] + [""] * 7)[:7]
         if name in listed:
-            assert listed.pop(name)[scale if scale != NONE else "smoke"] == f"{done} of {int(done) + int(left)}"
+            row = listed.pop(name)
+            assert counts == [row[scale] for scale in ("smoke", "standard", "paper")]
+            open_ = [scale for scale in ("standard", "paper") if len(set(row[scale].split(" of "))) > 1]
+            assert [scale for scale in ("standard", "paper") if f"{scale}: " in why] == open_
     assert not listed
+
+
+def test_what_is_open_has_its_reason_or_the_missing_file():
+    text = progress_text(STUDIES, Store(RESULTS))
+    assert "cells cannot be run: GPT-2's embedding is not at hand" in text
 
 
 def test_a_report_on_an_empty_folder_counts_what_is_open(capsys, tmp_path):

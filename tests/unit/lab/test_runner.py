@@ -41,9 +41,10 @@ from keyfed.lab.experiment.grid import (
     study_names,
     with_settings,
 )
-from keyfed.lab.experiment.page import front_text, page_text
+from keyfed.lab.experiment.page import page_text
 from keyfed.lab.experiment.runner import held, run_study
 from keyfed.lab.experiment.store import OPEN, Store, compact, main_scale, rows_of, write_row
+from keyfed.lab.experiment.summary import front_text
 from keyfed.lab.papers import defects as faithful
 from keyfed.lab.papers.defects import run_toy
 from keyfed.model.language_model import build_spec

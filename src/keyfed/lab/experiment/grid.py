@@ -95,7 +95,7 @@ class StudyClaim:
         about what a method can reach, and judged only where rows have stopped learning (`reach`); "text": about
         what is counted in a text, without training.
       twice: labels that make of a row the one with twice the rounds, where it is about what a method can reach.
-      front: whether the front page of the results says it.
+      front: whether the front page of the results says it although it is ours; a paper's claims all stand there.
       ours: whether it is our own goal or explanation, and not the paper's word.
       some: whether it holds as soon as one comparison does: each is another reading of the same thing.
       name: by which a `cause` names its verdict; empty for most.

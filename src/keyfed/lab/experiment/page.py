@@ -1,6 +1,6 @@
-"""The pages of docs/results: a study's own, the front page of what holds, and how far each study has been run.
+"""The page of a study in docs/results. Those on all studies together are in summary.py.
 
-All are written from the cells' JSON files and the studies' claims alone. `write_page` writes a study's page and its
+It is written from the cells' JSON files and the study's claims alone. `write_page` writes a study's page and its
 plots; a test writes the texts again and compares.
 
 A cause is a sentence of the study's file with numbers in braces, read from the cells:
@@ -24,27 +24,20 @@ from keyfed.errors import ConfigError, nearest
 from keyfed.files import write_atomically
 from keyfed.lab.experiment.claims import (
     CLOSE,
-    EQUAL,
-    FAILS,
     FAR,
     FIXED,
-    GAIN,
-    HOLDS,
     LEARNING,
-    UNSURE,
     Comparison,
     compare_rows,
     said_verdict,
-    settled,
     verdict_on,
 )
-from keyfed.lab.experiment.grid import Study, StudyClaim, load_study, matches, study_folder, study_names
+from keyfed.lab.experiment.grid import Study, StudyClaim, load_study, matches, study_folder
 from keyfed.lab.experiment.plots import describe, draw_plots, drawn
 from keyfed.lab.experiment.store import (
     OPEN,
     Row,
     Store,
-    counted,
     main_scale,
     rows_of,
     write_printed,
@@ -55,8 +48,7 @@ from keyfed.lab.experiment.store import (
 from keyfed.reports.document import NONE, Table, escape_markdown, show_duration, to_markdown
 
 TEMPLATES = Path(__file__).with_name("templates")
-WORST = (FAILS, LEARNING, UNSURE, HOLDS)  # what a summary shows first
-FRONT, PAGE, PROGRESS = "README.md", "study.md", "studies.md"  # templates, the first and the last files too
+PAGE = "study.md"
 Results = Mapping[str, Mapping[str, Any]]
 BRACES = re.compile(r"\{([^{}]*)\}")
 ONE_ROW: Mapping[str, Callable[[Row, str], str]] = {
@@ -85,79 +77,14 @@ def render(template: str, **values: Any) -> str:
     return str(templates().get_template(f"{template}.jinja").render(values))
 
 
-def front_text(folder: Path, store: Store) -> str:
-    """Return the front page: one line a claim that is marked for it, with the numbers and the cause."""
-    studies = [load_study(name, folder) for name in study_names(folder)]
-    marked = [(study, claim) for study in studies for claim in study.claims if claim.front]
-    return render(FRONT, lines=[front_line(study, store.of(study), claim, folder) for study, claim in marked])
-
-
-def front_line(study: Study, found: Results, claim: StudyClaim, folder: Path | None = None) -> str:
-    """What is said, the verdict, our number beside the printed, and why."""
-    who = "Ours" if claim.ours else study.paper
-    start = f"- **{escape_markdown(who)}** ([{study.name}]({study.name}.md)): {escape_markdown(claim.says)}: "
-    scale = main_scale(study, found)
-    if scale is None:
-        return f"{start}**{OPEN}**."
-    rows = rows_of(study, scale, found)
-    line = f"{start}**{escape_markdown(said_verdict(study, rows, claim, scale))}**."
-    if scale == "smoke":
-        return line
-    more = [numbers(compare_rows(study, rows, claim), claim), *causes(claim, study, found, folder)]
-    return " ".join([line, *(escape_markdown(sentence) for sentence in more if sentence)])
-
-
-def numbers(comparisons: Sequence[Comparison], claim: StudyClaim) -> str:
-    """The comparison that says most, with its numbers."""
-    judged = [c for c in settled(comparisons) if c.ours is not None and c.verdict != OPEN]
-    if not judged:
-        return ""
-    worst = min(judged, key=lambda c: WORST.index(c.verdict))
-    measure = claim.measure
-    ours = write_row(worst.row, measure)
-    percent = None if worst.change is None else 100 * math.expm1(worst.change)
-    if worst.against is not None:
-        brackets = [] if percent is None or any(worst.beyond) else [f"{percent:+.1f} %"]
-        brackets += [_interval(worst)] if brackets and worst.interval is not None else []
-        if worst.printed:
-            brackets.append("printed " + " and ".join(write_printed(value, measure) for value in worst.printed))
-        after = f" ({'; '.join(brackets)})" if brackets else ""
-        return f"{worst.where}: {ours} against {write_row(worst.against, measure)}{after}."
-    if claim.kind == "printed":
-        return f"{worst.where}: {ours}, printed {write_printed(worst.other, measure)}."
-    seeds = f" ({write_seeds(worst.row, measure)})" if len(worst.row.records) > 1 else ""
-    where = "" if percent is None else f": {abs(percent):.1f} % {'below' if percent < 0 else 'above'} the bound"
-    return f"{ours}{seeds}{where}{'' if worst.interval is None else f' ({_interval(worst)})'}."
-
-
-def _percent(change: float) -> str:
+def percent(change: float) -> str:
+    """Write a change, given as a logarithm."""
     return f"{100 * math.expm1(change):+.1f} %"
 
 
-def _interval(c: Comparison) -> str:
+def interval_of(c: Comparison) -> str:
     """Between what the difference lies, at the level at which Holm's rule decided it."""
-    return NONE if c.interval is None else " to ".join(map(_percent, c.interval))
-
-
-def progress_text(folder: Path, store: Store) -> str:
-    """Return the page of where each study stands, and of the rule of verdicts."""
-    stands, pages = [["study", "paper", "scale", "finished", "open"]], []
-    for name in study_names(folder):
-        study = load_study(name, folder)
-        found = store.of(study)
-        scale = main_scale(study, found)
-        done, left = counted(study, scale or "smoke", found)
-        stands.append([name, study.paper, scale or NONE, str(done), str(left)])
-        pages.append((study.title, f"{name}.md"))
-    limits = {"gain": f"{100 * GAIN:g}", "equal": f"{100 * (EQUAL - 1):.0f}", "learning": LEARNING}
-    return render(PROGRESS, stands=stands, pages=pages, **limits)
-
-
-def write_front(folder: Path, store: Store) -> Path:
-    """Write docs/results/README.md and the page of where the studies stand."""
-    write_atomically(store.results / FRONT, front_text(folder, store).encode())
-    write_atomically(store.results / PROGRESS, progress_text(folder, store).encode())
-    return store.results / FRONT
+    return NONE if c.interval is None else " to ".join(map(percent, c.interval))
 
 
 COLUMNS = {
@@ -323,10 +250,10 @@ def _cells(c: Comparison, claim: StudyClaim, scale: str) -> list[str]:
     write = write_value if claim.than else write_printed
     values = (write_value(c.ours, claim.measure), write(c.other, claim.measure))
     ours, other = (f"> {value}" if beyond else value for value, beyond in zip(values, c.beyond, strict=True))
-    printed = NONE if c.printed is None else _percent(math.log(c.printed[0] / c.printed[1]))
+    printed = NONE if c.printed is None else percent(math.log(c.printed[0] / c.printed[1]))
     side = "> " if c.beyond[0] else "< " if c.beyond[1] else ""  # of a lower bound
     return [c.where, ours, other, *([printed] if claim.than else []),
-            NONE if c.change is None else f"{side}{_percent(c.change)}", _interval(c),
+            NONE if c.change is None else f"{side}{percent(c.change)}", interval_of(c),
             NONE if scale == "smoke" else c.verdict]  # fmt: skip
 
 
