@@ -12,7 +12,7 @@ import keyfed.run.loop as run_train
 from keyfed import api
 from keyfed.config.load import Config
 from keyfed.errors import RunError
-from keyfed.federated import local
+from keyfed.federated import descent
 from keyfed.run import folder as run_folder
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.loop import train
@@ -74,8 +74,8 @@ def test_a_schedule_is_refitted_over_the_new_rounds(corpus, tmp_path, monkeypatc
     over, listener = OVER | {"schedule": schedule}, Interrupting(-1)
     train(tiny(corpus, SHORT, **over), tmp_path / "run")
     train(tiny(corpus, **over), tmp_path / "run", resume=True, listener=listener)
-    refitted = local.progress
-    steps = [refitted(local.Schedule(schedule, r, 0.2, 0.1), n) for r, n in ((3, 2), (6, 3), (6, 5))]
+    refitted = descent.progress
+    steps = [refitted(descent.Schedule(schedule, r, 0.2, 0.1), n) for r, n in ((3, 2), (6, 3), (6, 5))]
     assert (
         f"the run of 3 rounds is extended to 6; the local step size was {steps[0]:.4g} in round 3, is {steps[1]:.4g} "
         f"in round 4 and goes to {steps[2]:.4g} in round 6 (train.schedule={schedule}, over the new whole)"
@@ -85,7 +85,7 @@ def test_a_schedule_is_refitted_over_the_new_rounds(corpus, tmp_path, monkeypatc
     def transcribed(given, round: int) -> float:
         return refitted(replace(given, rounds=SHORT) if round < SHORT else given, round)
 
-    monkeypatch.setattr(local, "progress", transcribed)
+    monkeypatch.setattr(descent, "progress", transcribed)
     train(tiny(corpus, **over), tmp_path / "transcribed")
     assert_same_run(tmp_path / "transcribed", tmp_path / "run")
 

@@ -15,13 +15,14 @@ from keyfed.engine.problem import measure, solve_block
 from keyfed.engine.simulate import Simulation
 from keyfed.errors import ConfigError
 from keyfed.federated import distance, local, server, weigh
-from keyfed.federated.cohort import derive_seed
+from keyfed.federated.cohort import Fate, Work, derive_seed
 from keyfed.federated.descent import run_steps
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Aggregate, Gradient, Report
 from keyfed.run import plan
 from keyfed.run.metrics_line import report_bytes, round_traffic, sizes_of
 
+from .quadratic import flat, quadratic
 from .test_methods import SPEC, aggregate_of, assert_equal, assert_moved, method_of, problem_of, rounds, theta_of
 
 SIZES = [50, 11, 23, 31]
@@ -345,6 +346,59 @@ def test_fedmed_is_its_equations():
     for name, p in first.params.items():
         want = p + sum(n * solved[k].upload[name][0] for n, k in zip(tokens, best, strict=True)) / sum(tokens)
         assert float((second.params[name] - want).abs().max()) < 1e-12
+
+
+def algorithm_1(problem, theta, cohorts, *, eta, epsilon, beta, temperature, lr, epochs):
+    """FedMed's algorithm 1 as printed, in numpy on quadratics: θ, branch (A or F) and uploading clients by round."""
+    layers, last = (slice(0, 2), slice(2, 4)), None
+    matrix, centre, n = problem.matrix.numpy(), problem.centre.numpy(), np.array(problem.tokens, dtype=float)
+    for cohort in cohorts:
+        w, loss = {}, {}
+        for k in cohort:
+            w[k] = theta.copy()
+            for _ in range(epochs):
+                off = w[k] - centre[k]
+                loss[k] = 0.5 * off @ matrix[k] @ off
+                w[k] = w[k] - lr * matrix[k] @ off
+        mean = sum(loss.values()) / len(cohort)
+        top = sorted(cohort, key=lambda k: (loss[k], k))[: max(1, math.floor(beta * len(cohort) + 0.5))]
+        if last is None or abs(mean - last) >= epsilon:  # line 13: equations 2 to 5
+            after = theta.copy()
+            for layer in layers:
+                p = np.abs(theta[layer]) / np.abs(theta[layer]).sum()
+                d = np.array([js(p, np.abs(w[k][layer]) / np.abs(w[k][layer]).sum()) for k in top])
+                gamma = np.exp(d / temperature) / np.exp(d / temperature).sum()
+                after[layer] = theta[layer] - eta * sum(
+                    g * (theta[layer] - w[k][layer]) for g, k in zip(gamma, top, strict=True)
+                )
+            branch = "A"
+        else:  # line 15: the average of the clients' weights, without η
+            branch, after = "F", sum(n[k] * w[k] for k in top) / sum(n[k] for k in top)
+        theta, last = after, mean
+        yield theta, branch, {f"q{k}" for k in top}
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.5])
+def test_fedmed_is_algorithm_1_at_a_step_of_its_own(beta):
+    problem = quadratic()
+    options = {"lr": 0.05, "epochs": 2, "temperature": 0.01, "beta": beta}
+    method = method_of("fedmed", clip=None, step=1.2, threshold=1.2, batch_size=1, **options)
+    start = np.array([1.0, -2.0, 0.5, 3.0])
+    cohorts = [[0, 1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 5, 7], [0, 1, 2, 3, 4, 5, 6, 7], [0, 2, 4, 6], *[[*range(8)]] * 3]
+    state = initial_state(method, {"a": torch.tensor(start[:2]), "b": torch.tensor(start[2:])})
+    branches = ""
+    with Simulation(problem, block=8) as federation:
+        printed = algorithm_1(problem, start, cohorts, eta=1.2, epsilon=1.2, **options)
+        for cohort, (want, branch, top) in zip(cohorts, printed, strict=True):
+            federation.expect({f"q{k}": Fate(k, Work(), 0.0, None) for k in cohort})
+            state, summary = run_round(method, state, [f"q{k}" for k in cohort], federation)
+            np.testing.assert_allclose(flat(state.params).numpy(), want, rtol=0, atol=1e-12)
+            assert (summary.adaptive, set(summary.contributors)) == (branch == "A", top)
+            branches += branch
+    assert branches.count("A") >= 2
+    assert branches.count("F") >= 2
+    with pytest.raises(ConfigError, match=r"step=1\.2 is of adaptive rounds"):
+        method_of("fedmed", step=1.2, adaptive=False, mediation=False)
 
 
 def test_fedmed_without_its_parts_is_fedavg():

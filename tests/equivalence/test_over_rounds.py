@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from keyfed.config.load import Config, TrainConfig, check, method_spec
 from keyfed.errors import ConfigError
-from keyfed.federated.local import progress
+from keyfed.federated.descent import progress
 from keyfed.federated.methods import METHODS, build_method
 from keyfed.federated.round import initial_state
 from keyfed.federated.spec import MethodSpec, Schedule

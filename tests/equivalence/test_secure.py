@@ -222,7 +222,7 @@ def delayed(beta: float, adaptive: Mediator, arrived: set[str]) -> Mediator:
         taken = {c: s for c, s in shares.items() if reports[c].loss <= (limit or highest)}
         return [[*losses, sum(now) / len(now)], highest], taken
 
-    return Mediator(init=lambda: [[], None], weigh=weigh)
+    return Mediator(init=lambda: [[], None], weigh=weigh, adaptive=lambda before, after, state: not settled(before[0]))
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.4])
@@ -239,6 +239,7 @@ def test_fedmed_masked_is_fedmed_with_a_threshold_and_a_switch_of_the_rounds_bef
     assert {settled(losses[:t]) for t in range(6)} == {False, True}, "the switch must turn, or nothing is compared"
     assert [s.saturated for s in theirs] == [0] * 6
     assert difference(secure.params, plain.params, theta) < 1e-5
+    assert [s.adaptive for s in theirs] == [not settled(losses[:t]) for t in range(6)]
     for one, other in zip(ours, theirs, strict=True):
         for layer, effective in one.effective_clients.items():
             assert other.effective_clients[layer] == pytest.approx(effective, rel=1e-4)
@@ -247,6 +248,34 @@ def test_fedmed_masked_is_fedmed_with_a_threshold_and_a_switch_of_the_rounds_bef
         assert all(len(s.contributors) == len(arrived) for s in theirs), "and nobody sees who"
     exact, _, _ = rounds(method, theta, 6, **twenty)
     assert difference(secure.params, exact.params, theta) > 1e-4, "a round later is not the same rule"
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.4])
+def test_the_step_of_fedmed_without_reports_scales_adaptive_rounds_alone(beta):
+    problem, turned = problem_of(SIZES), []
+    plain, longer = (
+        privately(method_of("fedmed", threshold=SETTLED, beta=beta, temperature=0.05, step=step)) for step in (1, 1.2)
+    )
+    state = initial_state(plain, theta_of())
+
+    def sums(hidden):
+        return SelfWeighedSum(hidden, RunningSum(hidden.theta), float(most_ratio(usual_threshold(len(hidden.called)))))
+
+    with Simulation(problem, hide=sums) as federation:
+        for _ in range(5):
+            ends = []
+            for method in (plain, longer):
+                federation.expect(fates_of({}, CLIENTS))
+                ends.append(run_round(method, state, problem.store.names, federation))
+            (one, summary), (other, again) = ends
+            assert summary.adaptive == again.adaptive
+            for name, p in state.params.items():
+                moved = (one.params[name] - p) * (1.2 if summary.adaptive else 1.0)
+                torch.testing.assert_close(other.params[name], p + moved, rtol=0, atol=1e-12)
+            turned.append(summary.adaptive)
+            state = other
+    assert turned[:2] == [True, True]
+    assert False in turned
 
 
 # Closed failures

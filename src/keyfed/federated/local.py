@@ -7,72 +7,15 @@ round.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from keyfed.errors import ConfigError
 from keyfed.federated import descent as descents
-from keyfed.federated.descent import AdamRule, ClientBatch, Descent, SgdRule, Tally, descend, per_client
-from keyfed.federated.spec import Schedule
+from keyfed.federated.descent import AdamRule, ClientBatch, Descent, SgdRule, Tally, descend, learning_rate, per_client
 from keyfed.federated.types import Objective, Params, Solution, Solver
 
 Optimiser = Literal["sgd", "adam"]
-
-
-def learning_rate(lr: float, decay: float, round: int) -> float:
-    """Return lr · decay^round, the step size of a round (rounds count from 0)."""
-    return float(lr * decay**round)
-
-
-def progress(schedule: Schedule, round: int) -> float:
-    r"""Return the factor on the step size in a round (rounds count from 0): a rule of progress over the whole run.
-
-    .. math::  t < w:\ \frac{t + 1}{w + 1},\qquad
-               \text{linear: } 1 − (1 − f) p,\qquad
-               \text{cosine: } f + (1 − f) \frac{1 + \cos πp}{2},\qquad p = \frac{t − w}{R − w}
-
-    w is the number of warm-up rounds, f the share that is left in the end. A run that goes on beyond R stays at f.
-    """
-    warm = min(int(schedule.warmup * schedule.rounds + 0.5), max(0, schedule.rounds - 1))
-    if round < warm:
-        return (round + 1) / (warm + 1)
-    if schedule.shape == "constant":
-        return 1.0
-    done = min((round - warm) / max(1, schedule.rounds - warm), 1.0)
-    left = 1 - done if schedule.shape == "linear" else (1 + math.cos(math.pi * done)) / 2
-    return schedule.final + (1 - schedule.final) * left
-
-
-class _Paced:
-    """An objective whose clients all take their steps by a common factor."""
-
-    def __init__(self, objective: Objective, factor: float) -> None:
-        self.clients, self.steps, self.run_steps = objective.clients, objective.steps, objective.run_steps
-        pace = torch.full((self.clients,), factor, dtype=torch.float64)
-        self.pace: Tensor | None = pace if objective.pace is None else pace * objective.pace.to(pace)
-        self._objective = objective
-
-    @property
-    def whole(self) -> Tensor:
-        """Tokens of each client's whole epoch; known once its steps have been taken."""
-        return self._objective.whole
-
-    @whole.setter
-    def whole(self, tokens: Tensor) -> None:
-        self._objective.whole = tokens
-
-
-def scheduled(solver: Solver, schedule: Schedule) -> Solver:
-    """Return the solver with a step size that follows a schedule over the run, on top of its own `decay`."""
-
-    def solve(theta: Params, objective: Objective, round: int, *state: Params) -> Solution:
-        return solver.solve(theta, _Paced(objective, progress(schedule, round)), round, *state)
-
-    return solver._replace(solve=solve)
 
 
 def start_at(theta: Params, clients: int) -> Params:

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated import components, distance, duals, server, weigh
 from keyfed.federated.components import MethodFactory
-from keyfed.federated.local import LocalOptions, full_gradient, local_solver, scheduled
+from keyfed.federated.descent import scheduled
+from keyfed.federated.local import LocalOptions, full_gradient, local_solver
 from keyfed.federated.spec import MethodSpec, positive
 from keyfed.federated.types import Method, ServerRule
 from keyfed.federated.upload import Where, codec, noise_on
@@ -175,8 +176,9 @@ def fedmed(
     .. math::  d_k^l = JS(θ^l ‖ w_k^l),\qquad γ_k^l = \frac{e^{d_k^l/T}}{\sum_j e^{d_j^l/T}},\qquad
                θ' = θ + η \sum_k γ_k (w_k − θ)
 
-    In a round whose mean training loss L differs from the last by less than ε the weights are n_k / Σn instead
-    (mediation). Of m clients only the K = max(1, ⌊βm + ½⌋) of lowest loss upload (top-K).
+    In a round whose mean training loss L differs from the last by less than ε it is FedAvg instead (mediation). The
+    weights are then n_k / Σn, and no η scales the step. Which it was is `adaptive` in metrics.jsonl. Of m clients
+    only the K = max(1, ⌊βm + ½⌋) of lowest loss upload (top-K).
 
     Reading: equation 5 prints ∇L(w_t) for every client, read as θ − w_k. Equation 2 needs distributions and weights are
     signed: |w| / Σ|w| unless `reading` says otherwise. L is the unweighted mean over *all* reports, top-K or not; the
@@ -189,7 +191,7 @@ def fedmed(
     follows the β-quantile (docs/privacy.md).
 
     Options:
-      step: the server's step size η.
+      step: the server's step size η in adaptive rounds; FedAvg's branch has none.
       temperature: T of the softmax; 1 is published.
       reading: how weights become a distribution: absolute, softmax or histogram.
       adaptive: weigh by divergence; false weighs by tokens throughout (FedAvg under top-K) and needs mediation=false.
@@ -207,6 +209,8 @@ def fedmed(
         raise ConfigError(
             "method.mediation switches to attention, which method.adaptive=false turns off; set both false"
         )
+    if step != 1 and not adaptive:
+        raise ConfigError(f"method.step={step} is of adaptive rounds, which method.adaptive=false leaves out; so is it")
     inner = weigh.softmax_of_distance(temperature, bound, distance.MOST_DIVERGENCE) if adaptive else weigh.by_tokens()
     if mediation:
         inner = weigh.switch_on_loss(inner, weigh.by_tokens(), threshold)
@@ -214,7 +218,7 @@ def fedmed(
         "fedmed",
         local_solver(local),
         inner if beta == 1 else weigh.top_k(beta, inner),
-        server.sgd(positive("step", step)),
+        server.mediated(positive("step", step)),
         local.batch_size,
         local.epochs,
         distance=distance.jensen_shannon(reading) if adaptive else None,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from keyfed.federated.local import progress
+from keyfed.federated.descent import progress
 from keyfed.federated.public.rules import saturated_clients
 from keyfed.federated.soundness import (
     UploadLimits,
@@ -45,7 +45,7 @@ class RoundSummary:
       tokens: tokens of that epoch over the cohort.
       worked: tokens predicted over all local epochs.
       reported: number of clients whose report arrived, refused ones too.
-      effective_clients, weights: see `Aggregate`.
+      effective_clients, weights, adaptive: see `Aggregate`.
       abandoned: too few uploads arrived: nothing was learnt, no client was acknowledged.
       report_free: the numbers above come from sums: of those whose upload arrived, not of all who trained.
       saturated: clients cut off by a public cap, in the layer where there are most; rounds without reports only.
@@ -71,6 +71,7 @@ class RoundSummary:
     unsound: str | None = None
     shortened: tuple[ClientId, ...] = ()
     diverged: bool = False
+    adaptive: bool | None = None
 
 
 NOT_FINITE = "the step of the server gives numbers that are not finite"
@@ -156,6 +157,8 @@ def _gather_reports(method: Method, state: State, cohort: Sequence[ClientId], fe
     reports = federation.train(state.params, cohort, method, state.round)
     memory, shares = method.mediator.weigh(state.mediator, reports, list(state.params))
     aggregate = federation.collect(shares)
+    if method.mediator.adaptive is not None:
+        aggregate = replace(aggregate, adaptive=method.mediator.adaptive(state.mediator, memory, state.server))
     return Gathered(aggregate, reports, lambda outcome: memory if outcome == "taken" else state.mediator)
 
 
@@ -170,6 +173,7 @@ def _gather_sums(method: Method, state: State, cohort: Sequence[ClientId], feder
     federation.train(state.params, cohort, method, state.round, state.mediator)
     aggregate = federation.collect(None)
     used = state.mediator if aggregate.public is None else aggregate.public
+    aggregate = replace(aggregate, adaptive=None if rule.adaptive is None else rule.adaptive(used))
 
     def memory(outcome: str) -> Memory:
         sums = aggregate.facts
@@ -256,4 +260,5 @@ def summarise(
         saturated=saturated_clients(aggregate.facts),
         clamped=int(aggregate.facts.get("clamped", (0.0,))[0] + 0.5),
         shortened=() if report_free else aggregate.shortened,
+        adaptive=aggregate.adaptive,
     )

@@ -28,6 +28,20 @@ def sgd(lr: float = 1.0) -> ServerRule:
     return ServerRule(init=lambda params: {}, step=step)
 
 
+def mediated(lr: float) -> ServerRule:
+    r"""`sgd`, where η is of adaptive rounds alone: a round that FedMed's switch leaves to FedAvg is its average.
+
+    References:
+      Wu, Liang, Wang, *FedMed*, Sensors 2020, algorithm 1, lines 13 and 15.
+    """
+    adaptive, plain = sgd(lr), sgd()
+
+    def step(params: Params, aggregate: Aggregate, state: Params) -> tuple[Params, Params]:
+        return (plain if aggregate.adaptive is False else adaptive).step(params, aggregate, state)
+
+    return ServerRule(adaptive.init, step)
+
+
 def momentum(lr: float = 1.0, beta: float = 0.9) -> ServerRule:
     r"""Heavy ball on the server: v ← βv + Δ, θ' = θ + ηv (FedAvgM; Hsu, Qi, Brown 2019)."""
     return _with_velocity(lr, beta, lambda mean, velocity: velocity)

@@ -195,6 +195,7 @@ class Aggregate:
       norms: of the uploads, as they came, where they are limited; else empty.
       shortened: clients whose upload was longer than its cap.
       step: factor on the server's step size; 1 unless the run has diverged (`soundness`).
+      adaptive: which branch of a switch weighed the clients (`Mediator.adaptive`); None without a switch.
     """
 
     total: Params
@@ -209,6 +210,7 @@ class Aggregate:
     norms: tuple[float, ...] = ()
     shortened: tuple[ClientId, ...] = ()
     step: float = 1.0
+    adaptive: bool | None = None
 
     def mean(self) -> Params:
         """Return total / mass, layer by layer; a layer of mass 0 takes no step."""
@@ -239,6 +241,7 @@ class PrivateRule(NamedTuple):
       learn: (public, sums of `facts`, contributors) → public numbers for the next round.
       least: (layers, public) → the least scale of any client, layer by layer, of a rule whose scales are known
         beforehand: a sum that does not allow it is refused. None: 1/r, by raising what is less.
+      adaptive: public → whether a switch weighs by its adaptive branch; None without a switch.
     """
 
     init: Callable[[], Public]
@@ -248,6 +251,7 @@ class PrivateRule(NamedTuple):
     start: Callable[[Public, Sums], Public]
     learn: Callable[[Public, Sums, int], Public]
     least: Callable[[Sequence[str], Public], LayerNumbers] | None = None
+    adaptive: Callable[[Public], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +310,8 @@ class Mediator(NamedTuple):
       released: (the server rule's state) → `share` for the next round, for rules that go by what private rounds have
         released; None for the others.
       rule: what all forms are read off; None for a mediator that has only what it says here.
+      adaptive: (memory before the round, after it, the server rule's state) → whether a switch weighed the round by its
+        adaptive branch; None without a switch.
     """
 
     init: Callable[[], Memory]
@@ -314,6 +320,7 @@ class Mediator(NamedTuple):
     private: PrivateRule | None = None
     released: Callable[[Params], Callable[[Report, Sequence[str]], Share]] | None = None
     rule: Rule | None = None
+    adaptive: Callable[[Memory, Memory, Params], bool] | None = None
 
 
 class Noise(NamedTuple):

@@ -14,6 +14,7 @@ from keyfed.federated.types import (
     LossSwitch,
     Mediator,
     Memory,
+    Params,
     PrivateRule,
     Report,
     Share,
@@ -130,11 +131,13 @@ def switch_on_loss(adaptive: Mediator, otherwise: Mediator, threshold: float = 0
     def weigh(memory: Memory, reports: Reports, layers: Sequence[str]) -> tuple[Memory, Shares]:
         if not reports:
             return memory, {}
-        loss = math.fsum(r.loss for r in reports.values()) / len(reports)
-        last = memory["loss"]
-        chosen = "adaptive" if last is None or abs(loss - last) >= threshold else "otherwise"
+        after = {**memory, "loss": math.fsum(r.loss for r in reports.values()) / len(reports)}
+        chosen = "adaptive" if moved(memory, after) else "otherwise"
         inner, shares = branches[chosen].weigh(memory[chosen], reports, layers)
-        return {**memory, "loss": loss, chosen: inner}, shares
+        return {**after, chosen: inner}, shares
+
+    def moved(before: Memory, after: Memory, server: Params | None = None) -> bool:
+        return before["loss"] is None or abs(after["loss"] - before["loss"]) >= threshold
 
     private, rule = None, None
     if adaptive.private is not None and otherwise.private is not None:
@@ -145,7 +148,7 @@ def switch_on_loss(adaptive: Mediator, otherwise: Mediator, threshold: float = 0
     def init() -> Memory:
         return {"loss": None, **{name: branch.init() for name, branch in branches.items()}}
 
-    return Mediator(init=init, weigh=weigh, private=private, rule=rule)
+    return Mediator(init=init, weigh=weigh, private=private, rule=rule, adaptive=moved)
 
 
 def kept(beta: float, clients: int) -> int:
@@ -179,7 +182,7 @@ def top_k(beta: float, inner: Mediator) -> Mediator:
 
     private = None if inner.private is None else rules.below_last_quantile(partial(kept, beta), inner.private)
     rule = None if inner.rule is None else TopK(beta, inner.rule)
-    return Mediator(init=waiting.init, weigh=weigh, private=private, rule=rule)
+    return Mediator(waiting.init, weigh, private=private, rule=rule, adaptive=inner.adaptive)
 
 
 def from_rule(rule: WeighingRule) -> Mediator:

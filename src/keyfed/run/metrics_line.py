@@ -64,6 +64,8 @@ def record_of(
         "effective_clients": sum(effective.values()) / max(1, len(effective)),
         "traffic": round_traffic(sizes, called, summary),
     }
+    if summary.adaptive is not None:
+        record["adaptive"] = summary.adaptive
     if summary.report_free:
         record["clamped"] = summary.clamped
     if summary.shortened:

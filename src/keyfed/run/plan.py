@@ -19,7 +19,7 @@ from keyfed.engine.network import Network, init_params, parameter_count
 from keyfed.errors import ConfigError, DataError
 from keyfed.federated.cohort import Plan, cohort_size, derive_seed, draw, moving_seconds, plan_round
 from keyfed.federated.components import exchange, guarded
-from keyfed.federated.local import learning_rate, progress
+from keyfed.federated.descent import learning_rate, progress
 from keyfed.federated.methods import build_method
 from keyfed.federated.soundness import UploadLimits, Watch, uniform_nats
 from keyfed.federated.types import Method

@@ -372,6 +372,8 @@ def public_record(record: Mapping[str, Any], private: PrivateRun, sizes: Sizes) 
         "abandoned": False,
         "effective_clients": None,
         "traffic": {"down": sizes.down * called, "up": sizes.up * called, "control": 0},
+        # By the losses that rounds before have released (`private_method.still_moves`), not by this round's own.
+        **({"adaptive": record["adaptive"]} if "adaptive" in record else {}),
     }
 
 

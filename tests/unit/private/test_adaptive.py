@@ -227,12 +227,14 @@ class Told:
         pass
 
 
-def run(made, losses):
-    """Yield the state and the clients' shares after every round."""
+def run(made, losses, summaries=None):
+    """Yield the state and the clients' shares after every round; keep its summary in a list."""
     state = initial_state(made.method, LIKE)
     federation = Told(losses, made.statistics, made.ratio)
     for row in losses:
-        state, _ = run_round(made.method, state, [f"c{k}" for k in range(len(row))], federation)
+        state, summary = run_round(made.method, state, [f"c{k}" for k in range(len(row))], federation)
+        if summaries is not None:
+            summaries.append(summary)
         yield state, dict(federation.shares)
 
 
@@ -253,6 +255,17 @@ def test_the_switch_is_the_plain_one_a_round_later():
     assert False in expected
     assert found == [True, *expected[:-1]]
     assert seen == pytest.approx([sum(row) / len(row) for row in losses], abs=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"beta": 0.8}])
+def test_the_step_scales_adaptive_rounds_alone_and_a_round_says_which_it_was(options):
+    """All upload 0.01: θ moves by η · 0.01 in an adaptive round, and by 0.01 in one that is FedAvg's."""
+    made = make_private(build_method(MethodSpec("fedmed", {"step": 1.2, **options})), PrivacyConfig(noise=1.0))
+    losses, summaries = [[x, x + 0.1, x - 0.1] for x in (5.0, 4.0, 3.99, 3.98, 3.0, 2.99, 2.98)], []
+    at = [LIKE["a"], *(state.params["a"] for state, _ in run(made, losses, summaries))]
+    moved = [float((after - before).max()) for before, after in pairwise(at)]
+    assert [s.adaptive for s in summaries] == [True, True, True, False, False, True, False]
+    assert moved == pytest.approx([0.012 if s.adaptive else 0.01 for s in summaries], rel=1e-6)
 
 
 def test_the_other_branch_is_the_mean_by_tokens():

@@ -294,6 +294,7 @@ def _with_ranges(rule: PrivateRule, room: int) -> PrivateRule:
         start=start,
         learn=learn,
         least=None if rule.least is None else _least_of(rule),
+        adaptive=_adaptive_of(rule, "rule"),
     )
 
 
@@ -301,6 +302,11 @@ def _least_of(rule: PrivateRule) -> Callable[[Sequence[str], Public], LayerNumbe
     least = rule.least
     assert least is not None
     return lambda layers, public: least(layers, public["rule"])
+
+
+def _adaptive_of(rule: PrivateRule, name: str) -> Callable[[Public], bool] | None:
+    adaptive = rule.adaptive
+    return None if adaptive is None else lambda public: adaptive(public[name])
 
 
 def saturated_clients(sums: Sums) -> int:
@@ -330,12 +336,12 @@ def switch_on_last_losses(adaptive: PrivateRule, otherwise: PrivateRule, thresho
     """
     parts = {"adaptive": adaptive, "otherwise": otherwise}
 
-    def chosen(public: Public) -> str:
+    def moved(public: Public) -> bool:
         before, last = public["losses"]
-        return "adaptive" if before is None or last is None or abs(last - before) >= threshold else "otherwise"
+        return before is None or last is None or abs(last - before) >= threshold
 
     def share(report: Report, layers: Sequence[str], public: Public) -> Share:
-        name = chosen(public)
+        name = "adaptive" if moved(public) else "otherwise"
         return parts[name].share(report, layers, public[name])
 
     def learn(public: Public, sums: Sums, contributors: int) -> Public:
@@ -352,6 +358,7 @@ def switch_on_last_losses(adaptive: PrivateRule, otherwise: PrivateRule, thresho
         first=lambda report, layers: joined({name: rule.first(report, layers) for name, rule in parts.items()}),
         start=lambda public, sums: _each(parts, public, lambda name, rule, own: rule.start(own, sums_of(name, sums))),
         learn=learn,
+        adaptive=moved,
     )
 
 
@@ -399,6 +406,7 @@ def below_last_quantile(kept: Callable[[int], int], inner: PrivateRule) -> Priva
         learn=lambda public, sums, contributors: moved(
             public, sums, inner.learn(public["inner"], sums_of("inner", sums), contributors)
         ),
+        adaptive=_adaptive_of(inner, "inner"),
     )
 
 

@@ -324,7 +324,7 @@ def _adaptive(form: _Form) -> Mediator:
 
     def released(state: Params) -> ShareOf:
         numbers = {name: tuple(state[TRACKED + name].tolist()) for name in form.trackers}
-        settled = form.otherwise is not None and not still_moves(numbers[LOSS], form.threshold)
+        settled = form.otherwise is not None and not moves(None, None, state)
         weigh = form.otherwise if form.otherwise is not None and settled else form.share
 
         def now(report: Report, layers: Sequence[str]) -> Share:
@@ -337,7 +337,10 @@ def _adaptive(form: _Form) -> Mediator:
     def never(report: Report, layers: Sequence[str]) -> Share:
         raise AssertionError("clients weigh themselves by what was released; `run_round` knows it")
 
-    return separable(never)._replace(released=released)
+    def moves(before: object, after: object, state: Params) -> bool:
+        return still_moves(state[TRACKED + LOSS].tolist(), form.threshold)
+
+    return separable(never)._replace(released=released, adaptive=moves if LOSS in form.trackers else None)
 
 
 def _learning(method: Method, p: PrivacyConfig, trackers: Mapping[str, Tracker]) -> Method:
