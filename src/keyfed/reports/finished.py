@@ -185,6 +185,27 @@ def summarise(before: Mapping[str, Score], after: Mapping[str, Score]) -> dict[s
     }
 
 
+def personal_figures(folder: Path, how: str | None, prepared: Prepared) -> dict[str, float]:
+    """Return the totals of a run's personalisation as measures of a study's cell; none where it is not asked for.
+
+    Args:
+      how: as for `parse_personal`.
+    """
+    if how is None:
+        return {}
+    trained = load_model(folder)
+    block = personalise(resolve(parse_personal(how), trained, prepared), trained, prepared)
+    before, after = block["before"], block["after"]
+    return {
+        "general_perplexity": before["perplexity"],
+        "personal_perplexity": after["perplexity"],
+        "personal_ratio": after["perplexity"] / before["perplexity"],
+        "general_top1_words": before["top1_words"],
+        "personal_top1_words": after["top1_words"],
+        "gaining": block["gaining"],
+    }
+
+
 def with_data(folder: Path, module: MakeModule | None, *, text: bool = False) -> tuple[Trained, Prepared]:
     """Load a run's model and its corpus, and refuse if the vocabulary has changed."""
     trained = load_model(folder, module)

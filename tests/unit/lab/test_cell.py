@@ -35,9 +35,11 @@ from keyfed.lab.experiment.plots import draw_plots, drawn, seed_curves, terms_of
 from keyfed.lab.experiment.runner import run_study
 from keyfed.lab.experiment.store import Row, Store, counted, rows_of
 from keyfed.lab.papers.defects import train_faithfully
+from keyfed.reports.finished import Personalisation, personalise_run
 from keyfed.run.base import load_base
 from keyfed.run.console import Silent
 from keyfed.run.folder import read_run_toml
+from keyfed.run.loop import train
 
 ROOT = Path(__file__).parents[3]
 STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"
@@ -469,6 +471,26 @@ def test_other_defaults_change_no_cells_configuration(changed):
             differ = {f.name for f in fields(was) if getattr(was, f.name) != getattr(now, f.name)}
             assert differ <= {"unmatched"}, section  # pinned where weights are carried
         assert (one.method, one.mediator, one.server) == (other.method, other.mediator, other.server)
+
+
+def test_a_cell_measures_personal_copies_as_evaluate_does(tmp_path):
+    folder = tmp_path / "people"
+    folder.mkdir()
+    for k in range(6):
+        (folder / f"p{k}.txt").write_text(f"one two word{k} four five word{k + 1} seven\n" * 30)
+    settings = {**small(tmp_path), "data.name": str(folder), "data.clients": "none", "data.window": 5}
+    workspace = Workspace(tmp_path / "work", "cpu")
+    plain = run_cell(Cell("s", "train", {}, settings, 1, "smoke"), workspace, (), WaitingListener())["measures"]
+    asked = {**settings, "study.personal": "epochs=2,lr=0.01"}
+    found = run_cell(Cell("s", "train", {}, asked, 1, "smoke"), workspace, (), WaitingListener())["measures"]
+    train(config_of(settings, 1, workspace), tmp_path / "run")
+    block = personalise_run(tmp_path / "run", Personalisation(epochs=2, lr=0.01))
+    assert {key: found[key] for key in plain} == plain  # the run is the same
+    assert found["general_perplexity"] == block["before"]["perplexity"]
+    assert found["personal_perplexity"] == block["after"]["perplexity"] < block["before"]["perplexity"]
+    assert found["personal_ratio"] == found["personal_perplexity"] / found["general_perplexity"]
+    assert found["personal_top1_words"] == block["after"]["top1_words"]
+    assert found["gaining"] == block["gaining"] > 0
 
 
 def thetas(cell: Cell, workspace: Workspace, monkeypatch) -> list[str]:

@@ -34,6 +34,7 @@ from keyfed.federated.methods import METHODS, method_options, tuned_options, unr
 from keyfed.lab.experiment.grid import BLANKS, MEASURES, Cell, Settings, target_measure
 from keyfed.lab.papers.defects import positional_unigram, run_toy, train_across, train_faithfully
 from keyfed.model.language_model import PRESETS
+from keyfed.reports.finished import personal_figures
 from keyfed.run.console import Listener
 from keyfed.run.folder import open_folder, read_metrics, read_result, read_run_toml, refuse_changes, strict
 from keyfed.run.loop import train
@@ -418,12 +419,13 @@ def _trained(cell: Cell, workspace: Workspace, listen: CellListener, curves: boo
     if "train.init" in cell.settings and "init_sha256" in made:  # a name, behind which other weights may lie one day
         hashes["init_sha256"] = made["init_sha256"]
     training = training_curves(read_curves(folder), passes) if curves else None
+    personal = personal_figures(folder, cell.settings.get("study.personal"), prepared)
     shutil.rmtree(folder)
     if renamed is not None:
         shutil.rmtree(renamed)  # this cell's own copy; the run itself stays for others
     return {
         **result, **hashes, "records": records, "data_sha256": made["data_sha256"],
-        "precision": config.train.precision,
+        "precision": config.train.precision, "measures": personal,
         "train_tokens": int(prepared.store.sizes().sum()), "training": training,
     }  # fmt: skip
 

@@ -96,6 +96,9 @@ COLUMNS = {
     "late_top1": "top-1, mean of the last 100 rounds' validations",
     "late_top1_words": "top-1 of words, mean of the last 100 rounds' validations",
     "sentence_top3_words": "top-3 of words, line by line", "honest_nats": "honest nats",
+    "general_perplexity": "perplexity before personalisation", "personal_perplexity": "after personalisation",
+    "personal_ratio": "after / before", "general_top1_words": "top-1 of words before",
+    "personal_top1_words": "top-1 of words after", "gaining": "share of clients that gain",
     "accuracy": "accuracy at the start of the last round", "first_accuracy": "accuracy before training",
 }  # fmt: skip
 UNKNOWN = f"unknown, one seed; a ratio of more than {FAR:g} decides, and nothing else"

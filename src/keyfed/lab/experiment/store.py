@@ -424,9 +424,8 @@ def write_value(value: float | None, measure: str) -> str:
     """Write a measure: perplexities as everywhere, shares as percentages, nats with three decimals, rounds whole."""
     if value is None:
         return NONE
-    if measure.removeprefix("sentence_").removeprefix("late_").startswith(
-        ("top", "accuracy", "oov")
-    ) or measure.endswith("_accuracy"):
+    plain = re.sub("^(sentence|late|general|personal)_", "", measure)
+    if plain.startswith(("top", "accuracy", "oov", "gaining")) or measure.endswith(("_accuracy", "_ratio")):
         return f"{100 * value:.2f} %"
     if measure.endswith(("nats", "_entropy")):
         return f"{value:.3f}"
