@@ -33,7 +33,7 @@ def option(
       flag: its own option on the command line, where it has one; every option can be set with --set.
       short: the help of the flag, where it is not `help`; `metavar` is the word for its value.
       bounds: `least=n`: n or more; `above=n`: more than n; `share="rate"`: 0 ≤ rate < 1; `inside="delta"`:
-        0 < delta < 1. None is within all of them.
+        0 < delta < 1; `portion="share"`: 0 < share ≤ 1. None is within all of them.
     """
     declared: T = field(
         default=default, metadata={"help": help, "flag": flag, "short": short, "metavar": metavar, **bounds}
@@ -57,6 +57,8 @@ def out_of_bounds(section: str, values: Any) -> list[str]:
             out.append(f"{said}expected 0 ≤ {bounds['share']} < 1")
         if "inside" in bounds and not 0 < got < 1:
             out.append(f"{said}expected 0 < {bounds['inside']} < 1")
+        if "portion" in bounds and not 0 < got <= 1:
+            out.append(f"{said}expected 0 < {bounds['portion']} ≤ 1")
     return out
 
 
@@ -87,6 +89,11 @@ class DataConfig:
     alpha: float = option(0.5, "concentration of the dirichlet partition", above=0)
     clients_part: str | None = option(
         None, "train on one part of the clients, 1/2 or 2/2, drawn by seed and name; none: on all"
+    )
+    train_share: float = option(
+        1.0,
+        "share of every author's training lines that is used, from the first on; held-out text stays whole",
+        portion="share",
     )
     vocab: int | None = option(10_000, "words in the vocabulary, four specials included; none: every word", least=5)
     lower: bool = option(True, "lower-case words (a character model keeps its case)")

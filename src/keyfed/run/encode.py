@@ -114,6 +114,7 @@ def _partition(config: Config, index: LineIndex) -> LinePartition:
         alpha=data.alpha,
         part=data.clients_part,
         clients_by=data.clients_by,
+        share=data.train_share,
     )
 
 
@@ -316,6 +317,7 @@ def cache_folder(config: Config) -> Path | None:
         **{key: getattr(data, key) for key in ("partition", "clients", "unseen", "alpha", "vocab", "lower")},
         **{key: getattr(data, key) for key in ("min_clients", "author_column", "text_column", "clients_part")},
         **({} if data.clients_by == "seed" else {"clients_by": data.clients_by}),
+        **({} if data.train_share == 1 else {"train_share": data.train_share}),
         **({} if vocabulary is None else {"vocabulary": vocabulary}),
     }
     key = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()

@@ -254,6 +254,7 @@ def partition_lines(
     alpha: float = 0.5,
     part: str | None = None,
     clients_by: Literal["seed", "text"] = "seed",
+    share: float = 1.0,
 ) -> LinePartition:
     """Give the lines of a corpus to clients.
 
@@ -266,6 +267,7 @@ def partition_lines(
       unseen: Fraction of the authors (with enough text) held out of a natural partition.
       alpha: Concentration of the Dirichlet distribution: small is skewed, large is nearly IID.
       part: Which part of the clients may be trained on, see `in_part`; None for all.
+      share: Of every author's training lines that are used, from the first on; held-out text stays whole.
 
     Raises:
       ConfigError: The kind does not exist or does not fit the corpus, or a number makes no sense.
@@ -283,11 +285,13 @@ def partition_lines(
         raise ConfigError(f"unseen must be a fraction from 0 to below 1, got {unseen}")
     if not 0 < alpha < float("inf"):
         raise ConfigError(f"alpha must be positive, got {alpha}")
+    if not 0 < share <= 1:
+        raise ConfigError(f"share must be above 0 and at most 1, got {share}")
     _check_names(index)
     if kind == "natural":
-        cut = _natural(index, clients, seed, unseen, clients_by)
+        cut = _natural(index, clients, seed, unseen, clients_by, share)
     else:
-        cut = _pooled(index, kind, clients or DEFAULT_CLIENTS[kind], seed, alpha)
+        cut = _pooled(index, kind, clients or DEFAULT_CLIENTS[kind], seed, alpha, share)
     return replace(cut, part=part, in_part=in_part(cut.names, part, seed))
 
 
@@ -351,11 +355,15 @@ def _three_parts(index: LineIndex, shares: tuple[float, float, float]) -> NDArra
     return parts
 
 
-def _parts(index: LineIndex, counts: Numbers, authors: Numbers | slice = slice(None)) -> list[Ragged]:
-    """Cut train, validation and test of some authors, by order: training text precedes what it is judged on."""
+def _parts(index: LineIndex, counts: Numbers, share: float, authors: Numbers | slice = slice(None)) -> list[Ragged]:
+    """Cut train, validation and test of some authors, by order: training text precedes what it is judged on.
+
+    Only the first `share` of an author's training lines is used, at least one line.
+    """
     counts, first = counts[authors], index.first[:-1][authors]
-    before = np.cumsum(counts, axis=1) - counts
-    return [Ragged.runs(first + before[:, part], counts[:, part]) for part in range(3)]
+    starts = first[:, None] + np.cumsum(counts, axis=1) - counts
+    used = np.stack([np.ceil(share * counts[:, 0]).astype(np.int64), counts[:, 1], counts[:, 2]])
+    return [Ragged.runs(starts[:, part], used[part]) for part in range(3)]
 
 
 def _own_counts(index: LineIndex) -> Numbers:
@@ -371,7 +379,9 @@ def _own_counts(index: LineIndex) -> Numbers:
 # The partitions
 
 
-def _natural(index: LineIndex, clients: int | None, seed: int, unseen: float, clients_by: str) -> LinePartition:
+def _natural(
+    index: LineIndex, clients: int | None, seed: int, unseen: float, clients_by: str, share: float
+) -> LinePartition:
     thirds = _three_parts(index, TENTHS)
     held = _held_out(index, thirds, seed, unseen)
     ours = np.delete(np.arange(len(index.names)), held)
@@ -388,7 +398,7 @@ def _natural(index: LineIndex, clients: int | None, seed: int, unseen: float, cl
             order = _random(seed, "clients").permutation(len(ours))
         ours = np.sort(ours[order[:clients]])
     cut_too = all(lines is None for lines in index.published)
-    train, valid, test = _parts(index, thirds if cut_too else _own_counts(index), ours)
+    train, valid, test = _parts(index, thirds if cut_too else _own_counts(index), share, ours)
     counts = np.diff(index.first)[held]
     names = index.names
     return LinePartition(
@@ -418,8 +428,8 @@ def _held_out(index: LineIndex, thirds: Numbers, seed: int, unseen: float) -> Nu
     return np.sort(candidates[order[: min(wanted, authors - 1)]])
 
 
-def _pooled(index: LineIndex, kind: str, clients: int, seed: int, alpha: float) -> LinePartition:
-    parts = _parts(index, _own_counts(index))
+def _pooled(index: LineIndex, kind: str, clients: int, seed: int, alpha: float, share: float) -> LinePartition:
+    parts = _parts(index, _own_counts(index), share)
     lines = parts[0].flat
     if clients > len(lines):
         raise ConfigError(f"{clients:,} clients asked for, but {index.corpus} has only {len(lines):,} training lines")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from dataclasses import replace
@@ -407,3 +408,34 @@ def test_all_authors_are_cut_at_once_as_each_would_be_alone(monkeypatch, block):
     for shares in (TENTHS, (0.9, 0.1, 0.0), (0.9, 0.0, 0.1)):
         alone = [np.bincount(_owners(s, shares), minlength=3).tolist() for s in sizes]
         assert _three_parts(index, shares).tolist() == alone
+
+
+# Equal and unequal lengths of one text
+
+
+@given(corpora(), st.integers(1, 12), st.integers(0, 3))
+def test_equal_and_unequal_pieces_are_the_same_text_in_the_same_order(corpus: Corpus, clients: int, seed: int) -> None:
+    whole = partition(corpus, "contiguous", clients=1, seed=seed).clients[0].train
+    for kind in ("contiguous", "quantity"):
+        population = partition(corpus, kind, clients=min(clients, len(whole)), seed=seed)
+        assert tuple(chain.from_iterable(client.train for client in population.clients)) == whole
+
+
+@given(corpora(), st.sampled_from(PARTITIONS), st.floats(0.01, 1), st.integers(0, 3))
+def test_a_share_is_the_first_training_lines_of_every_author(
+    corpus: Corpus, kind: str, share: float, seed: int
+) -> None:
+    whole = partition(corpus, kind, clients=1, seed=seed)
+    less = partition(corpus, kind, clients=1, seed=seed, share=share)
+    assert (less.valid, less.test, less.unseen) == (whole.valid, whole.test, whole.unseen)
+    assert [(c.valid, c.test) for c in less.clients] == [(c.valid, c.test) for c in whole.clients]
+    of_all, of_less = ({*chain.from_iterable(c.train for c in found.clients)} for found in (whole, less))
+    for written in corpus.authors:
+        trained = [line for line in written.lines if line in of_all]
+        assert [line for line in trained if line in of_less] == trained[: math.ceil(share * len(trained))]
+
+
+def test_a_share_of_nothing_or_of_more_than_all_is_refused() -> None:
+    for share in (0.0, 1.1, float("nan")):
+        with pytest.raises(ConfigError, match="share must be above 0"):
+            partition(corpus_of(author("ann", 5)), "contiguous", clients=1, seed=1, share=share)
