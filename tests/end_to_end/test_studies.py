@@ -16,13 +16,16 @@ from xml.sax.saxutils import quoteattr
 
 import pytest
 
-from keyfed.lab.experiment.cell import Workspace, options_of
+from keyfed.config.load import method_spec
+from keyfed.federated.methods import build_method
+from keyfed.lab.experiment.cell import Workspace, config_of, options_of
 from keyfed.lab.experiment.grid import cells_of, load_study, study_names, with_settings
 from keyfed.lab.experiment.page import page_text, write_page
 from keyfed.lab.experiment.runner import run_study
 from keyfed.lab.experiment.store import Store, read_cell
 from keyfed.lab.experiment.summary import progress_text
 from keyfed.run.folder import read_run_toml
+from keyfed.run.prepare import make_problem, prepare
 
 STUDIES = Path(__file__).parents[2] / "studies"
 WORDS = """the king and queen of a small green island saw two ships come home with good news for all men""".split()  # noqa: SIM905
@@ -141,6 +144,34 @@ def test_a_cell_of_next_character_keeps_its_curves_and_the_page_shows_them(minia
     for plot in ("batch-loss", "batch-accuracy", "epoch-loss", "epoch-accuracy"):
         assert f"img/next-character-{plot}.png" in written[0].read_text("utf-8")
         assert results / "img" / f"next-character-{plot}.png" in written
+
+
+def test_both_splits_of_next_character_and_central_training_read_one_text_in_one_order(miniature, tmp_path):
+    """Equal and unequal lengths of the play as it stands; only the split that says so has its lines shuffled."""
+    cells = cells_of(load_study("next-character", STUDIES), "standard", [1])
+    workspace, read = Workspace(tmp_path, "cpu", str(miniature)), {}
+    for cell in cells:
+        setup, split, method = (cell.labels.get(axis) for axis in ("setup", "split", "method"))
+        if split != "roles" and method in ("central", "FedAvg"):
+            config = config_of({**cell.settings, "data.window": 10}, 1, workspace)
+            prepared = prepare(config)
+            store = make_problem(prepared, config, build_method(method_spec(config)), "cpu").store
+            assert len(store) == (1 if method == "central" else 10)
+            read[setup, split, method] = store, prepared
+    for setup, share in (("as printed", 0.1), ("one state", 0.2)):
+        central, prepared = read[setup, "IID", "central"]
+        play = prepared.vocab.encode(prepared.corpus.authors[0].lines)
+        assert central.flat.tolist() == play[: len(central.flat)].tolist()
+        assert len(central.flat) == pytest.approx(share * 0.8 * len(play), rel=0.1)
+        for split in ("IID", "quantity skew"):
+            assert read[setup, split, "FedAvg"][0].flat.tolist() == central.flat.tolist()
+    sizes = [read["one state", split, "FedAvg"][0].sizes() for split in ("IID", "quantity skew")]
+    assert sizes[0].max() - sizes[0].min() < sizes[1].max() - sizes[1].min()
+    whole = [
+        read["E 2, lr 0.001", s, "FedAvg"][0].flat.tolist() for s in ("IID", "quantity skew", "IID, lines shuffled")
+    ]
+    assert whole[0] == whole[1] != whole[2]
+    assert sorted(whole[0]) == sorted(whole[2])
 
 
 def test_the_module_runs_without_what_a_gpu_machine_lacks(miniature, tmp_path):

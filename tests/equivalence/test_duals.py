@@ -187,6 +187,17 @@ def test_liadmm_is_fedadmm_with_its_step_size():
     assert_equal(one.params, other.params, 1e-12)
 
 
+@pytest.mark.parametrize("weights", ["tokens", "uniform"])
+def test_with_one_local_solver_admm_liadmm_and_fedadmm_are_one_method(weights):
+    problem, theta = problem_of([50, 11, 23]), theta_of()
+    common = {"rho": 0.2, "weights": weights, "epochs": 2, "batch_size": 2}
+    steps = {"admm": {"optimiser": "sgd", "lr": 0.5}, "liadmm": {"r": 1.8}, "fedadmm": {"lr": 0.5}}
+    admm, liadmm, fedadmm = (rounds(problem, method_of(n, **common, **own), theta, 3)[0] for n, own in steps.items())
+    assert_moved(theta, admm.params)
+    assert_equal(liadmm.params, admm.params, 1e-12)
+    assert_equal(fedadmm.params, admm.params, 1e-12)
+
+
 def test_one_client_without_a_pull_to_the_model_is_local_training_that_goes_on():
     """ρ → 0 and one client: z − θ is what the client moved twice over; w is plain SGD that never restarts."""
     problem, theta = problem_of([40]), theta_of()

@@ -14,10 +14,19 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from keyfed.config.load import PARTS, SECTIONS, DataConfig, PrivacyConfig, TrainConfig, VectorsConfig, set_value
+from keyfed.config.load import (
+    PARTS,
+    SECTIONS,
+    DataConfig,
+    PrivacyConfig,
+    TrainConfig,
+    VectorsConfig,
+    method_spec,
+    set_value,
+)
 from keyfed.errors import ConfigError, RunError
 from keyfed.federated.components import KINDS, part_options
-from keyfed.federated.methods import METHODS, method_options
+from keyfed.federated.methods import METHODS, build_method, method_options
 from keyfed.lab.experiment import cell as studies_cells
 from keyfed.lab.experiment.cell import (
     STRETCHES,
@@ -35,6 +44,7 @@ from keyfed.lab.experiment.plots import draw_plots, drawn, seed_curves, terms_of
 from keyfed.lab.experiment.runner import run_study
 from keyfed.lab.experiment.store import Row, Store, counted, rows_of
 from keyfed.lab.papers.defects import train_faithfully
+from keyfed.model.language_model import preset
 from keyfed.reports.finished import Personalisation, personalise_run
 from keyfed.run.base import load_base
 from keyfed.run.console import Silent
@@ -253,7 +263,46 @@ def test_central_training_is_run_once_for_iid_and_quantity_skew():
     for scale in ("standard", "paper"):
         cells = cells_of(load_study("next-character", STUDIES), scale)
         assert {c.labels["split"] for c in cells if c.labels["method"] == "central"} == {"IID", "roles"}
-        assert {c.labels["split"] for c in cells if c.labels["method"] == "FedAvg"} == {"IID", "quantity skew", "roles"}
+        federated = {c.labels["split"] for c in cells if c.labels["method"] == "FedAvg"}
+        assert federated == {"IID", "IID, lines shuffled", "quantity skew", "roles"}
+
+
+def test_methods_of_next_character_are_ranked_in_one_state():
+    """The same local optimiser, step size, epochs and weights; central training too, with as many seeds."""
+    of_rank = [
+        c for c in cells_of(load_study("next-character", STUDIES), "standard") if c.labels.get("setup") == "one state"
+    ]
+    made = {c.labels["method"]: options_of(c.runner, c.settings) for c in of_rank}
+    for key in ("optimiser", "lr", "momentum", "clip", "batch_size"):
+        assert len({options[key] for options in made.values()}) == 1, key
+    assert (
+        {c.settings["method.epochs"] for c in of_rank} == {c.settings["study.central_epochs"] for c in of_rank} == {2}
+    )
+    assert made["ADMM"]["weights"] == "uniform"
+    assert not made["FedProx, mu 0.0001"]["by_tokens"]
+    assert {c.settings["mediator.name"] for c in of_rank if c.labels["method"] == "FedAvg"} == {"uniform"}
+    rows = {tuple(c.labels.values()): {o.seed for o in of_rank if o.labels == c.labels} for c in of_rank}
+    assert set(map(frozenset, rows.values())) == {frozenset({1, 2, 3})}
+
+
+def test_the_reports_own_settings_are_rows_of_next_character():
+    """10 clients, E = 10, two layers, windows of 100, B = 10, Adam with 0.001, 10 rounds, mu = 0.5, no clipping."""
+    cells = [
+        c for c in cells_of(load_study("next-character", STUDIES), "paper") if c.labels.get("setup") == "as printed"
+    ]
+    assert {(c.labels["split"], c.labels["method"]) for c in cells} == {("IID", "central")} | {
+        (split, method) for split in ("IID", "quantity skew")
+        for method in ("FedAvg", "FedProx, mu 0.5", "ADMM", "LIADMM", "FedADMM")
+    }  # fmt: skip
+    for c in cells:
+        config = config_of(c.settings, 1, Workspace(Path(), "cpu"))
+        local = build_method(method_spec(config))
+        assert (config.data.clients, config.train.cohort, config.train.rounds, local.batch_size) == (10, 10, 10, 10)
+        assert (preset(config.model.name).layers, preset(config.model.name).window) == (2, 100)
+        own = options_of(c.runner, c.settings)
+        assert own["clip"] is None
+        assert (own["lr"] if "lr" in own else 1 / (own["rho"] + own["r"])) == pytest.approx(0.001)
+        assert c.labels["method"] == "central" or local.epochs == 10
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -649,15 +650,23 @@ def claims_of(name):
 def test_next_characters_claims_are_the_reports():
     """§6.2 and §7: FedAvg does better than FedProx, all are close, central training is best."""
     study = load_study("next-character", STUDIES)
-    values = {"central": 1.0, "FedAvg": 1.1, "FedProx, mu 0.5": 1.13, "FedProx, mu 0.0001": 1.13, "ADMM": 1.14,
+    values = {"central": 1.0, "FedAvg": 1.1, "FedProx, mu 0.5": 1.13, "FedProx, mu 0.0001": 1.13, "ADMM": 1.12,
               "FedADMM": 1.12, "LIADMM": 1.3}  # fmt: skip
-    skew = {"LIADMM": 1.2}
+    skew, longer = {"LIADMM": 1.2}, {"FedAvg": 1.1, "FedProx, mu 0.0001": 1.05, "FedProx, mu 0.5": 1.05}
+
+    def value(cell):
+        method = cell.labels["method"]
+        if cell.labels["setup"] == "one state, 40 rounds":
+            return longer[method]
+        return skew.get(method, values[method] + 0.02) if cell.labels["split"] == "quantity skew" else values[method]
+
     found = {
-        cell.id: {"id": cell.id, "seed": cell.seed, "curve": [], "measures": dict.fromkeys(("nats", "train_nats"), (
-            skew.get(cell.labels["method"], values[cell.labels["method"]] + 0.02)
-            if cell.labels["split"] == "quantity skew" else values[cell.labels["method"]]) + cell.seed * 1e-4)}
-        for cell in cells_of(study, "standard") if cell.labels["split"] != "roles" and cell.labels["method"] in values
+        cell.id: {"id": cell.id, "seed": cell.seed, "curve": [],
+                  "measures": dict.fromkeys(("nats", "train_nats"), value(cell) + cell.seed * 1e-4)}
+        for cell in cells_of(study, "standard", [1, 2])
+        if cell.labels["split"] != "roles" and cell.labels["method"] in values
     }  # fmt: skip
+    study = replace(study, scales={"standard": replace(study.scales["standard"], seeds=(1, 2), fewer=())})
     rows = rows_of(study, "standard", found)
     told = {c.says: verdict_on(study, rows, c, "standard") for c in study.claims if not c.ours and c.kind != "printed"}
     assert len(told) >= 6
