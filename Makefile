@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 RUN    ?= runs/first
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run keyboard base gboard assets assets-if-possible test test-slow test-federation lint format bench docs clean
+.PHONY: help setup setup-dev run keyboard base gboard test test-slow test-federation lint format bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,7 +36,7 @@ setup-dev: $(VENV)/dev ## … and with what the tests need
 run: setup ## train a federated keyboard model on the built-in corpus and report (about 4 minutes)
 	$(BIN)/keyfed train --out $(RUN) --resume --config first.toml
 
-keyboard: $(VENV)/keyboard assets ## type in a browser, on the model of `make run` or on the base model
+keyboard: $(VENV)/keyboard ## type in a browser, on the model of `make run` or on the base model
 	$(BIN)/keyfed keyboard $(if $(filter-out runs/first,$(RUN)),$(RUN))
 
 base: setup ## train the base model that comes along (hours on a CPU, minutes on a GPU) and pack it (docs/starting-smart.md)
@@ -48,17 +48,11 @@ gboard: setup ## Gboard's comparison on chat: train (two hours on two cores), ty
 	$(BIN)/keyfed train central --config studies/runs/keyboard-central.toml --out runs/gboard-central --resume
 	$(BIN)/keyfed evaluate runs/gboard --against runs/gboard-central --keyboard --words 4000
 
-assets: setup ## fetch the keyboard page's runtime (onnxruntime-web) with npm, unless it is there
-	$(BIN)/python -m keyfed.keyboard.assets
-
-assets-if-possible: setup
-	@$(BIN)/python -m keyfed.keyboard.assets || echo "the tests that need the page's runtime are skipped"
-
 # One process more than there are cores, and the browser first: its tests wait more than they compute. COVERAGE=yes
 # counts the lines of src that were run, and prints the share at the end. Temporary files are in memory where Linux has
 # two gigabytes of it for them: the tests rename tens of thousands. Compiled modules are kept: tests start processes.
 IN_MEMORY := $(shell test "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR==2 {print ($$4 > 2000000)}')" = 1 && echo TMPDIR=/dev/shm)
-test: setup-dev lint assets-if-possible ## lint, types, all tests but the slow ones (at most 10 minutes)
+test: setup-dev lint ## lint, types, all tests but the slow ones (at most 10 minutes)
 	PYTHONDONTWRITEBYTECODE= $(IN_MEMORY) $(BIN)/pytest -n $$($(BIN)/python -c "import os; print(os.cpu_count() + 1)") --dist loadfile --doctest-modules \
 	    $(if $(COVERAGE),--cov --cov-report=term) tests/web tests/end_to_end src tests
 

@@ -22,24 +22,22 @@ pytest.importorskip("uvicorn")
 
 import keyfed as library
 from keyfed.cli import keyboard
-from keyfed.keyboard import assets, bundle, graph, serve
+from keyfed.keyboard import bundle, graph, serve
 from keyfed.keyboard.bundle import ngram_from_bytes
 from keyfed.run import base as base_module
 from keyfed.run import loop as run_training
 from keyfed.run.base import load_base
 from tests.base_model import LICENCE, NAME, make_base
 from tests.end_to_end.test_extending import Bag, config_for
-from tests.unit.keyboard.conftest import give_runtime
 
 
 @pytest.fixture
 def page(tmp_path, monkeypatch):
-    """A page of one line in place of the real one, whose runtime may not have been fetched."""
+    """A page of one line in place of the real one."""
     folder = tmp_path / "web"
     folder.mkdir()
     (folder / "index.html").write_text("<!doctype html><title>Keyboard</title>")
-    give_runtime(folder)
-    monkeypatch.setattr(assets, "WEB", folder)
+    monkeypatch.setattr(serve, "WEB", folder)
     monkeypatch.setattr(serve.make_app, "__defaults__", (folder,))
     return folder
 
@@ -87,9 +85,9 @@ def test_export_checks_real_text_and_ships_forms_and_ngrams(train_quietly, keyfe
 
 def test_int8_is_smaller_and_says_how_alike(train_quietly, keyfed, tmp_path):
     run = train_quietly(rounds=1)
-    code, _, _ = keyfed("export", run)
+    code, _, _ = keyfed("export", run, "--fp32")
     assert code == 0
-    code, stdout, _ = keyfed("export", run, "--int8", "--out", tmp_path / "small")
+    code, stdout, _ = keyfed("export", run, "--out", tmp_path / "small")
     assert code == 0
     assert re.search(r"of the three words shown [\d.]+% are the same as in fp32", stdout)
     sizes = [(f / "weights.safetensors").stat().st_size for f in (run / "keyboard", tmp_path / "small")]
@@ -112,12 +110,12 @@ def test_keyboard_exports_what_is_missing_or_old_and_keeps_what_is_not(train_qui
     stamp = (run / "keyboard" / "manifest.json").stat().st_mtime_ns
     assert keyfed("keyboard", run, "--port", 0)[0] == 0
     assert (run / "keyboard" / "manifest.json").stat().st_mtime_ns == stamp
-    keyfed("export", run, "--int8")
+    keyfed("export", run, "--fp32")
     other = train_quietly(rounds=2, name="other")
     (run / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
     code, _, stderr = keyfed("keyboard", run, "--port", 0)
     assert (code, "trained since it was exported" in stderr) == (0, True)
-    assert bundle.check_bundle(run / "keyboard")["precision"] == "int8"  # as it was asked for before
+    assert bundle.check_bundle(run / "keyboard")["precision"] == "fp32"  # as it was asked for before
     (run / "keyboard" / "vocab.json").write_text("{}")
     code, _, stderr = keyfed("keyboard", run, "--port", 0)
     assert (code, "vocab.json is damaged" in stderr) == (0, True)
@@ -155,7 +153,7 @@ def test_without_a_run_it_offers_the_base_model_at_once(
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     first = train_quietly(rounds=1, name="runs/first")
-    monkeypatch.setattr(assets, "WEB", page)
+    monkeypatch.setattr(serve, "WEB", page)
     monkeypatch.setattr(serve, "page_files", lambda web: {})
     monkeypatch.setattr(serve, "make_app", lambda folder, port: shown.append(folder))
     monkeypatch.setattr(serve, "make_server", lambda app: SimpleNamespace(run=lambda sockets: None))
@@ -171,7 +169,7 @@ def test_the_base_model_is_exported_as_it_is(keyfed, tmp_path, small_base, monke
     base = load_base()
     for precision in ("fp32", "int8"):
         out = tmp_path / precision
-        code, _, stderr = keyfed("export", "base", "--out", out, *(["--int8"] if precision == "int8" else []))
+        code, _, stderr = keyfed("export", "base", "--out", out, f"--{precision}")
         assert code == 0, stderr
         assert bundle.check_bundle(out)["run"]["start"] == {"from": "random"}
         assert bundle.load_vocab(out) == (base.trained.vocab, dict(base.forms))
@@ -207,8 +205,8 @@ def test_bad_input_is_one_line(keyfed, page, served, tmp_path, monkeypatch):
     assert "is not a run folder" in error("export", tmp_path / "nowhere")
     with serve.listen(0) as taken:
         assert "is taken; choose another with --port" in error("keyboard", tmp_path, "--port", taken.getsockname()[1])
-    (page / "vendor" / assets.FILES[0]).unlink()
-    assert "make assets" in error("keyboard", tmp_path)
+    (page / "index.html").rename(page / "other.html")
+    assert "install keyfed again" in error("keyboard", tmp_path)
     monkeypatch.setattr(graph, "find_spec", lambda name: None)
     assert "pip install 'keyfed[keyboard]'" in error("keyboard", tmp_path)
     assert "pip install 'keyfed[keyboard]'" in error("export", tmp_path)
@@ -217,10 +215,10 @@ def test_bad_input_is_one_line(keyfed, page, served, tmp_path, monkeypatch):
 SERVE = """
 import sys
 from keyfed.cli import app as cli
-from keyfed.keyboard import assets, serve
+from keyfed.keyboard import serve
 from pathlib import Path
-assets.WEB = Path(sys.argv.pop(1))
-serve.make_app.__defaults__ = (assets.WEB,)
+serve.WEB = Path(sys.argv.pop(1))
+serve.make_app.__defaults__ = (serve.WEB,)
 cli.main()
 """
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import keyfed as library
-from keyfed.keyboard import assets
 
 SENTENCES = [
     "good morning everybody", "thank you very much", "see them next week", "how was school today",
@@ -79,7 +78,7 @@ def train_and_export(folder: Path) -> Path:
 
 
 class Site:
-    """A running server: its address and every request that reached it."""
+    """A running server: its address, every request that reached it, and what it sent."""
 
     def __init__(self, folder: Path) -> None:
         import uvicorn
@@ -90,11 +89,20 @@ class Site:
         self.port: int = listening.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}/"
         self.requests: list[str] = []
+        self.sent: list[tuple[str, int, int]] = []  # path, status and bytes of every answer
         app = serve.make_app(folder, self.port)
 
         async def recorded(scope: Any, receive: Any, send: Any) -> None:
             self.requests.append(f"{scope.get('method')} {scope.get('path')}?{scope.get('query_string', b'').decode()}")
-            await app(scope, receive, send)
+            status = size = 0
+
+            async def counted(message: Any) -> None:
+                nonlocal status, size
+                status, size = message.get("status", status), size + len(message.get("body", b""))
+                await send(message)
+
+            await app(scope, receive, counted)
+            self.sent.append((scope["path"], status, size))
 
         self._server = uvicorn.Server(uvicorn.Config(recorded, log_level="error", lifespan="off", ws="none"))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -110,9 +118,6 @@ def site(exported) -> Iterator[Site]:
     """The page's own server with the small model."""
     pytest.importorskip("starlette")
     pytest.importorskip("uvicorn")
-    wrong = assets.problem()
-    if wrong:
-        pytest.skip(f"the page's runtime is not there: {wrong} (make assets)")
     running = Site(exported)
     yield running
     running.stop()

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+from pathlib import Path
 
 import pytest
+
+from keyfed.keyboard.export import export_run
+from keyfed.keyboard.serve import PAGE, WEB
+
+from .conftest import Site, Visit
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
@@ -104,14 +110,64 @@ def test_the_policy_stops_scripts_and_strings(keyboard):
     keyboard.problems.clear()
 
 
+# ---------------------------------------------------------------- what is loaded
+
+MOST_LOADED = 4_000_000  # bytes as they are sent
+
+
+@pytest.fixture(scope="module")
+def base_site(tmp_path_factory):
+    """The page with the base model, as `keyfed keyboard base` serves it."""
+    running = Site(export_run(Path("base"), tmp_path_factory.mktemp("base") / "keyboard").out)
+    yield running
+    running.stop()
+
+
+def test_the_page_is_small_and_a_reload_loads_the_manifest_only(browser, base_site):
+    """Weights in eight bits, everything gzipped; no WebAssembly, no graph; then 304 for all that has not changed."""
+    keyboard = Visit(browser, base_site).open()
+    first = list(base_site.sent)
+    names = {name for name, _, _ in first}
+    assert {"/", "/worker.mjs", "/network.mjs", "/model/weights.safetensors", "/model/vocab.json"} <= names
+    assert [name for name in names if name.endswith((".wasm", ".onnx")) or "vendor" in name] == []
+    assert 1_000_000 < sum(size for _, _, size in first) < MOST_LOADED
+    own = sum(path.stat().st_size for path in WEB.iterdir() if path.suffix in PAGE)
+    assert sum(size for name, _, size in first if name.count("/") == 1) < own / 2  # gzipped
+    base_site.sent.clear()
+    keyboard.reload()
+    again = {name: (status, size) for name, status, size in base_site.sent}
+    assert again.pop("/model/manifest.json")[0] == 200  # is never kept
+    assert set(again.values()) == {(304, 0)}
+    assert {"/", "/model/weights.safetensors", "/model/vocab.json"} <= set(again)
+    assert keyboard.problems == []
+    keyboard.close()
+
+
+POLICY = [
+    "default-src 'none'", "script-src 'self'", "worker-src 'self'", "connect-src 'self'", "style-src 'self'",
+    "img-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
+    "require-trusted-types-for 'script'", "trusted-types keyfed",
+]  # fmt: skip
+
+
+def test_the_policy_is_this_one(keyboard):
+    """Nothing is compiled from bytes or strings: no `eval` of any kind, WebAssembly included."""
+    answer = keyboard.page.goto(keyboard.site.address)
+    assert answer.headers["content-security-policy"].split("; ") == POLICY
+    keyboard.wait("ready")
+    refused = keyboard.page.evaluate(
+        """() => WebAssembly.compile(Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0)).then(() => "", (e) => e.name)"""
+    )
+    assert refused == "CompileError"
+    keyboard.problems.clear()
+
+
 # ---------------------------------------------------------------- the model
 
 
 READ_VECTORS = """async (vectors) => {
-  const {loadExport, loadRuntime, StepModel, WordSource} = await import('/model.mjs');
-  const exported = await loadExport(new URL('model/', location.href));
-  const model = await StepModel.open(await loadRuntime(location.href), exported);
-  const source = new WordSource(model);
+  const {loadExport, sourceOf} = await import('/model.mjs');
+  const source = sourceOf(await loadExport(new URL('model/', location.href)));
   const found = [];
   for (const {tokens, ids} of vectors) {
     const logp = await source.scores(Int32Array.from(tokens));
@@ -135,9 +191,11 @@ def test_the_browser_computes_what_pytorch_computes(keyboard, exported):
 def test_states_are_kept_by_position(keyboard, exported):
     """One more word is one step; going back and on gives the same numbers as reading everything afresh."""
     script = """async () => {
-      const {loadExport, loadRuntime, StepModel, WordSource} = await import('/model.mjs');
-      const exported = await loadExport(new URL('model/', location.href));
-      const model = await StepModel.open(await loadRuntime(location.href), exported);
+      const {loadExport, WordSource} = await import('/model.mjs');
+      const {Network} = await import('/network.mjs');
+      const {readTensors} = await import('/safetensors.mjs');
+      const {manifest, files} = await loadExport(new URL('model/', location.href));
+      const model = new Network(manifest, readTensors(files['weights.safetensors']));
       let steps = 0;
       const step = (...given) => { steps++; return model.step(...given); };
       const counted = {vocab: model.vocab, zero: () => model.zero(), step};
@@ -159,18 +217,6 @@ def test_states_are_kept_by_position(keyboard, exported):
     assert max(found["different"]) == 0
 
 
-def test_blocked_webassembly_is_said_and_typing_works(visit):
-    """The n-grams stand in for the network."""
-    keyboard = visit()
-    keyboard.context.route("**/*.wasm", lambda route: route.abort())
-    keyboard.open()
-    expect(keyboard.page.locator("#notice")).to_contain_text("WebAssembly")
-    keyboard.type("thank ")
-    expect(text_of(keyboard)).to_have_value("thank ")
-    expect(keyboard.slot("middle")).to_have_text("you")
-    keyboard.problems.clear()
-
-
 def damage(name, change):
     """A route that changes a file on its way."""
 
@@ -188,7 +234,7 @@ def flipped(body: bytes) -> bytes:
 BROKEN = {
     "weights": ("weights.safetensors", flipped, "weights.safetensors is damaged"),
     "vocabulary": ("vocab.json", flipped, "vocab.json is damaged"),
-    "cut short": ("model.onnx", lambda body: body[:-10], "model.onnx is damaged"),
+    "cut short": ("ngram.safetensors", lambda body: body[:-10], "ngram.safetensors is damaged"),
     "manifest": ("manifest.json", lambda body: b"{", "manifest.json is damaged"),
     "other format": ("manifest.json", lambda body: b'{"format": 99}', "format 1, this one has 99"),
 }
@@ -212,7 +258,7 @@ def test_typing_works_before_the_model_is_there(visit):
     """Loading is shown and waits for nobody; suggestions appear for what was typed meanwhile."""
     keyboard = visit()
     held: list = []
-    keyboard.context.route("**/*.wasm", lambda route: held.append(route))
+    keyboard.context.route("**/weights.safetensors", lambda route: held.append(route))
     keyboard.page.goto(keyboard.site.address)
     keyboard.page.focus("#text")
     expect(keyboard.page.locator("#model-line")).to_contain_text("loading")

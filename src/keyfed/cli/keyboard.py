@@ -18,7 +18,9 @@ from keyfed.system import has_raw_terminal
 def export(
     run: RunArgument,
     out: Annotated[Path | None, typer.Option(help="Folder to write.  [default: RUN/keyboard]")] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Weights in eight bits: a quarter of the download.")] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8/--fp32", help="Weights in eight bits, or as trained: four times the download.")
+    ] = True,
     base: Annotated[
         bool, typer.Option("--base", help="Write the format of the base model that comes along (`make base`).")
     ] = False,
@@ -30,7 +32,7 @@ def export(
     weights file only. The export of a run with --dp is compared on random tokens. It has no n-grams and no written
     forms: these are counted on clients' text without noise.
 
-      keyfed export runs/first --int8
+      keyfed export runs/first
 
     With --base it writes what comes with the package instead: weights in eight bits, vocabulary, hashes of the
     lines of its text, manifest and card. The corpus must be at hand, and its licence must permit it.
@@ -40,8 +42,8 @@ def export(
     if base:
         from keyfed.keyboard.export import pack_base, packed_text
 
-        if out is None or int8:
-            raise ConfigError("--base is in eight bits and wants a folder: give --out, and leave --int8 out")
+        if out is None or not int8:
+            raise ConfigError("--base is in eight bits and wants a folder: give --out, and leave --fp32 out")
         packed = pack_base(run, out)
         print_json({"out": str(out), **packed.manifest}) if as_json else typer.echo(packed_text(packed))
         return
@@ -73,15 +75,14 @@ def keyboard(
 
     need("starlette", "uvicorn", "onnx", "onnxruntime")
     from keyfed.keyboard import serve
-    from keyfed.keyboard.assets import WEB
     from keyfed.keyboard.export import export_run
     from keyfed.run.base import is_base
 
-    serve.page_files(WEB)  # what is missing is said before anything long
+    serve.page_files(serve.WEB)  # what is missing is said before anything long
     with serve.listen(port) as listening, TemporaryDirectory(prefix="keyfed-keyboard-") as temporary:
         chosen = run or _run_or_base()
         if is_base(chosen):
-            folder, name = export_run(chosen, Path(temporary) / "base", int8=True).out, "the base model"
+            folder, name = export_run(chosen, Path(temporary) / "base").out, "the base model"
         else:
             folder = _exported(chosen)
             name = str(folder)
@@ -104,7 +105,7 @@ def _exported(run: Path) -> Path:
         bundle.check_bundle(run)
         return run
     config, _ = read_run_toml(run)  # what is no run is said as such
-    target, int8 = run / "keyboard", False
+    target, int8 = run / "keyboard", True
     if bundle.is_bundle(target):
         try:
             manifest = bundle.check_bundle(target)

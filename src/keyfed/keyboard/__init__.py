@@ -7,7 +7,7 @@
 - `session`: a keyboard (predictor and model, one model step a word); a line of text on it, also in a terminal.
 - `measure`: a simulated person types held-out messages; language models are compared by it.
 - `graph`: one model step as an ONNX graph, compared with the network.
-- `bundle`: the exported folder. `export` writes it, `serve` shows it as a page with the runtime of `assets`.
+- `bundle`: the exported folder. `export` writes it, `serve` shows it as a page.
 
 The same exists in JavaScript (`web/`); numbers and tables are in `web/data` and read by both.
 """

@@ -117,8 +117,8 @@ class Exported:
     notes: tuple[str, ...] = ()  # lines for a person: what was left out and why
 
 
-def export_run(folder: Path, out: Path | None = None, int8: bool = False) -> Exported:
-    """Export a finished run's model to `out` (RUN/keyboard by default), in eight bits if `int8`.
+def export_run(folder: Path, out: Path | None = None, int8: bool = True) -> Exported:
+    """Export a finished run's model to `out` (RUN/keyboard by default), in eight bits unless `int8` is false.
 
     Args:
       folder: the run, or `base` for the base model: its numbers are those of eight bits, in either precision. It has

@@ -3,22 +3,27 @@
 It never receives text: there is no route that takes any, only GET and HEAD are answered, and no request is logged. What
 may be read is a list made beforehand (the page's own files, the files an export's manifest names), so no path can lead
 out of it. A request with another Host is refused: a web site that makes its name point to 127.0.0.1 gets nothing.
+
+A file is sent gzipped where the browser takes that, and not at all (304) where the browser has it already.
 """
 
 from __future__ import annotations
 
 import errno
+import gzip
+import hashlib
 import os
 import socket
 import sys
 import threading
 import webbrowser
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keyfed.errors import ConfigError, RunError
-from keyfed.keyboard import assets, bundle
+from keyfed.keyboard import bundle
 from keyfed.keyboard.graph import need
 
 if TYPE_CHECKING:
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOST = "127.0.0.1"
+WEB = Path(__file__).parent / "web"
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".mjs": "text/javascript; charset=utf-8",
@@ -34,7 +40,6 @@ TYPES = {
     ".svg": "image/svg+xml",
     ".png": "image/png",
     ".ico": "image/x-icon",
-    ".wasm": "application/wasm",
     ".onnx": "application/octet-stream",
     ".safetensors": "application/octet-stream",
 }
@@ -42,7 +47,7 @@ PAGE = (".html", ".mjs", ".css", ".svg", ".png", ".ico")  # kinds of files at th
 POLICY = "; ".join(
     [
         "default-src 'none'",
-        "script-src 'self' 'wasm-unsafe-eval'",
+        "script-src 'self'",
         "worker-src 'self'",
         "connect-src 'self'",
         "style-src 'self'",
@@ -62,18 +67,18 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 FRESH, CHECKED = "no-store", "no-cache"  # the manifest is never kept; other files are requested again
+LEVEL = 6  # of gzip
+KEPT = 64  # files whose compressed bytes are kept
 
 
 def page_files(web: Path) -> dict[str, Path]:
-    """Return what the page may read, by its address: top files of web/, data/*.json and the verified runtime.
+    """Return what the page may read, by its address: top files of web/ and data/*.json.
 
     Raises:
-      ConfigError: the page or its runtime is missing.
+      ConfigError: the page is missing.
     """
-    vendor = assets.vendored(web)
     found = {f"/{p.name}": p for p in web.iterdir() if p.suffix in PAGE}
     found |= {f"/data/{p.name}": p for p in (web / "data").glob("*.json")}
-    found |= {f"/{assets.VENDOR}/{name}": vendor / name for name in (*assets.FILES, assets.LICENCE)}
     found = {address: p for address, p in found.items() if p.is_file() and not p.is_symlink()}
     if "/index.html" not in found:
         raise ConfigError(f"{web} has no index.html: this installation lacks the keyboard page; install keyfed again")
@@ -81,19 +86,36 @@ def page_files(web: Path) -> dict[str, Path]:
     return found
 
 
-def make_app(folder: Path, port: int, web: Path = assets.WEB) -> ASGIApp:
+@lru_cache(maxsize=KEPT)
+def _packed(path: Path, changed: int, size: int) -> tuple[bytes, str]:
+    """Return the gzipped bytes of a file and its tag; by time and size, so that a new export is read again."""
+    data = path.read_bytes()
+    return gzip.compress(data, LEVEL, mtime=0), hashlib.sha256(data).hexdigest()[:32]
+
+
+def make_app(folder: Path, port: int, web: Path = WEB) -> ASGIApp:
     """Return the application that serves the page and the export in `folder` at a port."""
     need("starlette")
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import FileResponse, PlainTextResponse, Response
+    from starlette.responses import PlainTextResponse, Response
     from starlette.routing import Route
 
     page = page_files(web)
 
-    def answer(path: Path, caching: str) -> Response:
-        kept = {"cache-control": caching, "content-type": TYPES.get(path.suffix, "text/plain; charset=utf-8")}
-        return FileResponse(path, headers=kept)
+    def answer(request: Request, path: Path, caching: str) -> Response:
+        about = path.stat()
+        packed, tag = _packed(path, about.st_mtime_ns, about.st_size)
+        small = "gzip" in request.headers.get("accept-encoding", "").lower().replace(" ", "").split(",")
+        tag = f'"{tag}{"-gzip" if small else ""}"'  # one tag is one sequence of bytes
+        headers = {"cache-control": caching, "etag": tag, "vary": "accept-encoding"}
+        held = request.headers.get("if-none-match", "").replace("W/", "").split(",")
+        if tag in (one.strip() for one in held):
+            return Response(status_code=304, headers=headers)
+        headers["content-type"] = TYPES.get(path.suffix, "text/plain; charset=utf-8")
+        if small:
+            headers["content-encoding"] = "gzip"
+        return Response(packed if small else path.read_bytes(), headers=headers)
 
     def model(request: Request) -> Response:
         name = request.path_params["name"]
@@ -104,13 +126,13 @@ def make_app(folder: Path, port: int, web: Path = assets.WEB) -> ASGIApp:
         path = folder / name
         if not known or path.is_symlink() or not path.is_file():
             return PlainTextResponse("not found", 404)
-        return answer(path, FRESH if name == bundle.MANIFEST else CHECKED)
+        return answer(request, path, FRESH if name == bundle.MANIFEST else CHECKED)
 
     def file(request: Request) -> Response:
         path = page.get(request.scope["path"])
         if path is None or not path.is_file():
             return PlainTextResponse("not found", 404)
-        return answer(path, CHECKED)
+        return answer(request, path, CHECKED)
 
     routes = [Route("/model/{name}", model), Route("/{path:path}", file)]
     hosts = {f"{host}:{port}" for host in (HOST, "localhost")}

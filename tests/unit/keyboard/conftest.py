@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from keyfed.config.load import Config
-from keyfed.keyboard import assets
 from keyfed.keyboard.export import export_run
 from keyfed.model.language_model import build_spec, init_params
 from keyfed.run.folder import save_model, write_run_toml
@@ -70,7 +67,7 @@ def run_maker(root: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def web(tmp_path) -> Path:
-    """A page of one line with a runtime of a few bytes, verified by its own lock file."""
+    """A page of one line."""
     folder = tmp_path / "web"
     (folder / "data").mkdir(parents=True)
     (folder / "index.html").write_text("<!doctype html><title>Keyboard</title>")
@@ -79,19 +76,4 @@ def web(tmp_path) -> Path:
     (folder / "favicon.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     (folder / "data" / "constants.json").write_text("{}")
     (folder / "notes.txt").write_text("not for the page")
-    give_runtime(folder)
     return folder
-
-
-def give_runtime(folder: Path) -> None:
-    entry = {"version": "9.9.9", "integrity": "sha512-none"}
-    (folder / "package.json").write_text("{}")
-    lock = {"packages": {f"node_modules/{assets.PACKAGE}": entry}}
-    (folder / "package-lock.json").write_text(json.dumps(lock))
-    vendor = folder / assets.VENDOR
-    vendor.mkdir()
-    sums = {}
-    for name in (*assets.FILES, assets.LICENCE):
-        (vendor / name).write_bytes(name.encode())
-        sums[name] = hashlib.sha256(name.encode()).hexdigest()
-    (vendor / assets.MANIFEST).write_text(json.dumps({"package": assets.PACKAGE, **entry, "files": sums}))

@@ -1,12 +1,9 @@
-/**
- * The exported model in the browser: fetch and check its files, run the step graph with onnxruntime-web (one thread,
- * weights as graph inputs, so that a new round is a new weights file) and remember the states of the text by position.
- */
+/** The exported model in the browser: fetch and check its files, and remember the states of the text by position. */
 
 import { lineRead } from "./context.mjs";
-import { readTensors, widened } from "./safetensors.mjs";
+import { Network } from "./network.mjs";
+import { readTensors } from "./safetensors.mjs";
 
-const VENDOR = "vendor/";
 const FORMAT = 1;
 
 /** A failure with one line for the person at the page; `cause` has the rest. */
@@ -51,7 +48,7 @@ export async function loadExport(base, told = () => {}) {
   if (manifest?.format !== FORMAT) {
     throw new LoadError(`this page reads exports of format ${FORMAT}, this one has ${manifest?.format}; export the run again`);
   }
-  const wanted = ["model.onnx", "weights.safetensors", "vocab.json", ...(manifest.ngram ? ["ngram.safetensors"] : [])];
+  const wanted = ["weights.safetensors", "vocab.json", ...(manifest.ngram ? ["ngram.safetensors"] : [])];
   const files = {};
   await Promise.all(wanted.map(async (name) => {
     const said = manifest.files?.[name];
@@ -65,71 +62,13 @@ export async function loadExport(base, told = () => {}) {
   return { manifest, files };
 }
 
-/** onnxruntime-web, one thread, from our own address. */
-export async function loadRuntime(page) {
-  const vendor = new URL(VENDOR, page).href;
-  try {
-    const ort = await import(`${vendor}ort.wasm.min.mjs`);
-    ort.env.wasm.numThreads = 1; // more need COOP/COEP and blob workers, and a step is too small to share
-    ort.env.wasm.proxy = false;
-    ort.env.wasm.wasmPaths = vendor;
-    ort.env.logLevel = "error";
-    return ort;
-  } catch (cause) {
-    throw new LoadError("the runtime of the model could not be loaded", { cause });
-  }
-}
-
-/** One step of the network for several rows at once. */
-export class StepModel {
-  #ort;
-  #session;
-  #weights;
-  #states;
-
-  constructor(ort, session, weights, { states, model, reading }) {
-    [this.#ort, this.#session, this.#weights, this.#states] = [ort, session, weights, states];
-    this.vocab = model.vocab;
-    this.lines = reading === "lines"; // learnt from single lines, each from a zero state
-  }
-
-  /**
-   * @param {object} ort
-   * @param {{manifest: object, files: Object<string, Uint8Array>}} exported
-   */
-  static async open(ort, { manifest, files }) {
-    const weights = {};
-    for (const [name, { shape, data }] of widened(readTensors(files["weights.safetensors"]))) {
-      weights[name] = new ort.Tensor("float32", data, shape);
-    }
-    let session;
-    try {
-      session = await ort.InferenceSession.create(files["model.onnx"], { executionProviders: ["wasm"] });
-    } catch (cause) {
-      throw new LoadError("WebAssembly is blocked or not available in this browser", { cause });
-    }
-    return new StepModel(ort, session, weights, manifest);
-  }
-
-  /** The state before any text, for one row. @returns {Float32Array[]} */
-  zero() {
-    return this.#states.map(({ width }) => new Float32Array(width));
-  }
-
-  /**
-   * @param {ArrayLike<number>} tokens  [n]
-   * @param {Float32Array[]} states     per state [n · width]
-   * @returns {Promise<{logp: Float32Array, states: Float32Array[]}>}  logp [n · V]
-   */
-  async step(tokens, states) {
-    const n = tokens.length;
-    const feeds = { ...this.#weights, token: new this.#ort.Tensor("int32", Int32Array.from(tokens), [n]) };
-    this.#states.forEach(({ name, width }, i) => {
-      feeds[name] = new this.#ort.Tensor("float32", states[i], [n, width]);
-    });
-    const out = await this.#session.run(feeds);
-    return { logp: out.logp.data, states: this.#states.map(({ name }) => out[`${name}_next`].data) };
-  }
+/**
+ * The network of an export as the engine's source.
+ * @param {{manifest: object, files: Object<string, Uint8Array>}} exported
+ */
+export function sourceOf({ manifest, files }) {
+  const network = new Network(manifest, readTensors(files["weights.safetensors"]));
+  return manifest.model.kind === "char" ? new CharacterSource(network) : new WordSource(network);
 }
 
 /** The text read so far, by position, so that one more token is one step and going back costs nothing. */
@@ -156,7 +95,7 @@ class Reader {
     for (let at = from; at < ids.length; at++) {
       if (at % 16 === 15) await breath(); // let newer messages of the worker in
       if (signal?.aborted) return null;
-      step = await this.#model.step([ids[at]], at ? this.#after[at - 1] : this.#model.zero());
+      step = this.#model.step([ids[at]], at ? this.#after[at - 1] : this.#model.zero());
       this.#ids.push(ids[at]);
       this.#after.push(step.states);
     }
@@ -200,7 +139,7 @@ export class CharacterSource {
       rows.forEach((row, j) => batch.set(values.subarray(row * width, (row + 1) * width), j * width));
       return batch;
     });
-    const { logp, states } = await this.#model.step(tokens, picked);
+    const { logp, states } = this.#model.step(tokens, picked);
     const size = this.#model.vocab;
     return {
       logp: tokens.map((_, j) => logp.subarray(j * size, (j + 1) * size)),

@@ -14,7 +14,6 @@ const MODEL = new URL("model/", PAGE);
 const REPORT = 200; // milliseconds between two updates of the figures
 const EMPTY = { slots: [null, null, null], correction: null };
 const SOURCE_NAMES = { ngram: "n-gram", federated: "federated", personal: "federated + personal" };
-const WITHOUT_NETWORK = { ngram: "n-gram", federated: "n-gram", personal: "n-gram + personal" };
 const NOTHING = { format: 1, words: {}, pairs: {}, dictionary: [], blocked: [] };
 const REPLACING = ["forgetAll", "importJSON"];
 const byId = (id) => document.getElementById(id);
@@ -47,7 +46,6 @@ class Page {
   #meter = new Meter();
   #worker = null;
   #ready = false;
-  #names = SOURCE_NAMES;
   #seal = new Seal();
   #later = null; // {action, value} on what was learnt, once there is an engine
   #replacing = 0; // how many actions are under way that put something else in the place of all that was learnt
@@ -133,20 +131,18 @@ class Page {
     else if (data.kind === "trouble") this.#notice(`Something went wrong: ${data.message}`, true);
   }
 
-  #started({ manifest, ngram, neural, trouble, lost }) {
+  #started({ manifest, ngram, lost }) {
     this.#ready = true;
     this.#about = manifest;
     const { model, run } = manifest;
     const method = `${run.method}, round ${run.rounds}`;
-    this.#names = neural ? SOURCE_NAMES : WITHOUT_NETWORK;
-    byId("model-line").textContent = neural ? `${model.name} · ${method}` : `n-gram model · ${model.name} cannot run here`;
+    byId("model-line").textContent = `${model.name} · ${method}`;
     this.panel.fact("Model", `${model.name} · ${(model.parameters / 1e6).toFixed(2)} M · ${manifest.precision}`);
     this.panel.fact("Trained by", method);
     this.panel.fact("Corpus", run.data);
-    this.panel.offerSources({ ngram, neural, names: this.#names });
+    this.panel.offerSources({ ngram });
     if (!ngram && this.#settings.source === "ngram") this.#settings.source = "personal";
-    if (trouble) this.#notice(`${trouble}: the n-gram model makes the suggestions.`, true);
-    else if (lost) this.#notice(`What was learnt before could not be read (${lost}); it is left out, and kept until you forget everything.`, true);
+    if (lost) this.#notice(`What was learnt before could not be read (${lost}); it is left out, and kept until you forget everything.`, true);
     else this.#notice("");
     if (this.#later) this.#act(this.#later.action, this.#later.value);
     else if (lost) this.#store.setAside();
@@ -237,7 +233,7 @@ class Page {
     if (theme === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
     byId("incognito-sign").hidden = !incognito;
-    byId("meter-source").textContent = this.#names[source];
+    byId("meter-source").textContent = SOURCE_NAMES[source];
   }
 
   // ---------------------------------------------------------------- what was learnt

@@ -43,11 +43,9 @@ export class SettingsPanel {
     }
   }
 
-  /** Which sources there are: an export may come without n-grams, a browser without WebAssembly. */
-  offerSources({ ngram, neural, names }) {
+  /** Which sources there are: an export may come without n-grams. */
+  offerSources({ ngram }) {
     this.#controls.source.get("ngram").disabled = !ngram;
-    this.#controls.source.get("federated").disabled = !neural;
-    this.#controls.source.get("personal").nextSibling.textContent = names.personal;
   }
 
   fact(name, text) {

@@ -4,7 +4,7 @@
  */
 
 import { Engine } from "./engine.mjs";
-import { CharacterSource, LoadError, StepModel, WordSource, fetchedJSON, loadExport, loadRuntime } from "./model.mjs";
+import { LoadError, fetchedJSON, loadExport, sourceOf } from "./model.mjs";
 import { NGram } from "./ngram.mjs";
 
 // Typed once before anybody types: the first run of every function is several times slower than the later ones.
@@ -55,7 +55,7 @@ async function load({ page, model, personal }) {
     ]);
     const vocab = JSON.parse(new TextDecoder().decode(exported.files["vocab.json"]));
     const ngram = exported.files["ngram.safetensors"] && NGram.read(exported.files["ngram.safetensors"], vocab.words.length);
-    const { federated, trouble } = await neural(page, exported, ngram);
+    const federated = sourceOf(exported);
     engine = new Engine({
       vocab, forms: vocab.forms ?? {}, tables: Object.fromEntries(TABLES.map((name, i) => [name, tables[i]])),
       sources: ngram ? { federated, ngram } : { federated },
@@ -64,21 +64,9 @@ async function load({ page, model, personal }) {
     for (const before of WARM) await engine.strip({ before });
     tellPersonal();
     const { manifest } = exported;
-    post("ready", { manifest, ngram: Boolean(ngram), neural: !trouble, trouble, lost });
+    post("ready", { manifest, ngram: Boolean(ngram), lost });
   } catch (error) {
     post("failed", { message: error instanceof LoadError ? error.message : `the keyboard could not start: ${error?.message}` });
-  }
-}
-
-/** The network; without WebAssembly the n-grams stand in for it where the export has them. */
-async function neural(page, exported, ngram) {
-  try {
-    const model = await StepModel.open(await loadRuntime(page), exported);
-    const federated = exported.manifest.model.kind === "char" ? new CharacterSource(model) : new WordSource(model);
-    return { federated, trouble: "" };
-  } catch (error) {
-    if (!ngram || !(error instanceof LoadError)) throw error;
-    return { federated: ngram, trouble: error.message };
   }
 }
 
