@@ -68,6 +68,30 @@ def test_weights_are_carried_by_word_and_said(keyfed, first, tmp_path):
     assert made["made"]["init_sha256"] == start["sha256"]
 
 
+def test_the_embedding_alone_is_carried_where_asked(keyfed, first, tmp_path):
+    """The rows of the embedding are those of a start from the whole run, all other layers those of a random start."""
+    data = small_corpus(tmp_path / "poems")
+    starts = {
+        "alone": ("--init", first, "--set", "train.carry=embedding"),
+        "whole": ("--init", first),
+        "random": ("--init", "none"),
+    }
+    found = {}
+    for name, given in starts.items():
+        code, _, err = keyfed(
+            "train", "fedavg", "--data", data, "--rounds", 0, "--out", tmp_path / name, *given, *OPTIONS
+        )
+        assert code == 0, err
+        assert ("the embedding alone" in err) == (name == "alone")
+        found[name] = load_file(tmp_path / name / "model.safetensors")
+    for layer, weights in found["alone"].items():
+        source = "whole" if layer == "embedding.weight" else "random"
+        assert torch.equal(weights, found[source][layer]), layer
+        assert layer.startswith("output") or not torch.equal(found["whole"][layer], found["random"][layer]), layer
+    start = json.loads((tmp_path / "alone" / "result.json").read_text("utf-8"))["start"]
+    assert start["carried"] == "embedding"
+
+
 def test_on_the_same_text_the_start_is_the_model_itself(keyfed, first, corpus, tmp_path):
     out = tmp_path / "out"
     given = ("--data", corpus, "--rounds", 0, "--init", first, "--out", out)

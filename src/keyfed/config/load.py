@@ -331,6 +331,8 @@ def _unread(config: Config, *, characters: bool) -> list[str]:
     from keyfed.federated.methods import METHODS, method_options, tuned_options, unread_options
 
     alone = []
+    if config.train.init is None and config.train.carry != TrainConfig().carry:
+        alone.append(f"train.carry is {config.train.carry}, but no weights are carried; set train.init too")
     if config.train.init is None and config.train.unmatched != TrainConfig().unmatched:
         alone.append(f"train.unmatched is {config.train.unmatched}, but no weights are carried; set train.init too")
     given = config.vectors

@@ -211,6 +211,9 @@ class TrainConfig:
     unmatched: Literal["uniform", "mean"] = option(
         "uniform", "rows of words that the run in init lacks: U(-0.05, 0.05), or the mean of its rows"
     )
+    carry: Literal["model", "embedding"] = option(
+        "model", "what is taken of the run in init: all of it, or its embedding alone, the rest being random"
+    )
     frozen_rounds: int = option(
         0, "first rounds in which the embedding is neither trained nor sent up; train.rounds: always", least=0
     )

@@ -256,6 +256,7 @@ CONFIGURATION = tuple(
         "train.curves × --dp": "fedavg train.curves=true privacy.epsilon=8",
         "train.curves × secure sums": "fedavg train.curves=true secure.on=true",
         "train.unmatched × random start": "fedavg train.unmatched=mean",
+        "train.carry × random start": "fedavg train.carry=embedding",
         "[vectors] × no file": "fedavg vectors.dim=50",
         "vectors.remove × PCA": "fedavg vectors.file=glove.txt vectors.remove=3",
         "[secure] × plain sums": "fedavg secure.floor=5",

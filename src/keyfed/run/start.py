@@ -37,7 +37,7 @@ from keyfed.run.base import (
     refuse_other_architecture,
     report_match,
 )
-from keyfed.run.compatible import Case, refuse
+from keyfed.run.compatible import EMBEDDING, Case, refuse
 from keyfed.run.evaluate import limit_streams, validator
 from keyfed.run.folder import Trained, load_model
 from keyfed.run.prepare import Prepared, prepare
@@ -115,12 +115,20 @@ def initial_params(config: Config, prepared: Prepared, start: Start) -> Params:
     if start.source is None:
         params = init_params(prepared.spec, config.train.seed)
     else:
-        trained, spec, t = start.source.trained, same_shape(start.source, prepared), config.train
-        params = carry(trained.params, trained.vocab, spec, prepared.vocab, t.seed, t.unmatched).params
+        params = _carried(config, start.source, same_shape(start.source, prepared), prepared.vocab)
     if start.vectors is None:
         return params
     assert isinstance(prepared.spec, ModelSpec)  # `find_vectors` refuses a module
     return with_vectors(params, prepared.spec, start.vectors.matrix, start.vectors.matched)
+
+
+def _carried(config: Config, source: StartModel, spec: ModelSpec, vocab: Vocab) -> Params:
+    """Return the weights of another run by word: all, or its embedding in a random model (`train.carry`)."""
+    trained, t = source.trained, config.train
+    params = carry(trained.params, trained.vocab, spec, vocab, t.seed, t.unmatched).params
+    if t.carry == "model":
+        return params
+    return {**init_params(spec, t.seed), EMBEDDING: params[EMBEDDING]}
 
 
 def validate_start(config: Config, prepared: Prepared, start: Start, device: str) -> dict[str, Any]:
@@ -169,13 +177,19 @@ def make_ready(
     return Start(source, vectors), about if vectors is None else {**about, "vectors": vectors.about}
 
 
+def _told(config: Config) -> dict[str, str]:
+    """What result.json says of how weights are carried."""
+    alone = {} if config.train.carry == "model" else {"carried": config.train.carry}
+    return {"unmatched": config.train.unmatched, **alone}
+
+
 def _describe_source(
     config: Config, prepared: Prepared, source: StartModel, counts: NDArray[np.int64] | None
 ) -> dict[str, Any]:
     spec = same_shape(source, prepared)
     refuse_overlap(source.trained, config)
     rows = match_words(source.trained.vocab, prepared.vocab)
-    matched = {"unmatched": config.train.unmatched, **report_match(rows, counts).as_dict()}
+    matched = {**_told(config), **report_match(rows, counts).as_dict()}
     if source.base is not None:
         fit = fit_of(source.base, prepared, counts)
         return describe_base(source.base, spec, prepared.vocab, fit, matched, private=config.privacy.on)
@@ -227,10 +241,9 @@ def start_without_text(
     assert isinstance(spec, ModelSpec)
     matched = report_match(match_words(source.trained.vocab, vocab)).as_dict()
     fit = Fit(known_share(source.base, vocab, None), own)
-    about = {"unmatched": config.train.unmatched, **matched}
+    about = {**_told(config), **matched}
     begun = describe_base(source.base, spec, vocab, fit, about, private=config.privacy.on)
-    params = carry(source.trained.params, source.trained.vocab, spec, vocab, config.train.seed, config.train.unmatched)
-    return params.params, Start(source), begun
+    return _carried(config, source, spec, vocab), Start(source), begun
 
 
 def start_lines(start: Mapping[str, Any]) -> list[str]:
@@ -240,7 +253,8 @@ def start_lines(start: Mapping[str, Any]) -> list[str]:
         lines.append("starts from random weights" + (f", {not_base(start['why'])}" if start.get("why") else ""))
     elif start.get("from") in ("run", "base"):
         rest = {"uniform": "drawn anew", "mean": "the mean vector"}[start["unmatched"]]
-        lines.append(f"starts from {start_name(start)}: {matched_share(start)}; the others are {rest}")
+        alone = ", the embedding alone" if start.get("carried") == "embedding" else ""
+        lines.append(f"starts from {start_name(start)}{alone}: {matched_share(start)}; the others are {rest}")
     if start.get("is_own"):
         lines.append(own_warning(start["own"]))
     if start.get("vectors"):

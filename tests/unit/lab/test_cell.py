@@ -46,10 +46,12 @@ from keyfed.lab.experiment.store import Row, Store, counted, rows_of
 from keyfed.lab.papers.defects import train_faithfully
 from keyfed.model.language_model import preset
 from keyfed.reports.finished import Personalisation, personalise_run
+from keyfed.run import metrics_line
 from keyfed.run.base import load_base
 from keyfed.run.console import Silent
-from keyfed.run.folder import read_run_toml
+from keyfed.run.folder import read_metrics, read_result, read_run_toml
 from keyfed.run.loop import train
+from keyfed.run.prepare import client_tokens, prepare
 
 ROOT = Path(__file__).parents[3]
 STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"
@@ -96,6 +98,75 @@ def test_a_first_run_with_another_configuration_is_refused_unprepared(tmp_path, 
     with pytest.raises(RunError, match=r"was started with another configuration: .*rounds"):
         studies_cells._first_run(settings, 1, workspace, WaitingListener())
     assert len(prepared) == 1
+
+
+PASSES = {"method.name": "central", "participation.fraction": 1.0, "train.rounds": 3, "train.seed": 1}
+
+
+def test_pretraining_passes_over_all_text_and_serves_every_seed(tmp_path, prepared):
+    """A round of central training with all clients is one pass; `first.train.seed` makes one run for all seeds."""
+    own = {**small(tmp_path), **PASSES, "data.batches": "sentences"}
+    settings = {**small(tmp_path, "other.txt"), **{f"first.{key}": value for key, value in own.items()}}
+    workspace = Workspace(tmp_path / "work", "cpu")
+    records = [
+        run_cell(Cell("s", "train", {}, settings, seed, "smoke"), workspace, (), WaitingListener()) for seed in (1, 2)
+    ]
+    (kept,) = (workspace.work / "first").iterdir()
+    text = client_tokens(prepare(config_of(own, 1, workspace))).sum()
+    assert [r["worked"] for r in read_metrics(kept)] == [text] * 3
+    assert {r["first_tokens_trained"] for r in records} == {3 * text}
+    assert {r["first_best_round"] for r in records} == {read_result(kept)["best_round"]}
+    assert records[0]["measures"] != records[1]["measures"]
+    told = dict(facts([Row({}, "train", (), tuple(records))]))
+    chosen = read_result(kept)["best_round"]
+    assert told[f"pretraining on {own['data.name']}"] == f"{int(3 * text):,} tokens; round {chosen} of 3 chosen"
+
+
+@pytest.mark.parametrize("name", ["pretraining-fig1", "pretraining-fig3", "pretraining-future"])
+def test_pretrainings_rounds_are_passes_over_the_whole_text(name):
+    """The paper fits a Keras model for 50 epochs; a round of ten clients' text is none of them."""
+    study = load_study(name, STUDIES)
+    cells = [(scale, c.settings) for scale in ("standard", "paper") for c in cells_of(study, scale)]
+    central = [(scale, s) for scale, s in cells if s.get("first.method.name") == "central"]
+    assert central
+    assert {s["first.participation.fraction"] for _, s in central} == {1.0}
+    if name != "pretraining-future":
+        paper = {(s["first.train.rounds"], s.get("first.train.choose")) for scale, s in central if scale == "paper"}
+        assert paper == {(50, "last")}
+
+
+def test_a_cell_keeps_the_mean_of_its_late_validations_and_its_start(tmp_path, monkeypatch):
+    settings = {**small(tmp_path), "train.rounds": 4, "train.eval_every": 2, "train.eval_start": True}
+    monkeypatch.setattr(metrics_line, "LATE", 2)
+    workspace, records = Workspace(tmp_path / "work", "cpu"), []
+    train = studies_cells.train_cell
+    monkeypatch.setattr(studies_cells, "train_cell", lambda *given: records.append(train(*given)) or records[-1])
+    found = run_cell(Cell("s", "train", {}, settings, 1, "smoke"), workspace, (), WaitingListener())
+    result, rounds = records[0]
+    assert [point[0] for point in found["curve"]] == [0, 2, 4]
+    assert found["curve"][0][1:] == [
+        None,
+        *(float(f"{result['start']['valid'][k]:.5g}") for k in ("perplexity", "top1")),
+    ]
+    for key in ("top1", "top1_words"):
+        assert found["measures"][f"late_{key}"] == rounds[3]["valid"][key]  # of rounds 3 and 4 the last is validated
+    Store(tmp_path / "results").write(Cell("s", "train", {}, settings, 1, "smoke"), found)
+    study = replace(load_study("models", STUDIES), name="s")
+    assert Store(tmp_path / "results").of(study) == {found["id"]: found}
+
+
+def test_a_cell_can_start_from_the_embedding_of_its_first_run_alone(tmp_path):
+    own = small(tmp_path)
+    settings = {
+        **small(tmp_path, "other.txt"),
+        **{f"first.{key}": value for key, value in own.items()},
+        "train.rounds": 0,
+    }
+    workspace, measured = Workspace(tmp_path / "work", "cpu"), []
+    for more in ({}, {"study.carry": "embedding"}):
+        cell = Cell("s", "train", {}, settings | more, 1, "smoke")
+        measured.append(run_cell(cell, workspace, (), WaitingListener())["measures"]["perplexity"])
+    assert measured[0] != measured[1]
 
 
 def test_the_renamed_copy_goes_with_its_cell_and_the_first_run_stays(tmp_path, prepared):

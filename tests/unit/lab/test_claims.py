@@ -674,9 +674,10 @@ def test_next_characters_claims_are_the_reports():
 
 
 def test_pretrainings_and_fedmeds_claims_are_the_papers():
-    small, large = claims_of("pretraining-table2")
+    small, large, wider = claims_of("pretraining-table2")
     assert (small.kind, small.of["network"]) == ("close", "small")  # "little to no improvement"
     assert (large.kind, large.of["network"]) == ("higher", "large")
+    assert (wider.kind, wider.of["network"], wider.than) == ("higher", "large", {"network": "small"})
     bounds = {c.of["data"]: c.bound for c in claims_of("fedmed-fig5") if c.kind == "costs"}
     assert bounds == {"PTB": 0.0193, "WikiText-2": 0.0053, "Yelp (stand-in)": 0.0054}
     assert {c.kind for c in claims_of("fedatt-fig3") if "E" not in c.of or "B" not in c.of} == {"close"}

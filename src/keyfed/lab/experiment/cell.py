@@ -401,12 +401,12 @@ def _trained(cell: Cell, workspace: Workspace, listen: CellListener, curves: boo
     prepared = workspace.prepared(config)
     if before is not None:
         hashes["first_data_sha256"] = read_run_toml(before)[1]["data_sha256"]
-        trained = read_result(before) or {}
-        hashes |= {f"first_{key}": trained.get(key) for key in ("tokens_trained", "best_round")}
+        hashes |= {f"first_{key}": (read_result(before) or {}).get(key) for key in ("tokens_trained", "best_round")}
         if cell.settings.get("study.rows") == "by number":
             before = renamed = _renamed(before, prepared.vocab, workspace.work / "first" / f"{before.name}-{cell.id}")
         unmatched = pinned_section("train").get("unmatched", config.train.unmatched)
-        config = replace(config, train=replace(config.train, init=str(before), unmatched=unmatched))
+        carried = {"carry": cell.settings.get("study.carry", config.train.carry), "unmatched": unmatched}
+        config = replace(config, train=replace(config.train, init=str(before), **carried))
     budget, passes = None, 1
     if "study.central_epochs" in cell.settings:  # central training reads what a cohort reads in so many epochs
         members, passes = usual_members(config, len(prepared.store)), int(cell.settings["study.central_epochs"])

@@ -35,7 +35,7 @@ class StartKind:
 
 
 STARTS = {  # in the order in which a label names them
-    "init": StartKind("another run's weights", "--init RUN", ("train.init", "train.unmatched")),
+    "init": StartKind("another run's weights", "--init RUN", ("train.init", "train.unmatched", "train.carry")),
     "vectors": StartKind(
         "word vectors",
         "--vectors FILE",
@@ -148,7 +148,9 @@ def with_starts(config: Config, starts: Iterable[str], *, alone: bool) -> Config
     if "vectors" not in starts:
         config = replace(config, vectors=VectorsConfig())
     if "init" not in starts:
-        config = replace(config, train=replace(config.train, init=usual.init, unmatched=usual.unmatched))
+        config = replace(
+            config, train=replace(config.train, init=usual.init, unmatched=usual.unmatched, carry=usual.carry)
+        )
     if not starts and not alone:
         config = replace(config, train=replace(config.train, frozen_rounds=usual.frozen_rounds))
     return config

@@ -48,7 +48,7 @@ BLANKS: dict[str, Callable[[Iterable[str]], Iterable[str]]] = {  # readings of a
 OWN: dict[str, type] = {  # settings that a runner reads itself; others are the run's and checked with it
     "study.sent_back": bool, "study.positional": bool, "study.share": float, "study.shuffles": int, "study.order": int,
     "study.central_epochs": int, "study.samples": int, "study.rounds": int, "study.top": int, "study.blanks": str,
-    "study.across": bool, "study.shuffled": bool, "study.rows": str, "study.personal": str,
+    "study.across": bool, "study.shuffled": bool, "study.rows": str, "study.carry": str, "study.personal": str,
 }  # fmt: skip
 RUNNER_NEEDS = {"toy": ("study.sent_back",), "explore": ("data.name",)}
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
@@ -462,6 +462,7 @@ class StudyCheck:
             if OWN[key] in (int, float):
                 self.above(settings[key], 0, key)
         self.known([settings.get("study.rows", "by number")], ["by number"], "study.rows")
+        self.known([settings.get("study.carry", "embedding")], ["embedding"], "study.carry")
         self.known([settings.get("study.blanks", "stripped")], BLANKS, "study.blanks")
 
     def cell(self, cell: Cell) -> None:
