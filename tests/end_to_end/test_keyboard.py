@@ -92,6 +92,28 @@ def test_what_cannot_be_typed_on_is_said(keyfed, train_tiny, run):
         assert len(stderr.strip().splitlines()) == 1
 
 
+def test_the_verdict_on_what_an_n_gram_model_costs_is_that_of_the_measured_figures():
+    """The slides: the n-gram model needs more time and CPU than the network. A ratio of more than 1.5 decides."""
+    root = Path(__file__).parents[2]
+    measured = json.loads((root / "docs" / "results" / "data" / "keyboard-irc.json").read_text("utf-8"))
+    cost = {row["name"]: row["latency"] for row in measured["rows"]}
+    counts, network = cost["n-gram, order 5"], cost["cifg, fednesterov"]
+    ratios = {(of, key): network[of][key] / counts[of][key] for of in counts for key in ("p50_ms", "cpu_ms")}
+    assert all(ratios["word", key] > 1.5 for key in ("p50_ms", "cpu_ms"))
+    assert all(1 / 1.5 < ratios["keystroke", key] < 1.5 for key in ("p50_ms", "cpu_ms"))
+    pairs = {of: [f"{t[of][key]:.2f}" for t in (counts, network) for key in ("p50_ms", "cpu_ms")] for of in counts}
+    a, b, c, d = pairs["word"]
+    times = " and ".join(f"{ratios['word', key]:.1f}" for key in ("p50_ms", "cpu_ms"))
+    e, f, g, h = pairs["keystroke"]
+    said = f"takes {a} ms (median) and {b} ms of CPU, the network {c} and {d}, {times} times as much."
+    more = f"{e} and {f} ms against {g} and {h}, less than 1.5 times."
+    for page in (root / "docs" / "keyboard.md", root / "docs" / "results" / "gboard.md"):
+        text = " ".join(page.read_text("utf-8").split())
+        assert said in text, page.name
+        assert more in text, page.name
+        assert "No energy was measured" in text, page.name
+
+
 def test_the_page_shows_what_was_measured():
     docs = Path(__file__).parents[2] / "docs"
     measured = json.loads((docs / "results" / "data" / "keyboard-irc.json").read_text("utf-8"))

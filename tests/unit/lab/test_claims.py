@@ -694,17 +694,37 @@ def test_every_claim_says_what_it_is_about(name):
 
 
 def test_gboards_order_waits_until_doubled_runs_gain_nothing():
-    """Of the recipe whose figures were there first nothing is told, and no page says that the order does not hold."""
+    """Of the recipe whose figures were there first nothing is told, and no page says that the order does not hold.
+
+    What is told of the long recipe is told at its rounds; what it can reach waits, since twice the rounds still gain.
+    """
     study = load_study("gboard", STUDIES)
-    assert {claim.about for claim in study.claims} == {"reach"}
     first = {cell.id for cell in cells_of(study, "standard") if cell.labels.get("recipe") != "long recipe"}
     found = {cell: record for cell, record in Store(RESULTS).of(study).items() if cell in first}
     rows = rows_of(study, "standard", found)
     assert {row.labels["model"]: len(row.records) for row in rows if row.records}.keys() == study.axes["model"].keys()
-    assert {verdict_on(study, rows, claim, "standard") for claim in study.claims} == {LEARNING}
-    page = page_text(study, found)
+    assert {verdict_on(study, rows, claim, "standard") for claim in study.claims} == {OPEN}
+    assert "does not hold" not in page_text(study, found)
+    every = Store(RESULTS).of(study)
+    rows = rows_of(study, "standard", every)
+    told = {claim.says: verdict_on(study, rows, claim, "standard") for claim in study.claims if claim.about == "reach"}
+    assert set(told.values()) == {LEARNING}
+    assert "the federated CIFG recalls more words than the server-trained one" in told
+    page = page_text(study, every)
     assert "does not hold" not in page
-    assert "federated CIFG, first recipe has no run of twice the rounds" in page
+    assert "federated CIFG, long recipe, once: twice the rounds gain" in page
+    assert "server-trained CIFG, long recipe, once has no run of twice the rounds" in page
+
+
+def test_a_network_is_compared_with_a_count_model_that_has_fewer_axes_at_its_budget_too():
+    study = load_study("gboard", STUDIES)
+    rows = rows_of(study, "standard", Store(RESULTS).of(study))
+    claim = next(c for c in study.claims if c.about == "budget" and c.than == {"model": "5-gram"})
+    found = claims.compare_rows(study, rows, claim)
+    assert [c.row.labels["rounds"] for c in found] == ["once", "twice"]
+    assert {c.against.labels["model"] for c in found} == {"5-gram"}
+    other = claims.Rows(study, replace(claim, than={"model": "server-trained CIFG"}), rows)
+    assert other.against(found[1].row) is None  # what has rounds must have every label
 
 
 @pytest.mark.parametrize("name", study_names(STUDIES))

@@ -184,11 +184,11 @@ class Rows:
         """
         wanted = {**row.labels, **self.claim.than}
         exact = self.at(wanted)
-        if exact is not None or self.claim.about != "reach":
+        if exact is not None:
             return exact
-        fitting = [other for other in self.rows if other.labels.items() <= wanted.items()]
-        fitting = [other for other in fitting if self.claim.than.items() <= other.labels.items()]
-        return max(fitting, key=lambda other: len(other.labels), default=None)
+        fitting = [other for other in self.rows if self.claim.than.items() <= other.labels.items() <= wanted.items()]
+        counts = [other for other in fitting if other.runner not in WITH_ROUNDS]
+        return max(counts, key=lambda other: len(other.labels), default=None)
 
     def pairs(self) -> Iterable[tuple[Row, Row | None]]:
         """The rows that a claim is about, each with what it is compared with where that is another row."""
