@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +20,8 @@ from keyfed.federated.cohort import Fate, Work, derive_seed
 from keyfed.federated.descent import run_steps
 from keyfed.federated.round import initial_state, run_round
 from keyfed.federated.types import Aggregate, Gradient, Report
+from keyfed.lab.experiment.cell import Workspace, config_of
+from keyfed.lab.experiment.grid import cells_of, load_study
 from keyfed.run import plan
 from keyfed.run.metrics_line import report_bytes, round_traffic, sizes_of
 
@@ -164,6 +167,23 @@ def test_the_noise_of_the_paper(name, step, at):
     once, twice = (rounds(problem, still, theta, n)[0].params for n in (1, 2))
     for n, p in theta.items():  # a new round, new noise
         assert float((twice[n] - 2 * once[n] + p).abs().max()) > 1e-3
+
+
+def test_fedsgd_as_fedatt_defines_it_is_one_epoch_of_everybody_then_the_mean():
+    """The row of fedatt-table2: all clients, each one epoch of descent over its text, then Σ n_k/n w_k."""
+    study = load_study("fedatt-table2", Path(__file__).parents[2] / "studies")
+    row = next(c for c in cells_of(study, "standard") if c.labels["method"] == "FedSGD, one epoch")
+    config = config_of(row.settings, row.seed, Workspace(Path("runs")))
+    assert (config.method, config.options["epochs"], config.participation.fraction) == ("fedavg", 1, 1.0)
+    problem, theta = problem_of(SIZES), theta_of()
+    method = method_of(config.method, lr=0.5, batch_size=2, epochs=config.options["epochs"])
+    got, (summary,) = rounds(problem, method, theta)
+    alone = [solve_block(problem, theta, [k], method, 0) for k in range(len(SIZES))]
+    tokens = [int(one.tokens[0]) for one in alone]
+    assert summary.worked == sum(tokens) == sum(size - 1 for size in SIZES)  # everybody's text, once
+    for name, p in theta.items():
+        want = sum(n * (p + one.upload[name][0]) for n, one in zip(tokens, alone, strict=True)) / sum(tokens)
+        assert float((got.params[name] - want).abs().max()) < 1e-12
 
 
 def noise_of(problem, method, theta, *purpose):

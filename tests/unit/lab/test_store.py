@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from keyfed.lab.experiment import cell as studies_cells
 from keyfed.lab.experiment.cell import Workspace, config_of, options_of
 from keyfed.lab.experiment.grid import cells_of, load_study, study_names
 from keyfed.lab.experiment.page import write_page
-from keyfed.lab.experiment.store import Store, make_folder, read_cell, refuse_file
+from keyfed.lab.experiment.store import Store, interpolated_rounds, make_folder, read_cell, refuse_file
 
 ROOT = Path(__file__).parents[3]
 STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"
@@ -73,7 +74,7 @@ def test_a_cell_made_with_another_default_is_open_and_said(tmp_path, monkeypatch
     path = Store(tmp_path).write(cell, record)
     lines = []
     assert list(Store(tmp_path, lines.append).of(STUDY)) == [cell.id]
-    assert (lines, Store(tmp_path).has(cell, ())) == ([], True)
+    assert (lines, Store(tmp_path).has(cell)) == ([], True)
     other = {"liadmm": {"rho": 0.5, "r": 0.15}}
     monkeypatch.setitem(METHODS["liadmm"].characters, "rho", 0.5)  # the program's default is not the cells'
     studies_cells._resolve.cache_clear()
@@ -82,7 +83,7 @@ def test_a_cell_made_with_another_default_is_open_and_said(tmp_path, monkeypatch
     monkeypatch.setattr(studies_cells, "pinned", lambda: table)
     studies_cells._resolve.cache_clear()
     assert Store(tmp_path, lines.append).of(STUDY) == {}
-    assert not Store(tmp_path).has(cell, ())
+    assert not Store(tmp_path).has(cell)
     assert lines == [f"{path} is left out: it was made with other defaults (rho 0.001 → 0.5); its cell is open"]
 
 
@@ -185,7 +186,7 @@ def test_what_a_page_could_not_show_is_left_out_with_one_line(which, tmp_path):
     path.write_text(json.dumps({**record, **change}))
     lines = []
     assert Store(tmp_path, lines.append).of(STUDY) == {}
-    assert not Store(tmp_path).has(cell, ())
+    assert not Store(tmp_path).has(cell)
     assert len(lines) == 1
     assert lines[0].startswith(f"{path} is left out: it is damaged (")
     assert said in lines[0]
@@ -216,25 +217,32 @@ def test_a_deeply_nested_file_is_left_out(tmp_path):
     assert len(lines) == 1
 
 
-def test_a_cell_without_the_studys_targets_is_open_there_and_counts_elsewhere(tmp_path):
+def test_a_cell_of_another_study_says_by_its_curve_when_it_reached_a_target(tmp_path):
     cell, record = cell_and_record()
-    record["curve"] = [[1, 2.0, 8.0, 0.1]]
+    record["curve"] = [[2, 2.0, 400.0, 0.1], [4, 2.0, None, None], [6, 1.9, 225.0, 0.1], [8, 1.9, 350.0, 0.1]]
     Store(tmp_path).write(cell, record)
-    hurried = replace(STUDY, name="hurried", targets=(7.5, 300.0))
-    assert list(Store(tmp_path).of(STUDY)) == [cell.id]
-    assert Store(tmp_path).has(cell, ())
-    assert Store(tmp_path).of(hurried) == {}
-    assert not Store(tmp_path).has(cell, hurried.targets)
-    richer = {**record, "measures": {"nats": 2.0, "rounds_to_7.5": None}}
+    hurried = replace(STUDY, name="hurried", targets=(500.0, 300.0, 200.0))
+    assert Store(tmp_path).of(STUDY) == {cell.id: record}
+    found = Store(tmp_path).of(hurried)[cell.id]["measures"]
+    assert found["rounds_to_300"] == pytest.approx(4.0)  # ln 300 lies half-way between ln 400 and ln 225
+    assert found["rounds_to_500"] == 2  # at the first validation; what was before it is not known
+    assert found["rounds_to_200"] is None
+    richer = {**record, "measures": {**record["measures"], "rounds_to_300": 5}}
     Store(tmp_path).write(replace(cell, study="hurried"), richer)
-    assert Store(tmp_path).of(hurried) == {}  # one of two targets
-    richer["measures"]["rounds_to_300"] = 1
-    Store(tmp_path).write(replace(cell, study="hurried"), richer)
-    assert Store(tmp_path).of(hurried) == {cell.id: richer}
-    assert Store(tmp_path).has(cell, hurried.targets)
     assert Store(tmp_path).of(STUDY) == {cell.id: richer}  # what measured more counts everywhere
-    Store(tmp_path).write(replace(cell, study="hurried"), {**record, "measures": {"nats": 3.0}})
-    assert Store(tmp_path).of(STUDY)[cell.id]["measures"] == {"nats": 2.0}  # as much: the study's own
+
+
+@pytest.mark.parametrize(
+    ("first", "every", "want"), [(None, 1, 4.0), (5, 2, 4.0), (6, 1, 5.0), (3, 1, 3.0)],
+    ids=["curve", "within", "after", "a point that the curve left out"],
+)  # fmt: skip
+def test_interpolated_rounds_lie_before_the_validation_that_has_the_target(first, every, want):
+    curve = [[2, 2.0, 400.0, 0.1], [6, 1.9, 225.0, 0.1]]
+    assert interpolated_rounds(curve, 300.0, first, every) == pytest.approx(want)
+    assert interpolated_rounds(curve, 100.0, first, every) == first
+    exact = [[r, 1.0, 1000 * 0.9**r, 0.1] for r in range(1, 40, 3)]
+    for target in (700.0, 300.0, 50.0):  # a perplexity that falls by the same share each round
+        assert interpolated_rounds(exact, target) == pytest.approx(math.log(target / 1000) / math.log(0.9))
 
 
 def test_a_cell_without_rounds_needs_no_targets(tmp_path):

@@ -172,7 +172,7 @@ def run_study(
     except KeyboardInterrupt:
         listen.say(f"stopped after {len(done)} of {len(todo)} open cells; the same call goes on")
         raise
-    closed |= {cell.id for cell in skipped if store.has(cell, study.targets)}
+    closed |= {cell.id for cell in skipped if store.has(cell)}
     left = tuple(cell.title for cell in todo if cell.id not in closed)
     taken = tuple(cell.title for cell in skipped if cell.id not in closed)
     return Progress(
@@ -184,7 +184,7 @@ def run_study(
 def _finish(cell: Cell, study: Study, store: Store, workspace: Workspace, clock: CellListener) -> dict[str, Any] | None:
     """Run a cell and write its result; None if another process has done so since the open cells were listed."""
     with held(workspace.work, cell):
-        if store.has(cell, study.targets):
+        if store.has(cell):
             return None
         try:
             record = run_cell(cell, workspace, study.targets, clock, study.curves)

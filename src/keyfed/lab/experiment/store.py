@@ -100,9 +100,10 @@ class Store:
     def of(self, study: Study) -> dict[str, dict[str, Any]]:
         """Return the results of a study by cell id, in the order of their file names; then those of other studies.
 
-        An id says what is computed: a cell that another study has finished need not be run again, unless that study did
-        not look for the targets of this one. Where two have the same id, the one that measured more counts. A file that
-        is damaged, or was made with other defaults of its method than today's, is left out: the cell is open.
+        An id says what is computed: a cell that another study has finished need not be run again. Its curve says when
+        it reached the targets of this one (`with_targets`). Where two have the same id, the one that measured more
+        counts. A file that is damaged, or was made with other defaults of its method than today's, is left out: the
+        cell is open.
         """
         own = self.folder(study.name)
         refuse_file(own, "--results")
@@ -110,17 +111,17 @@ class Store:
         every = [*own.glob("*.json")], [*(self.results / "data").glob("*/*.json")]
         for path in dict.fromkeys(path for paths in every for path in sorted(paths)):
             record = self._record(path)
-            if record is None or not has_targets(record, study.targets):
+            if record is None:
                 continue
             before = found.setdefault(record["id"], record)
             if len(record["measures"]) > len(before["measures"]):
                 found[record["id"]] = record
-        return found
+        return {cell: with_targets(record, study.targets) for cell, record in found.items()}
 
-    def has(self, cell: Cell, targets: Sequence[float]) -> bool:
-        """Tell whether a cell's result, with the rounds to these targets, is there by now."""
+    def has(self, cell: Cell) -> bool:
+        """Tell whether a cell's result is there by now."""
         read = map(self._record, (self.results / "data").glob(f"*/*-{cell.id}.json"))
-        return any(record is not None and has_targets(record, targets) for record in read)
+        return any(record is not None for record in read)
 
     def write(self, cell: Cell, record: Mapping[str, Any]) -> Path:
         """Write a cell's result and return where."""
@@ -143,9 +144,45 @@ class Store:
         return self._read[path][1]
 
 
-def has_targets(record: Mapping[str, Any], targets: Sequence[float]) -> bool:
-    """Tell whether a result says when each target was reached; one without rounds has nothing to say."""
-    return not record["curve"] or all(target_measure(target) in record["measures"] for target in targets)
+def with_targets(record: Mapping[str, Any], targets: Sequence[float]) -> dict[str, Any]:
+    """Return a result with the rounds to each target, interpolated on its curve; one without rounds has none to say."""
+    measures, every = dict(record["measures"]), int(record["settings"].get("train.eval_every", 1))
+    for target in targets if record["curve"] else ():
+        name = target_measure(target)
+        measures[name] = interpolated_rounds(record["curve"], target, measures.get(name), every)
+    return {**record, "measures": measures}
+
+
+def interpolated_rounds(
+    curve: Sequence[Sequence[Any]], target: float, first: float | None = None, every: int = 1
+) -> float | None:
+    r"""Rounds until a validation perplexity of P, linear in its logarithm between the two points around it.
+
+    .. math::  r = r_0 + (r_1 − r_0) \frac{\ln P_0 − \ln P}{\ln P_0 − \ln P_1},\qquad P_0 > P ≥ P_1
+
+    Args:
+      curve: a cell's points, at most 25 of its rounds.
+      first: the first validated round that has the target, where the cell counted it on all its rounds: r lies in the
+        `every` rounds that end there.
+
+    Example:
+      >>> interpolated_rounds([[2, 7.0, 400.0, 0.1], [4, 6.0, 225.0, 0.1]], 300.0)
+      3.0
+    """
+    before: tuple[float, float] | None = None
+    for number, _, perplexity, _ in curve:
+        if perplexity is None:
+            continue
+        if perplexity <= target:
+            break
+        before = (number, perplexity)
+    else:
+        return first
+    if before is None or not math.isfinite(before[1]):
+        return float(number) if first is None else first
+    share = math.log(before[1] / target) / math.log(before[1] / perplexity)
+    found = before[0] + (number - before[0]) * share
+    return float(found if first is None else min(max(found, first - every), first))
 
 
 def read_cell(path: Path, say: Callable[[str], Any]) -> dict[str, Any] | None:
