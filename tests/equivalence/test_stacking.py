@@ -112,6 +112,7 @@ CASES = {
         replace(CIFG, layers=2, tied=False, biases=2), Local("adam", lr=1e-3, clip=0.25, rows=4), PACKED
     ),
     "nwp, packed": Case(NWP, replace(CLIPPED, rows=4), PACKED),
+    "nwp, pairs": Case(NWP, replace(CLIPPED, rows=4), Batching.of("pairs", 10, None, None)),
 }
 
 

@@ -107,10 +107,11 @@ class DataConfig:
         flag="--vocab",
         short="vocab.json to use (`keyfed vocab`); else built from the training text.",
     )
-    batches: Literal["stream", "sentences", "packed"] | None = option(
+    batches: Literal["stream", "sentences", "packed", "pairs"] | None = option(
         None,
         "stream: contiguous text with carried state; sentences: single lines of similar length, padded; "
-        "packed: whole lines one after the other, the state reset at each; none: packed where the corpus is known "
+        "packed: whole lines one after the other, the state reset at each; pairs: single tokens, the state reset at "
+        "each, which learns no recurrence (the Pretraining code); none: packed where the corpus is known "
         "to hold messages (chat, irc, reddit), else stream",
     )
     window: int | None = option(None, "tokens of a training window; none: the model's own", least=1)
@@ -120,7 +121,7 @@ class DataConfig:
     text_column: str | None = option(None, "text column of a CSV/JSONL; none: detected")
 
     @property
-    def batching(self) -> Literal["stream", "sentences", "packed"]:
+    def batching(self) -> Literal["stream", "sentences", "packed", "pairs"]:
         """`batches`, or what fits the corpus: messages are read one by one, running text goes on from line to line."""
         from keyfed.text.catalogue import NAMED
 

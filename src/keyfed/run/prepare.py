@@ -59,6 +59,8 @@ class Prepared(Encoded):
         ]
         if self.batching.kind == "packed":
             lines.append("packed lines: every line is read from its own start, in training, validation and test")
+        if self.batching.kind == "pairs":
+            lines.append("pairs: every token is read alone in training, in validation and test every line as a whole")
         if not self.valid or not self.test:
             lines.append("no held-out text: clients have too few lines to cut; the last round's model will be taken")
         if max(len(self.valid), len(self.test), len(self.unseen)) == MOST_STREAMS:
@@ -104,7 +106,7 @@ def prepare(config: Config, module: MakeModule | None = None, *, text: bool = Fa
 def batching_of(config: Config) -> Batching:
     """How clients' text is cut into batches; the method says how many rows."""
     data = config.data
-    return Batching(data.batching, 1, window_of(config), data.max_sentences, data.max_tokens)
+    return Batching.of(data.batching, window_of(config), data.max_sentences, data.max_tokens)
 
 
 def prepare_again(prepared: Prepared, config: Config, module: MakeModule | None = None) -> Prepared:

@@ -1,6 +1,6 @@
 """Batches: from a client's stream of tokens to the steps of one local epoch.
 
-Three ways of cutting, all with the time axis last and every predicted token counted once:
+Four ways of cutting, all with the time axis last and every predicted token counted once:
 
 - **stream**: the text is one stream, cut into `rows` contiguous pieces read side by side in windows; the network's
   state is carried from window to window. Nothing is lost: n tokens give n − 1 predictions.
@@ -9,6 +9,8 @@ Three ways of cutting, all with the time axis last and every predicted token cou
 - **packed**: lines as in sentences, laid one after the other into `rows` rows that are read in windows as a stream's.
   Where a line begins, `<bos>` is the input and the network's state is zero (`line_starts`). Only the ends of rows are
   padded. A line longer than the window goes on in the next one, its state carried.
+- **pairs**: every token is a sequence of its own, read from a zero state, and the next token of its line is predicted:
+  what the Pretraining paper's code trains its first model on. The network learns pairs of words and no recurrence.
 
 A client's batches depend on that client and the run's seeds alone, never on other clients. Yet clients that
 advance in lockstep are padded to the longest of them, so the order in which batches of sentences are read follows one
@@ -30,7 +32,7 @@ from keyfed.text.vocab import BOS, EOS, PAD
 
 Ids = NDArray[np.int32]
 BUCKET = 8  # a stacked step is padded to a multiple of this: few shapes for a GPU to compile and remember
-Kind = Literal["stream", "sentences", "packed"]
+Kind = Literal["stream", "sentences", "packed", "pairs"]
 BINS = 8  # quantiles of length that are shuffled; on PTB more bins pad more (19 % with 8, 22 with 16, 26 with 64)
 
 
@@ -48,9 +50,9 @@ class Batching:
     """How a client's text is cut.
 
     Attributes:
-      kind: "stream", "sentences" or "packed".
+      kind: "stream", "sentences", "packed" or "pairs".
       rows: batch size B.
-      window: tokens a window predicts; sentences are cut to it.
+      window: tokens a window predicts; sentences are cut to it. That of pairs is 1 (`Batching.of`).
       max_sentences: lines drawn per client and round, None for all.
       max_tokens: tokens used per client and round, None for all.
     """
@@ -60,6 +62,11 @@ class Batching:
     window: int
     max_sentences: int | None = None
     max_tokens: int | None = None
+
+    @staticmethod
+    def of(kind: Kind, window: int, max_sentences: int | None, max_tokens: int | None) -> Batching:
+        """Return how text is cut by a configuration; the method says how many rows."""
+        return Batching(kind, 1, 1 if kind == "pairs" else window, max_sentences, max_tokens)
 
 
 def reads_lines(kind: Kind) -> bool:
@@ -207,6 +214,25 @@ def packed_steps(stream: Ids, rows: int, window: int, seed: int) -> list[Step]:
     return _windows(inputs, targets, inside.astype(np.float32), window)
 
 
+def pair_steps(stream: Ids, rows: int, seed: int) -> list[Step]:
+    """Predict every token from the one before it in its line, <bos> before the first, in an order drawn by the seed.
+
+    Example:
+      >>> steps = pair_steps(np.array([6, 7, 2, 5, 2], dtype=np.int32), rows=5, seed=1)
+      >>> sorted(zip(steps[0].inputs.ravel().tolist(), steps[0].targets.ravel().tolist(), strict=True))
+      [(1, 5), (1, 6), (5, 2), (6, 7), (7, 2)]
+      >>> steps[0].inputs.shape, steps[0].fresh
+      ((5, 1), True)
+    """
+    if not len(stream):
+        return []
+    before = np.concatenate([[BOS], stream[:-1]]).astype(np.int64)
+    before[line_bounds(stream)[:-1]] = BOS
+    order = np.random.default_rng(seed).permutation(len(stream))
+    parts = [order[at : at + rows, None] for at in range(0, len(stream), rows)]
+    return [Step(before[p], stream[p].astype(np.int64), np.ones(p.shape, np.float32), True) for p in parts]
+
+
 def _spread(counts: Numbers, rows: int) -> Numbers:
     """Return the row of each of several lines: longest first, each to the row that is shortest so far.
 
@@ -273,6 +299,8 @@ def epoch_steps(stream: Ids, batching: Batching, seed: int, shared: int) -> list
         return stream_steps(stream, batching.rows, batching.window)
     if batching.kind == "packed":
         return packed_steps(stream, batching.rows, batching.window, seed)
+    if batching.kind == "pairs":
+        return pair_steps(stream, batching.rows, seed)
     return sentence_steps(stream, batching.rows, batching.window, seed, shared)
 
 
@@ -303,7 +331,7 @@ def _sweep_lines(stream: Ids, batching: Batching, budget: int, number: int) -> l
     bounds = line_bounds(stream)
     order = np.random.default_rng(0).permutation(len(bounds) - 1)
     lines = Ragged(stream.astype(np.int64), bounds).take(order)
-    whole = batching.kind == "packed"  # sentences are cut to the window
+    whole = batching.kind != "sentences"  # which are cut to the window
     ends = np.cumsum(lines.counts() if whole else np.minimum(lines.counts(), batching.window))
     start, left = number * budget % int(ends[-1]), budget
     chosen: list[Numbers] = []
@@ -312,8 +340,10 @@ def _sweep_lines(stream: Ids, batching: Batching, budget: int, number: int) -> l
         chosen.append(lines.flat[lines.bounds[first] : lines.bounds[max(last, first + 1)]])
         left, start = left - (int(ends[-1]) - start), 0
     text = np.concatenate(chosen).astype(np.int32)
-    if whole:
+    if batching.kind == "packed":
         return packed_steps(text, batching.rows, batching.window, number)
+    if batching.kind == "pairs":
+        return pair_steps(text, batching.rows, number)
     steps = sentence_steps(text, batching.rows, batching.window, number, number)
     # No clients advance in lockstep here, so lengths need no common order: a piece that ends with short lines leaves
     # a model that expects every line to end.

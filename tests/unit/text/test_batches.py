@@ -23,6 +23,7 @@ from keyfed.text.batches import (
     line_starts,
     lines_of,
     packed_steps,
+    pair_steps,
     sentence_steps,
     stacked_width,
     stream_steps,
@@ -356,6 +357,24 @@ def test_an_epoch_is_cut_as_the_batching_says():
     assert len(epoch_steps(text, replace(stream, rows=1), 1, 1)) == 2
 
 
+@settings(max_examples=80, deadline=None)
+@given(text=texts(), rows=st.integers(1, 9), seed=st.integers(0, 10**6))
+def test_pairs_predict_every_token_once_from_the_one_before_it_alone(text, rows, seed):
+    steps = pair_steps(text, rows, seed)
+    slow = Counter(pair for line in lines_of(text) for pair in pairwise([BOS, *line.tolist()]))
+    read = [(int(x), int(y)) for s in steps for x, y in zip(s.inputs.ravel(), s.targets.ravel(), strict=True)]
+    assert Counter(read) == slow
+    assert all(s.fresh and s.inputs.shape[1] == 1 and s.mask.all() for s in steps)
+    assert [len(s.inputs) for s in steps[:-1]] == [rows] * (len(steps) - 1)
+    batching = replace(Batching.of("pairs", 20, None, None), rows=rows)
+    assert batching.window == 1
+    for got in (
+        epoch_steps(text, batching, seed, 1),
+        sweep_steps(text, batching, len(text), seed) if len(text) else [],
+    ):
+        assert Counter(int(y) for s in got for y in s.targets.ravel()) == Counter(text.tolist())
+
+
 # The endless pass of central training
 
 
@@ -394,7 +413,7 @@ def test_a_sweep_of_sentences_mixes_lengths_to_its_end():
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30),
     budget=st.integers(1, 200),
     window=st.integers(1, 9),
-    kind=st.sampled_from(["sentences", "packed"]),
+    kind=st.sampled_from(["sentences", "packed", "pairs"]),
 )
 def test_a_sweep_of_lines_reads_about_its_budget_and_every_line(lengths, budget, window, kind):
     text = ids([token for n in lengths for token in [*range(5, 4 + n), EOS]])

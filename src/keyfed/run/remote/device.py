@@ -132,7 +132,7 @@ class OwnText:
         if not enough and not config.privacy.on:  # a private run must not notice: its client takes part with zeros
             raise Rejected("no text", f"too little text to learn from: a window has {window} tokens")
         data = config.data
-        batching = Batching(data.batching, 1, window, data.max_sentences, data.max_tokens)
+        batching = Batching.of(data.batching, window, data.max_sentences, data.max_tokens)
         self.method = method
         self.digest = method_digest(method)
         self.floor = config.secure.floor
