@@ -211,6 +211,7 @@ def character_statistics(lines: Iterable[str], top: int = 20) -> dict[str, objec
     return {
         "characters": len(codes),
         "types": size,
+        "lines": text.count("\n"),
         "frequencies": _ranked(characters, top),
         "p_space": characters.get(" ", 0) / len(codes),
         "unigram_entropy": _entropy(single),

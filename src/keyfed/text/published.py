@@ -91,6 +91,12 @@ def read_shakespeare(folder: Path) -> Corpus:
     return must_have_text(replace(corpus, skipped=skipped), folder)
 
 
+def read_shakespeare_file(folder: Path) -> Corpus:
+    """The whole file of Gutenberg #100, every character of it but a mark of the byte order."""
+    lines = tuple(_lines(folder, "complete_works_pg100_2011.txt"))
+    return Corpus("shakespeare-file", (Author("file", lines),), natural=False, characters=True)
+
+
 def plays(text: str) -> tuple[tuple[str, ...], list[str]]:
     """Return the lines of the plays in Gutenberg's complete works, and the titles left out as poems.
 

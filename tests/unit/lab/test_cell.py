@@ -379,10 +379,12 @@ def test_the_reports_own_settings_are_rows_of_next_character():
 @pytest.mark.parametrize(
     ("reading", "read"),
     [
+        ("as they are", ["   To  be,", "", "or not "]),
         ("runs as one", [" To be,", "", "or not "]),
         ("stripped", ["To  be,", "", "or not"]),
         ("no blank lines", ["To  be,", "or not"]),
         ("collapsed", ["To be,", "or not"]),
+        ("joined", ["To  be, or not"]),
     ],
 )
 def test_readings_of_blanks(reading, read):

@@ -155,6 +155,11 @@ class TestReading:
             "ANOTHER\n\nby William Shakespeare\n\nEnd."
         )
 
+    def test_a_whole_file_keeps_every_line_and_leaves_no_mark_of_the_byte_order(self, tmp_path: Path) -> None:
+        put(tmp_path, "shakespeare/complete_works_pg100_2011.txt", "\ufeffLicence\n\n  KING. Hear!  \n")
+        corpus = load_corpus("shakespeare-file", data_dir=tmp_path)
+        assert all_lines(corpus) == ["Licence", "", "  KING. Hear!  "]
+
     def test_roles(self, tmp_path: Path) -> None:
         role = {"user": "P_KING", "play": "P", "lines": ["Hear!", " "]}
         put(tmp_path, "shakespeare/leaf_roles.jsonl.gz", json.dumps(role) + "\n{\n")
@@ -305,6 +310,11 @@ class TestPublishedCounts:
         assert lines.count("by William Shakespeare") == 36
         assert [skipped.what for skipped in corpus.skipped] == ["THE SONNETS", "A LOVER'S COMPLAINT"]
         assert not any("GUTENBERG" in line.upper() or "COPYRIGHT" in line for line in lines)
+
+    def test_the_whole_file_of_shakespeare_beside_the_reports_counts(self, data_dir: Path) -> None:
+        lines = all_lines(self.load("shakespeare-file", data_dir))  # printed: 12,788 lines, 5,465,129 characters, 91
+        text = "\n".join(lines)
+        assert (len(lines), len(text) + 1, len(set(text))) == (124_787, 5_465_099, 91)
 
     @pytest.mark.parametrize(
         ("name", "authors", "count"),

@@ -315,7 +315,7 @@ def _mean(rows: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     return sum(row[0] * row[2] for row in rows) / tokens, sum(row[1] * row[2] for row in rows) / tokens, tokens
 
 
-ENTROPIES = ("unigram_entropy", "bigram_entropy", "unigram_accuracy", "bigram_accuracy")
+ENTROPIES = ("unigram_entropy", "bigram_entropy", "unigram_accuracy", "bigram_accuracy", "characters", "types", "lines")
 
 
 def explore_cell(settings: Settings, data_dir: str | None) -> dict[str, Any]:

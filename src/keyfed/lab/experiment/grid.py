@@ -40,10 +40,12 @@ PLACES = {"train_nats": 1, "train_top1": 2}  # measures of training in a point b
 PLOTS = ("bars", "lines", "curves", "terms")
 TERMS = ("unigrams", "bigrams")  # what a plot of terms counts
 BLANKS: dict[str, Callable[[Iterable[str]], Iterable[str]]] = {  # readings of a text's white space
+    "as they are": lambda lines: lines,
     "runs as one": lambda lines: (re.sub(" +", " ", line) for line in lines),
     "stripped": lambda lines: (line.strip() for line in lines),
     "no blank lines": lambda lines: (line.strip() for line in lines if line.strip()),
     "collapsed": lambda lines: (" ".join(line.split()) for line in lines if line.strip()),
+    "joined": lambda lines: [" ".join(line.strip() for line in lines if line.strip())],
 }
 OWN: dict[str, type] = {  # settings that a runner reads itself; others are the run's and checked with it
     "study.sent_back": bool, "study.positional": bool, "study.share": float, "study.shuffles": int, "study.order": int,

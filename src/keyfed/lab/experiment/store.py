@@ -22,7 +22,7 @@ from keyfed.errors import ConfigError, RunError
 from keyfed.files import write_atomically
 from keyfed.lab.experiment.cell import options_of
 from keyfed.lab.experiment.grid import BY, SCALES, Cell, Labels, Study, cells_of, target_measure
-from keyfed.reports.document import NONE, finite, show
+from keyfed.reports.document import NONE, finite, show, show_count
 
 NEEDED = {"id": str, "runner": str, "seed": int, "settings": dict, "measures": dict, "curve": list, "made": dict}
 MADE = ("keyfed", "torch", "python", "hardware")
@@ -457,10 +457,15 @@ def place(row: Row, without: Iterable[str] = ()) -> str:
     )
 
 
+COUNTS = ("characters", "types", "lines")  # measures that are whole numbers
+
+
 def write_value(value: float | None, measure: str) -> str:
-    """Write a measure: perplexities as everywhere, shares as percentages, nats with three decimals, rounds whole."""
+    """Write a measure: perplexities as everywhere, shares as percentages, nats with three decimals, counts whole."""
     if value is None:
         return NONE
+    if measure in COUNTS:
+        return show_count(value)
     plain = re.sub("^(sentence|late|general|personal)_", "", measure)
     if plain.startswith(("top", "accuracy", "oov", "gaining")) or measure.endswith(("_accuracy", "_ratio")):
         return f"{100 * value:.2f} %"
@@ -478,8 +483,8 @@ def write_printed(value: float | None, measure: str) -> str:
       >>> write_printed(115.43, "perplexity"), write_printed(123.00, "perplexity"), write_printed(0.1640, "top1")
       ('115.43', '123', '16.4 %')
     """
-    if value is None:
-        return NONE
+    if value is None or measure in COUNTS:
+        return show_count(value)
     return f"{100 * value:.4g} %" if write_value(value, measure).endswith("%") else f"{value:.6g}"
 
 
