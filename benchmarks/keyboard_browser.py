@@ -1,12 +1,19 @@
-"""Keystroke latency of the keyboard page in Chromium: from the input event to the strip's DOM written.
+"""The keyboard page in Chromium: what it loads, how soon it suggests, its memory, and how quick a key is.
 
-    python benchmarks/keyboard_browser.py [RUN] [--json]
+    python benchmarks/keyboard_browser.py [RUN] [--runs 5] [--json]
 
-RUN is a run or an exported keyboard. Without one a CIFG of Gboard's size with 10,000 words is trained for one round on
-the built-in corpus: its suggestions are poor, its arithmetic is that of a good one. Sentences are typed at a person's
-pace on a physical keyboard and on the keys of the screen, with each source of suggestions. Beside the latency stand
-the time to the next painted frame, the engine's own time (network and ranking), and the CPU time of the page's process
-per keystroke (typing, engine, layout and painting together).
+RUN is a run, an exported keyboard, or `base` (the default), the model that comes with the package.
+
+- **loaded**: bytes that the server sends, gzipped; for a reload, too.
+- **first suggestion**: from the start of the navigation to the first word in the strip, in a new browser context (cold)
+  and on a reload.
+- **memory**: of the page's process after typing, private and anonymous (Linux).
+- **keys**: from the input event to the strip's DOM written. Sentences are typed at a person's pace on a physical
+  keyboard and on the keys of the screen, with each source of suggestions, and once with the main thread slowed four
+  times. Also the time to the next painted frame, the engine's own time, and the CPU time of the page's process per key.
+
+Each figure of a key is the median over `--runs` of that figure: run it on idle cores. The load is printed with it.
+`keyboard_network.py` has the network alone.
 """
 
 from __future__ import annotations
@@ -35,19 +42,9 @@ SENTENCES = [
     "you should try the other one first and tell us what it says",
 ]
 SOURCES = ("ngram", "federated", "personal")
+PHONE = {"width": 390, "height": 844}
+SLOWER = 4  # how many times, for the row of a slow phone
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-
-
-def untrained(folder: Path) -> Path:
-    """Train Gboard's CIFG for one round on little text; return the run."""
-    import keyfed as library
-
-    config = library.configure(
-        "fedavg", data="sotu", rounds=1, model_name="cifg", data_vocab=10_000, data_max_tokens=500, train_cohort=2,
-        train_workers=1, train_valid_tokens=500, train_test_tokens=500, train_baselines=False,
-    )  # fmt: skip
-    library.train(config, folder / "run")
-    return folder / "run"
 
 
 def exported(run: Path, folder: Path) -> Path:
@@ -56,6 +53,9 @@ def exported(run: Path, folder: Path) -> Path:
     from keyfed.keyboard.export import export_run
 
     return run if bundle.is_bundle(run) else export_run(run, folder / "keyboard").out
+
+
+SENT = [0]  # bytes of all bodies that `site` sent so far
 
 
 @contextmanager
@@ -67,7 +67,16 @@ def site(folder: Path) -> Iterator[str]:
 
     listening = serve.listen(0)
     port = listening.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(serve.make_app(folder, port), log_level="error", lifespan="off", ws="none"))
+    app = serve.make_app(folder, port)
+
+    async def counted(scope: Any, receive: Any, send: Any) -> None:
+        async def count(message: Any) -> None:
+            SENT[0] += len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, count)
+
+    server = uvicorn.Server(uvicorn.Config(counted, log_level="error", lifespan="off", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
@@ -107,6 +116,49 @@ def ready(page: Any) -> None:
     page.focus("#text")
 
 
+# Notes when the strip has its first word, in milliseconds since the navigation began.
+FIRST_WORD = """
+const look = new MutationObserver(() => {
+  if ([...document.querySelectorAll(".slot")].some((slot) => slot.textContent.trim())) {
+    window.firstWord = performance.now();
+    look.disconnect();
+  }
+});
+look.observe(document, { childList: true, subtree: true, characterData: true });
+"""
+
+
+def first_visits(browser: Any, address: str, runs: int) -> dict[str, Any]:
+    """Return bytes and milliseconds to the first suggestion, for new visitors and for their reloads."""
+    found: dict[str, list[float]] = {"cold_ms": [], "reload_ms": [], "cold_bytes": [], "reload_bytes": []}
+    for _ in range(runs):
+        context = browser.new_context(viewport=PHONE)
+        context.add_init_script(FIRST_WORD)
+        page = context.new_page()
+        for kind, visit in (("cold", lambda page=page: page.goto(address)), ("reload", page.reload)):
+            before = SENT[0]
+            visit()
+            page.wait_for_function("() => window.firstWord", timeout=120_000)
+            found[f"{kind}_ms"].append(page.evaluate("window.firstWord"))
+            found[f"{kind}_bytes"].append(SENT[0] - before)
+        context.close()
+    return {name: float(np.median(values)) for name, values in found.items()}
+
+
+def memory(browser: Any) -> dict[str, float]:
+    """Return megabytes of the largest page process: Chromium keeps a spare one."""
+    sizes = []
+    for process in processes(browser):
+        try:
+            rollup = Path(f"/proc/{process['id']}/smaps_rollup").read_text()
+        except OSError:  # not Linux, or gone
+            continue
+        of = {line.split()[0][:-1]: int(line.split()[1]) / 1024 for line in rollup.splitlines()[1:]}
+        private = of["Private_Clean"] + of["Private_Dirty"]
+        sizes.append({"private_mb": private, "anonymous_mb": of["Anonymous"], "resident_mb": of["Rss"]})
+    return max(sizes, key=lambda size: size["anonymous_mb"], default={})
+
+
 def choose(page: Any, name: str, value: str) -> None:
     """Set one of the page's choices."""
     page.evaluate("([name, value]) => document.querySelector(`[name=${name}][value=${value}]`).click()", [name, value])
@@ -133,19 +185,30 @@ def type_sentences(page: Any, sentences: list[str], pause: float, on_screen: boo
     return keys
 
 
+def processes(browser: Any) -> list[dict[str, Any]]:
+    """The page processes."""
+    session = browser.new_browser_cdp_session()
+    found = session.send("SystemInfo.getProcessInfo")["processInfo"]
+    session.detach()
+    return [process for process in found if process["type"] == "renderer"]
+
+
 def renderer_seconds(browser: Any) -> float:
     """CPU time of all page processes so far, all threads."""
-    session = browser.new_browser_cdp_session()
-    processes = session.send("SystemInfo.getProcessInfo")["processInfo"]
-    session.detach()
-    return sum(process["cpuTime"] for process in processes if process["type"] == "renderer")
+    return sum(process["cpuTime"] for process in processes(browser))
 
 
 def measure(
-    browser: Any, address: str, source: str, on_screen: bool, sentences: list[str], pause: float
+    browser: Any, address: str, source: str, on_screen: bool, sentences: list[str], pause: float, slower: int = 1
 ) -> dict[str, Any]:
-    """Type everything on a fresh page; return quantiles in milliseconds."""
-    page = open_page(browser, address, viewport={"width": 390, "height": 844})
+    """Type everything on a fresh page; return quantiles in milliseconds.
+
+    Args:
+      slower: how many times slower the page's main thread is made; the worker is not.
+    """
+    page = open_page(browser, address, viewport=PHONE)
+    if slower > 1:
+        page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": slower})
     choose(page, "source", source)
     page.wait_for_timeout(500)
     before, known = renderer_seconds(browser), page.evaluate("window.keyfedStats.written.length")
@@ -153,8 +216,10 @@ def measure(
     page.wait_for_timeout(300)
     cpu = renderer_seconds(browser) - before
     stats = page.evaluate("window.keyfedStats")
+    used = memory(browser)
     page.close()
     row: dict[str, Any] = {"source": source, "keys": "screen" if on_screen else "physical", "typed": keys}
+    row |= {"slower": slower, "memory": used}
     for name in ("written", "painted", "model", "rank"):
         row[name] = quantiles(stats[name][known:])
     return row | {"superseded": stats["superseded"], "cpu_ms_per_key": 1000 * cpu / keys}
@@ -168,48 +233,69 @@ def quantiles(values: list[float]) -> dict[str, float]:
     return {"p50": float(p50), "p95": float(p95), "p99": float(p99), "max": float(most)}
 
 
+def middle(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the median of every number over the runs of one row."""
+    first = rows[0]
+    return {
+        key: middle([row[key] for row in rows]) if isinstance(value, dict)
+        else value if isinstance(value, str) else float(np.median([row[key] for row in rows]))
+        for key, value in first.items()
+    }  # fmt: skip
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows for a person."""
     lines = [
-        "source     keys      to the strip: p50    p95    p99   painted: p50    p95   network p50  ranking p50"
-        "  CPU/key  late",
+        "source     keys         to the strip: p50    p95    p99   painted: p50    p95   ranking p50  CPU/key  late"
+        "  private MB",
     ]
     for row in rows:
         written, painted = row["written"], row["painted"]
+        keys = row["keys"] + (f" 1/{row['slower']:.0f}" if row["slower"] > 1 else "")
+        private = row["memory"].get("private_mb", float("nan"))
         lines.append(
-            f"{row['source']:<10} {row['keys']:<10} {written['p50']:16.1f} {written['p95']:6.1f} {written['p99']:6.1f}"
-            f" {painted['p50']:14.1f} {painted['p95']:6.1f} {row['model']['p50']:13.2f} {row['rank']['p50']:12.2f}"
-            f" {row['cpu_ms_per_key']:8.1f} {row['superseded']:5d}"
+            f"{row['source']:<10} {keys:<13} {written['p50']:16.1f} {written['p95']:6.1f} {written['p99']:6.1f}"
+            f" {painted['p50']:14.1f} {painted['p95']:6.1f} {row['rank']['p50']:13.2f}"
+            f" {row['cpu_ms_per_key']:8.1f} {row['superseded']:5.0f} {private:11.0f}"
         )
     return "\n".join([*lines, "(milliseconds; late: strips that newer input overtook)"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", nargs="?", type=Path, help="a run or an exported keyboard")
+    parser.add_argument("run", nargs="?", type=Path, default=Path("base"), help="a run, an exported keyboard, or base")
     parser.add_argument("--text", type=Path, help="sentences to type, one a line")
     parser.add_argument("--pause", type=float, default=60, help="milliseconds between two keys")
+    parser.add_argument("--runs", type=int, default=5, help="how often everything is measured")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     sentences = options.text.read_text("utf-8").splitlines() if options.text else SENTENCES
     with tempfile.TemporaryDirectory() as temporary:
-        folder = exported(options.run or untrained(Path(temporary)), Path(temporary))
+        folder = exported(options.run, Path(temporary))
         manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+        sources = [source for source in SOURCES if source != "ngram" or manifest["ngram"]]
+        asked = [(source, on_screen, 1) for source in sources for on_screen in (False, True)]
         with site(folder) as address, chromium() as browser:
             version = browser.version
-            rows = [
-                measure(browser, address, source, on_screen, sentences, options.pause)
-                for source in SOURCES
-                if source != "ngram" or manifest["ngram"]
-                for on_screen in (False, True)
-            ]
+            visits = first_visits(browser, address, options.runs)
+            runs = [
+                [measure(browser, address, source, screen, sentences, options.pause, slower)
+                 for source, screen, slower in [*asked, ("personal", True, SLOWER)]]
+                for _ in range(options.runs)
+            ]  # fmt: skip
+    rows = [middle(list(of)) for of in zip(*runs, strict=True)]
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     about = {"model": manifest["model"], "precision": manifest["precision"], "chromium": version, "load_per_core": load}
     if options.json:
-        print(json.dumps({**about, "rows": rows}, indent=1))
-    else:
-        size = f"{manifest['model']['parameters']:,} parameters, {manifest['model']['vocab']:,} words"
-        print(f"{manifest['model']['name']}, {size}; Chromium {version}; load {load:.1f} per core\n{table(rows)}")
+        print(json.dumps({**about, "runs": options.runs, "first": visits, "rows": rows}, indent=1))
+        return
+    size = f"{manifest['model']['parameters']:,} parameters, {manifest['model']['vocab']:,} words"
+    print(
+        f"{manifest['model']['name']}, {size}, {manifest['precision']}; Chromium {version}; medians of {options.runs}; "
+        f"load {load:.1f} per core\nloaded {visits['cold_bytes'] / 1e6:.2f} MB, on a reload "
+        f"{visits['reload_bytes'] / 1e3:.1f} kB; first suggestion {visits['cold_ms']:.0f} ms, on a reload "
+        f"{visits['reload_ms']:.0f} ms\n{table(rows)}"
+    )
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def make(version: str, work: Path) -> None:
         whole = keyfed.load_model(work / "whole" / name)
         about["theta"][name] = digest(whole.params)
     about["suggested"] = keyfed.suggest(keyfed.load_model(work / "whole" / "finished"), "the old")
-    exported = export_run(work / "whole" / "finished", work / "export")
+    exported = export_run(work / "whole" / "finished", work / "export", int8=False)
     about["exported"] = sorted(exported.manifest)
     shutil.move(work / "whole" / "finished", work / "finished")
     for name in RUNS:

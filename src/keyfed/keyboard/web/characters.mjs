@@ -34,7 +34,8 @@ export async function complete(vocab, after, step, k, signal) {
     });
     beams = best(beams, answer.logp, isNever);
     finished = finished.sort(byScore).slice(0, k);
-    if (finished.length === k && beams.length && finished[k - 1].score >= beams[0].score) break;
+    // A beam only becomes less probable: one that is below the k found already can add nothing.
+    if (finished.length === k) beams = beams.filter(({ score }) => score > finished[k - 1].score);
   }
   return finished.map(({ score, tokens }) => ({ rest: tokens.map((token) => vocab.words[token]).join(""), score }));
 }
