@@ -312,12 +312,27 @@ def test_a_store_sees_what_another_process_writes_meanwhile(two_toys):
         (("study", "gboard", "--results", "/proc/x"), "--results /proc/x: "),
         (("study", "report", "gboard", "--results", "/proc/x"), "--results /proc/x: "),
         (("study", "gboard", "--work", "README.md"), "README.md is a file; expected a folder"),
+        (("study", "list", "--html", "x.html"), '--html goes with `study report`, not with "list"'),
+        (("study", "report", "gboard-toy", "--results", "RESULTS", "--html", "/proc/x/y"), "could not be written"),
     ],
-    ids=["name", "scale", "two", "minutes", "results", "list", "report", "unwritable", "unwritable-report", "work"],
+    ids=[
+        "name",
+        "scale",
+        "two",
+        "minutes",
+        "results",
+        "list",
+        "report",
+        "unwritable",
+        "unwritable-report",
+        "work",
+        "html",
+        "unwritable-html",
+    ],
 )
-def test_a_mistake_is_one_line(arguments, said, keyfed, monkeypatch):
+def test_a_mistake_is_one_line(arguments, said, keyfed, monkeypatch, tmp_path):
     monkeypatch.chdir(STUDIES.parent)
-    code, _, err = keyfed(*arguments)
+    code, _, err = keyfed(*(str(tmp_path) if argument == "RESULTS" else argument for argument in arguments))
     assert code == 2
     assert said in err
     assert err.count("\n") == 1

@@ -49,6 +49,9 @@ def study(
         Path | None, typer.Option(help="Folder of pages and data; docs/results beside the studies by default.")
     ] = None,
     work: Annotated[Path, typer.Option(help="Folder for runs while they train.")] = Path("runs/studies"),
+    html: Annotated[
+        Path | None, typer.Option(help="With `report`: write all results as one page that can be cited.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a paper's table or figure again, several seeds, beside the printed numbers; write its page.
@@ -65,6 +68,8 @@ def study(
       keyfed study ptb-50 --scale standard --minutes 20 --device cuda
 
       keyfed study report fedatt-table2
+
+      keyfed study report --html report.html
     """
     from keyfed.lab.experiment.grid import load_study, results_folder, study_folder
 
@@ -72,10 +77,12 @@ def study(
     results = results or results_folder(folder)
     if which is not None and name != "report":
         raise ConfigError(f'"{which}" stands behind "{name}"; one study at a time, or `study report {which}`')
+    if html is not None and name != "report":
+        raise ConfigError(f'--html goes with `study report`, not with "{name}"')
     if name == "list":
         _list(folder, results, as_json)
     elif name == "report":
-        _report(folder, results, which, as_json)
+        _report(folder, results, which, as_json, html)
     else:
         _run(
             load_study(name, folder),
@@ -113,11 +120,11 @@ def _list(folder: Path, results: Path, as_json: bool) -> None:
     print_table(rows)
 
 
-def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> None:
+def _report(folder: Path, results: Path, which: str | None, as_json: bool, html: Path | None = None) -> None:
     from keyfed.lab.experiment.grid import load_study, results_folder, study_names
     from keyfed.lab.experiment.page import verdict_lines, write_page
     from keyfed.lab.experiment.store import Store, counted, main_scale, make_folder, rows_of
-    from keyfed.lab.experiment.summary import write_coverage, write_front
+    from keyfed.lab.experiment.summary import write_coverage, write_front, write_paper
     from keyfed.run.console import plural
 
     out: dict[str, Any] = {}
@@ -140,6 +147,8 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool) -> No
     beside = all((folder.parent / part).is_dir() for part in ("studies/coverage", "tests"))
     if beside and results.resolve() == results_folder(folder).resolve():
         write_coverage(folder, store)
+    if html is not None:
+        write_paper(folder, store, html)
     if as_json:
         print_json(out)
         return

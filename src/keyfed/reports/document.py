@@ -51,12 +51,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A plot under `path`, relative to the document; its PNG for light and dark pages."""
+    """A plot under `path`, relative to the document; its PNG for light pages, and for dark ones where there is one."""
 
     path: str
     alt: str
     light: bytes
-    dark: bytes
+    dark: bytes | None = None
 
     @property
     def name(self) -> str:

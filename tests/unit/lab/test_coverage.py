@@ -1,4 +1,4 @@
-"""The page of the papers' elements: what it names must be there, and a page that was committed is the generated one."""
+"""The page of the papers' elements, whose tests and cells must be there; and the report of all studies as one page."""
 
 from __future__ import annotations
 
@@ -9,8 +9,19 @@ import pytest
 
 from keyfed.cli.experiment import _report
 from keyfed.errors import ConfigError
-from keyfed.lab.experiment.store import Store
-from keyfed.lab.experiment.summary import COVERAGE, coverage_text, load_source, named_tests
+from keyfed.lab.experiment.grid import cells_of, load_study, study_names
+from keyfed.lab.experiment.store import Store, main_scale, rows_of
+from keyfed.lab.experiment.summary import (
+    COVERAGE,
+    coverage_text,
+    judged_claims,
+    load_source,
+    named_tests,
+    paper_blocks,
+    repeat_lines,
+    write_paper,
+)
+from keyfed.reports.document import Code, Heading, Picture, Table, Text
 
 from .test_page import DOCUMENT, RESULTS, STUDIES, VALUES, results_of, study_of
 
@@ -133,3 +144,73 @@ def test_the_page_matches_its_data_and_every_test_and_cell_is_there():
     assert (RESULTS / COVERAGE).read_text("utf-8") == coverage_text(STUDIES, Store(RESULTS)), (
         "run `keyfed study report`"
     )
+
+
+WORDS = """
+title = "All of it"
+question = ["Which?"]
+method = ["So."]
+limits = ["Some."]
+[paper.P]
+about = [
+  "FedAvg has {example/mean.perplexity | data = PTB | method = FedAvg}.",
+  "Plays {example/mean.perplexity | data = plays, all | method = FedAvg}.",
+]
+"""
+
+
+def test_the_report_reads_its_numbers_from_cells_and_leaves_out_what_has_none(root, monkeypatch):
+    (root / "words.toml").write_text(WORDS, "utf-8")
+    monkeypatch.setattr("keyfed.lab.experiment.summary.WORDS", root / "words.toml")
+    (root / "docs/results/img").mkdir()
+    (root / "docs/results/img/example-rounds.png").write_bytes(b"PNG")
+    pages = []
+    for factor in (1, 2):
+        for path in (root / "docs/results/data/example").glob("*.json"):
+            record = json.loads(path.read_text("utf-8"))
+            record["measures"]["perplexity"] *= factor
+            path.write_text(json.dumps(record), "utf-8")
+        blocks = paper_blocks(root / "studies", Store(root / "docs/results"))
+        pages.append([block.text for block in blocks if isinstance(block, Text)])
+    assert "FedAvg has 101.0." in pages[0]
+    assert "FedAvg has 202.0." in pages[1]
+    assert not [text for page in pages for text in page if text.startswith("Plays")]
+    assert "Of 1 claims of 1 papers that a study can judge, 1 hold, 0 hold in some comparisons" in pages[0][1]
+    assert "Of 2 elements of the papers 1 work, as a test or a finished cell shows." in pages[0]
+    assert [block.light for block in blocks if isinstance(block, Picture)] == [b"PNG"]
+    (table,) = (block for block in blocks if isinstance(block, Table) and block.rows[0][0] == "claim")
+    assert table.rows[1][:2] == ["FedAtt is better", "holds"]
+    assert Code("keyfed study example --scale standard --results again") in blocks
+
+
+def test_the_report_has_every_claim_and_needs_nothing_beside_it(tmp_path):
+    page = write_paper(STUDIES, Store(RESULTS), tmp_path / "report.html").read_text("utf-8")
+    blocks = paper_blocks(STUDIES, Store(RESULTS))
+    said = {
+        row[0] for block in blocks if isinstance(block, Table) and block.rows[0][0] == "claim" for row in block.rows
+    }
+    heads = [block.text for block in blocks if isinstance(block, Heading)]
+    studies = {name: load_study(name, STUDIES) for name in study_names(STUDIES)}
+    for claim in judged_claims(STUDIES, Store(RESULTS)):
+        judged = claim.study not in studies or main_scale(studies[claim.study], Store(RESULTS).of(studies[claim.study]))
+        if claim.who != "Ours" and judged not in (None, "smoke"):
+            assert f"{claim.says[0].upper()}{claim.says[1:]}" in said
+    for head in ("Question", "Method", "Data and networks", *(f"Results: {paper}" for paper in PAPERS), "Limits"):
+        assert head in heads
+    assert page.count("data:image/png;base64,") == sum(isinstance(block, Picture) for block in blocks) > 10
+    assert not [out for out in ('src="http', 'href="http', "<script", "{mean.") if out in page]
+    assert len(page) < 3_000_000
+
+
+@pytest.mark.parametrize("name", study_names(STUDIES))
+def test_the_lines_of_a_study_compute_every_number_of_its_rows(name):
+    study = load_study(name, STUDIES)
+    found = Store(RESULTS).of(study)
+    scale = main_scale(study, found) or "smoke"
+    rows = rows_of(study, scale, found)
+    computed = set()
+    for line in repeat_lines(study, rows, scale):
+        said, _, seeds = line.partition(" --seeds ")
+        assert said == f"keyfed study {name} --scale {scale} --results again"
+        computed |= {c.id for c in cells_of(study, scale, [int(seed) for seed in seeds.split(",")] if seeds else None)}
+    assert {record["id"] for row in rows for record in row.records} <= computed

@@ -4,6 +4,8 @@ The front page has a line for every claim of a paper and for those of ours that 
 then what does not, then what cannot be told. A line quotes the first comparison in the study's order and the range over
 all of them, never a chosen one.
 
+`paper_blocks` makes one report of it all that can be cited; its words are in templates/paper.toml.
+
 The elements of the papers are in studies/coverage/*.toml. A row names what shows it: tests by path and name, cells by
 study and labels. Both are looked up whenever the page is written. A test that is not there, or a cell that is not
 finished at standard scale, is an error that names the row.
@@ -21,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from keyfed import __version__
 from keyfed.errors import ConfigError
 from keyfed.files import write_atomically
 from keyfed.lab.experiment.claims import (
@@ -47,7 +50,18 @@ from keyfed.lab.experiment.grid import (
     matches,
     study_names,
 )
-from keyfed.lab.experiment.page import Results, causes, interval_of, label_of, percent, render
+from keyfed.lab.experiment.page import (
+    TEMPLATES,
+    Results,
+    causes,
+    fill,
+    interval_of,
+    label_of,
+    percent,
+    picture,
+    render,
+)
+from keyfed.lab.experiment.plots import describe, drawn
 from keyfed.lab.experiment.store import (
     OPEN,
     Row,
@@ -59,7 +73,20 @@ from keyfed.lab.experiment.store import (
     write_row,
     write_seeds,
 )
-from keyfed.reports.document import NONE, escape_markdown, finite, markdown_table, show_duration
+from keyfed.reports.document import (
+    NONE,
+    Block,
+    Code,
+    Heading,
+    Picture,
+    Table,
+    Text,
+    escape_markdown,
+    finite,
+    markdown_table,
+    show_duration,
+    to_html,
+)
 
 FRONT, PROGRESS, COVERAGE = "README.md", "studies.md", "coverage.md"  # files, and their templates
 PARTS = ("What holds", "What holds in some comparisons", "What does not hold", "What cannot be told")
@@ -413,3 +440,150 @@ def write_coverage(folder: Path, store: Store) -> Path:
     """Write docs/results/coverage.md."""
     write_atomically(store.results / COVERAGE, coverage_text(folder, store).encode())
     return store.results / COVERAGE
+
+
+WORDS = TEMPLATES / "paper.toml"
+
+
+def paper_blocks(folder: Path, store: Store) -> list[Block]:
+    """Return the report of all studies as a short paper; every number in it is read from cells."""
+    words = tomllib.loads(WORDS.read_text("utf-8"))
+    studies = {name: load_study(name, folder) for name in study_names(folder)}
+    claims = judged_claims(folder, store)
+    told = [c for c in claims if c.who != "Ours"]
+    counts = ", ".join(f"{sum(c.part == part for c in told)} {_verb(part)}" for part in PARTS)
+    papers = [who for who in words["paper"] if any(study.paper == who for study in studies.values())]
+    blocks: list[Block] = [
+        Heading(words["title"], 1),
+        Text(f"Keyfed {__version__}. Every figure of ours is read from the results of cells.", "note"),
+        Text(f"Of {len(told)} claims of {len(papers)} papers that a study can judge, {counts}.", "verdict"),
+        *(Text(line) for part in PARTS[:3] for line in _listed(part, told)),
+        Heading("Question"), *map(Text, words["question"]),
+        Heading("Method"), *map(Text, words["method"]),
+        Heading("Data and networks"), *data_blocks(store, studies.values()),
+    ]  # fmt: skip
+    for who in papers:
+        blocks += [
+            Heading(f"Results: {who}"),
+            *map(Text, _filled(words["paper"][who]["about"], studies, store, folder)),
+        ]
+        for study in (study for study in studies.values() if study.paper == who):
+            blocks += study_blocks(study, store, [c for c in told if c.study == study.name])
+        others = [c for c in told if c.who == who and c.study not in studies]
+        blocks += [claim_table(others)] if others else []
+    limits = [*words["limits"], *_open_cells(studies.values(), store), *_elements(folder)]
+    return [*blocks, Heading("Limits"), *map(Text, limits), Heading("How to cite"), Code(citation(words["title"]))]
+
+
+def _verb(part: str) -> str:
+    """The verb of a heading for several claims."""
+    verbs = ("hold", "hold in some comparisons", "do not hold", "cannot be told")
+    return dict(zip(PARTS, verbs, strict=True))[part]
+
+
+def _listed(part: str, claims: Sequence[JudgedClaim]) -> Iterable[str]:
+    """The claims of a part in one sentence."""
+    found = [f"{c.says} ({c.who})" for c in claims if c.part == part]
+    if found:
+        yield f"{part}: {'; '.join(found)}."
+
+
+def _elements(folder: Path) -> Iterable[str]:
+    """How many elements of the papers are shown to work."""
+    every = [e for path in sorted((folder / "coverage").glob("*.toml")) for e in load_source(path).elements]
+    if every:
+        works = sum(element.status == "works" for element in every)
+        yield f"Of {len(every)} elements of the papers {works} work, as a test or a finished cell shows."
+
+
+def _filled(sentences: Sequence[str], studies: Mapping[str, Study], store: Store, folder: Path) -> list[str]:
+    """Sentences with their numbers; a number names its study, so any that asks for no targets will do."""
+    base = next(study for study in studies.values() if not study.targets)
+    found = [fill(sentence, base, store.of(base), folder) for sentence in sentences]
+    return [sentence for sentence in found if sentence is not None]
+
+
+def study_blocks(study: Study, store: Store, claims: Sequence[JudgedClaim]) -> list[Block]:
+    """A study as a part of the report: its claims, its first figure, and the line that repeats its numbers."""
+    found = store.of(study)
+    scale = main_scale(study, found)
+    blocks: list[Block] = [Heading(study.title, 3)]
+    if scale is None or scale == "smoke":
+        return [*blocks, Text("Not judged: no cell above smoke scale is finished.", "note")]
+    rows = rows_of(study, scale, found)
+    blocks += [Text(study.about), *([claim_table(claims)] if claims else [])]
+    for plot in drawn(study, rows)[:1]:
+        path = picture(study, plot["name"])
+        if (store.results / path).is_file():
+            said = describe(study, plot, rows, scale)
+            blocks += [Picture(path, said, (store.results / path).read_bytes()), Text(said, "note")]
+    lines = repeat_lines(study, rows, scale)
+    return [*blocks, Text("What computes these numbers anew:", "note"), Code("\n".join(lines))]
+
+
+def claim_table(claims: Sequence[JudgedClaim]) -> Table:
+    """Claims, verdicts, and how sure they are."""
+    head = ["claim", "verdict", "numbers, interval, cause"]
+    return Table(
+        [head, *([f"{c.says[0].upper()}{c.says[1:]}", c.verdict, " ".join(c.more) or NONE] for c in claims)],
+        numbers=False,
+    )
+
+
+def repeat_lines(study: Study, rows: Sequence[Row], scale: str) -> list[str]:
+    """The commands that compute a study's numbers anew; seeds beyond the scale's own have a line of their own."""
+    line = f"keyfed study {study.name} --scale {scale} --results again"
+    more = sorted({seed for row in rows for seed in row.seeds - set(study.scales[scale].seeds_of(row.labels))})
+    return [line, *([f"{line} --seeds {','.join(map(str, more))}"] if more else [])]
+
+
+def data_blocks(store: Store, studies: Iterable[Study]) -> list[Block]:
+    """The corpora and networks of the finished cells above smoke scale."""
+    texts: dict[tuple[str, str], list[Mapping[str, object]]] = {}
+    networks: dict[str, list[Mapping[str, object]]] = {}
+    for study in studies:
+        there = store.of(study)
+        cells = [cell for scale in SCALES[1:] if scale in study.scales for cell in cells_of(study, scale)]
+        for record in (there[cell.id] for cell in cells if cell.id in there):
+            if record.get("data_sha256"):
+                texts.setdefault((record["data"], record["data_sha256"]), []).append(record)
+            if record.get("parameters"):
+                networks.setdefault(record["model"], []).append(record)
+    columns = ("clients", "vocabulary", "train_tokens")
+    corpora = [[name, digest[:12], *(_several(of, key) for key in columns)] for (name, digest), of in texts.items()]
+    models = [[name, _several(of, "parameters")] for name, of in networks.items()]
+    return [
+        Table([["corpus", "hash", "clients", "vocabulary", "training tokens"], *sorted(corpora)]),
+        Text("The hash is the beginning of the SHA-256 of the text as it was read.", "note"),
+        Table([["network", "parameters, with the vocabularies it was trained on"], *sorted(models)]),
+    ]
+
+
+def _several(records: Sequence[Mapping[str, object]], key: str) -> str:
+    values = sorted({int(value) for r in records if (value := finite(r.get(key)))})
+    return " to ".join(dict.fromkeys(f"{value:,}" for value in (values[0], values[-1]))) if values else NONE
+
+
+def _open_cells(studies: Iterable[Study], store: Store) -> list[str]:
+    counts = [counted(study, "standard", store.of(study)) for study in studies if "standard" in study.scales]
+    done, left = (sum(side) for side in zip(*counts, strict=True))
+    return [
+        f"Of {done + left} cells at standard scale {left} are open; a cell that several studies share counts in each."
+    ]
+
+
+def citation(title: str) -> str:
+    """An entry for a list of references."""
+    return (
+        "@techreport{keyfed,\n"
+        f"  title  = {{{title}}},\n"
+        "  author = {{The Keyfed maintainers}},\n"
+        f"  note   = {{Keyfed {__version__}; generated from docs/results/data by keyfed study report --html FILE}},\n"
+        "}"
+    )
+
+
+def write_paper(folder: Path, store: Store, file: Path) -> Path:
+    """Write the report as one page that needs nothing beside it."""
+    write_atomically(file, to_html(paper_blocks(folder, store)).encode())
+    return file
