@@ -27,6 +27,7 @@ ODD = [  # widths that four rows and two columns do not divide, and what no pres
     ModelSpec("odd", "cifg", vocab=41, embed=7, hidden=9, layers=2, projection=7, tied=True),
     ModelSpec("odd", "gru", vocab=41, embed=7, hidden=7, layers=2, tied=True),
     ModelSpec("odd", "gru", vocab=41, embed=6, hidden=11, biases=1, dense=6, tied=True),
+    ModelSpec("odd", "gru-printed", vocab=41, embed=6, hidden=11, layers=2),
     ModelSpec("odd", "lstm", vocab=41, embed=1, hidden=3, layers=3, dense=5),
 ]
 

@@ -6,7 +6,7 @@
 
 import { widened } from "./safetensors.mjs";
 
-const GATES = { gru: 3, lstm: 4, cifg: 3 };
+const GATES = { gru: 3, "gru-printed": 3, lstm: 4, cifg: 3 };
 const MOST_TABLE = 1 << 20; // numbers in the table of a small vocabulary's inputs, and no more than that
 
 /** The names and shapes of the parameters of a model, as `keyfed.model.language_model.shapes` gives them. */
@@ -80,7 +80,7 @@ export class Network {
   /** The state before any text, for one row: h of each layer, and c behind it where the cell has a memory. */
   zero() {
     const { layers, cell, width, hidden } = this.#model;
-    const sizes = cell === "gru" ? [width] : [width, hidden];
+    const sizes = cell in CELLS ? [width, hidden] : [width];
     return Array.from({ length: layers }, () => sizes.map((size) => new Float32Array(size))).flat();
   }
 
@@ -102,7 +102,7 @@ export class Network {
 
   /** One row through the recurrent layers; writes the states after it, returns what the last layer says. */
   #recur(token, before, after) {
-    const { cell, hidden, width } = this.#model, rows = GATES[cell] * hidden, each = cell === "gru" ? 1 : 2;
+    const { cell, hidden, width } = this.#model, rows = GATES[cell] * hidden, each = cell in CELLS ? 2 : 1;
     if (!(token >= 0 && token < this.vocab)) throw new RangeError(`token ${token} is not one of ${this.vocab}`);
     const input = new Float32Array(rows), recurrent = new Float32Array(rows), gated = new Float32Array(hidden);
     let x = this.#row(token);
@@ -113,6 +113,11 @@ export class Network {
       product(recurrent, hh, stateBias, h, rows, width);
       if (cell === "gru") {
         gru(own, recurrent, h, nextH);
+      } else if (cell === "gru-printed") {
+        const last = 2 * hidden; // rows of n, whose product reads r ⊙ h
+        const reset = h.map((value, k) => value * sigmoid(own[k] + recurrent[k]));
+        product(recurrent.subarray(last), hh.subarray(last * width), stateBias && stateBias.subarray(last), reset, hidden, width);
+        printedGru(own, recurrent, h, nextH);
       } else {
         const out = hr ? gated : nextH;
         CELLS[cell](own, recurrent, before[layer * each + 1], after[layer * each + 1], out);
@@ -148,6 +153,14 @@ function gru(input, recurrent, h, next) {
     const r = sigmoid(input[k] + recurrent[k]), z = sigmoid(input[k + width] + recurrent[k + width]);
     const n = Math.tanh(input[k + 2 * width] + r * recurrent[k + 2 * width]);
     next[k] = (1 - z) * n + z * h[k];
+  }
+}
+
+/** h' = (1 − z) ⊙ h + z ⊙ n, the reset gate being in the product of n already; gates r, z, n. */
+function printedGru(input, recurrent, h, next) {
+  for (let k = 0, width = h.length; k < width; k++) {
+    const z = sigmoid(input[k + width] + recurrent[k + width]);
+    next[k] = (1 - z) * h[k] + z * Math.tanh(input[k + 2 * width] + recurrent[k + 2 * width]);
   }
 }
 
