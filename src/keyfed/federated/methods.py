@@ -182,9 +182,9 @@ def fedmed(
 
     Reading: equation 5 prints ∇L(w_t) for every client, read as θ − w_k. Equation 2 needs distributions and weights are
     signed: |w| / Σ|w| unless `reading` says otherwise. L is the unweighted mean over *all* reports, top-K or not; the
-    first round is adaptive. JS is at most ln 2, so with T = 1 no client counts more than twice another. Plain FedMed is
-    a uniform mean: of ten clients we measured 9.9995 effective ones or more in every layer (docs/LOG.md). A smaller T
-    makes it do something. Published tables are without top-K (β = 1).
+    first round is adaptive. JS is at most ln 2, so with T = 1 no client counts more than twice another. In one run
+    with ten alike clients 9.9995 or more were effective in every layer, nearly a uniform mean (docs/LOG.md). A smaller
+    T makes it do more. Published tables are without top-K (β = 1).
 
     With --dp both go by what the rounds before have released of the losses, with noise: the switch by
     |L(t−1) − L(t−2)|, one round later, and instead of the K lowest losses those below a public limit count, which
@@ -482,7 +482,7 @@ def fedadmm(
 def central(*, local: LocalOptions = LocalOptions(lr=0.002, batch_size=20)) -> Method:
     r"""Central training: the same model on everybody's text in one place, with the token budget of the federation.
 
-    Not a federated method but the limit one is measured against: one client that holds the pooled text. A "round"
+    Not a federated method but one to compare with: one client that holds the pooled text. A "round"
     reads as many tokens as a federated round's cohort would train on, going on where the last one stopped.
 
     Options:
