@@ -63,6 +63,8 @@ ROWS = [
     ("fedadam", {"keep": 0.2, "quantise": "int8"}),
     ("admm", {"keep": 0.5, "quantise": "fp16"}),
     ("fedadam", {"bias_correction": True}),
+    ("fedadmm", {"server_step": "late", "server_lr": 0.5}),
+    ("liadmm", {"optimiser": "adam", "step": 0.001}),
 ]
 IDS = [
     " ".join([name, *(f"{k}={v.name if isinstance(v, Part) else v}" for k, v in options.items())])

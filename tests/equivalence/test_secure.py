@@ -57,6 +57,7 @@ CASES: dict[str, tuple[str, dict]] = {
     "liadmm": ("liadmm", {}),
     "fedadmm": ("fedadmm", {}),
     "fedadmm, as published": ("fedadmm", {"server_step": "published"}),
+    "fedadmm, late": ("fedadmm", {"server_step": "late"}),
     "noise at the clients": ("fedatt", {"noise": 0.01}),
     "noise at the server": ("fedatt", {"noise": 0.01, "noise_at": "server"}),
 }

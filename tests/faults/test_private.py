@@ -39,7 +39,7 @@ METHODS = {
     "fedadam": {},
     "fedatt": {"bound": 5.0},
     "fedmed": {"mediation": False},
-    "fedadmm": {"server_step": "published"},
+    "fedadmm": {"server_step": "late"},
     "moving clip": {"privacy": {"quantile": 0.5, "count_noise": 5.0}},
     "moving clip, usual noise": {"privacy": {"quantile": 0.5}},
     "tree": {"privacy": {"mechanism": "tree"}, "clients": 6, "cohort": 3, "rounds": 4},

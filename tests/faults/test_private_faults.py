@@ -83,7 +83,7 @@ def test_killed_after_the_row_and_before_the_noise(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedatt", "fedadmm"])
 def test_what_leaves_a_client_is_its_clipped_part_and_nothing_else(tmp_path, method):
-    more = {"fedatt": {"bound": 0.5}, "fedadmm": {"server_step": "published"}}.get(method, {})
+    more = {"fedatt": {"bound": 0.5}, "fedadmm": {"server_step": "late"}}.get(method, {})
     sent = []
 
     def fault(client, post, handler):

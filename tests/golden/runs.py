@@ -142,6 +142,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{f"{method}-everybody": {"method": method, "train_cohort": 6} for method in ("admm", "liadmm", "fedadmm")},
     "admm-uniform": {"method": "admm", "weights": "uniform", "start_from": "model"},
     "fedadmm-published": {"method": "fedadmm", "server_step": "published", "server_lr": 0.5},
+    "fedadmm-late": {"method": "fedadmm", "server_step": "late", "server_lr": 0.5},
     "fedadmm-epochs": {"method": "fedadmm", "epochs": 2, "participation_least_epochs": 1, "train_cohort": 6},
     "fedsgd-schedule": {"method": "fedsgd", "train_schedule": "linear"},
     # variants of the modes themselves; in another mode they are runs like any other, or refused

@@ -19,6 +19,8 @@ from keyfed.errors import RunError
 from keyfed.federated.types import ClientId, Params
 from keyfed.files import make_durable, write_atomically
 
+FIRST = "first.state"  # no client's: from here all start that have not joined
+
 
 class StateDamaged(RunError):
     """A client's state that is there and cannot be read."""
@@ -81,6 +83,17 @@ class ClientStates:
     def acknowledged(self, client: ClientId) -> Path | None:
         """Return the file a client goes on from; None for one that has not joined."""
         return self._file(client) if client in self.rounds else None
+
+    @property
+    def first(self) -> Path | None:
+        """The file that a client which has not joined goes on from, where the method starts all from the first θ."""
+        path = self.folder / FIRST
+        return path if path.exists() else None
+
+    def begin_from(self, state: Params) -> None:
+        """Write what clients start from whenever they join; it stays as it was written first."""
+        if self.first is None:
+            write_state(self.folder / FIRST, state)
 
     def proposed(self, client: ClientId, round: int) -> Path:
         return state_file(self.folder, client, round)

@@ -323,6 +323,8 @@ class RankedSimulation:
         if self._remembering:
             if self._states is None:
                 raise RankError(f"{method.name} has clients that remember, and ranks share no folder for their states")
+            if method.origin is not None and method.solver.start is not None:
+                self._states.begin_from(method.solver.start(method.origin))
             joined = {c: self._states.rounds[c] for c in self._trained if c in self._states.rounds}
         fates = {c: asdict(self._fates[c]) for c in self._trained if c in self._fates}
         self._ranks.tell(

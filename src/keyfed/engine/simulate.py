@@ -307,7 +307,10 @@ class Simulation:
         if self._states is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="keyfed-clients-")
             self._states = ClientStates(Path(self._temporary.name))
-        state, propose = self._states.acknowledged(client), self._states.proposed(client, round)
+        if method.origin is not None and method.solver.start is not None:
+            self._states.begin_from(method.solver.start(method.origin))
+        state = self._states.acknowledged(client) or self._states.first
+        propose = self._states.proposed(client, round)
         return task._replace(state=state, propose=propose, clip=self._clip)
 
     def _place(self, client: ClientId) -> int:

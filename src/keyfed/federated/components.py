@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated import distance, server, weigh
 from keyfed.federated.local import LocalOptions
-from keyfed.federated.spec import Part
+from keyfed.federated.spec import Part, decay_rate
 from keyfed.federated.types import (
     Aggregate,
     ClientId,
@@ -260,6 +261,45 @@ def exchange(method: Method, mediator: Part | None, rule: Part | None) -> Method
             )
         method = replace(method, server=build_part("server", rule))
     return method
+
+
+AVERAGE, AVERAGED = "average/", "averaged"  # layers of the running average, and how many rounds are in it
+
+
+def averaged(rule: ServerRule, weight: float) -> ServerRule:
+    r"""Serve a running average of θ over rounds; training goes on from θ itself.
+
+    .. math::  a_t = β a_{t−1} + (1 − β) θ_t,\quad \bar θ_t = \frac{a_t}{1 − β^t}
+               \qquad⇔\qquad \bar θ_t = \bar θ_{t−1} + \frac{1 − β}{1 − β^t} (θ_t − \bar θ_{t−1})
+
+    The second form is computed: it needs no division at the end and starts exactly at θ_1. θ_1 is the model after the
+    first step; the random start is no part of the average. The average follows from models that were released
+    already, so it costs nothing under differential privacy or secure sums.
+
+    Args:
+      weight: β, the weight of the past: about 1/(1 − β) rounds count.
+    """
+    decay_rate("average", weight)
+
+    def init(params: Params) -> Params:
+        average = {f"{AVERAGE}{name}": p.clone() for name, p in params.items()}
+        return {**rule.init(params), **average, AVERAGED: torch.zeros((), dtype=torch.float64)}
+
+    def step(params: Params, aggregate: Aggregate, state: Params) -> tuple[Params, Params]:
+        own = {key: t for key, t in state.items() if key != AVERAGED and not key.startswith(AVERAGE)}
+        after, kept = rule.step(params, aggregate, own)
+        rounds = state[AVERAGED] + 1
+        share = (1 - weight) / (1 - weight ** float(rounds))
+        average = {
+            f"{AVERAGE}{name}": torch.lerp(state[f"{AVERAGE}{name}"], p, share) if share < 1 else p.clone()
+            for name, p in after.items()
+        }
+        return after, {**kept, **average, AVERAGED: rounds}
+
+    def served(params: Params, state: Params) -> Params:
+        return {name: state[f"{AVERAGE}{name}"] for name in params}
+
+    return ServerRule(init, step, served)
 
 
 def guarded(method: Method) -> Method:

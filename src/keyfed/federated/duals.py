@@ -9,8 +9,12 @@ disagreeing with θ. A round of client k is
 and the server's θ is the mean Σ_k α_k z_k / Σ_k α_k over **all clients that ever joined**, present or not. So a client
 uploads the *increment* of z_k since the last one the server acknowledged, the whole z_k when it joins, and the server
 keeps a running sum. A client whose upload was lost goes back to what was acknowledged: it is as if it had not been
-called. Dividing by the cohort's weight instead diverges under partial participation. Starting from today's θ instead of
-sending z_k whole stalls. Advancing what was sent without an acknowledgement corrupts θ for ever.
+called. Advancing what was sent without an acknowledgement corrupts θ for ever.
+
+As published (`cohort_step`), every client is a member from the start and stands for the first θ, θ⁰. All upload
+increments, and θ' = θ + (η/|S|) Σ_{k∈S} Δ_k. With η = |S|/m of m clients θ is the mean of all z_k in every round, and
+the optimum is reached. With η = 1 it is that only if all take part. A client that starts from the θ that it finds
+(`late`) leaves θ biased, whatever η is.
 
 No clip bounds a whole z_k. So in a private run every client is a member from the start and stands for the first θ.
 Client k uploads the clipped increment, also when it joins, and books it as sent (`engine.task`). The server steps θ' =
@@ -38,11 +42,11 @@ from keyfed.federated.local import LocalOptions, local_descent, start_at
 from keyfed.federated.types import Aggregate, JoinWeight, Objective, Params, ServerRule, Solution, Solver
 
 StartFrom = Literal["stored", "model"]
+Joining = Literal["whole", "first", "late"]
+ORIGIN = "origin/"  # layers of the first θ in a server's state
 
 
-def admm(
-    local: LocalOptions, rho: float, start_from: StartFrom = "stored", joining: Literal["whole", "increment"] = "whole"
-) -> Solver:
+def admm(local: LocalOptions, rho: float, start_from: StartFrom = "stored", joining: Joining = "whole") -> Solver:
     """Solve the augmented local problem by a descent, step the dual, upload the increment of z_k = w_k + y_k/ρ.
 
     State of a client: "w/…", "dual/…", "sent/…" (what the server has of z_k) and "alpha" (its weight; 0 before it
@@ -52,7 +56,8 @@ def admm(
       local: options of the descent; its proximal term has μ = ρ.
       rho: ρ, how strongly clients are held to θ.
       start_from: local work goes on from the stored w_k, or from θ.
-      joining: what a client uploads first: z_k whole, or its increment over today's θ (as published for FedADMM).
+      joining: what a client uploads first: z_k whole; or its increment over the first θ (as published for FedADMM), or
+        over the θ that it finds (late).
     """
     descent = local_descent(local, rho)
 
@@ -80,7 +85,7 @@ def admm(
         own = _join_weight(state["alpha"], solution.tokens, joining == "whole")
         return solution._replace(join_weight=own, state=after | {"alpha": own.weight})
 
-    return Solver(solve, start)
+    return Solver(solve, start, first=joining == "first")
 
 
 def _join_weight(alpha: Tensor, tokens: Tensor, whole: bool) -> JoinWeight:
@@ -109,3 +114,21 @@ def running_mean() -> ServerRule:
         return after, kept
 
     return ServerRule(init, step)
+
+
+def cohort_step(lr: float = 1.0, clients: int | None = None) -> ServerRule:
+    r"""Step by the cohort's increments: θ' = θ + (η/|S|) Σ_{k∈S} Δ_k (FedADMM, algorithm 1, line 10).
+
+    State: "origin/…", the first θ, from which clients that join later start.
+
+    Args:
+      lr: η.
+      clients: the number m of all clients, for η = |S|/m: θ' = θ + (1/m) Σ_{k∈S} Δ_k; None takes `lr`.
+    """
+
+    def step(params: Params, aggregate: Aggregate, state: Params) -> tuple[Params, Params]:
+        size = lr if clients is None else len(aggregate.contributors) / clients
+        mean = aggregate.mean()
+        return {name: p + size * aggregate.step * mean[name] for name, p in params.items()}, state
+
+    return ServerRule(lambda params: {f"{ORIGIN}{name}": p.clone() for name, p in params.items()}, step)

@@ -353,12 +353,30 @@ def fednesterov(*, server_lr: float = 1.0, beta: float = 0.3, local: LocalOption
     return _with_server("fednesterov", local, server.nesterov(positive("server_lr", server_lr), beta))
 
 
-def _with_duals(name: str, local: LocalOptions, rho: float, weights: Weights, start_from: duals.StartFrom) -> Method:
-    """Clients with duals under the running mean over all that joined (`duals`); they differ in their local steps.
+def _with_duals(
+    name: str,
+    local: LocalOptions,
+    rho: float,
+    weights: Weights,
+    start_from: duals.StartFrom,
+    clients: int | None = None,
+    joining: duals.Joining = "whole",
+    server_lr: float = 1.0,
+) -> Method:
+    """Clients with duals, under the running mean over all that joined or the cohort's step (`duals`).
 
     Clients need to come back: with fewer than about three participations each, the duals have nothing to say.
     """
-    solver = duals.admm(local, positive("rho", rho), start_from)
+    if clients is not None and joining == "whole":
+        if weights != "uniform":
+            raise ConfigError(f"method.clients={clients} makes all of them members, each alike; set weights=uniform")
+        joining = "first"
+    if clients is not None and clients < 1:
+        raise ConfigError(f"method.clients is {clients}; expected the number of all clients, or none")
+    solver = duals.admm(local, positive("rho", rho), start_from, joining)
+    if joining != "whole":
+        rule = server.sgd(server_lr) if joining == "late" else duals.cohort_step(server_lr, clients)
+        return Method(name, solver, weigh.uniform(), rule, local.batch_size, local.epochs)
     mediator = weigh.by_join_weight(uniform=weights == "uniform")
     return Method(name, solver, mediator, duals.running_mean(), local.batch_size, local.epochs)
 
@@ -369,6 +387,7 @@ def admm(
     rho: float = 0.0001,
     weights: Weights = "tokens",
     start_from: duals.StartFrom = "stored",
+    clients: int | None = None,
     local: LocalOptions = LocalOptions(lr=0.01),
 ) -> Method:
     r"""ADMM: clients solve their augmented problem by local epochs; θ is the mean over all clients that ever joined.
@@ -378,7 +397,8 @@ def admm(
 
     Reading: the source gives every client a weight w_i and its own ρ_i. With ρ_i = α_i ρ and scaled duals the local
     steps are unweighted and the mean is weighted by α. The minimiser is inexact: E epochs. The first round is twice
-    FedProx's step with μ = ρ.
+    FedProx's step with μ = ρ. The source's mean is over all m clients, with x_i⁰ = θ⁰ for who was not called yet: that
+    is `clients`. The default leaves those out until they join.
 
     With --dp every client is a member from the start and must be called in every round; it sends clipped increments,
     and the denominator is public (docs/privacy.md).
@@ -387,22 +407,25 @@ def admm(
       rho: ρ, how strongly clients are held to θ.
       weights: α_k: the client's tokens when it joined, or uniform; secure sums weigh all alike.
       start_from: local work goes on from the stored w_k, or from the model θ.
+      clients: the number m of all clients, each a member from the start that stands for the first θ; none: who joined.
       {local}
 
     References:
       Zhou, Li, *Communication-Efficient ADMM-based Federated Learning*, 2021; next-character report, section 6.3,
       algorithm 2; Boyd et al. 2011.
     """
-    return _with_duals("admm", local, rho, weights, start_from)
+    return _with_duals("admm", local, rho, weights, start_from, clients)
 
 
-@method(without=("optimiser", "lr", "momentum"), characters={"rho": 0.001, "r": 0.15})
+@method(without=("lr", "momentum"), characters={"rho": 0.001, "r": 0.15})
 def liadmm(
     *,
     rho: float = 0.0001,
     r: float = 0.25,
     weights: Weights = "tokens",
     start_from: duals.StartFrom = "stored",
+    step: float | None = None,
+    clients: int | None = None,
     local: LocalOptions = LocalOptions("sgd"),
 ) -> Method:
     r"""LIADMM: ADMM whose local problem is linearised, so that every local step has a closed form.
@@ -411,7 +434,8 @@ def liadmm(
                θ' = \frac{\sum_k α_k (w_k + y_k/ρ)}{\sum_k α_k}
 
     Reading: "a few such steps" is one for every local batch of E epochs, with that batch's gradient. The published
-    method takes the gradient of the whole local loss (batch_size large enough gives that).
+    method takes the gradient of the whole local loss (batch_size large enough gives that). The report's runs had Adam
+    and a step size of 0.001: `optimiser=adam` with `step=0.001` takes Adam's steps by the same gradient, without r.
 
     With --dp every client is a member from the start and must be called in every round; it sends clipped increments,
     and the denominator is public (docs/privacy.md).
@@ -421,13 +445,19 @@ def liadmm(
       r: r, the curvature assumed of f_k; the local step size is 1/(ρ + r).
       weights: α_k: the client's tokens when it joined, or uniform; secure sums weigh all alike.
       start_from: local work goes on from the stored w_k, or from the model θ.
+      step: local step size in the place of 1/(ρ + r); none takes that.
+      clients: the number m of all clients, each a member from the start that stands for the first θ; none: who joined.
+      optimiser: sgd takes the closed form, adam its own steps by the same gradient, of size `step`.
       {local}
 
     References:
       Zhou, Li, *Communication-Efficient ADMM-based Federated Learning*, 2021; next-character report, section 6.3.
     """
-    step = 1 / (positive("rho", rho) + positive("r", r, or_zero=True))
-    return _with_duals("liadmm", replace(local, lr=step), rho, weights, start_from)
+    if step is None and local.optimiser == "adam":
+        raise ConfigError("method.optimiser=adam needs a step size of its own; set method.step, the report has 0.001")
+    closed = 1 / (positive("rho", rho) + positive("r", r, or_zero=True))
+    lr = closed if step is None else positive("step", step)
+    return _with_duals("liadmm", replace(local, lr=lr), rho, weights, start_from, clients)
 
 
 @method(without=("optimiser",), characters={"lr": 6.0, "rho": 0.001})
@@ -436,8 +466,9 @@ def fedadmm(
     rho: float = 0.0001,
     weights: Weights = "tokens",
     start_from: duals.StartFrom = "stored",
-    server_step: Literal["running", "published"] = "running",
+    server_step: Literal["running", "published", "late"] = "running",
     server_lr: float = 1.0,
+    clients: int | None = None,
     local: LocalOptions = LocalOptions("sgd", lr=4.0),
 ) -> Method:
     r"""FedADMM: ADMM by local SGD with as many epochs as a client can afford; increments of w + y/ρ are uploaded.
@@ -445,20 +476,24 @@ def fedadmm(
     .. math::  w_k ← w_k − η(∇f_k(w_k) + y_k + ρ(w_k − θ)),\quad y_k ← y_k + ρ(w_k − θ),\quad
                θ' = \frac{\sum_k α_k (w_k + y_k/ρ)}{\sum_k α_k}
 
-    Reading: `server_step=published` is θ' = θ + (η_s/m) Σ_k Δ_k over the round's cohort, Δ_k the increments: biased, or
-    diverging, under partial participation even on quadratics. The default is the running mean, which is exact. Clients'
-    own numbers of epochs E_k come from participation.least_epochs.
+    Reading: `server_step=published` is θ' = θ + (η_s/|S|) Σ_k Δ_k over the round's cohort S, Δ_k the increments, with
+    w_k = θ⁰ and y_k = 0 before a client's first round. With η_s = |S|/m, which is `clients` = m, it is exact: θ is the
+    mean of w_k + y_k/ρ over all clients. With η_s = 1 it is biased, or diverges, under partial participation even on
+    quadratics. `late` lets a client that joins later start from the θ that it finds, which is biased for any η_s; it
+    needs no first θ on a device. The default is the running mean, which is exact. Clients' own numbers of epochs E_k
+    come from participation.least_epochs.
 
-    With --dp `server_step=published` allows cohorts of some clients; with the running mean every client is a member
-    from the start and must be called in every round (docs/privacy.md).
+    With --dp `server_step=published` and `late` allow cohorts of some clients. With the running mean every client is a
+    member from the start and must be called in every round (docs/privacy.md).
 
     Options:
       rho: ρ, how strongly clients are held to θ; the report's runs have 0.1, which hardly lets a language model move.
       weights: α_k: the client's tokens when it joined, or uniform (server_step=running only); secure sums weigh all
         alike.
       start_from: local work goes on from the stored w_k, or from the model θ.
-      server_step: running (mean over all joined clients) or published (uniform over the cohort).
-      server_lr: η_s of server_step=published.
+      server_step: running (mean over all joined clients), published or late (uniform over the cohort).
+      server_lr: η_s of server_step=published and late.
+      clients: the number m of all clients, for η_s = |S|/m (server_step=published only); none takes server_lr.
       lr: local step size η.
       momentum: local momentum; starts at zero every round.
       {local}
@@ -468,14 +503,14 @@ def fedadmm(
       2022 (arXiv 2204.03529), algorithm 1; next-character report, section 6.4.
     """
     positive("server_lr", server_lr)
-    if server_step == "running":
-        if server_lr != 1:
-            raise ConfigError(
-                f"method.server_lr={server_lr} is the step of server_step=published; the running mean has none"
-            )
-        return _with_duals("fedadmm", local, rho, weights, start_from)
-    solver = duals.admm(local, positive("rho", rho), start_from, joining="increment")
-    return Method("fedadmm", solver, weigh.uniform(), server.sgd(server_lr), local.batch_size, local.epochs)
+    if server_lr != 1 and (server_step == "running" or clients is not None):
+        raise ConfigError(
+            f"method.server_lr={server_lr} is the step of server_step=published; the running mean and clients have none"
+        )
+    if clients is not None and server_step != "published":
+        raise ConfigError(f"method.clients={clients} is of server_step=published; {server_step} does not read it")
+    joins: dict[str, duals.Joining] = {"running": "whole", "published": "first", "late": "late"}
+    return _with_duals("fedadmm", local, rho, weights, start_from, clients, joins[server_step], server_lr)
 
 
 @method(without=("epochs",))
@@ -549,7 +584,7 @@ def build_method(spec: MethodSpec) -> Method:
             )
         made = replace(made, solver=scheduled(made.solver, spec.schedule))
     if spec.average is not None:
-        made = replace(made, server=server.averaged(made.server, spec.average))
+        made = replace(made, server=components.averaged(made.server, spec.average))
     # Every option is in it, defaults too: clients and server compare and mask by the specification.
     mediator = components.resolved_part("mediator", spec.mediator)
     rule = components.resolved_part("server", spec.server)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from keyfed.federated.descent import progress
+from keyfed.federated.duals import ORIGIN
 from keyfed.federated.public.rules import saturated_clients
 from keyfed.federated.soundness import (
     UploadLimits,
@@ -102,6 +103,9 @@ def run_round(
     """
     if state.halvings:
         method = replace(method, halvings=state.halvings)
+    if method.solver.first:
+        origin = {name: state.server[ORIGIN + name] for name in state.params if ORIGIN + name in state.server}
+        method = replace(method, origin=origin or None)  # none: begun when late clients started from the θ they found
     if limits is not None and not method.report_free:
         federation.limit(_caps(method, state, limits))
     gather, least = (_gather_sums, max(1, minimum)) if method.report_free else (_gather_reports, minimum)

@@ -2,7 +2,7 @@ r"""Server rules: how θ moves once the sum is there.
 
 Δ below is the mean upload Σγ_kΔ_k; it points towards the clients, so −Δ is the pseudo-gradient. A layer of mass 0 takes
 no step, and its moments stay as they are. η is lr times `Aggregate.step`, which is 1 unless the run has diverged. State
-is flat: "first/…" and "second/…" with the layer's name, "average/…" for the average over rounds.
+is flat: "first/…" and "second/…" with the layer's name.
 """
 
 from __future__ import annotations
@@ -68,45 +68,6 @@ def _with_velocity(lr: float, beta: float, direction: Callable[[Tensor, Tensor],
         return after, moments
 
     return ServerRule(init, step)
-
-
-AVERAGE, AVERAGED = "average/", "averaged"  # layers of the running average, and how many rounds are in it
-
-
-def averaged(rule: ServerRule, weight: float) -> ServerRule:
-    r"""Serve a running average of θ over rounds; training goes on from θ itself.
-
-    .. math::  a_t = β a_{t−1} + (1 − β) θ_t,\quad \bar θ_t = \frac{a_t}{1 − β^t}
-               \qquad⇔\qquad \bar θ_t = \bar θ_{t−1} + \frac{1 − β}{1 − β^t} (θ_t − \bar θ_{t−1})
-
-    The second form is computed: it needs no division at the end and starts exactly at θ_1. θ_1 is the model after the
-    first step; the random start is no part of the average. The average follows from models that were released
-    already, so it costs nothing under differential privacy or secure sums.
-
-    Args:
-      weight: β, the weight of the past: about 1/(1 − β) rounds count.
-    """
-    decay_rate("average", weight)
-
-    def init(params: Params) -> Params:
-        average = {f"{AVERAGE}{name}": p.clone() for name, p in params.items()}
-        return {**rule.init(params), **average, AVERAGED: torch.zeros((), dtype=torch.float64)}
-
-    def step(params: Params, aggregate: Aggregate, state: Params) -> tuple[Params, Params]:
-        own = {key: t for key, t in state.items() if key != AVERAGED and not key.startswith(AVERAGE)}
-        after, kept = rule.step(params, aggregate, own)
-        rounds = state[AVERAGED] + 1
-        share = (1 - weight) / (1 - weight ** float(rounds))
-        average = {
-            f"{AVERAGE}{name}": torch.lerp(state[f"{AVERAGE}{name}"], p, share) if share < 1 else p.clone()
-            for name, p in after.items()
-        }
-        return after, {**kept, **average, AVERAGED: rounds}
-
-    def served(params: Params, state: Params) -> Params:
-        return {name: state[f"{AVERAGE}{name}"] for name in params}
-
-    return ServerRule(init, step, served)
 
 
 def adam(

@@ -109,11 +109,13 @@ class Solver(NamedTuple):
       solve: (θ, objective, round) → Solution; with `start`, the clients' stacked state is the fourth argument.
       start: the state of a client that has none yet, from θ (not stacked); None where clients keep nothing.
       still: clients take no step of their own; the server's step is the only one.
+      first: `start` wants the first θ of the run, whenever a client joins; `run_round` has it from the server's state.
     """
 
     solve: Callable[..., Solution]
     start: Callable[[Params], Params] | None = None
     still: bool = False
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +380,7 @@ class Method:
       report_free: clients weigh themselves by public numbers (`Mediator.private`) and no report leaves them. The
         mediator's memory is then those numbers; see `federated.public.rules.privately`.
       halvings: how often the local step size of this round is halved, since the run diverged; `run_round` sets it.
+      origin: the first θ, for clients that start from it (`Solver.first`); `run_round` sets it.
     """
 
     name: str
@@ -394,6 +397,7 @@ class Method:
     spec: MethodSpec | None = None
     report_free: bool = False
     halvings: int = 0
+    origin: Params | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,9 @@ def plan(config: Config, prepared: Prepared, own: Method | None = None) -> tuple
     names, corpus = prepared.store.names, prepared.corpus.name
     case = Case(config, method, members, len(prepared.store), names, corpus)
     refuse("plan", case)
+    said = None if method.spec is None else method.spec.options.get("clients")
+    if said not in (None, case.clients):
+        raise ConfigError(f"method.clients is {said}, and {corpus} has {case.clients}; set it to {case.clients}")
     if method.cohort == "pooled":  # nothing is uploaded in one place
         spec = None if method.spec is None else replace(method.spec, keep=1.0, quantise="none")
         method = replace(method, codec=None, spec=spec)

@@ -116,7 +116,7 @@ def default_space(config: Config) -> dict[str, Range | Listed]:
         space["lr"] = LOCAL_LR[str(spec.options.get("optimiser", "sgd"))]
     space |= {key: one for key, one in DEFAULTS.items() if key in spec.options}
     unread = {key for kind in PARTS if getattr(config, kind) for key in unread_options(config.method, kind)}
-    if config.method == "fedadmm" and spec.options["server_step"] == "running":
+    if config.method == "fedadmm" and (spec.options["server_step"] == "running" or spec.options["clients"] is not None):
         unread.add("server_lr")
     space = {key: one for key, one in space.items() if key not in unread}
     if not space:

@@ -30,8 +30,9 @@ import torch
 from keyfed.config.schema import PrivacyConfig
 from keyfed.errors import PrivacyError
 from keyfed.federated.cohort import Participation
+from keyfed.federated.components import averaged
 from keyfed.federated.public.rules import below
-from keyfed.federated.server import averaged, sgd
+from keyfed.federated.server import sgd
 from keyfed.federated.spec import MethodSpec
 from keyfed.federated.types import (
     Aggregate,
@@ -295,6 +296,11 @@ def _spec_of(method: Method) -> MethodSpec:
         raise PrivacyError(f'the method "{method.name}" is from outside the package and states no sensitivity: no --dp')
     if method.cohort == "pooled":
         raise PrivacyError(f"{spec.name} trains on everybody's text in one place: there is no client to protect")
+    if spec.options.get("clients") is not None:
+        raise PrivacyError(
+            f"{spec.name}: method.clients counts the clients that came, which a private round does not say; leave it "
+            "out (fedadmm: set server_lr to the share of clients that is called)"
+        )
     if method.noise is not None:
         raise PrivacyError(
             "method.noise is FedAtt's perturbation, whose ε is ∞ because nothing is clipped; leave it out, --dp adds "
@@ -378,7 +384,7 @@ def refuse_absence(private: PrivateMethod, called: float, clients: int) -> None:
         raise PrivacyError(
             f"{name}: a client that joins later would have to send all that was learnt before, w + y/ρ, which no "
             f"useful clip bounds; {called:g} of {clients} clients are called, so set train.cohort={clients} (everybody "
-            "is a member from the start), or take fedadmm with server_step=published"
+            "is a member from the start), or take fedadmm with server_step=published (late, with real clients)"
         )
 
 
