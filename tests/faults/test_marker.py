@@ -182,7 +182,7 @@ def test_an_export_without_text_types_in_python_and_loads_in_the_page(tmp_path):
     """
     told = subprocess.run([node, "--input-type=module", "-e", script], capture_output=True, text=True, timeout=60)
     assert told.returncode == 0, told.stderr[-2000:]
-    assert json.loads(told.stdout) == [False, ["model.onnx", "vocab.json", "weights.safetensors"]]
+    assert json.loads(told.stdout) == [False, ["vocab.json", "weights.safetensors"]]
 
 
 # ------------------------------------------------------------------------------------------------------- the search
