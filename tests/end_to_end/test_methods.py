@@ -56,7 +56,12 @@ def test_the_ledger_and_the_attention_of_fedmed(corpus, tmp_path):
         assert all(1 <= e <= 2 + 1e-9 for e in layers.values())
         assert len(record["contributors"]) == 2
         assert record["cohort"] == 4
-    assert all("effective_by_layer" not in record for record in read_metrics(tmp_path / "fedavg"))
+    losses = [record["loss"] for record in read_metrics(tmp_path / "fedmed")]
+    assert [record["adaptive"] for record in read_metrics(tmp_path / "fedmed")] == [
+        True,
+        abs(losses[1] - losses[0]) > 0.1,
+    ]
+    assert not any({"effective_by_layer", "adaptive"} & set(record) for record in read_metrics(tmp_path / "fedavg"))
 
 
 class Hearing(Silent):

@@ -96,6 +96,10 @@ def test_a_study_runs_at_smoke_scale_and_writes_its_page(name, miniature, tmp_pa
     assert set(Store(results).of(study)) == {cell.id for cell in every}
     for record in Store(results).of(study).values():
         assert record["measures"]
+        if record["runner"] == "train" and record["settings"]["method.name"] in ("fedatt", "fedmed"):
+            assert record["measures"]["effective_clients"] >= 1
+            assert sum(key.startswith("effective/") for key in record["measures"]) > 1
+            assert ("adaptive_rounds" in record["measures"]) == (record["settings"]["method.name"] == "fedmed")
         assert record.get("options", {}) == options_of(record["runner"], record["settings"])
         assert str(tmp_path) not in json.dumps(record)
         assert str(miniature) not in json.dumps(record)

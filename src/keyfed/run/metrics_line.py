@@ -101,6 +101,31 @@ def judge_attention(summary: RoundSummary) -> tuple[str, str] | None:
     return None
 
 
+def attention_of(records: Sequence[Mapping[str, object]]) -> dict[str, float]:
+    """Return what a whole run's attention came to, over rounds that were not abandoned; nothing without attention.
+
+    `adaptive_rounds` is the share of rounds that a switch (FedMed's) left to attention; the others were FedAvg's.
+    `effective_clients` is the mean over rounds and layers, and `effective/LAYER` that of a layer over rounds.
+
+    Example:
+      >>> lines = [{"adaptive": a, "effective_by_layer": {"bias": e}} for a, e in ((True, 2.0), (False, 3.0))]
+      >>> attention_of(lines)
+      {'adaptive_rounds': 0.5, 'effective_clients': 2.5, 'effective/bias': 2.5}
+    """
+    taken = [record for record in records if not record.get("abandoned")]
+    branches = [r["adaptive"] is True for r in taken if r.get("adaptive") is not None]
+    out = {"adaptive_rounds": sum(branches) / len(branches)} if branches else {}
+    layers: dict[str, list[float]] = {}
+    for record in taken:
+        effective = record.get("effective_by_layer")
+        for layer, number in effective.items() if isinstance(effective, Mapping) else ():
+            layers.setdefault(layer, []).append(number)
+    means = {layer: sum(numbers) / len(numbers) for layer, numbers in layers.items()}
+    if means:
+        out["effective_clients"] = sum(means.values()) / len(means)
+    return out | {f"effective/{layer}": mean for layer, mean in means.items()}
+
+
 def judged_line(perplexity: float, good: Good, after: State) -> str:
     """Say that a model has exploded, and how the run goes on.
 

@@ -38,7 +38,7 @@ from keyfed.reports.finished import personal_figures
 from keyfed.run.console import Listener
 from keyfed.run.folder import open_folder, read_metrics, read_result, read_run_toml, refuse_changes, strict
 from keyfed.run.loop import train
-from keyfed.run.metrics_line import read_curves
+from keyfed.run.metrics_line import attention_of, read_curves
 from keyfed.run.prepare import Prepared, prepare, round_tokens, usual_members
 from keyfed.run.result import score_baselines
 from keyfed.text.catalogue import load_corpus
@@ -519,7 +519,7 @@ def _result(cell: Cell, workspace: Workspace, found: Mapping[str, Any], targets:
         measures[target_measure(target)] = rounds_to(records, target)
     if records and "loss" in records[-1]:
         measures["train_nats"] = records[-1]["loss"]
-    measures |= late_accuracy(records)
+    measures |= late_accuracy(records) | attention_of(records)
     measures |= found.get("measures", {})
     options = options_of(cell.runner, cell.settings)
     return {

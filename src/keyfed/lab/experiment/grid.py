@@ -33,7 +33,8 @@ ABOUT = ("budget", "reach", "text")
 MEASURES = ("perplexity", "nats", "top1", "top3", "top1_words", "top3_words", "sentence_perplexity",
             "sentence_top1", "sentence_top1_words", "sentence_top3_words", "honest_sentence_perplexity",
             "honest_nats", "oov_rate")  # fmt: skip
-OF_RUN = ("unseen_perplexity", "train_nats", "late_top1", "late_top1_words")  # measures beside those of the test
+OF_RUN = ("unseen_perplexity", "train_nats", "late_top1", "late_top1_words", "adaptive_rounds",
+          "effective_clients")  # of a run, not of the test  # fmt: skip
 CURVE = {"train_nats": 1, "perplexity": 2, "nats": 2, "top1": 3, "accuracy": 3}  # places in a point of a curve by round
 BY = ("batch", "epoch")  # what curves of training are drawn by, beside the round
 PLACES = {"train_nats": 1, "train_top1": 2}  # measures of training in a point by batch or epoch

@@ -100,7 +100,8 @@ COLUMNS = {
     "personal_ratio": "after / before", "general_top1_words": "top-1 of words before",
     "personal_top1_words": "top-1 of words after", "gaining": "share of clients that gain",
     "accuracy": "accuracy at the start of the last round", "first_accuracy": "accuracy before training",
-    "types": "different characters",
+    "types": "different characters", "adaptive_rounds": "share of rounds weighed by attention",
+    "effective_clients": "effective clients, mean of rounds and layers",
 }  # fmt: skip
 UNKNOWN = f"unknown, one seed; a ratio of more than {FAR:g} decides, and nothing else"
 MORE_SEEDS = "Rows with more seeds have them from other runs of the same cells."

@@ -467,7 +467,7 @@ def write_value(value: float | None, measure: str) -> str:
     if measure in COUNTS:
         return show_count(value)
     plain = re.sub("^(sentence|late|general|personal)_", "", measure)
-    if plain.startswith(("top", "accuracy", "oov", "gaining")) or measure.endswith(("_accuracy", "_ratio")):
+    if plain.startswith(("top", "accuracy", "oov", "gaining", "adaptive")) or measure.endswith(("_accuracy", "_ratio")):
         return f"{100 * value:.2f} %"
     if measure.endswith(("nats", "_entropy")):
         return f"{value:.3f}"
