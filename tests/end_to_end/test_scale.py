@@ -95,6 +95,14 @@ def test_a_mapped_corpus_is_the_corpus(table, kept, monkeypatch, partition, part
     assert tuple(prepare(config).store.names) == tuple(first.store.names)
 
 
+def test_a_mapped_corpus_that_is_cut_is_the_corpus_that_is_cut(table, kept, monkeypatch):
+    config = settings(table, train_share=0.5, max_words=20)
+    less = prepare(config)
+    same(less, plainly(monkeypatch, config))
+    for whole in (settings(table, train_share=0.5), settings(table, max_words=20)):
+        assert 0 < less.store.sizes().sum() < prepare(whole).store.sizes().sum()
+
+
 @pytest.mark.usefixtures("workers_are_forked")
 def test_mapped_clients_train_bitwise_as_those_in_memory_in_one_process_and_in_two(table, kept, tmp_path, monkeypatch):
     runs = {}
@@ -135,14 +143,17 @@ def test_a_damaged_cache_is_made_again(table, kept, monkeypatch, damage):
 def test_other_text_and_other_options_are_encoded_anew(table, kept):
     config = settings(table)
     folders = {encode.cache_folder(config)}
-    for changed in ({"vocab": 30}, {"window": 9}, {"partition": "iid"}, {"unseen": 0.2}, {"clients_part": "1/2"}):
+    for changed in (
+        {"vocab": 30}, {"window": 9}, {"partition": "iid"}, {"unseen": 0.2}, {"clients_part": "1/2"},
+        {"train_share": 0.5}, {"max_words": 2},
+    ):  # fmt: skip
         folders.add(encode.cache_folder(replace(config, data=replace(config.data, **changed))))
     folders.add(encode.cache_folder(replace(config, train=replace(config.train, seed=2))))
     assert encode.cache_folder(replace(config, train=replace(config.train, rounds=9))) in folders
     with table.open("a") as file:
         file.write('{"author": "a1", "text": "ba"}\n')
     folders.add(encode.cache_folder(config))
-    assert len(folders) == 8
+    assert len(folders) == 10
 
 
 def test_small_corpora_are_not_kept_and_a_cache_that_cannot_be_written_is_one_line(table, tmp_path, monkeypatch):

@@ -117,6 +117,9 @@ class DataConfig:
     window: int | None = option(None, "tokens of a training window; none: the model's own", least=1)
     max_sentences: int | None = option(None, "lines per client and round; none: all", least=1)
     max_tokens: int | None = option(None, "tokens per client and round; none: all", least=1)
+    max_words: int | None = option(
+        None, "words of a review (yelp), comment (reddit) or row of a table that are read; none: all", least=1
+    )
     author_column: str | None = option(None, "author column of a CSV/JSONL; none: detected")
     text_column: str | None = option(None, "text column of a CSV/JSONL; none: detected")
 

@@ -92,12 +92,12 @@ def lay_out(config: Config, clients: int, root: Path) -> tuple[Config, dict[str,
     data = config.data
     corpus = load_corpus(
         data.name, data_dir=Path(data.dir) if data.dir else None, author_column=data.author_column,
-        text_column=data.text_column,
+        text_column=data.text_column, max_words=data.max_words,
     )  # fmt: skip
     files = write_parts(parts_of(corpus, clients), root / TEXT)
     on_files = replace(
         data, name=str((root / TEXT).resolve()), dir=None, partition="natural", clients=None, unseen=0.0,
-        author_column=None, text_column=None,
+        author_column=None, text_column=None, max_words=None,
     )  # fmt: skip
     return replace(config, data=on_files), files
 

@@ -95,7 +95,10 @@ def read_people(config: Config) -> tuple[Corpus, Population]:
 def _load(config: Config) -> Corpus:
     data = config.data
     folder = Path(data.dir) if data.dir else None
-    return load_corpus(data.name, data_dir=folder, author_column=data.author_column, text_column=data.text_column)
+    return load_corpus(
+        data.name, data_dir=folder, author_column=data.author_column, text_column=data.text_column,
+        max_words=data.max_words,
+    )  # fmt: skip
 
 
 def _partition(config: Config, index: LineIndex) -> LinePartition:
@@ -318,6 +321,7 @@ def cache_folder(config: Config) -> Path | None:
         **{key: getattr(data, key) for key in ("min_clients", "author_column", "text_column", "clients_part")},
         **({} if data.clients_by == "seed" else {"clients_by": data.clients_by}),
         **({} if data.train_share == 1 else {"train_share": data.train_share}),
+        **({} if data.max_words is None else {"max_words": data.max_words}),
         **({} if vocabulary is None else {"vocabulary": vocabulary}),
     }
     key = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
@@ -371,6 +375,7 @@ def _write(config: Config, folder: Path) -> None:
         lower=_lower(config, known),
         author_column=data.author_column,
         text_column=data.text_column,
+        max_words=data.max_words,
     )
     cut, vocab, summary, oov = encode_table(config, table, known, lambda name: ShardWriter(folder / name))
     shutil.rmtree(folder / "lines", ignore_errors=True)

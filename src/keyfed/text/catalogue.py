@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import inspect
 import os
 import sys
 import time
@@ -20,6 +21,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -73,7 +75,7 @@ class Named:
     folder: str
     files: tuple[RemoteFile, ...]
     about: str
-    read: Callable[[Path], Corpus]
+    read: Callable[..., Corpus]
     partition: str
     clients: int | None = None
     messages: bool = False
@@ -103,6 +105,7 @@ def load_corpus(
     data_dir: Path | None = None,
     author_column: str | None = None,
     text_column: str | None = None,
+    max_words: int | None = None,
 ) -> Corpus:
     """Load a known corpus by name, or any text by path (`./ptb` is a path where `ptb` is a name).
 
@@ -111,6 +114,7 @@ def load_corpus(
       data_dir: Where known corpora lie; else KEYFED_DATA, else ~/.cache/keyfed.
       author_column: For tables read by path; see `read_corpus`.
       text_column: For tables read by path; see `read_corpus`.
+      max_words: Words of a review, comment or row of a table that are read; None for all.
 
     Raises:
       DataError: Unknown, missing or unusable.
@@ -122,12 +126,18 @@ def load_corpus(
         if author_column or text_column:
             raise DataError(f"{name_or_path} is a known corpus: author_column and text_column are for tables")
         known = NAMED[name_or_path]
+        if max_words is not None and "max_words" not in inspect.signature(known.read).parameters:
+            cut = [name for name, one in NAMED.items() if "max_words" in inspect.signature(one.read).parameters]
+            raise DataError(
+                f"data.max_words cuts texts of {', '.join(cut)} and of tables; leave it out for {known.name}"
+            )
         folder = folder_of(known.name, data_dir)
         _fetch_missing(known, folder)
-        return replace(known.read(folder), name=known.name, about=known.about)
+        read = known.read if max_words is None else partial(known.read, max_words=max_words)
+        return replace(read(folder), name=known.name, about=known.about)
     if is_path(name_or_path):
         path = Path(name_or_path).expanduser()
-        return read_corpus(path, author_column=author_column, text_column=text_column)
+        return read_corpus(path, author_column=author_column, text_column=text_column, max_words=max_words)
     if len(name_or_path) > LONGEST_NAME or "\n" in name_or_path:  # not a name: perhaps the text itself
         raise DataError(f"no corpus: got {len(name_or_path):,} characters; expected the name of a corpus, or a path")
     hint = nearest(name_or_path, NAMED)

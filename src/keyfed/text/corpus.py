@@ -173,25 +173,30 @@ def raw_lines(path: Path) -> list[str]:
         raise DataError(f"{path}: {error}; expected UTF-8 text; replace the file") from None
 
 
-def read_corpus(path: Path, *, author_column: str | None = None, text_column: str | None = None) -> Corpus:
+def read_corpus(
+    path: Path, *, author_column: str | None = None, text_column: str | None = None, max_words: int | None = None
+) -> Corpus:
     """Read a folder, a text file, a table or a LEAF file as a corpus.
 
     Args:
       path: See the table at the top of this module.
       author_column: Column (JSON field) of the author; found by itself among `records.AUTHOR_COLUMNS`.
       text_column: Column (JSON field) of the text; found by itself among `records.TEXT_COLUMNS`.
+      max_words: Words of a row of a table that are read; None for all.
 
     Raises:
       DataError: The path does not exist, is of a kind unknown here, or holds no usable text.
     """
     suffix = suffix_of(path)
+    if max_words is not None and suffix not in TABLE_SUFFIXES and path.exists():
+        raise DataError(f"{path}: data.max_words cuts the rows of .jsonl, .csv or .tsv; leave it out for other text")
     if path.is_dir():
         authors, skipped = _read_folder(path)
         corpus = Corpus(path.resolve().name, authors, skipped=skipped)
     elif not path.exists():
         raise DataError(f"{path}: no such file or folder; expected text, .jsonl, .csv, .tsv or LEAF .json")
     elif suffix in TABLE_SUFFIXES:
-        records, refused = read_records(path, author_column=author_column, text_column=text_column)
+        records, refused = read_records(path, author_column=author_column, text_column=text_column, max_words=max_words)
         authors, skipped = authors_from(records)
         corpus = Corpus(path.name, authors, skipped=left_out(path, refused) + skipped)
     elif suffix == ".json":

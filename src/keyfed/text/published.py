@@ -193,10 +193,10 @@ def read_chat(folder: Path) -> Corpus:
     return must_have_text(Corpus("chat", tuple(Author(name, tuple(own)) for name, own in lines.items())), folder)
 
 
-def read_reddit(folder: Path) -> Corpus:
+def read_reddit(folder: Path, max_words: int | None = None) -> Corpus:
     """Comments of one subreddit by speaker, without deleted speakers and removed texts."""
     path = _existing(folder, "utterances.jsonl")
-    records, refused = read_records(path, author_column="speaker", text_column="text")
+    records, refused = read_records(path, author_column="speaker", text_column="text", max_words=max_words)
     tests: _Tests = {
         "author deleted": lambda r: r.author in _GONE,
         "text deleted or removed": lambda r: r.text.strip() in _GONE,
@@ -204,10 +204,10 @@ def read_reddit(folder: Path) -> Corpus:
     return _by_author("reddit", records, folder, tests, left_out(path, refused))
 
 
-def read_yelp(folder: Path) -> Corpus:
-    """Yelp reviews by user, in order of date."""
+def read_yelp(folder: Path, max_words: int | None = None) -> Corpus:
+    """Yelp reviews by user, in order of date; FedMed cuts each to its first 50 words."""
     path = _existing(folder, "yelp.csv.gz")
-    records, refused = read_records(path, author_column="user_id", text_column="text")
+    records, refused = read_records(path, author_column="user_id", text_column="text", max_words=max_words)
     return _by_author("yelp", records, folder, {}, left_out(path, refused))
 
 

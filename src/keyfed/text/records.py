@@ -12,11 +12,13 @@ import gzip
 import io
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
@@ -125,7 +127,7 @@ class _Bounded(io.RawIOBase):
 
 
 def read_records(
-    path: Path, *, author_column: str | None = None, text_column: str | None = None
+    path: Path, *, author_column: str | None = None, text_column: str | None = None, max_words: int | None = None
 ) -> tuple[list[Record], list[RefusedRows]]:
     """Read the usable rows in file order, and say what was left out.
 
@@ -133,10 +135,24 @@ def read_records(
       path: A .jsonl, .csv or .tsv file, or one of them with .gz.
       author_column: Column (JSON field) of the author; found by itself among `AUTHOR_COLUMNS`.
       text_column: Column (JSON field) of the text; found by itself among `TEXT_COLUMNS`.
+      max_words: Words of a text that are read; the rest of it is left out. None for all.
     """
     refused: dict[str, RefusedRows] = {}
-    records = list(stream_records(path, refused, author_column=author_column, text_column=text_column))
-    return records, list(refused.values())
+    found = stream_records(path, refused, author_column=author_column, text_column=text_column, max_words=max_words)
+    return list(found), list(refused.values())
+
+
+def cut_words(text: str, most: int | None) -> str:
+    r"""Return a text up to its `most`-th word, with the line ends between; None for all of it.
+
+    Example:
+      >>> cut_words("one two\nthree four", 3), cut_words("one", 3), cut_words("one two", None)
+      ('one two\nthree', 'one', 'one two')
+    """
+    if most is None:
+        return text
+    ends = [word.end() for word in islice(re.finditer(r"\S+", text), most)]
+    return text[: ends[-1]] if ends else ""
 
 
 def stream_records(
@@ -145,6 +161,7 @@ def stream_records(
     *,
     author_column: str | None = None,
     text_column: str | None = None,
+    max_words: int | None = None,
     span: Span | None = None,
 ) -> Iterator[Record]:
     """Yield the usable rows in file order, never holding them together; what was left out is counted in `refused`.
@@ -164,7 +181,7 @@ def stream_records(
         else:
             result = _no_columns(row, author_column, text_column) if columns is None else _record(row, columns)
         if isinstance(result, Record):
-            yield result
+            yield result._replace(text=cut_words(result.text, max_words))
         else:
             before = refused.get(result, RefusedRows(result, 0, number))
             refused[result] = RefusedRows(result, before.rows + 1, before.line)

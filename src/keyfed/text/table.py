@@ -261,7 +261,7 @@ def no_collection() -> Iterator[None]:
 
 
 @no_collection()
-def write_part(path: Path, span: Span, folder: Path, kind: TokenKind, columns: dict[str, str | None]) -> None:
+def write_part(path: Path, span: Span, folder: Path, kind: TokenKind, columns: dict[str, Any]) -> None:
     """Write a part from a piece of a table into a new folder."""
     folder.mkdir(parents=True)
     cutter = Cutter(kind, characters=False, end=NUL)
@@ -311,7 +311,7 @@ def read_about(folder: Path) -> About:
     return About(**{**found, "refused": [RefusedRows(**r) for r in found["refused"]]})
 
 
-def tabulate(path: Path, folder: Path, kind: TokenKind, *, lower: bool, **columns: str | None) -> LineTable:
+def tabulate(path: Path, folder: Path, kind: TokenKind, *, lower: bool, **columns: Any) -> LineTable:
     """Read a corpus into a table of its lines; memory does not hold the lines of a .jsonl, .csv or .tsv.
 
     Args:
@@ -319,7 +319,7 @@ def tabulate(path: Path, folder: Path, kind: TokenKind, *, lower: bool, **column
       folder: a new one for the lines of such a file, which may go with the table.
       kind: whether chunks are words or characters.
       lower: whether words are written in lower case.
-      columns: `author_column` and `text_column` of `read_corpus`.
+      columns: `author_column`, `text_column` and `max_words` of `read_corpus`.
 
     Raises:
       DataError: as `read_corpus`.
@@ -341,7 +341,7 @@ def _pieces(path: Path) -> int:
 
 
 def _read_spans(
-    path: Path, spans: Sequence[Span], folders: Sequence[Path], kind: TokenKind, columns: dict[str, str | None]
+    path: Path, spans: Sequence[Span], folders: Sequence[Path], kind: TokenKind, columns: dict[str, Any]
 ) -> None:
     """Write a part for each span: the first here, the others in processes of their own.
 

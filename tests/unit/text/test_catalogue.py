@@ -160,6 +160,28 @@ class TestReading:
         corpus = load_corpus("shakespeare-file", data_dir=tmp_path)
         assert all_lines(corpus) == ["Licence", "", "  KING. Hear!  "]
 
+    def test_reviews_are_cut_to_their_first_words_whatever_lines_they_have(self, tmp_path: Path) -> None:
+        rows = [
+            "user_id,date,text",
+            'a,2011-01-02,"one two\n\nthree four five"',
+            "a,2011-01-01,six",
+            'b,2011-01-03,"x y\nz u v w"',
+        ]
+        put(tmp_path, "yelp-10k/yelp.csv.gz", "\n".join(rows) + "\n")
+        whole, cut = (load_corpus("yelp", data_dir=tmp_path, max_words=most) for most in (None, 3))
+        assert [a.lines for a in whole.authors] == [("six", "one two", "three four five"), ("x y", "z u v w")]
+        assert [a.lines for a in cut.authors] == [("six", "one two", "three"), ("x y", "z")]
+        assert whole.fingerprint() != cut.fingerprint()
+
+    def test_a_corpus_without_single_texts_is_not_cut(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            DataError, match=r"max_words cuts texts of reddit, yelp and of tables; leave it out for ptb"
+        ):
+            load_corpus("ptb", data_dir=tmp_path, max_words=50)
+        (tmp_path / "text.txt").write_text("one two\n")
+        with pytest.raises(DataError, match=r"max_words cuts the rows of .jsonl, .csv or .tsv"):
+            load_corpus(str(tmp_path / "text.txt"), max_words=50)
+
     def test_roles(self, tmp_path: Path) -> None:
         role = {"user": "P_KING", "play": "P", "lines": ["Hear!", " "]}
         put(tmp_path, "shakespeare/leaf_roles.jsonl.gz", json.dumps(role) + "\n{\n")

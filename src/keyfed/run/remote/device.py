@@ -195,10 +195,13 @@ def read_person(config: Config, name: str, vocab: Vocab, me: str | None = None) 
     Args:
       me: the client's owner among several authors of one file (`text.corpus`).
     """
-    corpus = load_corpus(config.data.name, author_column=config.data.author_column, text_column=config.data.text_column)
-    (own,) = own_corpus(corpus, Path(config.data.name), me).authors
+    data = config.data
+    corpus = load_corpus(
+        data.name, author_column=data.author_column, text_column=data.text_column, max_words=data.max_words
+    )
+    (own,) = own_corpus(corpus, Path(data.name), me).authors
     one = replace(corpus, authors=(Author(name, own.lines),), valid=None, test=None, natural=True)
-    people = partition(one, "natural", clients=None, seed=config.train.seed, unseen=0.0)
+    people = partition(one, "natural", clients=None, seed=config.train.seed, unseen=0.0, share=data.train_share)
     return people.clients[0], replace(vocab, tokenised=corpus.tokenised)
 
 
