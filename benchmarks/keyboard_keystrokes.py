@@ -1,8 +1,9 @@
-"""What a keystroke and a new word cost the Python keyboard (`--help` says how).
+"""What a keystroke and a new word cost the keyboard without a browser (`--help` says how).
 
-A CIFG of Gboard's size (96/670, tied, 10,000 words) with random weights, or a run's own, on one thread. Text is typed
-character by character: a keystroke inside a word ranks scores that are there, one that ends a word reads one token.
-Wall and CPU milliseconds from the text left of the cursor to the finished strip; swipes beside them.
+A CIFG of Gboard's size (96/670, tied, 10,000 words) with random weights, or a run's own, in PyTorch on one thread, and
+the page's decoder in node behind a pipe. Text is typed character by character: a keystroke inside a word ranks scores
+that are there, one that ends a word reads one token. Wall and CPU milliseconds (of both processes) from the text left
+of the cursor to the finished strip; swipes, too.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import torch
 
 from keyfed.config.load import Config, ModelConfig
 from keyfed.engine.network import init_params, parameter_count
-from keyfed.keyboard.lexicon import keys_of
-from keyfed.keyboard.session import Keyboard, keyboard_of
+from keyfed.keyboard.context import layout_of
+from keyfed.keyboard.measure import swipe
+from keyfed.keyboard.session import Decoder, keyboard_of
 from keyfed.run.folder import Trained, load_model
 from keyfed.run.prepare import build_network
 from keyfed.text.vocab import SPECIALS, Vocab
@@ -48,26 +50,29 @@ def random_model(folder: Path) -> Trained:
     return Trained(folder, config, "none", spec, init_params(spec, 1), vocab)
 
 
-def timed(act: Callable[[], object]) -> tuple[float, float]:
+def timed(board: Decoder, act: Callable[[], object]) -> tuple[float, float]:
     """Return wall and CPU milliseconds of one call."""
     wall, cpu = time.perf_counter(), time.process_time()
     act()
-    return (time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3
+    return (time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3 + board.cpu_ms
 
 
-def type_text(board: Keyboard, text: str) -> dict[str, list[tuple[float, float]]]:
+def type_text(board: Decoder, text: str) -> dict[str, list[tuple[float, float]]]:
     """Type a text and return the times of keystrokes inside words and of those that begin a new word."""
     times: dict[str, list[tuple[float, float]]] = {"keystroke": [], "new word": []}
     for end in range(1, len(text) + 1):
         before = text[:end]
-        times["new word" if before[-1] == " " else "keystroke"].append(timed(lambda shown=before: board.suggest(shown)))
+        kind = "new word" if before[-1] == " " else "keystroke"
+        times[kind].append(timed(board, lambda shown=before: board.suggest(shown)))
     return times
 
 
-def swipe_words(board: Keyboard, words: list[str]) -> list[tuple[float, float]]:
+def swipe_words(board: Decoder, words: list[str]) -> list[tuple[float, float]]:
     """Return the times of decoding swipes that follow the words' keys."""
     board.gesture("", [(0.5, 0.5), (3.5, 0.5)])  # the paths of all words are made once
-    return [timed(lambda w=w: board.gesture("", keys_of(w, board.predictor.layout))) for w in words]
+    draw = np.random.default_rng(3)
+    swipes = [swipe(w, layout_of("qwerty"), draw) for w in words]
+    return [timed(board, lambda points=points: board.gesture("", points)) for points in swipes]
 
 
 def summary(times: list[tuple[float, float]]) -> dict[str, float]:
@@ -86,14 +91,14 @@ def main() -> None:
     trained = load_model(options.run) if options.run else random_model(Path("."))
     board = keyboard_of(trained)
     draw = random.Random(2)
-    known = [w for w in board.predictor.lexicon.words if w.isalpha() and len(set(w)) > 1]
+    known = [w for w in trained.vocab.words[len(SPECIALS) :] if w.isalpha() and len(set(w)) > 1]
     text = " ".join(draw.choice(known) for _ in range(options.words)) + " "
     type_text(board, text[:40])  # warm-up
     times = {**type_text(board, text), "swipe": swipe_words(board, known[:SWIPES])}
     found = {
         "parameters": parameter_count(trained.spec),
         "vocabulary": len(trained.vocab),
-        "lexicon": len(board.predictor.lexicon),
+        "decoder": f"node {board.version}",
         **{what: summary(of) for what, of in times.items()},
     }
     print(json.dumps(found, indent=1))

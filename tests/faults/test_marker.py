@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 import subprocess
 import sys
 import zlib
@@ -24,7 +23,7 @@ from keyfed.config.schema import PrivacyConfig
 from keyfed.keyboard import bundle, measure
 from keyfed.keyboard.bundle import fit_small, ngram_to_bytes
 from keyfed.keyboard.export import LEFT_OUT, export_run
-from keyfed.keyboard.session import keyboard_of
+from keyfed.keyboard.session import keyboard_of, node_program
 from keyfed.lab.audit.audit import audit_run
 from keyfed.lab.audit.lint import PrivacyClaim, file_findings, files_in
 from keyfed.private.dp import statement
@@ -165,11 +164,10 @@ def test_an_export_without_text_types_in_python_and_loads_in_the_page(tmp_path):
     assert sorted(p.name for p in done.out.iterdir()) == sorted([bundle.MANIFEST, *bundle.REQUIRED])
     assert bundle.load_vocab(done.out)[1] == {}
     assert bundle.check_bundle(done.out) == done.manifest
-    strip = keyboard_of(load_model(run)).suggest("the ")
-    assert strip is not None
-    node = shutil.which("node")
+    node = node_program()
     if node is None:
-        pytest.skip("node is not installed: the page's own loader is not looked at")
+        pytest.skip("node is not installed: neither the decoder nor the page's own loader is looked at")
+    assert keyboard_of(load_model(run)).suggest("the ") is not None
     script = f"""
         import {{ readFile }} from "node:fs/promises";
         globalThis.fetch = async (url) => {{

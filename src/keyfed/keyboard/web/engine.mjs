@@ -128,6 +128,11 @@ export class Engine {
     return this.#tables.constants;
   }
 
+  /** Whether a word is one that this keyboard can suggest, without what was learnt. */
+  knows(word) {
+    return this.#predictor?.lexicon.place.has(fold(word, this.#k.plain_joints)) ?? false;
+  }
+
   /** Whether a character that is typed after a word finishes it. */
   isSeparator(c) {
     return !belongs(c) && (c === "." || !this.#k.joints.includes(c));
