@@ -30,7 +30,7 @@ from keyfed.deploy.server_app import event_line, follow
 from keyfed.engine.client_state import read_state, write_state
 from keyfed.errors import KeyfedError
 from keyfed.federated.types import State
-from keyfed.lab.papers.defects import find_kept
+from keyfed.lab.papers import find_kept
 from keyfed.private.dp.accounting import Release
 from keyfed.private.dp.ledger import ORIGIN, Terms, _line, check_against_metrics, open_ledger, read_ledger
 from keyfed.reports.figures import read_log, scalars

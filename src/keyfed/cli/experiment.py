@@ -30,6 +30,15 @@ if TYPE_CHECKING:
     from keyfed.config.load import Config
 
 
+ResultsOption = Annotated[
+    Path | None, typer.Option(help="Folder of pages and data; docs/results beside the studies by default.")
+]
+WorkOption = Annotated[Path, typer.Option(help="Folder for runs while they train.")]
+WhereOption = Annotated[
+    list[str] | None, typer.Option(help="AXIS=LABEL or AXIS=LABEL|LABEL: cells with these labels only.")
+]
+
+
 @with_keys
 def study(
     name: Annotated[str, typer.Argument(help="A study, a TOML file, `list`, or `report`.", metavar="NAME")],
@@ -45,10 +54,9 @@ def study(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     data_dir: DirOption = NONE,
-    results: Annotated[
-        Path | None, typer.Option(help="Folder of pages and data; docs/results beside the studies by default.")
-    ] = None,
-    work: Annotated[Path, typer.Option(help="Folder for runs while they train.")] = Path("runs/studies"),
+    results: ResultsOption = None,
+    work: WorkOption = Path("runs/studies"),
+    where: WhereOption = None,
     html: Annotated[
         Path | None, typer.Option(help="With `report`: write all results as one page that can be cited.")
     ] = None,
@@ -94,6 +102,7 @@ def study(
             folder,
             results,
             work,
+            where,
             as_json,
         )
 
@@ -125,6 +134,7 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool, html:
     from keyfed.lab.experiment.page import verdict_lines, write_page
     from keyfed.lab.experiment.store import Store, counted, main_scale, make_folder, rows_of
     from keyfed.lab.experiment.summary import write_coverage, write_front, write_paper
+    from keyfed.lab.experiment.tune import write_winners
     from keyfed.run.console import plural
 
     out: dict[str, Any] = {}
@@ -133,6 +143,8 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool, html:
     make_folder(results, results)
     for study in studies:
         there = store.of(study)
+        if (folder / f"{study.name}.toml").exists():
+            write_winners(study, store, folder)
         scale = main_scale(study, there)
         rows = rows_of(study, scale, there) if scale else []
         done, left = counted(study, scale or "smoke", there)
@@ -163,14 +175,15 @@ def _report(folder: Path, results: Path, which: str | None, as_json: bool, html:
 
 def _run(
     study: Any, scale: str, minutes: float | None, seeds: str | None, device: str, data_dir: str | None,
-    folder: Path, results: Path, work: Path, as_json: bool,
+    folder: Path, results: Path, work: Path, where: list[str] | None, as_json: bool,
 ) -> None:  # fmt: skip
     from keyfed.lab.experiment.cell import Workspace
     from keyfed.lab.experiment.compare import parse_seeds
-    from keyfed.lab.experiment.page import result_table, verdict_lines, write_page
-    from keyfed.lab.experiment.runner import Lines, run_study
+    from keyfed.lab.experiment.page import result_table, verdict_lines, winners_in, write_page
+    from keyfed.lab.experiment.runner import Lines, parse_where, run_study
     from keyfed.lab.experiment.store import Store, rows_of
     from keyfed.lab.experiment.summary import write_front
+    from keyfed.lab.experiment.tune import write_winners
     from keyfed.run.console import plural
 
     which = None if seeds is None else parse_seeds(seeds)
@@ -178,11 +191,12 @@ def _run(
     store = Store(results, listener.say)
     progress = run_study(
         study, scale, store=store, workspace=Workspace(work, device, data_dir), minutes=minutes, seeds=which,
-        listener=listener,
+        where=parse_where(study, where or ()), listener=listener,
     )  # fmt: skip
     page = write_page(study, store)[0]
     if (folder / f"{study.name}.toml").exists():
         write_front(folder, store)
+        write_winners(study, store, folder)
     rows = rows_of(study, scale, store.of(study))
     verdicts = verdict_lines(study, rows, scale)
     if as_json:
@@ -190,7 +204,8 @@ def _run(
     else:
         from keyfed.run.console import render_table
 
-        typer.echo(render_table(result_table(study, rows), narrow=True))
+        table = result_table(study, rows) if study.search is None else winners_in(study, scale, store)
+        typer.echo(render_table(table, narrow=True))
         typer.echo("\n".join([*verdicts, f"{plural(len(progress.open), 'cell')} open; page: {page}"]))
     if progress.failed:
         raise typer.Exit(1)
@@ -312,6 +327,15 @@ def tune(
     full: Annotated[bool, typer.Option("--full", help="Let clients read all their text in every round.")] = False,
     settings: SetOption = None,
     config: ConfigOption = None,
+    plan: Annotated[
+        str | None, typer.Option(help="A study with a search: every method in one command (`search`).", metavar="NAME")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="With --plan: smoke, standard or paper.")] = "smoke",
+    minutes: Annotated[float | None, typer.Option(help="With --plan: work so long, then stop.", min=0)] = None,
+    device: Annotated[str, typer.Option(help="With --plan: cpu, cuda or auto.")] = "auto",
+    results: ResultsOption = None,
+    work: WorkOption = Path("runs/studies"),
+    where: WhereOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search for a method's best numbers on validation text, with a fixed budget.
@@ -320,8 +344,21 @@ def tune(
     The test text is not read. The winner is printed, and written with all its settings to best.toml, for
     `keyfed train --config`.
 
+    With --plan the rows of a study's search, every method and corpus, are searched with the same trials and tokens.
+    Each trial is a small JSON file in RESULTS/data; several processes may share RESULTS and WORK, and the same call
+    goes on with what is open.
+
       keyfed tune fedadam --rounds 15 --search server_lr=0.001..0.1:log --search lr=0.001,0.003
+
+      keyfed tune --plan search --scale standard --device cuda --minutes 9
     """
+    if plan is not None:
+        given = [method, trials, seeds, search, out, settings, config, *(v for k, v in what.items() if k != "data.dir")]
+        if any(value is not None for value in (*given, *rounds.values(), *seed.values())) or resume or full:
+            raise ConfigError("--plan has its own methods and settings; leave all out but --scale, --minutes, "
+                              "--device, --data-dir, --results, --work, --where and --json")  # fmt: skip
+        _plan(plan, scale, minutes, device, what["data.dir"], results, work, where, as_json)
+        return
     from keyfed.lab.experiment.report import tune_text
     from keyfed.lab.experiment.tune import SEEDS, TRIALS, Tuning, parse_search, read_tuning
     from keyfed.lab.experiment.tune import tune as run_search
@@ -349,6 +386,20 @@ def tune(
             say(f"stopped; go on with: keyfed tune --resume --out {shlex.quote(str(folder))}")
             raise
     print_json(result) if as_json else typer.echo(tune_text(result))
+
+
+def _plan(
+    name: str, scale: str, minutes: float | None, device: str, data_dir: str | None, results: Path | None,
+    work: Path, where: list[str] | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Run the search of a study: the same as `keyfed study`."""
+    from keyfed.lab.experiment.grid import load_study, results_folder, study_folder
+
+    folder = study_folder()
+    found = load_study(name, folder)
+    if found.search is None:
+        raise ConfigError(f"--plan {name}: the study has no table [search]; run it by `keyfed study {name}`")
+    _run(found, scale, minutes, None, device, data_dir, folder, results or results_folder(folder), work, where, as_json)
 
 
 def _quick(config: Config, settings: list[str] | None, file: Path | None) -> tuple[Config, str | None]:

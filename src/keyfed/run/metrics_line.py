@@ -17,6 +17,7 @@ device until the clients are done.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -343,3 +344,58 @@ def read_curves(folder: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
     except ValueError as e:
         raise RunError(f"{path} is damaged: {e}") from None
+
+
+STRETCHES = 40  # points of a curve of training that are kept
+CurveLine = Mapping[str, Mapping[str, Sequence[float | None]]]  # what is read of a line of curves.jsonl
+
+
+def training_curves(lines: Sequence[CurveLine], passes: int = 1) -> dict[str, list[list[float]]]:
+    """Return {"batch": points, "epoch": points} of a run, a point being [number, nats per token, accuracy].
+
+    Batches and epochs are counted on from round to round. A point is the mean per token over a stretch of them and
+    stands at the last one; stretches are equally long, but the first point is the very first batch or epoch.
+
+    Args:
+      lines: those of curves.jsonl.
+      passes: equal parts that a round's batches are cut into, for central training whose round reads as much as that
+        many epochs of a cohort; its epochs are these parts.
+    """
+    batches: list[tuple[float, float, float]] = []
+    epochs: list[tuple[float, float, float]] = []
+    for line in lines:
+        rows = _rows(line["batch"])
+        batches += rows
+        if passes > 1:
+            cuts = [round(k * len(rows) / passes) for k in range(passes + 1)]
+            epochs += [_mean(rows[a:b]) for a, b in itertools.pairwise(cuts) if b > a]
+        else:
+            epochs += _rows(line["epoch"])
+    return {"batch": stretches(batches), "epoch": stretches(epochs)}
+
+
+def _rows(lists: Mapping[str, Sequence[float | None]]) -> list[tuple[float, float, float]]:
+    """(loss, accuracy, tokens) of every batch or epoch whose loss is a number."""
+    rows = zip(lists["loss"], lists["accuracy"], lists["tokens"], strict=True)
+    return [(loss, right or 0.0, tokens or 0.0) for loss, right, tokens in rows if loss is not None]
+
+
+def stretches(rows: Sequence[Sequence[float]], most: int = STRETCHES) -> list[list[float]]:
+    """Return at most so many points of (loss, accuracy, tokens) rows, as [number of the last row, loss, accuracy].
+
+    Example:
+      >>> stretches([(4.0, 0.1, 10), (3.0, 0.2, 10), (1.0, 0.4, 10), (2.0, 0.3, 30), (2.0, 0.3, 10)], 3)
+      [[1, 4.0, 0.1], [3, 2.0, 0.3], [5, 2.0, 0.3]]
+    """
+    if not rows:
+        return []
+    count = min(most, len(rows))
+    cuts = [0, *(1 + round(k * (len(rows) - 1) / max(1, count - 1)) for k in range(count))]
+    means = [(end, _mean(rows[start:end])) for start, end in itertools.pairwise(cuts)]
+    return [[end, float(f"{loss:.5g}"), float(f"{accuracy:.5g}")] for end, (loss, accuracy, _) in means]
+
+
+def _mean(rows: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """The mean of (loss, accuracy, tokens) rows per token."""
+    tokens = sum(row[2] for row in rows)
+    return sum(row[0] * row[2] for row in rows) / tokens, sum(row[1] * row[2] for row in rows) / tokens, tokens

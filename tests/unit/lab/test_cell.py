@@ -29,21 +29,18 @@ from keyfed.federated.components import KINDS, part_options
 from keyfed.federated.methods import METHODS, build_method, method_options
 from keyfed.lab.experiment import cell as studies_cells
 from keyfed.lab.experiment.cell import (
-    STRETCHES,
     Workspace,
     config_of,
     options_of,
     pinned,
     run_cell,
-    stretches,
-    training_curves,
 )
 from keyfed.lab.experiment.grid import BLANKS, Cell, cells_of, load_study, study_from, study_names, with_settings
 from keyfed.lab.experiment.page import facts, page_text
 from keyfed.lab.experiment.plots import draw_plots, drawn, seed_curves, terms_of
 from keyfed.lab.experiment.runner import run_study
 from keyfed.lab.experiment.store import Row, Store, counted, rows_of
-from keyfed.lab.papers.defects import train_faithfully
+from keyfed.lab.papers import train_faithfully
 from keyfed.model.language_model import preset
 from keyfed.reports.finished import Personalisation, personalise_run
 from keyfed.run import metrics_line
@@ -51,6 +48,7 @@ from keyfed.run.base import load_base
 from keyfed.run.console import Silent
 from keyfed.run.folder import read_metrics, read_result, read_run_toml
 from keyfed.run.loop import train
+from keyfed.run.metrics_line import STRETCHES, stretches, training_curves
 from keyfed.run.prepare import client_tokens, prepare
 
 ROOT = Path(__file__).parents[3]

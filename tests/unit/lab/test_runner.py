@@ -16,6 +16,7 @@ import pytest
 from keyfed.config.load import to_document
 from keyfed.engine.network import init_params
 from keyfed.errors import ConfigError
+from keyfed.lab import papers as faithful
 from keyfed.lab.experiment import cell as studies_cells
 from keyfed.lab.experiment import grid, runner
 from keyfed.lab.experiment.cell import CellListener, TimeIsUp, Workspace, config_of, rounds_to, run_cell, thin
@@ -45,8 +46,7 @@ from keyfed.lab.experiment.page import page_text
 from keyfed.lab.experiment.runner import held, run_study
 from keyfed.lab.experiment.store import OPEN, Store, compact, main_scale, rows_of, write_row
 from keyfed.lab.experiment.summary import front_text
-from keyfed.lab.papers import defects as faithful
-from keyfed.lab.papers.defects import run_toy
+from keyfed.lab.papers import run_toy
 from keyfed.model.language_model import build_spec
 from keyfed.run.console import Silent
 from keyfed.run.folder import open_folder

@@ -15,7 +15,7 @@ from keyfed.config.load import Config, apply_settings
 from keyfed.engine.network import init_params
 from keyfed.engine.problem import Problem, make_store
 from keyfed.lab.experiment.cell import _renamed
-from keyfed.lab.papers.defects import across, across_score, shuffled, train_across
+from keyfed.lab.papers import across, across_score, shuffled, train_across
 from keyfed.run.base import match_words
 from keyfed.run.console import Silent
 from keyfed.run.loop import train

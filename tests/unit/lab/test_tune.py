@@ -15,18 +15,15 @@ from keyfed.config.load import Config, UploadConfig, config_from
 from keyfed.errors import ConfigError
 from keyfed.federated.methods import METHODS
 from keyfed.federated.spec import Part
+from keyfed.lab.experiment.search import Listed, Range, at_edge, sample
 from keyfed.lab.experiment.tune import (
-    Listed,
     Outcome,
-    Range,
-    at_edge,
     budget,
     default_space,
     first_rounds,
     halve,
     judge,
     parse_search,
-    sample,
     until_compared,
     winner,
     winning_toml,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 import os
 import platform
@@ -32,13 +31,14 @@ from keyfed.errors import DataError, FolderInUse
 from keyfed.federated.components import KINDS, part_options
 from keyfed.federated.methods import METHODS, method_options, tuned_options, unread_options
 from keyfed.lab.experiment.grid import BLANKS, MEASURES, Cell, Settings, target_measure
-from keyfed.lab.papers.defects import positional_unigram, run_toy, train_across, train_faithfully
+from keyfed.lab.experiment.search import TRIAL
+from keyfed.lab.papers import positional_unigram, run_toy, train_across, train_faithfully
 from keyfed.model.language_model import PRESETS
 from keyfed.reports.finished import personal_figures
 from keyfed.run.console import Listener
 from keyfed.run.folder import open_folder, read_metrics, read_result, read_run_toml, refuse_changes, strict
 from keyfed.run.loop import train
-from keyfed.run.metrics_line import attention_of, read_curves
+from keyfed.run.metrics_line import attention_of, read_curves, training_curves
 from keyfed.run.prepare import Prepared, prepare, round_tokens, usual_members
 from keyfed.run.result import score_baselines
 from keyfed.text.catalogue import load_corpus
@@ -47,7 +47,7 @@ from keyfed.text.vocab import Vocab
 
 LATE = 100  # rounds at the end of a run whose validations are averaged
 OWN = ("study.", "first.")  # settings that are not the run's
-WITH_METHOD = ("train", "code-faithful")  # runners that train with a method
+WITH_METHOD = ("train", "code-faithful", TRIAL)  # runners that train with a method
 DEFAULTS = Path(__file__).with_name("defaults.toml")
 MOMENT = 1.0  # seconds between two looks at what another process does
 ASLEEP = ("vectors", "privacy", "secure")  # sections that nothing reads unless a cell sets something of them
@@ -58,7 +58,11 @@ class TimeIsUp(KeyboardInterrupt):
 
 
 class Paused(Exception):
-    """A run has trained as long as it should for now; its folder can be resumed."""
+    """A run has trained as long as it should for now; its folder can be resumed from its last checkpoint."""
+
+
+class PausedThere(KeyboardInterrupt):
+    """The same, and the run ends as at Ctrl-C: with a checkpoint of its last round."""
 
 
 class CellListener:
@@ -72,6 +76,7 @@ class CellListener:
       known: lines that are not said again; None: no line is passed on.
       until: `time.monotonic()` at which to end; None for never.
       rounds: after which to pause, at the first validation; None for all.
+      pause: what is raised then.
     """
 
     def __init__(
@@ -82,8 +87,10 @@ class CellListener:
         *,
         until: float | None = None,
         rounds: int | None = None,
+        pause: type[BaseException] = Paused,
     ) -> None:
         self._listener, self._title, self._until, self._pause = listener, title, until, rounds
+        self._pausing = pause
         self._known = None if known is None else frozenset(known)
         self._rounds, self._why = 0, ""
 
@@ -103,7 +110,7 @@ class CellListener:
         if record["round"] < self._rounds:
             self.check()
             if self._pause is not None and record["round"] >= self._pause and record.get("valid"):
-                raise Paused
+                raise self._pausing
 
     def check(self) -> None:
         """Raise if the time is up."""
@@ -261,60 +268,6 @@ def _with_vectors(config: Config, workspace: Workspace) -> Config:
     return replace(config, vectors=replace(config.vectors, file=str(root / file)))
 
 
-STRETCHES = 40  # points of a curve of training that are kept
-
-
-def training_curves(lines: Sequence[Mapping[str, Any]], passes: int = 1) -> dict[str, list[list[Any]]]:
-    """Return {"batch": points, "epoch": points} of a run, a point being [number, nats per token, accuracy].
-
-    Batches and epochs are counted on from round to round. A point is the mean per token over a stretch of them and
-    stands at the last one; stretches are equally long, but the first point is the very first batch or epoch.
-
-    Args:
-      lines: those of curves.jsonl.
-      passes: equal parts that a round's batches are cut into, for central training whose round reads as much as that
-        many epochs of a cohort; its epochs are these parts.
-    """
-    batches: list[tuple[float, float, float]] = []
-    epochs: list[tuple[float, float, float]] = []
-    for line in lines:
-        rows = _rows(line["batch"])
-        batches += rows
-        if passes > 1:
-            cuts = [round(k * len(rows) / passes) for k in range(passes + 1)]
-            epochs += [_mean(rows[a:b]) for a, b in itertools.pairwise(cuts) if b > a]
-        else:
-            epochs += _rows(line["epoch"])
-    return {"batch": stretches(batches), "epoch": stretches(epochs)}
-
-
-def _rows(lists: Mapping[str, Any]) -> list[tuple[float, float, float]]:
-    """(loss, accuracy, tokens) of every batch or epoch whose loss is a number."""
-    rows = zip(*(lists[key] for key in ("loss", "accuracy", "tokens")), strict=True)
-    return [row for row in rows if row[0] is not None]
-
-
-def stretches(rows: Sequence[Sequence[float]], most: int = STRETCHES) -> list[list[Any]]:
-    """Return at most so many points of (loss, accuracy, tokens) rows, as [number of the last row, loss, accuracy].
-
-    Example:
-      >>> stretches([(4.0, 0.1, 10), (3.0, 0.2, 10), (1.0, 0.4, 10), (2.0, 0.3, 30), (2.0, 0.3, 10)], 3)
-      [[1, 4.0, 0.1], [3, 2.0, 0.3], [5, 2.0, 0.3]]
-    """
-    if not rows:
-        return []
-    count = min(most, len(rows))
-    cuts = [0, *(1 + round(k * (len(rows) - 1) / max(1, count - 1)) for k in range(count))]
-    means = [(end, _mean(rows[start:end])) for start, end in itertools.pairwise(cuts)]
-    return [[end, float(f"{loss:.5g}"), float(f"{accuracy:.5g}")] for end, (loss, accuracy, _) in means]
-
-
-def _mean(rows: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """The mean of (loss, accuracy, tokens) rows per token."""
-    tokens = sum(row[2] for row in rows)
-    return sum(row[0] * row[2] for row in rows) / tokens, sum(row[1] * row[2] for row in rows) / tokens, tokens
-
-
 ENTROPIES = ("unigram_entropy", "bigram_entropy", "unigram_accuracy", "bigram_accuracy", "characters", "types", "lines")
 
 
@@ -374,7 +327,7 @@ def run_cell(
             found = run_toy(cell.settings, cell.seed)
         case _:
             found = explore_cell(cell.settings, workspace.data_dir)
-    return dict(strict(_result(cell, workspace, found, targets)))
+    return dict(strict(result_of(cell, workspace, found, targets)))
 
 
 def train_cell(
@@ -506,10 +459,11 @@ def _counted(cell: Cell, workspace: Workspace) -> dict[str, Any]:
 FACTS = ("data", "data_sha256", "vectors_sha256", "first_data_sha256", "first_tokens_trained", "first_best_round",
          "init_sha256", "method", "model", "clients",
          "cohort", "parameters", "vocabulary", "rounds", "best_round", "tokens_trained", "train_tokens", "precision",
-         "shuffles", "facts")  # fmt: skip
+         "shuffles", "facts", "rungs", "whole")  # fmt: skip
 
 
-def _result(cell: Cell, workspace: Workspace, found: Mapping[str, Any], targets: Sequence[float]) -> dict[str, Any]:
+def result_of(cell: Cell, workspace: Workspace, found: Mapping[str, Any], targets: Sequence[float]) -> dict[str, Any]:
+    """A cell's result as its file has it, made of what its runner has found."""
     test = found.get("test") or {}
     records = found["records"]
     measures = {key: test[key] for key in MEASURES if key in test}

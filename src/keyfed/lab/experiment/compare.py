@@ -404,9 +404,9 @@ def _refuse_unknown_options(options: Iterable[tuple[str, Value]], names: Sequenc
             )
 
 
-def tokens_a_round(entry: ComparedMethod, prepared: Prepared) -> int:
+def tokens_a_round(config: Config, prepared: Prepared) -> int:
     """Tokens one round of a method predicts in expectation; a central round reads what a cohort would, once."""
-    method, config = build_method(method_spec(entry.config)), entry.config
+    method = build_method(method_spec(config))
     if method.cohort == "pooled":
         return round_tokens(prepared, usual_members(config, len(prepared.store)), 1)
     return round_tokens(prepared, members_of(method, prepared, config), method.epochs)
@@ -426,7 +426,7 @@ def with_budget(entries: Sequence[ComparedMethod], budget: str, prepared: Prepar
     """Give every method its rounds: the same number, or as many as fit the first method's tokens."""
     if budget == "rounds":
         return tuple(entries)
-    rounds = rounds_within(entries[0].config.train.rounds, [tokens_a_round(e, prepared) for e in entries])
+    rounds = rounds_within(entries[0].config.train.rounds, [tokens_a_round(e.config, prepared) for e in entries])
     return tuple(
         replace(e, config=replace(e.config, train=replace(e.config.train, rounds=n)))
         for e, n in zip(entries, rounds, strict=True)

@@ -21,11 +21,12 @@ from typing import Any, NoReturn
 
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated.methods import METHODS, method_options
+from keyfed.lab.experiment.search import DRAW, SEARCH, TRIAL, SearchPlan, with_trials, with_winners
 
 Labels = Mapping[str, str]
 Settings = Mapping[str, Any]
 SCALES = ("smoke", "standard", "paper")
-RUNNERS = ("train", "code-faithful", "n-gram", "toy", "explore")
+RUNNERS = ("train", "code-faithful", "n-gram", "toy", "explore", TRIAL)
 CLAIMS = ("lower", "higher", "close", "costs", "printed", "below")
 AGAINST = ("lower", "higher", "close", "costs")  # kinds of claims that compare rows with rows
 BOUNDED = ("below", "costs")  # kinds of claims that need a bound
@@ -52,13 +53,14 @@ OWN: dict[str, type] = {  # settings that a runner reads itself; others are the 
     "study.sent_back": bool, "study.positional": bool, "study.share": float, "study.shuffles": int, "study.order": int,
     "study.central_epochs": int, "study.samples": int, "study.rounds": int, "study.top": int, "study.blanks": str,
     "study.across": bool, "study.shuffled": bool, "study.rows": str, "study.carry": str, "study.personal": str,
+    "study.tokens": float, "study.rungs": list,
 }  # fmt: skip
-RUNNER_NEEDS = {"toy": ("study.sent_back",), "explore": ("data.name",)}
+RUNNER_NEEDS = {"toy": ("study.sent_back",), "explore": ("data.name",), TRIAL: ("study.tokens",)}
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
 HEAD: dict[str, Any] = {  # of a study's file; [kind] is a list of that kind
     "title": str, "paper": str, "about": str, "measures": [str], "axis": dict, "grid": [dict], "scale": dict,
     "notes": [str], "targets": [float], "curves": bool, "plots": [dict], "base": dict, "when": [dict],
-    "published": dict, "searched": [dict], "claims": [dict],
+    "published": dict, "searched": [dict], "claims": [dict], "search": dict,
 }  # fmt: skip
 WHEN = {"where": dict, "set": dict}
 SCALE = {"seeds": [int], "why": str, "set": dict, "keep": dict, "fewer": [dict]}
@@ -130,6 +132,7 @@ class Cell:
       settings: `section.key` to value; `study.key` is read by the runner itself, `first.section.key` by the run that
         this one starts from.
       absent: why it cannot be run by anybody here; empty for a cell that can.
+      rung: of a search, up to which a trial is to train; no part of what it is.
     """
 
     study: str
@@ -139,6 +142,7 @@ class Cell:
     seed: int
     scale: str
     absent: str = ""
+    rung: int = 0
 
     @property
     def id(self) -> str:
@@ -218,6 +222,7 @@ class Study:
     claims: tuple[StudyClaim, ...]
     curves: bool = False
     searched: tuple[Searched, ...] = ()
+    search: SearchPlan | None = None
 
     def printed(self, labels: Labels, measure: str) -> float | None:
         """The published value of a row; the most specific entry that matches."""
@@ -255,6 +260,8 @@ def cells_of(study: Study, scale: str, seeds: Sequence[int] | None = None) -> li
                 continue
             if scale not in grid.get("scales", SCALES):
                 continue
+            if study.search is not None and int(labels[TRIAL]) > study.search.rungs[scale][0].trials:
+                continue
             settings, absent = _settings(study, chosen, labels)
             cells += [
                 Cell(study.name, grid.get("runner", "train"), labels, settings, seed, scale, absent)
@@ -271,6 +278,9 @@ def _settings(study: Study, scale: Scale, labels: Labels) -> tuple[dict[str, Any
     for where, more in study.when:
         if "scale" not in where and matches(labels, where):
             settings |= more
+    if study.search is not None:
+        draws = [draw for draw in study.search.draws if matches(labels, draw.where)]
+        settings |= study.search.drawn(int(labels[TRIAL]), draws, scale.name)
     settings |= scale.settings
     for where, more in study.when:
         if "scale" in where and matches({**labels, "scale": scale.name}, where):
@@ -370,6 +380,11 @@ class StudyCheck:
             self.labels(entry["where"], "a [[searched]]")
             for key in ("trials", "tokens"):
                 self.above(entry[key], 0, f"{key} of a [[searched]]")
+        if "search" in document:
+            self.table(document["search"], SEARCH, 4, "search", dotted=True)
+            for entry in document["search"]["draws"]:
+                self.table(entry, DRAW, 1, "a draw of [search]")
+                self.labels(entry["where"], "a draw of [search]")
         targets = map(target_measure, document.get("targets", ()))
         measured = dict.fromkeys((*document["measures"], *document.get("published", {}), *targets, *MEASURES, *OF_RUN))
         for claim in document.get("claims", ()):
@@ -512,7 +527,9 @@ def load_study(name: str, folder: Path) -> Study:
 def study_from(document: Mapping[str, Any], path: Path) -> Study:
     """Check a study's document and return the study; every mistake names the file and what was expected."""
     checked = StudyCheck(path.name)
+    document = with_winners(document, path)
     checked.document(document)
+    document, search = with_trials(document, path.name, lambda settings: _flat(settings, path))
     study = Study(
         name=path.stem,
         title=document["title"],
@@ -534,6 +551,7 @@ def study_from(document: Mapping[str, Any], path: Path) -> Study:
         claims=tuple(StudyClaim(**entry) for entry in document.get("claims", ())),
         curves=document.get("curves", False),
         searched=tuple(Searched(**entry) for entry in document.get("searched", ())),
+        search=search,
     )
     tables = [study.base, *(s for values in study.axes.values() for s in values.values())]
     tables += [more for _, more in study.when] + [scale.settings for scale in study.scales.values()]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,7 +34,18 @@ from keyfed.lab.experiment.compare import (
     resolve,
     with_budget,
 )
-from keyfed.lab.experiment.grid import SCALES, Cell, Settings, Study, cells_of, load_study, study_folder, with_settings
+from keyfed.lab.experiment.grid import (
+    SCALES,
+    Cell,
+    Settings,
+    Study,
+    StudyCheck,
+    cells_of,
+    load_study,
+    matches,
+    study_folder,
+    with_settings,
+)
 from keyfed.lab.experiment.report import document, verdict
 from keyfed.lab.experiment.rows import (
     best_of,
@@ -44,7 +56,9 @@ from keyfed.lab.experiment.rows import (
     mean_baselines,
     row_of,
 )
-from keyfed.lab.experiment.store import Store, make_folder, refuse_file
+from keyfed.lab.experiment.search import TRIAL
+from keyfed.lab.experiment.store import Store, make_folder, races, refuse_file
+from keyfed.lab.experiment.tune import run_folder, run_trial, write_winners
 from keyfed.model.language_model import preset
 from keyfed.reports.document import write_document
 from keyfed.reports.dry import refuse_start
@@ -56,7 +70,7 @@ from keyfed.run.prepare import Prepared, prepare, refuse_frozen
 from keyfed.run.result import score_baselines
 from keyfed.system import refuse_ranks
 
-RESUMED = ("train", "code-faithful")  # runners whose cells go on from a checkpoint
+RESUMED = ("train", "code-faithful", TRIAL)  # runners whose cells go on from a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +128,7 @@ def run_study(
     workspace: Workspace,
     minutes: float | None = None,
     seeds: Sequence[int] | None = None,
+    where: Mapping[str, Sequence[str]] | None = None,
     override: Settings | None = None,
     most: int | None = None,
     listener: Listener | None = None,
@@ -124,6 +139,7 @@ def run_study(
       store: the results, read and written.
       minutes: how long to work; the cell that runs then is left as at Ctrl-C.
       seeds: in place of the scale's.
+      where: labels of the cells to work on; None for all.
       override: settings for every cell, which makes them other cells; for tests.
       most: cells to finish at most.
     """
@@ -133,52 +149,92 @@ def run_study(
     listen = listener or Silent()
     began = time.monotonic()
     clock = CellListener(listen, until=None if minutes is None else began + 60 * minutes)
-    cells = [cell for cell in cells_of(study, scale, seeds) if not cell.absent]
+    cells = [cell for cell in cells_of(study, scale, seeds) if not cell.absent and matches(cell.labels, where or {})]
     if override:
         cells = [with_settings(cell, override) for cell in cells]
     make_folder(store.results, store.folder(study.name))
-    there = store.of(study)
-    todo = [cell for cell in cells if cell.id not in there]
     done: list[str] = []
-    closed: set[str] = set()
+    failed: dict[str, tuple[str, str]] = {}
     skipped: list[Cell] = []
-    failed: list[tuple[str, str]] = []
-    listen.say(f"{study.name} at scale {scale}: {plural(len(cells), 'cell')}, {len(cells) - len(todo)} finished")
+    todo, before, still = _open(study, cells, store)
+    listen.say(f"{study.name} at scale {scale}: {plural(before + still, 'cell')}, {before} finished")
     try:
-        for number, cell in enumerate(todo, 1):
-            if most is not None and len(done) >= most:
+        waiting = False
+        while todo:
+            skipped, worked = [], False
+            say = _quiet if waiting else listen.say
+            for number, cell in enumerate(todo, 1):
+                if most is not None and len(done) >= most:
+                    break
+                clock.check()
+                say(f"cell {number} of {len(todo)}: {cell.title}")
+                try:
+                    record = _finish(cell, study, store, workspace, clock)
+                except FolderInUse:
+                    say("skipped: another process works on it")
+                    skipped.append(cell)
+                    continue
+                except (ConfigError, DataError, DownloadError, RunError) as e:
+                    listen.say(f"failed: {e}")
+                    failed[cell.id] = (cell.title, str(e))
+                    continue
+                worked = True
+                if record is None:
+                    listen.say("finished by another process")
+                    continue
+                done.append(cell.title)
+                shown = {key: value for key, value in record["measures"].items() if isinstance(value, float)}
+                listen.say("  ".join(f"{key} {value:.4g}" for key, value in list(shown.items())[:4]))
+                if study.search is not None:
+                    _clear(study, cells, store, workspace)
+            if study.search is None or (most is not None and len(done) >= most):
                 break
-            clock.check()
-            listen.say(f"cell {number} of {len(todo)}: {cell.title}")
-            try:
-                record = _finish(cell, study, store, workspace, clock)
-            except FolderInUse:
-                listen.say("skipped: another process works on it")
-                skipped.append(cell)
-                continue
-            except (ConfigError, DataError, DownloadError, RunError) as e:
-                listen.say(f"failed: {e}")
-                failed.append((cell.title, str(e)))
-                continue
-            closed.add(cell.id)
-            if record is None:
-                listen.say("finished by another process")
-                continue
-            done.append(cell.title)
-            shown = {key: value for key, value in record["measures"].items() if isinstance(value, float)}
-            listen.say("  ".join(f"{key} {value:.4g}" for key, value in list(shown.items())[:4]))
+            waiting = not worked and bool(skipped)
+            if waiting:  # who goes on is known when they are done
+                clock.wait("other processes train the trials that are left")
+            todo = [cell for cell in _open(study, cells, store)[0] if cell.id not in failed]
     except TimeIsUp:
         listen.say(f"stopped after {plural(minutes or 0, 'minute')}; the same call goes on with what is open")
     except KeyboardInterrupt:
-        listen.say(f"stopped after {len(done)} of {len(todo)} open cells; the same call goes on")
+        listen.say(f"stopped after {len(done)} of {still} open cells; the same call goes on")
         raise
-    closed |= {cell.id for cell in skipped if store.has(cell)}
-    left = tuple(cell.title for cell in todo if cell.id not in closed)
-    taken = tuple(cell.title for cell in skipped if cell.id not in closed)
+    left, finished, _ = _open(study, cells, store)
+    taken = [cell for cell in skipped if cell.id in {other.id for other in left}]
     return Progress(
-        study.name, scale, tuple(done), len(cells) - len(left) - len(done), left, taken, tuple(failed),
-        time.monotonic() - began,
+        study.name, scale, tuple(done), finished - len(done), tuple(cell.title for cell in left),
+        tuple(cell.title for cell in taken), tuple(failed.values()), time.monotonic() - began,
     )  # fmt: skip
+
+
+def parse_where(study: Study, said: Iterable[str]) -> dict[str, list[str]]:
+    """Read `axis=label|label` of the command line; an axis or label that the study does not have is refused."""
+    pairs = (text.partition("=") for text in said)
+    found = {axis.strip(): [label.strip() for label in labels.split("|")] for axis, _, labels in pairs}
+    check = StudyCheck("--where")
+    check.axes = {axis: labels for axis, labels in study.axes.items() if axis != TRIAL}  # a row has all its trials
+    check.labels(found, study.name)
+    return found
+
+
+def _open(study: Study, cells: Sequence[Cell], store: Store) -> tuple[list[Cell], int, int]:
+    """Return the cells to run now, and how many are finished and open; of a search every rung of a trial counts."""
+    there = store.of(study)
+    if study.search is None:
+        todo = [cell for cell in cells if cell.id not in there]
+        return todo, len(cells) - len(todo), len(todo)
+    found = races(study, cells, there)
+    return [cell for race in found for cell in race.due], sum(r.done for r in found), sum(r.left for r in found)
+
+
+def _quiet(line: str) -> None:
+    """Say nothing: it was said when the waiting began."""
+
+
+def _clear(study: Study, cells: Sequence[Cell], store: Store, workspace: Workspace) -> None:
+    """Remove the runs of trials that will not train on."""
+    for race in races(study, cells, store.of(study)):
+        for cell in race.out:
+            shutil.rmtree(run_folder(cell, workspace), ignore_errors=True)
 
 
 def _finish(cell: Cell, study: Study, store: Store, workspace: Workspace, clock: CellListener) -> dict[str, Any] | None:
@@ -187,7 +243,10 @@ def _finish(cell: Cell, study: Study, store: Store, workspace: Workspace, clock:
         if store.has(cell):
             return None
         try:
-            record = run_cell(cell, workspace, study.targets, clock, study.curves)
+            if cell.runner == TRIAL:
+                record = run_trial(study, cell, workspace, clock)
+            else:
+                record = run_cell(cell, workspace, study.targets, clock, study.curves)
         except TimeIsUp:
             if cell.runner not in RESUMED:
                 clock.say(f"{cell.title} has no checkpoint and will start anew; give more minutes than it takes")
@@ -401,6 +460,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scale", default="standard", choices=SCALES)
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--seeds", help="3 (seeds 1 to 3) or 1,4")
+    parser.add_argument("--where", action="append", help="axis=label|label: cells with these labels only")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", choices=("fp32", "bf16"), help="on a GPU; bf16 by default")
     parser.add_argument("--data-dir")
@@ -409,17 +469,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--studies", type=Path, default=None)
     options = parser.parse_args(arguments)
     try:
-        study = load_study(options.name, options.studies or study_folder())
+        folder = options.studies or study_folder()
+        study = load_study(options.name, folder)
         workspace, listener = Workspace(options.work, options.device, options.data_dir, options.precision), Lines()
+        store = Store(options.results, listener.say)
         progress = run_study(
             study,
             options.scale,
-            store=Store(options.results, listener.say),
+            store=store,
             workspace=workspace,
             minutes=options.minutes,
             seeds=None if options.seeds is None else parse_seeds(options.seeds),
+            where=parse_where(study, options.where or ()),
             listener=listener,
         )
+        if options.scale == "standard":
+            write_winners(study, store, folder)
     except KeyfedError as e:
         sys.stderr.write(f"error: {e}\n")
         return 2

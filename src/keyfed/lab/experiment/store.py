@@ -22,6 +22,7 @@ from keyfed.errors import ConfigError, RunError
 from keyfed.files import write_atomically
 from keyfed.lab.experiment.cell import options_of
 from keyfed.lab.experiment.grid import BY, SCALES, Cell, Labels, Study, cells_of, target_measure
+from keyfed.lab.experiment.search import TRIAL, Standing, reached, standing
 from keyfed.reports.document import NONE, finite, show, show_count
 
 NEEDED = {"id": str, "runner": str, "seed": int, "settings": dict, "measures": dict, "curve": list, "made": dict}
@@ -62,12 +63,13 @@ def _is_spread(value: Any) -> bool:
 
 
 NUMBERS = ("clients", "cohort", "parameters", "vocabulary", "rounds", "best_round", "tokens_trained", "train_tokens",
-           "first_tokens_trained", "first_best_round", "seconds")  # fmt: skip
+           "first_tokens_trained", "first_best_round", "seconds", "whole")  # fmt: skip
 TEXTS = ("data", "data_sha256", "vectors_sha256", "first_data_sha256", "init_sha256", "model")
 SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {  # of what pages read, where a cell has it
     "measures": (lambda v: all(map(_is_number_or_none, v.values())), "a number or null for each"),
     "curve": (lambda v: _are_points(v, 4), "points of 4 numbers"),
     "training": (lambda v: isinstance(v, dict) and all(_are_points(v.get(by), 3) for by in BY), "points of 3 numbers"),
+    "rungs": (lambda v: _are_points(v, 3), "tokens, rounds and validation perplexity of each"),
     "shuffles": (_is_spread, "count, sd, lowest and highest"),
     "facts": (lambda v: isinstance(v, dict) and all(_are_counts(v.get(k)) for k in ("unigrams", "bigrams")),
               "a table with unigrams and bigrams"),
@@ -119,9 +121,9 @@ class Store:
         return {cell: with_targets(record, study.targets) for cell, record in found.items()}
 
     def has(self, cell: Cell) -> bool:
-        """Tell whether a cell's result is there by now."""
+        """Tell whether a cell's result is there by now; a trial's up to its rung."""
         read = map(self._record, (self.results / "data").glob(f"*/*-{cell.id}.json"))
-        return any(record is not None for record in read)
+        return any(record is not None and has_rung(record, cell) for record in read)
 
     def write(self, cell: Cell, record: Mapping[str, Any]) -> Path:
         """Write a cell's result and return where."""
@@ -183,6 +185,11 @@ def interpolated_rounds(
     share = math.log(before[1] / target) / math.log(before[1] / perplexity)
     found = before[0] + (number - before[0]) * share
     return float(found if first is None else min(max(found, first - every), first))
+
+
+def has_rung(record: Mapping[str, Any], cell: Cell) -> bool:
+    """Tell whether a trial has reached its rung; another cell has none."""
+    return cell.runner != TRIAL or len(reached(record)) > cell.rung
 
 
 def read_cell(path: Path, say: Callable[[str], Any]) -> dict[str, Any] | None:
@@ -441,10 +448,67 @@ def main_scale(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str | 
 
 
 def counted(study: Study, scale: str, results: Mapping[str, Any]) -> tuple[int, int]:
-    """Count the finished and the open cells of a scale; seeds beyond its own are neither."""
+    """Count the finished and the open cells of a scale; seeds beyond its own are neither.
+
+    Of a search every rung of a trial counts.
+    """
+    if study.search is not None:
+        found = races(study, cells_of(study, scale), results)
+        return sum(race.done for race in found), sum(race.left for race in found)
     cells = [cell for cell in cells_of(study, scale) if not cell.absent]
     done = sum(cell.id in results for cell in cells)
     return done, len(cells) - done
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """The trials of a row of a search, in their order, and where they stand."""
+
+    labels: Labels
+    trials: tuple[Cell, ...]
+    records: Mapping[str, Mapping[str, Any]]
+    standing: Standing
+    steps: int
+
+    @property
+    def done(self) -> int:
+        """Rungs that trials have reached."""
+        return sum(len(reached(self.records.get(cell.id))) for cell in self.trials)
+
+    @property
+    def left(self) -> int:
+        """Rungs to be reached; none when the search is over, of trials that diverged too."""
+        return max(len(self.standing.open), self.steps - self.done) if self.standing.open else 0
+
+    @property
+    def due(self) -> list[Cell]:
+        """Trials that are to train on now, each up to its rung."""
+        return [replace(c, rung=self.standing.rung) for c in self.trials if c.id in self.standing.open]
+
+    @property
+    def out(self) -> list[Cell]:
+        """Trials that will not train on."""
+        return [cell for cell in self.trials if cell.id not in self.standing.going]
+
+    @property
+    def winner(self) -> Cell | None:
+        """The trial that won, once the search is over."""
+        return next((cell for cell in self.trials if cell.id == self.standing.winner), None)
+
+
+def races(study: Study, cells: Iterable[Cell], results: Mapping[str, Mapping[str, Any]]) -> list[Race]:
+    """Return the rows of a search: the trials of each, by all labels but their number."""
+    assert study.search is not None
+    grouped: dict[tuple[tuple[str, str], ...], list[Cell]] = {}
+    for cell in cells:
+        grouped.setdefault(tuple((k, v) for k, v in cell.labels.items() if k != TRIAL), []).append(cell)
+    found = []
+    for labels, trials in grouped.items():
+        rungs = study.search.rungs[trials[0].scale]
+        records = {cell.id: results[cell.id] for cell in trials if cell.id in results}
+        place = standing(rungs, [cell.id for cell in trials], records)
+        found.append(Race(dict(labels), tuple(trials), records, place, sum(rung.trials for rung in rungs)))
+    return found
 
 
 def place(row: Row, without: Iterable[str] = ()) -> str:

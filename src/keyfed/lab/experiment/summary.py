@@ -60,6 +60,7 @@ from keyfed.lab.experiment.page import (
     percent,
     picture,
     render,
+    write_readme,
 )
 from keyfed.lab.experiment.plots import describe, drawn
 from keyfed.lab.experiment.store import (
@@ -260,7 +261,8 @@ def progress_text(folder: Path, store: Store) -> str:
         study = load_study(name, folder)
         found = store.of(study)
         counts = {scale: counted(study, scale, found) for scale in study.scales}
-        cells = [f"{done} of {done + left}" for done, left in (counts.get(scale, (0, 0)) for scale in SCALES)]
+        both = (counts.get(scale, (0, 0)) for scale in SCALES)
+        cells = [f"{done} of {done + left}" if done + left else NONE for done, left in both]
         stands.append(
             [name, study.paper, main_scale(study, found) or NONE, *cells, "; ".join(_left(study, found)) or NONE]
         )
@@ -284,7 +286,8 @@ def _left(study: Study, found: Results) -> Iterable[str]:
 
 
 def write_front(folder: Path, store: Store) -> Path:
-    """Write docs/results/README.md and the page of where the studies stand."""
+    """Write docs/results/README.md, the page of where the studies stand, and the README's table of methods."""
+    write_readme(folder, store)
     write_atomically(store.results / FRONT, front_text(folder, store).encode())
     write_atomically(store.results / PROGRESS, progress_text(folder, store).encode())
     return store.results / FRONT

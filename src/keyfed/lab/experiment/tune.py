@@ -10,23 +10,46 @@ from __future__ import annotations
 
 import json
 import math
-import random
+import shutil
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from keyfed.config.load import PARTS, Config, Value, check, coerce, config_from, differences, dump_toml, to_document
+from keyfed.config.load import (
+    PARTS,
+    Config,
+    Value,
+    check,
+    coerce,
+    config_from,
+    differences,
+    dump_toml,
+    method_spec,
+    to_document,
+)
+from keyfed.engine.network import parameter_count
+from keyfed.engine.task import keeps_state
 from keyfed.errors import ConfigError, DataError, RunError, nearest
-from keyfed.federated.cohort import derive_seed
 from keyfed.federated.methods import METHODS, build_method, method_options, unread_options
 from keyfed.federated.spec import MethodSpec
 from keyfed.files import write_atomically
-from keyfed.lab.experiment.cell import CellListener, Paused, train_cell
+from keyfed.lab.experiment.cell import (
+    CellListener,
+    Paused,
+    PausedThere,
+    Workspace,
+    config_of,
+    result_of,
+    train_cell,
+)
+from keyfed.lab.experiment.compare import tokens_a_round
+from keyfed.lab.experiment.grid import Cell, Study, cells_of
 from keyfed.lab.experiment.report import search_document, search_verdict
+from keyfed.lab.experiment.search import Listed, Range, Space, at_edge, parse_range, sample, winners_text
+from keyfed.lab.experiment.store import Store, races
 from keyfed.reports.document import write_document
 from keyfed.run.console import Listener, Silent, plural
 from keyfed.run.folder import open_folder, read_metrics, refuse_changes, strict
@@ -34,61 +57,6 @@ from keyfed.run.pilot import without_test
 from keyfed.run.plan import plan
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.system import refuse_ranks
-
-EDGE = 0.1  # of a range: a best value this near its end may have a better one beyond it
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Numbers from `low` to `high`, even in the number or (log) in its order of magnitude."""
-
-    low: float
-    high: float
-    log: bool = False
-    whole: bool = False
-
-    def at(self, place: float) -> float | int:
-        """Return the value at a place from 0 (low) to 1 (high), to three digits: more would be false precision."""
-        span = math.log(self.high / self.low) if self.log else self.high - self.low
-        value = self.low * math.exp(span * place) if self.log else self.low + span * place
-        if self.whole:
-            return min(max(round(value), math.ceil(self.low)), math.floor(self.high))
-        return min(max(float(f"{value:.3g}"), self.low), self.high)
-
-    def place(self, value: float) -> float:
-        """Return where a value lies, 0 (low) to 1 (high); outside of that when it is not in the range."""
-        if self.log:
-            return math.log(value / self.low) / math.log(self.high / self.low) if value > 0 else -math.inf
-        return (value - self.low) / (self.high - self.low)
-
-    def is_edge(self, value: float) -> bool:
-        """Tell whether a value lies in the outer tenth of the range, or beyond."""
-        return not EDGE < self.place(value) < 1 - EDGE
-
-    def __str__(self) -> str:
-        return f"{self.low:.12g}..{self.high:.12g}" + (":log" if self.log else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """Values one by one."""
-
-    values: tuple[Value, ...]
-
-    def at(self, place: float) -> Value:
-        """Return the value at a place from 0 to below 1."""
-        return self.values[min(int(place * len(self.values)), len(self.values) - 1)]
-
-    def is_edge(self, value: Any) -> bool:
-        """Tell whether a value is the first or last of three numbers or more: other lists have no inside."""
-        numbers = [v for v in self.values if isinstance(v, int | float) and not isinstance(v, bool)]
-        return len(numbers) == len(self.values) >= 3 and not min(numbers) < value < max(numbers)
-
-    def __str__(self) -> str:
-        return ",".join("none" if v is None else str(v) for v in self.values)
-
-
-Space = Mapping[str, Range | Listed]
 
 # What is searched by default, by the name of the option; --search replaces it all. Orders of magnitude, since that is
 # what is unknown on a new corpus; the published values and our defaults lie inside or at the end.
@@ -150,64 +118,11 @@ def _parse_one(method: str, search: str) -> tuple[str, Range | Listed]:
         )
     hint = typing.get_type_hints(METHODS[method])[name]
     if ".." in text:
-        return name, _parse_range(search, text, hint)
+        return name, parse_range(search, text, hint)
     values = tuple(coerce(value.strip(), hint, f"--search {name}") for value in text.split(","))
     if len(set(values)) < 2:
         raise ConfigError(f'--search got "{search}", one value; expected at least two, or fix it by --set {search}')
     return name, Listed(tuple(dict.fromkeys(values)))
-
-
-def _parse_range(search: str, text: str, hint: Any) -> Range:
-    kinds = {hint, *typing.get_args(hint)} & {int, float}
-    bounds, colon, scale = text.partition(":")
-    try:
-        low, high = (float(bound) for bound in bounds.split(".."))
-    except ValueError:
-        raise ConfigError(
-            f'--search got "{search}"; expected two numbers, key=LOW..HIGH or key=LOW..HIGH:log'
-        ) from None
-    if not kinds:
-        raise ConfigError(f'--search got "{search}", but the option is not a number; list its values: key=a,b,c')
-    if colon and scale.strip() != "log":
-        raise ConfigError(f'--search got "{search}" with ":{scale}"; expected :log or nothing after the range')
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ConfigError(f'--search got "{search}"; expected finite numbers with LOW < HIGH')
-    if colon and low <= 0:
-        raise ConfigError(f'--search got "{search}"; a logarithmic range needs LOW > 0')
-    whole = kinds == {int}
-    if whole and math.ceil(low) >= math.floor(high):
-        raise ConfigError(f'--search got "{search}"; expected at least two whole numbers between LOW and HIGH')
-    return Range(low, high, log=bool(colon), whole=whole)
-
-
-def sample(space: Space, count: int, seed: int) -> list[dict[str, Value]]:
-    r"""Return up to `count` different settings, spread evenly over the space; fewer where it holds fewer.
-
-    .. math::  u_i = (s + i·α) \bmod 1,\qquad α_j = φ_d^{-j},\qquad φ_d^{d+1} = φ_d + 1
-
-    An additive recurrence with the generalised golden ratio φ_d of d options (Roberts 2018): any number of points
-    covers the space evenly, where independent draws leave holes. The shift s comes from the seed.
-    """
-    lists = [one.values for one in space.values() if isinstance(one, Listed)]
-    if len(lists) == len(space) and math.prod(map(len, lists)) <= count:
-        return [dict(zip(space, values, strict=True)) for values in product(*lists)]
-    ratio = 2.0
-    for _ in range(50):  # a contraction: the fixed point to machine precision
-        ratio = (1 + ratio) ** (1 / (len(space) + 1))
-    shift = {key: random.Random(derive_seed(seed, "tune", key)).random() for key in space}
-    found: dict[tuple[Value, ...], dict[str, Value]] = {}
-    for i in range(100 * count):
-        places = {key: (shift[key] + i * ratio ** -(j + 1)) % 1 for j, key in enumerate(space)}
-        values = {key: one.at(places[key]) for key, one in space.items()}
-        found.setdefault(tuple(values.values()), values)
-        if len(found) == count:
-            break
-    return list(found.values())
-
-
-def at_edge(space: Space, values: Mapping[str, Any]) -> list[str]:
-    """Return the options whose value lies at the edge of its range or list; one that is off is in neither."""
-    return [key for key, one in space.items() if values[key] is not None and one.is_edge(values[key])]
 
 
 THIRD = 3
@@ -533,3 +448,95 @@ def winning_toml(config: Config, values: Mapping[str, Value]) -> str:
     for section, found in document.items():
         kept[section] = {key: v for key, v in found.items() if v != usual[section][key]}
     return dump_toml({section: found for section, found in kept.items() if found})
+
+
+# A trial of a study's search
+
+LOOKS = 20  # validations of a whole run; a rung is reached at one of them
+
+
+def whole_run(config: Config, prepared: Prepared, tokens: float) -> Config:
+    """Give a configuration as many rounds as so many tokens pay for; the schedule is over all of them."""
+    rounds = max(1, round(tokens / tokens_a_round(config, prepared)))
+    return check(replace(config, train=replace(config.train, rounds=rounds, eval_every=every_of(rounds))))
+
+
+def every_of(rounds: int) -> int:
+    """Rounds between two validations of a trial."""
+    return max(1, rounds // LOOKS)
+
+
+def run_trial(study: Study, cell: Cell, workspace: Workspace, listen: CellListener) -> dict[str, Any]:
+    """Train a trial up to its rung, from where it stands; return its result so far. The test text is not there.
+
+    A run whose clients keep states is not kept from rung to rung, since states fill a disk: it begins anew, and is the
+    same run.
+
+    Raises:
+      KeyfedError, KeyboardInterrupt: as `run_cell`.
+    """
+    assert study.search is not None
+    config = config_of(cell.settings, cell.seed, workspace)
+    prepared = untested(workspace.prepared(config))
+    config = whole_run(config, prepared, float(cell.settings["study.tokens"]))
+    rungs = study.search.rungs[cell.scale][: cell.rung + 1]
+    ends = [max(1, round(rung.share * config.train.rounds)) for rung in rungs]
+    folder = run_folder(cell, workspace)
+    stateful = keeps_state(build_method(method_spec(config)))
+    if until_compared(read_metrics(folder), ends[-1]) is None:
+        with suppress(Paused, PausedThere):
+            pause = Paused if stateful else PausedThere
+            train_cell(config, folder, prepared, CellListener(listen, known=None, rounds=ends[-1], pause=pause))
+    records = read_metrics(folder)
+    reached = [_rung(records, end, config.train.rounds, len(prepared.vocab)) for end in ends]
+    best = reached[-1][2]
+    found = {
+        "records": records[: reached[-1][1]],
+        "measures": {"valid_perplexity": best, "valid_nats": None if best is None else math.log(best)},
+        "data": prepared.corpus.name, "data_sha256": prepared.corpus.fingerprint(), "method": config.method,
+        "model": prepared.spec.name, "clients": len(prepared.store), "cohort": config.train.cohort,
+        "parameters": parameter_count(prepared.spec), "vocabulary": len(prepared.vocab), "rounds": reached[-1][1],
+        "tokens_trained": reached[-1][0], "train_tokens": int(prepared.store.sizes().sum()),
+        "precision": config.train.precision, "rungs": reached, "whole": config.train.rounds,
+        "seconds": records[-1]["elapsed"],
+    }  # fmt: skip
+    if stateful:
+        shutil.rmtree(folder)
+    return dict(strict(result_of(cell, workspace, found, ())))
+
+
+def run_folder(cell: Cell, workspace: Workspace) -> Path:
+    """Where a cell's run lies while it trains."""
+    return workspace.work / cell.study / Path(cell.file).stem
+
+
+def _rung(records: Sequence[Mapping[str, Any]], end: int, rounds: int, vocab: int) -> list[Any]:
+    """[tokens, rounds, best validation perplexity] of a run up to a rung; one that ended before it has diverged."""
+    whole = until_compared(records, end)
+    part = list(records) if whole is None else whole
+    outcome = judge(0, {}, [part], rounds, vocab)
+    perplexity = outcome.row()["perplexity"] if outcome.status != "diverged" and whole is not None else None
+    return [sum(r["worked"] or 0 for r in part), part[-1]["round"], perplexity]
+
+
+def write_winners(study: Study, store: Store, folder: Path) -> Path | None:
+    """Write the settings that a search has found, at scale standard, to its file; None for a study without a search.
+
+    Args:
+      folder: of the studies.
+    """
+    if study.search is None:
+        return None
+    entries = []
+    for race in races(study, cells_of(study, "standard"), store.of(study)):
+        if race.winner is not None:
+            record = race.records[race.winner.id]
+            length = {"train.rounds": record["whole"], "train.eval_every": every_of(record["whole"])}
+            spent = sum(rungs[-1][0] for r in race.records.values() if (rungs := r["rungs"]))
+            entries.append({
+                "where": race.labels, "settings": {**race.winner.settings, **length}, "trials": len(race.trials),
+                "tokens": spent, "record": f"docs/results/data/{study.name}",
+            })  # fmt: skip
+    path = folder / study.search.winners
+    write_atomically(path, winners_text(study.name, entries).encode())
+    return path
