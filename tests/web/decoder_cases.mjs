@@ -77,12 +77,13 @@ const operations = {
   path: ({ points, n }) => [...resampled(swipeOf(points), n)],
 
   // One predictor, many questions: it has to forget nothing and to remember nothing wrong.
-  predict({ vocab, forms, layout: name, personal: learnt, questions }) {
-    const personal = new Personal(k);
+  predict({ vocab, forms, layout: name, personal: learnt, questions, constants = {} }) {
+    const own = { ...tables, constants: { ...k, ...constants } };
+    const personal = new Personal(own.constants);
     personal.importJSON(learnt);
     const words = shared.vocabularies[vocab];
     const numbers = new context.Numbers(words), logps = shared.logps.map((logp) => Float64Array.from(logp));
-    const predictor = new Predictor(words, forms, tables, name, personal);
+    const predictor = new Predictor(words, forms, own, name, personal);
     return questions.map(({ before, logp, taps, choice, points, block, learn }) => {
       if (block) personal.block(block);
       if (learn) personal.learn(...learn);

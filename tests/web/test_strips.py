@@ -10,12 +10,14 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from keyfed.errors import DataError
 from keyfed.keyboard.context import constants, emoji_table, fold, layout_of, offensive_words, read_context
 from keyfed.keyboard.lexicon import resample, swipe_of
 from keyfed.keyboard.personal import PersonalWords
-from keyfed.keyboard.predict import KeyboardSettings, Predictor, Slot, Strip
+from keyfed.keyboard.predict import KeyboardSettings, Predictor, Slot, Strip, best_of
 from keyfed.keyboard.session import Editor, Keyboard, ngram_source
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
 from keyfed.text.published import sotu_data
@@ -295,6 +297,13 @@ def test_strips_corrections_and_swipes() -> None:
             kinds |= {slot["kind"] for slot in (one if isinstance(one, list) else one["slots"]) if slot}
             kinds.add("corrected" if isinstance(one, dict) and one["correction"] else "left alone")
     assert kinds == {"word", "literal", "completion", "correction", "emoji", "next", "corrected", "left alone"}
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(0, 3).map(float) | st.just(-np.inf), max_size=30), st.integers(1, 6))
+def test_the_best_are_those_of_a_full_sort(scores: list[float], n: int) -> None:
+    order = sorted((i for i, s in enumerate(scores) if s > -np.inf), key=lambda i: (-scores[i], i))
+    assert best_of(np.array(scores), n) == order[:n]
 
 
 def test_swipes_are_resampled_alike() -> None:
