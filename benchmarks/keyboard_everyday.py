@@ -1,0 +1,109 @@
+"""The keyboard on everyday sentences and words (keyboard_everyday.json): what it knows, guesses, saves, mends, spoils.
+
+    python benchmarks/keyboard_everyday.py [RUN] [--trial] [--json]
+
+RUN is a run, an exported keyboard, or `base` (the default). The model is the exported one, in eight bits; the decoder
+is the page's, in node. `--trial` types the other forty sentences, and their words in place of the kept ones: try
+things on those, and on the kept ones only when a model has been chosen. The file says how each figure is counted, and
+the noise of taps, swipes and slips.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from keyboard_browser import exported
+
+from keyfed.engine.network import reader_of
+from keyfed.keyboard import bundle
+from keyfed.keyboard.context import constants, fold, layout_of
+from keyfed.keyboard.measure import KeystrokeClock, has_path, swipe, type_lines, words_in
+from keyfed.keyboard.session import Decoder, NetworkSource
+
+FILE = Path(__file__).with_suffix(".json")
+BARS = {  # what the keyboard is to reach, as shares
+    "next word in three": ("at least", 0.25),
+    "keys saved": ("at least", 0.45),
+    "everyday words known": ("at least", 0.99),
+    "proper words replaced": ("at most", 0.005),
+    "slips mended": ("at least", 0.80),
+    "swipes of known words right at first": ("at least", 0.90),
+}
+
+
+def keyboard_on(folder: Path) -> Decoder:
+    """Return the decoder over an export's network, as the page has it."""
+    manifest = bundle.check_bundle(folder)
+    params = {name: torch.from_numpy(np.array(value)) for name, value in bundle.load_weights(folder).items()}
+    vocab, forms = bundle.load_vocab(folder)
+    source = NetworkSource(reader_of(bundle.spec_of(manifest), params), lines=manifest["reading"] == "lines")
+    return Decoder(vocab, source, forms=forms, settings={"learn": False})
+
+
+def measure(keyboard: Decoder, everyday: dict[str, Any], sentences: list[str], words: list[str]) -> dict[str, Any]:
+    """Type all of it; return the counts behind each figure, (of, all)."""
+    rng = np.random.default_rng(everyday["noise"]["seed"])
+    layout = layout_of(everyday["noise"]["layout"])
+    counts = type_lines(keyboard, sentences, rng, KeystrokeClock())
+    contexts = everyday["contexts"]
+    known = keyboard.knows(words)
+    replaced = []
+    for context in contexts:
+        for word in words:
+            made = keyboard.suggest(context + word).correction
+            if made is not None and fold(made) != fold(word):
+                replaced.append(f"{context}{word} → {made}")
+    swiped = [word for word, is_known in zip(words, known, strict=True) if is_known and has_path(word, layout)]
+    first = [keyboard.gesture(contexts[0], swipe(word, layout, rng))[:1] for word in swiped]
+    right = sum(bool(best) and fold(best[0].text) == fold(word) for word, best in zip(swiped, first, strict=True))
+    wrong = counts.wrong_known + counts.wrong_unknown + len(replaced)
+    return {
+        "figures": {
+            "next word in three": (counts.top3, counts.words),
+            "keys saved": (counts.characters - counts.strokes, counts.characters),
+            "everyday words known": (sum(known), len(words)),
+            "proper words replaced": (wrong, counts.words + len(contexts) * len(words)),
+            "slips mended": (counts.slips_mended, counts.slips),
+            "swipes of known words right at first": (counts.swipes_first + right, counts.swiped + len(swiped)),
+            "next word in the middle": (counts.top1, counts.words),
+            "taps right": (counts.taps_right, counts.tapped),
+        },
+        "unknown": [word for word, is_known in zip(words, known, strict=True) if not is_known],
+        "replaced": replaced,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="?", type=Path, default=Path("base"), help="a run, an exported keyboard, or base")
+    parser.add_argument("--trial", action="store_true", help="type the sentences that are there to try things on")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    everyday = json.loads(FILE.read_text("utf-8"))
+    sentences, words = [line for of in everyday["sentences"].values() for line in of], everyday["words"]
+    if options.trial:
+        sentences = everyday["trial"]
+        words = sorted({fold(word) for line in sentences for _, word in words_in(line, constants())})
+    with tempfile.TemporaryDirectory() as temporary, keyboard_on(exported(options.run, Path(temporary))) as keyboard:
+        found = measure(keyboard, everyday, sentences, words)
+    if options.json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+        return
+    for name, (of, whole) in found["figures"].items():
+        share = of / whole if whole else float("nan")
+        wanted, bar = BARS.get(name, ("", None))
+        kept = bar is None or (share >= bar if wanted == "at least" else share <= bar)
+        said = "" if bar is None else f"   {wanted} {bar:.1%}: {'kept' if kept else 'not kept'}"
+        print(f"{name:<38} {of:6,} of {whole:6,}  {share:6.1%}{said}")
+    print(f"unknown: {' '.join(found['unknown'][:40])}{' …' if len(found['unknown']) > 40 else ''}")
+
+
+if __name__ == "__main__":
+    main()
