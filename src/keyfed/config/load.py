@@ -270,6 +270,13 @@ def check(config: Config) -> Config:
         problems.append(f"upload.against is {against}; expected 0 < share of the agreement ≤ 1, or 0 for none")
     if against and config.secure.on:
         problems.append("upload.against compares single uploads, and secure.on (--secure) hides them; leave one out")
+    trim = config.upload.trim
+    if not 0 <= trim <= 0.5:
+        problems.append(f"upload.trim is {trim}; expected 0 ≤ share of the uploads at either end ≤ 0.5")
+    if trim and config.secure.on:
+        problems.append("upload.trim sorts single uploads, and a masked sum (secure.on) opens none; leave one out")
+    if trim and config.privacy.on:
+        problems.append("upload.trim sorts single uploads, and the noise of --dp is that of a sum; leave one out")
     if t.rollback and not t.rollback > 1:
         problems.append(f"train.rollback is {t.rollback}; expected a factor above 1, or 0 for never")
     problems += config.participation.problems() + config.privacy.problems()

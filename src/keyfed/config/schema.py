@@ -306,6 +306,11 @@ class UploadConfig:
         "one beyond it is left out (plain sums, from four uploads on; memory for the uploads of a round). "
         f"none: {AGAINST:g} in a federation, uncompared in a simulation; 0: uncompared",
     )
+    trim: float = option(
+        0.0,
+        "share of the uploads that is left out at either end of every number before the mean is taken; 0.5 is the "
+        "median (plain sums; memory for the uploads of a round). 0: all count",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Uploads are scaled and summed as each client ends, in client order whatever the block or the number of workers, so
 memory is O(block × model) for any cohort. A mediator that must see all reports first has the uploads kept until then,
-and so has a run that compares their directions (`upload.against`): O(cohort × model).
+and so has a run that compares their directions (`upload.against`) or trims their mean (`upload.trim`): O(cohort ×
+model).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from keyfed.engine.sums.plain import (
     SelfWeighedAccumulator,
     SelfWeighedRound,
     SelfWeighedSum,
+    sum_for,
 )
 from keyfed.engine.task import ClientTask, CohortCurves, Finished, keeps_state, kept, report_of, run_tasks
 from keyfed.engine.workers import WorkerPool
@@ -180,7 +182,9 @@ class Simulation:
         self, params: Params, cohort: Sequence[ClientId], method: Method, round: int, public: Public | None = None
     ) -> Mapping[ClientId, Report]:
         """Train the cohort; sum at once where clients weigh themselves, else keep the uploads."""
-        self._sum, self._kept, self._refused = self._gather(params), {}, []
+        trims = self._caps is not None and self._caps.trim
+        self._sum = sum_for(params, self._caps) if trims else self._gather(params)
+        self._kept, self._refused = {}, []
         self._theta, self._method, self._norms, self._shortened = params, method, {}, []
         self._self_weighed, self.secure, self.curves, self._shares = None, None, None, {}
         self._round, self._remembering = round, keeps_state(method)

@@ -158,12 +158,14 @@ class UploadLimits(NamedTuple):
       tokens: of the tokens it counts for.
       most: tokens that no client of the run can have (`data.max_tokens`), from the first round on.
       against: γ, how far an upload may point against the others of its round, as a share of their agreement.
+      trim: share of the uploads that is left out at either end of every number (`engine.sums.plain.TrimmedSum`).
     """
 
     norm: float | None = None
     tokens: float | None = None
     most: int | None = None
     against: float | None = None
+    trim: float | None = None
 
 
 def caps_of(limits: UploadLimits, seen: Seen, pace: float = 1.0) -> Caps:
@@ -174,15 +176,15 @@ def caps_of(limits: UploadLimits, seen: Seen, pace: float = 1.0) -> Caps:
 
     Example:
       >>> caps_of(UploadLimits(3.0, 4.0), Seen((1.0, 2.0, 9.0), (100.0, 50.0)))
-      Caps(norm=6.0, tokens=300, against=None)
+      Caps(norm=6.0, tokens=300, against=None, trim=None)
       >>> caps_of(UploadLimits(3.0, 4.0, most=200), Seen())
-      Caps(norm=None, tokens=200, against=None)
+      Caps(norm=None, tokens=200, against=None, trim=None)
     """
     norm = pace * limits.norm * statistics.median(seen.norms) if limits.norm and seen.norms else None
     tokens = [] if limits.most is None else [limits.most]
     if limits.tokens and seen.tokens:
         tokens.append(math.ceil(limits.tokens * statistics.median(seen.tokens)))
-    return Caps(norm, min(tokens, default=None), limits.against)
+    return Caps(norm, min(tokens, default=None), limits.against, limits.trim)
 
 
 def seen_with(seen: Seen, norms: Sequence[float], tokens: Sequence[float]) -> Seen:

@@ -420,11 +420,13 @@ class Caps(NamedTuple):
       norm: its norm, beyond which it is shortened (or refused, where its client keeps state).
       tokens: the tokens it counts for.
       against: how far it may point against the other uploads of its round (`soundness.opposed`); None: any direction.
+      trim: share of the uploads that is left out at either end of every number; None: none.
     """
 
     norm: float | None = None
     tokens: int | None = None
     against: float | None = None
+    trim: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from keyfed.private.dp.private_method import make_private, refuse_absence, refus
 from keyfed.private.secagg.threshold import PRIVATE_RATIO, most_ratio, usual_threshold
 
 EMBEDDING = "embedding.weight"
-UPLOAD_LIMITS = ("limit", "token_limit", "against")
+UPLOAD_LIMITS = ("limit", "token_limit", "against", "trim")
 BOUNDS = {"most": MOST_MEMBERS, "most_private": MOST_PRIVATE, "least_private": PRIVATE_RATIO + 1}
 MODELLED = ("over_select", "drop_before", "drop_after", "deadline", "least_epochs", "least_work", "pace_spread")
 
@@ -179,19 +179,15 @@ class Exclusion:
         method, *words = self.example.split()
         flags = frozenset(word for word in words if word.startswith("--"))
         config = apply_settings(Config(method=method), [word for word in words if word not in flags])
-        if "--minutes" in flags:
-            config = replace(config, open=Open(minutes=5.0))
-        members = min(config.train.cohort, 20)
-        case = Case(config, members=members, clients=20, names=("ann", "ben"), ranks=2, flags=flags)
+        config = replace(config, open=Open(minutes=5.0)) if "--minutes" in flags else config
+        case = Case(
+            config, members=min(config.train.cohort, 20), clients=20, names=("ann", "ben"), ranks=2, flags=flags
+        )
         return replace(case, **self.facts)
 
 
 def refuse(stage: Stage, case: Case) -> None:
-    """Raise the first refusal of a stage.
-
-    Raises:
-      KeyfedError: with what does not go together, and what to do.
-    """
+    """Raise the first refusal of a stage, a KeyfedError that says what does not go together and what to do."""
     for rule in TABLE[stage][1]:
         rule.refuse(case)
 
@@ -251,6 +247,8 @@ CONFIGURATION = tuple(
         "train.final × constant step": "fedavg train.final=0.5",
         "--minutes × --dp": "fedavg --minutes privacy.epsilon=8",
         "upload.against × secure sums": "fedavg upload.against=0.5 secure.on=true",
+        "upload.trim × secure sums": "fedavg upload.trim=0.2 secure.on=true",
+        "upload.trim × --dp": "fedavg upload.trim=0.2 privacy.epsilon=8",
         "train.central × --dp": "fedavg train.central=true privacy.epsilon=8",
         "secure.clear × secure sums": "fedavg secure.clear=true secure.on=true",
         "train.curves × --dp": "fedavg train.curves=true privacy.epsilon=8",
@@ -323,6 +321,11 @@ PLAN = (
         "{method.name} keeps a dual on every client, and in {config.train.rounds} rounds with {members} of {clients} "
         "clients each comes {participations:.2g} times: a dual is never used. Take more rounds, a larger train.cohort, "
         "or fedprox",
+    ),
+    Exclusion(
+        "upload.trim × duals", "fedadmm upload.trim=0.2 train.rounds=100",
+        lambda case: case.config.upload.trim and case.method.solver.start is not None,
+        "upload.trim takes the mean of changes, and clients of {method.name} send what they stand for; leave it out",
     ),
     Exclusion(
         "fixed weights × clients", "fedavg mediator.name=fixed mediator.weights=anna=1,ben=2",
@@ -581,10 +584,7 @@ FEDERATION = (
 
 TABLE: Mapping[Stage, tuple[str, Sequence[Exclusion]]] = {
     "command line": ("Flags of `keyfed train`, before a configuration is read.", FLAGS),
-    "configuration": (
-        "Sections of a configuration, when it is read; all that is wrong is said at once.",
-        CONFIGURATION,
-    ),
+    "configuration": ("Sections of a configuration, when it is read; all mistakes are said at once.", CONFIGURATION),
     "own code": ("A module or a method of the caller's own (docs/extending.md).", OWN),
     "plan": ("The method, the cohort and the clients of a corpus.", PLAN),
     "device": ("Where and how clients are computed.", DEVICE),

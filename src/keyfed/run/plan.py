@@ -172,10 +172,10 @@ def watch_of(config: Config, words: int) -> Watch | None:
 def limits_of(config: Config) -> UploadLimits | None:
     """Return what one client of a run may do at most; None for a run without limits."""
     own = config.upload
-    norm, tokens, against = own.limit or None, own.token_limit or None, own.against or None
-    if config.privacy.on or (norm is None and tokens is None and against is None):
+    norm, tokens, against, trim = (n or None for n in (own.limit, own.token_limit, own.against, own.trim))
+    if config.privacy.on or (norm is None and tokens is None and against is None and trim is None):
         return None
-    return UploadLimits(norm, tokens, config.data.max_tokens, against)
+    return UploadLimits(norm, tokens, config.data.max_tokens, against, trim)
 
 
 def plan_of_round(

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from keyfed.engine.problem import measure
 from keyfed.engine.simulate import capped, limited, refusal
 from keyfed.engine.sums.noised import NoisedSum
-from keyfed.engine.sums.plain import RunningSum
+from keyfed.engine.sums.plain import sum_for
 from keyfed.engine.sums.secure_round import (
     Purpose,
     aggregate_of,
@@ -157,7 +157,7 @@ class RemoteFederation:
             self.calls.gather(
                 "upload", dict.fromkeys(wanted, body), lambda c, a: self._take_upload(now, c, a), most=most
             )
-        running = RunningSum(now.params)
+        running = sum_for(now.params, self._caps)
         uploads = {c: now.uploads.pop(c) for c in now.cohort if c in now.uploads}
         for client in against_others(uploads, self._caps):
             del uploads[client]
