@@ -43,7 +43,6 @@ from keyfed.lab.experiment.store import Row, Store, counted, rows_of
 from keyfed.lab.papers import train_faithfully
 from keyfed.model.language_model import preset
 from keyfed.reports.finished import Personalisation, personalise_run
-from keyfed.run import metrics_line
 from keyfed.run.base import load_base
 from keyfed.run.console import Silent
 from keyfed.run.folder import read_metrics, read_result, read_run_toml
@@ -135,7 +134,7 @@ def test_pretrainings_rounds_are_passes_over_the_whole_text(name):
 
 def test_a_cell_keeps_the_mean_of_its_late_validations_and_its_start(tmp_path, monkeypatch):
     settings = {**small(tmp_path), "train.rounds": 4, "train.eval_every": 2, "train.eval_start": True}
-    monkeypatch.setattr(metrics_line, "LATE", 2)
+    monkeypatch.setattr(studies_cells, "LATE", 2)
     workspace, records = Workspace(tmp_path / "work", "cpu"), []
     train = studies_cells.train_cell
     monkeypatch.setattr(studies_cells, "train_cell", lambda *given: records.append(train(*given)) or records[-1])
