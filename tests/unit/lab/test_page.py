@@ -12,7 +12,7 @@ import pytest
 from keyfed.cli.experiment import _list, _report
 from keyfed.errors import ConfigError
 from keyfed.lab.experiment.grid import cells_of, load_study, study_from, study_names
-from keyfed.lab.experiment.page import causes, fill
+from keyfed.lab.experiment.page import causes, fill, write_page
 from keyfed.lab.experiment.plots import SMOKE, _paint, _panels, curves_of, describe, error_bar, looks
 from keyfed.lab.experiment.store import Store, rows_of
 from keyfed.lab.experiment.summary import (
@@ -178,7 +178,9 @@ def test_a_front_line_has_what_is_said_the_verdict_the_numbers_and_why():
     smoke = judged(study, results_of(study, scale="smoke"), study.claims[0])
     assert (smoke.part, smoke.verdict) == (PARTS[-1], "not judged at smoke scale")
     assert smoke.more == ("Of 2 cells at scale standard that it is about 0 are finished.",)
-    assert judged(study, {}, study.claims[0]).line.endswith(": **open**.")
+    assert judged(study, {}, study.claims[0]).line.endswith(
+        ": **open**. Of 2 cells at scale standard that it is about 0 are finished."
+    )
 
 
 ALL_DATA = DOCUMENT.replace('of = { data = "PTB", method = "FedAtt" }', 'of = { method = "FedAtt" }')
@@ -315,6 +317,17 @@ def test_a_report_on_an_empty_folder_counts_what_is_open(capsys, tmp_path):
     _report(STUDIES, tmp_path, "gboard-toy", as_json=False)
     cells = cells_of(load_study("gboard-toy", STUDIES), "smoke")
     assert capsys.readouterr().out.startswith(f"gboard-toy: scale smoke, 0 cells finished, {len(cells)} open;")
+
+
+def test_a_plot_that_a_page_shows_no_more_is_removed(tmp_path):
+    study, store = study_of(), Store(tmp_path)
+    stale, others = tmp_path / "img" / "example-rounds.png", tmp_path / "img" / "example-rounds-2.png"
+    stale.parent.mkdir()
+    for path in (stale, others):
+        path.write_bytes(b"old")
+    write_page(study, store)  # nothing is finished: no curves
+    assert not stale.exists()
+    assert others.exists()
 
 
 def painted(study, found, scale):

@@ -115,15 +115,19 @@ HEADS = {False: "What the paper says", True: "Our own goals and checks"}
 
 
 def write_page(study: Study, store: Store) -> list[Path]:
-    """Write a study's page and its plots; without matplotlib the plots that are there stay."""
+    """Write a study's page and its plots, remove those that it shows no more; without matplotlib the others stay."""
     results, found = store.results, store.of(study)
     results.mkdir(parents=True, exist_ok=True)
     page = results / f"{study.name}.md"
     write_atomically(page, page_text(study, found).encode())
     written = [page]
     scale = main_scale(study, found)
+    rows = rows_of(study, scale, found) if scale else []
+    shown = [plot["name"] for plot in drawn(study, rows)]
+    for gone in (plot["name"] for plot in study.plots if plot["name"] not in shown):
+        (results / picture(study, gone)).unlink(missing_ok=True)
     try:
-        plots = draw_plots(study, rows_of(study, scale, found), scale) if scale else {}
+        plots = draw_plots(study, rows, scale) if scale else {}
     except ImportError:
         plots = {}
     for name, image in plots.items():

@@ -130,7 +130,7 @@ def judged(study: Study, found: Results, claim: StudyClaim, folder: Path | None 
     """A claim with its verdict, our numbers beside the printed, how sure we are, and why."""
     who, scale = "Ours" if claim.ours else study.paper, main_scale(study, found)
     if scale is None:
-        return JudgedClaim(who, study.name, PARTS[-1], claim.says, OPEN)
+        return JudgedClaim(who, study.name, PARTS[-1], claim.says, OPEN, (_finished(study, claim, found),))
     rows = rows_of(study, scale, found)
     comparisons, verdict = compare_rows(study, rows, claim), said_verdict(study, rows, claim, scale)
     part = part_of(comparisons, claim, scale)
@@ -192,10 +192,7 @@ def unsettled(
         return [f"Missing: {'; '.join(absent)}."]
     known = [c for c in settled(comparisons) if c.verdict != OPEN]
     if scale == "smoke" or not known:
-        planned = {name: [c for c in cells_of(study, name) if matches(c.labels, claim.of)] for name in study.scales}
-        above = next((name for name in SCALES if planned.get(name) and name != "smoke"), scale)
-        done = sum(cell.id in found for cell in planned[above])
-        return [f"Of {len(planned[above])} cells at scale {above} that it is about {done} are finished."]
+        return [_finished(study, claim, found)]
     waits = list(dict.fromkeys(why for c in known if c.verdict == LEARNING for why in c.waits.split("; ") if why))
     if waits:
         more = len(waits) - MOST_WAITS
@@ -203,6 +200,14 @@ def unsettled(
     if all(c.interval is None for c in known):
         return [f"One seed has no spread: only a ratio above {FAR:g} would decide."]
     return []
+
+
+def _finished(study: Study, claim: StudyClaim, found: Results) -> str:
+    """How many of the cells that a claim is about are finished, at the first scale above smoke that has any."""
+    planned = {name: [c for c in cells_of(study, name) if matches(c.labels, claim.of)] for name in study.scales}
+    above = next((name for name in SCALES[1:] if planned.get(name)), "smoke")
+    done = sum(cell.id in found for cell in planned[above])
+    return f"Of {len(planned[above])} cells at scale {above} that it is about {done} are finished."
 
 
 def typed_claims(results: Path) -> list[JudgedClaim]:
