@@ -177,7 +177,7 @@ def make_ready(
     return Start(source, vectors), about if vectors is None else {**about, "vectors": vectors.about}
 
 
-def _told(config: Config) -> dict[str, str]:
+def _how_carried(config: Config) -> dict[str, str]:
     """What result.json says of how weights are carried."""
     alone = {} if config.train.carry == "model" else {"carried": config.train.carry}
     return {"unmatched": config.train.unmatched, **alone}
@@ -189,7 +189,7 @@ def _describe_source(
     spec = same_shape(source, prepared)
     refuse_overlap(source.trained, config)
     rows = match_words(source.trained.vocab, prepared.vocab)
-    matched = {**_told(config), **report_match(rows, counts).as_dict()}
+    matched = {**_how_carried(config), **report_match(rows, counts).as_dict()}
     if source.base is not None:
         fit = fit_of(source.base, prepared, counts)
         return describe_base(source.base, spec, prepared.vocab, fit, matched, private=config.privacy.on)
@@ -241,7 +241,7 @@ def start_without_text(
     assert isinstance(spec, ModelSpec)
     matched = report_match(match_words(source.trained.vocab, vocab)).as_dict()
     fit = Fit(known_share(source.base, vocab, None), own)
-    about = {**_told(config), **matched}
+    about = {**_how_carried(config), **matched}
     begun = describe_base(source.base, spec, vocab, fit, about, private=config.privacy.on)
     return _carried(config, source, spec, vocab), Start(source), begun
 
