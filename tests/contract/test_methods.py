@@ -65,6 +65,8 @@ ROWS = [
     ("fedadam", {"bias_correction": True}),
     ("fedadmm", {"server_step": "late", "server_lr": 0.5}),
     ("liadmm", {"optimiser": "adam", "step": 0.001}),
+    ("fedmed", {"loss": "tail", "beta": 0.5}),
+    ("fedmed", {"reading": "raw", "mediation": False}),
 ]
 IDS = [
     " ".join([name, *(f"{k}={v.name if isinstance(v, Part) else v}" for k, v in options.items())])

@@ -56,6 +56,9 @@ def test_the_ledger_and_the_attention_of_fedmed(corpus, tmp_path):
         assert all(1 <= e <= 2 + 1e-9 for e in layers.values())
         assert len(record["contributors"]) == 2
         assert record["cohort"] == 4
+    train(with_method(tiny(corpus, rounds=1, cohort=4), "fedmed", beta=0.1), tmp_path / "one")
+    (alone,) = read_metrics(tmp_path / "one")  # the paper's β = 0.1 of ten clients: one upload, which is the mean
+    assert (len(alone["contributors"]), alone["effective_clients"]) == (1, pytest.approx(1.0))
     losses = [record["loss"] for record in read_metrics(tmp_path / "fedmed")]
     assert [record["adaptive"] for record in read_metrics(tmp_path / "fedmed")] == [
         True,

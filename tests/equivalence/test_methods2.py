@@ -258,12 +258,14 @@ def as_distributions(theta: np.ndarray, client: np.ndarray, reading: str) -> tup
         return np.abs(theta) / np.abs(theta).sum(), np.abs(client) / np.abs(client).sum()
     if reading == "softmax":
         return np.exp(theta) / np.exp(theta).sum(), np.exp(client) / np.exp(client).sum()
+    if reading == "raw":  # equation 2 to the letter: nothing in the paper makes weights a distribution
+        return np.abs(theta), np.abs(client)
     both = np.concatenate([theta, client])
     edges = np.linspace(both.min(), both.max(), distance.BINS + 1)
     return np.histogram(theta, edges)[0] / theta.size, np.histogram(client, edges)[0] / client.size
 
 
-@pytest.mark.parametrize("reading", ["absolute", "softmax", "histogram"])
+@pytest.mark.parametrize("reading", ["absolute", "softmax", "histogram", "raw"])
 def test_the_divergence_is_its_formula(reading):
     rng = np.random.default_rng(4)
     theta, change = rng.normal(size=(13, 5)), rng.normal(size=(3, 13, 5)) * np.array([1e-3, 1, 30])[:, None, None]
@@ -273,7 +275,7 @@ def test_the_divergence_is_its_formula(reading):
     for k in range(3):
         want = js(*as_distributions(theta.ravel(), (theta + change[k]).ravel(), reading))
         assert float(got[k]) == pytest.approx(want, rel=1e-9, abs=1e-14)
-        assert 0 <= float(got[k]) <= math.log(2)
+        assert 0 <= float(got[k]) <= distance.most_divergence(reading)
 
 
 @pytest.mark.parametrize("reading", ["absolute", "softmax", "histogram"])
@@ -419,6 +421,43 @@ def test_fedmed_is_algorithm_1_at_a_step_of_its_own(beta):
     assert branches.count("F") >= 2
     with pytest.raises(ConfigError, match=r"step=1\.2 is of adaptive rounds"):
         method_of("fedmed", step=1.2, adaptive=False, mediation=False)
+
+
+def test_the_loss_at_the_tail_is_that_of_the_trained_weights_on_their_own_text():
+    problem, theta = problem_of(SIZES), theta_of()
+    options = {"lr": 0.5, "batch_size": 2, "epochs": 2}
+    clients = list(range(len(SIZES)))
+    tail = solve_block(problem, theta, clients, method_of("fedmed", loss="tail", **options), 0)
+    plain = solve_block(problem, theta, clients, method_of("fedmed", **options), 0)
+    identical(tail.upload, plain.upload)
+    assert torch.equal(tail.worked, plain.worked)
+    look = method_of("fedsgd", batch_size=2)  # one pass that takes no step
+    for k in clients:
+        after = {name: p + tail.upload[name][k] for name, p in theta.items()}
+        assert float(tail.loss[k]) == pytest.approx(float(solve_block(problem, after, [k], look, 0).loss), abs=1e-12)
+    assert float((tail.loss - plain.loss).abs().min()) > 1e-3
+
+
+def test_fedmed_goes_by_the_loss_at_the_tail():
+    """On quadratics a client's loss as trained is that before its last step."""
+    problem, start = quadratic(), {"a": torch.ones(2).double(), "b": torch.ones(2).double()}
+    method = method_of("fedmed", clip=None, lr=0.3, batch_size=1, beta=0.25, loss="tail")
+    after = flat(start) - 0.3 * (problem.matrix @ (flat(start) - problem.centre)[:, :, None])[:, :, 0] - problem.centre
+    tail = 0.5 * (after * (problem.matrix @ after[:, :, None])[:, :, 0]).sum(1)
+    with Simulation(problem, block=8) as federation:
+        federation.expect({f"q{k}": Fate(k, Work(), 0.0, None) for k in range(8)})
+        state, summary = run_round(method, initial_state(method, start), problem.names, federation)
+    assert state.mediator["loss"] == pytest.approx(float(tail.mean()), abs=1e-12)
+    assert set(summary.contributors) == {f"q{k}" for k in tail.argsort()[:2].tolist()}
+
+
+def test_the_raw_reading_lets_one_client_be_everything():
+    problem, theta = problem_of(SIZES), {name: 100 * p for name, p in theta_of().items()}
+    method = method_of("fedmed", lr=5.0, clip=None, batch_size=2, reading="raw", mediation=False)
+    _, (summary,) = rounds(problem, method, theta)
+    _, (usual,) = rounds(problem, method_of("fedmed", lr=5.0, clip=None, batch_size=2, mediation=False), theta)
+    assert min(summary.effective_clients.values()) < 1.5
+    assert min(usual.effective_clients.values()) > 3.5
 
 
 def test_fedmed_without_its_parts_is_fedavg():

@@ -170,13 +170,13 @@ def divergence(
     """Weigh each layer by the softmax of its Jensen–Shannon divergence from θ (FedMed's rule).
 
     Options:
-      reading: how weights become a distribution: absolute, softmax or histogram.
+      reading: how weights become a distribution: absolute, softmax, histogram, or raw (they do not).
       temperature: T of the softmax.
       bound: largest score that counts.
       switch: ε of FedMed's mediation: by tokens while the mean loss changes by less; none always weighs by divergence.
       beta: share of the cohort, those of lowest loss, that uploads (top-K).
     """
-    inner = weigh.softmax_of_distance(temperature, bound, distance.MOST_DIVERGENCE)
+    inner = weigh.softmax_of_distance(temperature, bound, distance.most_divergence(reading))
     if switch is not None:
         inner = weigh.switch_on_loss(inner, weigh.by_tokens(), switch)
     return _under_top_k(beta, inner, distance.jensen_shannon(reading))

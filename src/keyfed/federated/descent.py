@@ -323,6 +323,17 @@ def total_gradient() -> Descent:
     return Descent(None, begin, move, lambda round: 0.0, 1)
 
 
+_STILL = Descent(None, lambda local: {}, lambda block, gradient: None, lambda round: 0.0, 1)
+
+
+def loss_of(local: Params, theta: Params, objective: Objective) -> Tensor:
+    """Return each client's mean nats per token on its own text, by a pass with dropout that moves nothing."""
+    like = next(iter(local.values()))
+    tally = Tally(objective.clients, like.device)
+    objective.run_steps(ClientBatch(local, theta, None, {}, like.new_zeros(objective.clients), tally), _STILL)
+    return tally.solution({}, objective).loss
+
+
 def learning_rate(lr: float, decay: float, round: int) -> float:
     """Return lr · decay^round, the step size of a round (rounds count from 0)."""
     return float(lr * decay**round)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from keyfed.federated.types import Distance, Params
 
-Reading = Literal["absolute", "softmax", "histogram"]
+Reading = Literal["absolute", "softmax", "histogram", "raw"]
 Norm = Literal["spectral", "frobenius"]
 BINS = 64  # of the histogram reading
 MOST_DIVERGENCE = math.log(2)  # nats, the largest Jensen–Shannon divergence of two distributions
@@ -63,6 +63,7 @@ def jensen_shannon(reading: Reading = "absolute") -> Distance:
     - `softmax`: e^w / Σe^w over the layer's weights.
     - `histogram`: how many of the layer's weights fall into each of 64 equal bins between the smallest and the
       largest weight of both models.
+    - `raw`: |w| as it is, no distribution: equation 2 to the letter. It has no limit, and is large where layers are.
 
     References:
       Wu, Liang, Wang, *FedMed*, Sensors 2020, equation 2 (which does not say how weights become probabilities).
@@ -77,6 +78,8 @@ def jensen_shannon(reading: Reading = "absolute") -> Distance:
             p, q = (torch.histc(w, BINS, float(low), float(high)) / w.numel() for w in (theta, client))
         elif reading == "softmax":
             p, q = torch.softmax(theta, 0), torch.softmax(client, 0)
+        elif reading == "raw":
+            p, q = theta.abs(), client.abs()
         else:
             p, q = _shares(theta), _shares(client)
         return _divergence(p, q)
@@ -88,6 +91,11 @@ def jensen_shannon(reading: Reading = "absolute") -> Distance:
         return out
 
     return distance
+
+
+def most_divergence(reading: Reading) -> float:
+    """Return the largest divergence that can occur: ln 2 of distributions."""
+    return math.inf if reading == "raw" else MOST_DIVERGENCE
 
 
 def _of_change(size: Callable[[Tensor], Tensor]) -> Distance:

@@ -23,12 +23,18 @@ def start_at(theta: Params, clients: int) -> Params:
     return {name: p.unsqueeze(0).repeat(clients, *([1] * p.dim())) for name, p in theta.items()}
 
 
-def from_theta(descent: Descent) -> Solver:
-    """A client that starts from θ every round, keeps nothing and uploads w_k − θ."""
+def from_theta(descent: Descent, tail: bool = False) -> Solver:
+    """A client that starts from θ every round, keeps nothing and uploads w_k − θ.
+
+    Args:
+      tail: it reports the loss of w_k on its text, by one more pass, and not that of its last epoch as trained.
+    """
 
     def solve(theta: Params, objective: Objective, round: int) -> Solution:
         local, tally = descend(descent, start_at(theta, objective.clients), theta, objective, round)
-        return tally.solution({name: w.sub_(theta[name]) for name, w in local.items()}, objective)
+        loss = descents.loss_of(local, theta, objective) if tail else None
+        solution = tally.solution({name: w.sub_(theta[name]) for name, w in local.items()}, objective)
+        return solution if loss is None else solution._replace(loss=loss)
 
     return Solver(solve)
 
@@ -75,9 +81,9 @@ def local_descent(options: LocalOptions, mu: float = 0.0) -> Descent:
     return descents.adam(AdamRule(0.9, 0.999, 1e-8, options.clip, mu), eta, options.epochs)
 
 
-def local_solver(options: LocalOptions, mu: float = 0.0) -> Solver:
-    """Return the solver that starts from θ and takes the descent of these options (`local_descent`)."""
-    return from_theta(local_descent(options, mu))
+def local_solver(options: LocalOptions, mu: float = 0.0, tail: bool = False) -> Solver:
+    """Return the solver that starts from θ and takes the descent of these options (`local_descent`, `from_theta`)."""
+    return from_theta(local_descent(options, mu), tail)
 
 
 def full_gradient() -> Solver:

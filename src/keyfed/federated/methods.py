@@ -43,8 +43,8 @@ def fedavg(*, local: LocalOptions = LocalOptions(lr=0.006), noise: float = 0.0, 
 
     Options:
       noise: standard deviation β of FedAtt's white noise; no guarantee of privacy comes with it. 0 is none.
-      noise_at: client (every upload, FedAtt equation 6; client-first: before its distance is measured), sum (once
-        beside the m uploads and divided by m, equation 5 as printed) or server (the new θ once, the authors' code).
+      noise_at: client (every upload, equation 6; client-first: before its distance is measured). Or sum (once, with the
+        m uploads and divided by m, equation 5 as printed) or server (the new θ once, the authors' code).
       {local}
 
     References:
@@ -134,7 +134,7 @@ def fedatt(
       bound: largest score s/T that counts, against clients that move far on purpose; none is published.
       noise: standard deviation β of FedAtt's white noise; no guarantee of privacy comes with it. 0 is none.
       noise_at: client (every upload, after its distance is measured), client-first (before it: the attention sees the
-        noise), sum (once beside the m uploads, divided by m) or server (the new θ once, the authors' code).
+        noise). Or sum (once, with the m uploads, divided by m) or server (the new θ once, the authors' code).
       {local}
 
     References:
@@ -169,6 +169,7 @@ def fedmed(
     threshold: float = 0.1,
     beta: float = 1.0,
     bound: float | None = None,
+    loss: Literal["trained", "tail"] = "trained",
     local: LocalOptions = LocalOptions(lr=0.006),
 ) -> Method:
     r"""FedMed: attention by Jensen–Shannon divergence while the loss moves, FedAvg once it settles, top-K uploads.
@@ -182,9 +183,9 @@ def fedmed(
 
     Reading: equation 5 prints ∇L(w_t) for every client, read as θ − w_k. Equation 2 needs distributions and weights are
     signed: |w| / Σ|w| unless `reading` says otherwise. L is the unweighted mean over *all* reports, top-K or not; the
-    first round is adaptive. JS is at most ln 2, so with T = 1 no client counts more than twice another. In one run
-    with ten alike clients 9.9995 or more were effective in every layer, nearly a uniform mean (docs/LOG.md). A smaller
-    T makes it do more. Published tables are without top-K (β = 1).
+    first round is adaptive. JS is at most ln 2 (`raw` has no limit), so with T = 1 no client counts more than twice
+    another. In one run with ten alike clients 9.9995 or more were effective in every layer, nearly a uniform mean
+    (docs/LOG.md). A smaller T makes it do more. Published tables are without top-K (β = 1).
 
     With --dp both go by what the rounds before have released of the losses, with noise: the switch by
     |L(t−1) − L(t−2)|, one round later, and instead of the K lowest losses those below a public limit count, which
@@ -193,12 +194,13 @@ def fedmed(
     Options:
       step: the server's step size η in adaptive rounds; FedAvg's branch has none.
       temperature: T of the softmax; 1 is published.
-      reading: how weights become a distribution: absolute, softmax or histogram.
+      reading: how weights become a distribution: absolute, softmax, histogram, or raw (they do not).
       adaptive: weigh by divergence; false weighs by tokens throughout (FedAvg under top-K) and needs mediation=false.
       mediation: switch between divergence and tokens by the loss; false stays with the one that `adaptive` says.
       threshold: ε, the change of the mean loss (nats per token) from which a round is adaptive.
       beta: share β of the cohort that uploads; 1 is everybody.
       bound: largest score d/T that counts; none is published.
+      loss: what clients report: their last epoch's as trained, or by one more pass at the tail of local training.
       {local}
 
     References:
@@ -211,12 +213,16 @@ def fedmed(
         )
     if step != 1 and not adaptive:
         raise ConfigError(f"method.step={step} is of adaptive rounds, which method.adaptive=false leaves out; so is it")
-    inner = weigh.softmax_of_distance(temperature, bound, distance.MOST_DIVERGENCE) if adaptive else weigh.by_tokens()
+    inner = (
+        weigh.softmax_of_distance(temperature, bound, distance.most_divergence(reading))
+        if adaptive
+        else weigh.by_tokens()
+    )
     if mediation:
         inner = weigh.switch_on_loss(inner, weigh.by_tokens(), threshold)
     return Method(
         "fedmed",
-        local_solver(local),
+        local_solver(local, tail=loss == "tail"),
         inner if beta == 1 else weigh.top_k(beta, inner),
         server.mediated(positive("step", step)),
         local.batch_size,

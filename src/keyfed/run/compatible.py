@@ -292,9 +292,9 @@ PLAN = (
         "weigh; set train.cohort to at least 2, or use fedavg",
     ),
     Exclusion(
-        "weights by distance × top-K of one", "fedmed beta=0.1 train.cohort=5",
-        lambda case: case.federated and case.method.distance is not None and case.uploads < 2,
-        "{method.name} weighs uploads against each other, and top-K leaves {uploads} of {members}; set beta higher",
+        "weights by distance × top-K of one", "fedmed beta=0.1 train.cohort=5 secure.on=true",
+        lambda case: (case.config.secure.on or case.config.privacy.on) and case.method.distance and case.uploads < 2,
+        "{method.name}: top-K leaves {uploads} upload of {members}, and a sum of one hides nothing; set beta higher",
     ),
     Exclusion(
         "least epochs × epochs", "fedavg epochs=2 participation.least_epochs=2",

@@ -21,7 +21,13 @@ from keyfed.lab.experiment.store import Store, interpolated_rounds, make_folder,
 ROOT = Path(__file__).parents[3]
 STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"
 STUDY = load_study("next-character", STUDIES)
-NEWER = {"bias_correction", "clients", "optimiser", "step"}  # options that methods got after cells of theirs were run
+NEWER = {
+    "loss",
+    "bias_correction",
+    "clients",
+    "optimiser",
+    "step",
+}  # options that methods got after cells of theirs were run
 LIADMM = {"method.name": "liadmm", "model.name": "char-lstm"}
 
 
