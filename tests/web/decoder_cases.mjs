@@ -8,7 +8,7 @@ const load = (name) => import(new URL(`${name}.mjs`, web));
 const [context, layout, casing] = await Promise.all(["context", "layout", "casing"].map(load));
 const [{ readTensors, widened }, { NGram }, { Trie }, { Speller }, { resampled, swipeOf }] =
   await Promise.all(["safetensors", "ngram", "trie", "typed", "gesture"].map(load));
-const { Network } = await load("network");
+const [{ Network }, { Lexicon }, mixture] = await Promise.all(["network", "lexicon", "mixture"].map(load));
 const [{ complete }, { Personal }, { Predictor }, { Engine }, { Seal }] =
   await Promise.all(["characters", "personal", "predict", "engine", "seal"].map(load));
 
@@ -72,6 +72,14 @@ const operations = {
     const known = ["kiel", "zwölf", "teh", "the"].map((word) => personal.knows(word));
     const uses = [...personal.uses()], after = [...personal.usesAfter("in")];
     return { answered, known, uses, after, held: personal.exportJSON() };
+  },
+
+  // What a user's words do to the model's opinion.
+  mixed({ logp, previous, words, ids, own, held }) {
+    const personal = held === null ? null : new Personal(k);
+    personal?.importJSON(held);
+    const found = mixture.mixed(logp, previous, new Lexicon(words, ids, layout.layoutOf(tables.layouts, "qwerty"), k), own, personal, k);
+    return { main: [...found.main], own: [...found.own], model: [...mixture.withoutSpecials(logp)].map(Math.exp) };
   },
 
   path: ({ points, n }) => [...resampled(swipeOf(points), n)],
