@@ -6,7 +6,7 @@ import { readFileSync } from "node:fs";
 const web = new URL("../../src/keyfed/keyboard/web/", import.meta.url);
 const load = (name) => import(new URL(`${name}.mjs`, web));
 const [context, layout, casing] = await Promise.all(["context", "layout", "casing"].map(load));
-const [{ readTensors, widened }, { NGram }, { Trie }, { Speller }, { resampled, swipeOf }] =
+const [{ readTensors, widened }, { NGram }, { Trie }, { Speller }, { Templates, keysOf, resampled, swipeOf }] =
   await Promise.all(["safetensors", "ngram", "trie", "typed", "gesture"].map(load));
 const [{ Network }, { Lexicon }, mixture] = await Promise.all(["network", "lexicon", "mixture"].map(load));
 const [{ complete }, { Personal }, { Predictor }, { Engine }, { Seal }] =
@@ -37,13 +37,24 @@ const operations = {
   rows({ words, layout: name, keys }) {
     const trie = new Trie(words, k.plain_joints);
     let typing = new Speller(trie, layout.layoutOf(tables.layouts, name), k).start();
+    const start = { row: [...typing.row], prefix: [...typing.prefix] };
     const seen = keys.map(([character, tap]) => {
       typing = typing.key(layout.fold(character, k.plain_joints), tap);
       return { row: [...typing.row], prefix: [...typing.prefix] };
     });
     const { alphabet, parent, char, node } = trie;
-    return { alphabet: alphabet.join(""), parent: [...parent], char: [...char], node: [...node], seen };
+    return { alphabet: alphabet.join(""), parent: [...parent], char: [...char], node: [...node], start, seen };
   },
+
+  // Numbers of the words that are near each swipe, with their scores; and the words' own keys.
+  swipes({ words, swipes, logp, constants = {} }) {
+    const keys = layout.layoutOf(tables.layouts, "qwerty");
+    const templates = new Templates(words.map((word) => layout.fold(word, k.plain_joints)), keys, { ...k, ...constants });
+    const found = swipes.map((points) => templates.score(points, logp).map(({ word, score }) => [word, score]));
+    return { found, keys: words.map((word) => keysOf(word, keys)), swipeable: templates.templates.map(({ word }) => word) };
+  },
+
+  swipeOf: ({ points }) => swipeOf(points),
 
   folded: ({ text }) => [layout.fold(text, k.plain_joints), [...text].map(layout.baseOf)],
 

@@ -281,6 +281,15 @@ def test_a_swipe_means_its_word_unless_it_is_held_back(board):
     assert board.swipe("so ", [centre(c) for c in "kiel"])[0].text == "kiel"
 
 
+def test_backspaces_lead_back_to_what_typing_the_rest_gives(board):
+    rng = np.random.default_rng(4)
+    seen, typed = {}, ""
+    for _ in range(300):
+        typed = typed[:-1] if rng.random() < 0.45 else typed + "thepinrsox'"[rng.integers(11)]
+        assert seen.setdefault(typed, board.shows(f"so {typed}")) == board.shows(f"so {typed}")
+    assert len(seen) < 250  # some were come back to
+
+
 NOTHING = {"format": 1, "words": {}, "pairs": {}, "dictionary": [], "blocked": []}
 CHOICE = {"autocorrect": True, "emoji": True, "filter": True, "own": True}
 lexicons = st.lists(st.text("abehlpqty'.1É😀", min_size=1, max_size=6), max_size=12, unique=True)

@@ -1,0 +1,273 @@
+"""Swipes: the path of a word means that word, shaky ones mostly.
+
+Rows over the whole trie against a plain table for each word. All of it is the decoder in node.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from keyfed.keyboard.context import base_letter, constants, fold, layout_of
+
+from .node_cases import answers, needs_node
+
+pytestmark = needs_node
+some = settings(max_examples=3, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+
+K = constants()
+LAYOUT = layout_of("qwerty")
+COMMON = """
+the and for are but not you all any can her was one our out day get has him his how man new now old see two way
+who boy did its let put say she too use about after again could every first found great house large learn never
+other place plant point right small sound spell still study their there these thing think three water where which
+world would write keyboard federated language company president don't well-being
+"""
+WORDS = COMMON.split()
+
+
+def swiped(swipes, words=WORDS, logp=None, **changed):
+    """Return the words near each swipe, best first, and the whole answer."""
+    scores = [0.0] * len(words) if logp is None else list(logp)
+    case = {"op": "swipes", "words": list(words), "swipes": swipes, "logp": scores, "constants": changed}
+    (found,) = answers([case])
+    ranked = [sorted(near, key=lambda one: -one[1]) for near in found["found"]]
+    return [[words[number] for number, _ in near] for near in ranked], found
+
+
+def keys_of(words):
+    return swiped([], words)[1]["keys"]
+
+
+def resample(paths, n):
+    found = answers([{"op": "path", "points": path, "n": n} for path in paths])
+    return [np.array(points).reshape(n, 2) for points in found]
+
+
+def test_the_template_of_a_word_decodes_to_that_word():
+    keys = keys_of(WORDS)
+    for word, own, best in zip(WORDS, keys, swiped(keys)[0], strict=True):
+        assert best[0] in [w for w, other in zip(WORDS, keys, strict=True) if other == own], word
+
+
+def test_shaky_swipes_mostly_decode_to_their_word():
+    rng = np.random.default_rng(5)
+    shaken = [(np.array(keys) + rng.normal(0, 0.2, (len(keys), 2))).tolist() for keys in keys_of(WORDS)]
+    paths = [(path + rng.normal(0, 0.05, (60, 2))).tolist() for path in resample(shaken, 60)]
+    hits = sum(best[:1] == [word] for word, best in zip(WORDS, swiped(paths)[0], strict=True))
+    assert hits > 0.85 * len(WORDS)
+
+
+def test_the_model_decides_between_words_of_one_path():
+    words = ["to", "too"]
+    for logp, best in (([-1.0, -5.0], "to"), ([-5.0, -1.0], "too")):
+        assert swiped([keys_of(["to"])[0]], words, logp)[0][0][0] == best
+
+
+def test_marks_are_skipped_and_double_letters_are_one_key():
+    a, b, c, d, e, f = keys_of(["don't", "dont", "hello", "helo", "été", "ete"])
+    assert (a, c, e) == (b, d, f)
+
+
+def test_words_of_fewer_than_two_keys_cannot_be_swiped():
+    assert swiped([], ["a", "ee", "'", "", "ab"])[1]["swipeable"] == [4]
+
+
+def test_a_swipe_of_nothing_means_nothing_and_no_words_no_swipes():
+    assert swiped([[], [[None, 1.0]]])[0] == [[], []]  # JSON has no NaN: null is no number either
+    assert swiped([[[1.0, 1.0], [2.0, 1.0]]], [])[0] == [[]]
+
+
+def test_only_words_that_begin_and_end_near_the_swipes_ends_are_looked_at():
+    ((found,), _) = swiped([[LAYOUT.centre("t"), LAYOUT.centre("e")]])
+    first, last = np.array(LAYOUT.centre("t")), np.array(LAYOUT.centre("e"))
+    for word, keys in zip(WORDS, map(np.array, keys_of(WORDS)), strict=True):
+        near = np.linalg.norm(keys[0] - first) <= K.gesture_start and np.linalg.norm(keys[-1] - last) <= K.gesture_end
+        assert (word in found) == near
+
+
+points = st.tuples(st.floats(0, 10), st.floats(0, 3))
+paths = st.lists(st.lists(points, min_size=1, max_size=12), min_size=40, max_size=60)
+
+
+@some
+@given(paths)
+def test_resampled_points_lie_at_equal_distances_along_the_path(drawn):
+    for path, found in zip(drawn, resample(drawn, 32), strict=True):
+        np.testing.assert_allclose(found[0], path[0], atol=1e-9)
+        np.testing.assert_allclose(found[-1], path[-1], atol=1e-6)
+        length = np.linalg.norm(np.diff(np.array(path), axis=0), axis=1).sum()
+        steps = np.linalg.norm(np.diff(found, axis=0), axis=1)
+        assert (steps <= length / 31 + 1e-6).all()  # corners are cut, never lengthened
+
+
+def test_paths_are_resampled_as_by_hand():
+    corner, resting, still = resample([[[0, 0], [2, 0], [2, 2]], [[0, 0], [0, 0], [3, 4]], [[1, 1], [1, 1]]], 5)
+    np.testing.assert_allclose(corner, [[0, 0], [1, 0], [2, 0], [2, 1], [2, 2]])
+    np.testing.assert_allclose(resting, [[0, 0], [0.75, 1], [1.5, 2], [2.25, 3], [3, 4]])
+    np.testing.assert_allclose(still, [[1, 1]] * 5)
+
+
+@some
+@given(paths, st.tuples(st.floats(-5, 5), st.floats(-5, 5)))
+def test_a_shape_does_not_depend_on_where_it_is_drawn(drawn, by):
+    moved = [(np.array(path) + np.array(by)).tolist() for path in drawn]
+    anywhere = {"gesture_location": 0.0, "gesture_start": 1e9, "gesture_end": 1e9}
+    here, there = (swiped(each, WORDS[:20], **anywhere)[1]["found"] for each in (drawn, moved))
+    for one, other in zip(here, there, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_repeated_points_of_a_resting_finger_are_dropped():
+    (found,) = answers([{"op": "swipeOf", "points": [(1, 1), (1, 1), (2, 1), (None, 0), (2, 1), (1, 1)]}])
+    assert found == [[1, 1], [2, 1], [1, 1]]
+
+
+LETTERS = "aabbeeost'-éß1Z"
+
+
+def spelt(cases):
+    """Return, for each (words, typed, taps), the costs of all words whole and of their cheapest beginnings."""
+    asked = [
+        {
+            "op": "rows", "words": words, "layout": "qwerty",
+            "keys": [(c, taps[i] if i < len(taps) else None) for i, c in enumerate(typed)],
+        }
+        for words, typed, taps in cases
+    ]  # fmt: skip
+    costs = []
+    for found in answers(asked):
+        last = [found["start"], *found["seen"]][-1]
+        row, prefix, parent = np.array(last["row"]), np.array(last["prefix"]), np.array(found["parent"], int)
+        node = np.array(found["node"], int)
+        costs.append((row[node], prefix[parent[node]]))
+    return costs
+
+
+def cost(typed, word, taps=()):
+    return spelt([([word], typed, taps)])[0][0][0]
+
+
+def substitution(t, c, tap):
+    """sub(c) of the contract, one pair at a time."""
+    key, other = LAYOUT.centre(t), LAYOUT.centre(c)
+    if tap is not None and key is not None:
+        if other is None:
+            return K.sub_far
+        near, far = (sum((a - b) ** 2 for a, b in zip(tap, p, strict=True)) for p in (key, other))
+        return min(K.sub_far, max(0.0, K.tap_weight * far - K.tap_weight * near))
+    if t == c:
+        return 0.0
+    if base_letter(t) == base_letter(c):
+        return K.accent
+    return K.sub_far if key is None or other is None else min(K.sub_far, K.sub_near * math.dist(key, other))
+
+
+def miss(word, j):
+    if word[j] in K.marks:
+        return K.miss_mark
+    return K.miss_double if j and word[j] == word[j - 1] else K.miss
+
+
+def reference(typed, word, taps):
+    """The weighted Damerau–Levenshtein distances of all beginnings of a word: a recursion, nothing shared."""
+    typed, word = fold(typed), fold(word)
+
+    @cache
+    def d(i, j):
+        extra = K.extra_double if i > 1 and typed[i - 1] == typed[i - 2] else K.extra
+        found = [0.0] if i == j == 0 else []
+        if i:
+            found.append(d(i - 1, j) + extra)
+        if j:
+            found.append(d(i, j - 1) + miss(word, j - 1))
+        if i and j:
+            tap = taps[i - 1] if i - 1 < len(taps) else None
+            found.append(d(i - 1, j - 1) + substitution(typed[i - 1], word[j - 1], tap))
+        if i > 1 and j > 1 and typed[i - 1] == word[j - 2] and typed[i - 2] == word[j - 1]:
+            found.append(d(i - 2, j - 2) + K.swap)
+        return min(found)
+
+    return [d(len(typed), j) for j in range(len(word) + 1)]
+
+
+words = st.lists(st.text(LETTERS, min_size=1, max_size=7), min_size=1, max_size=8)
+taps = st.lists(st.none() | points, max_size=7)
+
+
+@some
+@given(st.lists(st.tuples(words, st.text(LETTERS + "x’", max_size=7), taps), min_size=60, max_size=80))
+def test_costs_equal_a_plain_table_word_by_word(cases):
+    for (lexicon, typed, where), (full, completion) in zip(cases, spelt(cases), strict=True):
+        plain = [reference(typed, word, where) for word in lexicon]
+        np.testing.assert_allclose(full, [costs[-1] for costs in plain], atol=1e-12)
+        np.testing.assert_allclose(completion, [min(costs[:-1]) for costs in plain], atol=1e-12)
+
+
+@some
+@given(st.lists(words, min_size=40, max_size=60))
+def test_a_trie_holds_every_word_at_its_node_level_by_level(lexicons):
+    cases = [{"op": "rows", "words": lexicon, "layout": "qwerty", "keys": []} for lexicon in lexicons]
+    for lexicon, trie in zip(lexicons, answers(cases), strict=True):
+        size = len(trie["parent"])
+        assert size == len({fold(w)[:n] for w in lexicon for n in range(len(w) + 1)})
+        assert all(parent < at for at, parent in enumerate(trie["parent"]) if at)
+        for word, node in zip(lexicon, trie["node"], strict=True):
+            letters = []
+            while node:
+                letters.append(trie["alphabet"][trie["char"][node]])
+                node = trie["parent"][node]
+            assert "".join(reversed(letters)) == fold(word)
+
+
+def test_a_trie_of_nothing_can_be_typed_on():
+    ((full, completion),) = spelt([([], "abc", ())])
+    assert full.shape == completion.shape == (0,)
+
+
+def test_words_spelt_alike_share_a_node():
+    (trie,) = answers([{"op": "rows", "words": ["Apple", "apple", "APPLE", "app"], "layout": "qwerty", "keys": []}])
+    a, b, c, d = trie["node"]
+    assert a == b == c != d
+
+
+@pytest.mark.parametrize(
+    ("typed", "word", "cost"),
+    [
+        ("the", "the", 0.0),
+        ("teh", "the", K.swap),
+        ("dont", "don't", K.miss_mark),
+        ("don’t", "don't", 0.0),
+        ("runing", "running", K.miss_double),
+        ("helllo", "hello", K.extra_double),
+        ("hllo", "hello", K.miss),
+        ("hrllo", "hello", K.sub_near),
+        ("hpllo", "hello", K.sub_far),
+        ("cafe", "café", K.accent),
+        ("THE", "the", 0.0),
+        ("", "ab", 2 * K.miss),
+        ("p", "é", K.sub_far),
+    ],
+)
+def test_one_mistake_costs_what_its_constant_says(typed, word, cost):
+    assert spelt([([word], typed, ())])[0][0][0] == pytest.approx(cost)
+
+
+def test_a_tap_between_two_keys_makes_the_neighbour_cheap():
+    e, r = LAYOUT.centre("e"), LAYOUT.centre("r")
+    between = ((e[0] + r[0]) / 2 + 0.01, e[1])
+    costs = [cost("hrllo", "hello", [None, tap]) for tap in (None, r, between)]
+    assert costs[2] < 0.05 < costs[1]
+    assert costs[1] == pytest.approx(K.tap_weight)
+
+
+def test_words_of_many_characters_and_scripts_are_only_letters_here():
+    lexicon = ["שלום", "مرحبا", "😀", "naïve", "a" * 40]
+    ((hebrew, _), (face, _), (long, _)) = spelt([(lexicon, typed, ()) for typed in ("שלום", "😀", "a" * 39)])
+    assert (hebrew[0], face[2]) == (0.0, 0.0)
+    assert long[4] == pytest.approx(K.miss_double)
