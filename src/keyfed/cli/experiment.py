@@ -353,8 +353,17 @@ def tune(
       keyfed tune --plan search --scale standard --device cuda --minutes 9
     """
     if plan is not None:
-        given = [method, trials, seeds, search, out, settings, config, *(v for k, v in what.items() if k != "data.dir")]
-        if any(value is not None for value in (*given, *rounds.values(), *seed.values())) or resume or full:
+        others = [
+            method,
+            trials,
+            seeds,
+            search,
+            out,
+            settings,
+            config,
+            *(v for k, v in what.items() if k != "data.dir"),
+        ]
+        if any(value is not None for value in (*others, *rounds.values(), *seed.values())) or resume or full:
             raise ConfigError("--plan has its own methods and settings; leave all out but --scale, --minutes, "
                               "--device, --data-dir, --results, --work, --where and --json")  # fmt: skip
         _plan(plan, scale, minutes, device, what["data.dir"], results, work, where, as_json)

@@ -20,7 +20,7 @@ from keyfed.lab.experiment.cell import Workspace, config_of
 from keyfed.lab.experiment.grid import MEASURES, cells_of, load_study, study_from
 from keyfed.lab.experiment.page import BEGIN, END, methods_block, page_text, with_block
 from keyfed.lab.experiment.runner import parse_where, run_study
-from keyfed.lab.experiment.search import Rung, standing
+from keyfed.lab.experiment.search import Rung, halve_on
 from keyfed.lab.experiment.store import Store, counted, races
 from keyfed.lab.experiment.tune import write_winners
 from keyfed.run.console import Silent
@@ -62,6 +62,7 @@ seed = 3
 winners = "winners.toml"
 rungs.smoke = [[4, 0.5], [2, 1.0]]
 rungs.standard = [[4, 0.3], [2, 0.6], [1, 1.0]]
+rungs.paper = [[4, 0.3], [2, 0.6], [1, 1.0]]
 
 [[search.draws]]
 where = { method = ["fedavg", "admm"] }
@@ -84,6 +85,10 @@ seeds = [1]
 why = "a test"
 
 [scale.standard]
+seeds = [1]
+why = "a test"
+
+[scale.paper]
 seeds = [1]
 why = "a test"
 """
@@ -246,6 +251,23 @@ def test_processes_share_a_search(folder):
     assert told(Store(folder / "both").of(load_study("search", folder))) == told(alone)
 
 
+def test_the_command_searches_by_a_plan(keyfed, folder, monkeypatch):
+    (folder / "studies").mkdir()
+    for name in ("search.toml", "methods.toml", "winners.toml"):
+        (folder / name).rename(folder / "studies" / name)
+    (folder / "studies" / "winners.toml").rename(folder / "winners.toml")  # no study
+    text = (folder / "studies" / "search.toml").read_text("utf-8")
+    (folder / "studies" / "search.toml").write_text(text.replace('"winners.toml"', '"../winners.toml"'), "utf-8")
+    (folder / "studies" / "methods.toml").unlink()
+    monkeypatch.chdir(folder)
+    code, out, err = keyfed("tune", "--plan", "search", "--device", "cpu", "--where", "method=fedavg", "--json")
+    assert code == 0, err
+    assert json.loads(out)["open"] == []
+    assert "Every trial" in (folder / "docs" / "results" / "search.md").read_text("utf-8")
+    code, _, err = keyfed("tune", "fedavg", "--plan", "search")
+    assert (code, "--plan has its own methods" in err) == (2, True)
+
+
 @given(st.lists(st.none() | st.floats(1, 1000), min_size=4, max_size=8), st.integers(1, 3), st.randoms())
 def test_who_goes_on_is_who_sorting_finds(scores, on, draw):
     trials = [f"t{k}" for k in range(len(scores))]
@@ -253,25 +275,29 @@ def test_who_goes_on_is_who_sorting_finds(scores, on, draw):
     found = {t: {"rungs": [[1, 1, score]]} for t, score in zip(trials, scores, strict=True)}
     usable = [(score, k) for k, score in enumerate(scores) if score is not None]
     expected = {f"t{k}" for _, k in sorted(usable)[:on]}
-    now = standing(rungs, trials, found)
+    now = halve_on(rungs, trials, found)
     assert set(now.open) == expected
     if not expected:
         assert (now.winner, now.rung) == (None, 2)  # every trial has diverged
         return
     late = draw.choice(sorted(expected))
     found[late]["rungs"].append([2, 2, 0.5])
-    assert set(standing(rungs, trials, found).open) == expected - {late}
+    assert set(halve_on(rungs, trials, found).open) == expected - {late}
     for trial in expected - {late}:
         found[trial]["rungs"].append([2, 2, 7.0])
-    assert standing(rungs, trials, found).winner == late
+    assert halve_on(rungs, trials, found).winner == late
     missing = {key: record for key, record in found.items() if key != trials[0]}
-    assert trials[0] in standing(rungs, trials, missing).open  # nothing is decided before all are there
+    assert trials[0] in halve_on(rungs, trials, missing).open  # nothing is decided before all are there
 
 
 MISTAKES = {
     "trials": ("trials = 1\n", "trials = 2\n", "search.toml: a row's draws have 5 trials; expected 4"),
-    "share": ("[1, 1.0]]", "[1, 0.9]]", "rungs.standard of [search] is [[4, 0.3], [2, 0.6], [1, 0.9]]; expected"),
-    "order": ("[[4, 0.3], [2, 0.6]", "[[4, 0.3], [5, 0.6]", "rungs.standard of [search]"),
+    "share": (
+        "[1, 1.0]]\nrungs.paper",
+        "[1, 0.9]]\nrungs.paper",
+        "rungs.standard of [search] is [[4, 0.3], [2, 0.6], [1, 0.9]]; expected",
+    ),
+    "order": ("standard = [[4, 0.3], [2", "standard = [[4, 0.3], [5", "rungs.standard of [search]"),
     "scale": ("rungs.smoke = [[4, 0.5], [2, 1.0]]\n", "", "rungs.smoke of [search] is None; expected"),
     "option": ("method.rho", "method.rh0", 'search.toml: a draw of [search] has the range "method.rh0"'),
     "range": ('"0.0001..0.01:log"', '"0.01"', 'a draw of [search] got "method.rho=0.01"; expected two numbers'),

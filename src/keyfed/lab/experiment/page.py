@@ -176,7 +176,7 @@ def with_block(text: str, block: str) -> str:
 
 
 def write_readme(folder: Path, store: Store) -> None:
-    """Write the table of methods into the README beside the studies, where the results are those of the same tree."""
+    """Write the table of methods into the README next to the studies, where the results are those of the same tree."""
     readme = folder.parent / "README.md"
     if store.results.resolve() != (folder.parent / "docs" / "results").resolve() or not readme.is_file():
         return
@@ -266,7 +266,7 @@ def winner_table(study: Study, every: Sequence[Race]) -> list[list[str]]:
     table = [[*axes, "trials", "tokens", "validation perplexity", "winner", "at the edge of its range"]]
     for race in every:
         spent = sum(reached(record)[-1][0] for record in race.records.values() if reached(record))
-        best, said, edges = OPEN if race.standing.open else f"all {DIVERGED}", NONE, NONE
+        best, said, edges = OPEN if race.halving.open else f"all {DIVERGED}", NONE, NONE
         if race.winner is not None:
             best = write_value(reached(race.records[race.winner.id])[-1][2], "perplexity")
             said, edges = _drawn(study, race.winner), ", ".join(_edges(study, race.winner)) or "none"

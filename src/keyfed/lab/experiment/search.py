@@ -183,7 +183,7 @@ class SearchPlan:
 
     Attributes:
       seed: of the draw.
-      winners: file beside the study that the winners' settings are written to.
+      winners: file next to the study that the winners' settings are written to.
       rungs: by scale.
       name: of the study's file, for what is wrong.
     """
@@ -298,7 +298,7 @@ def _space(key: str, said: Any) -> Range | Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Halving:
     """Where the trials of a row stand.
 
     Attributes:
@@ -318,12 +318,12 @@ def reached(record: Mapping[str, Any] | None) -> list[list[Any]]:
     return [] if record is None else list(record.get("rungs", ()))
 
 
-def standing(rungs: Sequence[Rung], trials: Sequence[str], found: Mapping[str, Mapping[str, Any]]) -> Standing:
+def halve_on(rungs: Sequence[Rung], trials: Sequence[str], found: Mapping[str, Mapping[str, Any]]) -> Halving:
     """Say who goes on: the best of those that climbed the rung before; one that diverged does not.
 
     Example:
       >>> one, two = ({"rungs": [[9, 1, ppl]]} for ppl in (30.0, 20.0))
-      >>> standing([Rung(2, 0.5), Rung(1, 1.0)], ["a", "b"], {"a": one, "b": two}).open
+      >>> halve_on([Rung(2, 0.5), Rung(1, 1.0)], ["a", "b"], {"a": one, "b": two}).open
       ('b',)
     """
     going = list(trials)
@@ -332,8 +332,8 @@ def standing(rungs: Sequence[Rung], trials: Sequence[str], found: Mapping[str, M
             going = _best(going, number - 1, found)[: rung.trials]
         left = [trial for trial in going if len(reached(found.get(trial))) <= number]
         if left:
-            return Standing(number, tuple(going), tuple(left))
-    return Standing(len(rungs), (), (), next(iter(_best(going, len(rungs) - 1, found)), None))
+            return Halving(number, tuple(going), tuple(left))
+    return Halving(len(rungs), (), (), next(iter(_best(going, len(rungs) - 1, found)), None))
 
 
 def _best(trials: Iterable[str], rung: int, found: Mapping[str, Mapping[str, Any]]) -> list[str]:

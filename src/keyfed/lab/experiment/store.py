@@ -22,7 +22,7 @@ from keyfed.errors import ConfigError, RunError
 from keyfed.files import write_atomically
 from keyfed.lab.experiment.cell import options_of
 from keyfed.lab.experiment.grid import BY, SCALES, Cell, Labels, Study, cells_of, target_measure
-from keyfed.lab.experiment.search import TRIAL, Standing, reached, standing
+from keyfed.lab.experiment.search import TRIAL, Halving, halve_on, reached
 from keyfed.reports.document import NONE, finite, show, show_count
 
 NEEDED = {"id": str, "runner": str, "seed": int, "settings": dict, "measures": dict, "curve": list, "made": dict}
@@ -467,7 +467,7 @@ class Race:
     labels: Labels
     trials: tuple[Cell, ...]
     records: Mapping[str, Mapping[str, Any]]
-    standing: Standing
+    halving: Halving
     steps: int
 
     @property
@@ -478,22 +478,22 @@ class Race:
     @property
     def left(self) -> int:
         """Rungs to be reached; none when the search is over, of trials that diverged too."""
-        return max(len(self.standing.open), self.steps - self.done) if self.standing.open else 0
+        return max(len(self.halving.open), self.steps - self.done) if self.halving.open else 0
 
     @property
     def due(self) -> list[Cell]:
         """Trials that are to train on now, each up to its rung."""
-        return [replace(c, rung=self.standing.rung) for c in self.trials if c.id in self.standing.open]
+        return [replace(c, rung=self.halving.rung) for c in self.trials if c.id in self.halving.open]
 
     @property
     def out(self) -> list[Cell]:
         """Trials that will not train on."""
-        return [cell for cell in self.trials if cell.id not in self.standing.going]
+        return [cell for cell in self.trials if cell.id not in self.halving.going]
 
     @property
     def winner(self) -> Cell | None:
         """The trial that won, once the search is over."""
-        return next((cell for cell in self.trials if cell.id == self.standing.winner), None)
+        return next((cell for cell in self.trials if cell.id == self.halving.winner), None)
 
 
 def races(study: Study, cells: Iterable[Cell], results: Mapping[str, Mapping[str, Any]]) -> list[Race]:
@@ -506,7 +506,7 @@ def races(study: Study, cells: Iterable[Cell], results: Mapping[str, Mapping[str
     for labels, trials in grouped.items():
         rungs = study.search.rungs[trials[0].scale]
         records = {cell.id: results[cell.id] for cell in trials if cell.id in results}
-        place = standing(rungs, [cell.id for cell in trials], records)
+        place = halve_on(rungs, [cell.id for cell in trials], records)
         found.append(Race(dict(labels), tuple(trials), records, place, sum(rung.trials for rung in rungs)))
     return found
 
