@@ -249,6 +249,37 @@ def test_a_run_stops_at_its_target_and_says_what_it_cost(corpus, tmp_path):
     assert whole["reached"] is None
 
 
+def test_a_run_stops_when_its_best_validation_is_older_than_its_patience(corpus, tmp_path):
+    """The same rounds as without patience, up to the validation that ends it; stopped in between, the same again."""
+    options = {"decay": 1e-9}  # after two rounds nothing moves, and no validation is better
+    whole = tiny(corpus, rounds=9, eval_every=2)
+    whole = replace(whole, options={**whole.options, **options})
+    train(whole, tmp_path / "whole")
+    records = read_metrics(tmp_path / "whole")
+    costs = {r["round"]: r["valid"]["nats"] for r in records if r.get("valid")}
+    ends = [n for n in costs if n - min((m for m in costs if m <= n), key=costs.__getitem__) >= 3]
+    assert ends, costs
+    assert ends[0] < 9, costs
+    config, hearing = replace(whole, train=replace(whole.train, patience=3)), Hearing()
+    result = train(config, tmp_path / "run", listener=hearing)
+    assert result["rounds"] == ends[0]
+    assert ends[0] % 2 == 0  # at a validation
+    assert [r.get("valid") for r in read_metrics(tmp_path / "run")] == [r.get("valid") for r in records[: ends[0]]]
+    assert result["best_round"] == min((m for m in costs if m <= ends[0]), key=costs.__getitem__)
+    assert any("train.patience" in line for line in hearing.said)
+    assert train(config, tmp_path / "run", resume=True) == result
+
+    class Stop(Hearing):
+        def round(self, record):
+            if record["round"] == ends[0] - 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "stopped", listener=Stop())
+    again = train(config, tmp_path / "stopped", resume=True)
+    assert (again["rounds"], again["best_round"], again["test"]) == (ends[0], result["best_round"], result["test"])
+
+
 def test_uploads_beyond_the_bound_are_refused_by_name(corpus, tmp_path):
     config = replace(tiny(corpus, rounds=1), upload=UploadConfig(bound=1e-6))
     train(config, tmp_path / "run")

@@ -287,6 +287,8 @@ def check(config: Config) -> Config:
     if t.curves and (config.privacy.on or config.secure.on):
         hiding = "--dp noises" if config.privacy.on else "--secure hides in sums"
         problems.append(f"train.curves (--curves) tells the clients' losses, which {hiding}; leave one of the two out")
+    if t.patience is not None and config.privacy.on:
+        problems.append("train.patience ends a run by its validation, which --dp does not noise; leave one of them out")
     try:
         if config.data.clients_part is not None:
             parse_part(config.data.clients_part)

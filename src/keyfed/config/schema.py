@@ -184,6 +184,9 @@ class TrainConfig:
         "which model is tested and exported: that with the best validation perplexity or accuracy (top-1, line ends "
         "and unknown words included), or that of the last round",
     )
+    patience: int | None = option(
+        None, "stop at a validation when the best one is this many rounds old (see choose); none: never", least=1
+    )
     eval_start: bool = option(False, "validate the model before the first round too; result.json has it under start")
     valid_tokens: int | None = option(
         20_000, "validation tokens read each time, evenly from the streams; none: all", least=1

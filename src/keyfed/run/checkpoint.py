@@ -57,6 +57,11 @@ def better(best: Best | None, other: Best) -> Best:
     return other if best is None or other.cost < best.cost or not math.isfinite(best.cost) else best
 
 
+def round_of(best: Best | None) -> int | None:
+    """Return the round of a chosen model; None where none is chosen yet."""
+    return None if best is None else best.round
+
+
 def cost_of(choose: str, score: Score, round: int) -> float:
     """Return what a validated model is chosen by (`train.choose`): less is better.
 

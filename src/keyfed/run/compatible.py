@@ -253,6 +253,7 @@ CONFIGURATION = tuple(
         "secure.clear × secure sums": "fedavg secure.clear=true secure.on=true",
         "train.curves × --dp": "fedavg train.curves=true privacy.epsilon=8",
         "train.curves × secure sums": "fedavg train.curves=true secure.on=true",
+        "train.patience × --dp": "fedavg train.patience=3 privacy.epsilon=8",
         "train.unmatched × random start": "fedavg train.unmatched=mean",
         "train.carry × random start": "fedavg train.carry=embedding",
         "[vectors] × no file": "fedavg vectors.dim=50",
@@ -582,7 +583,7 @@ FEDERATION = (
     ),
 )  # fmt: skip
 
-TABLE: Mapping[Stage, tuple[str, Sequence[Exclusion]]] = {
+TABLE: Mapping[Stage, tuple[str, Sequence[Exclusion]]] = {  # by the stage at which rows are looked at
     "command line": ("Flags of `keyfed train`, before a configuration is read.", FLAGS),
     "configuration": ("Sections of a configuration, when it is read; all mistakes are said at once.", CONFIGURATION),
     "own code": ("A module or a method of the caller's own (docs/extending.md).", OWN),
@@ -597,4 +598,3 @@ TABLE: Mapping[Stage, tuple[str, Sequence[Exclusion]]] = {
     "ranks": ("Runs on several ranks (`torchrun`).", RANKS),
     "federation": ("Runs with real clients (`--federation`, `keyfed up`).", FEDERATION),
 }
-"""Rows by the stage at which they are looked at, with what the stage is about."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from keyfed.config.load import Config, PrivacyConfig, Value, check, method_spec, parse_target
+from keyfed.config.load import Config, PrivacyConfig, Value, check, method_spec
 from keyfed.engine.client_state import ClientStates
 from keyfed.engine.module import MakeModule
 from keyfed.engine.network import parameter_count, shapes
@@ -46,6 +46,7 @@ from keyfed.run.checkpoint import (
     cost_of,
     good_in,
     load_checkpoint,
+    round_of,
 )
 from keyfed.run.console import Listener, Silent
 from keyfed.run.evaluate import limit_streams, validator
@@ -66,10 +67,10 @@ from keyfed.run.metrics_line import (
     CURVES_LINE,
     append_curves,
     diverged_warning,
+    early_end,
     halvings_of,
     judge_attention,
     judged_line,
-    reached,
     record_of,
     stopped_line,
     unsound_line,
@@ -314,7 +315,7 @@ def _central(
         options = read_run_toml(out / "central")[0].options
     rounds = federated["rounds"]
     budget = max(1, round(federated["tokens_trained"] / max(1, rounds)))
-    settings = replace(config.train, central=False, baselines=False, until=None, rounds=rounds)
+    settings = replace(config.train, central=False, baselines=False, until=None, patience=None, rounds=rounds)
     central = Config(config.data, config.model, settings, method="central", options=options)
     result = _train(central, out / "central", True, listen, prepared, budget, None, None, False, None)
     return {"test": result["test"], "unseen": result["unseen"], "seconds": result["seconds"]}
@@ -322,7 +323,7 @@ def _central(
 
 def _twin(config: Config, out: Path, prepared: Prepared, listen: Listener, rounds: int) -> dict[str, Any]:
     """Train the same rounds without clip and noise, as a run of its own beside this one: what privacy costs."""
-    settings = replace(config.train, central=False, baselines=False, until=None, rounds=rounds)
+    settings = replace(config.train, central=False, baselines=False, until=None, patience=None, rounds=rounds)
     plain = replace(config, train=settings, privacy=PrivacyConfig())
     result = _train(plain, out / "noiseless", True, listen, prepared, None, None, None, False, None)
     return {"test": result["test"], "unseen": result["unseen"], "seconds": result["seconds"]}
@@ -475,15 +476,14 @@ class _Rounds:
         self.watch = run.watch if guard is None else None
         self.log = RunLog(config, out, run, saved, keeps_good=self.watch is not None)
         self.valid = limit_streams(prepared.valid, config.train.valid_tokens)
-        self.target = parse_target(config.train.until, "train.until")
         if guard is not None:
             guard.check(read_metrics(out))
-        self.done = reached(read_metrics(out), self.target) is not None
+        self.ending = early_end(read_metrics(out), config.train, round_of(run.best))  # why its rounds are over, or None
         self.spent = guard is not None and not guard.allows()
 
     def next_cohort(self, state: State, cohorts: Callable[[State], Cohort]) -> Cohort | None:
         """Return who is called after a state; None ends the run."""
-        if self.done or self.spent:
+        if self.ending or self.spent:
             return None
         cohort = cohorts(state)
         if self.guard is not None and not self.guard.affords():  # not known before its clients were drawn
@@ -522,10 +522,10 @@ class _Rounds:
                         _say_once(judge_attention(outcome.summary), said, listen)
                     for line in _remarks(outcome, federation.secure):
                         listen.say(line)
-                    self.done = reached([record], self.target) is not None
+                    self.ending = early_end([record], config.train, round_of(outcome.best))
                     if config.train.curves:
                         append_curves(planned.out, outcome.state.round, federation.curves)
-                    last = self.done or self.spent or given_up(outcome.good, outcome.state)
+                    last = bool(self.ending) or self.spent or given_up(outcome.good, outcome.state)
                     log.write(outcome, record, last=last)
                     listen.round(record)
             except KeyboardInterrupt:
@@ -542,8 +542,8 @@ class _Rounds:
         run, t = self.run, self.planned.config.train
         if given_up(run.good, run.state):
             yield stopped_line(run.good, run.state)
-        if self.done:
-            yield f"the target {t.until} is reached after round {run.state.round}"
+        if self.ending:
+            yield self.ending
         if self.spent and run.state.round < t.rounds:
             yield f"the privacy budget is spent after round {run.state.round}: another would exceed it"
 

@@ -29,6 +29,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Generator
 
+from keyfed.config.load import TrainConfig, parse_target
 from keyfed.engine.task import CohortCurves
 from keyfed.errors import RunError
 from keyfed.federated.cohort import Plan
@@ -256,6 +257,25 @@ def reached(records: Iterable[Mapping[str, Any]], target: tuple[str, float] | No
                 "modelled_seconds": seconds,
             }  # fmt: skip
     return None
+
+
+def early_end(records: Sequence[Mapping[str, Any]], settings: TrainConfig, best: int | None) -> str | None:
+    """Say why validation ends a run before its rounds are over: `train.until`, `train.patience`; None: it does not.
+
+    Args:
+      records: lines of metrics.jsonl, the last round's at least.
+      best: the round of the model that is chosen so far.
+    """
+    met = reached(records, parse_target(settings.until, "train.until"))
+    if met is not None:
+        return f"the target {settings.until} is reached after round {met['round']}"
+    validated = [record["round"] for record in records if record.get("valid")]
+    if settings.patience is None or best is None or not validated or validated[-1] - best < settings.patience:
+        return None
+    return (
+        f"no validation was better than that of round {best} (train.patience={settings.patience}): the rounds "
+        f"end after {validated[-1]}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -458,7 +458,7 @@ class _Pilot:
         config = self.chosen.config
         short = replace(  # without roll-back: a step that diverges shows that it does
             config.train, rounds=max(rounds, config.train.rounds), eval_every=every, checkpoint_every=every,
-            baselines=False, central=False, until=None, curves=False, rollback=0.0,
+            baselines=False, central=False, until=None, patience=None, curves=False, rollback=0.0,
         )  # fmt: skip
         config = check(replace(config, train=short, options={**config.options, **options}))
         folder, watch = self.folder / name, _TrialListener(self.listen, f"pilot ({name})", rounds, middle, most)

@@ -315,10 +315,11 @@ def tune(tuning: Tuning, out: Path, *, resume: bool = False, listener: Listener 
         )
     if tuning.config.open is not None:
         raise ConfigError("a search is of one method's numbers, and the configuration names none; name one (fedavg)")
-    if tuning.config.train.until is not None:
-        raise ConfigError(
-            "train.until ends runs at different rounds, and a search compares them at the same; leave it out"
-        )
+    for name in ("until", "patience"):
+        if getattr(tuning.config.train, name) is not None:
+            raise ConfigError(
+                f"train.{name} ends runs at different rounds, and a search compares them at the same; leave it out"
+            )
     # Baselines and central training are judged on test text, which a search must not read.
     config = check(replace(tuning.config, train=replace(tuning.config.train, baselines=False, central=False)))
     if config.train.rounds < 1:

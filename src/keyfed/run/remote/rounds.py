@@ -32,6 +32,7 @@ from keyfed.run.checkpoint import (
     cost_of,
     good_in,
     load_checkpoint,
+    round_of,
     save_checkpoint,
 )
 from keyfed.run.console import Listener, plural
@@ -39,6 +40,7 @@ from keyfed.run.folder import append_line, read_metrics, save_model, strict
 from keyfed.run.loop import rounds
 from keyfed.run.metrics_line import (
     diverged_warning,
+    early_end,
     halvings_of,
     judged_line,
     reached,
@@ -174,10 +176,9 @@ class RemoteRunLoop:
         return result
 
     def _rounds(self) -> None:
-        target = parse_target(self.config.train.until, "train.until")
         for outcome in rounds(self.run, self.federation, self._cohort, self._judge):
             self._write(outcome)
-            self.done = reached(read_metrics(self.out), target) is not None
+            self.done = early_end(read_metrics(self.out), self.config.train, round_of(self.run.best)) is not None
 
     def _may_go_on(self) -> bool:
         """Whether another round may be begun."""
