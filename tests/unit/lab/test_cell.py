@@ -201,20 +201,22 @@ def test_a_cell_that_starts_from_the_base_model_says_which_one(tmp_path):
     assert Store(tmp_path / "results").of(study)[older["id"]] == older
 
 
-def test_a_study_with_targets_runs_a_cell_that_another_ran_without(tmp_path):
+def test_a_study_with_targets_reads_them_off_a_cell_that_another_ran_without(tmp_path):
     results, workspace = tmp_path / "results", Workspace(tmp_path / "work", "cpu")
     one = replace(load_study("gboard-toy", STUDIES), name="one")
-    other = replace(one, name="other", targets=(40.0,))
     more = {"study.samples": 48, "study.rounds": 1}
-    first = run_study(one, "smoke", store=Store(results), workspace=workspace, override=more, most=1)
-    second = run_study(other, "smoke", store=Store(results), workspace=workspace, override=more, most=1)
-    assert (second.done, second.before) == (first.done, 0)
-    third = run_study(other, "smoke", store=Store(results), workspace=workspace, override=more, minutes=0)
-    assert (third.before, len(third.open)) == (1, 3)
-    (record,) = Store(results).of(other).values()
-    assert "rounds_to_40" in record["measures"]
-    assert Store(results).of(one) == {record["id"]: record}
-    assert len(list((results / "data").glob("*/*.json"))) == 2
+    run_study(one, "smoke", store=Store(results), workspace=workspace, override=more, most=1)
+    (record,) = Store(results).of(one).values()
+    path = next((results / "data").glob("*/*.json"))
+    path.write_text(json.dumps({**record, "curve": [[1, 5.0, 80.0, 0.1], [3, 4.0, 20.0, 0.2]]}), "utf-8")
+    other = replace(one, name="other", targets=(40.0, 10.0))
+    again = run_study(other, "smoke", store=Store(results), workspace=workspace, override=more, minutes=0)
+    assert (again.before, len(again.open)) == (1, 3)
+    (found,) = Store(results).of(other).values()
+    assert found["measures"]["rounds_to_40"] == 2.0  # half-way in the logarithm
+    assert found["measures"]["rounds_to_10"] is None
+    assert "rounds_to_40" not in next(iter(Store(results).of(one).values()))["measures"]
+    assert len(list((results / "data").glob("*/*.json"))) == 1
 
 
 def a_line(losses: list[list[float]], tokens: int = 100) -> dict:
