@@ -251,7 +251,8 @@ class Simulation:
     def noised(self, aggregate: Aggregate) -> Aggregate:
         """Add the noise of a method whose server adds it, for a round's whole sum."""
         assert self._method is not None, "a sum follows train()"
-        return noised(aggregate, self._method.noise, derive_seed(self._problem.seed, self._round, "server noise"))
+        seed = derive_seed(self._problem.seed, self._round, "server noise")
+        return noised(aggregate, self._method.noise, torch.Generator().manual_seed(seed))
 
     def summed(self, shares: Mapping[ClientId, Share] | None) -> RunningSum:
         """Return what `collect` makes an aggregate of, for those who add up the sums of several simulations."""

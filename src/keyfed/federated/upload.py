@@ -50,12 +50,12 @@ def noise_on(beta: float, sigma: float = 1.0, at: Where = "client") -> Noise | N
     return Noise(at, draw)
 
 
-def noised(aggregate: Aggregate, noise: Noise | None, seed: int) -> Aggregate:
+def noised(aggregate: Aggregate, noise: Noise | None, generator: Generator) -> Aggregate:
     """Add the noise of a method whose server adds it: once to the mean, or N/m, m being those whose uploads came."""
     if noise is None or noise.at not in ("sum", "server") or not aggregate.contributors:
         return aggregate
     clients = len(aggregate.contributors) if noise.at == "sum" else 1
-    drawn = noise.draw(aggregate.total, Generator().manual_seed(seed))
+    drawn = noise.draw(aggregate.total, generator)
     total = {n: torch.add(t, drawn[n], alpha=aggregate.mass[n] / clients) for n, t in aggregate.total.items()}
     return replace(aggregate, total=total)
 

@@ -22,6 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
+import torch
+
 from keyfed.engine.problem import measure
 from keyfed.engine.simulate import capped, limited, refusal
 from keyfed.engine.sums.noised import NoisedSum
@@ -173,7 +175,8 @@ class RemoteFederation:
 
     def _with_noise(self, now: _Round, aggregate: Aggregate) -> Aggregate:
         """Add the noise of a method whose server adds it."""
-        return noised(aggregate, now.method.noise, derive_seed(self.calls.run.seed, now.number, "server noise"))
+        seed = derive_seed(self.calls.run.seed, now.number, "server noise")
+        return noised(aggregate, now.method.noise, torch.Generator().manual_seed(seed))
 
     def acknowledge(self, contributors: Sequence[ClientId]) -> None:
         """Remember whose upload is in the model; they hear of it with the next model."""
