@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from keyfed.config.load import Participation, UploadConfig, check
+from keyfed.config.schema import SecureConfig
 from keyfed.engine.network import init_params
 from keyfed.engine.simulate import Simulation
 from keyfed.errors import ConfigError
@@ -339,7 +340,10 @@ def test_central_training_reads_what_a_cohort_would_and_uploads_nothing_smaller(
         ({"participation": Participation(deadline=1.001)}, "nobody could finish"),
         ({"participation": Participation(least_epochs=1)}, "nothing to draw between"),
         ({"mediator": Part("fixed", {"weights": "writer=3"})}, r'names "writer", which is no client'),
-        ({"mediator": Part("attention", {"beta": 0.2})}, "top-K leaves 1 of 4"),
+        (
+            {"mediator": Part("attention", {"beta": 0.2}), "secure": SecureConfig(on=True)},
+            "top-K leaves 1 upload of 4",
+        ),
         ({"method": "fedsgd", "options": {}, "participation": Participation(pace_spread=1.0)}, "take no step"),
         (
             {"method": "fedatt", "options": {"noise": 0.1, "noise_at": "server"}, "server": Part("sgd")},
@@ -347,7 +351,7 @@ def test_central_training_reads_what_a_cohort_would_and_uploads_nothing_smaller(
         ),
         ({"method": "fedadam", "options": {"server_lr": 0.5}, "server": Part("sgd")}, "own server reads it"),
         ({"method": "fedatt", "options": {"temperature": 0.5}, "mediator": Part("tokens")}, "own mediator reads it"),
-        ({"method": "fedadmm", "options": {"server_lr": 0.5}}, "the running mean has none"),
+        ({"method": "fedadmm", "options": {"server_lr": 0.5}}, "the running mean and clients have none"),
     ],
 )
 def test_combinations_that_make_no_sense_are_refused_with_the_reason(corpus, tmp_path, changed, message):

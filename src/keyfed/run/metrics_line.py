@@ -259,21 +259,21 @@ def reached(records: Iterable[Mapping[str, Any]], target: tuple[str, float] | No
     return None
 
 
-def early_end(records: Sequence[Mapping[str, Any]], settings: TrainConfig, best: int | None) -> str | None:
+def early_end(records: Sequence[Mapping[str, Any]], train: TrainConfig, best: int | None) -> str | None:
     """Say why validation ends a run before its rounds are over: `train.until`, `train.patience`; None: it does not.
 
     Args:
       records: lines of metrics.jsonl, the last round's at least.
       best: the round of the model that is chosen so far.
     """
-    met = reached(records, parse_target(settings.until, "train.until"))
+    met = reached(records, parse_target(train.until, "train.until"))
     if met is not None:
-        return f"the target {settings.until} is reached after round {met['round']}"
+        return f"the target {train.until} is reached after round {met['round']}"
     validated = [record["round"] for record in records if record.get("valid")]
-    if settings.patience is None or best is None or not validated or validated[-1] - best < settings.patience:
+    if train.patience is None or best is None or not validated or validated[-1] - best < train.patience:
         return None
     return (
-        f"no validation was better than that of round {best} (train.patience={settings.patience}): the rounds "
+        f"no validation was better than that of round {best} (train.patience={train.patience}): the rounds "
         f"end after {validated[-1]}"
     )
 
