@@ -102,6 +102,15 @@ def test_as_many_outliers_as_are_trimmed_move_no_number_beyond_the_others(seed, 
         assert bool((found[name] <= stacked.amax(0) + 1e-9).all())
 
 
+def test_a_client_with_all_the_weight_that_is_trimmed_leaves_a_mean_of_the_others():
+    total = TrimmedSum({"a": torch.zeros(1)}, 0.2)
+    for k, (number, log) in enumerate([(1.0, 0.1), (2.0, 0.2), (3.0, 0.1), (4.0, 0.3), (1e6, 200.0)]):
+        total.add(f"c{k}", {"a": torch.tensor([number])}, Share({"a": 1.0}, {"a": 1.0}, {"a": log}))
+    found = total.aggregate(())
+    mean = float(found.total["a"]) / found.mass["a"]
+    assert 2.0 <= mean <= 4.0
+
+
 def test_nobody_is_no_step():
     found = TrimmedSum(like(), 0.2).aggregate(())
     assert all(not layer.any() for layer in found.mean().values())

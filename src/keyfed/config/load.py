@@ -289,6 +289,8 @@ def check(config: Config) -> Config:
         problems.append(f"train.curves (--curves) tells the clients' losses, which {hiding}; leave one of the two out")
     if t.patience is not None and config.privacy.on:
         problems.append("train.patience ends a run by its validation, which --dp does not noise; leave one of them out")
+    if t.patience is not None and t.choose == "last":
+        problems.append("train.patience waits for a better validation, and train.choose=last reads none; leave one out")
     try:
         if config.data.clients_part is not None:
             parse_part(config.data.clients_part)

@@ -135,7 +135,7 @@ class TrimmedSum(RunningSum):
         assert summed.weights is not None, "a plain sum knows every weight"
         for name, total in summed.total.items():
             inside = [c for c in self._held if summed.weights[c][name] > 0]
-            weights = total.new_tensor([summed.weights[c][name] for c in inside])
+            weights = total.new_tensor([summed.weights[c][name] for c in inside], dtype=torch.float64)
             out = min(int(self._trim * len(inside)), (len(inside) - 1) // 2) if inside else 0
             pieces = zip(*(self._held[c][name].reshape(-1).split(PIECE) for c in inside), strict=True)
             means = [trimmed_mean(torch.stack(piece), weights, out) for piece in pieces]
@@ -147,6 +147,8 @@ class TrimmedSum(RunningSum):
 def trimmed_mean(numbers: Tensor, weights: Tensor, out: int) -> Tensor:
     """Return the weighted mean of every column of [m, n], its `out` smallest and `out` largest entries left out.
 
+    Entries that have no weight count alike where only such are left.
+
     Example:
       >>> trimmed_mean(torch.tensor([[1.0], [2.0], [90.0], [-80.0], [3.0]]), torch.ones(5), 1).tolist()
       [2.0]
@@ -154,7 +156,8 @@ def trimmed_mean(numbers: Tensor, weights: Tensor, out: int) -> Tensor:
     ordered, order = numbers.sort(0)
     inside = slice(out, len(numbers) - out)
     kept = weights[order[inside]]
-    return (ordered[inside] * kept).sum(0) / kept.sum(0)
+    kept = torch.where(kept.sum(0) > 0, kept, torch.ones_like(kept))  # the client with all the weight is left out
+    return ((ordered[inside] * kept).sum(0) / kept.sum(0)).to(numbers.dtype)
 
 
 def sum_for(like: Params, caps: Caps | None) -> RunningSum:
