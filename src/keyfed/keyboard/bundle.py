@@ -38,7 +38,16 @@ from safetensors.numpy import load, save
 from keyfed.errors import KeyfedError, RunError
 from keyfed.keyboard.graph import state_widths
 from keyfed.model.language_model import SCALE, ModelSpec, shapes, widen
-from keyfed.model.ngram import Ints, KneserNey, Level, Tokens, fit_kneser_ney
+from keyfed.model.ngram import (
+    Ints,
+    KneserNey,
+    Level,
+    Tokens,
+    fit_kneser_ney,
+    level_of,
+    levels_from_arrays,
+    levels_to_arrays,
+)
 from keyfed.run.base import SPEC
 from keyfed.text.vocab import Vocab
 
@@ -283,26 +292,14 @@ def _pruned(model: KneserNey, keep: Sequence[NDArray[np.bool_]]) -> KneserNey:
         lost = np.bincount(number[owner[contexts[owner] & ~stay]], minlength=count) > 0
         renewed = np.where(size > 0, left / below, 1.0)
         backoff = np.where(lost, renewed, level.backoff[:-1][contexts])
-        levels.append(_level(keys, prob, np.append(backoff, 1.0), size, vocab))
+        levels.append(level_of(keys, prob, np.append(backoff, 1.0), size, vocab))
         contexts = stay
     return replace(model, levels=tuple(levels))
 
 
-def _level(keys: Ints, prob: NDArray[np.float64], backoff: NDArray[np.float64], size: Ints, vocab: int) -> Level:
-    size = np.append(size, 0)
-    ranked = np.lexsort((-prob, keys // vocab))
-    return Level(keys, prob, ranked, np.cumsum(size) - size, size, backoff)
-
-
 def ngram_to_bytes(model: KneserNey) -> bytes:
     """Write a model as `ngram.safetensors` (module docstring); probabilities are rounded to float32."""
-    tensors: dict[str, NDArray[Any]] = {}
-    for n, level in enumerate(model.levels, start=1):
-        tensors[f"n{n}.start"] = level.start.astype(np.int32)  # that of the unseen context is the end of the last
-        tensors[f"n{n}.words"] = (level.keys % model.vocab_size).astype(np.int32)
-        tensors[f"n{n}.prob"] = level.prob.astype(np.float32)
-        tensors[f"n{n}.backoff"] = level.backoff[:-1].astype(np.float32)
-    return bytes(save(tensors, {"order": str(model.order), "vocab": str(model.vocab_size)}))
+    return bytes(save(levels_to_arrays(model), {"order": str(model.order), "vocab": str(model.vocab_size)}))
 
 
 def ngram_from_bytes(data: bytes, vocab_size: int, origin: str) -> KneserNey:
@@ -313,19 +310,7 @@ def ngram_from_bytes(data: bytes, vocab_size: int, origin: str) -> KneserNey:
     """
     try:
         tensors: dict[str, NDArray[Any]] = load(data)
-        levels, contexts = list[Level](), 1
-        for n in range(1, len(tensors) // 4 + 1):
-            start, words = (tensors[f"n{n}.{name}"].astype(np.int64) for name in ("start", "words"))
-            prob, backoff = (tensors[f"n{n}.{name}"].astype(np.float64) for name in ("prob", "backoff"))
-            size = np.diff(start)
-            fits = len(start) == contexts + 1 == len(backoff) + 1 and start[0] == 0 and start[-1] == len(words)
-            if not fits or len(words) != len(prob) or (size < 0).any():
-                raise ValueError(f"the tables of length {n} do not fit one another")
-            if len(words) and not 0 <= words.min() <= words.max() < vocab_size:
-                raise ValueError(f"words run to {words.max()}, the vocabulary has {vocab_size}")
-            keys = np.repeat(np.arange(contexts), size) * vocab_size + words
-            levels.append(_level(keys, prob, np.append(backoff, 1.0), size, vocab_size))
-            contexts = len(words)
+        levels = levels_from_arrays(tensors, len(tensors) // 4, vocab_size)
     except Exception as e:  # safetensors raises its own error class for damaged files
         raise RunError(f"{origin} is damaged: {e}") from None
     return KneserNey(len(levels), vocab_size, tuple(levels), ())

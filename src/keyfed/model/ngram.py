@@ -36,7 +36,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,7 +137,7 @@ class KneserNey:
         """Return −log p of every token after the first, given those before it, [n − 1]."""
         tokens = _checked(stream, self.vocab_size)
         p: Floats = np.full(tokens.size, 1.0 / self.vocab_size)
-        for level, contexts, grams in self._trace(tokens):
+        for level, contexts, grams in self.trace(tokens):
             p *= level.backoff[contexts[:-1]]
             seen = grams >= 0
             p[seen] = level.prob[grams[seen]]
@@ -152,7 +152,7 @@ class KneserNey:
         """
         _check_k(k, self.vocab_size)
         tokens = _checked(stream, self.vocab_size)
-        table = np.stack([contexts[1:-1] for _, contexts, _ in self._trace(tokens)], axis=1)
+        table = np.stack([contexts[1:-1] for _, contexts, _ in self.trace(tokens)], axis=1)
         table, where = np.unique(table, axis=0, return_inverse=True)  # equal contexts are ranked once
         best = np.empty((len(table), k), np.int32)
         step = max(1, CELLS // k)
@@ -164,14 +164,14 @@ class KneserNey:
         """Return the distribution of the token after `context`, [V]; only its last order − 1 tokens count."""
         tokens = _checked(context, self.vocab_size)
         p = np.full(self.vocab_size, 1.0 / self.vocab_size)
-        for level, contexts, _ in self._trace(tokens[max(tokens.size - self.order + 1, 0) :]):
+        for level, contexts, _ in self.trace(tokens[max(tokens.size - self.order + 1, 0) :]):
             h = contexts[-1]
             p *= level.backoff[h]
             rows = slice(level.start[h], level.start[h] + level.size[h])
             p[level.keys[rows] % self.vocab_size] = level.prob[rows]
         return p
 
-    def _trace(self, tokens: Ints) -> Iterator[tuple[Level, Ints, Ints]]:
+    def trace(self, tokens: Ints) -> Iterator[tuple[Level, Ints, Ints]]:
         """Yield per length n: its level, the context before each position [t + 1], the n-gram there [t]."""
         contexts = np.zeros(tokens.size + 1, np.int64)
         for level in self.levels:
@@ -306,6 +306,50 @@ def _smooth(
     prob = backoff[context] * lower[grams.suffix] + (adjusted - off) / total[context]
     ranked = np.lexsort((-prob, context))  # stable: equal words stay in the order of their ids
     return Level(grams.keys, prob, ranked, np.cumsum(size) - size, size, backoff)
+
+
+def levels_to_arrays(model: KneserNey) -> dict[str, NDArray[Any]]:
+    """Return a model's levels as the arrays of a file, four of each length (`model.counts` says what they mean)."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for n, level in enumerate(model.levels, start=1):
+        arrays[f"n{n}.start"] = level.start.astype(np.int32)  # that of the unseen context is the end of the last
+        arrays[f"n{n}.words"] = (level.keys % model.vocab_size).astype(np.int32)
+        arrays[f"n{n}.prob"] = level.prob.astype(np.float32)
+        arrays[f"n{n}.backoff"] = level.backoff[:-1].astype(np.float32)
+    return arrays
+
+
+def levels_from_arrays(arrays: Mapping[str, NDArray[Any]], order: int, vocab_size: int) -> list[Level]:
+    """Read the levels that `levels_to_arrays` wrote.
+
+    Raises:
+      ValueError, KeyError: arrays do not fit one another or the vocabulary.
+    """
+    levels, contexts = list[Level](), 1
+    for n in range(1, order + 1):
+        start, words = (arrays[f"n{n}.{name}"].astype(np.int64) for name in ("start", "words"))
+        prob, backoff = (arrays[f"n{n}.{name}"].astype(np.float64) for name in ("prob", "backoff"))
+        size = np.diff(start)
+        fits = len(start) == contexts + 1 == len(backoff) + 1 and start[0] == 0 and start[-1] == len(words)
+        if not fits or len(words) != len(prob) or (size < 0).any():
+            raise ValueError(f"the tables of length {n} do not fit one another")
+        if len(words) and not 0 <= words.min() <= words.max() < vocab_size:
+            raise ValueError(f"words run to {words.max()}, the vocabulary has {vocab_size}")
+        keys = np.repeat(np.arange(contexts), size) * vocab_size + words
+        if (np.diff(keys) <= 0).any():
+            raise ValueError(f"the words of length {n} are not in order")
+        if not ((prob >= 0) & (prob <= 1)).all() or not ((backoff >= 0) & np.isfinite(backoff)).all():
+            raise ValueError(f"a number of length {n} is no probability")
+        levels.append(level_of(keys, prob, np.append(backoff, 1.0), size, vocab_size))
+        contexts = len(words)
+    return levels
+
+
+def level_of(keys: Ints, prob: Floats, backoff: Floats, size: Ints, vocab_size: int) -> Level:
+    """Return a level from its n-grams and the number of continuations of every context, the unseen one left out."""
+    ranked = np.lexsort((-prob, keys // vocab_size))
+    size = np.append(size, 0)
+    return Level(keys, prob, ranked, np.cumsum(size) - size, size, backoff)
 
 
 def _checked(stream: Tokens, vocab_size: int) -> Ints:

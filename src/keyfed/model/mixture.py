@@ -1,0 +1,157 @@
+r"""A mixture of a network and a count model, one weight for each bucket of contexts.
+
+.. math:: p(w \mid h) = λ_{b(h)}\, p_\text{network}(w \mid h) + (1 - λ_{b(h)})\, p_\text{counts}(w \mid h)
+
+The bucket of a context h is b(h) = (matched, count, confidence):
+
+    matched      words of the longest end of h that the count model has continuations of: 0 … order − 1
+    count        Σ of the `counts` of these continuations: how many of `count_edges` it reaches
+    confidence   max_w p_network(w | h): how many of `confidence_edges` it reaches
+
+λ is fitted by expectation–maximisation. What EM needs of a token is its bucket and the ratio of the two probabilities.
+So a client sends a histogram of log₂ ratios for each bucket, and the histograms of all clients are summed. A bucket
+that the validation text hardly reaches has the λ of all buckets together.
+
+`mixture.json` of a run folder is the weights and the edges:
+
+    {"format": 1, "order": 4, "count_edges": […], "confidence_edges": […], "weights": [matched][count][confidence]}
+
+References:
+  Jelinek and Mercer, *Interpolated estimation of Markov source parameters from sparse data*, 1980.
+  Dempster, Laird and Rubin, *Maximum likelihood from incomplete data via the EM algorithm*, 1977.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keyfed.errors import RunError
+from keyfed.model.counts import CountModel
+from keyfed.model.ngram import Floats, Ints, Tokens
+
+FORMAT = 1
+FILE = "mixture.json"
+COUNT_EDGES = (10, 100, 1_000)
+CONFIDENCE_EDGES = (0.05, 0.1, 0.2, 0.4, 0.7)
+BINS, PER_OCTAVE = 256, 4  # of a histogram of log₂ ratios: from 2^−32 to 2^32 in quarters
+FEWEST = 20  # tokens of a bucket that has a λ of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Weights of the network, [matched][count][confidence], and the edges of their buckets."""
+
+    order: int
+    count_edges: tuple[float, ...]
+    confidence_edges: tuple[float, ...]
+    weights: tuple[tuple[tuple[float, ...], ...], ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.order, len(self.count_edges) + 1, len(self.confidence_edges) + 1
+
+    def weight(self, places: Ints, confidence: Floats) -> Floats:
+        """Return λ where the context has a place (`places_of`) and the network a confidence."""
+        found: Floats = np.array(self.weights).reshape(-1)[buckets(places, confidence, self.confidence_edges)]
+        return found
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str, origin: str) -> Mixture:
+        """Read `mixture.json`; RunError where it is none."""
+        try:
+            found = json.loads(text)
+            if found["format"] != FORMAT:
+                raise ValueError(f"it is of format {found['format']}, expected {FORMAT}")
+            edges = [tuple(map(float, found[key])) for key in ("count_edges", "confidence_edges")]
+            weights = np.array(found["weights"], np.float64)
+            shape = int(found["order"]), len(edges[0]) + 1, len(edges[1]) + 1
+            if weights.shape != shape or not ((weights >= 0) & (weights <= 1)).all():
+                raise ValueError(
+                    f"its weights are {list(weights.shape)} numbers; expected {list(shape)} within 0 and 1"
+                )
+            if any(list(e) != sorted(set(e)) for e in edges):
+                raise ValueError("its edges are not in order")
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as e:
+            raise RunError(f"{origin} is damaged ({e}); `keyfed counts` makes it again") from None
+        nested = tuple(tuple(map(tuple, row)) for row in weights.tolist())
+        return cls(shape[0], edges[0], edges[1], nested)
+
+
+def places_of(model: CountModel, stream: Tokens, edges: Sequence[float] = COUNT_EDGES) -> Ints:
+    """Return matched · (edges + 1) + count bucket of the context before every token after the first, [n − 1]."""
+    tokens = np.asarray(stream).astype(np.int64)
+    places = np.zeros(max(tokens.size - 1, 0), np.int64)
+    for n, (level, contexts, _) in enumerate(model.model.trace(tokens)):
+        totals = np.append(np.add.reduceat(np.append(model.counts[n], 0), level.start), 0)[: len(level.start)]
+        totals = np.where(level.size > 0, totals, 0)
+        here = contexts[1 : tokens.size]
+        seen = level.size[here] > 0
+        bucket = np.searchsorted(np.array(edges), totals[here], side="right")
+        places = np.where(seen, n * (len(edges) + 1) + bucket, places)
+    return places
+
+
+def buckets(places: Ints, confidence: Floats, edges: Sequence[float] = CONFIDENCE_EDGES) -> Ints:
+    """Return the number of a context's bucket, in the order of the flat weights."""
+    found: Ints = places * (len(edges) + 1) + np.searchsorted(np.array(edges), confidence, side="right")
+    return found
+
+
+def histogram(bucket: Ints, log_ratio: Floats, rows: int) -> NDArray[np.int64]:
+    """Count tokens by bucket and log₂ of the ratio of two probabilities, [rows, BINS]: what a client sends.
+
+    Example:
+      >>> histogram(np.array([0, 0]), np.array([0.0, 1.0]), rows=1).nonzero()[1].tolist()
+      [128, 132]
+    """
+    bins = np.clip(np.round(log_ratio * PER_OCTAVE) + BINS // 2, 0, BINS - 1).astype(np.int64)
+    return np.bincount(bucket * BINS + bins, minlength=rows * BINS).reshape(rows, BINS)
+
+
+def fit_weights(found: NDArray[Any], steps: int = 200) -> Floats:
+    r"""Return the weight of the first of two distributions for each row of a summed histogram, by EM.
+
+    .. math:: λ ← \frac{1}{N} \sum_t \frac{λ r_t}{λ r_t + 1 − λ}, \qquad r_t = 2^{\text{log ratio}}
+
+    Rows with fewer than `FEWEST` tokens take the weight of all rows together. Negative numbers (noise) count as none.
+
+    Example:
+      >>> even = np.zeros((1, BINS)); even[0, [124, 132]] = 100
+      >>> fit_weights(even).round(3).tolist()
+      [0.5]
+    """
+    counts = np.maximum(np.asarray(found, np.float64), 0)
+    whole = _em(counts.sum(0, keepdims=True), steps)
+    own = _em(counts, steps)
+    return np.where(counts.sum(1) >= FEWEST, own, whole)
+
+
+def _em(counts: Floats, steps: int) -> Floats:
+    ratio = 2.0 ** ((np.arange(BINS) - BINS // 2) / PER_OCTAVE)
+    total = np.maximum(counts.sum(1), 1)
+    weight = np.full(len(counts), 0.5)
+    for _ in range(steps):
+        first = weight[:, None] * ratio
+        weight = (counts * (first / (first + 1 - weight[:, None]))).sum(1) / total
+    return np.where(counts.sum(1) > 0, weight, 0.5)
+
+
+def mixture_of(
+    weights: Floats,
+    order: int,
+    count_edges: Sequence[float] = COUNT_EDGES,
+    confidence_edges: Sequence[float] = CONFIDENCE_EDGES,
+) -> Mixture:
+    """Return the mixture of fitted weights, flat in the order of `buckets`."""
+    shape = order, len(count_edges) + 1, len(confidence_edges) + 1
+    nested = tuple(tuple(map(tuple, row)) for row in weights.reshape(shape).tolist())
+    return Mixture(order, tuple(count_edges), tuple(confidence_edges), nested)
