@@ -22,11 +22,11 @@ needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed: the
 Case = dict[str, Any]
 
 
-def answers(cases: Sequence[Case], **shared: object) -> list[Any]:
+def answers(cases: Sequence[Case], script: str = "decoder_cases.mjs", **shared: object) -> list[Any]:
     """Run cases in one node process."""
-    script = Path(__file__).with_name("decoder_cases.mjs")
     asked = json.dumps({"cases": list(cases), "shared": shared})
-    done = subprocess.run([NODE or "node", script], input=asked, capture_output=True, text=True, timeout=120)
+    path = Path(__file__).with_name(script)
+    done = subprocess.run([NODE or "node", path], input=asked, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert len(found) == len(cases)

@@ -6,7 +6,8 @@
 
 import { widened } from "./safetensors.mjs";
 
-const GATES = { gru: 3, "gru-printed": 3, lstm: 4, cifg: 3 };
+/** Blocks of rows in the weights of a cell. */
+export const GATES = { gru: 3, "gru-printed": 3, lstm: 4, cifg: 3 };
 const MOST_TABLE = 1 << 20; // numbers in the table of a small vocabulary's inputs, and no more than that
 
 /** The names and shapes of the parameters of a model, as `keyfed.model.language_model.shapes` gives them. */
@@ -144,6 +145,9 @@ export class Network {
     for (let i = 0; i < vocab; i++) logp[i] -= all;
   }
 }
+
+/** Whether a cell keeps c next to h. */
+export const hasMemory = (cell) => cell in CELLS;
 
 const sigmoid = (x) => 1 / (1 + Math.exp(-x));
 
