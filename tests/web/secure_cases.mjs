@@ -1,0 +1,72 @@
+// Clients of secure sums, driven from stdin line by line: {op, …} in, {value} or {refused, accused, evidence} or {error} out.
+// Bytes travel in hexadecimal.
+
+import { createHash } from "node:crypto";
+import { createInterface } from "node:readline";
+
+const folder = new URL("../../src/keyfed/keyboard/web/secure/", import.meta.url);
+const load = (name) => import(new URL(`${name}.mjs`, folder));
+const [bytes, keys, sharing, { Member, termsOf }] = await Promise.all(["bytes", "keys", "sharing", "member"].map(load));
+const { fromHex, hex } = bytes;
+const read = (text) => fromHex(text, text.length / 2);
+
+// The tests' fixed entropy: SHA-256 of the seed and a counter, byte after byte.
+function entropy(seed) {
+  let blocks = 0, left = Buffer.alloc(0);
+  return (size) => {
+    while (left.length < size) left = Buffer.concat([left, createHash("sha256").update(`${seed}/${blocks++}`).digest()]);
+    const taken = Uint8Array.from(left.subarray(0, size));
+    left = left.subarray(size);
+    return taken;
+  };
+}
+
+const oneTime = new Map(), members = new Map();
+const mapOf = (object) => new Map(Object.entries(object).map(([name, text]) => [name, read(text)]));
+const objectOf = (map) => Object.fromEntries([...map].map(([name, value]) => [name, hex(value)]));
+
+const operations = {
+  async keys({ client, serial, identity, random }) {
+    const own = await keys.Identity.fromBytes(read(identity));
+    const made = await keys.makeKeys(own, client, serial, random ? entropy(random) : undefined);
+    oneTime.set(client, made.own);
+    return { posted: keys.keysToJson(made.posted), public: hex(own.public) };
+  },
+  async join({ client, cohort, threshold, length, context, identities, floor, random }) {
+    const terms = await termsOf({ cohort: cohort.map(keys.keysFromJson), threshold, length, context: read(context) });
+    members.set(client, await Member.join(client, oneTime.get(client), terms, mapOf(identities), {
+      floor, random: random ? entropy(random) : undefined,
+    }));
+    return hex(terms.digest);
+  },
+  shares: async ({ client }) => objectOf(await members.get(client).shares()),
+  async masked({ client, values, alive, received, signatures }) {
+    const sent = await members.get(client).masked(Uint32Array.from(values), alive, mapOf(received), mapOf(signatures ?? {}));
+    return hex(new Uint8Array(sent.buffer));
+  },
+  unmask: async ({ client, survivors }) => hex(await members.get(client).unmask(survivors)),
+  async mask({ key, words, sign }) {
+    const vector = new Uint32Array(words);
+    await sharing.addMask(vector, read(key), sign);
+    return createHash("sha256").update(new Uint8Array(vector.buffer)).digest("hex");
+  },
+  sorted: ({ names }) => bytes.sortedNames(names),
+  possessed: async ({ posted }) => keys.isPossessed(keys.keysFromJson(posted)),
+  async answer({ identity, client, kind, answer }) {
+    return hex(await keys.signedAnswer(await keys.Identity.fromBytes(read(identity)), client, kind, read(answer)));
+  },
+};
+
+for await (const line of createInterface({ input: process.stdin })) {
+  const { op, ...given } = JSON.parse(line);
+  let answer;
+  try {
+    answer = { value: await operations[op](given) };
+  } catch (error) {
+    if (error instanceof bytes.Refused) {
+      answer = { refused: error.message, accused: error.accused, evidence: error.evidence && hex(error.evidence) };
+    } else if (error instanceof bytes.SecureSumError) answer = { error: error.message };
+    else throw error; // a mistake of ours
+  }
+  process.stdout.write(`${JSON.stringify(answer)}\n`);
+}
