@@ -121,12 +121,12 @@ def test_a_phrase_of_two_clients_is_in_no_file_of_a_private_run_and_the_table_kn
 
 def old_export(monkeypatch):
     """Take the guard away: the export reads the clients' text whatever the run's privacy is, as it once did."""
-    look = exporting._text_at_hand
+    look = exporting.text_at_hand
 
     def unguarded(trained):
         return look(replace(trained, config=replace(trained.config, privacy=PrivacyConfig())))
 
-    monkeypatch.setattr(exporting, "_text_at_hand", unguarded)
+    monkeypatch.setattr(exporting, "text_at_hand", unguarded)
 
 
 def test_the_export_without_the_guard_is_found_by_search_and_audit_and_made_again(tmp_path, monkeypatch, capsys):

@@ -17,13 +17,17 @@ from keyfed.system import has_raw_terminal
 
 def export(
     run: RunArgument,
-    out: Annotated[Path | None, typer.Option(help="Folder to write.  [default: RUN/keyboard]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write.  [default: RUN/keyboard, or RUN/phone]")] = None,
     int8: Annotated[
         bool, typer.Option("--int8/--fp32", help="Weights in eight bits, or as trained: four times the download.")
     ] = True,
     base: Annotated[
         bool, typer.Option("--base", help="Write the format of the base model that comes along (`make base`).")
     ] = False,
+    phone: Annotated[
+        bool, typer.Option("--phone", help="Write a dictionary of the run's counts for Android keyboards.")
+    ] = False,
+    locale: Annotated[str, typer.Option(help="Language of that dictionary, as en or en_GB.")] = "en",
     as_json: JsonOption = False,
 ) -> None:
     """Write a run's model for the keyboard page: ONNX graph, weights, vocabulary, test vectors, manifest.
@@ -38,7 +42,22 @@ def export(
     lines of its text, manifest and card. The corpus must be at hand, and its licence must permit it.
 
       keyfed export runs/base --base --out src/keyfed/model/base
+
+    With --phone it writes a dictionary that HeliBoard and FUTO Keyboard import, and the same as text: the words and
+    pairs that `keyfed counts` released. RUN may be `base`.
+
+      keyfed export base --phone --locale en --out phone
     """
+    if base and phone:
+        raise ConfigError("--base and --phone write different things; give one of them")
+    if phone:
+        from keyfed.keyboard.phone import export_phone, phone_text
+
+        if not int8:
+            raise ConfigError("--phone writes no weights; leave --fp32 out")
+        written = export_phone(run, out, locale)
+        print_json(written.to_json()) if as_json else typer.echo(phone_text(written))
+        return
     if base:
         from keyfed.keyboard.export import pack_base, packed_text
 

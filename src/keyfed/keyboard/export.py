@@ -60,15 +60,16 @@ _ENDS = frozenset(".!?…:")  # a colon, too: what follows it may be a sentence 
 _BETWEEN = re.compile(r"[\W_]+")  # quotes and brackets do not begin a sentence by themselves
 
 
-def written_forms(clients: Iterable[Iterable[str]], vocab: Vocab) -> dict[str, str]:
+def written_forms(clients: Iterable[Iterable[str]], vocab: Vocab, least: int = LEAST_CLIENTS) -> dict[str, str]:
     """Return {word: form} for the words of a lower-cased vocabulary whose usual form is another than the word.
 
     A vocabulary in lower case cannot tell `london` from `London`. A word at the start of a sentence says nothing about
-    it and is not counted. A form enters only if two clients or more write it: what one person alone writes is not
+    it and is not counted. A form enters only if `least` clients or more write it: what one person alone writes is not
     shipped.
 
     Args:
       clients: the training lines of each client.
+      least: clients who must have written a form.
 
     Example:
       >>> vocab = Vocab("word", ("<pad>", "<bos>", "<eos>", "<unk>", "to", "london"), lower=True, tokenised=False)
@@ -86,13 +87,13 @@ def written_forms(clients: Iterable[Iterable[str]], vocab: Vocab) -> dict[str, s
             if word in vocab.index:
                 uses[word][form] += count
                 writers[form] += 1
-    found = {word: _usual(word, forms, writers) for word, forms in uses.items()}
+    found = {word: _usual(word, forms, writers, least) for word, forms in uses.items()}
     return {word: found[word] for word in vocab.words if found.get(word, word) != word}
 
 
-def _usual(word: str, forms: Counter[str], writers: Counter[str]) -> str:
+def _usual(word: str, forms: Counter[str], writers: Counter[str], least: int) -> str:
     """The most frequent form that enough clients write; the word itself at equal counts."""
-    shared = {form: count for form, count in forms.items() if form == word or writers[form] >= LEAST_CLIENTS}
+    shared = {form: count for form, count in forms.items() if form == word or writers[form] >= least}
     return min(shared, key=lambda form: (-shared[form], form != word, form), default=word)
 
 
@@ -140,7 +141,7 @@ def export_run(folder: Path, out: Path | None = None, int8: bool = True) -> Expo
     if not all(np.isfinite(value).all() for value in params.values()):
         raise RunError(f"{folder}: the model holds numbers that are not finite; it cannot be exported")
     _refuse_other(target)
-    text, notes = _text_at_hand(trained) if packaged is None else (None, [])
+    text, notes = text_at_hand(trained) if packaged is None else (None, [])
     with _appearing(target) as temporary:
         graph = step_graph(spec).SerializeToString()
         files = {bundle.GRAPH: graph, bundle.WEIGHTS: bytes(save(quantise(params) if int8 else params))}
@@ -209,7 +210,7 @@ def _load(folder: Path) -> Trained:
     return trained
 
 
-def _text_at_hand(trained: Trained) -> tuple[Prepared | None, list[str]]:
+def text_at_hand(trained: Trained) -> tuple[Prepared | None, list[str]]:
     """The run's corpus if it is here and still the same; nothing is fetched for an export.
 
     The export of a private run reads no text: what is counted on text would be a release that no ledger has.

@@ -106,10 +106,10 @@ def counts_from_bytes(data: bytes, vocab_size: int, origin: str) -> CountModel:
       RunError: the file is damaged, does not fit the vocabulary, or has an n-gram of fewer than k clients.
     """
     try:
-        head = _head(data)
+        head = metadata_of(data)
         if head.get("format") != str(FORMAT):
             raise ValueError(f"it is of format {head.get('format')}, expected {FORMAT}")
-        about = _terms(json.loads(head["about"]))
+        about = terms_of(json.loads(head["about"]))
         arrays = load(data)
         levels = levels_from_arrays(arrays, int(head["order"]), vocab_size)
         clients, counts = (
@@ -126,7 +126,7 @@ def counts_from_bytes(data: bytes, vocab_size: int, origin: str) -> CountModel:
     return CountModel(KneserNey(len(levels), vocab_size, tuple(levels), ()), clients, counts, about)
 
 
-def _head(data: bytes) -> dict[str, str]:
+def metadata_of(data: bytes) -> dict[str, str]:
     """Return the metadata of a safetensors file in memory."""
     size = int.from_bytes(data[:8], "little")
     if size > len(data) - 8:
@@ -135,7 +135,8 @@ def _head(data: bytes) -> dict[str, str]:
     return {str(k): str(v) for k, v in found.items()}
 
 
-def _terms(found: Mapping[str, Any]) -> CountTerms:
+def terms_of(found: Mapping[str, Any]) -> CountTerms:
+    """Read `CountTerms` from its JSON; an error where it is none."""
     about = CountTerms(**{f.name: found[f.name] for f in fields(CountTerms)})
     if not all(isinstance(getattr(about, name), int) for name in ("k", "cap", "most", "clients")):
         raise ValueError("its numbers of clients are none")

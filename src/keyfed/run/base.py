@@ -8,6 +8,7 @@ It is a small model of English words, trained in one place on public chat. `trai
     vocab.json            its words, and how they are written
     lines.bin             hashes of lines of its own text, 32 bits each, ascending
     CARD.md               the same for people (`keyfed.keyboard.export`)
+    ngram.safetensors     n-grams that three authors or more wrote (`keyfed.keyboard.compact`); may be missing
 
 **Own text.** A corpus that the base has read is not a fair test of it. Lines of `LEAST_WORDS` words or more are
 compared in lower case by their hash h, 64 bits; lines.bin has the upper half of those with h mod `every` = 0. The share
@@ -50,6 +51,7 @@ FOLDER = Path(__file__).parents[1] / "model" / "base"
 FORMAT = 1
 SAME_SOURCE = {"chat": ("irc",)}  # named corpora that are made of the same text
 MANIFEST, WEIGHTS, VOCAB, LINES, CARD = "manifest.json", "weights.safetensors", "vocab.json", "lines.bin", "CARD.md"
+COUNTS = "ngram.safetensors"
 FILES = (WEIGHTS, VOCAB, LINES)
 SPEC = ("name", "cell", "vocab", "embed", "hidden", "layers", "dense", "projection", "tied", "biases")
 PRESET = "cifg"  # of the base
@@ -71,6 +73,7 @@ class Base:
       manifest: as in manifest.json.
       forms: how words of the vocabulary are written, where not in lower case.
       lines: hashes of lines of its own text, ascending.
+      counts: the file of n-grams that comes along, None without one.
     """
 
     trained: Trained
@@ -78,6 +81,7 @@ class Base:
     manifest: Mapping[str, Any]
     forms: Mapping[str, str]
     lines: NDArray[np.uint32]
+    counts: bytes | None = None
 
     @property
     def origin(self) -> str:
@@ -111,7 +115,8 @@ def load_base(folder: Path | None = None) -> Base:
     if found.get("format") != FORMAT:
         raise RunError(f"the base model has format {found.get('format')!r}, this keyfed reads {FORMAT}; {ANEW}")
     try:
-        files = {name: _checked(folder / name, found["files"][name]) for name in FILES}
+        names = (*FILES, COUNTS) if COUNTS in found["files"] else FILES
+        files = {name: _checked(folder / name, found["files"][name]) for name in names}
         vocab = Vocab.from_json(files[VOCAB].decode("utf-8"))
         spec = ModelSpec(**{key: found["model"][key] for key in SPEC})
         stored = widen(load(files[WEIGHTS]))
@@ -132,7 +137,7 @@ def load_base(folder: Path | None = None) -> Base:
         raise _damaged(folder / WEIGHTS, "it holds numbers that are not finite")
     check_shapes(expected, params, spec.name, str(folder / WEIGHTS))
     trained = Trained(Path(BASE), config, config.method, spec, {name: params[name] for name in expected}, vocab)
-    return Base(trained, found["files"][WEIGHTS]["sha256"], found, forms, lines)
+    return Base(trained, found["files"][WEIGHTS]["sha256"], found, forms, lines, files.get(COUNTS))
 
 
 def load_start() -> Base:

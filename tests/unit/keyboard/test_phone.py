@@ -1,0 +1,81 @@
+"""From a run's counts to a dictionary: what is released, how it is written, what is refused."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from keyfed.config.load import dump_toml
+from keyfed.errors import ConfigError, RunError
+from keyfed.keyboard.phone import export_phone
+from keyfed.model.counts import FILE, CountModel, CountTerms, counts_to_bytes
+from keyfed.model.ngram import fit_kneser_ney
+from keyfed.run import base
+from keyfed.run.folder import load_model
+from tests.unit.keyboard.conftest import WORDS
+from tests.unit.keyboard.dict_reader import read_dictionary
+
+TERMS = CountTerms(k=3, cap=4, most=100, clients=12, vocab_sha256="ab" * 32)
+
+
+def counts_of(vocab: int, terms: CountTerms = TERMS) -> CountModel:
+    """Counts of a text in which one word follows another, with marks for the ends of lines."""
+    rng = np.random.default_rng(3)
+    stream = np.concatenate([[2, 4 + k, 4 + (k + 1) % 20] for k in rng.integers(30, size=400)])
+    fitted = fit_kneser_ney([stream], vocab, 3)
+    numbers = tuple(np.full(len(level.keys), terms.k) for level in fitted.levels)
+    return CountModel(fitted, numbers, numbers, terms)
+
+
+def with_counts(run, terms: CountTerms = TERMS):
+    (run / FILE).write_bytes(counts_to_bytes(counts_of(len(load_model(run).vocab), terms)))
+    return run
+
+
+def test_the_dictionary_has_the_words_and_pairs_that_were_released(make_run):
+    run = with_counts(make_run())
+    done = export_phone(run, locale="en_GB")
+    assert [path.relative_to(run).as_posix() for path in done.files] == [
+        "phone/keyfed_en_GB.combined", "phone/keyfed_en_GB.dict",
+    ]  # fmt: skip
+    read = read_dictionary(done.files[1].read_bytes())
+    assert read.attributes["description"].endswith("12 clients; k 3; epsilon none")
+    assert (read.attributes["locale"], read.attributes["dictionary"]) == ("en_GB", "keyfed:en_gb")
+    assert set(read.entries) == set(WORDS[:30])  # no <eos>, and no word that nobody wrote
+    first = read.bigrams()
+    assert {b for a, b in first if a == WORDS[0]} == {WORDS[1]}
+    text = done.files[0].read_text("utf-8")
+    assert text.count(" word=") == len(read.entries)
+    assert text.count(" bigram=") == len(first) == done.to_json()["bigrams"]
+
+
+def test_noise_is_said_and_its_lack_refused_where_a_run_is_private(make_run):
+    run = with_counts(make_run(), replace(TERMS, epsilon=2.0, delta=1e-6, verdict="SIMULATED"))
+    document = tomllib.loads((run / "run.toml").read_text("utf-8"))
+    document["privacy"] = {**document.get("privacy", {}), "epsilon": 2.0}
+    (run / "run.toml").write_text(dump_toml(document))
+    done = export_phone(run)
+    assert done.words.about["description"].endswith("epsilon 2 SIMULATED")
+    assert "without" in done.notes[0]
+    with_counts(run)
+    with pytest.raises(RunError, match="its counts have no noise"):
+        export_phone(run)
+
+
+def test_what_has_no_counts_no_words_or_no_locale_is_refused(make_run, monkeypatch):
+    run = make_run()
+    with pytest.raises(RunError, match="has no counts"):
+        export_phone(run)
+    with pytest.raises(ConfigError, match="--locale english"):
+        export_phone(run, locale="english")
+    with pytest.raises(ConfigError, match="give --out"):
+        export_phone(base.Path("base"))
+    with_counts(run)
+    (run / "file").write_text("")
+    with pytest.raises(RunError, match="is a file"):
+        export_phone(run, run / "file")
+    with pytest.raises(RunError, match="a model of characters"):
+        export_phone(make_run("char-lstm"))
