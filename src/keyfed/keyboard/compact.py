@@ -125,7 +125,7 @@ def unpack(data: bytes, vocab_size: int, origin: str) -> Compact:
     """
     try:
         head, arrays = metadata_of(data), load(data)
-        terms = terms_of(json.loads(head["terms"]))
+        terms = terms_of(head["terms"])
         mixture = None if head["mixture"] == "null" else Mixture.from_json(head["mixture"], origin)
         order, rows = int(head["order"]), 1
         if int(head["vocab"]) != vocab_size or (mixture is not None and mixture.order != order) or order < 1:

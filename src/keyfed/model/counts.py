@@ -21,7 +21,7 @@ seen: p ← γ(h) p everywhere, then p[words] ← prob on its rows; stop at the 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -109,7 +109,7 @@ def counts_from_bytes(data: bytes, vocab_size: int, origin: str) -> CountModel:
         head = metadata_of(data)
         if head.get("format") != str(FORMAT):
             raise ValueError(f"it is of format {head.get('format')}, expected {FORMAT}")
-        about = terms_of(json.loads(head["about"]))
+        about = terms_of(head["about"])
         arrays = load(data)
         levels = levels_from_arrays(arrays, int(head["order"]), vocab_size)
         clients, counts = (
@@ -135,8 +135,9 @@ def metadata_of(data: bytes) -> dict[str, str]:
     return {str(k): str(v) for k, v in found.items()}
 
 
-def terms_of(found: Mapping[str, Any]) -> CountTerms:
+def terms_of(text: str) -> CountTerms:
     """Read `CountTerms` from its JSON; an error where it is none."""
+    found = json.loads(text)
     about = CountTerms(**{f.name: found[f.name] for f in fields(CountTerms)})
     if not all(isinstance(getattr(about, name), int) for name in ("k", "cap", "most", "clients")):
         raise ValueError("its numbers of clients are none")
