@@ -4,6 +4,8 @@ import { readFileSync } from "node:fs";
 
 const folder = new URL("../../src/keyfed/keyboard/web/", import.meta.url);
 const load = (name) => import(new URL(`${name}.mjs`, folder));
+const [vector, { distances }, json, { SecureSumError }] =
+  await Promise.all(["secure/vector", "secure/distance", "secure/json", "secure/bytes"].map(load));
 const [{ deriveSeed, Draws, blake2b }, batches, { trainLocally }, { readTensors }] =
   await Promise.all(["training/seeds", "training/batches", "training/descent", "safetensors"].map(load));
 
@@ -31,6 +33,30 @@ const operations = {
     const isKept = Object.entries(before).every(([name, data]) => data.every((value, i) => value === theta[name][i]));
     return { ...found, isKept, seen, weights: Object.fromEntries(Object.entries(found.weights).map(([n, w]) => [n, sent(w)])) };
   },
+  // A client's vector of each purpose, from the upload in a file.
+  vector({ path, mediator, public: numbers, members, ratio, score, done }) {
+    const tensors = readTensors(readFileSync(path));
+    const upload = Object.fromEntries([...tensors].map(([name, { data }]) => [name, data]));
+    const shapes = Object.fromEntries([...tensors].map(([name, { shape }]) => [name, shape]));
+    const own = Object.fromEntries(done.layers.map((name) => [name, upload[name]]));
+    const all = { ...done, upload: own, distance: done.distance ?? distances(own, shapes, "spectral") };
+    const rule = vector.ruleOf(mediator);
+    return {
+      upload: sent(vector.uploadVector(all, rule, numbers, members, ratio, score)),
+      calibration: sent(vector.calibrationVector(all, rule, members)),
+      evaluation: sent(vector.evaluationVector(score, members)),
+      distance: distances(own, shapes, "spectral"), frobenius: distances(own, shapes, "frobenius"),
+    };
+  },
+  json: ({ texts }) => texts.map((text) => {
+    try {
+      const read = json.parse(text, 1000);
+      return { written: json.written(read), plain: json.plain(read) };
+    } catch (error) {
+      if (error instanceof SecureSumError) return { error: error.message };
+      throw error;
+    }
+  }),
 };
 
 const found = [];
@@ -38,7 +64,7 @@ for (const { op, ...given } of JSON.parse(readFileSync(0, "utf8")).cases) {
   try {
     found.push(await operations[op](given));
   } catch (error) {
-    if (error.constructor !== Error) throw error; // a TypeError is a mistake of ours
+    if (error.constructor !== Error && !(error instanceof SecureSumError)) throw error; // a TypeError is a mistake of ours
     found.push({ error: error.message });
   }
 }
