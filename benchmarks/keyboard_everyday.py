@@ -22,7 +22,7 @@ from keyboard_browser import exported
 
 from keyfed.engine.network import reader_of
 from keyfed.keyboard import bundle
-from keyfed.keyboard.context import constants, fold, layout_of
+from keyfed.keyboard.keys import fold, layout_of
 from keyfed.keyboard.measure import KeystrokeClock, has_path, swipe, type_lines, words_in
 from keyfed.keyboard.session import Decoder, NetworkSource
 
@@ -90,7 +90,7 @@ def main() -> None:
     sentences, words = [line for of in everyday["sentences"].values() for line in of], everyday["words"]
     if options.trial:
         sentences = everyday["trial"]
-        words = sorted({fold(word) for line in sentences for _, word in words_in(line, constants())})
+        words = sorted({fold(word) for line in sentences for _, word in words_in(line)})
     with tempfile.TemporaryDirectory() as temporary, keyboard_on(exported(options.run, Path(temporary))) as keyboard:
         found = measure(keyboard, everyday, sentences, words)
     if options.json:

@@ -20,7 +20,7 @@ import torch
 
 from keyfed.config.load import Config, ModelConfig
 from keyfed.engine.network import init_params, parameter_count
-from keyfed.keyboard.context import layout_of
+from keyfed.keyboard.keys import layout_of
 from keyfed.keyboard.measure import swipe
 from keyfed.keyboard.session import Decoder, keyboard_of
 from keyfed.run.folder import Trained, load_model

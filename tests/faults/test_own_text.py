@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,9 +15,8 @@ import keyfed
 from keyfed.deploy import trainer
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.supernode import Client
-from keyfed.errors import DataError, DeployError, KeyfedError, described
-from keyfed.keyboard.context import constants
-from keyfed.keyboard.personal import checked
+from keyfed.errors import DataError, DeployError, KeyfedError, RunError, described
+from keyfed.keyboard.session import Decoder, node_program
 from keyfed.run.remote.device import own_text
 from keyfed.text import published, records
 from keyfed.text.catalogue import load_corpus, look_at
@@ -164,17 +164,18 @@ def test_a_damaged_vocabulary_is_not_quoted(tmp_path, what):
 LEARNT = {"format": 1, "words": {}, "pairs": {}, "dictionary": [], "blocked": []}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+@pytest.mark.skipif(node_program() is None, reason="node is not installed")
+def test_learnt_words_that_cannot_be_taken_are_not_quoted():
+    changes = (
         {"words": {SECRET: -1}}, {"words": {LINE: 1}}, {"pairs": {SECRET: 3}}, {"pairs": {SECRET: {SECRET: "x"}}},
         {"dictionary": [LINE]}, {"blocked": [[LINE]]},
-    ],
-)  # fmt: skip
-def test_learnt_words_that_cannot_be_taken_are_not_quoted(change):
-    with pytest.raises(DataError) as caught:
-        checked(json.dumps(LEARNT | change), constants())
-    assert SECRET not in str(caught.value)
+    )  # fmt: skip
+    with Decoder(Vocab("word", (*SPECIALS, "the"), lower=True, tokenised=False), lambda ids: np.zeros(5)) as decoder:
+        for document in (*(json.dumps(LEARNT | change) for change in changes), f'{{"words": "{LINE}', f'["{SECRET}"]'):
+            with pytest.raises(RunError, match="learnt words: ") as caught:
+                decoder._call("personal", action="importJSON", value=document)
+            assert SECRET not in str(caught.value)
+            assert "door" not in str(caught.value)
 
 
 def test_text_given_in_the_place_of_a_name_is_not_quoted():

@@ -1,24 +1,30 @@
-// Runs the keyboard's modules on cases from stdin, one JSON object {shared, cases: [{op, …}]}, and answers a JSON list.
-// A case that is refused answers {"error": message}.
+// Runs the keyboard's modules on cases.
 
 import { readFileSync } from "node:fs";
+import { answerCases } from "./case_loop.mjs";
 
 const web = new URL("../../src/keyfed/keyboard/web/", import.meta.url);
 const load = (name) => import(new URL(`${name}.mjs`, web));
 const [context, layout, casing] = await Promise.all(["context", "layout", "casing"].map(load));
 const [{ readTensors, widened }, { NGram }, { Trie }, { Speller }, { Templates, keysOf, resampled, swipeOf }] =
   await Promise.all(["safetensors", "ngram", "trie", "typed", "gesture"].map(load));
-const [{ Network }, { Lexicon }, mixture] = await Promise.all(["network", "lexicon", "mixture"].map(load));
+const [{ Network }, { Lexicon, isSuggestible }, mixture] = await Promise.all(["network", "lexicon", "mixture"].map(load));
 const [{ complete }, { Personal }, { Predictor }, { Engine }, { Seal }] =
   await Promise.all(["characters", "personal", "predict", "engine", "seal"].map(load));
 
-const { shared, cases } = JSON.parse(readFileSync(0, "utf8"));
+const modules = { context, layout, casing };
 const table = (name) => JSON.parse(readFileSync(new URL(`data/${name}.json`, web), "utf8"));
 const tables = Object.fromEntries(["constants", "layouts", "emoji", "offensive"].map((name) => [name, table(name)]));
 const k = tables.constants;
 const bytesOf = (base64) => new Uint8Array(Buffer.from(base64, "base64"));
 
 const operations = {
+  // A function of a module, with the decoder's numbers behind its own arguments.
+  call({ module, name, given, constants = {} }) {
+    const found = modules[module][name](...given, { ...k, ...constants });
+    return ArrayBuffer.isView(found) ? [...found] : found ?? null;
+  },
+
   // Ranges of code points without a meaning in this Unicode version.
   unassigned() {
     const ranges = [];
@@ -58,9 +64,29 @@ const operations = {
 
   folded: ({ text }) => [layout.fold(text, k.plain_joints), [...text].map(layout.baseOf)],
 
-  context({ before }) {
-    const found = context.readContext(before, new context.Numbers(shared.vocab), k);
-    return { ...found, ids: [...found.ids] };
+  // What is read of each text after the one before it.
+  context({ befores }, shared) {
+    const numbers = new context.Numbers(shared.vocab);
+    let last = null;
+    return befores.map((before) => {
+      last = context.readContext(before, numbers, k, last);
+      return { ...last, ids: [...last.ids] };
+    });
+  },
+
+  // Where each character's key is, [x, y] or null.
+  centres: ({ layout: name, characters }) => {
+    const keys = layout.layoutOf(tables.layouts, name);
+    return [...characters].map((c) => keys.centre(c) ?? null);
+  },
+
+  suggestible: ({ words }) => words.map((word) => isSuggestible(word, k)),
+
+  learnable: ({ words }) => words.map((word) => new Personal(k).learnable(word)),
+
+  correctable({ words }) {
+    const predictor = new Predictor({ words: context.SPECIALS }, {}, tables, "qwerty", new Personal(k));
+    return words.map((word) => predictor.isCorrectable(word));
   },
 
   casing: ({ text, word, typed, forms }) => ({
@@ -95,15 +121,17 @@ const operations = {
 
   path: ({ points, n }) => [...resampled(swipeOf(points), n)],
 
-  // One predictor, many questions: it has to forget nothing and to remember nothing wrong.
-  predict({ vocab, forms, layout: name, personal: learnt, questions, constants = {} }) {
+  // One predictor, many questions: it has to forget nothing and to remember nothing wrong, as `fresh` ones do.
+  predict({ vocab, forms, layout: name, personal: learnt, questions, fresh = false, constants = {} }, shared) {
     const own = { ...tables, constants: { ...k, ...constants } };
     const personal = new Personal(own.constants);
     personal.importJSON(learnt);
     const words = shared.vocabularies[vocab];
     const numbers = new context.Numbers(words), logps = shared.logps.map((logp) => Float64Array.from(logp));
-    const predictor = new Predictor(words, forms, own, name, personal);
+    const made = () => new Predictor(words, forms, own, name, personal);
+    const one = made();
     return questions.map(({ before, logp, taps, choice, points, block, learn }) => {
+      const predictor = fresh ? made() : one;
       if (block) personal.block(block);
       if (learn) personal.learn(...learn);
       const read = context.readContext(before, numbers, k);
@@ -112,11 +140,13 @@ const operations = {
     });
   },
 
-  // A person at the keyboard: text, strip and edits after every action, and what was learnt in the end.
-  async script({ actions, settings, file }) {
+  // A person at the keyboard: text, strip and edits after every action, and what was learnt in the end. Now and then
+  // the strip is compared with that of an engine which was only just made.
+  async script({ actions, settings, file, fresh = Infinity }, shared) {
     const vocab = shared.vocabularies[0];
     const ngram = NGram.read(bytesOf(file), vocab.words.length);
-    const engine = new Engine({ vocab, forms: shared.forms, tables, sources: { federated: ngram } });
+    const made = () => new Engine({ vocab, forms: shared.forms, tables, sources: { federated: ngram } });
+    const engine = made();
     let text = "";
     const seal = new Seal();
     const change = ({ start, text: put }) => (text = text.slice(0, start) + put);
@@ -136,7 +166,14 @@ const operations = {
         if (picked) change(await engine.finish({ before: text, picked, sealed, settings }));
       }
       const { slots, correction } = await engine.strip({ before: text, settings });
-      seen.push({ text, slots, correction });
+      const now = { text, slots, correction, learnt: engine.personal.words.size };
+      if (seen.length % fresh === 0) {
+        const other = made();
+        other.personal.importJSON(engine.personal.exportJSON());
+        const { slots: again, correction: second } = await other.strip({ before: text, settings });
+        now.fresh = { slots: again, correction: second };
+      }
+      seen.push(now);
     }
     return { seen, learnt: JSON.parse(engine.personal.exportJSON()) };
   },
@@ -260,13 +297,4 @@ function speller(words) {
   };
 }
 
-const answers = [];
-for (const { op, ...given } of cases) {
-  try {
-    answers.push(await operations[op](given));
-  } catch (error) {
-    if (error.constructor !== Error) throw error; // a TypeError is a mistake of ours
-    answers.push({ error: error.message });
-  }
-}
-process.stdout.write(JSON.stringify(answers));
+await answerCases(operations);

@@ -1,4 +1,4 @@
-"""Cases for the keyboard's JavaScript, answered by node; shared by the tests beside it."""
+"""Cases for the keyboard's JavaScript, answered by one node process a script; shared by the tests of this folder."""
 
 from __future__ import annotations
 
@@ -6,31 +6,71 @@ import base64
 import json
 import shutil
 import subprocess
+import weakref
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from keyfed.keyboard.keys import table
 from keyfed.model.ngram import KneserNey
 
 NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed: the JavaScript side is not compared")
+needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed: the keyboard's decoder cannot run")
 
 Case = dict[str, Any]
+K = SimpleNamespace(**table("constants"))  # the decoder's numbers
+
+
+class Node:
+    """A process that takes lists of cases, a line each, for as long as the tests run."""
+
+    def __init__(self, script: str) -> None:
+        self.said = TemporaryFile()  # noqa: SIM115 – open for as long as the process runs
+        path, pipe = Path(__file__).with_name(script), subprocess.PIPE
+        self.process = subprocess.Popen([NODE or "node", path], stdin=pipe, stdout=pipe, stderr=self.said)
+        weakref.finalize(self, self.process.kill)
+
+    def answers(self, asked: dict[str, Any]) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(asked).encode() + b"\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            node.cache_clear()  # the next case gets another process
+            self.said.seek(0)
+            raise AssertionError(self.said.read().decode()[-2000:])
+        return json.loads(line)
+
+
+@cache
+def node(script: str) -> Node:
+    return Node(script)
 
 
 def answers(cases: Sequence[Case], script: str = "decoder_cases.mjs", **shared: object) -> list[Any]:
-    """Run cases in one node process."""
-    asked = json.dumps({"cases": list(cases), "shared": shared})
-    path = Path(__file__).with_name(script)
-    done = subprocess.run([NODE or "node", path], input=asked, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
+    """Answer cases by a script of this folder; those of one call share what is given by name."""
+    found = node(script).answers({"cases": list(cases), "shared": shared})
     assert len(found) == len(cases)
     return list(found)
+
+
+def called(name: str, *arguments: Any) -> Any:
+    """Return what an exported function of a module says, `module.function`; the decoder's numbers are its last one."""
+    return called_all(name, [arguments])[0]
+
+
+def called_all(name: str, every: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return what the function says to each of several arguments."""
+    module, function = name.split(".")
+    return answers([{"op": "call", "module": module, "name": function, "given": list(one)} for one in every])
 
 
 def sent(data: bytes) -> str:

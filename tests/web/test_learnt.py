@@ -10,15 +10,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from keyfed.keyboard.context import constants, fold
+from keyfed.keyboard.keys import fold
 from keyfed.keyboard.session import Decoder, TypedLine
 from keyfed.text.vocab import SPECIALS, Vocab
 
-from .node_cases import answers, needs_node
+from .node_cases import K, answers, needs_node
 
 pytestmark = needs_node
 
-K = constants()
 WORDS = ["alpha", "beta", "gamma"]
 LOGP = np.log(np.array([0.1, 0.1, 0.1, 0.1, 0.3, 0.2, 0.1]))
 NOTHING: dict[str, Any] = {"format": 1, "words": {}, "pairs": {}, "dictionary": [], "blocked": []}

@@ -6,6 +6,7 @@ Rows over the whole trie against a plain table for each word. All of it is the d
 from __future__ import annotations
 
 import math
+import random
 from functools import cache
 
 import numpy as np
@@ -13,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from keyfed.keyboard.context import base_letter, constants, fold, layout_of
+from keyfed.keyboard.keys import base_letter, fold, layout_of
+from keyfed.keyboard.measure import swipe
 
-from .node_cases import answers, needs_node
+from .node_cases import K, answers, needs_node
 
 pytestmark = needs_node
 some = settings(max_examples=3, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
-K = constants()
 LAYOUT = layout_of("qwerty")
 COMMON = """
 the and for are but not you all any can her was one our out day get has him his how man new now old see two way
@@ -61,6 +62,12 @@ def test_shaky_swipes_mostly_decode_to_their_word():
     paths = [(path + rng.normal(0, 0.05, (60, 2))).tolist() for path in resample(shaken, 60)]
     hits = sum(best[:1] == [word] for word, best in zip(WORDS, swiped(paths)[0], strict=True))
     assert hits > 0.85 * len(WORDS)
+
+
+def test_a_steady_swipe_is_the_words_template():
+    steady = [swipe(word, LAYOUT, np.random.default_rng(0), spread=0.0) for word in WORDS]
+    for mine, template in zip(resample(steady, 32), resample(keys_of(WORDS), 32), strict=True):
+        assert np.abs(mine - template).max() < 0.5  # only the tremor, which lengthens the path a little
 
 
 def test_the_model_decides_between_words_of_one_path():
@@ -107,10 +114,13 @@ def test_resampled_points_lie_at_equal_distances_along_the_path(drawn):
 
 
 def test_paths_are_resampled_as_by_hand():
-    corner, resting, still = resample([[[0, 0], [2, 0], [2, 2]], [[0, 0], [0, 0], [3, 4]], [[1, 1], [1, 1]]], 5)
+    corner, resting, still, point = resample(
+        [[[0, 0], [2, 0], [2, 2]], [[0, 0], [0, 0], [3, 4]], [[1, 1], [1, 1]], [[1, 2]]], 5
+    )
     np.testing.assert_allclose(corner, [[0, 0], [1, 0], [2, 0], [2, 1], [2, 2]])
     np.testing.assert_allclose(resting, [[0, 0], [0.75, 1], [1.5, 2], [2.25, 3], [3, 4]])
     np.testing.assert_allclose(still, [[1, 1]] * 5)
+    np.testing.assert_allclose(point, [[1, 2]] * 5)
 
 
 @some
@@ -131,21 +141,25 @@ def test_repeated_points_of_a_resting_finger_are_dropped():
 LETTERS = "aabbeeost'-éß1Z"
 
 
-def spelt(cases):
+def spelt(cases, layout="qwerty"):
     """Return, for each (words, typed, taps), the costs of all words whole and of their cheapest beginnings."""
+    return [seen[-1] for seen in spelt_by_letter(cases, layout)]
+
+
+def spelt_by_letter(cases, layout):
+    """Return the same after none, one, two … of the letters."""
     asked = [
         {
-            "op": "rows", "words": words, "layout": "qwerty",
+            "op": "rows", "words": words, "layout": layout,
             "keys": [(c, taps[i] if i < len(taps) else None) for i, c in enumerate(typed)],
         }
         for words, typed, taps in cases
     ]  # fmt: skip
     costs = []
     for found in answers(asked):
-        last = [found["start"], *found["seen"]][-1]
-        row, prefix, parent = np.array(last["row"]), np.array(last["prefix"]), np.array(found["parent"], int)
-        node = np.array(found["node"], int)
-        costs.append((row[node], prefix[parent[node]]))
+        parent, node = np.array(found["parent"], int), np.array(found["node"], int)
+        rows = [(np.array(one["row"]), np.array(one["prefix"])) for one in (found["start"], *found["seen"])]
+        costs.append([(row[node], prefix[parent[node]]) for row, prefix in rows])
     return costs
 
 
@@ -153,9 +167,9 @@ def cost(typed, word, taps=()):
     return spelt([([word], typed, taps)])[0][0][0]
 
 
-def substitution(t, c, tap):
+def substitution(t, c, tap, layout):
     """sub(c) of the contract, one pair at a time."""
-    key, other = LAYOUT.centre(t), LAYOUT.centre(c)
+    key, other = layout.centre(t), layout.centre(c)
     if tap is not None and key is not None:
         if other is None:
             return K.sub_far
@@ -174,8 +188,8 @@ def miss(word, j):
     return K.miss_double if j and word[j] == word[j - 1] else K.miss
 
 
-def reference(typed, word, taps):
-    """The weighted Damerau–Levenshtein distances of all beginnings of a word: a recursion, nothing shared."""
+def reference(typed, word, taps, layout=LAYOUT):
+    """The weighted Damerau–Levenshtein distances of all beginnings of both: a recursion, nothing shared."""
     typed, word = fold(typed), fold(word)
 
     @cache
@@ -188,12 +202,12 @@ def reference(typed, word, taps):
             found.append(d(i, j - 1) + miss(word, j - 1))
         if i and j:
             tap = taps[i - 1] if i - 1 < len(taps) else None
-            found.append(d(i - 1, j - 1) + substitution(typed[i - 1], word[j - 1], tap))
+            found.append(d(i - 1, j - 1) + substitution(typed[i - 1], word[j - 1], tap, layout))
         if i > 1 and j > 1 and typed[i - 1] == word[j - 2] and typed[i - 2] == word[j - 1]:
             found.append(d(i - 2, j - 2) + K.swap)
         return min(found)
 
-    return [d(len(typed), j) for j in range(len(word) + 1)]
+    return [[d(i, j) for j in range(len(word) + 1)] for i in range(len(typed) + 1)]
 
 
 words = st.lists(st.text(LETTERS, min_size=1, max_size=7), min_size=1, max_size=8)
@@ -204,9 +218,25 @@ taps = st.lists(st.none() | points, max_size=7)
 @given(st.lists(st.tuples(words, st.text(LETTERS + "x’", max_size=7), taps), min_size=60, max_size=80))
 def test_costs_equal_a_plain_table_word_by_word(cases):
     for (lexicon, typed, where), (full, completion) in zip(cases, spelt(cases), strict=True):
-        plain = [reference(typed, word, where) for word in lexicon]
+        plain = [reference(typed, word, where)[-1] for word in lexicon]
         np.testing.assert_allclose(full, [costs[-1] for costs in plain], atol=1e-12)
         np.testing.assert_allclose(completion, [min(costs[:-1]) for costs in plain], atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", ["qwerty", "qwertz", "azerty"])
+def test_costs_after_every_letter_equal_a_plain_table_on_every_layout(layout):
+    rng = random.Random(1)
+    cases = []
+    for letters in ["ab", "qwea", "eéèE'-", "asdfzxcv1’", "ñßaİΣ漢"] * 4:
+        size = rng.randint(0, 6)
+        typed = "".join(rng.choices(letters + "k", k=size))
+        lexicon = ["".join(rng.choices(letters, k=rng.randint(1, 7))) for _ in range(rng.randint(1, 12))]
+        cases.append((lexicon, typed, [rng.choice([None, (rng.uniform(-1, 11), rng.uniform(-1, 4))]) for _ in typed]))
+    for (lexicon, typed, where), found in zip(cases, spelt_by_letter(cases, layout), strict=True):
+        plain = [reference(typed, word, where, layout_of(layout)) for word in lexicon]
+        for n, (full, completion) in enumerate(found):
+            np.testing.assert_allclose(full, [rows[n][-1] for rows in plain], atol=1e-12)
+            np.testing.assert_allclose(completion, [min(rows[n][:-1]) for rows in plain], atol=1e-12)
 
 
 @some
@@ -217,6 +247,9 @@ def test_a_trie_holds_every_word_at_its_node_level_by_level(lexicons):
         size = len(trie["parent"])
         assert size == len({fold(w)[:n] for w in lexicon for n in range(len(w) + 1)})
         assert all(parent < at for at, parent in enumerate(trie["parent"]) if at)
+        order = list(zip(trie["parent"], trie["char"], strict=True))[1:]
+        assert order == sorted(set(order))  # breadth first, and in a node by letter
+        assert trie["alphabet"] == "".join(sorted(set(trie["alphabet"])))
         for word, node in zip(lexicon, trie["node"], strict=True):
             letters = []
             while node:

@@ -11,16 +11,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from keyfed.keyboard.context import constants, emoji_table, fold, layout_of, typed_part
-from keyfed.keyboard.predict import EMPTY
-from keyfed.keyboard.session import Decoder
+from keyfed.keyboard.keys import fold, layout_of, table
+from keyfed.keyboard.session import EMPTY, Decoder
 from keyfed.text.vocab import SPECIALS, Vocab
 
-from .node_cases import answers, needs_node
+from .node_cases import K, answers, called_all, needs_node
 
 pytestmark = needs_node
 
-K = constants()
 CHANCES = {
     "the": 60, "they": 15, "then": 10, "there": 8, "ten": 3, "happy": 4, "happen": 4, "company": 6, "president": 5,
     "don't": 6, "i": 20, "in": 15, "is": 15, "it": 12, "london": 2, "pizza": 2, "shit": 9,
@@ -40,6 +38,7 @@ def logp_of(chances):
 
 LOGP = logp_of(CHANCES.values())
 FORMS = {"london": "London"}
+PICTURES = table("emoji")["words"]
 
 
 class Board:
@@ -141,7 +140,7 @@ def test_a_lone_i_stays_where_it_is_blocked_or_meant(board):
 
 def test_a_blocked_emoji_leaves_its_word_alone(board):
     assert board.shows("so pizza").slots[2].kind == "emoji"
-    board.tell("block", emoji_table()["pizza"])
+    board.tell("block", PICTURES["pizza"])
     found = board.shows("so pizza")
     assert "pizza" in texts(found)
     assert "emoji" not in {slot.kind for slot in found.slots if slot}
@@ -241,7 +240,7 @@ def test_dictionary_words_are_shown_as_written_and_not_corrected(board):
 
 
 def test_emoji_take_the_right_slot_only(board):
-    assert board.shows("so pizza").slots[2].text == emoji_table()["pizza"]
+    assert board.shows("so pizza").slots[2].text == PICTURES["pizza"]
     assert board.shows("my pizza ").slots[2].kind == "emoji"
     assert all(slot is None or slot.kind != "emoji" for slot in board.shows("so pizza", emoji=False).slots)
     board.tell("block", "pizza")
@@ -313,9 +312,10 @@ def test_what_holds_for_every_strip(data):
     ]  # fmt: skip
     logps = [logp_of(rng.uniform(0.01, 1, len(lexicon))).tolist() for lexicon, _, _ in drawn]
     found = answers(cases, vocabularies=[json.loads(vocab.to_json()) for vocab in vocabs], logps=logps)
-    for (lexicon, before, _), answer in zip(drawn, found, strict=True):
+    typing_of = called_all("context.typedPart", [[before] for _, before, _ in drawn])
+    for (lexicon, _, _), typed, answer in zip(drawn, typing_of, found, strict=True):
         ((left, middle, right), correction) = answer[0]["slots"], answer[0]["correction"]
-        blocked, typed = {fold(word) for word in lexicon[:2]}, typed_part(before, K)
+        blocked = {fold(word) for word in lexicon[:2]}
         shown = [slot for slot in (left, middle, right) if slot]
         assert len({slot["text"] for slot in shown}) == len(shown)
         assert not {slot["text"] for slot in shown} & set(SPECIALS)

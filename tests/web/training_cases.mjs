@@ -1,6 +1,7 @@
-// Runs the training modules of the page on cases from stdin, {cases: [{op, …}]}, and answers a JSON list.
+// Runs the training modules of the page on cases.
 
 import { readFileSync } from "node:fs";
+import { answerCases } from "./case_loop.mjs";
 
 const folder = new URL("../../src/keyfed/keyboard/web/", import.meta.url);
 const load = (name) => import(new URL(`${name}.mjs`, folder));
@@ -59,13 +60,4 @@ const operations = {
   }),
 };
 
-const found = [];
-for (const { op, ...given } of JSON.parse(readFileSync(0, "utf8")).cases) {
-  try {
-    found.push(await operations[op](given));
-  } catch (error) {
-    if (error.constructor !== Error && !(error instanceof SecureSumError)) throw error; // a TypeError is a mistake of ours
-    found.push({ error: error.message });
-  }
-}
-process.stdout.write(JSON.stringify(found));
+await answerCases(operations, (error) => error instanceof SecureSumError);

@@ -34,10 +34,9 @@ import numpy as np
 
 from keyfed.errors import ConfigError, DataError
 from keyfed.keyboard.bundle import fit_small, ngram_to_bytes
-from keyfed.keyboard.context import Constants, KeyLayout, Point, constants, fold, layout_of, previous_word, typed_part
 from keyfed.keyboard.export import written_forms
-from keyfed.keyboard.predict import Strip
-from keyfed.keyboard.session import Decoder, Source, ngram_source, source_of
+from keyfed.keyboard.keys import KeyLayout, Point, fold, layout_of, table
+from keyfed.keyboard.session import Decoder, Source, Strip, ngram_source, source_of
 from keyfed.model.language_model import ModelSpec, parameter_count, quantise
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
 from keyfed.reports.document import markdown_table
@@ -71,7 +70,6 @@ def neighbours(c: str, layout: KeyLayout) -> list[str]:
     """Return the letters whose keys touch a letter's key.
 
     Example:
-      >>> from keyfed.keyboard.context import layout_of
       >>> neighbours("q", layout_of("qwerty"))
       ['w', 'a']
     """
@@ -227,7 +225,7 @@ def type_lines(keyboard: Decoder, lines: Iterable[str], rng: np.random.Generator
     """Type messages on a keyboard and count."""
     counts = Counts()
     for line in lines:
-        found = words_in(line, constants())
+        found = words_in(line)
         known = keyboard.knows([word for _, word in found])
         _type_line(keyboard, line, list(zip(found, known, strict=True)), counts, clock)
         for (start, word), is_known in zip(found, known, strict=True):
@@ -236,18 +234,16 @@ def type_lines(keyboard: Decoder, lines: Iterable[str], rng: np.random.Generator
     return counts
 
 
-def words_in(line: str, k: Constants) -> list[tuple[int, str]]:
+def words_in(line: str) -> list[tuple[int, str]]:
     """Return where the words of a message begin, and the words.
 
     Example:
-      >>> from keyfed.keyboard.context import constants
-      >>> words_in("don't run /usr/bin, i386 or me@x.org: it's 2 a_b mp3", constants())
+      >>> words_in("don't run /usr/bin, i386 or me@x.org: it's 2 a_b mp3")
       [(0, "don't"), (6, 'run'), (25, 'or'), (38, "it's")]
     """
     found = []
     for match in WORD.finditer(line):
-        alone = BEGINS.search(line, 0, match.start()) and ENDS.match(line, match.end())
-        if alone and typed_part(line[: match.end()], k) == match[0]:
+        if BEGINS.search(line, 0, match.start()) and ENDS.match(line, match.end()):
             found.append((match.start(), match[0]))
     return found
 
@@ -260,14 +256,13 @@ def _type_line(
     clock: KeystrokeClock,
 ) -> None:
     """Words and their suggestions; everything between is typed as it is."""
-    k = constants()
     end = 0
     picked = shown = False  # whether a blank stands behind the word before: on this keyboard, on the ideal one
     for (start, word), known in words:
         between = line[end:start]
         counts.characters += len(between) + len(word)
-        counts.strokes += strokes_between(between, picked, k)
-        counts.ideal += strokes_between(between, shown, k) + (1 if known else len(word))
+        counts.strokes += strokes_between(between, picked)
+        counts.ideal += strokes_between(between, shown) + (1 if known else len(word))
         strokes, picked = _type_word(keyboard, line[:start], word, known, counts, clock)
         shown = known
         counts.strokes += strokes
@@ -276,11 +271,11 @@ def _type_line(
         end = start + len(word)
     rest = line[end:]
     counts.characters += len(rest) + 1  # with Enter
-    counts.strokes += strokes_between(rest, picked, k, last=True) + 1
-    counts.ideal += strokes_between(rest, shown, k, last=True) + 1
+    counts.strokes += strokes_between(rest, picked, last=True) + 1
+    counts.ideal += strokes_between(rest, shown, last=True) + 1
 
 
-def strokes_between(between: str, blank: bool, k: Constants, *, last: bool = False) -> int:
+def strokes_between(between: str, blank: bool, *, last: bool = False) -> int:
     """Return the strokes for what stands between two words.
 
     Args:
@@ -288,12 +283,12 @@ def strokes_between(between: str, blank: bool, k: Constants, *, last: bool = Fal
       last: whether no word follows; a blank too many at the end of a message is left.
 
     Example:
-      >>> from keyfed.keyboard.context import constants
-      >>> [strokes_between(text, True, constants()) for text in (" ", ", ", "...", "/", "  ")]
+      >>> [strokes_between(text, True) for text in (" ", ", ", "...", "/", "  ")]
       [0, 1, 4, 2, 1]
     """
+    closing = table("constants")["no_blank_before"]
     strokes = 0
-    while blank and between and between[0] in k.no_blank_before:
+    while blank and between and between[0] in closing:
         strokes, between = strokes + 1, between[1:]
     if not blank:
         return strokes + len(between)
@@ -449,7 +444,7 @@ def _sample(clients: Sequence[ClientText], words: int, seed: int) -> Iterator[Cl
         client = clients[int(at)]
         lines = []
         for line in client.test[: LINES if len(clients) > 1 else None]:
-            count = len(words_in(line, constants()))
+            count = len(words_in(line))
             if left > 0 and count:
                 lines.append(line)
                 left -= count
@@ -493,8 +488,8 @@ def _type(
     for number, client in enumerate(clients):
         if learns:
             lines = (*client.train, *client.valid)
-            words = ((line, start, word) for line in lines for start, word in words_in(line, constants()))
-            keyboard.learn([(word, previous_word(line[:start])) for line, start, word in words])
+            words = ((line, start, word) for line in lines for start, word in words_in(line))
+            keyboard.learn([(word, line[:start]) for line, start, word in words])
         rng = np.random.default_rng([seed, number])
         found.append(type_lines(keyboard, client.test, rng, clock))
         if learns:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import codecs
 import json
+import math
 import os
 import re
 import shutil
@@ -24,9 +25,11 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
@@ -34,17 +37,7 @@ from numpy.typing import NDArray
 
 from keyfed.engine.network import NetworkState, Reader, reader_of
 from keyfed.errors import ConfigError, RunError
-from keyfed.keyboard.context import (
-    Context,
-    Point,
-    WrittenText,
-    belongs,
-    pick,
-    previous_word,
-    put,
-    read_context,
-)
-from keyfed.keyboard.predict import Predictor, Slot, Strip
+from keyfed.keyboard.keys import Point
 from keyfed.model.ngram import KneserNey
 from keyfed.run.folder import Trained
 from keyfed.system import raw_terminal
@@ -55,7 +48,29 @@ Floats = NDArray[np.float64]
 Source = Callable[[Sequence[int]], Floats]  # tokens read, EOS first → log-probabilities of the next, [vocabulary]
 
 REMEMBERED = 64  # positions whose scores and states are kept
+LAST_SAID = 4000  # bytes of what node said last that are looked at when it has ended
 DECODER = Path(__file__).parent / "web" / "node" / "decoder.mjs"
+Kind = Literal["word", "literal", "completion", "correction", "emoji", "next"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One suggestion: what is shown and typed, the word it stands for (folded), and why it is there."""
+
+    text: str
+    word: str
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Three suggestions, the best in the middle."""
+
+    slots: tuple[Slot | None, Slot | None, Slot | None]  # left, middle, right
+    correction: str | None = None  # what a separator will put in the place of the typed word, if anything
+
+
+EMPTY = Strip((None, None, None))
 
 
 class NetworkSource:
@@ -93,37 +108,6 @@ def ngram_source(model: KneserNey) -> Source:
         return last[context]
 
     return source
-
-
-class Keyboard:
-    """What a person types on; its `predictor` holds the user's counts (`predictor.personal`) and settings."""
-
-    def __init__(self, source: Source, predictor: Predictor) -> None:
-        self._source = source
-        self.predictor = predictor
-        self._before = ""
-        self._context = read_context("", predictor.vocab, predictor.k)
-
-    def context(self, before: str) -> Context:
-        """Return what stands left of the cursor; while a word is being typed only that part is read again."""
-        if before != self._before:
-            self._context = read_context(before, self.predictor.vocab, self.predictor.k, self._context)
-            self._before = before
-        return self._context
-
-    def suggest(self, before: str, taps: Sequence[Point | None] = ()) -> Strip:
-        """Return the suggestions for a text left of the cursor.
-
-        Args:
-          taps: where the finger came down for each character of the word being typed, as far as known.
-        """
-        context = self.context(before)
-        return self.predictor.suggest(self._source(context.ids), context, taps)
-
-    def gesture(self, before: str, points: Sequence[Point]) -> list[Slot]:
-        """Return the three best words for a swipe that follows a text."""
-        context = self.context(before)
-        return self.predictor.gesture(self._source(context.ids), context, points)
 
 
 def source_of(trained: Trained) -> NetworkSource:
@@ -170,10 +154,12 @@ class Decoder:
             raise ConfigError("the keyboard's decoder needs node, which is not installed: pip install 'keyfed[node]'")
         self._source = source
         self._settings = dict(settings or {})
+        # A pipe that is not read would stop node when it is full.
+        self._said = TemporaryFile()  # noqa: SIM115 – `close` closes it
         self._node = subprocess.Popen(
-            [program, str(DECODER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [program, str(DECODER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said
         )
-        self.close = weakref.finalize(self, _end, self._node)
+        self.close = weakref.finalize(self, _end, self._node, self._said)
         self.cpu_ms = 0.0
         words = {key: getattr(vocab, key) for key in ("kind", "words", "lower", "tokenised")}
         self.version = str(self._call("open", vocab=words, forms=dict(forms or {}))["node"])
@@ -201,15 +187,16 @@ class Decoder:
     def _send(self, message: dict[str, Any]) -> None:
         assert self._node.stdin is not None
         with suppress(BrokenPipeError):  # node has ended: `_receive` says so
-            self._node.stdin.write(json.dumps(message).encode() + b"\n")
+            self._node.stdin.write(json.dumps(message, allow_nan=False).encode() + b"\n")
             self._node.stdin.flush()
 
     def _receive(self) -> dict[str, Any]:
         assert self._node.stdout is not None
-        assert self._node.stderr is not None
         line = self._node.stdout.readline()
         if not line:
-            said = self._node.stderr.read().decode("utf-8", "replace").strip().splitlines()
+            self._said.seek(0, os.SEEK_END)
+            self._said.seek(max(0, self._said.tell() - LAST_SAID))
+            said = self._said.read().decode("utf-8", "replace").strip().splitlines()
             raise RunError(f"the keyboard's decoder has ended ({said[-1] if said else 'without a word'})")
         return dict(json.loads(line))
 
@@ -217,20 +204,23 @@ class Decoder:
         """Return the suggestions for a text left of the cursor.
 
         Args:
-          taps: where the finger came down for each character of the word being typed, as far as known.
+          taps: where the finger came down for each character of the word being typed, as far as known; what is no
+            number is not known.
         """
-        found = self._call("strip", before=before, taps=list(taps), settings=self._settings)
+        known = [point if point is not None and _is_finite(point) else None for point in taps]
+        found = self._call("strip", before=before, taps=known, settings=self._settings)
         left, middle, right = (slot and Slot(**slot) for slot in found["slots"])
         return Strip((left, middle, right), found["correction"])
 
     def gesture(self, before: str, points: Sequence[Point]) -> list[Slot]:
         """Return the three best words for a swipe that follows a text."""
-        found = self._call("gesture", before=before, points=list(points), settings=self._settings)
+        known = [point for point in points if _is_finite(point)]
+        found = self._call("gesture", before=before, points=known, settings=self._settings)
         return [Slot(**slot) for slot in found]
 
     def finish(self, before: str, *, separator: str | None = None, picked: Slot | None = None) -> str:
         """Return the text after a character was typed behind it, or a suggestion was taken."""
-        what = {"separator": separator} if picked is None else {"picked": _fields(picked)}
+        what = {"separator": separator} if picked is None else {"picked": asdict(picked)}
         return _edited(before, self._call("finish", before=before, settings=self._settings, **what))
 
     def undo(self, before: str) -> str | None:
@@ -242,9 +232,9 @@ class Decoder:
         """Say which words the model can suggest, without what was learnt."""
         return list(self._call("knows", words=list(words)))
 
-    def learn(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Count words that the user wrote, each with the word before it."""
-        self._call("learn", pairs=list(pairs))
+    def learn(self, words: Sequence[tuple[str, str]]) -> None:
+        """Count words that the user wrote, each with the text of its line before it."""
+        self._call("learn", words=list(words))
 
     def learnt(self) -> dict[str, Any]:
         """Return what was learnt, as the page exports it."""
@@ -255,9 +245,13 @@ class Decoder:
         self._call("personal", action="forgetAll")
 
 
-def _end(node: subprocess.Popen[bytes]) -> None:
+def _is_finite(point: Point) -> bool:
+    return all(map(math.isfinite, point))  # JSON has no other numbers
+
+
+def _end(node: subprocess.Popen[bytes], said: IO[bytes]) -> None:
     """Close the pipe, at which node ends, and wait for it."""
-    for pipe in (node.stdin, node.stdout, node.stderr):
+    for pipe in (node.stdin, node.stdout, said):
         if pipe is not None:
             with suppress(OSError):  # it has ended already
                 pipe.close()
@@ -266,10 +260,6 @@ def _end(node: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         node.kill()
         node.wait()
-
-
-def _fields(slot: Slot) -> dict[str, str]:
-    return {"text": slot.text, "word": slot.word, "kind": slot.kind}
 
 
 def _edited(before: str, edit: Mapping[str, Any]) -> str:
@@ -319,115 +309,6 @@ class TypedLine:
         return self.text.split("\n")[-2]
 
 
-class _Undo(NamedTuple):
-    """A correction: the text with it and as it was typed, the typed word, the pair that was learnt."""
-
-    after: str
-    before: str
-    typed: str
-    learnt: tuple[str, str] | None
-
-
-class Editor:
-    """Text left of the cursor, with what a keyboard does to it.
-
-    A separator finishes the typed word: it is corrected where the strip says so, and learnt. A backspace right after a
-    correction brings back what was typed, and learns it at once. Of what was written before learning was last switched
-    (incognito, learning) nothing is learnt, not even as the word before a new one.
-    """
-
-    def __init__(self, keyboard: Keyboard) -> None:
-        self.keyboard = keyboard
-        self._written = WrittenText("")
-        self._undo: _Undo | None = None
-        self._mode = self._switches()
-        self._sealed = 0  # characters of the text of which nothing is learnt
-
-    @property
-    def text(self) -> str:
-        """What was written."""
-        return self._written.text
-
-    def strip(self) -> Strip:
-        """Return the suggestions for where the cursor is."""
-        return self.keyboard.suggest(self.text)
-
-    def type(self, c: str) -> None:
-        """Type one character."""
-        self._watch()
-        k = self.keyboard.predictor.k
-        typed = self.keyboard.context(self.text).typed
-        undo = None
-        if typed and not (belongs(c) or (c in k.joints and c != ".")):
-            undo = self._finish(typed, c)
-        self._written = put(self._written, c, k)
-        self._undo = undo
-
-    def _finish(self, typed: str, separator: str) -> _Undo | None:
-        """Correct and learn the typed word; return how to undo it."""
-        correction = self.strip().correction
-        if correction is None:
-            self._learn(self.text)
-            return None
-        before = self.text
-        after = before[: len(before) - len(typed)] + correction
-        self._written = WrittenText(after)
-        return _Undo(after + separator, before + separator, typed, self._learn(after))
-
-    def backspace(self) -> None:
-        """Take back the last character, or the correction just made."""
-        self._watch()
-        undo, personal = self._undo, self.keyboard.predictor.personal
-        if undo is not None and undo.after == self.text:
-            self._written = WrittenText(undo.before)
-            if undo.learnt:
-                personal.unlearn(*undo.learnt)
-            if len(undo.before) - len(undo.typed) - 1 >= self._sealed:
-                personal.keep(undo.typed)
-        else:
-            self._written = WrittenText(self.text[:-1])
-        self._undo = None
-
-    def pick(self, slot: Slot) -> None:
-        """Take a suggestion: it replaces the typed word, is learnt, and a blank follows."""
-        self._watch()
-        typed = self.keyboard.context(self.text).typed
-        if slot.kind == "emoji" and typed:
-            typed = ""
-            self._written = WrittenText(f"{self.text} ")
-        self._written = pick(self.text, typed, slot.text)
-        if slot.kind != "emoji":
-            self._learn(self.text[:-1])
-        self._undo = None
-
-    def _switches(self) -> tuple[bool, bool]:
-        personal = self.keyboard.predictor.personal
-        return personal.incognito, personal.learning
-
-    def _watch(self) -> None:
-        """Seal the text if learning was switched since the last key; a text that got shorter has less to seal."""
-        if self._mode != self._switches():
-            self._mode, self._sealed = self._switches(), len(self.text)
-        self._sealed = min(self._sealed, len(self.text))
-
-    def _learn(self, text: str) -> tuple[str, str] | None:
-        """Learn the word a text ends in, which was just finished; return it and the word before, if it was learnt."""
-        context, sealed = self.keyboard.context(text), self._sealed
-        start = len(text) - len(context.typed)
-        if not context.typed or start < sealed:
-            return None
-        if sealed and not text[sealed - 1].isspace():  # the rest of a word that was begun before
-            sealed = next((at for at in range(sealed, start) if text[at].isspace()), start)
-        previous = previous_word(text[sealed:start]) if sealed else context.previous
-        is_learnt = self.keyboard.predictor.personal.learn(context.typed, previous)
-        return (context.typed, previous) if is_learnt else None
-
-    def enter(self) -> str:
-        """End the line: finish its last word, go to the next line and return the finished one."""
-        self.type("\n")
-        return self.text.split("\n")[-2]
-
-
 Write = Callable[[str], object]
 
 PROMPT = "> "
@@ -463,7 +344,7 @@ class PlainLine:
         return self.text.split("\n")[-2]
 
 
-Line = PlainLine | Editor | TypedLine  # a text that is being written
+Line = PlainLine | TypedLine  # a text that is being written
 
 
 def harmless(text: str) -> str:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from keyfed.keyboard import measure
-from keyfed.keyboard.context import constants, fold
+from keyfed.keyboard.keys import fold
 
 FILE = Path(__file__).parents[3] / "benchmarks" / "keyboard_everyday.json"
 KEPT = "d5f8233918fae4b241dd05c803143f7747cef7f841115b18b319b0b67868accb"
@@ -30,8 +30,8 @@ def test_there_are_a_hundred_sentences_five_hundred_words_and_forty_sentences_to
     assert len({fold(line) for line in (*judged, *found["trial"])}) == 140
     assert len({fold(word) for word in found["words"]}) == 500
     for word in found["words"]:
-        assert [text for _, text in measure.words_in(word, constants())] == [word]
-    assert all(line == line.strip() and len(measure.words_in(line, constants())) > 1 for line in judged)
+        assert [text for _, text in measure.words_in(word)] == [word]
+    assert all(line == line.strip() and len(measure.words_in(line)) > 1 for line in judged)
 
 
 def test_the_noise_is_that_of_the_measurement():

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.keyboard import measure
-from keyfed.keyboard.context import constants, layout_of
-from keyfed.keyboard.lexicon import resample, templates_of
+from keyfed.keyboard.keys import layout_of, table
 from keyfed.keyboard.measure import Counts, KeystrokeClock, strokes_between, type_lines, words_in
 from keyfed.keyboard.session import Decoder, TypedLine, node_program
 from keyfed.text.vocab import EOS, SPECIALS, Vocab
@@ -105,8 +104,8 @@ def test_time_is_noted_for_words_and_keystrokes_apart():
 
 def test_words_are_what_the_keyboard_takes_for_one():
     line = "don't 42 a1 well-known — C’est x_y (see /etc/fstab, http://a.bc/de me@x.org) end."
-    assert [word for _, word in words_in(line, constants())] == ["don't", "well-known", "C’est", "see", "end"]
-    assert all(line[start:].startswith(word) for start, word in words_in(line, constants()))
+    assert [word for _, word in words_in(line)] == ["don't", "well-known", "C’est", "see", "end"]
+    assert all(line[start:].startswith(word) for start, word in words_in(line))
 
 
 @needs_node
@@ -136,14 +135,14 @@ def test_an_automatic_blank_is_moved_used_or_taken_back_as_the_editor_does():
         editor.pick(next(s for s in editor.strip().slots if s is not None and s.text.lower() == "quick"))
         written, rest = 0, between
         while editor.text.lower() != "quick" + between and written < 9:
-            if editor.text.lower() == "quick " and rest and rest[0] not in constants().no_blank_before + " ":
+            if editor.text.lower() == "quick " and rest and rest[0] not in table("constants")["no_blank_before"] + " ":
                 editor.backspace()
             elif editor.text.lower().removeprefix("quick") == rest[: len(editor.text) - 5]:
                 editor.type(rest[len(editor.text) - 5])
             else:
                 editor.type(rest[0])
             written += 1
-        assert written == strokes_between(between, True, constants()), between
+        assert written == strokes_between(between, True), between
 
 
 QWERTY = layout_of("qwerty")
@@ -191,17 +190,6 @@ def test_taps_hit_another_key_as_often_as_their_spread_says():
     tapped = "".join(measure.tap("g" * 100, QWERTY, rng).typed for _ in range(50))
     # A key is one wide and one high: 1 − P(|x| < ½) P(|y| < ½) = 1 − 0.9545² = 0.089; the rows are shifted, too.
     assert np.mean([c != "g" for c in tapped]) == pytest.approx(0.09, abs=0.02)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.text("abcdefghijklmnopqrstuvwxyz", min_size=2, max_size=10))
-def test_a_steady_swipe_is_the_words_template(word):
-    if not measure.has_path(word, QWERTY):
-        return
-    path = measure.swipe(word, QWERTY, np.random.default_rng(0), spread=0.0)
-    mine = resample(np.array([path]), 32)[0]
-    template = templates_of([word], QWERTY, constants())
-    assert np.abs(mine - template.paths[0]).max() < 0.5  # only the tremor, which lengthens the path a little
 
 
 def test_words_on_one_key_have_no_path():

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.errors import DataError
-from keyfed.keyboard.context import offensive_words
+from keyfed.keyboard.keys import table
 from keyfed.text.catalogue import NAMED, at_hand, load_corpus
 from keyfed.text.corpus import Corpus, pseudonym
 from keyfed.text.published import packaged_chat, read_chat
@@ -121,8 +121,8 @@ class TestPackaged:
         every = {word for _, text in rows for word in letters(text)}  # a vocabulary of any size is a part of it
         assert len(every) > 30_000
         assert not [word for word in every if is_slur(word)]
-        assert 20 <= len(SLURS) < len(offensive_words())
-        assert offensive_words() >= SLURS  # one list: the keyboard does not suggest them either
+        assert 20 <= len(SLURS) < len(table("offensive")["words"])
+        assert set(table("offensive")["words"]) >= SLURS  # one list: the keyboard does not suggest them either
 
     def test_no_flood_is_left(self, rows: list[tuple[str, str]]) -> None:
         writers: defaultdict[str, list[str]] = defaultdict(list)

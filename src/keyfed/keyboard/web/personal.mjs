@@ -256,7 +256,7 @@ function checked(text, k) {
   }
   const pairs = Object.entries(found.pairs);
   for (const [before, after] of pairs) {
-    if (!isObject(after)) throw refused(`the pairs of ${shown(before)} should be an object`);
+    if (!isObject(after)) throw refused(`the pairs of ${sized(before)} should be an object`);
   }
   const tables = [found.words, ...pairs.map(([, after]) => after)].map((table) => Object.entries(table));
   const entries = tables.reduce((sum, table) => sum + table.length, found.dictionary.length + found.blocked.length);
@@ -264,7 +264,7 @@ function checked(text, k) {
   for (const [word, n] of tables.flat()) {
     checkWord(word, k);
     if (!Number.isSafeInteger(n) || n < 1) {
-      throw refused(`${shown(word)} has the count ${shown(n)}; expected a positive integer`);
+      throw refused(`${sized(word)} has no count; expected a positive integer`);
     }
   }
   const befores = pairs.map(([before]) => before).filter((before) => before !== "");
@@ -279,12 +279,14 @@ function isOneWord(word, k) {
 function checkWord(word, k) {
   if (typeof word !== "string" || !isOneWord(word, k)) {
     const expected = `1 to ${k.longest_word} characters, no blank or control character`;
-    throw refused(`${shown(word)} is not a word: expected ${expected}`);
+    throw refused(`${sized(word)} is not a word: expected ${expected}`);
   }
 }
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 const shown = (value) => JSON.stringify(String(value).slice(0, 40));
+/** What a message says of an entry: it is somebody's text, and is not quoted. */
+const sized = (value) => `an entry of ${sizeOf(String(value))} characters`;
 const refused = (what) => new Error(`learnt words: ${what}`);
 
 /** Sorts texts as Python does: by code points, not by UTF-16 units. */

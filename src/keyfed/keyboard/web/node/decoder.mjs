@@ -6,6 +6,7 @@
 
 import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
+import { previousWord } from "../context.mjs";
 import { Engine } from "../engine.mjs";
 
 const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
@@ -41,14 +42,14 @@ const operations = {
   undo: (request) => engine.undo(request),
   gesture: (request) => engine.gesture(request),
   knows: ({ words }) => words.map((word) => engine.knows(word)),
-  learn: ({ pairs }) => pairs.forEach(([word, previous]) => engine.personal.learn(word, previous)),
+  learn: ({ words }) => words.forEach(([word, before]) => engine.personal.learn(word, previousWord(before, tables.constants))),
   personal: ({ action, value }) => engine.personal[action](value) ?? null,
 };
 
 for (;;) {
-  const { op, ...request } = await read();
   const used = process.cpuUsage();
   try {
+    const { op, ...request } = await read();
     const answer = (await operations[op](request)) ?? null;
     const { user, system } = process.cpuUsage(used);
     write({ answer, cpu: (user + system) / 1000 });
