@@ -16,7 +16,7 @@ SOURCE = Path(keyfed.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 PURE = ("text", "model", "federated")
 WORLDLY = ("pathlib", "os", "io", "shutil", "tempfile", "time", "datetime", "socket", "subprocess", "sys", "logging")
-DECODER = ("context", "personal", "lexicon", "predict", "session")
+DECODER = ("keys", "session")
 CRYPTOGRAPHY = (
     "masks", "shamir", "keys", "secure_sum", "member", "collector", "terms", "wire", "accusation", "suspects"
 )  # fmt: skip # of keyfed.private.secagg
