@@ -5,7 +5,7 @@
     config = keyfed.configure("fedavg", data="chat", model="cifg", rounds=5)
     result = keyfed.train(config, "runs/mine")
     model = keyfed.load_model("runs/mine")
-    print(result["test"]["perplexity"], keyfed.suggest(model, "the state of the"))
+    print(result.perplexity, keyfed.suggest(model, "the state of the"))
 
 The names below are the whole public interface; everything is imported on first use, so `import keyfed` is instant.
 """
@@ -35,13 +35,17 @@ if TYPE_CHECKING:
     from keyfed.federated.types import Method
     from keyfed.model.conformance import check_model
     from keyfed.model.language_model import PRESETS
+    from keyfed.reports.notebook import Compared, Result, Round
     from keyfed.text.catalogue import load_corpus
 
 __all__ = [
     "METHODS",
     "PRESETS",
+    "Compared",
     "KeyfedError",
     "Method",
+    "Result",
+    "Round",
     "check_model",
     "compare",
     "configure",
@@ -66,6 +70,9 @@ _HOME = {
     "Method": "keyfed.federated.types",
     "PRESETS": "keyfed.model.language_model",
     "KeyfedError": "keyfed.errors",
+    "Compared": "keyfed.reports.notebook",
+    "Result": "keyfed.reports.notebook",
+    "Round": "keyfed.reports.notebook",
 }  # all others are of keyfed.api
 
 
@@ -73,3 +80,7 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(import_module(_HOME.get(name, "keyfed.api")), name)
     raise AttributeError(f"module 'keyfed' has no attribute {name!r}; public names: {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})  # completion finds what is not imported yet

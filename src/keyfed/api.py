@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from keyfed.config.load import (
     set_value,
 )
 from keyfed.engine.module import MakeModule
+from keyfed.engine.workers import refuse_unguarded
 from keyfed.errors import ConfigError
 from keyfed.federated.local import Optimiser
 from keyfed.federated.methods import METHODS, method_options
@@ -30,21 +31,24 @@ from keyfed.lab.experiment import tune as tuning
 from keyfed.lab.experiment.tune import parse_search
 from keyfed.reports import finished, run_page
 from keyfed.reports.finished import Personalisation
+from keyfed.reports.notebook import Compared, Result
 from keyfed.run import evaluate as suggestions
 from keyfed.run import loop as training
 from keyfed.run import vocabulary as vocabularies
-from keyfed.run.console import Listener
+from keyfed.run.console import Listener, followed
 from keyfed.run.folder import Trained
 from keyfed.run.folder import load_model as _load_model
+from keyfed.text.memory import hold
 
 SECTION_NAMES = (*SECTIONS, *PARTS)
 PathLike = str | os.PathLike[str]
+Hears = Listener | Callable[[dict[str, Any]], object]  # a listener, or a function of a round's record
 
 
 def configure(
     method: str | None = None,
     *,
-    data: str = "chat",
+    data: object = "chat",
     model: str = "cifg",
     rounds: int | None = None,
     minutes: float | None = None,
@@ -56,6 +60,8 @@ def configure(
     Args:
       method: one by name, with its own defaults; None for the recipe, which chooses from the corpus what is not set
         here when training begins (docs/training.md).
+      data: a corpus by name, a path, or text that you hold: a dictionary of author and texts, pairs (author, text),
+        lines, or a frame with an author and a text column. Held text stays in memory (docs/python.md).
       rounds: None for 20 of a named method, and for as many as the recipe finds fit.
       minutes: about how long to train, in place of `rounds`.
 
@@ -65,6 +71,8 @@ def configure(
       (5, 1000, 1.0)
       >>> configure("fedavg", server_lr=0.1, server_name="adam", upload_quantise="int8").server.options
       {'lr': 0.1}
+      >>> configure(data={"ann": ["good morning", "see you"]}).data.name
+      'in-memory-28c0de93c56d'
       >>> configure("fedadam", model="nwp-small", vectors_file="/v/glove.txt", train_frozen_rounds=5).vectors.file
       '/v/glove.txt'
     """
@@ -72,7 +80,8 @@ def configure(
         raise ConfigError("minutes and rounds both say how long to train; leave one of the two out")
     private = {"privacy_epsilon", "privacy_noise"} & {key for key, value in settings.items() if value is not None}
     options = method_options(method or (RECIPE_PRIVATE if private else RECIPE))
-    named: dict[str, Value] = {"data.name": data, "model.name": model, "train.seed": seed}
+    name, settings = _named(data, settings)
+    named: dict[str, Value] = {"data.name": name, "model.name": model, "train.seed": seed}
     named |= {} if rounds is None else {"train.rounds": rounds}
     for key, value in settings.items():
         dotted = _dotted(key, options)
@@ -85,24 +94,50 @@ def configure(
     return check(config)
 
 
+def _named(data: object, settings: Mapping[str, Value]) -> tuple[str, dict[str, Value]]:
+    """Return the name of a corpus and the settings that are left; text that the caller holds is kept under a name."""
+    if isinstance(data, os.PathLike):
+        return os.fspath(data), dict(settings)
+    if isinstance(data, str):
+        return data, dict(settings)
+    columns = [settings.get(f"data_{what}_column") for what in ("author", "text")]
+    author, text = (None if column is None else str(column) for column in columns)
+    left = {key: value for key, value in settings.items() if key not in ("data_author_column", "data_text_column")}
+    return hold(data, author, text), left
+
+
+def _configured(config: object) -> None:
+    if not isinstance(config, Config):
+        raise ConfigError(f"config is a {type(config).__name__}; expected what keyfed.configure() returns")
+
+
 def train(
     config: Config,
     out: PathLike,
     *,
     resume: bool = False,
-    listener: Listener | None = None,
+    listener: Hears | None = None,
+    quiet: bool = False,
     module: MakeModule | None = None,
     method: Method | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Train a run in folder `out` and return its result; see `keyfed train`, and docs/extending.md for the last two.
 
     Args:
       resume: go on with the run in `out` from its last whole checkpoint. More `train.rounds` than it has extend it,
         finished or not.
+      listener: a function, called with every round's record (a line of metrics.jsonl), or an object with some of the
+        methods say(line), start(what, rounds, done) and round(record). One with all three takes the place of progress.
+      quiet: show no progress.
       module: a function of the vocabulary's size that returns a new `torch.nn.Module`, to train in place of a preset.
       method: a method of your own, in place of one by name.
     """
-    return training.train(config, Path(out), resume=resume, listener=listener, module=module, method=method)
+    refuse_unguarded()
+    _configured(config)
+    folder = Path(out)
+    with followed(listener, quiet=quiet) as follower:
+        found = training.train(config, folder, resume=resume, listener=follower, module=module, method=method)
+    return Result(found, folder, module)
 
 
 def pretrain(
@@ -110,19 +145,21 @@ def pretrain(
     out: PathLike,
     *,
     resume: bool = False,
-    listener: Listener | None = None,
-) -> dict[str, Any]:
+    listener: Hears | None = None,
+    quiet: bool = False,
+) -> Result:
     """Train centrally on public text, as a start for federated training; see `keyfed pretrain`.
 
     Args:
       config: `configure("central", …)`. The run then is the start of another: `configure(…, train_init=out)`.
     """
+    _configured(config)
     if config.method != "central":
         raise ConfigError(
             f'pretraining is central, and the configuration has the method "{config.method}"; use configure("central", '
             "…), or train(), whose runs are starts as well"
         )
-    return training.train(config, Path(out), resume=resume, listener=listener)
+    return train(config, out, resume=resume, listener=listener, quiet=quiet)
 
 
 def vocab(
@@ -162,9 +199,9 @@ def _options_of(method: str) -> Iterable[str]:
 
 
 def compare(
-    methods: Sequence[str],
+    methods: Sequence[str | Method],
     *,
-    data: str = "chat",
+    data: object = "chat",
     model: str = "cifg",
     rounds: int = 20,
     seeds: int | Sequence[int] = 1,
@@ -172,29 +209,40 @@ def compare(
     target: str | None = None,
     full: bool = False,
     out: PathLike | None = None,
-    listener: Listener | None = None,
+    listener: Hears | None = None,
+    quiet: bool = False,
+    module: MakeModule | None = None,
     **settings: Value,
-) -> dict[str, Any]:
+) -> Compared:
     """Train several methods on the same text and say how they stand; see `keyfed compare`.
 
     A method is a name or a name with settings of its own, `fedatt:temperature=0.1`, or with a start, `fedadam+vectors`,
-    `fedadam+init` (`vectors_file` and `train_init` say which). `seeds` is how many (1, 2, …) or which. Other settings
+    `fedadam+init` (`vectors_file` and `train_init` say which), or a `keyfed.Method` of your own. All train the preset
+    `model`, or your `module`. A client reads at most 4,000 tokens a round unless `full=True`. `data`, `listener` and
+    `quiet` are those of `configure` and `train`. `seeds` is how many (1, 2, …) or which. Other settings
     are written as in `configure`; an option is for every method that has it. Runs that are finished in `out` are not
     trained again; a run that failed has its reason in the row's "failed". What a start saves is in "fine_tuning".
     """
-    named: list[tuple[str, Value]] = [("data.name", data), ("model.name", model), ("train.rounds", rounds)]
-    options = {option for text in methods for option in _options_of(text)}
-    named += [(_dotted(key, options), value) for key, value in settings.items()]
-    return comparing.compare(
-        methods,
-        named,
-        seeds=range(1, seeds + 1) if isinstance(seeds, int) else seeds,
-        budget=budget,
-        target=target,
-        full=full,
-        out=None if out is None else Path(out),
-        listener=listener,
-    )
+    refuse_unguarded()
+    if isinstance(methods, str | Method):
+        raise ConfigError(f'methods is a {type(methods).__name__}; expected a list, such as ["fedavg", "fedadam"]')
+    name, left = _named(data, settings)
+    named: list[tuple[str, Value]] = [("data.name", name), ("model.name", model), ("train.rounds", rounds)]
+    options = {option for text in methods if isinstance(text, str) for option in _options_of(text)}
+    named += [(_dotted(key, options), value) for key, value in left.items()]
+    with followed(listener, quiet=quiet) as follower:
+        found = comparing.compare(
+            methods,
+            named,
+            seeds=range(1, seeds + 1) if isinstance(seeds, int) else seeds,
+            budget=budget,
+            target=target,
+            full=full,
+            out=None if out is None else Path(out),
+            listener=follower,
+            module=module,
+        )
+    return Compared(found, Path(found["out"]))
 
 
 def load_model(run: PathLike, *, module: MakeModule | None = None) -> Trained:
@@ -233,16 +281,23 @@ def tune(
     trials: int = tuning.TRIALS,
     seeds: int = tuning.SEEDS,
     resume: bool = False,
-    listener: Listener | None = None,
+    listener: Hears | None = None,
+    quiet: bool = False,
+    module: MakeModule | None = None,
 ) -> dict[str, Any]:
     """Search for the best numbers of a method on validation text; see `keyfed tune`.
 
     Args:
       config: the configuration to start from, as it is: nothing is reduced as the command line does without --full.
+        A method of your own is searched under the name it is registered by (docs/add-a-method.md).
       search: "lr=0.001..0.1:log", "epochs=1,2,5", …; nothing for the method's default ranges.
+      module: a function of the vocabulary's size that returns a new `torch.nn.Module`, as in `train`.
     """
+    refuse_unguarded()
+    _configured(config)
     given = tuning.Tuning(config, parse_search(config, search), trials, seeds)
-    return tuning.tune(given, Path(out), resume=resume, listener=listener)
+    with followed(listener, quiet=quiet) as follower:
+        return tuning.tune(given, Path(out), resume=resume, listener=follower, module=module)
 
 
 def report(run: PathLike, *, module: MakeModule | None = None) -> str:

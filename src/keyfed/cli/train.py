@@ -30,7 +30,7 @@ from keyfed.system import leads
 
 if TYPE_CHECKING:
     from keyfed.config.load import Config
-    from keyfed.run.console import Listener
+    from keyfed.run.console import Listener, Narrator
     from keyfed.run.recipe import Setting
 
 MinutesOption = Annotated[
@@ -179,6 +179,31 @@ def _train(
             follow_rank_0()
         return
     from keyfed.run.console import Narrator
+
+    with Narrator() as narrator:
+        narrator.wait("starting")  # PyTorch takes seconds to import, and the text is read after that
+        _train_followed(
+            narrator, method, named, settings, config, minutes=minutes, out=out, resume=resume, dry_run=dry_run,
+            tensorboard=tensorboard, as_json=as_json, federation=federation,
+        )  # fmt: skip
+
+
+def _train_followed(
+    narrator: Narrator,
+    method: str | None,
+    named: Named,
+    settings: list[str] | None,
+    config: Path | None,
+    *,
+    minutes: float | None,
+    out: Path | None,
+    resume: bool,
+    dry_run: bool,
+    tensorboard: bool,
+    as_json: bool,
+    federation: str | None,
+) -> None:
+    """Do what `_train` does, under a narrator that has begun to say so."""
     from keyfed.run.folder import read_run_toml
 
     counted = named["train.rounds"] is not None or sets("train.rounds", settings, None)
@@ -199,14 +224,17 @@ def _train(
     if dry_run:
         from keyfed.reports.dry import describe_plan
 
+        narrator.wait(f"reading {resolved.data.name}")
         description = describe_plan(resolved, offered=offered)
+        narrator.stop()
         print_json(description) if as_json else typer.echo(description["text"])
         return
     from keyfed.reports.run_page import report_run
     from keyfed.run.loop import train as run_training
 
     folder = out or default_out(resolved, resume)
-    with Narrator() as narrator, ExitStack() as stack:
+    narrator.wait(f"reading {resolved.data.name}")
+    with ExitStack() as stack:
         listener: Listener = narrator
         if tensorboard:
             from keyfed.reports.figures import EventWriter
@@ -229,7 +257,9 @@ def _train(
                 later = f"the pilot goes on with the same command, --resume and --out {shlex.quote(str(folder))}"
             say(f"stopped; {later}")
             raise
+    narrator.wait("writing the report")
     report = report_run(folder)
+    narrator.stop()
     print_json(result) if as_json else typer.echo(report)
 
 

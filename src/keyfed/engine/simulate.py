@@ -160,6 +160,7 @@ class Simulation:
         self._refused: list[Refusal] = []
         self.compression_error: float | None = None  # of the last round: mean over the clients that trained
         self.curves: CohortCurves | None = None  # of the last round, where the problem counts its steps
+        self.progress: Callable[[int, int], None] = lambda done, all: None  # called as each client of a round ends
         self.secure: Mapping[str, Any] | None = None  # what the last round's secure sum cost; None for a plain one
 
     def expect(self, fates: Mapping[ClientId, Fate]) -> None:
@@ -196,7 +197,9 @@ class Simulation:
         reports: dict[ClientId, Report] = {}
         errors: list[float] = []
         layers = list(params)
-        for done in self._solve(params, [self._task(c, method, round) for c in self._trained], method, round):
+        solved = self._solve(params, [self._task(c, method, round) for c in self._trained], method, round)
+        for number, done in enumerate(solved, 1):
+            self.progress(number, len(self._trained))
             client = self._problem.names[done.client]
             done = capped(done, self._caps)
             refused = refusal(client, done, params, self._bound)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -85,6 +86,19 @@ def _without_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+PATIENCE = 0.5  # seconds in which workers may end by themselves; Ctrl-C is answered by then
+UNGUARDED = 97  # exit code of a worker whose program would start a run again
+
+
+def refuse_unguarded() -> None:
+    """End a worker process that is still being made: it imports the program, which starts a run without a guard.
+
+    Its exit code says so to the process that waits for it (`WorkerPool`).
+    """
+    if getattr(mp.current_process(), "_inheriting", False):
+        raise SystemExit(UNGUARDED)
+
+
 class WorkerPool:
     """`workers` processes that train clients one at a time."""
 
@@ -134,8 +148,8 @@ class WorkerPool:
                     busy[pipe] = free.pop()
                     try:
                         pipe.send((waiting.pop(), round, spec, busy[pipe]))
-                    except OSError as e:
-                        raise self._died(pipe) from e
+                    except OSError:
+                        raise self._died(pipe) from None
 
         for task in tasks:
             hand_out()
@@ -156,23 +170,29 @@ class WorkerPool:
     def _receive(self, pipe: Connection) -> Answer:
         try:
             return pipe.recv()  # type: ignore[no-any-return]
-        except (EOFError, OSError) as e:
-            raise self._died(pipe) from e
+        except (EOFError, OSError):
+            raise self._died(pipe) from None
 
     def _died(self, pipe: Connection) -> RunError:
         process = self._processes[self._pipes.index(pipe)]
         process.join(timeout=1)
+        if process.exitcode == UNGUARDED:
+            return RunError(
+                "a worker process imports the program that it is started from, and this one trains as soon as it is "
+                'imported; put the calls of keyfed under `if __name__ == "__main__":`, or set train.workers to 1'
+            )
         return RunError(
             f"a worker process died (exit code {process.exitcode}; -9 is often a lack of memory). The rounds before it "
             "are in the checkpoint: free some memory and go on with --resume"
         )
 
     def close(self) -> None:
-        """End all workers; safe to call twice."""
+        """End all workers; safe to call twice. One that still trains is ended: nothing waits for its result."""
         for pipe in self._pipes:
             pipe.close()
+        until = time.monotonic() + PATIENCE
         for process in self._processes:
-            process.join(timeout=5)
+            process.join(timeout=max(0.0, until - time.monotonic()))
             if process.is_alive():
                 with contextlib.suppress(OSError):
                     process.terminate()

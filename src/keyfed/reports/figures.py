@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,11 @@ from keyfed.errors import ConfigError, RunError
 from keyfed.files import BROKEN
 from keyfed.model.output import Score
 from keyfed.reports.document import Picture, finite, show
-from keyfed.run.console import Listener
+from keyfed.run.console import Listener, within
 from keyfed.run.folder import read_metrics, strict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Record = Mapping[str, Any]
 Draw = Callable[[Any, "Theme"], None]  # draws on axes
@@ -83,7 +86,38 @@ def png(paint: Paint, theme: Theme, size: tuple[float, float] = SIZE) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    style: dict[Any, Any] = {
+    with matplotlib.rc_context(_style(theme)):
+        figure = Figure(figsize=size, dpi=150)
+        canvas = FigureCanvasAgg(figure)
+        paint(figure, theme)
+        out = io.BytesIO()
+        canvas.print_png(out, metadata={"Software": None})
+    return out.getvalue()
+
+
+def perplexity_figure(result: Record, records: Sequence[Record]) -> Figure:
+    """Draw perplexity by round and return the figure, for notebooks.
+
+    Raises:
+      ConfigError: no round was validated.
+    """
+    drawing = _perplexity(result, records)
+    if drawing is None:
+        raise ConfigError("no round of this run was validated: there is no curve to draw")
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_style(LIGHT)):
+        figure = Figure(figsize=SIZE, dpi=100)
+        FigureCanvasAgg(figure)
+        single(drawing[2])(figure, LIGHT)
+    return figure
+
+
+def _style(theme: Theme) -> dict[Any, Any]:
+    """What matplotlib draws by on a page of a theme."""
+    return {
         "font.family": "DejaVu Sans", "font.size": 11, "text.color": theme.ink, "axes.labelcolor": theme.ink,
         "axes.edgecolor": theme.soft, "axes.facecolor": theme.page, "axes.titlesize": 12, "axes.titleweight": "bold",
         "axes.titlelocation": "left", "axes.titlepad": 10, "axes.spines.top": False, "axes.spines.right": False,
@@ -93,13 +127,6 @@ def png(paint: Paint, theme: Theme, size: tuple[float, float] = SIZE) -> bytes:
         "figure.facecolor": theme.page, "figure.constrained_layout.use": True, "figure.constrained_layout.w_pad": 0.1,
         "figure.constrained_layout.h_pad": 0.1,
     }  # fmt: skip
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=size, dpi=150)
-        canvas = FigureCanvasAgg(figure)
-        paint(figure, theme)
-        out = io.BytesIO()
-        canvas.print_png(out, metadata={"Software": None})
-    return out.getvalue()
 
 
 def validation(records: Iterable[Record], key: str) -> tuple[list[int], list[float]]:
@@ -504,6 +531,10 @@ class EventWriter:
             self._write(record)
         self._writer.flush()
         self._inner.start(what, rounds, done)
+
+    def within(self, what: str) -> None:
+        """Hand on what a round is doing."""
+        within(self._inner, what)
 
     def round(self, record: dict[str, Any]) -> None:
         """Write a round's scalars, at once on the disk."""

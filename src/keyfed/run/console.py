@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from keyfed.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+    from rich.status import Status
 
 T = TypeVar("T")
 
@@ -103,6 +107,13 @@ class Listener(Protocol):
         """A round is over; `record` is its line of metrics.jsonl."""
 
 
+def within(listener: object, what: str) -> None:
+    """Say what a round is doing now, to a listener that shows it; most have no method for that."""
+    shown = getattr(listener, "within", None)
+    if shown is not None:
+        shown(what)
+
+
 class Silent:
     """A listener that does not listen."""
 
@@ -111,6 +122,62 @@ class Silent:
     def start(self, what: str, rounds: int, done: int) -> None: ...
 
     def round(self, record: dict[str, Any]) -> None: ...
+
+
+class Observer:
+    """Follows a run for a function of a round's record, or an object with some of a listener's methods.
+
+    Args:
+      first: what also follows the run, and gets everything before it; progress, as a rule.
+    """
+
+    def __init__(self, heard: object, first: Listener) -> None:
+        names = [name for name in ("say", "start", "round") if callable(getattr(heard, name, None))]
+        found = {name: getattr(heard, name) for name in names} or ({"round": heard} if callable(heard) else {})
+        if not found:
+            raise ConfigError(
+                f"listener is a {type(heard).__name__}; expected a function of a round's record, or an object with "
+                "some of the methods say(line), start(what, rounds, done) and round(record)"
+            )
+        self._first, self._found = first, found
+
+    def say(self, line: str) -> None:
+        """Pass a line on."""
+        self._first.say(line)
+        self._found.get("say", _nothing)(line)
+
+    def start(self, what: str, rounds: int, done: int) -> None:
+        """Pass a beginning on."""
+        self._first.start(what, rounds, done)
+        self._found.get("start", _nothing)(what, rounds, done)
+
+    def within(self, what: str) -> None:
+        """Pass on what a round is doing."""
+        within(self._first, what)
+
+    def round(self, record: dict[str, Any]) -> None:
+        """Pass a round on."""
+        self._first.round(record)
+        self._found.get("round", _nothing)(record)
+
+
+def _nothing(*given: object) -> None: ...
+
+
+@contextmanager
+def followed(listener: object = None, *, quiet: bool = False) -> Iterator[Listener]:
+    """Yield what follows a run from Python: progress on stderr, and the caller's function or object.
+
+    A whole listener (say, start and round) takes the place of progress.
+    """
+    if all(callable(getattr(listener, name, None)) for name in ("say", "start", "round")):
+        yield cast(Listener, listener)
+        return
+    if quiet:
+        yield Silent() if listener is None else Observer(listener, Silent())
+        return
+    with Narrator() as narrator:
+        yield narrator if listener is None else Observer(listener, narrator)
 
 
 def _privacy_of(told: Mapping[str, Any]) -> str:
@@ -127,6 +194,16 @@ class Narrator:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._bar: Progress | None = None
         self._task: Any = None
+        self._what = ""
+        self._waiting: Status | None = None
+
+    def wait(self, what: str) -> None:
+        """Show that something is being done, until lines or a bar say more; nothing where no person looks."""
+        if self._console.is_terminal and self._bar is None:
+            if self._waiting is None:
+                self._waiting = self._console.status(what)
+                self._waiting.start()
+            self._waiting.update(what)
 
     def say(self, line: str) -> None:
         """Print a line of explanation."""
@@ -144,6 +221,7 @@ class Narrator:
         )
 
         self.stop()
+        self._what = what
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
             TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=self._console, transient=True,
@@ -151,6 +229,13 @@ class Narrator:
         if self._console.is_terminal:
             self._bar.start()
         self._task = self._bar.add_task(what, total=rounds, completed=done)
+
+    def within(self, what: str) -> None:
+        """Show what the round is doing, next to its bar; after the last round, next to a spinner."""
+        if self._bar is None:
+            self.wait(what)
+        else:
+            self._bar.update(self._task, description=f"{self._what}: {what}")
 
     def round(self, record: dict[str, Any]) -> None:
         """Print the round's line and move the bar."""
@@ -177,10 +262,13 @@ class Narrator:
             line += f"  refused {len(record['refused'])}: {', '.join(reasons)}"
         self.say(line)
         if self._bar is not None:
-            self._bar.advance(self._task)
+            self._bar.update(self._task, advance=1, description=self._what)
 
     def stop(self) -> None:
-        """Take the bar away."""
+        """Take the bar away, or the spinner."""
+        if self._waiting is not None:
+            self._waiting.stop()
+            self._waiting = None
         if self._bar is not None:
             if self._console.is_terminal:  # elsewhere it was not started, and stopping would print an empty line
                 self._bar.stop()

@@ -48,7 +48,7 @@ from keyfed.run.checkpoint import (
     load_checkpoint,
     round_of,
 )
-from keyfed.run.console import Listener, Silent
+from keyfed.run.console import Listener, Silent, within
 from keyfed.run.evaluate import limit_streams, validator
 from keyfed.run.folder import (
     as_before,
@@ -135,8 +135,7 @@ def train(
       KeyboardInterrupt: after the last finished round has been written.
     """
     given = (config, out, resume, listener or Silent(), prepared, budget, module, method, offered)
-    where = place()
-    if where.world == 1:
+    if (where := place()).world == 1:
         return _train(*given, None)
     return together(where, lambda r: follow(r, module, method) if where.rank else _train(*given, r))
 
@@ -322,7 +321,7 @@ def _central(
 
 
 def _twin(config: Config, out: Path, prepared: Prepared, listen: Listener, rounds: int) -> dict[str, Any]:
-    """Train the same rounds without clip and noise, as a run of its own beside this one: what privacy costs."""
+    """Train the same rounds without clip and noise, as a run of its own next to this one: what privacy costs."""
     settings = replace(config.train, central=False, baselines=False, until=None, patience=None, rounds=rounds)
     plain = replace(config, train=settings, privacy=PrivacyConfig())
     result = _train(plain, out / "noiseless", True, listen, prepared, None, None, None, False, None)
@@ -501,6 +500,7 @@ class _Rounds:
         last = state.round == t.rounds or self.spent or given_up(good, state)
         if not last and state.round % t.eval_every:
             return None
+        within(run.listen, "validating")
         validate = validator(run.config.data.batching)
         return validate(run.prepared.spec, state.served(run.method), self.valid, run.choice.device)
 
@@ -508,10 +508,10 @@ class _Rounds:
         """Run all rounds that are still to do; return the model chosen on validation and the seconds spent."""
         planned, run, log = self.planned, self.run, self.log
         config, prepared, method, listen = planned.config, planned.prepared, planned.method, planned.listen
-        threads, said = torch.get_num_threads(), set[str]()
+        threads, said, choice = torch.get_num_threads(), set[str](), planned.choice
         listen.start(f"{method.name} on {prepared.corpus.name}", config.train.rounds, run.state.round)
-        problem = make_problem(prepared, config, method, planned.choice.device, planned.budget)
-        with federate(config, problem, planned.choice, log.states, planned.ranks) as federation:
+        problem = make_problem(prepared, config, method, choice.device, planned.budget)
+        with federate(config, problem, choice, log.states, planned.ranks, listen) as federation:
             cohorts = simulated_cohorts(config, prepared, method, federation, run.state.params, self.guard)
             by = config.train.choose
             judge = partial(judged, method=method, watch=self.watch, look=self.look, states=log.states, choose=by)

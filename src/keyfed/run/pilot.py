@@ -27,7 +27,7 @@ from keyfed.errors import ConfigError
 from keyfed.federated.types import Method
 from keyfed.model.language_model import preset
 from keyfed.run.compatible import Case, refuse
-from keyfed.run.console import Listener, plural
+from keyfed.run.console import Listener, plural, within
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.plan import plan
 from keyfed.run.prepare import Prepared, prepare, prepare_again
@@ -335,6 +335,9 @@ class _TrialListener:
 
     def start(self, what: str, rounds: int, done: int) -> None:
         self._listen.start(f"{self._label}, {what}", rounds, done)
+
+    def within(self, what: str) -> None:
+        within(self._listen, what)
 
     def round(self, record: dict[str, Any]) -> None:
         if record["round"] == 1 and self._most is not None and 2 * record["seconds"] > self._most:

@@ -6,6 +6,7 @@ A method of the caller's own cannot be written into run.toml: a run notes its na
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from keyfed.errors import ConfigError, DataError
 from keyfed.federated.cohort import Plan, cohort_size, derive_seed, draw, moving_seconds, plan_round
 from keyfed.federated.components import exchange, guarded
 from keyfed.federated.descent import learning_rate, progress
-from keyfed.federated.methods import build_method
+from keyfed.federated.methods import METHODS, build_method
 from keyfed.federated.soundness import UploadLimits, Watch, uniform_nats
 from keyfed.federated.types import Method
 from keyfed.federated.upload import codec
@@ -73,7 +74,14 @@ def plan(config: Config, prepared: Prepared, own: Method | None = None) -> tuple
     tokens = round_tokens(prepared, trained, method.epochs)
     step = method.batch_size * prepared.batching.window
     choice = choose(config.train, prepared.spec, tokens, members, step)
-    return method, confine(choice, prepared.spec, None if own is None else own.name)
+    return method, confine(choice, prepared.spec, _only_here(config.method) if own is None else own.name)
+
+
+def _only_here(name: str) -> str | None:
+    """Return a registered method's name if no worker process could import it: it was written in a notebook."""
+    main = sys.modules.get("__main__")
+    written = getattr(METHODS[name].build, "__module__", "")
+    return name if written == "__main__" and not hasattr(main, "__file__") else None
 
 
 def cautions(config: Config, method: Method, members: int, clients: int) -> list[str]:

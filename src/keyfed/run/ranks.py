@@ -25,6 +25,7 @@ from keyfed.engine.task import keeps_state
 from keyfed.errors import KeyfedError, RankError
 from keyfed.federated.types import Method
 from keyfed.run.compatible import Case, refuse
+from keyfed.run.console import within
 from keyfed.run.plan import Choice, plan
 from keyfed.run.prepare import make_problem, prepare
 from keyfed.run.secure import sums_of
@@ -85,12 +86,22 @@ def lead(ranks: Ranks, config: Config, out: Path, method: Method, choice: Choice
 
 
 def federate(
-    config: Config, problem: LocalProblem, choice: Choice, states: ClientStates | None, ranks: Ranks | None
+    config: Config,
+    problem: LocalProblem,
+    choice: Choice,
+    states: ClientStates | None,
+    ranks: Ranks | None,
+    listen: object = None,
 ) -> Simulation | RankedSimulation:
-    """Return the simulation a run trains in, over all ranks where there are several."""
+    """Return the simulation a run trains in, over all ranks where there are several.
+
+    Args:
+      listen: who is shown how far a round is (`console.within`).
+    """
     hide = None if config.privacy.on else sums_of(config)
     bound = bound_of(config)
     local = Simulation(problem, block=choice.block, workers=choice.workers, bound=bound, states=states, hide=hide)
+    local.progress = lambda number, all: within(listen, f"client {number:,} of {all:,}")
     return local if ranks is None else RankedSimulation(local, ranks, states)
 
 

@@ -16,7 +16,7 @@ from keyfed.federated.types import Method, Params
 from keyfed.model.ngram import KneserNey, Unigram, fit_kneser_ney, fit_unigram
 from keyfed.model.output import Score
 from keyfed.run.checkpoint import Best
-from keyfed.run.console import Listener
+from keyfed.run.console import Listener, within
 from keyfed.run.encode import Streams
 from keyfed.run.evaluate import (
     by_line,
@@ -56,11 +56,13 @@ def finish(
     params: Params = {name: best.params[name] for name in shapes(prepared.spec)}
     save_model(out, params, prepared.vocab)
     began = time.monotonic()
+    within(listen, "testing")
     kind = prepared.batching.kind
     tested, test = headline(prepared.spec, params, prepared.test, kind, choice.device)
     unseen = scorer_of(kind)(prepared.spec, params, prepared.unseen, choice.device)
     evaluated = time.monotonic() - began
     began = time.monotonic()
+    within(listen, "counting unigram and Kneser–Ney")
     baselines = score_baselines(prepared, config.train.ngram_order) if config.train.baselines else {}
     records, members = read_metrics(out), members_of(method, prepared, config)
     return {

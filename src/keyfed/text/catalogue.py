@@ -29,6 +29,7 @@ from typing import Any, Protocol
 from keyfed.errors import DataError, DownloadError, nearest
 from keyfed.text import published
 from keyfed.text.corpus import Corpus, TextSize, own_corpus, read_corpus
+from keyfed.text.memory import held
 
 LONGEST_NAME = 200  # characters of a name that stands in an error
 LEAST_WORDS = 20  # of one person's text; fewer teach a model nothing
@@ -135,6 +136,8 @@ def load_corpus(
         _fetch_missing(known, folder)
         read = known.read if max_words is None else partial(known.read, max_words=max_words)
         return replace(read(folder), name=known.name, about=known.about)
+    if (corpus := held(name_or_path)) is not None:
+        return corpus
     if is_path(name_or_path):
         path = Path(name_or_path).expanduser()
         return read_corpus(path, author_column=author_column, text_column=text_column, max_words=max_words)

@@ -27,15 +27,17 @@ import torch
 from keyfed import __version__
 from keyfed.config.load import PARTS, SECTIONS, Config, check, set_value, to_document
 from keyfed.config.schema import coerce, hints_of
+from keyfed.engine.module import MakeModule
 from keyfed.errors import DataError, FolderInUse
 from keyfed.federated.components import KINDS, part_options
 from keyfed.federated.methods import METHODS, method_options, tuned_options, unread_options
+from keyfed.federated.types import Method
 from keyfed.lab.experiment.grid import BLANKS, MEASURES, Cell, Settings, target_measure
 from keyfed.lab.experiment.search import TRIAL
 from keyfed.lab.papers import positional_unigram, run_toy, train_across, train_faithfully
 from keyfed.model.language_model import PRESETS
 from keyfed.reports.finished import personal_figures
-from keyfed.run.console import Listener
+from keyfed.run.console import Listener, within
 from keyfed.run.folder import open_folder, read_metrics, read_result, read_run_toml, refuse_changes, strict
 from keyfed.run.loop import train
 from keyfed.run.metrics_line import attention_of, read_curves, training_curves
@@ -103,6 +105,10 @@ class CellListener:
         """Pass a beginning on, under the cell's title."""
         self._rounds = rounds
         self._listener.start(self._title.replace("{}", what), min(rounds, self._pause or rounds), done)
+
+    def within(self, what: str) -> None:
+        """Pass on what a round is doing."""
+        within(self._listener, what)
 
     def round(self, record: dict[str, Any]) -> None:
         """Pass a round on; raise if another one is to come and it is time to end or to pause."""
@@ -331,14 +337,23 @@ def run_cell(
 
 
 def train_cell(
-    config: Config, folder: Path, prepared: Prepared, listen: Listener, budget: int | None = None
+    config: Config,
+    folder: Path,
+    prepared: Prepared,
+    listen: Listener,
+    budget: int | None = None,
+    *,
+    module: MakeModule | None = None,
+    method: Method | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Train in a folder, go on there, or read what is finished: what cells of all experiments do.
 
     Returns:
       The run's result and its rounds.
     """
-    result = train(config, folder, resume=True, listener=listen, prepared=prepared, budget=budget)
+    result = train(
+        config, folder, resume=True, listener=listen, prepared=prepared, budget=budget, module=module, method=method
+    )
     return result, read_metrics(folder)
 
 

@@ -19,6 +19,7 @@ from keyfed.config.load import parse_target as parse_result
 from keyfed.config.schema import TrainConfig, VectorsConfig
 from keyfed.errors import ConfigError, nearest
 from keyfed.federated.methods import build_method, method_options
+from keyfed.federated.types import Method
 from keyfed.model.language_model import preset
 from keyfed.run.folder import file_name
 from keyfed.run.plan import members_of
@@ -53,12 +54,14 @@ class ComparedMethod:
       starts: what it starts from, of STARTS in their order; nothing for weights drawn at random.
       settings: what follows the colon; None without one.
       config: its configuration but for the seed, once it is resolved.
+      own: the method itself, where it is the caller's own and no name stands for it.
     """
 
     method: str
     starts: tuple[str, ...] = ()
     settings: str | None = None
     config: Config = field(default_factory=Config, repr=False)
+    own: Method | None = field(default=None, repr=False)
 
     @property
     def label(self) -> str:
@@ -111,6 +114,15 @@ def read_variant(text: str) -> ComparedMethod:
             rest = rest.removesuffix(f"+{start}")
             raise ConfigError(f'"{text}" has a start after its settings; write {head}+{start}:{rest}')
     return ComparedMethod(method, tuple(start for start in STARTS if start in named), rest if colon else None)
+
+
+def variant_of(method: str | Method) -> ComparedMethod:
+    """Return what is compared: a METHOD argument taken apart, or a method of the caller's own under its name."""
+    if isinstance(method, Method):
+        return ComparedMethod(method.name, own=method)
+    if not isinstance(method, str):
+        raise ConfigError(f"a method to compare is a {type(method).__name__}; expected a name, or a keyfed.Method")
+    return read_variant(method.strip())
 
 
 def value_of(config: Config, key: str) -> object:
@@ -335,7 +347,11 @@ def parse_target(text: str) -> float:
 
 
 def resolve(
-    methods: Sequence[str], settings: Iterable[Setting] = (), *, seeds: Sequence[int] | None = None, full: bool = False
+    methods: Sequence[str | Method],
+    settings: Iterable[Setting] = (),
+    *,
+    seeds: Sequence[int] | None = None,
+    full: bool = False,
 ) -> ComparePlan:
     """Make every method's configuration and check it; nothing is read or trained.
 
@@ -348,8 +364,8 @@ def resolve(
     """
     if not methods:
         raise ConfigError("no method to compare; name some, e.g. keyfed compare fedavg fedatt (`keyfed methods`)")
-    variants = [read_variant(text.strip()) for text in methods]
-    owns = [own_settings(variant) for variant in variants]
+    variants = [variant_of(method) for method in methods]
+    owns = [own_settings(variant) if variant.own is None else [] for variant in variants]
     for at, variant in enumerate(variants):
         if variant.folder in (other.folder for other in variants[:at]):
             method = variant.label.split(":")[0]
@@ -375,12 +391,16 @@ def resolve(
     quick = {} if full else {k: v for k, v in quick_values(base.model.name).items() if k not in keys}
     for key, reduced in quick.items():
         base = set_value(base, key, reduced)
-    _refuse_unknown_options(options, [variant.method for variant in variants])
+    _refuse_unknown_options(options, [variant.method for variant in variants if variant.own is None])
     refuse_idle_starts(base, variants)
     entries, alone = [], not any(variant.starts for variant in variants)
     for variant, own in zip(variants, owns, strict=True):
         name = variant.method
-        config = replace(with_starts(base, variant.starts, alone=alone), method=name)
+        config = with_starts(base, variant.starts, alone=alone)
+        if variant.own is not None:  # its options are inside; the configuration's method is not trained
+            entries.append(replace(variant, config=check(config)))
+            continue
+        config = replace(config, method=name)
         try:
             its = [(k.removeprefix(f"{name}:"), v) for k, v in settings if k.startswith(f"{name}:")]
             for key, value in its + [(k, v) for k, v in options if k in method_options(name)] + own:
@@ -404,9 +424,9 @@ def _refuse_unknown_options(options: Iterable[tuple[str, Value]], names: Sequenc
             )
 
 
-def tokens_a_round(config: Config, prepared: Prepared) -> int:
+def tokens_a_round(config: Config, prepared: Prepared, own: Method | None = None) -> int:
     """Tokens one round of a method predicts in expectation; a central round reads what a cohort would, once."""
-    method = build_method(method_spec(config))
+    method = build_method(method_spec(config)) if own is None else own
     if method.cohort == "pooled":
         return round_tokens(prepared, usual_members(config, len(prepared.store)), 1)
     return round_tokens(prepared, members_of(method, prepared, config), method.epochs)
@@ -426,7 +446,7 @@ def with_budget(entries: Sequence[ComparedMethod], budget: str, prepared: Prepar
     """Give every method its rounds: the same number, or as many as fit the first method's tokens."""
     if budget == "rounds":
         return tuple(entries)
-    rounds = rounds_within(entries[0].config.train.rounds, [tokens_a_round(e.config, prepared) for e in entries])
+    rounds = rounds_within(entries[0].config.train.rounds, [tokens_a_round(e.config, prepared, e.own) for e in entries])
     return tuple(
         replace(e, config=replace(e.config, train=replace(e.config.train, rounds=n)))
         for e, n in zip(entries, rounds, strict=True)

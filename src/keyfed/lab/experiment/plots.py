@@ -392,7 +392,7 @@ def draw_comparison(summary: Record, cells: Sequence[ComparedRun]) -> list[Pictu
         found = [
             series_of(label, place, [cell.records for cell in runs], axis, key)
             for place, (label, runs) in enumerate(by_method.items())
-            if axis is not BYTES or runs[0].entry.config.method != "central"
+            if axis is not BYTES or runs[0].entry.method != "central"
         ]
         if lines := [line for line in found if line.points]:
             plots.append(_plot(axis, key, lines, levels if key == "perplexity" else bests))

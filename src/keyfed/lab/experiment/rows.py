@@ -137,7 +137,7 @@ def row_of(entry: ComparedMethod, cells: Sequence[ComparedRun], target: float | 
     if not any("modelled_seconds_to_target" in seed for seed in done):
         del means["modelled_seconds_to_target"]
     return {
-        **next((cell.result for cell in cells if cell.result is not None), {"method": entry.config.method}),
+        **next((cell.result for cell in cells if cell.result is not None), {"method": entry.method}),
         "label": entry.label,
         "folder": entry.folder,
         "starts": list(entry.starts),
@@ -275,7 +275,7 @@ def _savings(plain: ComparedRun, variant: ComparedRun) -> dict[str, Any]:
     before, after = (_spent_until(run.records, "top1", lambda found: found >= target) for run in (plain, variant))
     out |= {"best_top1": target, "best_round": first, "reached_round": after.round}
     if after.round is not None:
-        moved = plain.entry.config.method != "central"  # text that lies in one place moves nothing
+        moved = plain.entry.method != "central"  # text that lies in one place moves nothing
         out |= {"rounds_saved": first - after.round, "bytes_saved": before.bytes - after.bytes if moved else None}
     return out
 

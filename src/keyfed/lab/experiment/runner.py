@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.config.load import Config, to_document
+from keyfed.engine.module import MakeModule
 from keyfed.errors import ConfigError, DataError, DownloadError, FolderInUse, KeyfedError, RunError, nearest
+from keyfed.federated.types import Method
 from keyfed.files import locked, write_atomically
 from keyfed.lab.experiment.cell import CellListener, TimeIsUp, Workspace, run_cell, train_cell
 from keyfed.lab.experiment.compare import (
@@ -65,7 +67,7 @@ from keyfed.reports.dry import refuse_start
 from keyfed.reports.figures import EventWriter
 from keyfed.run.console import Listener, Silent, plural
 from keyfed.run.folder import file_name, refuse_changes, strict
-from keyfed.run.plan import plan
+from keyfed.run.plan import names, plan
 from keyfed.run.prepare import Prepared, prepare, refuse_frozen
 from keyfed.run.result import score_baselines
 from keyfed.system import refuse_ranks
@@ -261,7 +263,7 @@ def default_out(config: Config) -> Path:
 
 
 def compare(
-    methods: Sequence[str],
+    methods: Sequence[str | Method],
     settings: Iterable[Setting] = (),
     *,
     seeds: Sequence[int] | None = None,
@@ -271,6 +273,7 @@ def compare(
     out: Path | None = None,
     listener: Listener | None = None,
     tensorboard: bool = False,
+    module: MakeModule | None = None,
 ) -> dict[str, Any]:
     """Train every method with every seed, and say how they stand; see `keyfed compare`.
 
@@ -279,13 +282,15 @@ def compare(
 
     Args:
       methods: names, or names with settings of their own (`fedatt:temperature=0.1,step=1.0`) or with a start
-        (`fedadam+init+vectors`; `train.init` and `vectors.file` among the settings say which).
+        (`fedadam+init+vectors`; `train.init` and `vectors.file` among the settings say which); or methods of the
+        caller's own, as values.
       settings: (key, value) for all methods, see `resolve`.
       seeds: one run of each method a seed; None for train.seed alone.
       budget: "rounds" gives all methods the same rounds, "tokens" as many as the first method's tokens pay for.
       target: `perplexity=200` or `nats=2.0`; None for the highest of the methods' best.
       full: compare on the whole text instead of the quick preset.
       tensorboard: also write every run's rounds as TensorBoard events.
+      module: makes the model that every method trains, in place of the configuration's preset.
 
     Returns:
       The object of OUT/compare.json, beside which report.md, report.html and plots/ are written.
@@ -308,7 +313,7 @@ def compare(
     entries, first = planned.entries, None
     for seed in planned.seeds:
         try:
-            prepared = prepare(entries[0].cell(folder, seed).config)
+            prepared = prepare(entries[0].cell(folder, seed).config, module)
         except KeyfedError as e:
             if first is None:
                 raise
@@ -322,7 +327,7 @@ def compare(
             listen.say(line)
         for number, entry in enumerate(entries, 1):
             place = f"method {number} of {len(entries)}, seed {seed}"
-            done.append(_run_compared(entry.cell(folder, seed), prepared, place, listen, tensorboard))
+            done.append(_run_compared(entry.cell(folder, seed), prepared, place, listen, tensorboard, module))
         if entries[0].config.train.baselines:
             baselines.append(_baselines(folder, entries[0], seed, prepared, listen.say))
     assert first is not None
@@ -338,7 +343,7 @@ def _refuse_beforehand(entries: Sequence[ComparedMethod], seeds: Sequence[int], 
         raise RunError(f"{out} is a file; expected a folder for the comparison")
     for entry in entries:
         try:
-            method, _ = plan(entry.config, prepared)
+            method, _ = plan(entry.config, prepared, entry.own)
             refuse_frozen(entry.config, prepared.spec, method)
             refuse_start(entry.config, prepared, seeds)
         except KeyfedError as e:
@@ -346,13 +351,15 @@ def _refuse_beforehand(entries: Sequence[ComparedMethod], seeds: Sequence[int], 
         for cell in (entry.cell(out, seed) for seed in seeds):
             if (cell.folder / "run.toml").exists():
                 try:
-                    refuse_changes(cell.folder, cell.config, prepared.corpus.fingerprint())
+                    refuse_changes(
+                        cell.folder, cell.config, prepared.corpus.fingerprint(), names(prepared.spec, method)
+                    )
                 except RunError as e:
                     raise RunError(f"{e}; choose another --out to keep both") from None
 
 
 def _run_compared(
-    cell: ComparedRun, prepared: Prepared, place: str, listen: Listener, tensorboard: bool
+    cell: ComparedRun, prepared: Prepared, place: str, listen: Listener, tensorboard: bool, module: MakeModule | None
 ) -> ComparedRun:
     """Run a cell of a comparison; a failure is kept as its reason."""
     label = cell.entry.label
@@ -363,7 +370,8 @@ def _run_compared(
         if tensorboard:
             listener = stack.enter_context(EventWriter(cell.folder, listener))
         try:
-            result, records = train_cell(cell.config, cell.folder, prepared, listener)
+            own = cell.entry.own
+            result, records = train_cell(cell.config, cell.folder, prepared, listener, module=module, method=own)
             return replace(cell, result=result, records=records)
         except KeyfedError as e:
             listen.say(f"{label}, seed {cell.seed} failed: {e}")
@@ -406,7 +414,7 @@ def summarise(
     out: Path,
 ) -> dict[str, Any]:
     """Return the comparison as one object: what `--json` prints and compare.json holds."""
-    bests = ((cell.entry.config.method, best_validation(cell.records)) for cell in cells if cell.error is None)
+    bests = ((cell.entry.method, best_validation(cell.records)) for cell in cells if cell.error is None)
     target = common_target(bests) if wanted is None else wanted
     rows = in_order(row_of(e, [cell for cell in cells if cell.entry.label == e.label], target) for e in planned.entries)
     summary = {

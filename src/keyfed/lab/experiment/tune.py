@@ -30,6 +30,7 @@ from keyfed.config.load import (
     method_spec,
     to_document,
 )
+from keyfed.engine.module import MakeModule
 from keyfed.engine.network import parameter_count
 from keyfed.engine.task import keeps_state
 from keyfed.errors import ConfigError, DataError, RunError, nearest
@@ -54,7 +55,7 @@ from keyfed.reports.document import write_document
 from keyfed.run.console import Listener, Silent, plural
 from keyfed.run.folder import open_folder, read_metrics, refuse_changes, strict
 from keyfed.run.pilot import without_test
-from keyfed.run.plan import plan
+from keyfed.run.plan import names, plan
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.system import refuse_ranks
 
@@ -300,11 +301,19 @@ def untested(prepared: Prepared) -> Prepared:
     return without_test(prepared)
 
 
-def tune(tuning: Tuning, out: Path, *, resume: bool = False, listener: Listener | None = None) -> dict[str, Any]:
+def tune(
+    tuning: Tuning,
+    out: Path,
+    *,
+    resume: bool = False,
+    listener: Listener | None = None,
+    module: MakeModule | None = None,
+) -> dict[str, Any]:
     """Search in folder `out` and return the result (also in out/tune.json, report.md, report.html, best.toml).
 
     Args:
       resume: go on with the search in `out`; trials that are trained already are not trained again.
+      module: makes the model that is trained, in place of the configuration's preset.
     """
     refuse_ranks("keyfed tune")
     listen = listener or Silent()
@@ -334,14 +343,14 @@ def tune(tuning: Tuning, out: Path, *, resume: bool = False, listener: Listener 
             changed = differences(read_tuning(out).document(), tuning.document())
             if changed:
                 raise RunError(f"{out} was started with other settings: {'; '.join(changed)}")
-        return _Search(tuning, out, listen).run()
+        return _Search(tuning, out, listen, module).run()
 
 
 class _Search:
     """The trials of one search, and what is known of them so far."""
 
-    def __init__(self, tuning: Tuning, out: Path, listen: Listener) -> None:
-        self.tuning, self.out, self.listen = tuning, out, listen
+    def __init__(self, tuning: Tuning, out: Path, listen: Listener, module: MakeModule | None) -> None:
+        self.tuning, self.out, self.listen, self.module = tuning, out, listen, module
         self.rounds = tuning.config.train.rounds
         document = to_document(tuning.config)["method"]
         first_values = {key: document[key] for key in tuning.space}
@@ -362,7 +371,9 @@ class _Search:
         )
         # A seed decides who is held out, so each has its own text.
         configs = {seed: replace(self.tuning.config.train, seed=seed) for seed in self.seeds}
-        self.prepared = {seed: prepare(replace(self.tuning.config, train=t)) for seed, t in configs.items()}
+        self.prepared = {
+            seed: prepare(replace(self.tuning.config, train=t), module=self.module) for seed, t in configs.items()
+        }
         for line in next(iter(self.prepared.values())).describe(private=self.tuning.config.privacy.on):
             self.listen.say(line)
         self.prepared = {seed: untested(found) for seed, found in self.prepared.items()}
@@ -396,16 +407,16 @@ class _Search:
         base, prepared = self.tuning.config, self.prepared[seed]
         options = {**base.options, **self.values[trial]}
         config = check(replace(base, options=options, train=replace(base.train, seed=seed)))
-        plan(config, prepared)
+        method, _ = plan(config, prepared)
         folder = self.out / (f"trial-{trial:02}" + (f"-seed-{seed}" if len(self.seeds) > 1 else ""))
         done = until_compared(read_metrics(folder), until)
         if done is not None and until < self.rounds:
-            refuse_changes(folder, config, prepared.corpus.fingerprint())
+            refuse_changes(folder, config, prepared.corpus.fingerprint(), names(prepared.spec, method))
             return done
         title = f"trial {trial} of {len(self.values) - 1} ({shown}), {{}}"
         with suppress(Paused):
             listener = CellListener(self.listen, title, None, rounds=until)
-            train_cell(config, folder, prepared, listener)
+            train_cell(config, folder, prepared, listener, module=self.module)
         done = until_compared(read_metrics(folder), until)
         if done is None:
             raise RunError(f"{folder / 'metrics.jsonl'} lacks round {until}; start again with another --out")

@@ -1,0 +1,57 @@
+"""What a person at a terminal sees while nothing is said: that the program starts, and what a round is doing."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from keyfed.run.console import Narrator, followed, within
+
+
+def narrator(terminal: bool) -> tuple[Narrator, io.StringIO]:
+    made, out = Narrator(), io.StringIO()
+    made._console = Console(file=out, force_terminal=terminal, width=100, highlight=False)
+    return made, out
+
+
+def test_a_terminal_shows_what_is_being_done():
+    made, out = narrator(terminal=True)
+    with made:
+        made.wait("starting")
+        made.say("a line")
+        made.start("fedavg", 2, 0)
+        within(made, "client 1 of 3")
+        made._bar.refresh()
+        made.round({"round": 1, "loss": 1.0, "contributors": [], "cohort": 3, "seconds": 1.0, "refused": {}})
+        made.stop()
+        within(made, "testing")
+    text = out.getvalue()
+    for said in ("starting", "a line", "fedavg: client 1 of 3", "round    1", "testing"):
+        assert said in text
+
+
+def test_a_pipe_gets_lines_alone():
+    made, out = narrator(terminal=False)
+    with made:
+        made.wait("starting")
+        made.start("fedavg", 2, 0)
+        within(made, "client 1 of 3")
+        made.say("a line")
+        made.stop()
+        within(made, "testing")
+    assert out.getvalue() == "a line\n"
+
+
+def test_a_listener_of_three_methods_takes_the_place_of_progress():
+    class Whole:
+        def say(self, line: str) -> None: ...
+
+        def start(self, what: str, rounds: int, done: int) -> None: ...
+
+        def round(self, record: dict) -> None: ...
+
+    whole = Whole()
+    with followed(whole) as listener:
+        assert listener is whole
+        within(listener, "client 1 of 3")  # has no method for it
