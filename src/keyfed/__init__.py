@@ -17,6 +17,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from keyfed.api import (
+        Compared,
+        Result,
+        Round,
         compare,
         configure,
         conformance,
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
     from keyfed.federated.types import Method
     from keyfed.model.conformance import check_model
     from keyfed.model.language_model import PRESETS
-    from keyfed.reports.notebook import Compared, Result, Round
     from keyfed.text.catalogue import load_corpus
 
 __all__ = [
@@ -70,9 +72,6 @@ _HOME = {
     "Method": "keyfed.federated.types",
     "PRESETS": "keyfed.model.language_model",
     "KeyfedError": "keyfed.errors",
-    "Compared": "keyfed.reports.notebook",
-    "Result": "keyfed.reports.notebook",
-    "Round": "keyfed.reports.notebook",
 }  # all others are of keyfed.api
 
 

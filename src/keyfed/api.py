@@ -31,7 +31,9 @@ from keyfed.lab.experiment import tune as tuning
 from keyfed.lab.experiment.tune import parse_search
 from keyfed.reports import finished, run_page
 from keyfed.reports.finished import Personalisation
-from keyfed.reports.notebook import Compared, Result
+from keyfed.reports.notebook import Compared as Compared
+from keyfed.reports.notebook import Result as Result
+from keyfed.reports.notebook import Round as Round
 from keyfed.run import evaluate as suggestions
 from keyfed.run import loop as training
 from keyfed.run import vocabulary as vocabularies
@@ -60,8 +62,8 @@ def configure(
     Args:
       method: one by name, with its own defaults; None for the recipe, which chooses from the corpus what is not set
         here when training begins (docs/training.md).
-      data: a corpus by name, a path, or text that you hold: a dictionary of author and texts, pairs (author, text),
-        lines, or a frame with an author and a text column. Held text stays in memory (docs/python.md).
+      data: a corpus by name, a path, or text that you hold. That is a dictionary of author and texts, pairs (author,
+        text), lines, or a frame with an author and a text column; it stays in memory (docs/python.md).
       rounds: None for 20 of a named method, and for as many as the recipe finds fit.
       minutes: about how long to train, in place of `rounds`.
 
@@ -216,8 +218,8 @@ def compare(
 ) -> Compared:
     """Train several methods on the same text and say how they stand; see `keyfed compare`.
 
-    A method is a name or a name with settings of its own, `fedatt:temperature=0.1`, or with a start, `fedadam+vectors`,
-    `fedadam+init` (`vectors_file` and `train_init` say which), or a `keyfed.Method` of your own. All train the preset
+    A method is a name, or a name with settings of its own, `fedatt:temperature=0.1`, or with a start, `fedadam+vectors`,
+    `fedadam+init` (`vectors_file` and `train_init` say which). A `keyfed.Method` of your own is taken as it is. All train the preset
     `model`, or your `module`. A client reads at most 4,000 tokens a round unless `full=True`. `data`, `listener` and
     `quiet` are those of `configure` and `train`. `seeds` is how many (1, 2, …) or which. Other settings
     are written as in `configure`; an option is for every method that has it. Runs that are finished in `out` are not

@@ -1,10 +1,7 @@
 """Text that a Python program holds becomes a corpus with a name, which a configuration can carry.
 
-    {"anna": ["first message", "second"], "ben": "one text\\nof two lines"}     an author is a client
-    [("anna", "first message"), ("ben", "hello")]                              the same, as pairs
-    a frame with an author and a text column (pandas, polars)                  the same, as a table
-    ["one line", "another"]                                                    one pool, to be cut into shards
-    a Corpus (`keyfed.load_corpus`)                                            itself
+A dictionary of author and texts, pairs (author, text) and a frame with an author and a text column make an author a
+client. Lines alone are one pool, to be cut into shards. A `Corpus` (`keyfed.load_corpus`) is itself.
 
 The corpus stays in memory, under a name made from its SHA-256: nothing is written, and the same text has the same name
 in the next program. Errors say types and positions, never text. A frame is known by its columns; no library of frames
@@ -64,7 +61,7 @@ def held(name: str) -> Corpus | None:
 
 
 def corpus_of(data: object, author_column: str | None = None, text_column: str | None = None) -> Corpus:
-    """Return a program's data as a corpus; see the table at the top of this module.
+    """Return a program's data as a corpus; see the top of this module.
 
     Raises:
       DataError: it is of another shape, or holds no text.
