@@ -219,7 +219,7 @@ def compare(
     """Train several methods on the same text and say how they stand; see `keyfed compare`.
 
     A method is a name, or a name with settings of its own, `fedatt:temperature=0.1`, or with a start,
-    `fedadam+vectors`, `fedadam+init` (`vectors_file` and `train_init` say which). A `keyfed.Method` of your own is taken
+    `fedadam+vectors`, `fedadam+init` (`vectors_file`, `train_init` say which). A `keyfed.Method` of your own is taken
     as it is. All train the preset `model`, or your `module`. A client reads at most 4,000 tokens a round unless
     `full=True`. `data`, `listener` and `quiet` are those of `configure` and `train`. `seeds` is how many (1, 2, …) or
     which. Other settings are written as in `configure`; an option is for every method that has it. Runs that are
