@@ -1,5 +1,5 @@
-"""What a person sees in the terminal: a progress bar with time left, one line a round, tables. All on stderr or stdout
-as told. rich is imported by what draws, not here: a library call needs none of it."""
+"""What a person sees in the terminal: a progress bar with time left, one line a round, tables, on stderr or on
+stdout. rich is imported by what draws, not here: a library call needs none of it."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Observer:
         self._found.get("round", _nothing)(record)
 
 
-def _nothing(*given: object) -> None: ...
+def _nothing(*heard: object) -> None: ...
 
 
 @contextmanager
@@ -180,9 +180,9 @@ def followed(listener: object = None, *, quiet: bool = False) -> Iterator[Listen
         yield narrator if listener is None else Observer(listener, narrator)
 
 
-def _privacy_of(told: Mapping[str, Any]) -> str:
+def _privacy_of(account: Mapping[str, Any]) -> str:
     """What a private round says in the place of a training loss, which would tell of the clients."""
-    return f"epsilon {told['epsilon']:.3f} {told['verdict']}  clip {told['clip']:.3g}"
+    return f"epsilon {account['epsilon']:.3f} {account['verdict']}  clip {account['clip']:.3g}"
 
 
 class Narrator:
