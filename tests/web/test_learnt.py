@@ -204,6 +204,35 @@ def test_export_and_import_carry_everything():
     assert held(*learn("gone", 9), ["importJSON", json.dumps(document)]) == document
 
 
+def test_capitals_are_kept_as_they_were_voted():
+    """Twice is enough; each use of another form takes a vote away; a correction has none."""
+    emma = [["learn", "Emma", "", "Emma"]] * 2
+    assert last(*emma[:1], ["written", "emma"]) is None
+    assert last(*emma, ["written", "emma"]) == "Emma"
+    assert last(*emma, ["learn", "emma", "", "emma"], ["written", "emma"]) is None
+    assert last(*learn("Emma", 3), ["written", "emma"]) is None
+    assert last(*emma, ["add", "eMMa"], ["written", "emma"]) == "eMMa"
+    document = held(*emma)
+    assert document["forms"] == {"Emma": 2}
+    assert held(["importJSON", json.dumps(document)]) == document
+    assert "forms" not in held(*emma, ["forget", "emma"])
+
+
+def test_a_file_is_added_to_what_is_here():
+    """The larger count of two, both dictionaries, and one's own way of writing; twice is the same as once."""
+    other = held(*learn("Kiel", 4, "in"), ["learn", "Ulm", "", "Ulm"], ["add", "Foo"], ["block", "bad"])
+    mine = [*learn("kiel", 2, "in"), *learn("own", 3), ["add", "foo"]]
+    merged = [*mine, ["mergeJSON", json.dumps(other)]]
+    found = held(*merged)
+    assert found["words"] == {"kiel": 4, "own": 3, "ulm": 1}
+    assert found["pairs"] == {"in": {"kiel": 4}, "": {"own": 3, "ulm": 1}}
+    assert (found["forms"], found["dictionary"], found["blocked"]) == ({"Ulm": 1}, ["foo"], ["bad"])
+    assert held(*merged, ["mergeJSON", json.dumps(other)]) == found
+    answered, document = after(*mine, ["mergeJSON", "{"])
+    assert answered[-1]["error"].startswith("learnt words: ")
+    assert document == held(*mine)
+
+
 GOOD = {"format": 1, "words": {"a": 3}, "pairs": {"": {"a": 3}}, "dictionary": ["B"], "blocked": ["c"]}
 
 
@@ -216,6 +245,7 @@ GOOD = {"format": 1, "words": {"a": 3}, "pairs": {"": {"a": 3}}, "dictionary": [
         {"words": {"": 3}}, {"words": {"a" * 41: 3}}, {"words": {"\x1b[31m": 3}}, {"pairs": {"a": 3}},
         {"pairs": {"a": {"b": None}}}, {"pairs": {"x y": {"b": 1}}}, {"dictionary": {"a": 1}}, {"dictionary": [1]},
         {"dictionary": ["\n"]}, {"blocked": [None]}, {"blocked": "abc"},
+        {"forms": []}, {"forms": {"Two words": 2}}, {"forms": {"Kiel": 0}},
         {"words": {f"w{i}": 1 for i in range(100_001)}},
     ],
 )  # fmt: skip

@@ -2,6 +2,9 @@
 
 import { isSpace } from "./context.mjs";
 
+/** What takes the place of an automatic blank and gets none behind it: it joins words, or ends the line. */
+export const NO_BLANK_AROUND = "'’-\n";
+
 /**
  * Whether the next word starts a sentence: at the beginning, on a new line, or after an end mark and blanks.
  * @param {string} text
@@ -26,6 +29,9 @@ export function allCapitals(typed) {
   return letters.length >= 2 && letters.every(isCapital);
 }
 
+/** Whether a word has a capital behind its first letter, as no start of a sentence gives it one. */
+export const hasInnerCapital = (word) => [...word].slice(1).some(isCapital);
+
 /** A word with its first letter upper case; one whose upper case is several letters stays (ß). */
 export function capitalised(word) {
   const [first = ""] = word;
@@ -37,14 +43,15 @@ export function capitalised(word) {
  * A word as it is shown.
  * @param {string} word       as the vocabulary has it
  * @param {string} typed      the part that was typed: its capitals are kept
- * @param {boolean} sentence  whether the word starts a sentence; counts where nothing was typed
+ * @param {boolean | "lock"} sentence  whether the word starts a sentence or has a capital for another reason; counts
+ *   where nothing was typed. "lock": all of it in capitals, also behind one typed capital
  * @param {Map<string, string>} forms  the form most often written of words that are not simply lower case
  * @param {object} k  constants.json
  */
 export function display(word, typed, sentence, forms, k) {
   const shown = Object.hasOwn(k.capital_i, word) ? k.capital_i[word] : (forms.get(word) ?? word);
-  if (allCapitals(typed)) return shown.toUpperCase();
   const [first] = typed;
+  if (allCapitals(typed) || (sentence === "lock" && (!typed || (typed === first && isCapital(typed))))) return shown.toUpperCase();
   return (first === undefined ? sentence : isCapital(first)) ? capitalised(shown) : shown;
 }
 
@@ -61,16 +68,23 @@ export function pick(before, typed, chosen) {
   return { text: `${before.slice(0, before.length - typed.length)}${chosen} `, automatic: true };
 }
 
+/** Whether a blank that is typed twice after this text makes a full stop of it: a word and one blank. */
+export const isWordAndBlank = (text) => /[\p{L}\p{M}\p{N}"'”’»)\]}] $/u.test(text.slice(-3));
+
 /**
- * Type one character; a mark takes the place of an automatic blank and gets one behind it.
+ * Type one character; a mark takes the place of an automatic blank and gets one behind it. A blank is the one that is
+ * there already, and what joins words ("'s", "-") or ends the line leaves none.
  * @param {Written} written
  * @param {string} c
  * @param {object} k  constants.json
  * @returns {Written}
  */
 export function put(written, c, k) {
-  if (written.automatic && k.no_blank_before.includes(c) && written.text.endsWith(" ")) {
-    return { text: `${written.text.slice(0, -1)}${c} `, automatic: true };
+  const { text, automatic } = written;
+  if (automatic && text.endsWith(" ")) {
+    if (c === " ") return { text, automatic: false };
+    if (k.no_blank_before.includes(c)) return { text: `${text.slice(0, -1)}${c} `, automatic: true };
+    if (NO_BLANK_AROUND.includes(c)) return { text: text.slice(0, -1) + c, automatic: false };
   }
-  return { text: written.text + c, automatic: false };
+  return { text: text + c, automatic: false };
 }

@@ -8,6 +8,8 @@ import { TextField, splitsPair } from "./field.mjs";
 
 const LARGE = 10_000; // characters of a paste that the page writes itself
 const NEEDS_BLANK = /[^\s([{“„«"'’-]$/u; // a word that follows is set off with a blank
+const QUICK = 1100; // milliseconds between two blanks that make a full stop
+const GOES_ON = /^[\p{Ll}\p{Lo}\p{N}/\\_@]/u; // behind a mark: it was the inside of an address or a number
 const HAS_END = /[\s.,!?:;)\]}…”»]/u; // a word before it is not
 
 /**
@@ -18,6 +20,10 @@ const HAS_END = /[\s.,!?:;)\]}…”»]/u; // a word before it is not
  * @property {(text: string) => void} say    for the live region
  * @property {() => void} changed            the text or the cursor changed
  * @property {(char: string) => boolean} separates  whether a character ends a word
+ * @property {(char: string) => boolean} inside  whether a character that ends a word may also stand inside an address
+ * @property {(char: string) => boolean} joins  whether a character that ends no word takes the place of an automatic blank
+ * @property {() => void} typed  a character was typed: what the user did with the shift key is used up
+ * @property {() => ("once"|"lock"|"off"|undefined)} shift  what the user did with the shift key, if anything
  */
 
 export class Editor {
@@ -33,6 +39,7 @@ export class Editor {
   #held = []; // answers that came while an input method composed
   #undoable = null; // the last correction: {end, text, typed, before}, `before` as the engine knows it
   #swiped = null; // the last swipe until it is settled: {before, start, text, slots, chosen}
+  #blank = { end: -1, time: 0 }; // where the last blank ends, and when it was typed
   #composing = false;
   #lengthBefore = 0;
   count = { keys: 0, chars: 0 };
@@ -71,7 +78,17 @@ export class Editor {
 
   #askStrip(before, taps, time) {
     this.#remember(++this.#version, time);
-    this.#to.ask("strip", { version: this.#version, request: { before, taps, settings: this.#to.settings() } });
+    let settings = this.#settings();
+    const rest = this.#field.rest();
+    if (rest) { // a blank would cut the word in two and correct nothing
+      [before, settings] = [before + rest, { ...settings, autocorrect: false }];
+      taps = taps.concat(Array.from(rest, () => null));
+    }
+    this.#to.ask("strip", { version: this.#version, request: { before, taps, settings } });
+  }
+
+  #settings() {
+    return { ...this.#to.settings(), shift: this.#to.shift() };
   }
 
   /** When the input of a strip began, if it is still the one to show; else null. */
@@ -84,14 +101,16 @@ export class Editor {
   type(char, tap, time) {
     this.focus();
     const { selectionStart: start, selectionEnd: end } = this.#field;
-    if (start !== end || this.#to.separates(char)) {
+    if (start !== end || this.#separates(char, start)) {
       this.#field.write(start, end, char);
       return this.#typed(char, tap, time);
     }
+    this.#goesOn(start, char);
     // The worker ranks while the browser writes the letter and lays the field out, which takes longer.
-    this.#letter(start + 1, tap);
+    const at = this.#field.selectionStart;
+    this.#letter(at + 1, tap);
     this.#askStrip(this.before() + char, [...this.#taps], time);
-    this.#field.write(start, end, char);
+    this.#field.write(at, at, char);
     this.#follow();
     this.#to.changed();
   }
@@ -121,10 +140,11 @@ export class Editor {
     this.#settle();
     this.#user();
     this.count.keys++;
+    if (slot.kind === "emoji") this.#field.putCursor(this.#field.selectionEnd + this.#field.rest().length);
     const { selectionStart: end, selectionEnd, value } = this.#field;
     const selected = selectionEnd > end;
     const rest = value.slice(end, selected ? selectionEnd : end + this.#field.wordAfter(end));
-    const request = { before: this.before(), picked: slot, settings: this.#to.settings() };
+    const request = { before: this.before(), picked: slot, settings: this.#settings() };
     this.#finish({ request, end, tail: "", time, picked: { selected, rest } });
   }
 
@@ -166,19 +186,39 @@ export class Editor {
   /** A character was typed and stands left of the cursor. */
   #typed(char, tap, time) {
     const end = this.#field.selectionStart;
-    if (!this.#to.separates(char)) {
-      this.#letter(end, tap);
+    if (!this.#separates(char, end - 1)) {
+      this.#goesOn(end - 1, char);
+      this.#letter(this.#field.selectionStart, tap);
       return this.refresh(time);
     }
     this.#oneMore();
+    const quick = char === " " && this.#blank.end === end - 1 && time - this.#blank.time < QUICK;
+    this.#blank = char === " " ? { end, time } : { end: -1, time: 0 };
     const before = this.before().slice(0, -1);
     const taps = this.#tapsEnd === end - 1 ? this.#taps : [];
     this.#forgetTaps();
-    const settings = this.#to.settings();
+    const settings = this.#settings();
     // Splitting a word in two is no reason to correct its first half.
     const split = this.#field.wordAfter(end) > 0;
-    const request = { before, separator: char, taps, settings: split ? { ...settings, autocorrect: false } : settings };
+    const request = { before, separator: char, taps, quick, settings: split ? { ...settings, autocorrect: false } : settings };
     this.#finish({ request, end, tail: char, time, picked: null });
+  }
+
+  /**
+   * A letter follows a mark: the mark ended no word, and the correction that it made is taken back. The text that the
+   * user typed stands at `at`, right behind the mark, or is about to.
+   */
+  #goesOn(at, char) {
+    const last = this.#undoable;
+    if (!last || last.end !== at || !this.#to.inside(last.text.at(-1)) || !GOES_ON.test(char)) return;
+    if (this.#field.value.slice(at - last.text.length, at) !== last.text) return;
+    this.#undoable = null;
+    this.#askUndo(last.before, false);
+    this.#change(at - last.text.length, at, last.typed);
+  }
+
+  #askUndo(before, keep) {
+    this.#to.ask("undo", { id: 0, request: { before, keep, settings: this.#settings() } });
   }
 
   /** A letter that ends at `end` goes on with the word before it. */
@@ -189,7 +229,13 @@ export class Editor {
     this.#tapsEnd = end;
   }
 
+  /** Whether a character at `at` ends a word; an apostrophe or hyphen behind a blank may be meant to join. */
+  #separates(char, at) {
+    return this.#to.separates(char) || (this.#to.joins(char) && this.#field.value[at - 1] === " ");
+  }
+
   #oneMore() {
+    this.#to.typed();
     this.#settle();
     this.#user();
     this.count.keys++;
@@ -241,12 +287,17 @@ export class Editor {
     const old = asked.before.slice(edit.start) + asked.tail;
     const start = asked.end - old.length;
     if (start < 0 || this.#field.value.slice(start, asked.end) !== old) return this.#stale(asked);
+    const next = this.#field.value.slice(asked.end, asked.end + 2);
+    if (edit.correction && this.#to.inside(asked.tail) && GOES_ON.test(next)) { // typed before the answer came
+      return this.#askUndo(asked.before.slice(0, edit.start) + edit.text, false);
+    }
     const isNew = asked.picked ? this.#applyPick(asked, start, old, edit.text) : this.#change(start, asked.end, edit.text);
     this.#undoable = null;
     if (edit.correction) {
       const before = asked.before.slice(0, edit.start) + edit.text;
       this.#undoable = { end: start + edit.text.length, text: edit.text, typed: old, before };
-      this.#to.say(`${edit.correction.typed} corrected to ${edit.correction.chosen}`);
+      if (this.#blank.end === asked.end) this.#blank.end = start + edit.text.length;
+      this.#to.say(edit.correction.typed.trim() ? `${edit.correction.typed} corrected to ${edit.correction.chosen}` : "Full stop");
     }
     // The strip that is under way was asked for before this edit changed its context.
     if (asked.version !== this.#version && isNew) this.refresh(this.#started.get(this.#version));
@@ -290,7 +341,7 @@ export class Editor {
     if (!here) return false;
     this.#user();
     this.count.keys++;
-    this.#to.ask("undo", { id: 0, request: { before: last.before, settings: this.#to.settings() } });
+    this.#askUndo(last.before, true);
     this.#change(end - last.text.length, end, last.typed);
     this.refresh(time);
     return true;
@@ -302,11 +353,12 @@ export class Editor {
   swipe(points, time) {
     this.focus();
     this.#settle();
+    const settings = this.#settings(); // shift counts as it was when the finger moved
     if (NEEDS_BLANK.test(this.before())) this.type(" ", null, time);
     this.#user();
     this.count.keys++;
     const { selectionStart: end, selectionEnd, value } = this.#field;
-    const asked = { swipe: points, end, selected: value.slice(end, selectionEnd), touched: this.#touched, time };
+    const asked = { swipe: points, end, selected: value.slice(end, selectionEnd), touched: this.#touched, time, settings };
     this.#waiting.set(this.#next++, asked);
     this.#askSwipe();
   }
@@ -315,7 +367,7 @@ export class Editor {
   #askSwipe() {
     const [id, asked] = [...this.#waiting].find(([, one]) => one.swipe) ?? [];
     if (!asked || asked.sent) return;
-    const request = { before: this.#field.before(asked.end), points: asked.swipe, settings: this.#to.settings() };
+    const request = { before: this.#field.before(asked.end), points: asked.swipe, settings: asked.settings };
     asked.sent = this.#to.ask("swipe", { id, request });
     if (!asked.sent) this.#waiting.delete(id);
   }
@@ -381,7 +433,7 @@ export class Editor {
     if (!this.#swiped) return;
     const { before, chosen } = this.#swiped;
     this.#swiped = null;
-    this.#to.ask("finish", { id: 0, version: null, request: { before, picked: chosen, settings: this.#to.settings() } });
+    this.#to.ask("finish", { id: 0, version: null, request: { before, picked: chosen, settings: this.#settings() } });
   }
 
   /** Backspace right after a swipe takes the whole word away, or keeps it from coming; it was not meant. */

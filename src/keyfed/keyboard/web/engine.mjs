@@ -4,12 +4,17 @@
  * (`personal.mjs`). It knows no DOM, no network and no storage, so that it runs in a worker and in node alike.
  */
 
-import { capitalised, pick, put, startsSentence } from "./casing.mjs";
+import { allCapitals, capitalised, hasInnerCapital, isWordAndBlank, pick, put, startsSentence } from "./casing.mjs";
 import { complete } from "./characters.mjs";
 import { anchored, belongs, hasBlank, Numbers, previousWord, readContext, sizeOf } from "./context.mjs";
 import { fold } from "./layout.mjs";
 import { Personal } from "./personal.mjs";
 import { Predictor } from "./predict.mjs";
+
+const REMEMBERED = 8; // contexts whose scores are kept: a few words back and forth
+const REPLACED = 32; // corrections whose typed word is offered again
+const BEFORE_NAME = "#$&=~+%^|<`\\"; // a word right behind one of these is a tag, a name of a program, part of an address
+const SPELT = 5; // completions of a character model; some may be held back
 
 /**
  * A language model over words. `ids` is a text from a zero state: EOS, then tokens; the engine has already cut it so
@@ -45,12 +50,15 @@ import { Predictor } from "./predict.mjs";
  * @property {boolean} incognito    nothing is learnt, and what was learnt is not suggested
  * @property {boolean} emoji        an emoji may take the right slot
  * @property {boolean} filter       offensive words are neither suggested nor corrected to
+ * @property {boolean} fullstop     two blanks, the second one quick, make a full stop
  * @property {string} layout        a name in layouts.json
+ * @property {"once"|"lock"|"off"} [shift]  what a person did with the shift key; not named: the text decides
  */
 
 /** What holds where a caller names no setting. @type {Settings} */
 export const SETTINGS = Object.freeze({
-  source: "personal", autocorrect: true, learn: true, incognito: false, emoji: true, filter: true, layout: "qwerty",
+  source: "personal", autocorrect: true, learn: true, incognito: false, emoji: true, filter: true,
+  fullstop: true, layout: "qwerty",
 });
 
 /**
@@ -104,6 +112,8 @@ export class Engine {
   #scored = new Map();
   /** The text after the last edit, whether the blank at its end is automatic, and the correction that can be undone. */
   #last = { text: null, automatic: false, undo: null };
+  /** The latest corrections, for whoever comes back to one: {typed, chosen, previous}. */
+  #replaced = [];
 
   /**
    * @param {object} given
@@ -146,7 +156,7 @@ export class Engine {
   async strip({ before, taps = [], settings, signal }) {
     const started = performance.now();
     const chosen = this.#chosen(settings);
-    const context = this.#read(before);
+    const context = { ...this.#read(before), shift: chosen.shift };
     const { typed } = context;
     if (sizeOf(typed) > this.#k.max_typed) {
       return { slots: [null, null, null], correction: null, typed, timing: { model: 0, rank: 0 } };
@@ -155,8 +165,9 @@ export class Engine {
     const logp = await this.#scores(context.ids, chosen.source, signal);
     if (!logp || signal?.aborted) return null;
     const ranking = performance.now();
-    const { slots, correction } = this.#predictor.suggest(logp, context, aligned(taps, typed), choiceOf(chosen));
-    return { slots, correction, typed, timing: { model: ranking - started, rank: performance.now() - ranking } };
+    const found = this.#predictor.suggest(logp, context, aligned(taps, typed), choiceOf(inContext(chosen, context)));
+    const slots = this.#withTyped(found.slots, context);
+    return { slots, correction: found.correction, typed, timing: { model: ranking - started, rank: performance.now() - ranking } };
   }
 
   /**
@@ -164,21 +175,26 @@ export class Engine {
    * not in `before` yet, or by a picked slot. Corrects, sets blanks, learns. After a pick the edit ends with a blank,
    * which the next of [.,!?:;)…] swallows if it comes right after it. Any other character may be given as a separator
    * too: it is then just typed. The edit is for `before`: a page whose text has gone on meanwhile drops it.
-   * Of what begins in the first `sealed` characters nothing is learnt: they may have been typed incognito.
-   * @param {{before: string, separator?: string, picked?: Slot, taps?: Tap[], sealed?: number,
+   * Of what begins in the first `sealed` characters nothing is learnt: they may have been typed incognito. `quick`: the
+   * key before was a blank, too, and not long ago.
+   * @param {{before: string, separator?: string, picked?: Slot, taps?: Tap[], sealed?: number, quick?: boolean,
    *   settings?: Partial<Settings>}} request
    * @returns {Promise<Edit>}
    */
-  async finish({ before, separator, picked, taps = [], sealed = 0, settings }) {
-    const chosen = { ...this.#chosen(settings), sealed };
+  async finish({ before, separator, picked, taps = [], sealed = 0, quick = false, settings }) {
+    const chosen = { ...this.#chosen(settings), sealed, quick };
     return picked ? this.#pick(before, picked, chosen) : this.#separate(before, separator, taps, chosen);
   }
 
   #pick(before, picked, chosen) {
-    const { typed } = this.#read(before);
+    const context = this.#read(before);
+    const { typed } = context;
     const isAdded = picked.kind === "emoji" && typed !== ""; // the word stays, the emoji follows
     const written = isAdded ? pick(`${before} `, "", picked.text) : pick(before, typed, picked.text);
-    if (picked.kind !== "emoji") this.#learn(written.text.slice(0, -1), chosen);
+    if (picked.kind !== "emoji") {
+      this.#learn(written.text.slice(0, -1), chosen);
+      if (this.#forgetReplaced(context, picked.text)) this.#keep(picked.text, before.length - typed.length, chosen);
+    }
     return this.#edited(before.length - (isAdded ? 0 : typed.length), written, null);
   }
 
@@ -190,12 +206,19 @@ export class Engine {
     if (correction === null) {
       if (isFinished) this.#learn(before, chosen);
       const automatic = this.#last.automatic && this.#last.text === before;
+      if (separator === " " && chosen.fullstop && chosen.quick && !automatic && isWordAndBlank(before)) {
+        const undo = { typed: "  ", chosen: ". ", start: before.length - 1, text: `${before} `, learnt: null };
+        return this.#edited(undo.start, { text: `${before.slice(0, -1)}. `, automatic: true }, undo);
+      }
       const written = put({ text: before, automatic }, separator, this.#k);
-      return this.#edited(before.length - (written.automatic ? 1 : 0), written, null); // it took the place of a blank
+      const isJoined = written.text.length <= before.length && separator !== " "; // it took the place of a blank
+      return this.#edited(before.length - (written.automatic || isJoined ? 1 : 0), written, null);
     }
     const start = before.length - typed.length;
     const after = before.slice(0, start) + correction;
-    const learnt = this.#learn(after, chosen);
+    const learnt = this.#learn(after, chosen, true);
+    this.#replaced.push({ typed, chosen: correction, previous: context.previous });
+    this.#replaced.splice(0, this.#replaced.length - REPLACED);
     const undo = { typed, chosen: correction, start, text: before + separator, learnt };
     return this.#edited(start, put({ text: after, automatic: false }, separator, this.#k), undo);
   }
@@ -203,7 +226,34 @@ export class Engine {
   async #correction(context, taps, chosen) {
     if (!chosen.autocorrect || !this.#predictor?.isCorrectable(context.typed)) return null;
     const logp = await this.#scores(context.ids, chosen.source);
-    return this.#predictor.correct(logp, context, aligned(taps, context.typed), choiceOf(chosen))?.text ?? null;
+    const choice = choiceOf(inContext(chosen, context));
+    return this.#predictor.correct(logp, context, aligned(taps, context.typed), choice)?.text ?? null;
+  }
+
+  /** The word that was typed before it was corrected to this one stands on the left. */
+  #withTyped(slots, context) {
+    const { typed } = this.#replacedBy(context) ?? {};
+    if (typed === undefined || slots.some((slot) => slot?.text === typed)) return slots;
+    const [left, middle, right] = slots;
+    const before = { text: typed, word: fold(typed, this.#k.plain_joints), kind: "literal" };
+    return [before, middle, right?.kind === "emoji" ? right : left ?? right];
+  }
+
+  #replacedBy({ typed, previous }) {
+    return typed === "" ? undefined : this.#replaced.findLast((one) => one.chosen === typed && one.previous === previous);
+  }
+
+  /** Whether `text` is what was typed before it was corrected to the word here; it is not offered again. */
+  #forgetReplaced(context, text) {
+    const found = this.#replacedBy(context);
+    if (found?.typed !== text) return false;
+    this.#replaced.splice(this.#replaced.indexOf(found), 1);
+    return true;
+  }
+
+  /** A typed word was taken in the place of its correction: it is known from now on. */
+  #keep(word, start, { learn, incognito, sealed }) {
+    if (learn && !incognito && start >= sealed) this.personal.keep(word);
   }
 
   /** @returns {Edit} */
@@ -212,26 +262,32 @@ export class Engine {
     return { start, text: text.slice(start), correction: undo && { typed: undo.typed, chosen: undo.chosen } };
   }
 
-  /** Learn the word a text ends in, which was just finished; returns how to unlearn it, null if it was not learnt. */
-  #learn(text, { learn, incognito, sealed }) {
-    const { typed, previous } = this.#read(text);
+  /**
+   * Learn the word a text ends in, which was just finished; returns how to unlearn it, null if it was not learnt. Its
+   * capitals count where the user set them: not in a correction, at the start of a sentence, or with capitals locked.
+   */
+  #learn(text, { learn, incognito, sealed }, isCorrection = false) {
+    const { typed, previous, text: earlier } = this.#read(text);
     const start = text.length - typed.length;
     if (!learn || incognito || !typed || start < sealed) return null;
     const before = sealed > 0 ? previousWord(unsealed(text.slice(0, start), sealed), this.#k) : previous;
-    return this.personal.learn(typed, before) ? [typed, before] : null;
+    const isForced = isCorrection || Object.hasOwn(this.#k.capital_i, fold(typed, this.#k.plain_joints))
+      || (allCapitals(typed) ? this.knows(typed) : startsSentence(earlier, this.#k) && !hasInnerCapital(typed));
+    return this.personal.learn(typed, before, isForced ? null : typed) ? [typed, before] : null;
   }
 
   /**
-   * Right after a correction: gives the typed word back and learns it as known (unless in incognito or learn is off).
-   * @param {{before: string, sealed?: number, settings?: Partial<Settings>}} request
+   * Right after a correction: gives the typed word back and learns it as known (unless in incognito or learn is off, or
+   * `keep` is false: it was no word, but the beginning of an address).
+   * @param {{before: string, sealed?: number, keep?: boolean, settings?: Partial<Settings>}} request
    * @returns {Edit | null}  null: nothing to undo here
    */
-  undo({ before, sealed = 0, settings }) {
+  undo({ before, sealed = 0, keep = true, settings }) {
     const { text, undo } = this.#last;
     if (!undo || text !== before) return null;
-    const { learn, incognito } = this.#chosen(settings);
     if (undo.learnt) this.personal.unlearn(...undo.learnt);
-    if (learn && !incognito && undo.start >= sealed) this.personal.keep(undo.typed);
+    if (keep) this.#keep(undo.typed, undo.start, { ...this.#chosen(settings), sealed });
+    this.#replaced = this.#replaced.filter((one) => one.typed !== undo.typed || one.chosen !== undo.chosen);
     return this.#edited(undo.start, { text: undo.text, automatic: false }, null);
   }
 
@@ -244,7 +300,7 @@ export class Engine {
   async gesture({ before, points, count = 3, settings, signal }) {
     const chosen = this.#chosen(settings);
     if (!this.#predictor) return [];
-    const context = this.#read(before);
+    const context = { ...this.#read(before), shift: chosen.shift };
     const logp = await this.#scores(context.ids, chosen.source, signal);
     if (!logp || signal?.aborted) return null;
     return this.#predictor.gesture(logp, context, points, choiceOf(chosen), count);
@@ -285,7 +341,7 @@ export class Engine {
   }
 
   /** The strip of a model over characters. */
-  async #spelt({ text, typed }, { filter, emoji }, signal) {
+  async #spelt({ text, typed }, { filter, emoji, shift }, signal) {
     const started = performance.now();
     if (signal) await othersFirst();
     if (signal?.aborted) return null;
@@ -297,7 +353,7 @@ export class Engine {
     const found = await complete(vocab, after, step, SPELT, signal);
     if (!found || signal?.aborted) return null;
     const never = new Set([...this.personal.blocked, ...(filter ? this.#tables.offensive.words : [])]);
-    const starts = vocab.lower && !typed && startsSentence(text, this.#k);
+    const starts = !typed && (shift ? shift !== "off" : vocab.lower && startsSentence(text, this.#k));
     const key = (word) => fold(word, this.#k.plain_joints);
     const bare = (word) => key(word).replace(/[^\p{L}\p{N}]+$/u, ""); // a mark behind a word hides it from nobody
     const words = found.map(({ rest }) => typed + rest).filter((word) => !never.has(key(word)) && !never.has(bare(word)));
@@ -315,12 +371,13 @@ export class Engine {
   }
 }
 
-const REMEMBERED = 8; // contexts whose scores are kept: a few words back and forth
-const SPELT = 5; // completions of a character model; some may be held back
-
 /** @returns {import("./predict.mjs").Choice} */
 const choiceOf = ({ autocorrect, emoji, filter, source, incognito }) =>
   ({ autocorrect, emoji, filter, own: source === "personal" && !incognito });
+
+/** Names of programs and tags (#this, $that) are left as they were typed. */
+const inContext = (chosen, { text }) =>
+  (text !== "" && BEFORE_NAME.includes(text.at(-1)) ? { ...chosen, autocorrect: false } : chosen);
 
 /** What stands behind the sealed part of a text and the word that it may end in. */
 function unsealed(text, sealed) {

@@ -3,6 +3,9 @@
 const SLICE = 1000; // the text sent along starts at a multiple of this …
 const ENOUGH = 6000; // … and has at least this many characters, more than the engine reads
 
+const REST = /^(?:['’‐‑-]?[\p{L}\p{M}\p{N}])+/u; // of a word
+const WORD_BEFORE = /[\p{L}\p{M}\p{N}]['’‐‑-]?$/u;
+
 /** Whether a cut at `at` leaves half a character on either side. */
 export const splitsPair = (text, at) => /^[\uD800-\uDBFF][\uDC00-\uDFFF]/.test(text.slice(Math.max(0, at - 1), at + 1));
 
@@ -62,9 +65,16 @@ export class TextField {
     return /[\p{L}\p{M}\p{N}]$/u.test(value.slice(Math.max(0, place - 2), place)) ? place + this.wordAfter(place) : place;
   }
 
+  /** The word around the cursor goes on with this; "" where none does. */
+  rest() {
+    const { selectionStart: at, selectionEnd, value } = this.#area;
+    if (at !== selectionEnd || at === value.length || !WORD_BEFORE.test(value.slice(Math.max(0, at - 3), at))) return "";
+    return value.slice(at, at + this.wordAfter(at));
+  }
+
   /** How many characters right of `at` belong to a word that goes on there. */
   wordAfter(at) {
-    return this.#area.value.slice(at, at + 100).match(/^[\p{L}\p{M}\p{N}]+/u)?.[0].length ?? 0;
+    return this.#area.value.slice(at, at + 100).match(REST)?.[0].length ?? 0;
   }
 
   /** Replace a range; the cursor stays where it is in the text. */

@@ -36,7 +36,8 @@ export class Keyboard {
   #pages;
   #page = "letters";
   #shift = "off"; // "off", "once" (the next letter), "lock"
-  #auto = false; // whether "once" was set by the text, not by the user
+  #auto = true; // whether that was set by the text, not by the user
+  #wanted = null; // what the text wanted last
   #shiftTime = 0;
   #keys = []; // {key, button, box} of the page shown
   #touches = new Map(); // pointer id → a finger that is down
@@ -47,12 +48,12 @@ export class Keyboard {
 
   /**
    * @param {HTMLElement} root
-   * @param {{layouts: object, layout: string, press: Function, swipe: Function}} given
+   * @param {{layouts: object, layout: string, press: Function, swipe: Function, shift: () => void}} given
    */
-  constructor(root, { layouts, layout, press, swipe }) {
+  constructor(root, { layouts, layout, press, swipe, shift }) {
     this.#root = root;
     this.#layouts = layouts;
-    this.#on = { press, swipe };
+    this.#on = { press, swipe, shift };
     this.setLayout(layout);
     root.addEventListener("pointerdown", (event) => this.#down(event));
     root.addEventListener("pointermove", (event) => this.#move(event));
@@ -70,10 +71,25 @@ export class Keyboard {
     this.#show("letters");
   }
 
-  /** The text says whether a sentence starts here; what the user locked stays. */
+  /** The text says whether a sentence starts here; what the user locked stays, what they pressed stays until it is used. */
   autoShift(wanted) {
-    if (this.#shift === "off" && wanted) this.#setShift("once", true);
-    else if (this.#shift === "once" && this.#auto && !wanted) this.#setShift("off", false);
+    if (wanted === this.#wanted) return;
+    const isMeant = !this.#auto && this.#wanted !== null && this.#shift === "once";
+    this.#wanted = wanted;
+    if (this.#shift !== "lock" && !isMeant && (this.#shift === "once") !== wanted) this.#setShift(wanted ? "once" : "off", true);
+  }
+
+  /** What the user did with the shift key; undefined: nothing, the text decides. */
+  get shift() {
+    return this.#auto ? undefined : this.#shift;
+  }
+
+  /** A letter or a word was written: shift for one is over. */
+  useShift() {
+    if (this.#shift === "once") this.#setShift("off", true);
+    else if (this.#shift === "off") this.#auto = true;
+    this.#wanted = null;
+    this.#shiftTime = -Infinity; // what was pressed before a letter is no first half of a double press
   }
 
   // ---------------------------------------------------------------- drawing
@@ -262,15 +278,16 @@ export class Keyboard {
     if (touch.done) return;
     this.#release(touch);
     const { key } = touch.entry;
-    if (touch.swiping) this.#on.swipe({ points: touch.points.map(([x, y]) => this.#layoutPoint(x, y)), time });
-    else if (touch.choices) this.#send("char", touch.choices[touch.choice], null, time);
+    if (touch.swiping) {
+      this.#on.swipe({ points: touch.points.map(([x, y]) => this.#layoutPoint(x, y)), time });
+      this.useShift();
+    } else if (touch.choices) this.#send("char", touch.choices[touch.choice], null, time);
     else if (key.kind === "letter" || key.kind === "char") {
       this.#send("char", key.kind === "letter" ? this.#cased(key.id) : key.id, this.#tap(touch.entry, touch.x, touch.y), time);
     } else if (key.kind === "space" || key.kind === "enter") this.#send("char", key.id, null, time);
   }
 
   #send(kind, char, tap, time) {
-    if (this.#shift === "once") this.#setShift("off", false);
     this.#on.press({ kind, char, tap, time });
     if (this.#page !== "letters" && char === " ") this.#show("letters");
   }
@@ -290,6 +307,7 @@ export class Keyboard {
     this.#shiftTime = time;
     if (twice) this.#setShift("lock", false);
     else this.#setShift(this.#shift === "off" ? "once" : "off", false);
+    this.#on.shift();
   }
 
   #turn(touch) {

@@ -7,7 +7,7 @@ import { Seal } from "./seal.mjs";
 import { SettingsPanel } from "./settings.mjs";
 import { PERSONAL_KEY, Store } from "./store.mjs";
 import { SuggestionStrip } from "./strip.mjs";
-import { startsSentence } from "./casing.mjs";
+import { NO_BLANK_AROUND, startsSentence } from "./casing.mjs";
 
 const PAGE = new URL("./", document.baseURI);
 const MODEL = new URL("model/", PAGE);
@@ -15,6 +15,7 @@ const REPORT = 200; // milliseconds between two updates of the figures
 const EMPTY = { slots: [null, null, null], correction: null };
 const SOURCE_NAMES = { ngram: "n-gram", federated: "federated", personal: "federated + personal" };
 const NOTHING = { format: 1, words: {}, pairs: {}, dictionary: [], blocked: [] };
+const INSIDE_ADDRESS = ".:=&?~+"; // marks that end a word, or stand inside an address
 const REPLACING = ["forgetAll", "importJSON"];
 const byId = (id) => document.getElementById(id);
 const milliseconds = (value) => (value === null ? "–" : `${value < 99.5 ? value.toFixed(1) : value.toFixed(0)} ms`);
@@ -60,7 +61,10 @@ class Page {
     const names = Object.keys(layouts);
     this.#settings = this.#store.settings(names);
     this.strip = new SuggestionStrip(byId("strip"), byId("live"), {
-      pick: (slot, _, time) => this.editor.pick(slot, time),
+      pick: (slot, _, time) => {
+        this.editor.pick(slot, time);
+        this.keyboard.useShift();
+      },
       block: (slot) => this.#block(slot),
       leave: () => this.editor.focus(),
     });
@@ -71,11 +75,16 @@ class Page {
       say: (text) => this.strip.say(text),
       changed: () => this.#changed(),
       separates: separator(constants),
+      inside: (char) => char !== "" && INSIDE_ADDRESS.includes(char),
+      joins: (char) => NO_BLANK_AROUND.includes(char),
+      shift: () => this.keyboard.shift,
+      typed: () => this.keyboard.useShift(),
     });
     this.keyboard = new Keyboard(byId("keyboard"), {
       layouts, layout: this.#settings.layout,
       press: (key) => this.#press(key),
       swipe: ({ points, time }) => this.editor.swipe(points, time),
+      shift: () => this.editor.refresh(),
     });
     this.panel = new SettingsPanel(byId("panel-body"), {
       layouts: names, learnAfter: constants.learn_after,

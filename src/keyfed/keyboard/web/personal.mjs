@@ -24,6 +24,11 @@ export class Personal {
     this.pairs = new Map();
     /** The user's own words, folded → as written. @type {Map<string, string>} */
     this.dictionary = new Map();
+    /**
+     * How a word is written that is not simply lower case, and by how many votes: each use of another form takes one
+     * away (Boyer and Moore's majority). @type {Map<string, [string, number]>}
+     */
+    this.forms = new Map();
     /** Words never suggested, by anything. @type {Set<string>} */
     this.blocked = new Set();
     /** Goes up with every change that suggestions depend on. */
@@ -34,8 +39,12 @@ export class Personal {
     return fold(word, this.constants.plain_joints);
   }
 
-  /** Count a finished word and its pair with the word before. Returns whether it may be learnt. */
-  learn(word, previous = "") {
+  /**
+   * Count a finished word and its pair with the word before.
+   * @param {string | null} [form]  the word, if the user chose its capitals: it does not just start a sentence
+   * @returns {boolean} whether it may be learnt
+   */
+  learn(word, previous = "", form = null) {
     if (!this.learnable(word)) return false;
     const key = this.#fold(word), before = this.#fold(previous);
     this.words.set(key, (this.words.get(key) ?? 0) + 1);
@@ -44,9 +53,24 @@ export class Personal {
       const after = this.pairs.get(before);
       after.set(key, (after.get(key) ?? 0) + 1);
     }
-    this.#makeRoom(2);
+    if (form !== null) this.#vote(key, form);
+    this.#makeRoom(3);
     this.version++;
     return true;
+  }
+
+  #vote(key, form) {
+    const [held, votes] = this.forms.get(key) ?? [form, 0];
+    if (held === form) {
+      if (form !== key) this.forms.set(key, [form, votes + 1]);
+    } else if (votes > 1) this.forms.set(key, [held, votes - 1]);
+    else this.forms.delete(key);
+  }
+
+  /** How the user writes a word: as in the dictionary, or as voted twice; undefined: nothing is known. */
+  written(key) {
+    const [form, votes] = this.forms.get(key) ?? [undefined, 0];
+    return this.dictionary.get(key) ?? (votes >= 2 ? form : undefined);
   }
 
   /** Take one use back that `learn` counted: the word was not what the user meant. */
@@ -57,6 +81,7 @@ export class Personal {
     if (after) decrease(after, key);
     if (after?.size === 0) this.pairs.delete(before);
     decrease(this.words, key);
+    if (!this.words.has(key)) this.forms.delete(key);
     this.version++;
   }
 
@@ -100,6 +125,7 @@ export class Personal {
   forget(word) {
     const key = this.#fold(word);
     this.words.delete(key);
+    this.forms.delete(key);
     this.dictionary.delete(key);
     this.pairs.delete(key);
     for (const [before, after] of this.pairs) {
@@ -111,7 +137,7 @@ export class Personal {
 
   /** Remove everything: counts, dictionary and list of blocked words. */
   forgetAll() {
-    for (const held of [this.words, this.pairs, this.dictionary, this.blocked]) held.clear();
+    for (const held of [this.words, this.pairs, this.forms, this.dictionary, this.blocked]) held.clear();
     this.version++;
   }
 
@@ -147,7 +173,7 @@ export class Personal {
 
   /** How many entries an export has. */
   #entries() {
-    let entries = this.words.size + this.dictionary.size + this.blocked.size;
+    let entries = this.words.size + this.forms.size + this.dictionary.size + this.blocked.size;
     for (const after of this.pairs.values()) entries += after.size;
     return entries;
   }
@@ -164,6 +190,7 @@ export class Personal {
       const rare = [...this.pairs.values(), this.words].flatMap((table) => [...table].map(([word, n]) => ({ n, table, word })));
       for (const { table, word } of rare.sort((a, b) => a.n - b.n).slice(0, excess)) table.delete(word);
       for (const [before, after] of this.pairs) if (!after.size) this.pairs.delete(before);
+      for (const word of [...this.forms.keys()]) if (!this.words.has(word)) this.forms.delete(word);
     }
     this.#room = most - this.#entries();
   }
@@ -196,7 +223,7 @@ export class Personal {
     const keys = new Set([...this.words.keys(), ...this.dictionary.keys()]);
     const words = [...keys].map((word) => ({
       word,
-      text: this.dictionary.get(word) ?? word,
+      text: this.written(word) ?? word,
       uses: this.words.get(word) ?? 0,
       counts: this.knows(word),
       dictionary: this.dictionary.has(word),
@@ -211,6 +238,7 @@ export class Personal {
       format: FORMAT,
       words: Object.fromEntries(this.words),
       pairs: Object.fromEntries([...this.pairs].map(([before, after]) => [before, Object.fromEntries(after)])),
+      ...(this.forms.size ? { forms: Object.fromEntries(this.forms.values()) } : {}),
       dictionary: [...this.dictionary.values()],
       blocked: [...this.blocked].sort(byCodePoints),
     });
@@ -226,9 +254,34 @@ export class Personal {
     const folded = (counts) => new Map(Object.entries(counts).map(([word, n]) => [this.#fold(word), n]));
     this.words = folded(found.words);
     this.pairs = new Map(Object.entries(found.pairs).map(([before, after]) => [this.#fold(before), folded(after)]));
+    this.forms = new Map(Object.entries(found.forms ?? {}).map(([form, votes]) => [this.#fold(form), [form, votes]]));
     this.dictionary = new Map(found.dictionary.map((word) => [this.#fold(word), word]));
     this.blocked = new Set(found.blocked.map((word) => this.#fold(word)));
     this.#room = 0;
+    this.version++;
+  }
+
+  /**
+   * Add what `exportJSON` wrote to what is here, or refuse it whole. Of two counts the larger one holds, so that a file
+   * can be added twice.
+   * @param {string} text
+   * @throws {Error} as `importJSON`; also where both together are too many
+   */
+  mergeJSON(text) {
+    const other = new Personal(this.constants);
+    other.importJSON(text);
+    const lists = new Set([...this.dictionary.keys(), ...other.dictionary.keys()]).size + new Set([...this.blocked, ...other.blocked]).size;
+    if (lists > this.constants.most_entries) throw refused(`both dictionaries have ${lists} entries; at most ${this.constants.most_entries} are kept`);
+    raise(this.words, other.words);
+    for (const [before, after] of other.pairs) {
+      if (!this.pairs.has(before)) this.pairs.set(before, new Map());
+      raise(this.pairs.get(before), after);
+    }
+    for (const [key, form] of other.forms) if (!this.forms.has(key)) this.forms.set(key, form);
+    for (const [key, word] of other.dictionary) if (!this.dictionary.has(key)) this.dictionary.set(key, word);
+    for (const key of other.blocked) this.blocked.add(key);
+    this.#room = 0;
+    this.#makeRoom(1);
     this.version++;
   }
 }
@@ -237,6 +290,10 @@ function decrease(counts, key) {
   const left = (counts.get(key) ?? 0) - 1;
   if (left > 0) counts.set(key, left);
   else counts.delete(key);
+}
+
+function raise(counts, others) {
+  for (const [word, n] of others) counts.set(word, Math.max(n, counts.get(word) ?? 0));
 }
 
 /** An exported document if it is one. */
@@ -254,11 +311,13 @@ function checked(text, k) {
     ["dictionary", Array.isArray, "a list"], ["blocked", Array.isArray, "a list"]]) {
     if (!Object.hasOwn(found, key) || !fits(found[key])) throw refused(`"${key}" should be ${kind}`);
   }
+  const forms = found.forms ?? {}; // exports of before have none
+  if (!isObject(forms)) throw refused('"forms" should be an object');
   const pairs = Object.entries(found.pairs);
   for (const [before, after] of pairs) {
     if (!isObject(after)) throw refused(`the pairs of ${sized(before)} should be an object`);
   }
-  const tables = [found.words, ...pairs.map(([, after]) => after)].map((table) => Object.entries(table));
+  const tables = [found.words, forms, ...pairs.map(([, after]) => after)].map((table) => Object.entries(table));
   const entries = tables.reduce((sum, table) => sum + table.length, found.dictionary.length + found.blocked.length);
   if (entries > k.most_entries) throw refused(`${entries} entries; at most ${k.most_entries} are taken`);
   for (const [word, n] of tables.flat()) {

@@ -235,8 +235,11 @@ export class Predictor {
   #slot(lexicon, place, context, kind) {
     const { text: before, typed } = context;
     if (this.#sentence.before !== before) this.#sentence = { before, starts: startsSentence(before, this.k) };
-    const forms = lexicon === this.lexicon ? this.#forms : this.personal.dictionary;
-    const text = display(lexicon.words[place], typed, this.#sentence.starts, forms, this.k);
+    const { shift } = context; // what a person did with the shift key counts more than the text
+    const starts = shift ? (shift === "lock" ? "lock" : shift === "once") : this.#sentence.starts;
+    const written = this.personal.written(lexicon.keys[place]);
+    const forms = written ? new Map([[lexicon.words[place], written]]) : this.#forms;
+    const text = display(lexicon.words[place], typed, starts, forms, this.k);
     return { text, word: lexicon.keys[place], kind: kind !== "correction" && text === typed ? "literal" : kind };
   }
 
