@@ -18,9 +18,8 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from keyfed.errors import ConfigError, RunError
 from keyfed.keyboard import bundle
@@ -68,7 +67,7 @@ HEADERS = {
 }
 FRESH, CHECKED = "no-store", "no-cache"  # the manifest is never kept; other files are requested again
 LEVEL = 6  # of gzip
-KEPT = 64  # files whose compressed bytes are kept
+WORTH = 0.9  # of a file's bytes that gzip may need, or the file is sent as it is
 
 
 def page_files(web: Path) -> dict[str, Path]:
@@ -86,11 +85,26 @@ def page_files(web: Path) -> dict[str, Path]:
     return found
 
 
-@lru_cache(maxsize=KEPT)
-def _packed(path: Path, changed: int, size: int) -> tuple[bytes, str]:
-    """Return the gzipped bytes of a file and its tag; by time and size, so that a new export is read again."""
-    data = path.read_bytes()
-    return gzip.compress(data, LEVEL, mtime=0), hashlib.sha256(data).hexdigest()[:32]
+class Sent(NamedTuple):
+    """What is known of a file that was sent."""
+
+    version: tuple[int, int]  # its time and size: a new export is read again
+    tag: str
+    packed: bytes | None  # gzipped; empty where that saves little, None where no browser wanted it yet
+
+
+def _sent(held: dict[Path, Sent], path: Path, *, small: bool) -> Sent:
+    """Return a file's tag, and its gzipped bytes if they are wanted; of each file the last version alone is held."""
+    about = path.stat()
+    version = about.st_mtime_ns, about.st_size
+    known = held.get(path)
+    if known is None or known.version != version or (small and known.packed is None):
+        data = path.read_bytes()
+        packed = gzip.compress(data, LEVEL, mtime=0) if small else None
+        if packed is not None and len(packed) > WORTH * len(data):
+            packed = b""
+        known = held[path] = Sent(version, hashlib.sha256(data).hexdigest()[:32], packed)
+    return known
 
 
 def make_app(folder: Path, port: int, web: Path = WEB) -> ASGIApp:
@@ -102,20 +116,21 @@ def make_app(folder: Path, port: int, web: Path = WEB) -> ASGIApp:
     from starlette.routing import Route
 
     page = page_files(web)
+    held: dict[Path, Sent] = {}
 
     def answer(request: Request, path: Path, caching: str) -> Response:
-        about = path.stat()
-        packed, tag = _packed(path, about.st_mtime_ns, about.st_size)
-        small = "gzip" in request.headers.get("accept-encoding", "").lower().replace(" ", "").split(",")
-        tag = f'"{tag}{"-gzip" if small else ""}"'  # one tag is one sequence of bytes
+        wanted = "gzip" in request.headers.get("accept-encoding", "").lower().replace(" ", "").split(",")
+        known = _sent(held, path, small=wanted)
+        small = known.packed if wanted else None
+        tag = f'"{known.tag}{"-gzip" if small else ""}"'  # one tag is one sequence of bytes
         headers = {"cache-control": caching, "etag": tag, "vary": "accept-encoding"}
-        held = request.headers.get("if-none-match", "").replace("W/", "").split(",")
-        if tag in (one.strip() for one in held):
+        seen = request.headers.get("if-none-match", "").replace("W/", "").split(",")
+        if tag in (one.strip() for one in seen):
             return Response(status_code=304, headers=headers)
         headers["content-type"] = TYPES.get(path.suffix, "text/plain; charset=utf-8")
         if small:
             headers["content-encoding"] = "gzip"
-        return Response(packed if small else path.read_bytes(), headers=headers)
+        return Response(small or path.read_bytes(), headers=headers)
 
     def model(request: Request) -> Response:
         name = request.path_params["name"]

@@ -220,6 +220,26 @@ def test_a_browser_that_takes_gzip_gets_it(ask, web):
     assert ask("/page.mjs", accept_encoding="gzip", if_none_match=small[1]["etag"])[0] == 304
 
 
+def test_of_each_file_one_version_is_held_and_gzip_only_where_it_was_wanted_and_saves(tmp_path):
+    held, path = {}, tmp_path / "weights"
+    path.write_bytes(b"one " * 1000)
+    plain = serve._sent(held, path, small=False)
+    assert plain.packed is None
+    assert gzip.decompress(serve._sent(held, path, small=True).packed) == path.read_bytes()
+    assert serve._sent(held, path, small=False).tag == plain.tag
+    path.write_bytes(os.urandom(1000))
+    assert serve._sent(held, path, small=True).packed == b""
+    assert list(held) == [path]
+
+
+def test_what_gzip_does_not_make_smaller_is_sent_as_it_is(ask, export):
+    (export / bundle.WEIGHTS).write_bytes(os.urandom(1000))
+    status, headers, body = ask("/model/weights.safetensors", accept_encoding="gzip")
+    assert (status, body) == (200, (export / bundle.WEIGHTS).read_bytes())
+    assert "content-encoding" not in headers
+    assert ask("/model/weights.safetensors", accept_encoding="gzip", if_none_match=headers["etag"])[0] == 304
+
+
 def test_a_taken_port_is_one_line_and_zero_finds_a_free_one():
     with serve.listen(0) as first, serve.listen(0) as second:
         port = first.getsockname()[1]
