@@ -164,7 +164,7 @@ def suggest(
     """Print the most probable next words after TEXT; without it, suggest while you type.
 
     Tab takes the middle suggestion, Alt+1, 2 or 3 one of the three, a blank the correction (backspace brings back what
-    was typed), Enter ends the line, Ctrl-D leaves.
+    was typed), arrows move, Enter ends the line, Ctrl-D leaves. Words have the capitals of the run's text.
 
     Where the input is no terminal, every line of it is a field that is being typed in. Its last word is completed or
     corrected, unless a blank ends it, with three suggestions at most. TEXT is taken as whole words, and followed by
@@ -179,7 +179,7 @@ def suggest(
       keyfed suggest base "how do i"
     """
     from keyfed.keyboard.session import PlainLine, harmless, run_terminal, suggestions_of
-    from keyfed.run.base import load_run
+    from keyfed.run.base import is_base, load_base, load_run
     from keyfed.run.evaluate import suggest as suggest_words
 
     trained = load_run(run)
@@ -193,9 +193,12 @@ def suggest(
         return
     if count > 3:
         raise ConfigError(f"-k {count}: the strip above a keyboard has three words; give a text for more")
+    from keyfed.keyboard.export import forms_of
     from keyfed.keyboard.session import TypedLine, keyboard_of, node_program
 
-    keyboard = None if trained.vocab.kind == "char" or node_program() is None else keyboard_of(trained)
+    keyboard = None
+    if trained.vocab.kind == "word" and node_program() is not None:
+        keyboard = keyboard_of(trained, load_base().forms if is_base(run) else forms_of(trained))
     if keyboard is None and trained.vocab.kind == "word":
         say("node is not installed: next words only, no completion or correction (pip install 'keyfed[node]')")
     if sys.stdin.isatty() and has_raw_terminal():

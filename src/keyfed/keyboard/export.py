@@ -16,7 +16,7 @@ import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -228,6 +228,19 @@ def text_at_hand(trained: Trained) -> tuple[Prepared | None, list[str]]:
     if prepared.vocab != vocab:
         return None, [f"the text of {prepared.corpus.name} has changed since the run{without}"]
     return prepared, []
+
+
+def forms_of(trained: Trained) -> Mapping[str, str]:
+    """Return how a run's words are written, as the page has it: as its export says, else counted on its text."""
+    folder = trained.folder / "keyboard"
+    if bundle.is_bundle(folder) and not trained.config.privacy.on:
+        with suppress(RunError):  # a damaged one says nothing
+            bundle.check_bundle(folder)
+            vocab, forms = bundle.load_vocab(folder)
+            if vocab == trained.vocab:
+                return forms
+    text, _ = text_at_hand(trained)
+    return {} if text is None else written_forms((c.train for c in text.population.trained), trained.vocab)
 
 
 def _vocabulary(trained: Trained, text: Prepared | None, forms: Mapping[str, str]) -> bytes:

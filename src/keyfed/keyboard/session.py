@@ -6,8 +6,8 @@ what a terminal shows is what the page does. Scores come from here, so any model
 `TypedLine` is a line of text on it: keys, backspace, picked suggestions, corrections and their undoing. `run_terminal`
 shows it to people without a browser, with suggestions that follow every keystroke. The text is on one line, the strip
 on the next: `1 left   2 MIDDLE   3 right`. Alt with 1, 2 or 3 takes one of them, Tab the middle one; digits alone are
-text. `→` marks what a blank will correct the word to. Nothing that a vocabulary or a user holds reaches the terminal as
-a control character.
+text. `→` marks what a blank will correct the word to. Left, right, Home and End move the cursor. Nothing that a
+vocabulary or a user holds reaches the terminal as a control character.
 """
 
 from __future__ import annotations
@@ -268,23 +268,28 @@ def _edited(before: str, edit: Mapping[str, Any]) -> str:
     return kept.decode("utf-16-le", "surrogatepass") + str(edit["text"])
 
 
-def keyboard_of(trained: Trained) -> Decoder:
+def keyboard_of(trained: Trained, forms: Mapping[str, str] | None = None) -> Decoder:
     """Return a keyboard over a trained run.
+
+    Args:
+      forms: how words are usually written, where that is not as in the vocabulary.
 
     Raises:
       ConfigError: the run's model reads characters, not words, or there is no node.
     """
     if trained.vocab.kind != "word":
         raise ConfigError(f"{trained.folder} holds a model of characters; the keyboard needs one of words")
-    return Decoder(trained.vocab, source_of(trained))
+    return Decoder(trained.vocab, source_of(trained), forms=forms)
 
 
 class TypedLine:
-    """Text left of the cursor, with what the page's keyboard does to it."""
+    """Text left of the cursor, with what the page's keyboard does to it, and what stands right of it in its line."""
+
+    about = "A blank corrects (→); backspace right after it brings back what was typed."
 
     def __init__(self, keyboard: Decoder) -> None:
         self.keyboard = keyboard
-        self.text = ""
+        self.text = self.right = ""
 
     def strip(self) -> Strip:
         """Return the suggestions for where the cursor is."""
@@ -312,17 +317,25 @@ class TypedLine:
 Write = Callable[[str], object]
 
 PROMPT = "> "
+KEYS = "Tab takes the middle word, Alt+1, 2 or 3 one of the three. Ctrl-D leaves."
 CLEAR, BOLD, DIM, PLAIN = "\r\x1b[J", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 LEAVE, ENTER, BACKSPACE, TAKE = "\x03\x04", "\r\n", "\x7f\b", "\t"
-_PICK = {f"\x1b{n}": chr(0xF0000 + n) for n in (1, 2, 3)}  # Alt with a digit, as one character that no keyboard types
+PICK = {chr(0xF0000 + n): n for n in range(3)}  # a key of several characters, as one that no keyboard types → the slot
+FAR = 1 << 30
+MOVE = {"\U000f0010": -1, "\U000f0011": 1, "\U000f0012": -FAR, "\U000f0013": FAR}  # the same → characters to move by
+DELETE = "\U000f0014"
+_KEYS = {f"\x1b{n + 1}": c for c, n in PICK.items()} | {"\x1b[3~": DELETE}  # Alt with a digit; Delete
+_KEYS |= {f"\x1b{mode}{letter}": c for mode in "[O" for letter, c in zip("DCHF", MOVE, strict=True)}
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|[^\[O])?", re.DOTALL)  # arrows, function keys, Alt + key
 
 
 class PlainLine:
     """A text with the suggestions of some function of it, nothing corrected and nothing learnt."""
 
+    about = "Nothing is corrected."
+
     def __init__(self, suggest: Callable[[str], list[str]]) -> None:
-        self.text = ""
+        self.text = self.right = ""
         self._suggest = suggest
 
     def strip(self) -> Strip:
@@ -390,10 +403,21 @@ def strip_line(strip: Strip, columns: int) -> str:
 
 
 def render(line: Line, columns: int) -> str:
-    """Return what puts the current line and its strip on the screen, the cursor behind the text."""
+    """Return what puts the current line and its strip on the screen, the cursor behind the text left of it."""
     text = tail(harmless(line.text.rsplit("\n", 1)[-1]), columns - len(PROMPT) - 1)
-    right = len(PROMPT) + width_of(text)
-    return f"{CLEAR}{PROMPT}{text}\r\n{strip_line(line.strip(), columns)}\x1b[1A\r\x1b[{right}C"
+    left = len(PROMPT) + width_of(text)
+    rest = harmless(line.right)[: columns - left - 1]
+    while width_of(rest) > columns - left - 1:
+        rest = rest[:-1]
+    return f"{CLEAR}{PROMPT}{text}{rest}\r\n{strip_line(line.strip(), columns)}\x1b[1A\r\x1b[{left}C"
+
+
+def move(line: Line, by: int) -> None:
+    """Move the cursor over the characters of its line, to the left where `by` is negative."""
+    start = line.text.rfind("\n") + 1
+    whole = line.text[start:] + line.right
+    at = start + min(max(0, len(line.text) - start + by), len(whole))
+    line.text, line.right = line.text[:start] + whole[: at - start], whole[at - start :]
 
 
 def press(line: Line, keys: str) -> Iterator[str]:
@@ -402,27 +426,34 @@ def press(line: Line, keys: str) -> Iterator[str]:
     Raises:
       EOFError: Ctrl-C or Ctrl-D was pressed.
     """
-    for c in _SEQUENCE.sub(lambda found: _PICK.get(found[0], ""), keys):
+    for c in _SEQUENCE.sub(lambda found: _KEYS.get(found[0], ""), keys):
         if c in LEAVE:
             raise EOFError
         if c in ENTER:
+            move(line, FAR)
             yield line.enter()
         elif c in BACKSPACE:
             line.backspace()
-        elif c in TAKE or c in _PICK.values():
-            slot = line.strip().slots[1 if c in TAKE else ord(c) - 0xF0001]
+        elif c in TAKE or c in PICK:
+            slot = line.strip().slots[PICK.get(c, 1)]
             if slot is not None:
                 line.pick(slot)
+                line.right = line.right.removeprefix(" ")  # a suggestion brings its own
+        elif c in MOVE:
+            move(line, MOVE[c])
+        elif c == DELETE:
+            line.right = line.right[1:]
         elif not _is_control(c):
             line.type(c)
 
 
 def converse(line: Line, chunks: Iterable[bytes], write: Write, columns: Callable[[], int]) -> None:
-    """Show a line and its strip after every chunk of keys until the input ends or the user leaves.
+    """Say the keys, then show a line and its strip after every chunk of keys until the input ends or the user leaves.
 
     Keys that came while a strip was being made are taken together: fast typing skips strips, it does not wait for them.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    write(f"{DIM}{KEYS}\r\n{line.about}{PLAIN}\r\n")
     write(render(line, columns()))
     for chunk in chunks:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pty
@@ -20,7 +21,8 @@ from keyfed.cli.app import app
 from keyfed.config.load import Config, DataConfig, ModelConfig
 from keyfed.engine.network import init_params, reader_of
 from keyfed.errors import ConfigError, RunError
-from keyfed.keyboard import session
+from keyfed.keyboard import bundle, session
+from keyfed.keyboard.export import export_run, forms_of
 from keyfed.keyboard.keys import layout_of
 from keyfed.keyboard.session import (
     Decoder,
@@ -44,7 +46,7 @@ from keyfed.keyboard.session import (
 )
 from keyfed.model.language_model import ModelSpec
 from keyfed.model.ngram import fit_kneser_ney
-from keyfed.run.folder import Trained, save_model, write_run_toml
+from keyfed.run.folder import Trained, load_model, save_model, write_run_toml
 from keyfed.run.prepare import build_network
 from keyfed.text.vocab import BOS, EOS, SPECIALS, Vocab
 
@@ -281,8 +283,68 @@ def test_keys_write_pick_and_end_lines():
     assert pressed("one\rtwo\r") == ("one\ntwo\n", ["one", "two"])
 
 
+LEFT, RIGHT, HOME, END, DELETE = "\x1b[D", "\x1bOC", "\x1b[H", "\x1bOF", "\x1b[3~"
+
+
+@pytest.mark.parametrize(
+    ("keys", "text", "right"),
+    [
+        (f"ac{LEFT}b", "ab", "c"), (f"ac{LEFT}b{RIGHT}d", "abcd", ""), (f"bc{HOME}a", "a", "bc"),
+        (f"ab{HOME}{END}c", "abc", ""), (f"{LEFT}{LEFT}a{RIGHT}", "a", ""), (f"abc{LEFT}\x7f", "a", "c"),
+        (f"abc{LEFT * 2}{DELETE}", "a", "c"), (f"a b{LEFT * 2}\t", "word ", "b"), (f"one\r{LEFT}two", "one\ntwo", ""),
+        (f"ac{LEFT}b\rd", "abc\nd", ""),
+    ],
+)  # fmt: skip
+def test_arrows_move_the_cursor_within_its_line(keys, text, right):
+    line = line_of("word")
+    list(press(line, keys))
+    assert (line.text, line.right) == (text, right)
+
+
+def test_the_cursor_stands_between_what_is_left_and_right_of_it():
+    line = line_of("word")
+    list(press(line, f"hello wor{LEFT * 4}"))
+    assert OWN.sub("", render(line, 80)).startswith("> hello wor")
+    assert render(line, 80).endswith(f"\x1b[{2 + len('hello')}C")
+    shown = render(line, 12).split("\r\n")[0]
+    assert len(OWN.sub("", shown)) <= 12
+
+
+def test_the_keys_are_said_at_the_start():
+    said = OWN.sub("", spoken(line_of("word"), b"\x04"))
+    assert said.startswith("Tab takes the middle word, Alt+1, 2 or 3 one of the three")
+    assert "Ctrl-D leaves" in said
+    assert all(len(one) < 80 for one in (session.KEYS, TypedLine.about, PlainLine.about))
+    assert "backspace" in TypedLine.about
+
+
+@needs_node
+def test_words_are_written_as_the_page_writes_them(tmp_path, make_run):
+    run = make_run()
+    trained = load_model(run)
+    assert forms_of(trained) == {}  # neither an export nor the text is at hand
+    done = export_run(run)
+    words = json.loads((done.out / bundle.VOCAB).read_text())
+    word = words["words"][-1]
+    raw = json.dumps({**words, "forms": {word: word.upper()}}).encode()
+    (done.out / bundle.VOCAB).write_bytes(raw)
+    manifest = json.loads((done.out / bundle.MANIFEST).read_text())
+    manifest["files"][bundle.VOCAB] = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    (done.out / bundle.MANIFEST).write_text(json.dumps(manifest))
+    with keyboard_of(trained, forms_of(trained)) as board:
+        assert word.upper() in texts(board.suggest(f"so {word}"))
+    (done.out / bundle.VOCAB).write_bytes(raw + b" ")
+    assert forms_of(trained) == {}  # a damaged export says nothing
+
+
+@needs_node
+def test_the_base_writes_names_with_their_capitals():
+    lines = suggest("base", given="i live in americ\n").splitlines()
+    assert "America" in lines[0].split("\t")
+
+
 @pytest.mark.parametrize("keys", ["\x1b[A", "\x1b[1;5C", "\x1bOP", "\x1bx", "\x1b", "\x00\x01\x07"])
-def test_arrows_function_keys_and_control_characters_write_nothing(keys):
+def test_other_arrows_function_keys_and_control_characters_write_nothing(keys):
     assert pressed(f"a{keys}b" if keys != "\x1b" else "ab\x1b") == ("ab", [])
 
 
@@ -344,8 +406,8 @@ def test_a_real_terminal_is_raw_while_it_lasts_and_as_it_was_afterwards():
     line, keys = line_of("hello"), [b"\x04", b"\t", b"he"]  # a key comes when the strip of the one before stands
 
     def write(shown):
-        assert "> " in shown or not keys
-        if keys:
+        assert "> " in shown or "Ctrl-D" in shown or not keys
+        if keys and "> " in shown:
             os.write(ours, keys.pop())
 
     run_terminal(line, theirs, write)
