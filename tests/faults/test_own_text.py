@@ -21,6 +21,8 @@ from keyfed.run.remote.device import own_text
 from keyfed.text import published, records
 from keyfed.text.catalogue import load_corpus, look_at
 from keyfed.text.corpus import Author, Corpus, own_corpus, read_corpus
+from keyfed.text.exports import documents
+from keyfed.text.sources import suffix_of
 from keyfed.text.table import tabulate
 from keyfed.text.vocab import SPECIALS, Vocab, read_vocab
 from keyfed.wire.messages import Rejected
@@ -88,7 +90,7 @@ def test_no_reader_quotes_what_it_cannot_read(tmp_path, what, caplog, record_pro
     path.write_bytes(content)
     said = messages_of(lambda: read_corpus(path))
     said += messages_of(lambda: look_at(path))
-    if records.suffix_of(path) in (".csv", ".tsv", ".jsonl"):
+    if suffix_of(path) in (".csv", ".tsv", ".jsonl"):
         said += messages_of(lambda: read_corpus(path, author_column="who", text_column="said"))
         said += messages_of(lambda: tabulate(path, tmp_path / "table", "word", lower=True))
     assert said, "every one of these is wrong somewhere"
@@ -101,7 +103,11 @@ def test_no_reader_quotes_what_it_cannot_read(tmp_path, what, caplog, record_pro
 @pytest.mark.parametrize(
     ("module", "name", "quoting"),
     [
-        (records, "_no_columns", lambda row, author, text: f"no author and text columns among {', '.join(row)}"),
+        (
+            records,
+            "_no_columns",
+            lambda row, author, text, header: f"no author and text columns among {', '.join(row)}",
+        ),
         (records, "why_unreadable", lambda error: f"unreadable: {SECRET if 'gzip' in str(error) else error}"),
     ],
 )
@@ -109,7 +115,7 @@ def test_a_reader_that_quotes_is_found(tmp_path, monkeypatch, module, name, quot
     """The mutant: what the readers said before, or would say with a library's own words."""
     monkeypatch.setattr(module, name, quoting)
     if name == "why_unreadable":
-        monkeypatch.setattr("keyfed.text.corpus.why_unreadable", quoting)
+        monkeypatch.setattr("keyfed.text.sources.why_unreadable", quoting)
     said = []
     for file, content in MALFORMED.values():
         path = tmp_path / file
@@ -130,7 +136,7 @@ POSTS = {
 def test_posts_that_are_not_well_formed_are_not_quoted(tmp_path, what):
     path = tmp_path / "beer.stackexchange.Posts.xml"
     path.write_text(POSTS[what])
-    _, why = published.read_posts(path)
+    why = documents.read_stack_exchange(path).left_out
     assert why
     assert SECRET not in str(why)
     (said,) = messages_of(lambda: published.read_stackexchange(tmp_path))
@@ -306,9 +312,10 @@ def test_files_of_a_folder_are_one_persons_and_a_chat_among_them_is_looked_at(tm
         ("empty.txt", b"", "no usable text"),
         ("blank.txt", b"\n \n", "no usable text"),
         ("short.txt", LINE.encode(), "1 lines, 4 words; expected at least 20"),
-        ("notes.docx", b"x", "unknown kind of file"),
+        ("notes.docx", b"x", "no .docx, or a damaged one"),
+        ("book.pdf", b"x", "unknown kind of file '.pdf'"),
         ("odd.csv", b"foo,bar\n1,2\n", "its 2 columns do not include"),
-        ("result.json", b'{"chats": []}', "no users and user_data"),
+        ("result.json", b'{"chats": []}', "JSON of an unknown form; expected an export"),
     ],
 )
 def test_a_client_looks_at_its_text_before_it_says_that_it_takes_part(

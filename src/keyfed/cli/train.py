@@ -60,7 +60,7 @@ TensorboardOption = Annotated[
 ]
 
 
-WHAT = ("data.name", "data.dir", "model.name", "data.vocab_file", "train.rounds")
+WHAT = ("data.name", "data.me", "data.dir", "model.name", "data.vocab_file", "train.rounds")
 START = ("train.seed", "train.until", "train.init", "vectors.file", "vectors.dim")
 
 

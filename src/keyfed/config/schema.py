@@ -120,8 +120,23 @@ class DataConfig:
     max_words: int | None = option(
         None, "words of a review (yelp), comment (reddit) or row of a table that are read; none: all", least=1
     )
-    author_column: str | None = option(None, "author column of a CSV/JSONL; none: detected")
-    text_column: str | None = option(None, "text column of a CSV/JSONL; none: detected")
+    author_column: str | None = option(
+        None, "author column of a table or of rows in JSON: a name, a number, or - for one person's; none: detected"
+    )
+    text_column: str | None = option(
+        None, "text column of a table or of rows in JSON: a name or a number; none: detected"
+    )
+    me: str | None = option(
+        None,
+        "the one author of a chat, mail or table whose text is read, as it spells the name; none: all",
+        flag="--me",
+        short="Read one author's text only: the name as the chat, mail or table spells it.",
+    )
+    folder: Literal["clients", "person"] | None = option(
+        None,
+        "whose the files of a folder are that name no authors: a client each, or all one person's; none: one person's "
+        "where most are notes (.md, .docx), else a client each",
+    )
 
     @property
     def batching(self) -> Literal["stream", "sentences", "packed", "pairs"]:
@@ -130,6 +145,27 @@ class DataConfig:
 
         known = NAMED.get(self.name)
         return self.batches or ("packed" if known is not None and known.messages else "stream")
+
+
+class ReadOptions(typing.TypedDict):
+    """What may be said of text named by a path."""
+
+    author_column: str | None
+    text_column: str | None
+    max_words: int | None
+    me: str | None
+    folder: str | None
+
+
+def read_options(data: DataConfig) -> ReadOptions:
+    """How text named by a path is read: arguments of `keyfed.text.corpus.read_corpus`."""
+    return {
+        "author_column": data.author_column,
+        "text_column": data.text_column,
+        "max_words": data.max_words,
+        "me": data.me,
+        "folder": data.folder,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,17 +87,15 @@ def lay_out(config: Config, clients: int, root: Path) -> tuple[Config, dict[str,
 
     A simulation on that folder is the same run: every client is trained on, none is held out whole.
     """
+    from keyfed.config.schema import read_options
     from keyfed.text.catalogue import load_corpus
 
     data = config.data
-    corpus = load_corpus(
-        data.name, data_dir=Path(data.dir) if data.dir else None, author_column=data.author_column,
-        text_column=data.text_column, max_words=data.max_words,
-    )  # fmt: skip
+    corpus = load_corpus(data.name, data_dir=Path(data.dir) if data.dir else None, **read_options(data))
     files = write_parts(parts_of(corpus, clients), root / TEXT)
     on_files = replace(
         data, name=str((root / TEXT).resolve()), dir=None, partition="natural", clients=None, unseen=0.0,
-        author_column=None, text_column=None, max_words=None,
+        author_column=None, text_column=None, max_words=None, me=None, folder="clients",
     )  # fmt: skip
     return replace(config, data=on_files), files
 

@@ -23,12 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyfed.config.load import Config
+from keyfed.config.schema import read_options
 from keyfed.engine.problem import ClientStore, make_store, map_store
 from keyfed.errors import DataError, TooLittleText
 from keyfed.files import BROKEN, read_json
 from keyfed.model.language_model import preset
 from keyfed.text.catalogue import NAMED, is_path, load_corpus
 from keyfed.text.corpus import Corpus, Skipped
+from keyfed.text.language import need_blanks
 from keyfed.text.partition import LineIndex, LinePartition, Population, line_index, partition_lines, texts_of
 from keyfed.text.ragged import PackedNames, Ragged, ShardWriter, streams_of
 from keyfed.text.table import LineTable, StreamBlock, count_types, encode_lists, table_of, tabulate
@@ -37,7 +39,7 @@ from keyfed.text.vocab import UNK, TokenKind, Vocab, VocabRules, VocabSummary, r
 Ids = NDArray[np.int32]
 Streams = dict[str, Ids]  # one held-out stream a client, or one named after the published file
 
-VERSION = 1  # of the folder's layout and of what encoding means; another one makes every corpus be encoded again
+VERSION = 2  # of the folder's layout and of what encoding means; another one makes every corpus be encoded again
 LARGE = 32 << 20  # bytes of a corpus, from which on it is worth keeping
 MANIFEST, VOCAB = "manifest.json", "vocab.json"
 HELD_OUT = ("valid", "test")
@@ -95,10 +97,7 @@ def read_people(config: Config) -> tuple[Corpus, Population]:
 def _load(config: Config) -> Corpus:
     data = config.data
     folder = Path(data.dir) if data.dir else None
-    return load_corpus(
-        data.name, data_dir=folder, author_column=data.author_column, text_column=data.text_column,
-        max_words=data.max_words,
-    )  # fmt: skip
+    return load_corpus(data.name, data_dir=folder, **read_options(data))
 
 
 def _partition(config: Config, index: LineIndex) -> LinePartition:
@@ -186,6 +185,8 @@ def encode_table(
     window, seed = window_of(config), config.train.seed
     cut = _partition(config, table.index)
     names, train = cut.trained()
+    if kind_of(config) == "word" and not table.corpus.tokenised and is_path(config.data.name):
+        need_blanks(table.types, config.data.name)
     # On natural clients a word that only one of them used stays out.
     words = kind_of(config) == "word"
     rules = VocabRules(
@@ -321,7 +322,7 @@ def cache_folder(config: Config) -> Path | None:
         **{key: getattr(data, key) for key in ("min_clients", "author_column", "text_column", "clients_part")},
         **({} if data.clients_by == "seed" else {"clients_by": data.clients_by}),
         **({} if data.train_share == 1 else {"train_share": data.train_share}),
-        **({} if data.max_words is None else {"max_words": data.max_words}),
+        **{key: value for key in ("max_words", "me", "folder") if (value := getattr(data, key)) is not None},
         **({} if vocabulary is None else {"vocabulary": vocabulary}),
     }
     key = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
@@ -373,15 +374,13 @@ def _write(config: Config, folder: Path) -> None:
         folder / "lines",
         kind_of(config),
         lower=_lower(config, known),
-        author_column=data.author_column,
-        text_column=data.text_column,
-        max_words=data.max_words,
+        **read_options(data),
     )
     cut, vocab, summary, oov = encode_table(config, table, known, lambda name: ShardWriter(folder / name))
     shutil.rmtree(folder / "lines", ignore_errors=True)
     (folder / VOCAB).write_text(vocab.to_json(), "utf-8")
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    kept = ("name", "about", "tokenised", "natural", "characters")
+    kept = ("name", "about", "tokenised", "natural", "characters", "formats")
     natural = cut.kind == "natural"
     manifest = {
         "corpus": {**{key: getattr(table.corpus, key) for key in kept}, "sha256": table.corpus.fingerprint()},
@@ -405,7 +404,11 @@ def open_cache(place: Path) -> Encoded | None:
             return None
         valid, test = (() if published else None for published in found["published"])
         return Encoded(
-            corpus=Corpus(authors=(), skipped=tuple(Skipped(**s) for s in found["skipped"]), **found["corpus"]),
+            corpus=Corpus(
+                authors=(),
+                skipped=tuple(Skipped(**s) for s in found["skipped"]),
+                **{**found["corpus"], "formats": tuple(map(str, found["corpus"]["formats"]))},
+            ),
             population=Population((), (), valid, test, found["natural"], found["partition"], found["part"]),
             vocab=Vocab.from_json((place / VOCAB).read_text("utf-8")),
             vocab_summary=VocabSummary(**found["vocab_summary"]),

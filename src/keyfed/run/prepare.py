@@ -43,6 +43,7 @@ class Prepared(Encoded):
             f"{self.corpus.name}: {plural(len(s), 'client')} ({whose})",
             f"vocabulary: {len(self.vocab):,} entries",
         ]
+        read_as = [f"read as: {'; '.join(self.corpus.formats)}"] if self.corpus.formats else []
         if not private:
             about = [
                 f"{about[0]}, {int(sizes.sum()):,} training tokens "
@@ -53,6 +54,7 @@ class Prepared(Encoded):
             ]
         others = f", {plural(len(self.unseen), 'unseen client')} with {_count(self.unseen):,} tokens"
         lines = [
+            *read_as,
             *about,
             f"held out: validation {_count(self.valid):,} tokens, test {_count(self.test):,} tokens"
             + (others if self.unseen else ""),

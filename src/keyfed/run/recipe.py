@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from keyfed.config.load import RECIPE, Config, Value
+from keyfed.config.schema import read_options
 from keyfed.engine.module import MakeModule
 from keyfed.errors import TooLittleText
 from keyfed.model.language_model import preset
@@ -340,11 +341,12 @@ def read_corpus_for(
 def few_shards(config: Config) -> int | None:
     """Return into how many shards a small text file without authors is cut; None where the usual number will do."""
     path = Path(config.data.name)
-    if not is_path(config.data.name) or config.data.partition not in (None, "iid") or not path.is_file():
+    if not is_path(config.data.name) or config.data.partition not in (None, "iid") or not path.exists():
         return None
-    if path.stat().st_size > DEFAULT_CLIENTS["iid"] * SHARD_TOKENS * 4:
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    if sum(file.stat().st_size for file in files) > DEFAULT_CLIENTS["iid"] * SHARD_TOKENS * 4:
         return None
-    corpus = load_corpus(config.data.name, author_column=config.data.author_column, text_column=config.data.text_column)
+    corpus = load_corpus(config.data.name, **read_options(config.data))
     if corpus.natural:
         return None
     lines = [line for author in corpus.authors for line in author.lines]

@@ -107,6 +107,8 @@ def load_corpus(
     author_column: str | None = None,
     text_column: str | None = None,
     max_words: int | None = None,
+    me: str | None = None,
+    folder: str | None = None,
 ) -> Corpus:
     """Load a known corpus by name, or any text by path (`./ptb` is a path where `ptb` is a name).
 
@@ -116,6 +118,8 @@ def load_corpus(
       author_column: For tables read by path; see `read_corpus`.
       text_column: For tables read by path; see `read_corpus`.
       max_words: Words of a review, comment or row of a table that are read; None for all.
+      me: The one author who is read, of text by path; see `read_corpus`.
+      folder: Whose the files of a folder are; see `read_corpus`.
 
     Raises:
       DataError: Unknown, missing or unusable.
@@ -126,21 +130,25 @@ def load_corpus(
     if name_or_path in NAMED:
         if author_column or text_column:
             raise DataError(f"{name_or_path} is a known corpus: author_column and text_column are for tables")
+        if me is not None or folder is not None:
+            raise DataError(f"{name_or_path} is a known corpus: --me and data.folder are for text of your own")
         known = NAMED[name_or_path]
         if max_words is not None and "max_words" not in inspect.signature(known.read).parameters:
             cut = [name for name, one in NAMED.items() if "max_words" in inspect.signature(one.read).parameters]
             raise DataError(
                 f"data.max_words cuts texts of {', '.join(cut)} and of tables; leave it out for {known.name}"
             )
-        folder = folder_of(known.name, data_dir)
-        _fetch_missing(known, folder)
+        place = folder_of(known.name, data_dir)
+        _fetch_missing(known, place)
         read = known.read if max_words is None else partial(known.read, max_words=max_words)
-        return replace(read(folder), name=known.name, about=known.about)
+        return replace(read(place), name=known.name, about=known.about)
     if (corpus := held(name_or_path)) is not None:
-        return corpus
+        return corpus if me is None else replace(own_corpus(corpus, Path(name_or_path), me), natural=False)
     if is_path(name_or_path):
         path = Path(name_or_path).expanduser()
-        return read_corpus(path, author_column=author_column, text_column=text_column, max_words=max_words)
+        return read_corpus(
+            path, author_column=author_column, text_column=text_column, max_words=max_words, me=me, folder=folder
+        )
     if len(name_or_path) > LONGEST_NAME or "\n" in name_or_path:  # not a name: perhaps the text itself
         raise DataError(f"no corpus: got {len(name_or_path):,} characters; expected the name of a corpus, or a path")
     hint = nearest(name_or_path, NAMED)

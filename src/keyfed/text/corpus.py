@@ -2,13 +2,14 @@
 
 `read_corpus` takes what people have lying about:
 
-    folder of *.txt, *.txt.gz, *.md, extension-less files     a file is a client, its lines are the lines
-    one such file                                             one pool of text, to be cut into shards
+    folder or .zip                                            a file is a client, or all files are one person's
+    *.txt, *.txt.gz, *.md, extension-less files               one pool of text, to be cut into shards
     .jsonl / .csv / .tsv (also .gz) with author and text      an author is a client, rows in order of time
+    exports of messengers, mail, .docx (`keyfed.text.exports`)  an author is a client
     LEAF .json (users, user_data: {u: {x, y}})                a user is a client
 
-What cannot be used (empty, binary, not UTF-8, broken JSON, a missing field) is left out and counted in
-`Corpus.skipped` with the reason; only a corpus with nothing left is an error. Handles found in an author
+What cannot be used (empty, binary, broken JSON, a missing field) is left out and counted in `Corpus.skipped` with the
+reason. Only a corpus with nothing left is an error. Handles found in an author
 column are kept as hashes only: see `pseudonym`.
 
 LEAF (Caldas et al. 2018, arXiv 1812.01097) has three kinds of samples that hold text. `leaf_lines` turns each back into
@@ -18,40 +19,30 @@ running lines; anything else (images, tweets with their metadata) is refused:
     reddit        x = lists (of lists) of tokens with <BOS>, <EOS> and <PAD>
     any other     x = strings
 
-A client trains on its owner's text only (`own_corpus`). A table or a LEAF file names its authors; a chat export names
-who wrote each message. Where there are several, the owner says which one it is (`keyfed client --me NAME`). Files of a
-folder are taken as one person's, except chat exports among them. Two forms of chat exports are known:
-`12/03/2024, 21:05 - Anna: hello` (also in brackets, with seconds, am or pm, `T` or `à` before the time), and
-`[21:05] <anna> hello` (also with a date). Lines without such a start belong to the message before them.
+A client trains on its owner's text only (`own_corpus`). A table, an export or a LEAF file names its authors. Where
+there are several, the owner says which one it is (`--me NAME`). Files without names of authors are the owner's.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from keyfed.errors import DataError
-from keyfed.text.records import (
-    UNREADABLE,
-    Bomb,
-    Record,
-    RefusedRows,
-    by_time,
-    is_broken,
-    open_bytes,
-    read_records,
-    suffix_of,
-    why_unreadable,
-)
+from keyfed.text.exports import KINDS, REMEDIES, are_notes, lines_of, read_export, read_export_folder
+from keyfed.text.exports import load_json as load_export
+from keyfed.text.exports.messages import OWNER
+from keyfed.text.records import Record, RefusedRows, by_time, form_of, is_broken, read_records
+from keyfed.text.sources import File, Leaf, Unusable, leaves_of, suffix_of
 
-TEXT_SUFFIXES = ("", ".txt", ".md")
 TABLE_SUFFIXES = (".jsonl", ".csv", ".tsv")
+FOLDERS = ("clients", "person")  # whose the files of a folder are
 
 _Found = tuple[tuple["Author", ...], tuple["Skipped", ...]]
 
@@ -64,11 +55,13 @@ class Author:
       name: Never a chat, forum or review handle (see `pseudonym`).
       lines: In order of time; one line is one unit ended by <eos>: a sentence, a message, a paragraph.
       topic: What the author's text is about where that is known (play, decade).
+      signed: The text says who wrote it; otherwise its owner did.
     """
 
     name: str
     lines: tuple[str, ...]
     topic: str | None = None
+    signed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +82,7 @@ class Corpus:
       characters: Meant for character models: blank lines and indentation are part of the text.
       about: One line: origin, licence.
       sha256: The fingerprint of text that is encoded already and no longer at hand (`authors` is empty).
+      formats: What its files were taken for.
     """
 
     name: str
@@ -101,6 +95,7 @@ class Corpus:
     skipped: tuple[Skipped, ...] = ()
     about: str = ""
     sha256: str | None = None
+    formats: tuple[str, ...] = ()
 
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) of the authors' names and all text, whatever the corpus is called.
@@ -168,46 +163,127 @@ def raw_lines(path: Path) -> list[str]:
       DataError: The file is unreadable, binary or not UTF-8.
     """
     try:
-        return _lines_of(path)
-    except _Unusable as error:
+        return lines_of(path)
+    except Unusable as error:
         raise DataError(f"{path}: {error}; expected UTF-8 text; replace the file") from None
 
 
 def read_corpus(
-    path: Path, *, author_column: str | None = None, text_column: str | None = None, max_words: int | None = None
+    path: Path,
+    *,
+    author_column: str | None = None,
+    text_column: str | None = None,
+    max_words: int | None = None,
+    me: str | None = None,
+    folder: str | None = None,
 ) -> Corpus:
-    """Read a folder, a text file, a table or a LEAF file as a corpus.
+    """Read a folder, a .zip or a file as a corpus.
 
     Args:
       path: See the table at the top of this module.
-      author_column: Column (JSON field) of the author; found by itself among `records.AUTHOR_COLUMNS`.
-      text_column: Column (JSON field) of the text; found by itself among `records.TEXT_COLUMNS`.
+      author_column: Column (JSON field, or number) of the author; found by itself among `records.AUTHOR_COLUMNS`.
+      text_column: Column (JSON field, or number) of the text; found by itself among `records.TEXT_COLUMNS`.
       max_words: Words of a row of a table that are read; None for all.
+      me: The one author whose text is wanted, as the text spells the name; it becomes one pool.
+      folder: One of `FOLDERS`; None: one person's where most files are notes, else clients.
 
     Raises:
       DataError: The path does not exist, is of a kind unknown here, or holds no usable text.
     """
     suffix = suffix_of(path)
+    columns = {"author_column": author_column, "text_column": text_column, "max_words": max_words}
+    if folder is not None and folder not in FOLDERS:
+        raise DataError(f'data.folder is "{folder}"; expected clients (a file is a client) or person (all are one\'s)')
     if max_words is not None and suffix not in TABLE_SUFFIXES and path.exists():
         raise DataError(f"{path}: data.max_words cuts the rows of .jsonl, .csv or .tsv; leave it out for other text")
-    if path.is_dir():
-        authors, skipped = _read_folder(path)
-        corpus = Corpus(path.resolve().name, authors, skipped=skipped)
-    elif not path.exists():
-        raise DataError(f"{path}: no such file or folder; expected text, .jsonl, .csv, .tsv or LEAF .json")
-    elif suffix in TABLE_SUFFIXES:
-        records, refused = read_records(path, author_column=author_column, text_column=text_column, max_words=max_words)
-        authors, skipped = authors_from(records)
-        corpus = Corpus(path.name, authors, skipped=left_out(path, refused) + skipped)
-    elif suffix == ".json":
-        corpus = _read_leaf(path)
-    elif suffix in TEXT_SUFFIXES:
-        author, skipped = _read_author(path, path.name)
-        corpus = Corpus(path.name, author, natural=False, skipped=skipped)
+    if not path.exists():
+        raise DataError(_absent(path))
+    if path.is_dir() or suffix == ".zip":
+        corpus = _read_folder(path, columns, folder)
+    elif suffix not in (*TABLE_SUFFIXES, *KINDS):
+        known = ", ".join((".txt", ".md", *TABLE_SUFFIXES, ".json", ".mbox", ".eml", ".docx", ".xml", ".zip"))
+        remedy = f"; {REMEDIES[suffix]}" if suffix in REMEDIES else ""
+        raise DataError(f"{path}: unknown kind of file {suffix!r}; expected {known} (also .gz) or a folder{remedy}")
+    elif suffix == ".json" and (leaf := _read_leaf(path)) is not None:
+        corpus = leaf
     else:
-        known = ", ".join((*TEXT_SUFFIXES[1:], *TABLE_SUFFIXES, ".json"))
-        raise DataError(f"{path}: unknown kind of file {suffix!r}; expected {known} (also .gz) or a folder")
-    return must_have_text(corpus, path)
+        found = _read_file(path, path.name, columns)
+        authors, skipped = _authors_of([found], path.name, person=True)
+        natural = len(authors) > 1
+        corpus = Corpus(path.name, authors, natural=natural, skipped=skipped, formats=_formats([found]))
+    corpus = must_have_text(corpus, path)
+    return corpus if me is None else replace(own_corpus(corpus, path, me), natural=False)
+
+
+def _absent(path: Path) -> str:
+    if "://" in str(path) or str(path).startswith(("http:/", "https:/", "ftp:/")):
+        return f"{path.name}: addresses of the web are not read; fetch the file and name it"
+    return f"{path}: no such file or folder; expected text, .jsonl, .csv, .tsv, .json, .zip or a folder"
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file as it was read: messages by author, or lines of its owner."""
+
+    name: str
+    form: str
+    records: Sequence[Record]
+    lines: Sequence[str]
+    skipped: tuple[Skipped, ...]
+
+
+def _read_file(file: File, name: str, columns: Mapping[str, Any]) -> _File:
+    """Read one file; what cannot be used of it is in `skipped`."""
+    suffix = suffix_of(file)
+    try:
+        if suffix in TABLE_SUFFIXES:
+            records, refused = read_records(file, **columns)
+            form = file_form(file, columns)
+            return _File(name, form, records, (), left_out(name.rpartition("/")[2], refused))
+        found = read_export(file, columns)  # messages, or the lines of prose
+    except Unusable as error:
+        return _File(name, "", (), (), (Skipped(name, str(error)),))
+    if isinstance(found, list):
+        lines = [line for raw in found if (line := raw.strip())]
+        form = {".md": "Markdown", ".markdown": "Markdown", ".docx": "Word"}.get(suffix, "text")
+        return _File(name, form, (), lines, () if lines else (Skipped(name, "empty"),))
+    skipped = tuple(Skipped(f"{n:,} message{'s' * (n > 1)} of {name}", why) for why, n in found.left_out.items())
+    return _File(name, found.format, found.records, (), skipped)
+
+
+def file_form(file: File, columns: Mapping[str, Any]) -> str:
+    """Say how a table is written."""
+    if suffix_of(file) == ".jsonl":
+        return "rows of JSON"
+    return str(form_of(file, columns.get("author_column"), columns.get("text_column")))
+
+
+def _authors_of(files: Sequence[_File], name: str, *, person: bool) -> _Found:
+    """Join the files: who is named in several is one author, and what names none is one person's or a client a file."""
+    lines: dict[tuple[str, bool], list[str]] = {}
+    skipped: list[Skipped] = []
+    for file in files:
+        skipped += file.skipped
+        owners = [record for record in file.records if record.author == OWNER]
+        own = [*file.lines, *(line for record in owners for line in split_lines(record.text))]
+        if own:
+            lines.setdefault((name if person else file.name, False), []).extend(own)
+        authors, late = authors_from([record for record in file.records if record.author != OWNER])
+        skipped += late
+        for author in authors:
+            lines.setdefault((author.name, True), []).extend(author.lines)
+    return tuple(Author(name, tuple(own), signed=signed) for (name, signed), own in lines.items()), tuple(skipped)
+
+
+def _formats(files: Sequence[_File]) -> tuple[str, ...]:
+    """Say what files were taken for, with their number.
+
+    Example:
+      >>> _formats([_File("a", "text", (), ("x",), ()), _File("b", "text", (), ("y",), ())])
+      ('text, 2 files',)
+    """
+    found = Counter(file.form for file in files if file.lines or file.records)
+    return tuple(f"{form}, {n} files" if n > 1 else form for form, n in found.items())
 
 
 def must_have_text(corpus: Corpus, path: Path) -> Corpus:
@@ -216,7 +292,7 @@ def must_have_text(corpus: Corpus, path: Path) -> Corpus:
         return corpus
     reasons = "; ".join(f"{s.what}: {s.why}" for s in corpus.skipped[:3]) or "nothing in it"
     more = f" and {len(corpus.skipped) - 3} more" if len(corpus.skipped) > 3 else ""
-    raise DataError(f"{path}: no usable text ({reasons}{more}); expected UTF-8 text with at least one line")
+    raise DataError(f"{path}: no usable text ({reasons}{more}); expected at least one line of text")
 
 
 def authors_from(records: Sequence[Record]) -> _Found:
@@ -224,7 +300,7 @@ def authors_from(records: Sequence[Record]) -> _Found:
 
     Example:
       >>> authors_from([Record("ann", "second", "2011-02-01"), Record("ann", "first", "2011-01-31")])[0]
-      (Author(name='u-49915e0d7d4b', lines=('first', 'second'), topic=None),)
+      (Author(name='u-49915e0d7d4b', lines=('first', 'second'), topic=None, signed=True),)
     """
     skipped: tuple[Skipped, ...] = ()
     try:
@@ -239,71 +315,62 @@ def authors_from(records: Sequence[Record]) -> _Found:
     return tuple(Author(pseudonym(name), tuple(own)) for name, own in lines.items()), skipped
 
 
-def left_out(path: Path, refused: Sequence[RefusedRows]) -> tuple[Skipped, ...]:
+def left_out(name: str, refused: Sequence[RefusedRows]) -> tuple[Skipped, ...]:
     """Say which rows of a file were left out.
 
     Example:
-      >>> left_out(Path("chat.csv"), [RefusedRows("empty text", 3, 17)])
+      >>> left_out("chat.csv", [RefusedRows("empty text", 3, 17)])
       (Skipped(what='3 rows of chat.csv from line 17', why='empty text'),)
     """
-    return tuple(Skipped(f"{r.rows} row{'s' * (r.rows > 1)} of {path.name} from line {r.line}", r.why) for r in refused)
+    return tuple(Skipped(f"{r.rows} row{'s' * (r.rows > 1)} of {name} from line {r.line}", r.why) for r in refused)
 
 
-class _Unusable(ValueError):
-    """Why a file cannot be used."""
-
-
-def _lines_of(path: Path) -> list[str]:
+def _read_folder(place: Path, columns: Mapping[str, Any], whose: str | None) -> Corpus:
+    """Read a folder or .zip; files are named by their path in it, and those that are not shown are passed over."""
     try:
-        with open_bytes(path) as file:
-            data = file.read()
-    except Bomb as error:
-        raise _Unusable(str(error).removeprefix(f"{path}: ")) from None
-    except UNREADABLE as error:
-        raise _Unusable(f"unreadable ({why_unreadable(error)})") from None
-    if b"\0" in data:
-        raise _Unusable("binary (it has a NUL byte)")
+        leaves = leaves_of(place)
+        whole = read_export_folder(leaves)
+    except Unusable as error:
+        raise DataError(f"{place}: {error}") from None
+    name = place.resolve().name
+    if whole is not None:
+        skipped = tuple(Skipped(f"{n:,} message{'s' * (n > 1)}", why) for why, n in whole.left_out.items())
+        files = [_File(name, whole.format, whole.records, (), skipped)]
+    else:
+        files = [_read_file(leaf.file, leaf.name, columns) for leaf in _readable(leaves)]
+    notes = are_notes([file.name for file in files if file.lines])
+    person = whose == "person" or (whose is None and (notes or whole is not None))
+    authors, skipped = _authors_of(files, name, person=person)
+    natural = len(authors) > 1 or not person
+    return Corpus(name, authors, natural=natural, skipped=_together(skipped), formats=_formats(files))
+
+
+def _readable(leaves: Sequence[Leaf]) -> Sequence[Leaf]:
+    """Leave out archives inside archives, whose size nothing bounds."""
+    return [leaf for leaf in leaves if isinstance(leaf.file, Path) or leaf.file.suffix not in (".gz", ".zip")]
+
+
+def _together(skipped: Sequence[Skipped]) -> tuple[Skipped, ...]:
+    """Count files that were left out for one reason, where there are many.
+
+    Example:
+      >>> _together([Skipped("a.jpg", "not a text file (.jpg)"), Skipped("b.jpg", "not a text file (.jpg)")])
+      (Skipped(what='2 files', why='not a text file (.jpg)'),)
+    """
+    files = [s for s in skipped if s.why.startswith("not a text file")]
+    found = Counter(s.why for s in files)
+    few = [s for s in skipped if found[s.why] < 2]
+    return (*few, *(Skipped(f"{n:,} files", why) for why, n in found.items() if n > 1))
+
+
+def _read_leaf(path: Path) -> Corpus | None:
+    """Read a LEAF file; None for JSON of another kind."""
     try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise _Unusable(f"not UTF-8 (byte {error.start})") from None
-    lines = re.split(r"\r\n?|\n", text)
-    return lines if lines[-1] else lines[:-1]
-
-
-def _read_author(path: Path, name: str) -> _Found:
-    try:
-        lines = tuple(line for raw in _lines_of(path) if (line := raw.strip()))
-    except _Unusable as error:
-        return (), (Skipped(name, str(error)),)
-    return ((Author(name, lines),), ()) if lines else ((), (Skipped(name, "empty"),))
-
-
-def _read_folder(folder: Path) -> _Found:
-    """A file is a client, by its path in the folder; hidden files are passed over."""
-    authors: list[Author] = []
-    skipped: list[Skipped] = []
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
-        name = inside.as_posix().encode(errors="backslashreplace").decode()
-        if not path.is_file() or any(part.startswith(".") for part in inside.parts):
-            continue
-        if suffix_of(path) in TEXT_SUFFIXES:
-            author, why_not = _read_author(path, name)
-            authors.extend(author)
-            skipped.extend(why_not)
-        else:
-            skipped.append(Skipped(name, f"not a text file ({suffix_of(path)})"))
-    return tuple(authors), tuple(skipped)
-
-
-def _read_leaf(path: Path) -> Corpus:
-    try:
-        users = leaf_users(json.loads("\n".join(_lines_of(path))))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: {error}; expected a LEAF file: one JSON object") from None
+        users = leaf_users(load_export(path))
+    except Unusable as error:
+        raise DataError(f"{path}: {error}") from None
     if users is None:
-        raise DataError(f"{path}: no users and user_data; expected a LEAF file; rows of JSON go in a .jsonl")
+        return None
     authors: list[Author] = []
     skipped: list[Skipped] = []
     kind = None
@@ -415,18 +482,6 @@ def _tokens(sample: object) -> Iterator[str]:
 # One person's text
 
 
-LEAST_HEADS, HEAD_SHARE = 3, 0.2  # messages, and (of one person) their share of a file's lines: a chat export
-LONGEST_NAME = 64
-
-_STAMPED = re.compile(
-    r"[\u200e\u202a]?\[?\d{1,4}[./-]\d{1,2}[./-]\d{1,4},?(?:\s(?:[^\W\d_]{1,3}\s)?|T)\d{1,2}[:.]\d\d(?:[:.]\d\d)?(?:\s?[AaPp]\.?\s?[Mm]\.?)?\]?"
-    r"\s(?:[-\u2013]\s)?(?P<rest>.*)"
-)
-_BRACKETED = re.compile(
-    r"(?:\d{4}-\d\d-\d\d[\sT])?(?:\[?\d{1,2}:\d\d(?::\d\d)?\]?\s)?<[@+ ]?(?P<who>[^<>\s]{1,64})>\s(?P<said>.*)"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class TextSize:
     """How much text there is: counts, and nothing of the text itself.
@@ -454,65 +509,19 @@ def own_corpus(corpus: Corpus, path: Path, me: str | None) -> Corpus:
     Raises:
       DataError: there are several authors and `me` is none of them. The message has no name and no quotation.
     """
-    if corpus.natural and not path.is_dir():
-        authors = _chosen(corpus.authors, me, path)
-        lines = tuple(chain.from_iterable(author.lines for author in authors))
-    else:
-        lines = tuple(chain.from_iterable(_of_file(author.lines, me, path) for author in corpus.authors))
+    signed = [author for author in corpus.authors if author.signed]
+    unsigned = [author for author in corpus.authors if not author.signed]
+    mine = signed
+    if len(signed) > 1 or (signed and me is not None):
+        mine = [author for author in signed if me is not None and author.name == pseudonym(me)]
+        if not mine and (me is None or not unsigned):  # a chat without the owner, among other files, is no error
+            raise _several(path, len(signed), me)
+    chosen = {author.name for author in mine}
+    authors = [author for author in corpus.authors if not author.signed or author.name in chosen]
+    lines = tuple(chain.from_iterable(author.lines for author in authors))
     if not lines:
         raise DataError(f"{path}: no message of that --me; spell it as the file does")
-    return Corpus(
-        corpus.name,
-        (Author(me or "me", lines),),
-        tokenised=corpus.tokenised,
-        characters=corpus.characters,
-        skipped=corpus.skipped,
-    )
-
-
-def _chosen(authors: Sequence[Author], me: str | None, path: Path) -> Sequence[Author]:
-    if len(authors) == 1 and me is None:
-        return authors
-    mine = [author for author in authors if me is not None and author.name == pseudonym(me)]
-    if not mine:
-        raise _several(path, len(authors), me)
-    return mine
-
-
-def _of_file(lines: Sequence[str], me: str | None, path: Path) -> Iterable[str]:
-    """Lines of a text file; of a chat export only its owner's messages, without their heads."""
-    heads = [_head(line) for line in lines]
-    said = [head for head in heads if head is not None and head[0]]
-    people = {who for who, _ in said}
-    if len(said) < LEAST_HEADS or (len(said) < HEAD_SHARE * len(lines) and len(people) < 2):
-        return lines
-    if me is None and len(people) == 1:
-        (me,) = people
-    if me not in people:
-        if path.is_dir() and me is not None:
-            return ()  # a chat without the owner, among other files
-        raise _several(path, len(people), me)
-    mine, current = [], ""
-    for line, head in zip(lines, heads, strict=True):
-        current, words = (current, line) if head is None else head
-        if current == me and words.strip():
-            mine.append(words.strip())
-    return mine
-
-
-def _head(line: str) -> tuple[str, str] | None:
-    """Return who begins a message in this line, and its words; ("", "") for a notice; None for no beginning.
-
-    Example:
-      >>> _head("12/03/2024, 21:05 - Anna: see you"), _head("[21:05] <anna> see you"), _head("see you at 21:05")
-      (('Anna', 'see you'), ('anna', 'see you'), None)
-    """
-    if found := _BRACKETED.fullmatch(line):
-        return found["who"], found["said"]
-    if found := _STAMPED.fullmatch(line):
-        who, colon, said = found["rest"].partition(": ")
-        return (who.strip(), said) if colon and len(who) <= LONGEST_NAME else ("", "")
-    return None
+    return replace(corpus, authors=(Author("me", lines),), valid=None, test=None)
 
 
 def _several(path: Path, people: int, me: str | None) -> DataError:

@@ -46,6 +46,7 @@ from keyfed.text.corpus import (
     TABLE_SUFFIXES,
     Corpus,
     Skipped,
+    file_form,
     fingerprint_of,
     left_out,
     must_have_text,
@@ -55,7 +56,8 @@ from keyfed.text.corpus import (
 )
 from keyfed.text.partition import LineIndex, line_index, line_sizes, lines_in
 from keyfed.text.ragged import Numbers, Ragged, blocks, bounds_of, ranges
-from keyfed.text.records import RefusedRows, Span, lines_before, moment, spans_of, stream_records, suffix_of
+from keyfed.text.records import RefusedRows, Span, lines_before, moment, spans_of, stream_records
+from keyfed.text.sources import suffix_of
 from keyfed.text.vocab import EOS, UNK, TokenKind, Vocab, words_of
 
 PIECE = 16 << 20  # bytes of a table that are worth a process of their own
@@ -311,26 +313,29 @@ def read_about(folder: Path) -> About:
     return About(**{**found, "refused": [RefusedRows(**r) for r in found["refused"]]})
 
 
-def tabulate(path: Path, folder: Path, kind: TokenKind, *, lower: bool, **columns: Any) -> LineTable:
+def tabulate(path: Path, into: Path, kind: TokenKind, *, lower: bool, **columns: Any) -> LineTable:
     """Read a corpus into a table of its lines; memory does not hold the lines of a .jsonl, .csv or .tsv.
 
     Args:
       path: what `read_corpus` reads.
-      folder: a new one for the lines of such a file, which may go with the table.
+      into: a new folder for the lines of such a file, which may go with the table.
       kind: whether chunks are words or characters.
       lower: whether words are written in lower case.
-      columns: `author_column`, `text_column` and `max_words` of `read_corpus`.
+      columns: `author_column`, `text_column`, `max_words`, `me` and `folder` of `read_corpus`.
 
     Raises:
       DataError: as `read_corpus`.
     """
-    if path.is_dir() or not path.exists() or suffix_of(path) not in TABLE_SUFFIXES:
+    in_memory = columns.get("me") is not None or path.is_dir() or not path.exists()
+    if in_memory or suffix_of(path) not in TABLE_SUFFIXES:
         table = table_of(read_corpus(path, **columns), kind, lower=lower)
         return replace(table, corpus=replace(table.corpus, authors=(), sha256=table.corpus.fingerprint()))
+    columns = {key: value for key, value in columns.items() if key not in ("me", "folder")}
     spans = spans_of(path, _pieces(path))
-    folders = [folder / str(k) for k in range(len(spans))]
+    folders = [into / str(k) for k in range(len(spans))]
     _read_spans(path, spans, folders, kind, columns)
-    about = Corpus(path.name, (), skipped=left_out(path, _refused(path, spans, folders)))
+    form = file_form(path, columns)
+    about = Corpus(path.name, (), skipped=left_out(path.name, _refused(path, spans, folders)), formats=(form,))
     return _join(about, folders, path, kind, lower=lower)
 
 
@@ -403,7 +408,8 @@ def _join(about: Corpus, folders: Sequence[Path], path: Path, kind: TokenKind, *
     lines = _joined(folders, "lines.i32")
     last = np.flatnonzero(np.diff(owner[rows], append=-1))  # of each author
     first = np.append(0, np.cumsum(lines[rows])[last])
-    names = [pseudonym(handles[a]) for a in owner[rows[last]].tolist()]
+    names = [pseudonym(handles[a]) if handles[a] else path.name for a in owner[rows[last]].tolist()]
+    about = replace(about, natural=len(names) > 1)
     bodies = _bodies(folders, _byte_bounds(folders, lines), rows, np.append(0, last + 1))
     about = replace(about, sha256=fingerprint_of(zip(names, np.diff(first).tolist(), bodies, strict=True)))
     sizes, lengths = _joined(folders, "sizes.i32"), _joined(folders, "lengths.i32")

@@ -17,7 +17,8 @@ from keyfed.errors import DataError, DownloadError
 from keyfed.text import catalogue
 from keyfed.text.catalogue import NAMED, RemoteFile, is_path, load_corpus
 from keyfed.text.corpus import Author, Corpus, Skipped, pseudonym
-from keyfed.text.published import html_to_text, paragraphs, plays, sentences
+from keyfed.text.exports.messages import html_to_text
+from keyfed.text.published import paragraphs, plays, sentences
 
 
 def put(root: Path, path: str, text: str) -> None:

@@ -53,13 +53,13 @@ class TestFolder:
             "ann.txt": ("First.", "Second."),
             "carl": ("No extension.",),
             "deep/bob.txt.gz": ("Packed.",),
-            "dora.md": ("# Title",),
+            "dora.md": ("Title",),
         }
 
     def test_what_cannot_be_used_is_counted_with_its_reason(self, tmp_path: Path) -> None:
         write(tmp_path / "good.txt", "Good.")
         write(tmp_path / "blank.txt", "\n \n")
-        (tmp_path / "latin.txt").write_bytes("Zoë".encode("latin-1"))
+        (tmp_path / "greek.txt").write_bytes("Ζωή είναι".encode("cp1253"))
         (tmp_path / "binary.txt").write_bytes(b"text\0more")
         (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"text" * 500)[:-12])
         write(tmp_path / "photo.png", "no")
@@ -69,7 +69,7 @@ class TestFolder:
         reasons = {skipped.what: skipped.why.split(" (")[0] for skipped in corpus.skipped}
         assert reasons == {
             "blank.txt": "empty",
-            "latin.txt": "not UTF-8",
+            "greek.txt": "not UTF-8, UTF-16 or cp1252; save it as UTF-8",
             "binary.txt": "binary",
             "cut.txt.gz": "unreadable",
             "photo.png": "not a text file",
@@ -85,7 +85,7 @@ class TestFolder:
 
 def test_one_file_is_one_pool(tmp_path: Path) -> None:
     corpus = read_corpus(write(tmp_path / "book.txt", "One.\n\nTwo.\n"))
-    assert corpus.authors == (Author("book.txt", ("One.", "Two.")),)
+    assert corpus.authors == (Author("book.txt", ("One.", "Two."), signed=False),)
     assert not corpus.natural
 
 
@@ -180,9 +180,9 @@ class TestTables:
 
     def test_csv_rows_that_do_not_fit_the_header_or_the_encoding(self, tmp_path: Path) -> None:
         path = tmp_path / "a.csv"
-        path.write_bytes(b"user,text\nann,good\nann,too,many\nann\nann,caf\xe9\n")
+        path.write_bytes("user,text\nann,café\nann,too,many\nann\n".encode() + b"ann,caf\xe9\n")
         corpus = read_corpus(path)
-        assert by_author(corpus) == {pseudonym("ann"): ("good",)}
+        assert by_author(corpus) == {pseudonym("ann"): ("café",)}
         assert [s.why for s in corpus.skipped] == ["more fields than the header", "missing text", "not UTF-8"]
 
     def test_a_table_cut_short_keeps_what_could_be_read(self, tmp_path: Path) -> None:
@@ -241,9 +241,17 @@ class TestLeaf:
         assert not corpus.tokenised
         assert not corpus.characters
 
-    @pytest.mark.parametrize("text", ["[]", "{", '{"users": 3}', "\0"])
-    def test_other_json_is_an_error(self, tmp_path: Path, text: str) -> None:
-        with pytest.raises(DataError, match="expected a LEAF file"):
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("[]", "JSON without messages"),
+            ("{", r"broken JSON \(line 1, column 2\)"),
+            ('{"users": 3}', "JSON of an unknown form; expected an export"),
+            ("\0", "binary"),
+        ],
+    )
+    def test_other_json_is_an_error(self, tmp_path: Path, text: str, said: str) -> None:
+        with pytest.raises(DataError, match=said):
             read_corpus(write(tmp_path / "a.json", text))
 
 

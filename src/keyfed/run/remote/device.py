@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from keyfed.config.load import Config, DataConfig, check, config_from, method_spec
+from keyfed.config.schema import read_options
 from keyfed.engine.network import shapes
 from keyfed.engine.problem import Problem, make_store
 from keyfed.engine.task import ClientTask, Finished, run_tasks
@@ -196,9 +197,7 @@ def read_person(config: Config, name: str, vocab: Vocab, me: str | None = None) 
       me: the client's owner among several authors of one file (`text.corpus`).
     """
     data = config.data
-    corpus = load_corpus(
-        data.name, author_column=data.author_column, text_column=data.text_column, max_words=data.max_words
-    )
+    corpus = load_corpus(data.name, **read_options(replace(data, me=None)))
     (own,) = own_corpus(corpus, Path(data.name), me).authors
     one = replace(corpus, authors=(Author(name, own.lines),), valid=None, test=None, natural=True)
     people = partition(one, "natural", clients=None, seed=config.train.seed, unseen=0.0, share=data.train_share)
