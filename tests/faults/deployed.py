@@ -71,15 +71,26 @@ def small_config(
 
 
 def federation(
-    home: Path, texts: list[Path], *, fault: Fault | None = None, plain: bool = True, floor: int = 3
+    home: Path,
+    texts: list[Path],
+    *,
+    fault: Fault | None = None,
+    plain: bool = True,
+    floor: int = 3,
+    named: Callable[[Path], str] = lambda path: path.stem,
 ) -> tuple[InProcess, Roster]:
-    """Enrol a session for every text."""
+    """Enrol a session for every text.
+
+    Args:
+      named: a client's name; a simulation calls it by its file, and draws the order of lines and dropout by that name.
+    """
     sessions, roster = {}, Roster(home / "roster.json")
     for path in texts:
-        sessions[path.stem] = session(home, path, plain=plain, floor=floor)
-        identity = sessions[path.stem].store.identity().public.hex()
-        node_key = hashlib.sha256(path.stem.encode()).hexdigest()
-        roster.write({path.stem: Enrolled(identity, node_key, datetime.now(UTC).isoformat())})
+        name = named(path)
+        sessions[name] = session(home, path, plain=plain, floor=floor, name=name)
+        identity = sessions[name].store.identity().public.hex()
+        node_key = hashlib.sha256(name.encode()).hexdigest()
+        roster.write({name: Enrolled(identity, node_key, datetime.now(UTC).isoformat())})
     return InProcess(sessions, fault), roster
 
 
@@ -88,10 +99,10 @@ def revoke(roster: Roster, name: str) -> None:
     roster.write({name: replace(roster.entries[name], revoked=True)})
 
 
-def session(home: Path, text: Path, *, plain: bool = True, floor: int = 3) -> ClientSession:
+def session(home: Path, text: Path, *, plain: bool = True, floor: int = 3, name: str | None = None) -> ClientSession:
     """A client's session; one made again has lost what was in memory, and no file."""
-    own = home / text.stem
-    return ClientSession(own, text.stem, own_text(text.stem, text), plain=plain, floors=Floors(floor))
+    name = name or text.stem
+    return ClientSession(home / name, name, own_text(name, text), plain=plain, floors=Floors(floor))
 
 
 def resigned(client: str, post: Post, handler: Handler, answer: bytes, change: Callable[[bytes], Answer]) -> Answer:

@@ -39,6 +39,20 @@ def test_a_federation_equals_the_simulation_bit_for_bit(tmp_path, method, option
     assert result["refused"] == 0
 
 
+def test_packed_lines_and_dropout_of_a_federation_are_those_of_the_simulation(tmp_path):
+    texts = write_texts(tmp_path / "texts", 3)
+    vocab, path = vocabulary(tmp_path)
+    config = small_config(tmp_path / "texts", path, "fedavg", secure=True, rounds=1, cohort=3)
+    config = with_limits(
+        replace(config, data=replace(config.data, batches="packed"), model=replace(config.model, dropout=0.3))
+    )
+    train(config, tmp_path / "simulated")
+    transport, roster = federation(tmp_path / "clients", texts, named=lambda path: path.name)
+    train_deployed(config, vocab, tmp_path / "deployed", transport, roster, patience=QUICK)
+    simulated, deployed = last_model(tmp_path / "simulated"), last_model(tmp_path / "deployed")
+    assert all(torch.equal(p, deployed[name]) for name, p in simulated.items())
+
+
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
 def test_the_average_and_the_schedule_of_a_federation_are_those_of_the_simulation(tmp_path, secure):
     texts = write_texts(tmp_path / "texts", 5)

@@ -85,3 +85,25 @@ def ngram_file(model: KneserNey) -> bytes:
         tensors[f"n{n}.prob"] = level.prob.astype(np.float32)
         tensors[f"n{n}.backoff"] = level.backoff[:-1].astype(np.float32)
     return bytes(save(tensors))
+
+
+class Browser:
+    """Clients of secure sums in JavaScript (`secure_cases.mjs`), in one node process."""
+
+    def __init__(self):
+        script = Path(__file__).with_name("secure_cases.mjs")
+        started = [NODE or "node", str(script)]
+        self._node = subprocess.Popen(started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, op, **given):
+        self._node.stdin.write(json.dumps({"op": op, **given}) + "\n")
+        self._node.stdin.flush()
+        return json.loads(self._node.stdout.readline())
+
+    def __call__(self, op, **given):
+        answer = self.ask(op, **given)
+        assert "value" in answer, answer
+        return answer["value"]
+
+    def close(self):
+        self._node.communicate(timeout=30)

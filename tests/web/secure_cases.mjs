@@ -7,6 +7,8 @@ import { createInterface } from "node:readline";
 const folder = new URL("../../src/keyfed/keyboard/web/secure/", import.meta.url);
 const load = (name) => import(new URL(`${name}.mjs`, folder));
 const [bytes, keys, sharing, { Member, termsOf }] = await Promise.all(["bytes", "keys", "sharing", "member"].map(load));
+const [{ Session }, { Store }, { Learner, LIMITS }] =
+  await Promise.all(["session", "store", "learner"].map((name) => load(`../client/${name}`)));
 const { fromHex, hex } = bytes;
 const read = (text) => fromHex(text, text.length / 2);
 
@@ -21,7 +23,7 @@ function entropy(seed) {
   };
 }
 
-const oneTime = new Map(), members = new Map();
+const oneTime = new Map(), members = new Map(), pages = new Map();
 const mapOf = (object) => new Map(Object.entries(object).map(([name, text]) => [name, read(text)]));
 const objectOf = (map) => Object.fromEntries([...map].map(([name, value]) => [name, hex(value)]));
 
@@ -52,6 +54,21 @@ const operations = {
   },
   sorted: ({ names }) => bytes.sortedNames(names),
   possessed: async ({ posted }) => keys.isPossessed(keys.keysFromJson(posted)),
+  // A page as a client: opened with its text in tokens, and again with what it kept; then one message at a time.
+  async open({ name, text, limits = {}, floor, busy = null, again = false }) {
+    const kept = again ? pages.get(name).kept : new Map();
+    const values = {
+      get: async (key) => structuredClone(kept.get(key)), set: async (key, value) => void kept.set(key, structuredClone(value)),
+      delete: async (key) => void kept.delete(key), keys: async () => [...kept.keys()],
+    };
+    const store = new Store(values);
+    const streams = Object.fromEntries(Object.entries(text).map(([part, ids]) => [part, Int32Array.from(ids)]));
+    const make = async (page) => new Learner(page, streams, { limits: { ...LIMITS, ...limits } });
+    pages.set(name, { kept, session: new Session(name, store, make, { floor, ready: () => busy }) });
+    return hex((await store.identity()).public);
+  },
+  handle: async ({ name, kind, body }) => hex(await pages.get(name).session.handle(kind, read(body))),
+  kept: ({ name }) => [...pages.get(name).kept.keys()].sort(),
   async answer({ identity, client, kind, answer }) {
     return hex(await keys.signedAnswer(await keys.Identity.fromBytes(read(identity)), client, kind, read(answer)));
   },
@@ -65,7 +82,8 @@ for await (const line of createInterface({ input: process.stdin })) {
   } catch (error) {
     if (error instanceof bytes.Refused) {
       answer = { refused: error.message, accused: error.accused, evidence: error.evidence && hex(error.evidence) };
-    } else if (error instanceof bytes.SecureSumError) answer = { error: error.message };
+    } else if (error instanceof bytes.Rejected) answer = { rejected: [error.reason, error.detail] };
+    else if (error instanceof bytes.SecureSumError) answer = { error: error.message };
     else throw error; // a mistake of ours
   }
   process.stdout.write(`${JSON.stringify(answer)}\n`);

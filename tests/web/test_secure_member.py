@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +26,7 @@ from keyfed.private.secagg.terms import SumTerms
 from keyfed.private.secagg.threshold import Floors
 from keyfed.private.secagg.wire import add_mask, package_text
 
-from .node_cases import NODE, needs_node
+from .node_cases import Browser, needs_node
 
 pytestmark = needs_node
 
@@ -48,27 +45,6 @@ def counter(seed):
         return taken
 
     return random
-
-
-class Browser:
-    """The JavaScript clients, in one node process."""
-
-    def __init__(self):
-        script = Path(__file__).with_name("secure_cases.mjs")
-        self._node = subprocess.Popen([NODE, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def ask(self, op, **given):
-        self._node.stdin.write(json.dumps({"op": op, **given}) + "\n")
-        self._node.stdin.flush()
-        return json.loads(self._node.stdout.readline())
-
-    def __call__(self, op, **given):
-        answer = self.ask(op, **given)
-        assert "value" in answer, answer
-        return answer["value"]
-
-    def close(self):
-        self._node.communicate(timeout=30)
 
 
 @pytest.fixture(scope="module")

@@ -67,6 +67,17 @@ def told(document: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
     }
 
 
+def page_terms(config: Config, method: Method, model: ModelSpec) -> dict[str, Any]:
+    """Return what pages of a browser are told besides: they have no package that builds model and method from a name.
+
+    The specification is that of `method_digest` and is bound into the masks of every sum, so a server cannot tell pages
+    another method than the other clients.
+    """
+    assert method.spec is not None
+    batches = {"kind": config.data.batching, "window": window_of(config), "max_tokens": config.data.max_tokens}
+    return {"spec": asdict(method.spec), "model": asdict(model), "batches": batches, "floor": config.secure.floor}
+
+
 def run_method(config: Config, *, secure: bool) -> Method:
     """Build a run's method as both sides do; with secure sums none by which the server can read a single upload."""
     method = build_method(method_spec(config))

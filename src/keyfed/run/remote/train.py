@@ -21,13 +21,14 @@ from keyfed.engine.network import parameter_count
 from keyfed.errors import ConfigError, RunError
 from keyfed.federated.types import Method
 from keyfed.files import write_atomically
+from keyfed.model.language_model import ModelSpec
 from keyfed.private.secagg.threshold import SecureSettings
 from keyfed.run.compatible import Case, refuse
 from keyfed.run.console import Listener, Silent, plural
 from keyfed.run.folder import made_by, open_folder, read_result, read_run_toml, refuse_changes, strict, write_run_toml
 from keyfed.run.plan import Choice, with_limits
 from keyfed.run.prepare import build_network
-from keyfed.run.remote.device import method_digest, run_method, told
+from keyfed.run.remote.device import method_digest, page_terms, run_method, told
 from keyfed.run.remote.private import PrivateRunLoop, keep_enrolled, settle
 from keyfed.run.remote.rounds import Patience as Patience
 from keyfed.run.remote.rounds import RemoteRunLoop
@@ -93,6 +94,8 @@ def train_deployed(
             "vocab": vocab.to_json(),
             "method": method_digest(method),
         }
+        if secure is not None and settled is None and isinstance(spec, ModelSpec):
+            about["page"] = page_terms(config, method, spec)
         refuse_long(about)
         run = RemoteRun(
             _run_name(out), about, _next_attempt(out), patience.answer, secure, config.upload.bound, config.train.seed

@@ -9,6 +9,14 @@ export class Refused extends Error {
   }
 }
 
+/** A message that must not be answered, or must not count, with a typed reason (`keyfed.federated.types.Reason`). */
+export class Rejected extends Error {
+  constructor(reason, detail) {
+    super(`${reason}: ${detail}`);
+    [this.reason, this.detail] = [reason, detail];
+  }
+}
+
 /** A value that does not belong in a secure sum. */
 export class SecureSumError extends Error {}
 

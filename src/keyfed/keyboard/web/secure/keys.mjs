@@ -37,11 +37,9 @@ export async function agree(secret, publicKey) {
 
 /** A client's lasting key, by which its one-time keys are known to be its own. The private half cannot be read. */
 export class Identity {
-  #key;
-
-  /** @param {CryptoKey} key  private, Ed25519 @param {Uint8Array} publicKey */
+  /** @param {CryptoKey} key  private, Ed25519, not to be read out @param {Uint8Array} publicKey */
   constructor(key, publicKey) {
-    this.#key = key;
+    this.key = key;
     this.public = publicKey;
   }
 
@@ -60,7 +58,7 @@ export class Identity {
   }
 
   async sign(message) {
-    return new Uint8Array(await crypto.subtle.sign("Ed25519", this.#key, message));
+    return new Uint8Array(await crypto.subtle.sign("Ed25519", this.key, message));
   }
 }
 

@@ -28,7 +28,7 @@ function lineBounds(stream) {
 /**
  * What a client reads in a round: at most `most` tokens, one contiguous piece whose start is drawn by the seed.
  * @param {Int32Array} stream
- * @param {{kind: "stream" | "packed", maxTokens?: number | null}} cut
+ * @param {{kind: "stream" | "packed", maxTokens?: number | null}} cut  Infinity and null: no limit
  * @param {bigint | number} seed
  */
 export function limitText(stream, { kind, maxTokens = null }, seed) {

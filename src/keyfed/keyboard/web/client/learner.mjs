@@ -1,0 +1,141 @@
+/**
+ * A page's own text under a run's model: what it does for a round (`training/descent.mjs`), and what it counts on text
+ * that was held back. What a page does at most is its owner's affair: it refuses a model or work beyond its limits.
+ */
+
+import { BOS, EOS, UNK } from "../context.mjs";
+import { GATES, Network, shapesOf } from "../network.mjs";
+import { Rejected } from "../secure/bytes.mjs";
+import { distances } from "../secure/distance.mjs";
+import { ruleOf } from "../secure/vector.mjs";
+import { trainLocally } from "../training/descent.mjs";
+import { isObject } from "./messages.mjs";
+
+const LARGEST_CHANGE = 1e15; // of an upload's number, as in `keyfed.engine.simulate`
+const MOST_LAYERS = 8, MOST_STEP_NUMBERS = 2 ** 26;
+
+/** What a page's owner gives a run at most. */
+export const LIMITS = Object.freeze({ parameters: 5_000_000, epochs: 5, minutes: 10, tokens: 20_000 });
+
+/** The factor on the step size in a round: `progress` of `keyfed.federated.descent`. */
+export function progress({ shape, rounds, warmup, final }, round) {
+  const warm = Math.min(Math.floor(warmup * rounds + 0.5), Math.max(0, rounds - 1));
+  if (round < warm) return (round + 1) / (warm + 1);
+  if (shape === "constant") return 1;
+  const done = Math.min((round - warm) / Math.max(1, rounds - warm), 1);
+  const left = shape === "linear" ? 1 - done : (1 + Math.cos(Math.PI * done)) / 2;
+  return final + (1 - final) * left;
+}
+
+/**
+ * What a method's specification says of its clients: all of it is bound into the masks of a sum, so a server cannot tell
+ * pages another method than the others.
+ * @throws {Rejected}  a method that a page cannot follow
+ */
+function planOf({ name, options, mediator, keep, quantise, schedule }) {
+  const weights = Object.hasOwn(WEIGHTS, name) ? WEIGHTS[name](options) : null;
+  const cannot = (what) => new Rejected("other method", `a page does not take part in runs with ${what}`);
+  if (!weights) throw cannot(`the method ${String(name).slice(0, 30)}`);
+  if (mediator !== null || keep !== 1 || quantise !== "none") throw cannot("a mediator of their own, or compressed uploads");
+  if (options.optimiser !== "sgd") throw cannot("a local optimiser other than sgd");
+  if (options.noise) throw cannot("noise on uploads");
+  const { lr, decay, clip, momentum, epochs, batch_size: rows } = options;
+  const isPositive = (x) => Number.isFinite(x) && x > 0;
+  const isFine = isPositive(lr) && isPositive(decay) && (clip === null || isPositive(clip)) && momentum >= 0 && momentum < 1;
+  if (!isFine || ![epochs, rows].every((n) => Number.isSafeInteger(n) && n >= 1)) throw cannot("options that make no sense");
+  return { lr, decay, clip, momentum, epochs, rows, mu: options.mu ?? 0, schedule, ...weights };
+}
+
+const tokens = () => ({ mediator: { name: "tokens" }, norm: null });
+const WEIGHTS = {
+  fedavg: tokens, fedavgm: tokens, fednesterov: tokens, fedadam: tokens, fedyogi: tokens, fedadagrad: tokens,
+  fedprox: ({ by_tokens: isByTokens }) => ({ mediator: { name: isByTokens ? "tokens" : "uniform" }, norm: null }),
+  fedatt: ({ temperature, bound, norm }) => ({ mediator: { name: "distance", temperature, bound }, norm }),
+};
+
+/** Refuse a model, or an amount of work, that is none of ours or more than the page's owner gives; return its shapes. */
+function checkSize(model, { window }, { rows, epochs }, limits) {
+  const sides = ["vocab", "embed", "hidden", "layers"].map((side) => model[side]);
+  if (!Object.hasOwn(GATES, model.cell) || ![...sides, window].every((n) => Number.isSafeInteger(n) && n >= 1 && n < 2 ** 24)) {
+    throw new Rejected("other method", "a model or a window that is none of ours");
+  }
+  if (model.layers > MOST_LAYERS) throw new Rejected("over limit", `a model of ${model.layers} layers; this page takes at most ${MOST_LAYERS}`);
+  const shapes = shapesOf(model);
+  const parameters = Object.values(shapes).reduce((sum, shape) => sum + shape.reduce((product, n) => product * n, 1), 0);
+  if (!(parameters <= limits.parameters)) throw new Rejected("over limit", `a model of ${parameters} parameters; this page takes at most ${limits.parameters}`);
+  if (epochs > limits.epochs) throw new Rejected("over limit", `${epochs} epochs a round; this page takes at most ${limits.epochs}`);
+  const numbers = rows * window * (GATES[model.cell] * model.hidden * model.layers + 2 * model.embed + model.vocab);
+  if (numbers > MOST_STEP_NUMBERS) throw new Rejected("over limit", `steps of ${rows} lines of ${window} tokens; this page has no room for them`);
+  return shapes;
+}
+
+/** A client's text, ready for a run. */
+export class Learner {
+  /**
+   * @param {{spec: object, model: object, batches: {kind: string, window: number, max_tokens: number | null}}} page
+   *   what the server says of the run
+   * @param {{train: Int32Array, valid: Int32Array, test: Int32Array}} text  tokens, an EOS behind every line
+   * @param {{limits?: typeof LIMITS, now?: () => number, pause?: () => Promise<unknown>}} [how]
+   *   pause: awaited between steps; false stops the training
+   */
+  constructor(page, text, { limits = LIMITS, now = () => performance.now(), pause = async () => true } = {}) {
+    if (![page.model, page.batches].every(isObject)) throw new Rejected("other method", "a run that does not say what a page is to do");
+    const plan = planOf(page.spec), { kind, window, max_tokens: maxTokens } = page.batches;
+    if (!["stream", "packed"].includes(kind)) throw new Rejected("other method", `a page does not cut text as ${String(kind).slice(0, 20)}`);
+    this.shapes = checkSize(page.model, page.batches, plan, limits);
+    this.rule = ruleOf(plan.mediator);
+    this.model = page.model;
+    this.local = { ...plan, kind, window, dropout: page.model.dropout, maxTokens: Math.min(maxTokens ?? Infinity, limits.tokens) };
+    [this.text, this.limits, this.now, this.pause] = [text, limits, now, pause];
+    if (text.train.length <= window) throw new Rejected("no text", `too little text to learn from: a window has ${window} tokens`);
+  }
+
+  /**
+   * Train for a round.
+   * @returns {Promise<import("../secure/vector.mjs").Done>}
+   */
+  async solve(theta, { seed, round, client, halvings }) {
+    const { model, local, limits } = this;
+    const lr = local.lr * local.decay ** round * (local.schedule ? progress(local.schedule, round) : 1) * 0.5 ** halvings;
+    const until = this.now() + 60_000 * limits.minutes;
+    const found = await trainLocally(model, theta, this.text.train, { ...local, lr }, { seed, round, client }, () => {
+      if (this.now() > until) throw new Rejected("over limit", `the round took longer than this page's ${limits.minutes} minutes`);
+      return this.pause();
+    });
+    if (!found) throw new Rejected("not now", "the page's owner stopped the training");
+    const upload = Object.fromEntries(Object.keys(theta).map((name) => [name, found.weights[name].map((w, i) => w - theta[name][i])]));
+    if (!(found.tokens > 0)) throw new Rejected("no text", "what this page trained is not sent");
+    const largest = Object.values(upload).reduce((most, change) => change.reduce((m, x) => (Math.abs(x) <= m ? m : Math.abs(x)), most), 0);
+    if (!Number.isFinite(found.loss)) throw new Rejected("non-finite report", "what this page trained is not sent");
+    if (!(largest <= LARGEST_CHANGE)) throw new Rejected(Number.isFinite(largest) ? "exploding upload" : "non-finite upload", "what this page trained is not sent");
+    const distance = local.norm ? distances(upload, this.shapes, local.norm) : {};
+    return { upload, tokens: found.tokens, worked: found.worked, loss: found.loss, distance };
+  }
+
+  /** Counts over text that was held back, as `keyfed.model.output.Score`. @param {"valid" | "test"} part */
+  evaluate(theta, part) {
+    const { model, local } = this, stream = this.text[part], isLines = local.kind === "packed";
+    const score = { tokens: 0, nats: 0, top1: 0, top3: 0, words: 0, words_top1: 0, words_top3: 0, unknown: 0 };
+    const tensors = new Map(Object.entries(theta).map(([name, data]) => [name, { shape: this.shapes[name], data }]));
+    const network = new Network({ model, reading: isLines ? "lines" : "stream" }, tensors);
+    let states = network.zero(), last = isLines ? BOS : stream[0];
+    for (const token of isLines ? stream : stream.subarray(1)) {
+      const { logp, states: after } = network.step([last], states);
+      const own = logp[token];
+      let rank = 0;
+      for (let i = 0; i < logp.length; i++) if (logp[i] > own || (logp[i] === own && i < token)) rank += 1;
+      const isWord = token !== UNK && token !== EOS;
+      score.tokens += 1;
+      score.nats -= own;
+      score.top1 += Number(rank === 0);
+      score.top3 += Number(rank < 3);
+      score.words += Number(isWord);
+      score.words_top1 += Number(isWord && rank === 0);
+      score.words_top3 += Number(isWord && rank < 3);
+      score.unknown += Number(token === UNK);
+      const isEnd = isLines && token === EOS;
+      [states, last] = isEnd ? [network.zero(), BOS] : [after, token];
+    }
+    return score;
+  }
+}

@@ -1,0 +1,242 @@
+/**
+ * A page's side of a federation: it answers the server's messages as `keyfed/wire/client.py` does, and refuses what it
+ * should not answer. A page takes part in secure sums only, and in none that promises differential privacy yet.
+ *
+ *   hello → proof of identity and one-time keys; train → encrypted shares; upload → the masked vector; unmask → shares
+ *   that open the sum; bye → what was kept of the run is forgotten
+ */
+
+import { fromHex, hex, joined, Refused, Rejected, SecureSumError } from "../secure/bytes.mjs";
+import { parse, plain, written } from "../secure/json.mjs";
+import { keysFromJson, keysToJson, SIGNATURE_BYTES, signedAnswer } from "../secure/keys.mjs";
+import { Member, mostRatio, termsOf } from "../secure/member.mjs";
+import { checkPublic } from "../secure/public.mjs";
+import { packageText } from "../secure/sharing.mjs";
+import { calibrationVector, DoesNotFit, evaluationVector, uploadVector } from "../secure/vector.mjs";
+import { digestOf, helloText, isObject, modelOf, mostHead, pack, sumContext, textDigest, textIn, unpack, wholeNumber } from "./messages.mjs";
+
+const PURPOSES = ["upload", "calibration", "evaluation"], MOST_MEMBERS = 4096, MOST_HALVINGS = 64, USUAL_FLOOR = 3;
+
+/** A page as one client of a server. */
+export class Session {
+  #name;
+  #store;
+  #make;
+  #floor;
+  #ready;
+  #learner = null; // {run, learner, plan} of the run in progress
+  #work = null;
+  #solved = null;
+
+  /**
+   * @param {string} name  that it was enrolled under
+   * @param {import("./store.mjs").Store} store
+   * @param {(page: object, vocab: string) => Promise<import("./learner.mjs").Learner>} make  text ready for a run
+   * @param {{floor?: number, ready?: () => string | null, trusted?: string}} [how]  ready: why not now; null: it is
+   */
+  constructor(name, store, make, { floor = USUAL_FLOOR, ready = () => null, trusted = "" } = {}) {
+    [this.#name, this.#store, this.#make, this.#floor, this.#ready] = [name, store, make, floor, ready];
+    this.trusted = trusted;
+  }
+
+  /**
+   * Answer a message.
+   * @param {string} kind
+   * @param {Uint8Array} body
+   * @returns {Promise<Uint8Array>}
+   * @throws {Rejected}  it must not be answered; the reason is typed
+   */
+  async handle(kind, body) {
+    const { exact, head, tensors } = unpack(body, mostHead(kind));
+    if (kind === "who") return pack({ name: this.#name });
+    if (kind === "hello") return this.#hello(exact, head);
+    if (kind === "bye") return this.#bye(textIn(head, "run"));
+    let answer;
+    if (kind === "train") answer = await this.#train(exact, head, tensors);
+    else if (kind === "upload") answer = await this.#upload(this.#workOf(head), head);
+    else if (kind === "unmask") answer = await this.#unmask(this.#workOf(head), head);
+    else throw new Rejected("malformed", `a message of kind "${kind.slice(0, 20)}"`);
+    return signedAnswer(await this.#store.identity(), this.#name, kind, answer);
+  }
+
+  async #hello(exact, head) {
+    const run = textIn(head, "run"), nonce = textIn(head, "nonce");
+    if (head.secure !== true) throw new Rejected("not secure", "a page takes part in secure sums only");
+    const { epsilon = null, noise = null } = head.config?.privacy ?? {};
+    if (epsilon !== null || noise !== null) {
+      throw new Rejected("refused by client", "a page does not take part in runs with differential privacy yet");
+    }
+    if (!isObject(exact.page) || !isObject(exact.page.spec)) throw new Rejected("other method", "a run that has no place for pages");
+    if (await textDigest([exact.page.spec, true]) !== textIn(head, "method")) {
+      throw new Rejected("other method", "the method that pages are told is not that of the run");
+    }
+    await this.#store.meet(head.roster, this.trusted);
+    await this.#store.begin(run, exact, { page: head.page, spec: written(exact.page.spec), vocab: head.vocab, seed: wholeNumber(head.config?.train ?? {}, "seed") });
+    this.#learner = null;
+    await this.#learnerOf(run);
+    const floor = await this.#hidesAmong(run), identity = await this.#store.identity();
+    const proof = hex(await identity.sign(helloText(this.#name, run, nonce, floor)));
+    return pack({ proof, keys: keysToJson(await this.#store.newKeys(this.#name)), hide_among: floor });
+  }
+
+  async #hidesAmong(run) {
+    const { page } = (await this.#store.begun(run)).about;
+    return Math.max(this.#floor, wholeNumber(page, "floor", 2, MOST_MEMBERS));
+  }
+
+  async #learnerOf(run) {
+    if (this.#learner?.run !== run) {
+      const { about } = await this.#store.begun(run);
+      this.#learner = { run, learner: await this.#make(about.page, about.vocab), spec: parse(about.spec) };
+    }
+    return this.#learner;
+  }
+
+  async #bye(run) {
+    this.#drop();
+    this.#learner = this.#solved = null;
+    await this.#store.forget(run);
+    return pack({});
+  }
+
+  async #train(exact, head, tensors) {
+    this.#drop();
+    const why = this.#ready();
+    if (why !== null) throw new Rejected("not now", why);
+    const run = textIn(head, "run"), begun = await this.#store.begun(run);
+    const { learner, spec } = await this.#learnerOf(run);
+    const theta = modelOf(tensors, learner.shapes);
+    const work = await this.#accept(run, learner, spec, exact, head, theta);
+    if (work.part !== null) work.score = learner.evaluate(theta, work.part);
+    if (work.purpose !== "evaluation") work.done = await this.#solve(work, begun.about.seed);
+    work.member = await this.#join(work, head, begun.digest);
+    const identity = await this.#store.identity(), parcels = {};
+    for (const [to, sealed] of await work.member.shares()) {
+      parcels[to] = hex(joined([sealed, await identity.sign(packageText(work.member.terms.digest, this.#name, to, sealed))]));
+    }
+    this.#work = work; // only now: a client that refused the terms has nothing to be asked for
+    return pack({ ...work.named, parcels, keys: keysToJson(await this.#store.newKeys(this.#name)) });
+  }
+
+  /** Check what a training message is about. */
+  async #accept(run, learner, spec, exact, head, theta) {
+    const round = wholeNumber(head, "round"), attempt = wholeNumber(head, "attempt"), purpose = textIn(head, "purpose");
+    if (!PURPOSES.includes(purpose)) throw new Rejected("malformed", `a purpose "${purpose.slice(0, 20)}"`);
+    const model = await digestOf(theta, learner.shapes);
+    if (model !== textIn(head, "model")) throw new Rejected("other model", "the model is not the one that the message names");
+    if (!Object.values(theta).every((w) => w.every(Number.isFinite))) throw new Rejected("non-finite model", "the model holds numbers that are not finite");
+    await this.#store.see(run, { attempt, round, model });
+    const part = head.evaluate ?? null;
+    if (!["valid", "test", null].includes(part) || (purpose === "evaluation" && part === null)) {
+      throw new Rejected("malformed", `an evaluation of "${String(part).slice(0, 20)}"`);
+    }
+    if (purpose !== "evaluation") checkPublic(head.public, Object.keys(learner.shapes));
+    const halvings = head.halvings === undefined ? 0 : wholeNumber(head, "halvings", 0, MOST_HALVINGS);
+    return {
+      run, round, attempt, purpose, part, model, learner, spec, theta, halvings, members: wholeNumber(head, "members", 1, MOST_MEMBERS),
+      publicNumbers: isObject(head.public) ? exact.public : Object.create(null), named: { run, round, attempt }, done: null, score: null, member: null, isSent: false,
+    };
+  }
+
+  async #solve(work, seed) {
+    const key = `${work.run} ${work.round} ${work.model} ${work.halvings}`;
+    if (this.#solved?.key === key) return this.#solved.done;
+    this.#solved = null;
+    const done = await work.learner.solve(work.theta, { seed, round: work.round, client: this.#name, halvings: work.halvings });
+    this.#solved = { key, done };
+    return done;
+  }
+
+  /** Join a secure sum on the server's terms, if they are acceptable. */
+  async #join(work, head, about) {
+    const me = this.#name;
+    if (!Array.isArray(head.cohort) || !isObject(head.identities) || head.cohort.length !== work.members) {
+      throw new Rejected("malformed", "a secure round without its cohort's keys");
+    }
+    try {
+      const cohort = head.cohort.map(keysFromJson);
+      const identities = new Map(Object.entries(head.identities).map(([name, key]) => [name, fromHex(key, 32)]));
+      if ([...identities.values()].includes(null)) throw new SecureSumError("an identity that is no key");
+      const own = cohort.find(({ client }) => client === me), identity = await this.#store.identity();
+      if (!own || hex(identities.get(me) ?? []) !== hex(identity.public)) {
+        throw new Rejected("refused by client", "the cohort has no keys of this client, or others");
+      }
+      const context = await sumContext({ ...work, about, shapes: work.learner.shapes });
+      const length = this.#vector(work, null).length, threshold = wholeNumber(head, "threshold", 1, MOST_MEMBERS);
+      const terms = await termsOf({ context, cohort, threshold, length });
+      const among = new Map(terms.names.filter((name) => identities.has(name)).map((name) => [name, identities.get(name)]));
+      await this.#store.refuseStrangers(among, me);
+      const keys = await this.#store.takeKeys(own.serial);
+      const member = await Member.join(me, keys, terms, identities, { floor: await this.#hidesAmong(work.run) });
+      await this.#store.pin(among);
+      return member;
+    } catch (error) {
+      if (error instanceof Refused) throw new Rejected("refused by client", error.message);
+      if (error instanceof SecureSumError) throw new Rejected("malformed", `terms of a secure sum that make no sense (${error.message})`);
+      throw error;
+    }
+  }
+
+  #workOf(head) {
+    const work = this.#work, round = wholeNumber(head, "round");
+    if (!work) throw new Rejected("restarted", "this page has nothing trained; it may have been reloaded");
+    if (textIn(head, "run") !== work.run || round !== work.round || wholeNumber(head, "attempt") !== work.attempt) {
+      throw new Rejected("stale", `round ${round}, and this page is in round ${work.round}`);
+    }
+    return work;
+  }
+
+  async #upload(work, head) {
+    if (!Array.isArray(head.alive) || !isObject(head.parcels)) throw new Rejected("malformed", "an upload without the others' shares");
+    if (work.isSent) throw new Rejected("stale", "this page has uploaded already");
+    try {
+      const parcels = Object.entries(head.parcels).map(([name, text]) => [name, fromHex(text, String(text).length / 2)]);
+      if (parcels.some(([, bytes]) => bytes === null || bytes.length < SIGNATURE_BYTES)) throw new SecureSumError("shares that are not hexadecimal");
+      const received = new Map(parcels.map(([name, bytes]) => [name, bytes.slice(0, -SIGNATURE_BYTES)]));
+      const signatures = new Map(parcels.map(([name, bytes]) => [name, bytes.slice(-SIGNATURE_BYTES)]));
+      await this.#store.begun(work.run); // refuses a run that has ended since it was trained
+      await this.#store.refuseSecond(work.run, work.round, work.purpose, work.part);
+      const vector = this.#vector(work, mostRatio(work.member.terms.threshold));
+      const masked = await work.member.masked(vector, head.alive.map(String), received, signatures);
+      work.isSent = true;
+      const words = new Int32Array(masked.buffer);
+      return pack(work.named, [{ name: "masked", dtype: "I32", shape: [words.length], data: words }]);
+    } catch (error) {
+      this.#drop();
+      if (error instanceof DoesNotFit) throw new Rejected(error.isRange ? "out of range" : "does not fit", "a number is outside of what the sum holds; nothing was sent");
+      if (error instanceof Refused && error.accused !== null) {
+        return pack({ ...work.named, accuses: error.accused, evidence: error.evidence && hex(error.evidence) });
+      }
+      if (error instanceof Refused || error instanceof SecureSumError) throw new Rejected("refused by client", error.message);
+      throw error;
+    }
+  }
+
+  /** What this client adds to the sum. Without a ratio its length is what counts, and nothing is refused for its size. */
+  #vector({ purpose, learner, done, publicNumbers, members, score }, ratio) {
+    if (purpose === "evaluation") return evaluationVector(score, members);
+    if (purpose === "calibration") return calibrationVector(done, learner.rule, members);
+    const numbers = plain(publicNumbers);
+    if (ratio !== null) return uploadVector(done, learner.rule, { ...numbers, rule: numbers.rule }, members, ratio, score);
+    const still = Object.fromEntries(Object.entries(done.upload).map(([name, change]) => [name, new Float32Array(change.length)]));
+    return uploadVector({ ...done, upload: still }, learner.rule, numbers, members, 1, score);
+  }
+
+  async #unmask(work, head) {
+    if (!Array.isArray(head.survivors)) throw new Rejected("malformed", "a request to open a sum that this page is not in");
+    try {
+      return pack({ ...work.named, shares: hex(await work.member.unmask(head.survivors.map(String))) });
+    } catch (error) {
+      if (error instanceof Refused || error instanceof SecureSumError) throw new Rejected("refused by client", error.message);
+      throw error;
+    } finally {
+      this.#drop();
+    }
+  }
+
+  /** Forget the round in progress and its secrets. */
+  #drop() {
+    this.#work?.member?.forget();
+    this.#work = null;
+  }
+}

@@ -1,0 +1,271 @@
+"""Pages as clients of a federation: the real server, by messages; the sum is that of Python's clients."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+
+import pytest
+
+from keyfed.run.loop import train
+from keyfed.run.plan import with_limits
+from keyfed.run.remote.device import read_person
+from keyfed.run.remote.train import train_deployed
+from keyfed.wire.messages import Rejected, pack, unpack
+from keyfed.wire.roster import Enrolled
+from keyfed.wire.transport import Lost, Post, deliver
+from tests.faults.deployed import QUICK, federation, last_model, small_config, vocabulary, write_texts
+
+from .node_cases import Browser, needs_node
+
+pytestmark = needs_node
+
+SGD = {"optimiser": "sgd", "lr": 0.5, "clip": 0.5, "epochs": 2, "batch_size": 3, "momentum": 0.3}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    started = Browser()
+    yield started
+    started.close()
+
+
+class Page:
+    """A page that stands where a Python client stands (`transport.Handler`)."""
+
+    def __init__(self, browser, name):
+        self.browser, self.name, self.kinds, self.refused = browser, name, [], []
+
+    def handle(self, kind, body):
+        self.kinds.append(kind)
+        answer = self.browser.ask("handle", name=self.name, kind=kind, body=body.hex())
+        if "rejected" in answer:
+            self.refused.append(answer["rejected"])
+            raise Rejected(*answer["rejected"])
+        assert "value" in answer, answer
+        return bytes.fromhex(answer["value"])
+
+
+def with_pages(browser, transport, roster, config, vocab, texts, pages, kept, **how):
+    """Put pages in the place of some clients; each has the text of the client whose place it takes."""
+    for path in texts:
+        if path.name not in pages:
+            continue
+        own = replace(config, data=replace(config.data, name=str(path)))
+        person, _ = read_person(own, path.name, vocab)
+        text = {part: vocab.encode(getattr(person, part)).tolist() for part in ("train", "valid", "test")}
+        identity = browser("open", name=path.name, text=text, floor=3, **how)
+        kept[path.name] = text
+        transport.handlers[path.name] = Page(browser, path.name)
+        roster.write({path.name: Enrolled(identity, roster.entries[path.name].node_key, "2026-01-01T00:00:00+00:00")})
+    return transport
+
+
+def run(
+    browser,
+    tmp_path,
+    method,
+    pages,
+    *,
+    batches="stream",
+    rounds=2,
+    dropout=0.0,
+    fault=None,
+    how=None,
+    texts=None,
+    **options,
+):
+    files = write_texts(tmp_path / "texts", 5)
+    vocab, path = vocabulary(tmp_path)
+    config = small_config(tmp_path / "texts", path, method, secure=True, rounds=rounds, cohort=5, **{**SGD, **options})
+    config = replace(
+        config,
+        data=replace(config.data, batches=batches),
+        model=replace(config.model, dropout=dropout),
+        train=replace(config.train, schedule="cosine", final=0.2),
+    )
+    config = with_limits(config)
+    transport, roster = federation(tmp_path / "clients", files, fault=fault, named=lambda path: path.name)
+    kept = {} if texts is None else texts
+    with_pages(browser, transport, roster, config, vocab, files, pages, kept, **(how or {}))
+    said = []
+    result = train_deployed(config, vocab, tmp_path / "run", transport, roster, Said(said), patience=QUICK)
+    return config, result, transport, said
+
+
+class Said:
+    """A listener that keeps what is said."""
+
+    def __init__(self, lines):
+        self.say = lines.append
+
+    def start(self, *given): ...
+    def round(self, *given): ...
+
+
+@pytest.mark.parametrize(
+    ("method", "batches", "options"),
+    [
+        ("fedavg", "packed", {"dropout": 0.3}),
+        ("fedatt", "stream", {"temperature": 0.5}),
+        ("fedprox", "stream", {"mu": 0.1}),
+    ],
+)
+def test_a_federation_with_pages_learns_what_the_simulation_learns(browser, tmp_path, method, batches, options):
+    config, result, transport, said = run(
+        browser, tmp_path, method, ["client-1.txt", "client-2.txt", "client-4.txt"], batches=batches, **options
+    )
+    assert not [line for line in said if "left out" in line]
+    assert transport.handlers["client-1.txt"].kinds.count("upload") >= 2
+    expected = train(config, tmp_path / "simulated")
+    simulated, deployed = last_model(tmp_path / "simulated"), last_model(tmp_path / "run")
+    for name, p in simulated.items():
+        assert float((p - deployed[name]).abs().max()) <= 1e-6, name
+        assert float((p - deployed[name].new_zeros(p.shape)).abs().max()) > 0.01
+    assert [result["rounds"], result["refused"], result["abandoned"]] == [2, 0, 0]
+    for what in ("perplexity", "top1", "top3", "tokens"):  # of held-out text, most of it counted by pages
+        assert result["test"][what] == pytest.approx(expected["test"][what], rel=1e-5), what
+
+
+def test_a_page_that_vanishes_is_a_drop_out_like_any_other(browser, tmp_path):
+    def fault(client, post, handler):
+        gone = client == "client-2.txt" and post.kind == "upload"
+        return Lost("no answer") if gone else deliver(client, post, handler)
+
+    _, result, _, said = run(browser, tmp_path, "fedavg", ["client-1.txt", "client-2.txt"], fault=fault)
+    assert [line for line in said if "client-2.txt is left out" in line]
+    assert [result["rounds"], result["abandoned"]] == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "how", "says"),
+    [
+        ({"optimiser": "adam", "momentum": 0.0}, {}, "local optimiser other than sgd"),
+        ({"epochs": 3}, {"limits": {"epochs": 2}}, "3 epochs a round; this page takes at most 2"),
+        ({}, {"limits": {"parameters": 100}}, "this page takes at most 100"),
+        ({}, {"limits": {"minutes": 0}}, "the round took longer than this page's 0 minutes"),
+        ({}, {"busy": "on battery"}, "on battery"),
+    ],
+)
+def test_a_run_that_a_page_cannot_follow_goes_on_without_it(browser, tmp_path, options, how, says):
+    _, result, transport, _ = run(browser, tmp_path, "fedavg", ["client-1.txt"], rounds=1, how=how, **options)
+    refused = transport.handlers["client-1.txt"].refused
+    assert refused
+    assert all(says in detail for _, detail in refused), refused
+    assert [result["rounds"], result["abandoned"]] == [1, 0]
+
+
+def changed(body, change=lambda head: None, tensors=None):
+    """Return a message with another head or other tensors."""
+    head, own = unpack(body)
+    head = json.loads(json.dumps(head))
+    change(head)
+    return pack(head) + (own if tensors is None else tensors)
+
+
+def put(*path, to):
+    def change(head):
+        for key in path[:-1]:
+            head = head[key]
+        head[path[-1]] = to
+
+    return change
+
+
+def drop(key):
+    return lambda head: head.pop(key)
+
+
+HELLOS = {  # what a hostile server may say, and why a page refuses
+    "not in the clear": (put("secure", to=False), "not secure"),
+    "with a promise that pages cannot keep": (put("config", "privacy", "epsilon", to=1.0), "differential privacy"),
+    "another method for pages": (put("page", "spec", "options", "epochs", to=1), "not that of the run"),
+    "another method for all": (put("method", to="0" * 64), "not that of the run"),
+    "nothing for pages": (drop("page"), "no place for pages"),
+    "a floor of one": (put("page", "floor", to=1), '"floor" is 1'),
+    "a giant model": (put("page", "model", "vocab", to=10**6), "parameters; this page takes at most"),
+    "a model of many layers": (put("page", "model", "layers", to=9), "9 layers; this page takes at most"),
+    "a window without end": (put("page", "batches", "window", to=10**7), "this page has no room"),
+    "a roster that is none": (put("roster", to=["x"]), "not a list of marks"),
+    "a vocabulary changed under way": (put("vocab", to="{}"), "began with another configuration"),
+}
+TRAININGS = {
+    "another model than named": (put("model", to="0" * 64), "not the one that the message names"),
+    "a purpose of its own": (put("purpose", to="spy"), 'a purpose "spy"'),
+    "text that is none to evaluate": (put("evaluate", to="train"), 'an evaluation of "train"'),
+    "an old attempt": (put("attempt", to=0), "stale"),
+    "public numbers of another run": (put("public", "more", to=1), "public numbers that make no sense"),
+    "public numbers out of bounds": (put("public", "outside", to=7), "outside is not a whole number"),
+    "a cohort without its keys": (drop("cohort"), "without its cohort's keys"),
+    "more members than keys": (put("members", to=4000), "without its cohort's keys"),
+    "halvings without end": (put("halvings", to=10**6), '"halvings" is'),
+    "a run that it does not know": (put("run", to="other"), "knows nothing of the run"),
+}
+
+
+def test_what_a_hostile_server_says_is_refused_and_the_run_goes_on(browser, tmp_path):
+    """Before each genuine message the page gets forged ones; every one is refused, and the round counts the page."""
+    refused = {}
+
+    def fault(client, post, handler):
+        if isinstance(handler, Page):
+            forged = {"hello": HELLOS if handler.kinds else {}, "train": TRAININGS}.get(post.kind, {})
+            if post.kind == "hello" and not handler.kinds:
+                deliver(client, post, handler)  # what is said first stands, and what follows is compared with it
+                forged = HELLOS
+            for what, (change, _) in forged.items():
+                answer = deliver(client, Post(post.kind, changed(post.body, change)), handler)
+                refused.setdefault(what, answer)
+            if post.kind == "train":
+                refused.setdefault("old protocol", deliver(client, Post("train", b"KFM1" + post.body[4:]), handler))
+                refused.setdefault("noise", deliver(client, Post("train", b"\xff" * 50), handler))
+                body = bytearray(post.body)
+                body[-4:] = struct.pack("<f", float("nan"))
+                refused.setdefault("not a number", deliver(client, Post("train", bytes(body)), handler))
+                half = Post("train", post.body[: len(post.body) // 2])
+                refused.setdefault("half a model", deliver(client, half, handler))
+            if post.kind == "upload":
+                sent = deliver(client, post, handler)
+                refused.setdefault("a second vector", deliver(client, post, handler))
+                return sent
+        return deliver(client, post, handler)
+
+    _, result, transport, said = run(browser, tmp_path, "fedavg", ["client-3.txt"], fault=fault)
+    assert all(isinstance(answer, Lost) for answer in refused.values()), refused
+    for what, (_, says) in (HELLOS | TRAININGS).items():
+        assert says in f"{refused[what].reason} {refused[what].detail}", (what, refused[what])
+    assert refused["old protocol"].reason == "other protocol"
+    assert refused["a second vector"].reason == "stale"
+    assert {refused[what].reason for what in ("noise", "not a number", "half a model")} <= {"malformed", "other model"}
+    assert not [line for line in said if "left out" in line]
+    assert [result["rounds"], result["abandoned"]] == [2, 0]
+    assert transport.handlers["client-3.txt"].kinds.count("upload") >= 4
+
+
+def test_terms_below_its_floor_are_refused_and_the_others_go_on_without_the_page(browser, tmp_path):
+    def fault(client, post, handler):
+        if isinstance(handler, Page) and post.kind == "train":
+            post = Post("train", changed(post.body, put("threshold", to=2)))
+        return deliver(client, post, handler)
+
+    _, result, transport, _ = run(browser, tmp_path, "fedavg", ["client-3.txt"], rounds=1, fault=fault)
+    assert {reason for reason, _ in transport.handlers["client-3.txt"].refused} == {"refused by client"}
+    assert [result["rounds"], result["abandoned"]] == [1, 0]
+
+
+def test_a_page_that_is_loaded_again_goes_on_with_what_it_kept(browser, tmp_path):
+    """Between its hello and the end the page is reloaded before every message that begins something."""
+    texts = {}
+
+    def fault(client, post, handler):
+        if isinstance(handler, Page) and post.kind in ("hello", "train"):
+            browser("open", name=client, text=texts[client], floor=3, again=True)
+        return deliver(client, post, handler)
+
+    _, result, transport, said = run(browser, tmp_path, "fedavg", ["client-2.txt"], fault=fault, texts=texts)
+    assert not transport.handlers["client-2.txt"].refused
+    assert not [line for line in said if "left out" in line]
+    assert result["abandoned"] == 0
+    kept = browser("kept", name="client-2.txt")
+    assert [key.partition(" ")[0] for key in kept] == ["identity", "keys", "pins", "roster", "run", "serial"]
