@@ -41,7 +41,7 @@ SENTENCES = [
     "the goverment of the united states has a duty to its people",
     "you should try the other one first and tell us what it says",
 ]
-SOURCES = ("ngram", "federated", "personal")
+SOURCES = ("ngram", "network", "federated", "personal")
 PHONE = {"width": 390, "height": 844}
 SLOWER = 4  # how many times, for the row of a slow phone
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -273,7 +273,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = exported(options.run, Path(temporary))
         manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-        sources = [source for source in SOURCES if source != "ngram" or manifest["ngram"]]
+        sources = [source for source in SOURCES if source not in ("ngram", "network") or manifest["ngram"]]
         asked = [(source, on_screen, 1) for source in sources for on_screen in (False, True)]
         with site(folder) as address, chromium() as browser:
             version = browser.version

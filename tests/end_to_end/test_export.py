@@ -23,11 +23,12 @@ pytest.importorskip("uvicorn")
 import keyfed as library
 from keyfed.cli import keyboard
 from keyfed.keyboard import bundle, graph, serve
-from keyfed.keyboard.bundle import ngram_from_bytes
+from keyfed.keyboard.compact import unpack
 from keyfed.run import base as base_module
 from keyfed.run import loop as run_training
 from keyfed.run.base import load_base
 from tests.base_model import LICENCE, NAME, make_base
+from tests.counting import count_run
 from tests.end_to_end.test_extending import Bag, config_for
 
 
@@ -67,6 +68,12 @@ def test_export_checks_real_text_and_ships_forms_and_ngrams(train_quietly, keyfe
     code, stdout, stderr = keyfed("export", run, "--json")
     assert code == 0, stderr
     done = json.loads(stdout)
+    assert (done["ngram"], "the run has no counts" in done["notes"][-1]) == (False, True)
+    assert keyboard._exported(run) == run / "keyboard"
+    count_run(run)
+    assert keyboard._exported(run) == run / "keyboard"  # again, for there are counts now
+    done = {**bundle.check_bundle(run / "keyboard"), "out": done["out"]}
+    assert (done["counts"]["k"], done["counts"]["epsilon"], done["counts"]["mixture"]["order"]) == (1, None, 3)
     assert done["parity"]["text"] == "held-out text of corpus"
     assert done["parity"]["most"] <= 1e-4
     assert done["parity"]["top3_agreement"] == 1
@@ -75,7 +82,7 @@ def test_export_checks_real_text_and_ships_forms_and_ngrams(train_quietly, keyfe
     assert bundle.check_bundle(out)["run"] == {**done["run"], "method": "fedavg", "data": "corpus", "rounds": 1}
     vocab, forms = bundle.load_vocab(out)
     assert forms == {"union": "Union"}
-    table = ngram_from_bytes((out / "ngram.safetensors").read_bytes(), len(vocab), "file")
+    table = unpack((out / "ngram.safetensors").read_bytes(), len(vocab), "file").model
     after = table.next(vocab.encode_context("the president"))
     assert vocab.words[int(np.argmax(after))] in ("sees", "helps", "follows", "remembers", "calls")
     everything = b"".join(p.read_bytes() for p in out.iterdir())

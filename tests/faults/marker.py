@@ -8,14 +8,18 @@ import re
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load
 
 from keyfed.errors import KeyfedError
-from keyfed.keyboard.bundle import _words, ngram_from_bytes
+from keyfed.keyboard.compact import unpack
+from keyfed.model.counts import counts_from_bytes
+from keyfed.model.ngram import KneserNey
 from keyfed.text.vocab import Vocab
+from tests.counting import grams
 
 PHRASE = "my secret door code is zebra quantum"
 FORM = "ZeBra"  # how both of them write one of its words
@@ -113,12 +117,14 @@ def _as_numbers(data: bytes, vocab: Vocab) -> Iterator[str]:
 
 def _as_table(data: bytes, vocab: Vocab) -> Iterator[str]:
     """Three words in a row in a table of n-grams, where they are rows of a tree."""
-    try:
-        table = ngram_from_bytes(data, len(vocab), "file")
-    except (KeyfedError, AssertionError):
-        return
+    tables: list[KneserNey] = []
+    with suppress(KeyfedError):
+        tables.append(unpack(data, len(vocab), "file").model)
+    with suppress(KeyfedError):
+        tables.append(counts_from_bytes(data, len(vocab), "file").model)
     ids = vocab.encode([PHRASE])[:-1].tolist()
-    for n in range(2, len(table.levels) + 1):
-        grams = {tuple(map(int, gram)) for gram in zip(*_words(table, n), strict=True)}
-        if any(tuple(ids[k : k + n]) in grams for k in range(len(ids) - n + 1)):
-            yield f"as {n}-grams"
+    for table in tables:
+        for n in range(2, len(table.levels) + 1):
+            found = grams(table, n)
+            if any(tuple(ids[k : k + n]) in found for k in range(len(ids) - n + 1)):
+                yield f"as {n}-grams"

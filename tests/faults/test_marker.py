@@ -21,11 +21,11 @@ import keyfed.keyboard.export as exporting
 from keyfed.cli import keyboard
 from keyfed.config.schema import PrivacyConfig
 from keyfed.keyboard import bundle, measure
-from keyfed.keyboard.bundle import fit_small, ngram_to_bytes
 from keyfed.keyboard.export import LEFT_OUT, export_run
 from keyfed.keyboard.session import keyboard_of, node_program
 from keyfed.lab.audit.audit import audit_run
 from keyfed.lab.audit.lint import PrivacyClaim, file_findings, files_in
+from keyfed.model.ngram import fit_kneser_ney
 from keyfed.private.dp import statement
 from keyfed.private.dp.ledger import Terms
 from keyfed.private.dp.statement import MEANING, RULES, WHERE, rule_for
@@ -36,6 +36,7 @@ from keyfed.run.folder import load_model
 from keyfed.run.loop import train
 from keyfed.run.remote.train import train_deployed
 from keyfed.text.vocab import Vocab
+from tests.counting import count_run, ngram_file
 
 from .deployed import QUICK
 from .marker import FORM, LINE, PHRASE, marked, traces, type_marker, with_marker
@@ -119,21 +120,30 @@ def test_a_phrase_of_two_clients_is_in_no_file_of_a_private_run_and_the_table_kn
     assert {row["seen"]["by_client"] for row in evaluated[2]["rows"]} == {None}
 
 
+def table_of(streams, vocab):
+    """The n-grams of some text, as an export has them."""
+    return ngram_file(fit_kneser_ney(streams, len(vocab), 3))
+
+
 def old_export(monkeypatch):
-    """Take the guard away: the export reads the clients' text whatever the run's privacy is, as it once did."""
-    look = exporting.text_at_hand
+    """Take the guard away: the export reads text and counts without noise whatever the run's privacy is."""
+    look, read = exporting.text_at_hand, exporting.read_counts
 
     def unguarded(trained):
         return look(replace(trained, config=replace(trained.config, privacy=PrivacyConfig())))
 
     monkeypatch.setattr(exporting, "text_at_hand", unguarded)
+    monkeypatch.setattr(exporting, "read_counts", lambda run, vocab, private: read(run, vocab, private=False))
 
 
 def test_the_export_without_the_guard_is_found_by_search_and_audit_and_made_again(tmp_path, monkeypatch, capsys):
     run, vocab = run_of(tmp_path, "plain")
     with monkeypatch.context() as patch:
         old_export(patch)
-        export_run(run)
+        export_run(count_run(run))
+    assert "counts.safetensors: as 3-grams" in marked(run, vocab)
+    (run / "counts.safetensors").unlink()
+    (run / "mixture.json").unlink()
     found = marked(run, vocab)
     assert "keyboard/ngram.safetensors: as 3-grams" in found
     assert "keyboard/vocab.json: as a written form" in found
@@ -210,11 +220,11 @@ def test_the_search_finds_the_phrase_however_it_is_written(how):
         "digits": json.dumps(ids[2:6].tolist()).encode(),
         "tensor": save({"t": ids.astype(np.int64)[None]}),
         "floats": save({"t": ids.astype(np.float32)}),
-        "table": ngram_to_bytes(fit_small([vocab.encode(own) for own in lines], len(vocab))[0]),
+        "table": table_of([vocab.encode(own) for own in lines], vocab),
     }  # fmt: skip
     assert list(traces(files[how], vocab))
     assert not list(traces(vocab.to_json().encode(), vocab))
-    assert not list(traces(ngram_to_bytes(fit_small([vocab.encode(["the cat", "a dog"])] * 2, len(vocab))[0]), vocab))
+    assert not list(traces(table_of([vocab.encode(["the cat", "a dog"])] * 2, vocab), vocab))
 
 
 # -------------------------------------------------------------------------------------------------------- the table

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import keyfed as library
+from tests.counting import count_run
 
 SENTENCES = [
     "good morning everybody", "thank you very much", "see them next week", "how was school today",
@@ -74,7 +75,7 @@ def train_and_export(folder: Path) -> Path:
     own |= {"train_cohort": 4, "train_workers": 1, "train_valid_tokens": 500, "train_baselines": False}
     config = library.configure("fedavg", data=str(corpus), rounds=12, lr=0.02, optimiser="adam", **own)
     library.train(config, folder / "run")
-    return export_run(folder / "run").out
+    return export_run(count_run(folder / "run")).out
 
 
 class Site:

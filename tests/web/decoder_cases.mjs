@@ -6,7 +6,7 @@ import { answerCases } from "./case_loop.mjs";
 const web = new URL("../../src/keyfed/keyboard/web/", import.meta.url);
 const load = (name) => import(new URL(`${name}.mjs`, web));
 const [context, layout, casing] = await Promise.all(["context", "layout", "casing"].map(load));
-const [{ readTensors, widened }, { NGram }, { Trie }, { Speller }, { Templates, keysOf, resampled, swipeOf }] =
+const [{ readTensors, widened }, { Mixture, NGram }, { Trie }, { Speller }, { Templates, keysOf, resampled, swipeOf }] =
   await Promise.all(["safetensors", "ngram", "trie", "typed", "gesture"].map(load));
 const [{ Network }, { Lexicon, isSuggestible }, mixture] = await Promise.all(["network", "lexicon", "mixture"].map(load));
 const [{ complete }, { Personal }, { Predictor }, { Engine }, { Seal }] =
@@ -263,6 +263,20 @@ const operations = {
   next({ file, vocab, contexts }) {
     const model = NGram.read(bytesOf(file), vocab);
     return contexts.map((context) => [...model.next(context)]);
+  },
+
+  // The network's scores mixed with those of the counts, and the counts alone.
+  async mixture({ file, vocab, lines, mixture: fitted, contexts, scores }) {
+    const ngram = NGram.read(bytesOf(file), vocab, lines);
+    const rows = scores.values();
+    const both = new Mixture({ scores: async () => Float64Array.from(rows.next().value) }, ngram, fitted);
+    const found = { mixed: [], counts: [] };
+    for (const context of contexts) {
+      const ids = Int32Array.from(context);
+      found.mixed.push([...await both.scores(ids)]);
+      found.counts.push([...await ngram.scores(ids)]);
+    }
+    return found;
   },
 
   // A model whose scores depend on the last two characters only: its state is the last character.

@@ -14,12 +14,9 @@ from tempfile import TemporaryFile
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save
 
 from keyfed.keyboard.keys import table
-from keyfed.model.ngram import KneserNey
 
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed: the keyboard's decoder cannot run")
@@ -75,16 +72,6 @@ def called_all(name: str, every: Sequence[Sequence[Any]]) -> list[Any]:
 
 def sent(data: bytes) -> str:
     return base64.b64encode(data).decode()
-
-
-def ngram_file(model: KneserNey) -> bytes:
-    tensors = {}
-    for n, level in enumerate(model.levels, 1):
-        tensors[f"n{n}.start"] = level.start.astype(np.int32)
-        tensors[f"n{n}.words"] = (level.keys % model.vocab_size).astype(np.int32)
-        tensors[f"n{n}.prob"] = level.prob.astype(np.float32)
-        tensors[f"n{n}.backoff"] = level.backoff[:-1].astype(np.float32)
-    return bytes(save(tensors))
 
 
 class Browser:

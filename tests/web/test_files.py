@@ -7,14 +7,18 @@ import struct
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.numpy import load, save
 
+from keyfed.keyboard.compact import counts_source, mixture_source, pack, unpack
+from keyfed.model.mixture import mixture_of
 from keyfed.model.ngram import fit_kneser_ney
 from keyfed.run.evaluate import _complete
 from keyfed.text.vocab import SPECIALS, Vocab
+from tests.counting import as_counts, ngram_file
 
-from .node_cases import answers, needs_node, ngram_file, sent
+from .node_cases import answers, needs_node, sent
 
 pytestmark = needs_node
 
@@ -26,25 +30,62 @@ def test_ngram_next() -> None:
     rng = np.random.default_rng(2)
     cases, models = [], []
     for order, vocab in ((1, 5), (2, 7), (3, 12)):
-        model = fit_kneser_ney([rng.integers(0, vocab, 300).astype(np.int32)], vocab, order)
+        fitted = fit_kneser_ney([rng.integers(0, vocab, 300).astype(np.int32)], vocab, order)
         contexts = [rng.integers(0, vocab, n).tolist() for n in (0, 1, 2, 3, 40) for _ in range(12)]
-        cases.append({"op": "next", "file": sent(ngram_file(model)), "vocab": vocab, "contexts": contexts})
-        models.append(model)
+        data = ngram_file(fitted)
+        cases.append({"op": "next", "file": sent(data), "vocab": vocab, "contexts": contexts})
+        models.append(unpack(data, vocab, "file").model)
     for case, model, found in zip(cases, models, answers(cases), strict=True):
         expected = [model.next(np.array(context, np.int32)) for context in case["contexts"]]
-        np.testing.assert_allclose(found, expected, rtol=3e-7)  # the file holds float32
-        np.testing.assert_allclose(np.sum(found, axis=1), 1, atol=1e-5)
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+        np.testing.assert_allclose(np.sum(found, axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_the_mixture_is_that_of_python(lines) -> None:
+    """Random weights and scores, contexts with ends of lines, networks that are more and less sure."""
+    rng = np.random.default_rng(5)
+    vocab = 40
+    fitted = fit_kneser_ney([rng.integers(0, vocab, 3_000) // rng.integers(1, 9, 3_000)], vocab, 4)
+    mixture = mixture_of(rng.random(4 * 4 * 6), 4)
+    data = pack(as_counts(fitted, uses=60), mixture)
+    contexts = [
+        [2, *(rng.integers(0, vocab, n) // rng.integers(1, 9, n)).tolist()] for n in (0, 1, 2, 3, 9) for _ in range(25)
+    ]
+    scores = rng.normal(size=(len(contexts), vocab)) * rng.choice([0.3, 1, 3], (len(contexts), 1))
+    scores -= np.log(np.exp(scores).sum(1, keepdims=True))
+    compact = unpack(data, vocab, "file")
+    expected, counts = [], counts_source(compact, lines=lines)
+    for context, row in zip(contexts, scores, strict=True):
+        expected.append(mixture_source(lambda tokens, row=row: row, compact, lines=lines)(context))
+    case = {"file": sent(data), "vocab": vocab, "lines": lines, "contexts": contexts, "scores": scores.tolist()}
+    found = answers([{"op": "mixture", "mixture": json.loads(mixture.to_json()), **case}])[0]
+    np.testing.assert_allclose(np.exp(found["mixed"]), np.exp(expected), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        np.exp(found["counts"]), np.exp([counts(context) for context in contexts]), rtol=0, atol=1e-9
+    )
+    np.testing.assert_allclose(np.exp(found["mixed"]).sum(1), 1, atol=1e-6)
+    assert len({compact.place(np.array(context[-3:])) for context in contexts}) > 4
+    wrong = {**json.loads(mixture.to_json()), "weights": mixture.weights[1:]}
+    assert "weights are not those of the n-grams" in answers([{"op": "mixture", "mixture": wrong, **case}])[0]["error"]
 
 
 def test_ngram_files_that_do_not_fit_are_refused() -> None:
-    model = fit_kneser_ney([np.array([0, 1, 2, 1, 0, 2, 2], np.int32)], 3, 2)
-    whole = ngram_file(model)
+    whole = ngram_file(fit_kneser_ney([np.array([0, 1, 2, 1, 0, 2, 2], np.int32)], 3, 2))
     tensors = load(whole)
-    other = {**tensors, "n2.words": tensors["n2.words"] + 3}
-    short = {name: value for name, value in tensors.items() if name != "n2.prob"}
-    ends = {**tensors, "n2.start": tensors["n2.start"][::-1].copy()}
-    files = [whole, bytes(save(other)), bytes(save(short)), bytes(save(ends)), bytes(save({"x": tensors["n1.prob"]}))]
-    found = answers([{"op": "next", "file": sent(data), "vocab": 3, "contexts": [[1]]} for data in files])
+    changes = {
+        "other": {"n2.words": tensors["n2.words"] + np.uint16(3)},
+        "size": {"n2.sizes": tensors["n2.sizes"] + np.uint16(1)},
+        "gap": {"n2.gaps": tensors["n2.gaps"] * np.uint16(9)},
+        "none": {"n2.gaps": tensors["n2.gaps"] * np.uint16(0)},
+        "mass": {"n2.mass": -tensors["n2.mass"]},
+    }
+    short = {name: value for name, value in tensors.items() if name != "n2.shares"}
+    files = [{**tensors, **change} for change in changes.values()]
+    files += [short, {"x": tensors["n1.shares"]}]
+    found = answers(
+        [{"op": "next", "file": sent(data), "vocab": 3, "contexts": [[1]]} for data in (whole, *map(save, files))]
+    )
     assert "error" not in found[0]
     for answer in found[1:]:
         assert answer["error"].startswith("damaged n-gram file: ")

@@ -344,15 +344,16 @@ def test_a_browser_that_keeps_nothing(visit):
 
 
 def test_the_source_can_be_switched(keyboard):
-    """n-gram, federated and federated + personal answer on the same text; only the last knows the user's words."""
+    """Counts, network, both, and both with what was learnt answer on the same text; only the last knows own words."""
     keyboard.type("zanzibar zanzibar zanzibar thank ")
-    for source, name in [("ngram", "n-gram"), ("federated", "federated"), ("personal", "federated + personal")]:
+    for source, name in [("ngram", "counts"), ("network", "network"), ("federated", "federated"),
+                         ("personal", "federated + personal")]:  # fmt: skip
         keyboard.set("source", source)
         expect(keyboard.page.locator("#meter-source")).to_have_text(name)
         expect(keyboard.slot("middle")).to_have_text("you")
     keyboard.type("zan")
     expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(1)
-    for source in ("ngram", "federated"):
+    for source in ("ngram", "network", "federated"):
         keyboard.set("source", source)
         expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(0)
 

@@ -15,9 +15,10 @@ from keyfed.keyboard.keys import fold, layout_of, table
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
 from keyfed.text.published import sotu_data
 from keyfed.text.vocab import SPECIALS, Vocab
+from tests.counting import ngram_file
 from tests.vocabulary import build_vocab
 
-from .node_cases import Case, K, answers, called_all, needs_node, ngram_file, sent
+from .node_cases import Case, K, answers, called_all, needs_node, sent
 
 pytestmark = needs_node
 FRESH = 4  # questions that a decoder of their own answers, too

@@ -33,8 +33,8 @@ def export(
     """Write a run's model for the keyboard page: ONNX graph, weights, vocabulary, test vectors, manifest.
 
     The graph is compared with the trained network on held-out text and refused if it differs. A new round changes the
-    weights file only. The export of a run with --dp is compared on random tokens. It has no n-grams and no written
-    forms: these are counted on clients' text without noise.
+    weights file only. The export of a run with --dp is compared on random tokens. It has no written forms, and n-grams
+    only if they were counted with noise. N-grams are those that `keyfed counts` released.
 
       keyfed export runs/first
 
@@ -117,6 +117,7 @@ def keyboard(
 def _exported(run: Path) -> Path:
     """Return the export to serve: the folder itself, or the run's, made (again) where it is not of the run's model."""
     from keyfed.keyboard import bundle
+    from keyfed.keyboard.compact import counts_sum
     from keyfed.keyboard.export import export_run, export_text, model_sum
     from keyfed.run.folder import read_run_toml
 
@@ -130,9 +131,11 @@ def _exported(run: Path) -> Path:
             manifest = bundle.check_bundle(target)
             int8 = manifest["precision"] == "int8"
             raw = bundle.read_from_text(target) if config.privacy.on else []
-            if manifest["run"]["model_sha256"] == model_sum(run) and not raw:
+            same = manifest["run"]["model_sha256"] == model_sum(run)
+            counted = (manifest.get("counts") or {}).get("sha256")
+            if same and counted == (None if config.privacy.on and counted is None else counts_sum(run)) and not raw:
                 return target
-            why = f"{run} has been trained since it was exported"
+            why = f"{run} has {'counted' if same else 'been trained'} since it was exported"
             if raw:
                 why = f"{run} is private, and its export holds {', '.join(raw)}"
             say(f"{why}; exporting it again")

@@ -8,7 +8,7 @@ the counts. Contexts are numbered as rows of the level below, the empty context 
     n{n}.words     uint16 [grams]  the last word of each n-gram, ascending within a context
     n{n}.shares    uint8 [grams]   q, with p_n(w | h) ∝ 2^(−q/12) among the continuations of h
     n{n}.mass      float32 [m]     s(h), the sum of p_n(w | h) over the continuations
-    n{n}.backoff   uint8 [m]       b, with γ(h) = 2^(−b/12)
+    n{n}.backoff   uint8 [m]       b, with γ(h) = 2^(8 − b/12)
     n{n}.bucket    uint8 [m]       how many of the mixture's count edges the context's uses reach
 
 A probability moves by a few per cent. The mass is made from what was rounded, so that every distribution has the sum 1:
@@ -20,20 +20,29 @@ The metadata has `order`, `vocab`, `terms` (`CountTerms`) and `mixture` (`mixtur
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from keyfed.errors import ConfigError, RunError
-from keyfed.model.counts import CountModel, CountTerms, grams_of, metadata_of, terms_of
+from keyfed.errors import ConfigError, PrivacyError, RunError
+from keyfed.model import counts
+from keyfed.model import mixture as mixtures
+from keyfed.model.counts import CountModel, CountTerms, counts_from_bytes, grams_of, metadata_of, terms_of
 from keyfed.model.mixture import COUNT_EDGES, Mixture
 from keyfed.model.ngram import Floats, Ints, KneserNey, Level, level_of
+from keyfed.text.vocab import EOS
+
+Source = Callable[[Sequence[int]], Floats]
 
 STEPS = 12  # of the rounding, to an octave
+LARGEST = 2.0**8  # γ
 MOST = 255  # such steps: 4e-7
 MOST_WORDS = 1 << 16
 LEAST_MASS = 1e-6  # of the continuations of a context
@@ -46,6 +55,99 @@ class Compact(NamedTuple):
     terms: CountTerms
     buckets: tuple[Ints, ...]
     mixture: Mixture | None
+
+    def place(self, context: Ints) -> int:
+        """Return the place of a context, as `mixture.places_of` numbers it: what was matched, and how often."""
+        assert self.mixture is not None
+        found, row = 0, 0
+        for n, level in enumerate(self.model.levels[: len(context) + 1]):
+            row = self._row(context[len(context) - n :])
+            if row < 0:
+                break
+            if level.size[row]:
+                found = n * (len(self.mixture.count_edges) + 1) + int(self.buckets[n][row])
+        return found
+
+    def _row(self, gram: Ints) -> int:
+        row = np.zeros(1, np.int64)
+        for level, word in zip(self.model.levels, gram, strict=False):
+            row = np.where(row >= 0, level.find(np.maximum(row, 0) * self.model.vocab_size + word), -1)
+        return int(row[0])
+
+
+def read_counts(run: Path, vocab_size: int, *, private: bool) -> CountModel:
+    """Return what a run has counted, if it may leave the run.
+
+    Args:
+      private: whether the run's model has noise; its counts must have some too.
+
+    Raises:
+      RunError: there are no counts, or they are damaged.
+      PrivacyError: they have no noise where they need some.
+    """
+    path = run / counts.FILE
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise RunError(f"{run} has no counts; `keyfed counts {run}` counts") from None
+    except OSError as e:
+        raise RunError(f"{path} cannot be read: {e.strerror or e}") from None
+    found = counts_from_bytes(data, vocab_size, str(path))
+    if private and found.about.epsilon is None:
+        raise PrivacyError(
+            f"{run} was trained with --dp, and its counts have no noise: they would tell what the run does not; count "
+            "again with --dp"
+        )
+    return found
+
+
+def has_counts(run: Path) -> bool:
+    """Whether a run has counted."""
+    return (run / counts.FILE).exists()
+
+
+def counts_sum(run: Path) -> str | None:
+    """Return the sum of what a run has counted and fitted, by which an export knows whether it is of that."""
+    found = [(run / name).read_bytes() for name in (counts.FILE, mixtures.FILE) if (run / name).exists()]
+    return hashlib.sha256(b"".join(found)).hexdigest() if found else None
+
+
+def read_mixture(run: Path) -> Mixture | None:
+    """Return the weights of a run's mixture, None where none were fitted."""
+    path = run / mixtures.FILE
+    try:
+        return Mixture.from_json(path.read_text("utf-8"), str(path)) if path.exists() else None
+    except (OSError, UnicodeDecodeError) as e:
+        raise RunError(f"{path} cannot be read: {e}") from None
+
+
+def counts_source(found: Compact, *, lines: bool) -> Source:
+    """Return the counts as a source of scores: tokens read, EOS first → log-probabilities of the next.
+
+    Args:
+      lines: whether a line is read on its own, from the end of the one before it.
+    """
+    return lambda tokens: np.log(found.model.next(_context(tokens, found, lines=lines)))
+
+
+def mixture_source(network: Source, found: Compact, *, lines: bool) -> Source:
+    """Return the network's scores mixed with those of the counts."""
+    mixture = found.mixture
+    assert mixture is not None
+
+    def source(tokens: Sequence[int]) -> Floats:
+        p, context = np.exp(network(tokens)), _context(tokens, found, lines=lines)
+        place, sure = np.array([found.place(context)]), np.array([p.max()])
+        weight = mixture.weight(place, sure)[0]
+        mixed: Floats = np.log(weight * p + (1 - weight) * found.model.next(context))
+        return mixed
+
+    return source
+
+
+def _context(tokens: Sequence[int], found: Compact, *, lines: bool) -> Ints:
+    behind = next((n for n in range(len(tokens) - 1, -1, -1) if tokens[n] == EOS), 0) if lines else 0
+    return np.array(tokens[max(behind, len(tokens) - found.model.order + 1) :], np.int64)
 
 
 def pack(found: CountModel, mixture: Mixture | None) -> bytes:
@@ -60,20 +162,20 @@ def pack(found: CountModel, mixture: Mixture | None) -> bytes:
     edges = COUNT_EDGES if mixture is None else mixture.count_edges
     arrays: dict[str, NDArray[Any]] = {}
     levels: list[Level] = []
-    for n, (level, counts) in enumerate(zip(found.model.levels, found.counts, strict=True), start=1):
+    for n, (level, uses) in enumerate(zip(found.model.levels, found.counts, strict=True), start=1):
         owner, size = level.keys // vocab, level.size[:-1]
         contexts = np.flatnonzero(size)
         gaps = np.diff(contexts, prepend=-1)
         if len(gaps) and gaps.max() >= MOST_WORDS:
             raise ConfigError(f"{gaps.max():,} n-grams in a row have no continuation; a page's n-grams have fewer")
-        total = np.bincount(owner, weights=counts, minlength=len(size))[contexts]
+        total = np.bincount(owner, weights=uses, minlength=len(size))[contexts]
         largest = np.zeros(len(size))
         np.maximum.at(largest, owner, level.prob)
-        shares, gamma = _steps(level.prob / largest[owner]), _steps(level.backoff[contexts])
+        shares, gamma = _steps(level.prob / largest[owner]), _steps(level.backoff[contexts] / LARGEST)
         rest = 1 - np.bincount(owner, weights=_lower(level, levels, vocab), minlength=len(size))[contexts]
-        while (thin := 1 - 2.0 ** (-gamma / STEPS) * rest < LEAST_MASS).any():
+        while (thin := 1 - _gamma(gamma) * rest < LEAST_MASS).any():
             gamma = np.minimum(gamma + thin, MOST)
-        mass = (1 - 2.0 ** (-gamma / STEPS) * rest).astype(np.float32)
+        mass = (1 - _gamma(gamma) * rest).astype(np.float32)
         bucket = np.searchsorted(np.array(edges), total, side="right")
         for name, values, kind in (
             ("gaps", gaps, np.uint16), ("sizes", size[contexts], np.uint16), ("words", level.keys % vocab, np.uint16),
@@ -91,6 +193,10 @@ def _steps(values: Floats) -> Ints:
     return np.clip(np.round(-STEPS * np.log2(np.maximum(values, 1e-30))), 0, MOST).astype(np.int64)
 
 
+def _gamma(steps: Ints) -> Floats:
+    return LARGEST * 2.0 ** (-steps / STEPS)
+
+
 def _restored(
     keys: Ints, contexts: Ints, size: Ints, shares: Ints, mass: NDArray[Any], gamma: Ints, vocab: int
 ) -> Level:
@@ -100,7 +206,7 @@ def _restored(
     whole = np.bincount(owner, weights=raw, minlength=len(size))
     whole[contexts] = mass.astype(np.float64) / whole[contexts]
     backoff = np.ones(len(size) + 1)
-    backoff[contexts] = 2.0 ** (-gamma / STEPS)
+    backoff[contexts] = _gamma(gamma)
     return level_of(keys, raw * whole[owner], backoff, size, vocab)
 
 
@@ -139,6 +245,14 @@ def unpack(data: bytes, vocab_size: int, origin: str) -> Compact:
     except Exception as e:  # safetensors raises its own error class for damaged files
         raise RunError(f"{origin} is damaged: {e}") from None
     return Compact(KneserNey(order, vocab_size, tuple(levels), ()), terms, tuple(buckets), mixture)
+
+
+def terms_in(path: Path) -> CountTerms | None:
+    """Return the terms of the counts in a file, None where it is damaged."""
+    try:
+        return terms_of(metadata_of(path.read_bytes())["terms"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def _level(arrays: dict[str, NDArray[Any]], n: int, rows: int, vocab_size: int) -> tuple[Level, Ints]:

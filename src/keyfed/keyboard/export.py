@@ -27,9 +27,10 @@ from safetensors.numpy import load, save
 
 from keyfed import __version__
 from keyfed.config.load import BASE, Config, to_document
-from keyfed.errors import ConfigError, DataError, DownloadError, RunError
+from keyfed.errors import ConfigError, DataError, DownloadError, PrivacyError, RunError
 from keyfed.files import write_atomically
 from keyfed.keyboard import bundle
+from keyfed.keyboard.compact import counts_sum, has_counts, pack, read_counts, read_mixture, unpack
 from keyfed.keyboard.graph import (
     MOST,
     Parity,
@@ -45,16 +46,15 @@ from keyfed.reports.document import render
 from keyfed.reports.finished import corpus_of, with_data
 from keyfed.run import base
 from keyfed.run.console import human_bytes
-from keyfed.run.evaluate import headline, limit_streams
+from keyfed.run.evaluate import headline
 from keyfed.run.folder import Trained, load_model, read_result, read_run_toml, resume_command
 from keyfed.run.prepare import Prepared
 from keyfed.text.catalogue import NAMED, at_hand, is_path
 from keyfed.text.vocab import SPECIALS, UNK, Vocab, words_of
 
 GOAL = 0.97  # of the three words shown, as many are the same in eight bits
-NGRAM_TOKENS = 10_000_000  # training text that the n-grams are counted on
 # What the export of a private run does not have: each would need noise of its own.
-LEFT_OUT = ("n-grams", "written forms", "a check on held-out text")
+LEFT_OUT = ("n-grams", "written forms", "a check on held-out text")  # the first only where they have none
 LEAST_CLIENTS = 2  # who must have written a form
 _ENDS = frozenset(".!?…:")  # a colon, too: what follows it may be a sentence of its own
 _BETWEEN = re.compile(r"[\W_]+")  # quotes and brackets do not begin a sentence by themselves
@@ -161,8 +161,12 @@ def export_run(folder: Path, out: Path | None = None, int8: bool = True) -> Expo
             )
         files[bundle.VOCAB] = _vocabulary(trained, text, {} if packaged is None else packaged.forms)
         files[bundle.VECTORS] = json.dumps(make_vectors(spec, shipped, trained.vocab)).encode()
-        if text is not None and trained.vocab.kind == "word":
-            files[bundle.NGRAM] = _ngram(text)
+        counted = None
+        if trained.vocab.kind == "word":
+            counted, said = _counted(trained, packaged)
+            notes += said
+        if counted is not None:
+            files[bundle.NGRAM] = counted
         manifest = _manifest(trained, spec, files, found, packaged, int8=int8)
         for name, data in files.items():
             (temporary / name).write_bytes(data)
@@ -218,7 +222,7 @@ def text_at_hand(trained: Trained) -> tuple[Prepared | None, list[str]]:
     config, vocab = trained.config, trained.vocab
     if config.privacy.on:
         return None, [f"trained with --dp: without {', '.join(LEFT_OUT)}, for no noise covers them"]
-    without = "; checked on random tokens, without written forms and n-grams"
+    without = "; checked on random tokens, without written forms"
     if config.data.name in NAMED and not at_hand(config.data.name, Path(config.data.dir) if config.data.dir else None):
         return None, [f"the corpus {config.data.name} is not at hand{without}"]
     try:
@@ -249,10 +253,17 @@ def _vocabulary(trained: Trained, text: Prepared | None, forms: Mapping[str, str
     return json.dumps({**json.loads(trained.vocab.to_json()), "forms": dict(forms)}).encode()
 
 
-def _ngram(text: Prepared) -> bytes:
-    streams = {str(k): text.store.stream(k) for k in range(len(text.store))}
-    model, _ = bundle.fit_small(list(limit_streams(streams, NGRAM_TOKENS).values()), len(text.vocab))
-    return bundle.ngram_to_bytes(model)
+def _counted(trained: Trained, packaged: base.Base | None) -> tuple[bytes | None, list[str]]:
+    """Return the counts for the page, None where the run has none that may leave it, and what there is to say."""
+    if packaged is not None:
+        return packaged.counts, []
+    if not has_counts(trained.folder):
+        return None, ["without n-grams: the run has no counts, which `keyfed counts` makes; the network types alone"]
+    try:
+        found = read_counts(trained.folder, len(trained.vocab), private=trained.config.privacy.on)
+    except PrivacyError as e:
+        return None, [f"without n-grams: {e}"]
+    return pack(found, read_mixture(trained.folder)), []
 
 
 def _manifest(
@@ -300,7 +311,8 @@ def _manifest(
         "files": _listed(files),
         "parity": asdict(found),
         "ngram": bundle.NGRAM in files,
-        **_privacy(config, result),
+        **_counts_said(trained, files),
+        **_privacy(config, result, counted=bundle.NGRAM in files),
     }
 
 
@@ -316,13 +328,22 @@ def _start(config: Config, start: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
-def _privacy(config: Config, result: Mapping[str, Any]) -> dict[str, Any]:
+def _counts_said(trained: Trained, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """What the manifest says of the counts: how they were made, and the weights of the mixture."""
+    if bundle.NGRAM not in files:
+        return {}
+    found = unpack(files[bundle.NGRAM], len(trained.vocab), bundle.NGRAM)
+    mixture = None if found.mixture is None else json.loads(found.mixture.to_json())
+    return {"counts": {**asdict(found.terms), "sha256": counts_sum(trained.folder), "mixture": mixture}}
+
+
+def _privacy(config: Config, result: Mapping[str, Any], *, counted: bool) -> dict[str, Any]:
     """What the manifest of a private run says: its (ε, δ), and what an export of such a run does not have."""
     if not config.privacy.on:
         return {}
     account = result.get("privacy") or {}
     said = {key: account.get(key) for key in ("verdict", "delta", "statement")}
-    return {"privacy": {**said, "epsilon": account.get("pld"), "left_out": list(LEFT_OUT)}}
+    return {"privacy": {**said, "epsilon": account.get("pld"), "left_out": list(LEFT_OUT[counted:])}}
 
 
 def _refuse_other(target: Path) -> None:

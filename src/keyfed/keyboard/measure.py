@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from keyfed.errors import ConfigError, DataError
-from keyfed.keyboard.bundle import fit_small, ngram_to_bytes
+from keyfed.keyboard.compact import counts_source, has_counts, mixture_source, pack, read_counts, read_mixture, unpack
 from keyfed.keyboard.export import written_forms
 from keyfed.keyboard.keys import KeyLayout, Point, fold, layout_of, table
 from keyfed.keyboard.session import Decoder, Source, Strip, ngram_source, source_of
@@ -457,9 +457,7 @@ def _sample(clients: Sequence[ClientText], words: int, seed: int) -> Iterator[Cl
 def _candidates(runs: Sequence[Trained], prepared: Prepared) -> Iterator[Candidate]:
     streams = [prepared.store.stream(k) for k in range(len(prepared.store))]
     whole = fit_kneser_ney(streams, len(prepared.vocab), ORDER)
-    yield Candidate(f"n-gram, order {ORDER}", ngram_source(whole), {"fp32": _stored(whole)})
-    small, _ = fit_small(streams, len(prepared.vocab))
-    yield Candidate("n-gram, as shipped", ngram_source(small), {"fp32": len(ngram_to_bytes(small))})
+    yield Candidate(f"n-gram, order {ORDER}, pooled", ngram_source(whole), {"fp32": _stored(whole)})
     for run in runs:
         numbers = {name: p.numpy() for name, p in run.params.items()}
         stored = {"fp32": numbers, "int8": quantise(numbers)}
@@ -469,6 +467,24 @@ def _candidates(runs: Sequence[Trained], prepared: Prepared) -> Iterator[Candida
         yield Candidate(name, source_of(run), size, parameters=count)
         if run.method != "central":
             yield Candidate(f"{name} + personal", source_of(run), size, personal=True, parameters=count)
+        if has_counts(run.folder):
+            yield from _counted(run, name, size, count)
+
+
+def _counted(run: Trained, name: str, size: Mapping[str, int], parameters: int | None) -> Iterator[Candidate]:
+    """Rows of what a run counted: the counts alone, with the network, and with what a device learns."""
+    counts = read_counts(run.folder, len(run.vocab), private=run.config.privacy.on)
+    data = pack(counts, read_mixture(run.folder))
+    found = unpack(data, len(run.vocab), str(run.folder))
+    lines = run.reads_lines
+    yield Candidate(f"counts, k = {found.terms.k}", counts_source(found, lines=lines), {"int8": len(data)})
+    if found.mixture is None:
+        return
+    whole = {precision: stored + len(data) for precision, stored in size.items()}
+    for personal in (False, True):
+        source = mixture_source(source_of(run), found, lines=lines)
+        title = f"{name} + counts{' + personal' if personal else ''}"
+        yield Candidate(title, source, whole, personal=personal, parameters=parameters)
 
 
 def _stored(model: KneserNey) -> int:

@@ -23,10 +23,9 @@ import numpy as np
 from keyfed.errors import ConfigError, RunError
 from keyfed.files import write_atomically
 from keyfed.keyboard.aosp import WordList, to_binary, to_combined, word_list
-from keyfed.keyboard.compact import unpack
+from keyfed.keyboard.compact import read_counts, unpack
 from keyfed.keyboard.export import text_at_hand, written_forms
-from keyfed.model import counts
-from keyfed.model.counts import CountTerms, counts_from_bytes
+from keyfed.model.counts import CountTerms
 from keyfed.model.ngram import KneserNey
 from keyfed.run import base
 from keyfed.run.console import human_bytes
@@ -68,7 +67,8 @@ def export_phone(run: Path, out: Path | None = None, locale: str = "en") -> Phon
 
     Raises:
       ConfigError: no locale; the base model without a folder.
-      RunError: a run of characters, without counts, or a private one whose counts have no noise.
+      RunError: a run of characters, or without counts.
+      PrivacyError: a private run whose counts have no noise.
       DataError: what the dictionary's format cannot hold at all.
     """
     if LOCALE.fullmatch(locale) is None:
@@ -86,22 +86,23 @@ def export_phone(run: Path, out: Path | None = None, locale: str = "en") -> Phon
         model, terms = unpack(packaged.counts, len(trained.vocab), f"the base model's {base.COUNTS}")[:2]
         forms, rounds = packaged.forms, packaged.manifest["training"]["best_round"]
     else:
-        model, terms = _released(trained)
+        found = read_counts(run, len(trained.vocab), private=trained.config.privacy.on)
+        model, terms = found.model, found.about
         forms, notes = _forms(trained, terms.k)
         rounds = (read_result(run) or {}).get("best_round", trained.config.train.rounds)
     about = _about(trained.method, rounds, terms, locale)
-    found, unfit = _listed(model, trained.vocab.words, forms, about)
+    listed, unfit = _listed(model, trained.vocab.words, forms, about)
     target = out or run / "phone"
     if target.exists() and not target.is_dir():
         raise RunError(f"{target} is a file; expected a folder for the dictionary")
-    files = {f"keyfed_{locale}.combined": to_combined(found).encode(), f"keyfed_{locale}.dict": to_binary(found)}
+    files = {f"keyfed_{locale}.combined": to_combined(listed).encode(), f"keyfed_{locale}.dict": to_binary(listed)}
     try:
         target.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             write_atomically(target / name, data)
     except OSError as e:
         raise RunError(f"{target}: could not be written ({e.strerror or e}); choose another --out") from e
-    return Phone(tuple(target / name for name in files), found, terms, unfit, tuple(notes))
+    return Phone(tuple(target / name for name in files), listed, terms, unfit, tuple(notes))
 
 
 def phone_text(done: Phone) -> str:
@@ -116,26 +117,6 @@ def phone_text(done: Phone) -> str:
         reasons = ", ".join(f"{n:,} {why}" for why, n in sorted(done.unfit.items(), key=lambda item: -item[1]))
         lines.append(f"  left out, for a dictionary cannot hold them: {reasons}")
     return "\n".join([*lines, *(f"  {note}" for note in done.notes)])
-
-
-def _released(trained: Trained) -> tuple[KneserNey, CountTerms]:
-    """Return the count model of a run and its terms, if it may leave the run."""
-    path = trained.folder / counts.FILE
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise RunError(
-            f"{trained.folder} has no counts, and a dictionary is made of them; `keyfed counts {trained.folder}` counts"
-        ) from None
-    except OSError as e:
-        raise RunError(f"{path} cannot be read: {e.strerror or e}") from None
-    found = counts_from_bytes(data, len(trained.vocab), str(path))
-    if trained.config.privacy.on and found.about.epsilon is None:
-        raise RunError(
-            f"{trained.folder} was trained with --dp, and its counts have no noise: they would tell what the run does "
-            "not; count again with --dp"
-        )
-    return found.model, found.about
 
 
 def _forms(trained: Trained, k: int) -> tuple[Mapping[str, str], list[str]]:

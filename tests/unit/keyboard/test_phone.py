@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keyfed.config.load import dump_toml
-from keyfed.errors import ConfigError, RunError
+from keyfed.errors import ConfigError, PrivacyError, RunError
 from keyfed.keyboard.phone import export_phone
 from keyfed.model.counts import FILE, CountModel, CountTerms, counts_to_bytes
 from keyfed.model.ngram import fit_kneser_ney
@@ -61,7 +61,7 @@ def test_noise_is_said_and_its_lack_refused_where_a_run_is_private(make_run):
     assert done.words.about["description"].endswith("epsilon 2 SIMULATED")
     assert "without" in done.notes[0]
     with_counts(run)
-    with pytest.raises(RunError, match="its counts have no noise"):
+    with pytest.raises(PrivacyError, match="its counts have no noise"):
         export_phone(run)
 
 

@@ -44,7 +44,8 @@ const SPELT = 5; // completions of a character model; some may be held back
 
 /**
  * @typedef {object} Settings
- * @property {"ngram" | "federated" | "personal"} source  n-gram; federated model; federated model + this device's words
+ * @property {"ngram" | "network" | "federated" | "personal"} source  counts alone; network alone; both mixed, where there
+ *   are counts; the same and this device's words
  * @property {boolean} autocorrect  a separator may replace the typed word
  * @property {boolean} learn        finished words are counted
  * @property {boolean} incognito    nothing is learnt, and what was learnt is not suggested
@@ -121,7 +122,7 @@ export class Engine {
    * @param {Object<string, string>} given.forms   the most frequent written form of a word where it is another
    * @param {{constants: object, layouts: object, emoji: object, offensive: object}} given.tables  data/*.json, parsed
    * @param {string} [given.layout]  a name in layouts.json, until a call's settings name another
-   * @param {{federated: Source | CharacterSource, ngram?: Source}} given.sources
+   * @param {{federated: Source | CharacterSource, network?: Source, ngram?: Source}} given.sources
    */
   constructor({ vocab, forms, tables, layout = SETTINGS.layout, sources }) {
     this.#tables = tables;
@@ -324,7 +325,7 @@ export class Engine {
 
   /** The source's scores after `ids`, which are kept for a while; null: not wanted any more. */
   async #scores(ids, source, signal) {
-    const name = source === "ngram" && this.#sources.ngram ? "ngram" : "federated";
+    const name = (source === "ngram" || source === "network") && this.#sources[source] ? source : "federated";
     const key = `${name} ${ids.join(" ")}`;
     let logp = this.#scored.get(key);
     if (!logp) {

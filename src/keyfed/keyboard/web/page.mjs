@@ -13,7 +13,7 @@ const PAGE = new URL("./", document.baseURI);
 const MODEL = new URL("model/", PAGE);
 const REPORT = 200; // milliseconds between two updates of the figures
 const EMPTY = { slots: [null, null, null], correction: null };
-const SOURCE_NAMES = { ngram: "n-gram", federated: "federated", personal: "federated + personal" };
+const SOURCE_NAMES = { ngram: "counts", network: "network", federated: "federated", personal: "federated + personal" };
 const NOTHING = { format: 1, words: {}, pairs: {}, dictionary: [], blocked: [] };
 const INSIDE_ADDRESS = ".:=&?~+"; // marks that end a word, or stand inside an address
 const REPLACING = ["forgetAll", "importJSON"];
@@ -146,11 +146,12 @@ class Page {
     const { model, run } = manifest;
     const method = `${run.method}, round ${run.rounds}`;
     byId("model-line").textContent = `${model.name} · ${method}`;
-    this.panel.fact("Model", `${model.name} · ${(model.parameters / 1e6).toFixed(2)} M · ${manifest.precision}`);
+    const counts = ngram ? ` · with counts, k ${manifest.counts.k}` : "";
+    this.panel.fact("Model", `${model.name} · ${(model.parameters / 1e6).toFixed(2)} M · ${manifest.precision}${counts}`);
     this.panel.fact("Trained by", method);
     this.panel.fact("Corpus", run.data);
     this.panel.offerSources({ ngram });
-    if (!ngram && this.#settings.source === "ngram") this.#settings.source = "personal";
+    if (!ngram && ["ngram", "network"].includes(this.#settings.source)) this.#settings.source = "personal";
     if (lost) this.#notice(`What was learnt before could not be read (${lost}); it is left out, and kept until you forget everything.`, true);
     else this.#notice("");
     if (this.#later) this.#act(this.#later.action, this.#later.value);

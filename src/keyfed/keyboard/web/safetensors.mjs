@@ -1,9 +1,9 @@
 /** Reads a safetensors file, trusting nothing in it: 8 bytes header length, a JSON header, the tensors' bytes. */
 
-/** @typedef {{shape: number[], data: Float32Array|Float64Array|Int8Array|Uint8Array|Int16Array|Int32Array}} Tensor */
+/** @typedef {{shape: number[], data: Float32Array|Float64Array|Int8Array|Uint8Array|Int16Array|Uint16Array|Int32Array}} Tensor */
 
 const ARRAYS = {
-  F64: Float64Array, F32: Float32Array, I32: Int32Array, I16: Int16Array, I8: Int8Array, U8: Uint8Array,
+  F64: Float64Array, F32: Float32Array, I32: Int32Array, I16: Int16Array, I8: Int8Array, U8: Uint8Array, U16: Uint16Array,
 };
 const LONGEST_HEADER = 10_000_000;
 

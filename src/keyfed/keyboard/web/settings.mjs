@@ -45,7 +45,7 @@ export class SettingsPanel {
 
   /** Which sources there are: an export may come without n-grams. */
   offerSources({ ngram }) {
-    this.#controls.source.get("ngram").disabled = !ngram;
+    for (const name of ["ngram", "network"]) this.#controls.source.get(name).disabled = !ngram;
   }
 
   fact(name, text) {
@@ -72,8 +72,9 @@ export class SettingsPanel {
   }
 
   #source() {
-    const names = [["ngram", "n-gram"], ["federated", "federated"], ["personal", "federated + personal"]];
-    return card("Suggestions from", this.#choice("source", "The same text, three models", names));
+    const both = [["federated", "federated"], ["personal", "federated + personal"]];
+    const title = "Counts alone, the network alone, both, both and your words";
+    return card("Suggestions from", this.#choice("source", title, [["ngram", "counts"], ["network", "network"], ...both]));
   }
 
   #typing(layouts) {

@@ -10,7 +10,7 @@ const SETTINGS_KEY = "keyfed.settings";
 export const PERSONAL_KEY = "keyfed.personal";
 const ASIDE_KEY = "keyfed.unread"; // and a time: what was learnt, but could not be read any more
 const THEMES = ["auto", "light", "dark"];
-const SOURCES = ["ngram", "federated", "personal"];
+const SOURCES = ["ngram", "network", "federated", "personal"];
 
 /** The engine's settings and the page's own. */
 export const DEFAULTS = Object.freeze({ ...SETTINGS, theme: "auto" });

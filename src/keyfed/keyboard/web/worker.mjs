@@ -5,7 +5,7 @@
 
 import { Engine } from "./engine.mjs";
 import { LoadError, fetchedJSON, loadExport, sourceOf } from "./model.mjs";
-import { NGram } from "./ngram.mjs";
+import { Mixture, NGram } from "./ngram.mjs";
 
 // Typed once before anybody types: the first run of every function is several times slower than the later ones.
 const WARM = ["", "t", "th", "the", "the ", "the q", "the qu", "the qui", "the quic", "the quikc", "the quick ", "the quick b"];
@@ -54,16 +54,17 @@ async function load({ page, model, personal }) {
       loadExport(model, (name) => post("loading", { name })),
     ]);
     const vocab = JSON.parse(new TextDecoder().decode(exported.files["vocab.json"]));
-    const ngram = exported.files["ngram.safetensors"] && NGram.read(exported.files["ngram.safetensors"], vocab.words.length);
-    const federated = sourceOf(exported);
+    const { manifest } = exported, network = sourceOf(exported);
+    const counts = exported.files["ngram.safetensors"];
+    const ngram = counts && NGram.read(counts, vocab.words.length, manifest.reading === "lines");
+    const federated = ngram && manifest.counts.mixture ? new Mixture(network, ngram, manifest.counts.mixture) : network;
     engine = new Engine({
       vocab, forms: vocab.forms ?? {}, tables: Object.fromEntries(TABLES.map((name, i) => [name, tables[i]])),
-      sources: ngram ? { federated, ngram } : { federated },
+      sources: { federated, network, ...(ngram && { ngram }) },
     });
     const lost = restore(personal);
     for (const before of WARM) await engine.strip({ before });
     tellPersonal();
-    const { manifest } = exported;
     post("ready", { manifest, ngram: Boolean(ngram), lost });
   } catch (error) {
     post("failed", { message: error instanceof LoadError ? error.message : `the keyboard could not start: ${error?.message}` });
