@@ -263,7 +263,7 @@ def file_findings(run: Path, claim: PrivacyClaim) -> list[Finding]:
             broken.append(f"{path}: {rule.why}, which the ledger does not cover; delete it{again}")
     for folder in sorted(exports):
         where = folder.relative_to(run).as_posix()
-        raw = [what for what in bundle.read_from_text(folder) if what != bundle.NGRAM]  # which has a rule of its own
+        raw = bundle.read_from_text(folder)
         broken += [f"{where}/{what}: read from clients' text without noise{export_again}" for what in raw]
     counts = [f"{len(paths)} {MEANING[cover].partition(':')[0]}" for cover, paths in by_cover.items() if paths]
     # Folders in one word.

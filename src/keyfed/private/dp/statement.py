@@ -319,7 +319,7 @@ RULES = (
     Rule("keyboard/weights.safetensors", "ledger", "ledger", "the model that was released"),
     Rule("keyboard/vectors.json", "ledger", "ledger", "what the model says after random tokens"),
     Rule("keyboard/vocab.json", "named", "named", "the run's vocabulary, without written forms", "the vocabulary"),
-    Rule("keyboard/ngram.safetensors", "never", "never", "n-grams of clients' text"),
+    Rule("keyboard/ngram.safetensors", "ledger", "ledger", "n-grams that were counted with noise"),
     Rule("phone/keyfed_*.combined", "named", "named", "a dictionary of noised counts; its words are the vocabulary's",
          "the vocabulary"),
     Rule("phone/keyfed_*.dict", "named", "named", "the same as keyboards import it", "the vocabulary"),
