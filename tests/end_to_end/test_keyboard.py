@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from keyfed.keyboard.measure import keyboard_markdown
+from tests.counting import count_run
 from tests.end_to_end.conftest import TINY, run_command, write_corpus
 
 OWN = [
@@ -31,7 +32,7 @@ def run(corpus, tmp_path_factory) -> Path:
     """A run and the central one beside it; evaluation writes nothing that another one reads."""
     out, settings = tmp_path_factory.mktemp("runs") / "run", [item for s in OWN for item in ("--set", s)]
     run_command("train", "fedavg", "--data", corpus, "--rounds", 3, "--out", out, *settings)
-    return out
+    return count_run(out)
 
 
 def test_a_run_is_typed_on_beside_n_grams_and_another_run(keyfed, run):
@@ -41,7 +42,8 @@ def test_a_run_is_typed_on_beside_n_grams_and_another_run(keyfed, run):
     found = json.loads(stdout)
     names = [row["name"] for row in found["rows"]]
     assert names == [
-        "n-gram, order 5", "n-gram, as shipped", "cifg, fedavg", "cifg, fedavg + personal", "cifg, central",
+        "n-gram, order 5", "cifg, fedavg", "cifg, fedavg + personal", "counts, k = 1", "cifg, fedavg + counts",
+        "cifg, fedavg + counts + personal", "cifg, central",
     ]  # fmt: skip
     for row in found["rows"]:
         seen = row["seen"]
@@ -52,7 +54,9 @@ def test_a_run_is_typed_on_beside_n_grams_and_another_run(keyfed, run):
         assert row["latency"]["keystroke"]["cpu_ms"] > 0
         assert row["bytes"]["fp32"] > row["bytes"].get("int8", 0)
     # The language is regular and the n-grams have seen all of it: they guess more than a tiny network of three rounds.
-    assert found["rows"][0]["seen"]["top3"] > 0.5
+    guessed = {row["name"]: row["seen"]["top3"] for row in found["rows"]}
+    assert min(guessed["n-gram, order 5"], guessed["counts, k = 1"]) > 0.5
+    assert guessed["cifg, fedavg + counts"] > guessed["cifg, fedavg"]
     code, again, _ = keyfed(*asked, 30, "--json")
     strip = [{k: v for k, v in row.items() if k != "latency"} for row in json.loads(again)["rows"]]
     assert strip == [{k: v for k, v in row.items() if k != "latency"} for row in found["rows"]], "drawn by the seed"

@@ -37,6 +37,7 @@ from keyfed.keyboard.compact import counts_source, has_counts, mixture_source, p
 from keyfed.keyboard.export import written_forms
 from keyfed.keyboard.keys import KeyLayout, Point, fold, layout_of, table
 from keyfed.keyboard.session import Decoder, Source, Strip, ngram_source, source_of
+from keyfed.model import counts
 from keyfed.model.language_model import ModelSpec, parameter_count, quantise
 from keyfed.model.ngram import KneserNey, fit_kneser_ney
 from keyfed.reports.document import markdown_table
@@ -457,7 +458,7 @@ def _sample(clients: Sequence[ClientText], words: int, seed: int) -> Iterator[Cl
 def _candidates(runs: Sequence[Trained], prepared: Prepared) -> Iterator[Candidate]:
     streams = [prepared.store.stream(k) for k in range(len(prepared.store))]
     whole = fit_kneser_ney(streams, len(prepared.vocab), ORDER)
-    yield Candidate(f"n-gram, order {ORDER}, pooled", ngram_source(whole), {"fp32": _stored(whole)})
+    yield Candidate(f"n-gram, order {ORDER}", ngram_source(whole), {"fp32": _stored(whole)})
     for run in runs:
         numbers = {name: p.numpy() for name, p in run.params.items()}
         stored = {"fp32": numbers, "int8": quantise(numbers)}
@@ -473,14 +474,15 @@ def _candidates(runs: Sequence[Trained], prepared: Prepared) -> Iterator[Candida
 
 def _counted(run: Trained, name: str, size: Mapping[str, int], parameters: int | None) -> Iterator[Candidate]:
     """Rows of what a run counted: the counts alone, with the network, and with what a device learns."""
-    counts = read_counts(run.folder, len(run.vocab), private=run.config.privacy.on)
-    data = pack(counts, read_mixture(run.folder))
+    released = read_counts(run.folder, len(run.vocab), private=run.config.privacy.on)
+    data = pack(released, read_mixture(run.folder))
     found = unpack(data, len(run.vocab), str(run.folder))
     lines = run.reads_lines
-    yield Candidate(f"counts, k = {found.terms.k}", counts_source(found, lines=lines), {"int8": len(data)})
+    stored = {"fp32": (run.folder / counts.FILE).stat().st_size, "int8": len(data)}
+    yield Candidate(f"counts, k = {found.terms.k}", counts_source(found, lines=lines), stored)
     if found.mixture is None:
         return
-    whole = {precision: stored + len(data) for precision, stored in size.items()}
+    whole = {precision: bytes_ + len(data) for precision, bytes_ in size.items()}
     for personal in (False, True):
         source = mixture_source(source_of(run), found, lines=lines)
         title = f"{name} + counts{' + personal' if personal else ''}"
