@@ -308,6 +308,18 @@ def report(run: PathLike, *, module: MakeModule | None = None) -> str:
     return run_page.report_run(Path(run), module)
 
 
+def export(run: PathLike, out: PathLike | None = None, *, int8: bool = True) -> Path:
+    """Write a run's keyboard, a folder that `keyfed keyboard FOLDER` serves, and return it; see `keyfed export`.
+
+    Args:
+      out: RUN/keyboard by default.
+      int8: weights of eight bits; False for those as trained.
+    """
+    from keyfed.keyboard.export import export_run
+
+    return export_run(Path(run), None if out is None else Path(out), int8).out
+
+
 def conformance(run: PathLike, *, module: MakeModule | None = None) -> list[dict[str, Any]]:
     """Run the conformance suite on a run's model; see `keyfed conformance`."""
     return finished.check_run(Path(run), module)
