@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 RUN    ?= runs/first
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run keyboard base gboard test test-slow test-federation lint format bench docs clean
+.PHONY: help setup setup-dev run keyboard base gboard test test-slow test-federation lint format bench docs site wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -79,6 +79,18 @@ bench: setup ## our engine beside the plain PyTorch loop
 docs: setup-dev ## write the generated pages of docs/ again
 	$(BIN)/python -m keyfed.cli.reference docs
 	$(BIN)/python scripts/architecture.py
+
+# The texts of docs/ with what they link to outside of it, in a folder that Zensical reads; warnings are errors.
+SITE := build/site
+$(VENV)/docs: $(VENV)/base
+	$(call INSTALL,'.[docs]')
+
+site: $(VENV)/docs ## the documentation as a site, in build/site/site
+	$(BIN)/python scripts/site.py $(SITE)
+	cd $(SITE) && $(abspath $(BIN))/zensical build --clean --strict
+
+wheel: $(VENV)/dev ## the wheel, in dist/
+	$(BIN)/python -m hatchling build -t wheel
 
 clean: ## remove the virtual environment and caches (runs/ stays)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
