@@ -79,6 +79,7 @@ bench: setup ## our engine beside the plain PyTorch loop
 docs: setup-dev ## write the generated pages of docs/ again
 	$(BIN)/python -m keyfed.cli.reference docs
 	$(BIN)/python scripts/architecture.py
+	$(BIN)/python scripts/api.py
 
 # The texts of docs/ with what they link to outside of it, in a folder that Zensical reads; warnings are errors.
 SITE := build/site

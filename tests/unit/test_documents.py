@@ -9,6 +9,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
@@ -19,9 +20,16 @@ from keyfed.cli.app import app
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob(".github/**/*.md")])
-spec = importlib.util.spec_from_file_location("site_pages", ROOT / "scripts" / "site.py")
-site = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(site)
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"script_{name}", ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+site = script("site")
 
 
 def name(path: Path) -> str:
@@ -196,6 +204,10 @@ def test_a_link_to_the_repository_becomes_a_path():
     shown = site.page(text, at)
     assert shown == "the test (`tests/unit/test_documents.py`), `Makefile`, [rules](../CONTRIBUTING.md#x)"
     assert site.page("[a](docs/chat.md#b) `[c](d.md)`", ROOT / "CHANGELOG.md") == "[a](chat.md#b) `[c](d.md)`"
+
+
+def test_the_page_of_the_python_interface_is_that_of_the_package():
+    assert script("api").page() == (DOCS / "api.md").read_text("utf-8"), "run `make docs`"
 
 
 # Files that others read

@@ -15,7 +15,6 @@ from typing import Any
 
 import typer
 
-import keyfed
 from keyfed.config.load import SECTIONS, Config
 from keyfed.errors import KeyfedError
 from keyfed.federated.components import KINDS, part_options
@@ -250,23 +249,7 @@ def compatible_page() -> str:
     return "\n".join(parts) + "\n"
 
 
-def python_page() -> str:
-    """Signature and documentation of every public name."""
-    parts = [
-        HEAD + "# The Python interface\n",
-        "All public names, with their docstrings. [python.md](python.md) shows how they are used.",
-    ]
-    for name in keyfed.__all__:
-        thing = getattr(keyfed, name)
-        callable_ = callable(thing) and not (inspect.isclass(thing) and issubclass(thing, Exception))
-        head = f"{name}{inspect.signature(thing)}" if callable_ else name
-        doc = inspect.getdoc(thing) if callable_ or inspect.isclass(thing) else f"{name}: {', '.join(thing)}"
-        parts.append(f"\n## {name}\n\n```text\n{head}\n\n{doc}\n```")
-    return "\n".join(parts) + "\n"
-
-
 PAGES = {
-    "api.md": python_page,
     "methods.md": methods_page,
     "options.md": options_page,
     "cli.md": cli_page,
