@@ -1,19 +1,19 @@
 """The keyboard page in Chromium: what it loads, how soon it suggests, its memory, and how quick a key is.
 
-    python benchmarks/keyboard_browser.py [RUN] [--runs 5] [--json]
+    python benchmarks/keyboard_browser.py [RUN] [--runs 5] [--every-source] [--json]
 
 RUN is a run, an exported keyboard, or `base` (the default), the model that comes with the package.
 
-- **loaded**: bytes that the server sends, gzipped; for a reload, too.
+- **loaded**: bytes that the server sends until the page is quiet, gzipped; for a reload, too.
 - **first suggestion**: from the start of the navigation to the first word in the strip, in a new browser context (cold)
   and on a reload.
-- **memory**: of the page's process after typing, private and anonymous (Linux).
+- **memory**: private pages of the page's process after typing (Private_* of smaps_rollup, Linux).
 - **keys**: from the input event to the strip's DOM written. Sentences are typed at a person's pace on a physical
-  keyboard and on the keys of the screen, with each source of suggestions, and once with the main thread slowed four
-  times. Also the time to the next painted frame, the engine's own time, and the CPU time of the page's process per key.
+  keyboard and on the keys of the screen, both with the main thread as it is and slowed four times. Also the time to the
+  next painted frame, the engine's own time, and the CPU time of the page's process per key.
 
-Each figure of a key is the median over `--runs` of that figure: run it on idle cores. The load is printed with it.
-`keyboard_network.py` has the network alone.
+Every figure is the median over `--runs` of that figure, printed next to its bar: run it on idle cores (about a quarter
+of an hour). The load is printed with it. `keyboard_network.py` has the network alone.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ SENTENCES = [
     "you should try the other one first and tell us what it says",
 ]
 SOURCES = ("ngram", "network", "federated", "personal")
+DEFAULT = "personal"  # the source that a new visitor has
 PHONE = {"width": 390, "height": 844}
 SLOWER = 4  # how many times, for the row of a slow phone
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -140,6 +141,7 @@ def first_visits(browser: Any, address: str, runs: int) -> dict[str, Any]:
             visit()
             page.wait_for_function("() => window.firstWord", timeout=120_000)
             found[f"{kind}_ms"].append(page.evaluate("window.firstWord"))
+            page.wait_for_load_state("networkidle")  # what comes after the first word counts as loaded, too
             found[f"{kind}_bytes"].append(SENT[0] - before)
         context.close()
     return {name: float(np.median(values)) for name, values in found.items()}
@@ -243,6 +245,39 @@ def middle(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def bars(visits: dict[str, float], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what has to hold of the page as a new visitor has it: figures, and the most that each may be."""
+
+    def key(keys: str, slower: int, quantile: str) -> float:
+        (row,) = (r for r in rows if (r["source"], r["keys"], r["slower"]) == (DEFAULT, keys, slower))
+        return float(row["written"].get(quantile, np.nan))
+
+    memory_used = [r["memory"].get("private_mb", np.nan) for r in rows if r["source"] == DEFAULT and r["slower"] == 1]
+    slow = f"main thread slowed {SLOWER} times, p95, ms"
+    found = [
+        ("page and model, compressed, MB", visits["cold_bytes"] / 1e6, 4.0),
+        ("first suggestion, cold, ms", visits["cold_ms"], 1000.0),
+        ("first suggestion, on a reload, ms", visits["reload_ms"], 500.0),
+        ("private memory of the page's process, MB", float(np.max(memory_used)), 100.0),
+        ("key to strip, physical, p50, ms", key("physical", 1, "p50"), 8.0),
+        ("key to strip, physical, p95, ms", key("physical", 1, "p95"), 16.0),
+        ("key to strip, on the screen, p95, ms", key("screen", 1, "p95"), 20.0),
+        (f"key to strip, physical, {slow}", key("physical", SLOWER, "p95"), 60.0),
+        (f"key to strip, on the screen, {slow}", key("screen", SLOWER, "p95"), 60.0),
+    ]
+    return [{"what": what, "figure": is_, "most": most, "holds": is_ <= most} for what, is_, most in found]
+
+
+def bar_table(found: list[dict[str, Any]]) -> str:
+    """The bars for a person."""
+    width = max(len(bar["what"]) for bar in found)
+    lines = [f"{'':<{width}} {'measured':>9} {'at most':>8}"]
+    for bar in found:
+        said = "" if bar["holds"] else "  MISSED"
+        lines.append(f"{bar['what']:<{width}} {bar['figure']:9.2f} {bar['most']:8.1f}{said}")
+    return "\n".join(lines)
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows for a person."""
     lines = [
@@ -267,6 +302,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="sentences to type, one a line")
     parser.add_argument("--pause", type=float, default=60, help="milliseconds between two keys")
     parser.add_argument("--runs", type=int, default=5, help="how often everything is measured")
+    parser.add_argument("--every-source", action="store_true", help="type with every source of suggestions")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     sentences = options.text.read_text("utf-8").splitlines() if options.text else SENTENCES
@@ -274,27 +310,30 @@ def main() -> None:
         folder = exported(options.run, Path(temporary))
         manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
         sources = [source for source in SOURCES if source not in ("ngram", "network") or manifest["ngram"]]
-        asked = [(source, on_screen, 1) for source in sources for on_screen in (False, True)]
+        chosen = [source for source in sources if options.every_source or source == DEFAULT]
+        asked = [(source, on_screen, 1) for source in chosen for on_screen in (False, True)]
+        asked += [(DEFAULT, on_screen, SLOWER) for on_screen in (False, True)]
         with site(folder) as address, chromium() as browser:
             version = browser.version
             visits = first_visits(browser, address, options.runs)
             runs = [
                 [measure(browser, address, source, screen, sentences, options.pause, slower)
-                 for source, screen, slower in [*asked, ("personal", True, SLOWER)]]
+                 for source, screen, slower in asked]
                 for _ in range(options.runs)
             ]  # fmt: skip
     rows = [middle(list(of)) for of in zip(*runs, strict=True)]
+    checked = bars(visits, rows)
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     about = {"model": manifest["model"], "precision": manifest["precision"], "chromium": version, "load_per_core": load}
     if options.json:
-        print(json.dumps({**about, "runs": options.runs, "first": visits, "rows": rows}, indent=1))
+        print(json.dumps({**about, "runs": options.runs, "bars": checked, "first": visits, "rows": rows}, indent=1))
         return
     size = f"{manifest['model']['parameters']:,} parameters, {manifest['model']['vocab']:,} words"
     print(
         f"{manifest['model']['name']}, {size}, {manifest['precision']}; Chromium {version}; medians of {options.runs}; "
         f"load {load:.1f} per core\nloaded {visits['cold_bytes'] / 1e6:.2f} MB, on a reload "
         f"{visits['reload_bytes'] / 1e3:.1f} kB; first suggestion {visits['cold_ms']:.0f} ms, on a reload "
-        f"{visits['reload_ms']:.0f} ms\n{table(rows)}"
+        f"{visits['reload_ms']:.0f} ms\n{table(rows)}\n\n{bar_table(checked)}"
     )
 
 
