@@ -39,6 +39,7 @@ class Text:
 
     text: str
     role: str = ""  # "verdict" or "note"
+    marked: bool = False  # `so` is code; for texts of our own
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class Code:
 
     text: str
     language: str = ""
+    folded: str = ""  # what a reader clicks to see it; not folded without
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,17 +186,33 @@ def _markdown(block: Block) -> str:
     match block:
         case Heading(text, level):
             return "#" * level + " " + escape_markdown(text)
-        case Text(text, role):
-            escaped = escape_markdown(text)
+        case Text(text, role, marked):
+            pieces = [(escape_markdown(piece), f"`{clean(piece)}`")[code] for piece, code in _pieces(text, marked)]
+            escaped = "".join(pieces)
             return f"**{escaped}**" if role == "verdict" else escaped
         case Table(rows, numbers):
             return markdown_table([[escape_markdown(cell) for cell in row] for row in rows], numbers=numbers)
         case Picture(path, alt):
             return f"![{escape_markdown(alt)}]({path})"
-        case Code(text, language):
-            return f"```{language}\n{_lines(text)}\n```"
+        case Code(text, language, folded):
+            fenced = f"```{language}\n{_lines(text)}\n```"
+            summary = f"<details><summary>{escape_markdown(folded)}</summary>"
+            return f"{summary}\n\n{fenced}\n\n</details>" if folded else fenced
         case Links(items):
             return "\n".join(f"- [{escape_markdown(text)}]({quote(path)})" for text, path in items)
+
+
+def _pieces(text: str, marked: bool) -> list[tuple[str, bool]]:
+    """Cut a text into what is prose and what is code; a backtick without another one is prose.
+
+    Example:
+      >>> _pieces("run `keyfed` now", True), _pieces("a`b", True)
+      ([('run ', False), ('keyfed', True), (' now', False)], [('a`b', False)])
+    """
+    found = text.split("`") if marked else [text]
+    if len(found) % 2 == 0:
+        found[-2:] = ["`".join(found[-2:])]
+    return [(piece, bool(n % 2)) for n, piece in enumerate(found) if piece]
 
 
 def _lines(text: str) -> str:
@@ -235,6 +253,7 @@ def _templates() -> Environment:
         "data_url": _data,
         "quoted": quote,
         "lines": lambda text: escape(_lines(text)),
+        "pieces": lambda block: _pieces(block.text, block.marked),
     }
     return made
 

@@ -42,6 +42,7 @@ TALL = (5.8, 5.6)  # two panels, one above the other
 # Seven colours and four dashes: their pairs repeat only after 28 curves, and neighbours differ in both.
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)))
 HIGHEST = 1e30  # a perplexity above it is off the scale: the model has diverged, and axes would overflow
+MOST_TICKS = 8  # of an axis of rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +138,31 @@ def validation(records: Iterable[Record], key: str) -> tuple[list[int], list[flo
 
 
 def rounds_axis(axes: Any, rounds: Sequence[float]) -> None:
-    """Label the horizontal axis with whole rounds."""
-    from matplotlib.ticker import MaxNLocator
+    """Label the horizontal axis with rounds that have a point."""
+    from matplotlib.ticker import FixedLocator
 
     axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(FixedLocator(round_ticks(rounds)))
     if min(rounds) == max(rounds):
         axes.set_xlim(rounds[0] - 1, rounds[0] + 1)
+
+
+def round_ticks(rounds: Sequence[float]) -> list[float]:
+    """Return at most eight of the rounds: plain numbers if they are among them, else every second, fifth, … one.
+
+    Example:
+      >>> round_ticks([5, 10, 15]), round_ticks(range(1, 41)), round_ticks([1, 7, 14, 21])
+      ([5, 10, 15], [5, 10, 15, 20, 25, 30, 35, 40], [1, 7, 14, 21])
+    """
+    there = sorted(set(rounds))
+    if len(there) <= MOST_TICKS:
+        return there
+    for step in (m * 10**n for n in range(12) for m in (1, 2, 5)):
+        plain = [at for at in there if at % step == 0]
+        if 3 <= len(plain) <= MOST_TICKS:
+            return plain
+    step = next(m * 10**n for n in range(12) for m in (1, 2, 5) if len(there) <= m * 10**n * MOST_TICKS)
+    return there[step - 1 :: step]
 
 
 def perplexity_axis(axes: Any, values: Sequence[float]) -> None:

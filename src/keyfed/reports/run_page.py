@@ -34,8 +34,8 @@ from keyfed.reports.document import (
 )
 from keyfed.reports.figures import draw_plots, validation
 from keyfed.run.console import human_bytes, plural, render_table
-from keyfed.run.evaluate import PROMPTS, suggest
-from keyfed.run.folder import load_model, read_metrics, read_result, read_run_toml, resume_command
+from keyfed.run.evaluate import BEGUN, PROMPTS, suggest
+from keyfed.run.folder import Trained, load_model, read_metrics, read_result, read_run_toml, resume_command
 from keyfed.run.metrics_line import diverged_warning, halved_notes
 from keyfed.run.pilot import BETWEEN, SETTLED
 from keyfed.run.secure import secure_facts
@@ -137,7 +137,7 @@ def _compare(own: float, other: float, label: str) -> tuple[int, str]:
 def privacy_blocks(account: Mapping[str, Any]) -> list[Block]:
     """Return the section of a report; `account` is the result's, or that of a run without a ledger."""
     if account["pld"] is None:
-        return [Heading("Privacy"), *(Text(f"NONE. {line}") for line in account["statement"])]
+        return [Heading("Privacy"), *(Text(f"NONE. {line}", marked=True) for line in account["statement"])]
     spent = f"{account['pld']:.4g} by PLD, {account['rdp']:.4g} by RDP"
     budget, counted = account.get("budget"), account.get("count_noise")
     facts = [
@@ -153,7 +153,7 @@ def privacy_blocks(account: Mapping[str, Any]) -> list[Block]:
     cost = cost_line(account)
     if cost:
         facts.append(("cost", cost))
-    return [Heading("Privacy"), facts_table(facts), *(Text(line) for line in account["statement"])]
+    return [Heading("Privacy"), facts_table(facts), *(Text(line, marked=True) for line in account["statement"])]
 
 
 def cost_line(account: Mapping[str, Any]) -> str | None:
@@ -220,6 +220,7 @@ def document(
     blocks: list[Block] = [
         Heading(f"{words}, model {result.get('model') or config.model.name}", 1),
         Text(verdict(result), "verdict"),
+        *_perplexity_in_words(result),
         Heading("Result"),
         Table(result_table(result)),
         *(Text(line, "note") for line in _cautions(result)),
@@ -243,11 +244,37 @@ def document(
         blocks += [Heading("Start"), *(Text(line) for line in begun), *pictures("vectors")]
     blocks += recipe_blocks(result.get("recipe") or {})
     blocks += [Heading("Data and vocabulary"), facts_table(_data(result, config))]
-    blocks += [Heading("Configuration"), Code(dump_toml(to_document(config)), "toml")]
+    blocks += [Heading("Configuration"), *_chosen(config)]
+    blocks.append(Code(dump_toml(to_document(config)), "toml", folded="All settings, as in run.toml"))
     if made:
         facts = [(str(k), NONE if v is None else str(v)) for k, v in made.items() if k not in SETTLED]
         blocks += [Heading("Made by"), facts_table(facts)]
     return [*blocks, Heading("Definitions"), *(Text(line, "note") for line in DEFINITIONS)]
+
+
+def _perplexity_in_words(result: Record) -> list[Block]:
+    """Return one line for who reads of perplexity for the first time."""
+    own = finite((result.get("test") or {}).get("perplexity"))
+    if own is None or not 1 <= own < 1e6:
+        return []
+    what = "characters" if str(result.get("model")).startswith("char") else "words"
+    sure = f"{own:,.0f}" if own >= 10 else f"{own:.1f}"
+    line = (
+        f"A perplexity of {sure} means: at every step the model is as unsure as between {sure} equally likely {what}."
+    )
+    return [Text(f"{line} Lower is better.", "note")]
+
+
+def _chosen(config: Config) -> list[Block]:
+    """Return the settings that are not the defaults."""
+    plain, own = to_document(Config()), to_document(config)
+    rows = [
+        (f"{section}.{name}", str(value))
+        for section, settings in own.items()
+        for name, value in settings.items()
+        if value != plain.get(section, {}).get(name)
+    ]
+    return [facts_table(rows)] if rows else [Text("Every setting has its default.")]
 
 
 def recipe_blocks(settled: Record) -> list[Block]:
@@ -447,18 +474,28 @@ def table_text(result: dict[str, Any]) -> str:
     return f"{render_table(result_table(result))}{verdict(result)}"
 
 
+def examples_of(trained: Trained) -> list[tuple[str, list[str]]]:
+    """Return what a run's model suggests after some texts, and how it completes a begun word."""
+    model = trained.spec, trained.params, trained.vocab
+    if trained.vocab.kind == "char":
+        return [(text, suggest(*model, text, lines=trained.reads_lines)) for text in (*PROMPTS, *BEGUN)]
+    found = [(f"{text} …", suggest(*model, text, lines=trained.reads_lines)) for text in PROMPTS]
+    for text in BEGUN:
+        before, _, begins = text.rpartition(" ")
+        found.append((f"{text}…", suggest(*model, before, lines=trained.reads_lines, begins=begins)))
+    return found
+
+
 def report_run(folder: Path, module: MakeModule | None = None) -> str:
     """Write report.md, report.html and plots of a finished run; return what the terminal shows."""
     result = read_result(folder)
     if result is None:
         raise RunError(f"{folder} has no result yet; go on with `{resume_command(folder)}`")
     trained = load_model(folder, module)
-    examples = [
-        (p, suggest(trained.spec, trained.params, trained.vocab, p, lines=trained.reads_lines)) for p in PROMPTS
-    ]
+    examples = examples_of(trained)
     written = write_report(folder, examples)
     lines = [table_text(result), *privacy_lines(result.get("privacy") or {}), ""]
-    lines += [f"  {prompt} …  {' | '.join(words)}" for prompt, words in examples]
+    lines += [f"  {prompt}  {' | '.join(words)}" for prompt, words in examples]
     traffic, tokens = result["traffic"], result["tokens_trained"]
     trained_on = "" if tokens is None else f", {tokens:,} tokens"
     took = "" if result["seconds"] is None else f" in {result['seconds']:.0f} s"

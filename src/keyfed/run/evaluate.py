@@ -514,12 +514,15 @@ def evaluate_ngram_sentences(
 
 
 NEVER = (PAD, BOS, EOS, UNK)
-PROMPTS = ("how do i install", "i would like to", "we have to")
+PROMPTS = ("thank you very", "let me know if you", "what do you", "i would like to", "i don't", "how do i install")
+BEGUN = ("see you tom", "can you he", "i am not su", "it does not wo")  # their last words are begun
 BEAM = 12
 LONGEST_WORD = 24
 
 
-def suggest(spec: Network, params: Params, vocab: Vocab, text: str, k: int = 3, *, lines: bool = False) -> list[str]:
+def suggest(
+    spec: Network, params: Params, vocab: Vocab, text: str, k: int = 3, *, lines: bool = False, begins: str = ""
+) -> list[str]:
     """Return the k most probable next words after `text`, specials left out.
 
     A character model completes the word being typed (or starts a new one after a blank) by a beam search over
@@ -527,6 +530,7 @@ def suggest(spec: Network, params: Params, vocab: Vocab, text: str, k: int = 3, 
 
     Args:
       lines: whether the model learnt from single lines (sentences or packed lines); it then reads the last one only.
+      begins: letters that the words begin with; fewer words are returned if fewer begin so.
     """
     ids = [EOS, *vocab.encode_context(text).tolist()]  # a text starts where a line starts
     context = torch.tensor([line_read(ids) if lines else ids])
@@ -537,7 +541,9 @@ def suggest(spec: Network, params: Params, vocab: Vocab, text: str, k: int = 3, 
         typed = text.rsplit(None, 1)[-1] if text and not text[-1].isspace() else ""
         return [typed + rest for rest in _complete(reader, vocab, logp[0], state, k)]
     logp[0, list(NEVER)] = -torch.inf
-    return [vocab.words[i] for i in logp[0].topk(min(k, len(vocab) - len(NEVER))).indices.tolist()]
+    begun = [i for i, word in enumerate(vocab.words) if word.startswith(begins) and i not in NEVER]
+    best = logp[0, begun].topk(min(k, len(begun))).indices.tolist()
+    return [vocab.words[begun[i]] for i in best]
 
 
 def _complete(reader: Reader, vocab: Vocab, logp: Tensor, state: NetworkState, k: int) -> list[str]:

@@ -30,7 +30,7 @@ from keyfed.reports.document import (
     to_html,
     to_markdown,
 )
-from keyfed.reports.figures import draw_plots
+from keyfed.reports.figures import draw_plots, round_ticks
 from keyfed.reports.run_page import document, result_table, verdict, write_report
 from keyfed.run.folder import write_run_toml
 
@@ -211,6 +211,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     text = (folder / "report.md").read_text("utf-8")
     body, fence, _ = text.partition("```toml")
     assert fence
+    body = body.replace("<details><summary>All settings, as in run.toml</summary>", "")
     assert not re.search(r"(?<!\\)<", body)
     assert "![p]" not in body
     row = next(line for line in body.splitlines() if line.startswith("| \\<"))
@@ -360,6 +361,34 @@ def test_document_keeps_its_shape(text: str) -> None:
     expected = "main h1 p div table thead tr th th tbody tr th td div pre"
     assert tags[tags.index("main") :] == expected.split()
     assert to_markdown(blocks).count("```") == 2
+
+
+def test_marked_words_are_code_and_settings_are_folded() -> None:
+    marked, plain = Text("run `a <b>` or `c`", marked=True), Text("run `a`")
+    page = Page(to_html([marked, plain, Code("x = 1", "toml", folded="All & more")]))
+    found = [tag for tag, _ in page.tags if tag in ("code", "details", "summary")]
+    assert found == ["code", "code", "details", "summary"]
+    assert {"a <b>", "run `a`", "All & more"} <= set(page.words)
+    text = to_markdown([marked, plain, Code("x = 1", "toml", folded="All")])
+    assert "run `a <b>` or `c`" in text
+    assert "run \\`a\\`" in text
+    assert "<details><summary>All</summary>\n\n```toml\nx = 1\n```\n\n</details>" in text
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=60))
+def test_ticks_are_rounds_that_were_measured(rounds: list[int]) -> None:
+    ticks = round_ticks(rounds)
+    assert set(ticks) <= set(rounds)
+    assert 1 <= len(ticks) <= 8
+    assert ticks == sorted(ticks)
+
+
+def test_a_first_reader_reads_what_perplexity_is() -> None:
+    blocks = document(a_result(), [], Config(), {})
+    said = [block.text for block in blocks if isinstance(block, Text) and block.text.startswith("A perplexity of")]
+    assert len(said) == 1
+    assert "equally likely words. Lower is better." in said[0]
 
 
 def test_links_lead_beside_the_document_and_nowhere_else() -> None:
