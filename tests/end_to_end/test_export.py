@@ -21,8 +21,9 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 import keyfed as library
+from keyfed import system
 from keyfed.cli import keyboard
-from keyfed.keyboard import bundle, graph, serve
+from keyfed.keyboard import bundle, serve
 from keyfed.keyboard.compact import unpack
 from keyfed.run import base as base_module
 from keyfed.run import loop as run_training
@@ -214,7 +215,7 @@ def test_bad_input_is_one_line(keyfed, page, served, tmp_path, monkeypatch):
         assert "is taken; choose another with --port" in error("keyboard", tmp_path, "--port", taken.getsockname()[1])
     (page / "index.html").rename(page / "other.html")
     assert "install keyfed again" in error("keyboard", tmp_path)
-    monkeypatch.setattr(graph, "find_spec", lambda name: None)
+    monkeypatch.setattr(system, "find_spec", lambda name: None)
     assert "pip install 'keyfed[keyboard]'" in error("keyboard", tmp_path)
     assert "pip install 'keyfed[keyboard]'" in error("export", tmp_path)
 

@@ -92,7 +92,7 @@ def commands(text: str) -> Iterator[str]:
     for block in blocks:
         joined = re.sub(r"\\\n\s*", " ", block)
         for line in re.sub(r" {2,}(?=keyfed )", "\n", joined).splitlines():  # tables have several in a line
-            start = re.match(r"\s*(?:[A-Z_]+=\S+ )*keyfed (?=[a-z-])", line)
+            start = re.match(r"\s*(?:[A-Z_]+=\S+ )*keyfed (?=[a-z])", line)  # its own options act when parsed
             if start and not re.search(r"…|\.\.\.|[─◄►]|\[-", line):
                 yield re.split(r"\s[|>;<]|\s&&", f"{line[start.end() :]} ")[0]
 

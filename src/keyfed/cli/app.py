@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +30,7 @@ from keyfed.cli.privacy import privacy_app
 from keyfed.cli.train import pretrain, train
 from keyfed.errors import ConfigError, KeyfedError
 from keyfed.files import space_advice
-from keyfed.system import leads
+from keyfed.system import EXTRAS, leads, missing_of
 
 # What a user can mend: a full or read-only disk, a folder that may not be entered, a name that cannot be one.
 MENDABLE = {
@@ -40,7 +42,7 @@ app = typer.Typer(
     name="keyfed",
     help="Train the language model behind a keyboard across many people's devices without moving their text.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
@@ -197,16 +199,32 @@ def bench(
         plot_bench(result, plot)
 
 
+def version_text() -> str:
+    """Return the version, those of Python and PyTorch, and which extras are installed; torch is not imported."""
+    lines = [f"keyfed {__version__}", f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
+    try:
+        lines.append(f"PyTorch {metadata.version('torch')}")
+    except metadata.PackageNotFoundError:
+        lines.append("PyTorch is not installed: pip install torch")
+    for extra, (purpose, _) in EXTRAS.items():
+        state = f"missing: pip install 'keyfed[{extra}]'" if missing_of(extra) else "installed"
+        lines.append(f"  {extra:<12} {state:<38} {purpose}")
+    return "\n".join(lines)
+
+
 def _version(show: bool) -> None:
     if show:
-        typer.echo(f"keyfed {__version__}")
+        typer.echo(version_text())
         raise typer.Exit
 
 
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version, and which extras are installed."
+        ),
     ] = False,
 ) -> None:
     del version  # acted on by its callback

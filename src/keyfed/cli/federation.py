@@ -153,6 +153,9 @@ def server(
 
       keyfed train fedavg --federation 127.0.0.1:9092 --vocab vocab.json
     """
+    from keyfed.wire.flower.commands import need_flower
+
+    need_flower()
     from keyfed.deploy.certificates import make_certificates as make
     from keyfed.deploy.enrolment import act_on_wishes
     from keyfed.deploy.homes import ServerHome, default_server_home
@@ -206,6 +209,9 @@ def enroll(
 
       keyfed enroll --forget anna
     """
+    from keyfed.wire.flower.commands import need_flower
+
+    need_flower()
     from keyfed.deploy.enrolment import enrol, read_enrolment
     from keyfed.deploy.enrolment import forget as send_away
     from keyfed.deploy.homes import ServerHome, default_server_home

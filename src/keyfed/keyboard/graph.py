@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 from keyfed.engine.network import SpecReader
-from keyfed.errors import ConfigError
 from keyfed.model.cells import has_memory
 from keyfed.model.language_model import ModelSpec, output_layer, shapes, stack
 from keyfed.run.evaluate import limit_streams
+from keyfed.system import need_extra
 from keyfed.text.batches import lines_of
 from keyfed.text.vocab import BOS, EOS, SPECIALS, Vocab
 
@@ -62,11 +61,7 @@ def need(*packages: str) -> None:
     Example:
       >>> need("numpy")
     """
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"the keyboard needs {' and '.join(missing)}, which is not installed: pip install 'keyfed[keyboard]'"
-        )
+    need_extra("keyboard", "the keyboard", *packages)
 
 
 def state_widths(spec: ModelSpec) -> dict[str, int]:

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from keyfed.config.load import dump_toml
-from keyfed.errors import DeployError
 from keyfed.files import write_atomically
+from keyfed.system import need_extra
 
 CONNECTION = "keyfed"
 QUIET = {
@@ -45,13 +45,7 @@ def environment(home: Path, base: Mapping[str, str] | None = None) -> dict[str, 
 
 def need_flower() -> None:
     """Raise a clear error where Flower is not installed."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("flwr", "cryptography") if find_spec(name) is None]
-    if missing:
-        raise DeployError(
-            f"{' and '.join(missing)} not installed; a real federation needs: pip install 'keyfed[federation]'"
-        )
+    need_extra("federation", "a real federation")
 
 
 def write_connection(home: Path, address: str, ca: Path) -> None:
