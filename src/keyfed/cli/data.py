@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -20,10 +21,10 @@ from keyfed.cli.options import (
     say,
     with_keys,
 )
-from keyfed.cli.train import privacy_settings
+from keyfed.cli.train import TEXT, privacy_settings
 from keyfed.errors import ConfigError, nearest
 
-data_app = typer.Typer(name="data", help="Look at corpora: list, describe, get, explore.", no_args_is_help=True)
+data_app = typer.Typer(name="data", help="Look at corpora: check, list, describe, get, explore.", no_args_is_help=True)
 
 
 @data_app.command("list")
@@ -58,6 +59,49 @@ def data_describe(
     config = configure(None, None, {"data.name": name, **what}, settings)
     description = describe_data(config)
     print_json(description["statistics"]) if as_json else typer.echo(description["text"])
+
+
+@data_app.command("check")
+@with_keys
+def data_check(
+    path: Annotated[str, typer.Argument(help="Your text: a file, folder or .zip.")],
+    whose: Annotated[Named, Keys(("data.me", "data.author_column", "data.text_column"))] = NONE,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what is understood of your text before anything is trained: format, authors, lines, language, what is lost.
+
+    Numbers only: no line and no name is shown. What a model would learn by mistake (times, markup) is noticed, with a
+    remedy. docs/own-data.md has every form that is read.
+
+      keyfed data check "WhatsApp Chat with Anna.txt"
+
+      keyfed data check messages.csv --author-column 4 --text-column 6 --me anna
+    """
+    from dataclasses import asdict
+
+    from keyfed.config.schema import read_options
+    from keyfed.errors import RunError
+    from keyfed.run.base import load_base
+    from keyfed.text.catalogue import load_corpus
+    from keyfed.text.check import check_corpus, describe_check
+
+    config = configure(None, None, {"data.name": path, **whose}, settings)
+    folder = Path(config.data.dir) if config.data.dir else None
+    corpus = load_corpus(path, data_dir=folder, **read_options(config.data))
+    try:
+        known = load_base().trained.vocab.index
+    except RunError:
+        known = None
+    found = check_corpus(corpus, known)
+    if as_json:
+        print_json(asdict(found))
+        return
+    flags = {"--me": config.data.me, "--author-column": whose["data.author_column"]}
+    flags["--text-column"] = whose["data.text_column"]
+    named = [word for flag, value in flags.items() if value is not None for word in (flag, value)]
+    more = [word for setting in settings or [] for word in ("--set", setting)]
+    typer.echo(describe_check(found, path, shlex.join(["keyfed", "train", "--data", path, *named, *more])))
 
 
 @data_app.command("get")
@@ -110,7 +154,7 @@ def data_explore(
 
 @with_keys
 def vocab(
-    what: Annotated[Named, Keys(("data.name", "data.dir", "model.name"))] = NONE,
+    what: Annotated[Named, Keys((*TEXT, "model.name"))] = NONE,
     size: Annotated[
         int | None, typer.Option(help="Entries, four specials included.  [default: data.vocab]", min=5)
     ] = None,

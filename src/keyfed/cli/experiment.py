@@ -23,7 +23,7 @@ from keyfed.cli.options import (
     sets,
     with_keys,
 )
-from keyfed.cli.train import default_out
+from keyfed.cli.train import TEXT, default_out
 from keyfed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def compare(
         list[str],
         typer.Argument(metavar="METHOD...", help="Methods, each with settings or a start of its own if need be."),
     ],
-    what: Annotated[Named, Keys(("data.name", "data.dir", "model.name", "train.rounds"))] = NONE,
+    what: Annotated[Named, Keys((*TEXT, "model.name", "train.rounds"))] = NONE,
     seeds: Annotated[
         str | None, typer.Option(help="How many (3: seeds 1 to 3) or which (1,4,7); train.seed alone by default.")
     ] = None,
@@ -311,7 +311,7 @@ def _narrow(rows: list[list[str]]) -> str:
 @with_keys
 def tune(
     method: Annotated[str | None, typer.Argument(help="Method (`keyfed methods`); fedavg by default.")] = None,
-    what: Annotated[Named, Keys(("data.name", "data.dir", "model.name"))] = NONE,
+    what: Annotated[Named, Keys((*TEXT, "model.name"))] = NONE,
     trials: Annotated[int | None, typer.Option(help="Configurations to try, the given one among them [10].")] = None,
     rounds: Annotated[
         Named, Keys(("train.rounds",), {"train.rounds": "Rounds of a trial that goes all the way."})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -127,6 +128,7 @@ ClientHomeOption = Annotated[
     Path | None, typer.Option("--home", help="The client's folder; else KEYFED_CLIENT_HOME or ~/.keyfed/client.")
 ]
 PORT = 9092
+PREVIEW = 3  # lines
 
 
 def server(
@@ -182,12 +184,17 @@ def server(
 def _next_steps(home: Path, address: str, host: str, port: int) -> list[str]:
     shown = f"[{host}]" if ":" in host else host
     outside = "THIS-MACHINE" if host in ("0.0.0.0", "::") else shown
+    from keyfed.deploy.homes import default_server_home
+
+    usual = home == default_server_home().absolute()
+    where = "" if usual else f" --home {shlex.quote(str(home))}"
+    federation = address if usual else shlex.quote(str(home))  # its certificate lies there
     return [
         f"listening on {shown}:{port}, TLS and node keys on; Ctrl-C ends it",
         f"1. give {home / 'ca.crt'} to your clients; each starts: "
         f"keyfed client --data TEXT --server {outside}:{port} --ca ca.crt",
-        "2. take in the enrol-NAME.json that each of them sends you: keyfed enroll enrol-NAME.json",
-        f"3. train: keyfed train fedavg --federation {address} --vocab vocab.json",
+        f"2. take in the enrol-NAME.json that each of them sends you: keyfed enroll enrol-NAME.json{where}",
+        f"3. train: keyfed train fedavg --federation {federation} --vocab vocab.json",
     ]
 
 
@@ -283,6 +290,10 @@ def client(
         str | None,
         typer.Option(help="Your name among several authors of the text, as the file spells it; '' for none."),
     ] = None,
+    author_column: Annotated[
+        str | None, typer.Option(help="Author column of your table: a name, a number, or - for yours alone.")
+    ] = None,
+    text_column: Annotated[str | None, typer.Option(help="Text column of your table: a name or a number.")] = None,
     hide_among: Annotated[
         int | None, typer.Option(help="Fewest clients of a secure sum that you take part in, you included.  [3]", min=3)
     ] = None,
@@ -303,6 +314,9 @@ def client(
     yes: Annotated[bool, typer.Option("--yes", help="You agree to what is explained on the first start.")] = False,
     pause: Annotated[bool, typer.Option("--pause", help="Take no part until --resume.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Take part again.")] = False,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Show the first lines that would be learnt from, on this terminal only.")
+    ] = False,
     status: Annotated[bool, typer.Option("--status", help="Say how things stand.")] = False,
     leave: Annotated[
         bool, typer.Option("--leave", help="Leave for good: delete what is stored here; the server forgets the key.")
@@ -324,12 +338,15 @@ def client(
     from keyfed.deploy.homes import ClientHome, default_client_home
 
     place = ClientHome((home or default_client_home()).absolute())
-    if sum((pause, resume, status, leave)) > 1:
-        raise ConfigError("give one of --pause, --resume, --status, --leave")
+    if sum((pause, resume, status, leave, preview)) > 1:
+        raise ConfigError("give one of --pause, --resume, --status, --leave, --preview")
+    if preview:
+        _preview(place, data, me, {"author_column": author_column, "text_column": text_column})
+        return
     if pause or resume:
         place.settings()  # said if it is no home
         place.pause(pause)
-        typer.echo("paused; go on with: keyfed client --resume" if pause else "taking part again")
+        typer.echo(f"paused; go on with: {_homed('keyfed client --resume', place)}" if pause else "taking part again")
     elif status:
         found = _status(place)
         print_json(found) if as_json else typer.echo("\n".join(f"{k}: {v}" for k, v in found.items()))
@@ -337,7 +354,7 @@ def client(
         _leave(place, yes)
     else:
         options = {"server": server, "ca": ca, "data": data, "when": when, "keep_days": keep_days, "plain": allow_plain}
-        options |= {"hide_among": hide_among, "me": me}
+        options |= {"hide_among": hide_among, "me": me, "author_column": author_column, "text_column": text_column}
         caps = {
             "parameters": most_parameters, "epochs": most_epochs, "minutes": most_minutes, "epsilon": epsilon_budget,
             "roster": trust_roster,
@@ -398,21 +415,57 @@ def _look(place: ClientHome, settings: Settings) -> None:
       DataError: it cannot be read, is too short, or several people wrote it.
     """
     from keyfed.deploy.homes import kept_files
-    from keyfed.text.catalogue import look_at
+    from keyfed.text.catalogue import own_text_at, size_of
+    from keyfed.text.check import notices
 
     if not settings.data and not (place.text.is_dir() and kept_files(place.text, None)):
         say(f"no text yet in {place.text}: a keyboard may leave some there, or name yours with --data")
         return
     path = Path(settings.data) if settings.data else place.text
-    say(f"{path}: {look_at(path, settings.me or None)}")
+    corpus = own_text_at(path, settings.me or None, settings.reading())
+    form = f", read as {'; '.join(corpus.formats)}" if corpus.formats else ""
+    say(f"{path}: {size_of(corpus, path)}{form}")
+    for line in notices(corpus):
+        say(f"notice: {line}")
+
+
+def _preview(place: ClientHome, data: Path | None, me: str | None, columns: dict[str, str | None]) -> None:
+    """Show the owner's first lines on the owner's terminal, and nowhere else: a file or pipe would keep them."""
+    from keyfed.text.catalogue import own_text_at, size_of
+
+    if not _on_terminal():
+        raise ConfigError("--preview shows lines of your text on a terminal only, and stdout is none")
+    if place.exists():
+        settings = place.settings()
+        data, me = data or place.data(), me or settings.me or None
+        columns = {key: columns[key] or value for key, value in settings.reading().items()}
+    if data is None:
+        raise ConfigError("--preview needs a text: name it with --data")
+    corpus = own_text_at(data, me, columns)
+    typer.echo(f"{data}: {size_of(corpus, data)}; the first lines are:")
+    for line in corpus.authors[0].lines[:PREVIEW]:
+        typer.echo(f"  {''.join(c if c.isprintable() else ' ' for c in line)[:200]}")
+
+
+def _on_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def _homed(command: str, place: ClientHome) -> str:
+    """Return a command of a client with its home, where that is not the usual one."""
+    from keyfed.deploy.homes import default_client_home
+
+    usual = place.path == default_client_home().absolute()
+    return command if usual else f"{command} --home {shlex.quote(str(place.path))}"
 
 
 def _tell(place: ClientHome, one: Client) -> None:
     settings = place.settings()
     when = f", only when {' and '.join(settings.when)}" if settings.when else ""
-    one.say(f"{settings.name} takes part at {settings.server}{when}; Ctrl-C ends it, keyfed client --pause pauses it")
+    pause = _homed("keyfed client --pause", place)
+    one.say(f"{settings.name} takes part at {settings.server}{when}; Ctrl-C ends it, {pause} pauses it")
     if place.paused():
-        one.say("it is paused: keyfed client --resume")
+        one.say(f"it is paused: {_homed('keyfed client --resume', place)}")
 
 
 def _status(place: ClientHome) -> dict[str, Any]:

@@ -60,7 +60,8 @@ TensorboardOption = Annotated[
 ]
 
 
-WHAT = ("data.name", "data.me", "data.dir", "model.name", "data.vocab_file", "train.rounds")
+TEXT = ("data.name", "data.me", "data.author_column", "data.text_column", "data.dir")
+WHAT = (*TEXT, "model.name", "data.vocab_file", "train.rounds")
 START = ("train.seed", "train.until", "train.init", "vectors.file", "vectors.dim")
 
 

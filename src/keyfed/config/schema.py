@@ -121,10 +121,16 @@ class DataConfig:
         None, "words of a review (yelp), comment (reddit) or row of a table that are read; none: all", least=1
     )
     author_column: str | None = option(
-        None, "author column of a table or of rows in JSON: a name, a number, or - for one person's; none: detected"
+        None,
+        "author column of a table or of rows in JSON: a name, a number, or - for one person's; none: detected",
+        flag="--author-column",
+        short="Author column of a table: a name, a number, or - for one person's; else detected.",
     )
     text_column: str | None = option(
-        None, "text column of a table or of rows in JSON: a name or a number; none: detected"
+        None,
+        "text column of a table or of rows in JSON: a name or a number; none: detected",
+        flag="--text-column",
+        short="Text column of a table: a name or a number; else detected.",
     )
     me: str | None = option(
         None,

@@ -61,6 +61,7 @@ class Settings:
       hide_among: the fewest clients of a secure sum that it takes part in, itself included.
       me: its owner among several authors of the text; "" where there is one.
       limits: what it gives a run at most.
+      author_column, text_column: of a table, by name or number; "" where they are found.
     """
 
     name: str
@@ -72,6 +73,12 @@ class Settings:
     hide_among: int = 3
     me: str = ""
     limits: Limits = field(default_factory=Limits)
+    author_column: str = ""
+    text_column: str = ""
+
+    def reading(self) -> dict[str, str | None]:
+        """The columns of a table: arguments of `keyfed.text.corpus.read_corpus`."""
+        return {"author_column": self.author_column or None, "text_column": self.text_column or None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,7 @@ class ClientHome:
             limits = Limits(**found.get("limits", {}))
             settings = Settings(**{**found, "when": tuple(found["when"]), "limits": limits})
             texts = (settings.name, settings.server, settings.data, *settings.when)
+            texts += (settings.author_column, settings.text_column)
             if not all(isinstance(text, str) for text in texts) or not isinstance(settings.keep_days, int | None):
                 raise ValueError("a value of another type than was written")
             return settings
@@ -212,6 +220,8 @@ def open_home(
     plain: bool | None = None,
     hide_among: int | None = None,
     me: str | None = None,
+    author_column: str | None = None,
+    text_column: str | None = None,
     limits: Mapping[str, Any] | None = None,
     agree: Callable[[Settings], None] = lambda told: None,
 ) -> ClientHome:
@@ -245,6 +255,8 @@ def open_home(
         plain=before.plain if plain is None else plain,
         hide_among=before.hide_among if hide_among is None else _at_least_three(hide_among),
         me=before.me if me is None else me,
+        author_column=before.author_column if author_column is None else author_column,
+        text_column=before.text_column if text_column is None else text_column,
         limits=_limited(before.limits, dict(limits or {})),
     )
     check_certificate(home.ca if ca is None else ca, received=True)

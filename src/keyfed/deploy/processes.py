@@ -29,6 +29,7 @@ from keyfed import files, system
 from keyfed.errors import DeployError
 from keyfed.files import write_atomically
 
+CONNECT_SECONDS = 3.0
 MARK = "KEYFED_PROCESSES"
 PIDS = "processes.json"
 PATIENCE = 8.0  # seconds between asking a process to end and ending it
@@ -261,3 +262,13 @@ def private_folder(path: Path) -> Path:
 def python(module: str, *arguments: str) -> list[str]:
     """Return the command that runs one of our modules with this Python."""
     return [sys.executable, "-m", module, *arguments]
+
+
+def unreachable(server: str) -> str | None:
+    """Return why nothing can be reached at HOST:PORT; None where something listens."""
+    host, _, port = server.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "strerror", None) or error).lower()
+    return None

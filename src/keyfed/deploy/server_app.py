@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from keyfed.deploy.enrolment import KnownKeys, flwr
 from keyfed.deploy.homes import SERVER_VARIABLE, ServerHome
-from keyfed.deploy.processes import die_with
+from keyfed.deploy.processes import die_with, unreachable
 from keyfed.deploy.superlink import answers
 from keyfed.errors import DeployError, KeyfedError
 from keyfed.files import BROKEN, parse_json, write_atomically
@@ -201,6 +201,11 @@ def submit(
     need_flower()
     address = address or home.address()
     if not answers(address, home.ca, 10.0):
+        if unreachable(address) is None:
+            raise DeployError(
+                f"something listens at {address}, but it is not the server of {home.path}; name the folder of the one "
+                "that runs: --federation FOLDER (its --home)"
+            )
         raise DeployError(f"no server answers at {address}; start it: keyfed server --home {home.path}")
     place = home if connection is None else ServerHome(connection)
     command = ["flwr", "run", str(folder), CONNECTION, "--stream"]

@@ -8,6 +8,7 @@ port answers only to who knows the secret in the client's home.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from keyfed.deploy.consent import need_consent
 from keyfed.deploy.homes import REFUSED, ClientHome, unmet
-from keyfed.deploy.processes import Processes, die_with, free_port, python, wait_until
+from keyfed.deploy.processes import Processes, die_with, free_port, python, unreachable, wait_until
 from keyfed.errors import DeployError
 from keyfed.wire.flower.commands import environment, need_flower
 from keyfed.wire.flower.frames import SOCKET
@@ -27,6 +28,7 @@ RESIDENT, NODE = "resident", "node"
 READY_SECONDS = 120.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 TEND_SECONDS = 0.5
+REACH_SECONDS = 15.0  # between looks for a server that was not reached yet
 STEADY_SECONDS = 30.0  # a process that ran this long did not fail at its start
 UNKNOWN_KEY = ("NODE_ACTIVATION_FAILED", "activate", "No SuperNode found", "could not be activated")
 
@@ -54,6 +56,8 @@ class Client:
     _due: dict[str, float] = field(default_factory=dict)
     _said: str = ""
     _refused: str = ""
+    _reached: bool = False
+    _looked: float = -math.inf
 
     def start(self) -> None:
         """Start the training process, wait for its socket, start the node.
@@ -97,6 +101,7 @@ class Client:
         """Start again what has ended, after a pause that doubles with each failure up to 15 s; call it often."""
         now = time.monotonic()
         self._tell_refused()
+        self._look_for_server(now)
         for what in (RESIDENT, NODE):
             if self.processes.alive(self.tag + what):
                 if now - self._began[what] > STEADY_SECONDS:
@@ -115,6 +120,19 @@ class Client:
         while True:
             self.tend()
             time.sleep(TEND_SECONDS)
+
+    def _look_for_server(self, now: float) -> None:
+        """Say, until the server was reached for the first time, that it cannot be."""
+        if self._reached or now - self._looked < REACH_SECONDS:
+            return
+        first, self._looked = self._looked == -math.inf, now
+        server = self.home.settings().server
+        why = unreachable(server)
+        self._reached = why is None
+        if why is not None and first:
+            self.say(f"cannot reach {server} ({why}): is the server running, and its port open? Trying again")
+        elif why is None and not first:
+            self.say(f"{server} can be reached now")
 
     def _tell_refused(self) -> None:
         """Say, once, why the client takes no part in a run."""

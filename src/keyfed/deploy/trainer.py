@@ -54,7 +54,9 @@ def make_session(home: ClientHome) -> ClientSession:
 
     def learner(about: Mapping[str, Any]) -> Learner:
         now = home.settings()  # text and its author are looked for anew with every run
-        make = own_text(told.name, text_to_read(home), limits=told.limits, me=now.me or None, say=say)
+        make = own_text(
+            told.name, text_to_read(home), limits=told.limits, me=now.me or None, say=say, columns=now.reading()
+        )
         return make(about)
 
     floors = Floors(told.hide_among)
@@ -71,8 +73,10 @@ def text_to_read(home: ClientHome) -> Path:
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(links)
     links.mkdir()
-    for number, path in enumerate(files):
-        (links / f"{number:06d}-{path.name[-100:].lstrip('.')}").symlink_to(path.resolve())
+    for path in files:  # under the names that they have: exports are known by them
+        link = links / path.relative_to(data)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path.resolve())
     return links
 
 

@@ -21,6 +21,7 @@ from keyfed.run.console import plural
 from keyfed.run.encode import MOST_STREAMS, Encoded, Streams, encode, window_of
 from keyfed.run.evaluate import limit_streams
 from keyfed.text.batches import Batching
+from keyfed.text.check import notices
 from keyfed.text.vocab import EOS
 
 POOLED = "pooled"
@@ -72,6 +73,8 @@ class Prepared(Encoded):
                 f"left out: {plural(len(self.excluded), 'client')} with less text than one window "
                 f"of {self.batching.window} tokens"
             )
+        if not private:
+            lines += [f"notice: {line}" for line in notices(self.corpus)]
         if self.corpus.skipped and not private:
             shown = "; ".join(f"{s.what}: {s.why}" for s in self.corpus.skipped[:3])
             more = len(self.corpus.skipped) - 3

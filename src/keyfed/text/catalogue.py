@@ -172,13 +172,28 @@ def is_path(name: str) -> bool:
         return False
 
 
-def look_at(path: Path, me: str | None = None) -> TextSize:
+def own_text_at(path: Path, me: str | None = None, columns: Mapping[str, str | None] | None = None) -> Corpus:
+    """Read a client's text as its training does.
+
+    Raises:
+      DataError: it is missing, unreadable, empty, or of several people.
+    """
+    named = columns or {}
+    corpus = load_corpus(str(path), author_column=named.get("author_column"), text_column=named.get("text_column"))
+    return own_corpus(corpus, path, me)
+
+
+def look_at(path: Path, me: str | None = None, columns: Mapping[str, str | None] | None = None) -> TextSize:
     """Read a client's text as its training does, and count it.
 
     Raises:
-      DataError: it is missing, unreadable, empty, too short, or of several people.
+      DataError: as `own_text_at`, or it is too short.
     """
-    corpus = own_corpus(load_corpus(str(path)), path, me)
+    return size_of(own_text_at(path, me, columns), path)
+
+
+def size_of(corpus: Corpus, path: Path) -> TextSize:
+    """Count a client's text; DataError where it is too short."""
     lines = corpus.authors[0].lines
     found = TextSize(len(lines), sum(len(line.split()) for line in lines), len(corpus.skipped))
     if found.words < LEAST_WORDS:

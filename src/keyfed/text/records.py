@@ -415,11 +415,11 @@ def _no_columns(row: Mapping[str, Any], author: str | None, text: str | None, *,
     if not header:
         return (
             f"its first row looks like data, not like names; say which of the {len(row)} columns are read: "
-            "--set data.author_column=1 --set data.text_column=2, or - as author_column for one person's text"
+            "--author-column 1 --text-column 2, or --author-column - for one person's text"
         )
     known = [AUTHOR_COLUMNS] * (author is None) + [TEXT_COLUMNS] * (text is None)
     wanted = [f'"{name}"' for name in (author, text) if name] + [f"{names[0]} (or {names[1]}, …)" for names in known]
-    advice = "name them with --set data.author_column=NAME --set data.text_column=NAME"
+    advice = "name them with --author-column NAME --text-column NAME"
     return f"its {len(row)} columns do not include {' and '.join(wanted)}; {advice}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 
 import pytest
@@ -10,6 +11,7 @@ from keyfed.deploy import supernode
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.consent import ask, words_for
 from keyfed.deploy.homes import ServerHome, open_home
+from keyfed.deploy.processes import unreachable
 from keyfed.deploy.superlink import answers, only_one, start_superlink
 from keyfed.deploy.supernode import LONGEST_PAUSE, NODE, RESIDENT, Client
 from keyfed.errors import DeployError
@@ -43,6 +45,7 @@ def client(tmp_path, monkeypatch):
     home = open_home(tmp_path / "home", name="anna", server="127.0.0.1:9", ca=tmp_path / "server" / "ca.crt")
     said, clock = [], [0.0]
     monkeypatch.setattr(supernode.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(supernode, "unreachable", lambda server: None)
     made = Client(Fake(home.path), home, say=said.append)
     made.said, made.clock = said, clock
     return made
@@ -119,6 +122,32 @@ def test_why_a_node_ended_is_said(client, log, says):
     client.processes.log = log
     client.tend()
     assert says in client.said[0]
+
+
+def test_a_server_that_cannot_be_reached_is_said_until_it_can(client, monkeypatch):
+    agree(client)
+    client.start()
+    answers = ["connection refused", "connection refused", None]
+    asked = []
+    monkeypatch.setattr(supernode, "unreachable", lambda server: asked.append(server) or answers[len(asked) - 1])
+    for _ in range(200):
+        client.clock[0] += 0.5
+        client.tend()
+    assert asked == ["127.0.0.1:9"] * 3, "every 15 seconds, and never again"
+    assert client.said == [
+        "cannot reach 127.0.0.1:9 (connection refused): is the server running, and its port open? Trying again",
+        "127.0.0.1:9 can be reached now",
+    ]
+
+
+def test_why_nothing_can_be_reached():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = "{}:{}".format(*free.getsockname())
+        assert "refused" in unreachable(place)
+        free.listen(1)
+        assert unreachable(place) is None
+    assert unreachable("nowhere") is not None
 
 
 def test_a_server_is_alone_in_its_folder(tmp_path):

@@ -444,9 +444,7 @@ def test_columns_by_number_and_one_persons_rows(tmp_path: Path) -> None:
 
 def test_columns_that_cannot_be_told_are_asked_for_by_number(tmp_path: Path) -> None:
     path = put(tmp_path / "a.csv", "1,anna says hello to you,ben says hello to you\n2,who are you there,me again now\n")
-    with pytest.raises(
-        DataError, match=r"looks like data.*which of the 3 columns.*--set data.author_column=1"
-    ) as caught:
+    with pytest.raises(DataError, match=r"looks like data.*which of the 3 columns.*--author-column 1") as caught:
         read_corpus(path)
     assert "hello" not in str(caught.value)
 

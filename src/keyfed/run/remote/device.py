@@ -229,6 +229,7 @@ def own_text(
     limits: Limits | None = None,
     me: str | None = None,
     say: Callable[[str], None] = lambda line: None,
+    columns: Mapping[str, str | None] | None = None,
 ) -> Callable[[Mapping[str, Any]], Learner]:
     """Return what makes a client's text ready for a run.
 
@@ -237,12 +238,16 @@ def own_text(
       data: its text: a file, or a folder of files.
       limits: what the client gives a run at most.
       me: its owner among several authors of one file.
-      say: is told how much text was found.
+      say: gets how much text was found.
+      columns: `author_column` and `text_column` of a table.
     """
 
     def make(about: Mapping[str, Any]) -> Learner:
         vocab = _vocab_of(about)
         config = own_config(about, data)
+        found = columns or {}
+        named = replace(config.data, author_column=found.get("author_column"), text_column=found.get("text_column"))
+        config = replace(config, data=named)
         try:
             method = run_method(config, secure=about.get("secure") is True)
         except KeyfedError as e:

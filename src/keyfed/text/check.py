@@ -1,0 +1,161 @@
+"""What was understood of a text, in numbers, before anything is trained on it; no line and no name is quoted.
+
+What a model would learn by mistake is noticed, each with a remedy. Such are lines that begin with a time, markup, and
+sentences in the place of words. So is a language that the base model does not know, and too little text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+
+from keyfed.text.corpus import Corpus
+from keyfed.text.language import language_of, unspaced
+from keyfed.text.vocab import words_of
+
+LOOKED_AT = 20_000  # lines that are looked at closely, from all over the text
+TIMED_LINES, MARKED_LINES, LINKED_LINES = 0.1, 0.1, 0.2  # shares of lines from which on it is said
+LITTLE = 2_000  # words; fewer teach little
+UNKNOWN = 0.3  # share of words that a start does not know
+LONGEST_LINE = 2_000  # words of a line that is no message, sentence or paragraph
+LEAST_LINES = 20  # fewer are no sample
+
+_TIMED = re.compile(r"[\[(<\u200e]{0,2}(?:\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{1,2}:\d\d(?::\d\d)?|\d{10,13}\b)")
+_MARKED = re.compile(r"</?[a-zA-Z][^<>]{0,200}>|&(?:amp|lt|gt|quot|nbsp|#\d{1,6});|^\s*[{\[]\"|\":\s?[\"{\[]")
+_LINK = re.compile(r"https?://|www\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A text in numbers.
+
+    Attributes:
+      formats: what its files were taken for.
+      authors: named in the text.
+      pools: files or whole texts that name no author.
+      longest: words of the longest line.
+      unknown: share of the words that the base model does not know; None where they are not looked up.
+      skipped: what was left out, and why.
+      notices: what may be wrong, each with a remedy.
+    """
+
+    formats: tuple[str, ...]
+    authors: int
+    pools: int
+    lines: int
+    words: int
+    longest: int
+    language: str
+    unknown: float | None
+    skipped: tuple[str, ...]
+    notices: tuple[str, ...]
+
+
+def check_corpus(corpus: Corpus, known: Container[str] | None = None) -> Checked:
+    """Count a text and notice what may be wrong with it.
+
+    Args:
+      known: words of the base model, in lower case.
+    """
+    lines = [line for author in corpus.authors for line in author.lines]
+    sizes = [len(line.split()) for line in lines]
+    sample = lines[:: max(1, len(lines) // LOOKED_AT)]
+    words = Counter(word for line in sample for word in words_of(line[:10_000], tokenised=corpus.tokenised, lower=True))
+    lettered = {word: count for word, count in words.items() if any(map(str.isalpha, word))}
+    missing = sum(count for word, count in lettered.items() if known is not None and word not in known)
+    unknown = missing / sum(lettered.values()) if known is not None and lettered else None
+    language = unspaced(words) or language_of(lettered)
+    signed = sum(author.signed for author in corpus.authors)
+    return Checked(
+        formats=corpus.formats,
+        authors=signed,
+        pools=len(corpus.authors) - signed,
+        lines=len(lines),
+        words=sum(sizes),
+        longest=max(sizes, default=0),
+        language=language,
+        unknown=unknown,
+        skipped=tuple(f"{skipped.what}: {skipped.why}" for skipped in corpus.skipped),
+        notices=(*notices(corpus), *_advice(sum(sizes), max(sizes, default=0), unknown)),
+    )
+
+
+def notices(corpus: Corpus) -> tuple[str, ...]:
+    """Say what a model would learn by mistake, each with a remedy; of a sample of the lines.
+
+    Example:
+      >>> from keyfed.text.corpus import Author
+      >>> notices(Corpus("c", (Author("a", ("plain words",) * 30),)))
+      ()
+    """
+    number = sum(len(author.lines) for author in corpus.authors)
+    if number < LEAST_LINES or corpus.tokenised:
+        return ()
+    every = chain.from_iterable(author.lines for author in corpus.authors)
+    sample = [line[:1_000] for line in islice(every, 0, None, max(1, number // LOOKED_AT))]
+    found = []
+    if (share := _share(sample, _TIMED.match)) >= TIMED_LINES:
+        found.append(
+            f"{share:.0%} of the lines begin with a date or time, which would be learnt: export the chat in a form "
+            "that is read (docs/own-data.md), or make a table with columns author and text"
+        )
+    if (share := _share(sample, _MARKED.search)) >= MARKED_LINES:
+        found.append(
+            f"{share:.0%} of the lines hold markup (tags, entities or JSON), which would be learnt: save plain text"
+        )
+    if (share := _share(sample, _LINK.search)) >= LINKED_LINES:
+        found.append(f"{share:.0%} of the lines hold addresses of the web, which would be learnt: take them out")
+    words = {word for line in sample[:2_000] for word in line.split()}
+    if not corpus.characters and (language := unspaced(words)) is not None:
+        found.append(
+            f"{language} is written without blanks between words: train a model of characters (--model char-lstm)"
+        )
+    return tuple(found)
+
+
+def _share(lines: Sequence[str], finds: Callable[[str], object]) -> float:
+    return sum(finds(line) is not None for line in lines) / len(lines)
+
+
+def _advice(words: int, longest: int, unknown: float | None) -> list[str]:
+    found = []
+    if words < LITTLE:
+        found.append(f"{words:,} words teach a model little: add more text (about {LITTLE:,} words or more)")
+    if longest > LONGEST_LINE:
+        found.append(f"a line of {longest:,} words: put line ends between sentences or paragraphs")
+    if unknown is not None and unknown > UNKNOWN:
+        found.append(
+            f"{unknown:.0%} of the words are not known to the base model of English chat: start with --init none"
+        )
+    return found
+
+
+def describe_check(found: Checked, name: str, train: str) -> str:
+    """Return what was understood as lines for a person.
+
+    Args:
+      train: the command that trains on it.
+    """
+    who = [f"{found.authors:,} named in the text" + (" (one by one with --me NAME)" if found.authors > 1 else "")]
+    if not found.authors:
+        who = []
+    if found.pools:
+        who.append("one person's" if found.pools == 1 else f"{found.pools:,} files, each a client's")
+    rows = [
+        ("text", name),
+        ("read as", "; ".join(found.formats) or "a known corpus"),
+        ("authors", "; ".join(who)),
+        ("size", f"{found.lines:,} lines, {found.words:,} words, the longest line has {found.longest:,}"),
+        ("language", found.language),
+    ]
+    if found.unknown is not None:
+        rows.append(("unknown words", f"{found.unknown:.1%} (to the base model)"))
+    rows += [("left out", line) for line in found.skipped[:10]]
+    if len(found.skipped) > 10:
+        rows.append(("left out", f"and {len(found.skipped) - 10:,} more"))
+    rows += [("notice", line) for line in found.notices]
+    rows.append(("train", train))
+    return "\n".join(f"{key + ':':<15}{value}" for key, value in rows)
