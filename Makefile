@@ -33,8 +33,9 @@ $(VENV)/keyboard: $(VENV)/base
 setup: $(VENV)/base ## make .venv with what `make run` needs
 setup-dev: $(VENV)/dev ## … and with what the tests need
 
-run: setup ## train a federated keyboard model on the built-in corpus and report (about 4 minutes)
+run: setup ## train a federated keyboard model on the built-in corpus, count n-grams, mix them, report (about 5 minutes)
 	$(BIN)/keyfed train --out $(RUN) --resume --config first.toml
+	$(BIN)/keyfed counts $(RUN)
 
 keyboard: $(VENV)/keyboard ## type in a browser, on the model of `make run` or on the base model
 	$(BIN)/keyfed keyboard $(if $(filter-out runs/first,$(RUN)),$(RUN))

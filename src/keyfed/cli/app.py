@@ -27,7 +27,7 @@ from keyfed.cli.federation import client, enroll, server, up
 from keyfed.cli.keyboard import export, keyboard, suggest
 from keyfed.cli.options import JsonOption, RunArgument, complain, explain, print_json, say
 from keyfed.cli.privacy import privacy_app
-from keyfed.cli.train import pretrain, train
+from keyfed.cli.train import counts, pretrain, train
 from keyfed.errors import ConfigError, KeyfedError
 from keyfed.files import space_advice
 from keyfed.system import EXTRAS, leads, missing_of
@@ -53,6 +53,7 @@ app.add_typer(privacy_app)
 
 app.command()(train)
 app.command()(pretrain)
+app.command()(counts)
 app.command()(compare)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ from keyfed.cli.options import (
     JsonOption,
     Keys,
     Named,
+    RunArgument,
     SetOption,
     configure,
     follow_rank_0,
@@ -307,3 +308,42 @@ def pretrain(
         typer.echo(
             f"start:  keyfed train --init {shlex.quote(str(out))}, with this model and the corpus of your choice"
         )
+
+
+def counts(
+    run: RunArgument,
+    order: Annotated[int, typer.Option(help="Longest n-gram.")] = 4,
+    k: Annotated[int, typer.Option("--k", help="Clients that an n-gram needs.")] = 3,
+    megabytes: Annotated[float, typer.Option(help="What a client sends for sketches, in all.", min=0)] = 24.0,
+    most: Annotated[int, typer.Option(help="N-grams of one length that a client contributes at most.")] = 20_000,
+    cap: Annotated[int, typer.Option(help="How often a client's use of one n-gram counts at most.")] = 64,
+    among: Annotated[int, typer.Option(help="Clients of one sum at most.")] = 1_000,
+    secure: Annotated[
+        bool | None,
+        typer.Option("--secure/--clear", help="Play the secure sum, or add in the clear.  [default: as the run]"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Count n-grams over a run's clients without moving text, and mix the counts with the run's network.
+
+    Level by level: the words of the vocabulary, then sketches of longer n-grams, which are read where the level below
+    has released. Only n-grams of --k clients or more are released, and written to RUN/counts.safetensors. Smoothing
+    and the mixture's weights are fitted on validation text, by sums too. `keyfed evaluate RUN` then has rows for
+    counts, the mixture, and the mixture with each client's own cache (docs/counts.md).
+
+      keyfed counts runs/first
+
+      keyfed counts runs/first --k 5 --order 3 --secure
+    """
+    from keyfed.reports.finished import count
+    from keyfed.reports.run_page import table_text
+    from keyfed.run.counts.command import Counting, counts_text
+    from keyfed.run.folder import read_result
+
+    how = Counting(order, k, cap, most, megabytes, among, secure)
+    report = count(run, how, say)
+    result = read_result(run) or {}
+    if as_json:
+        print_json({**asdict(report), "test": result["counts"]})
+        return
+    typer.echo(f"{table_text(result)}\n{counts_text(report)}")

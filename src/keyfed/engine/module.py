@@ -280,6 +280,9 @@ class ModuleReader:
     def score(self, logits: Tensor, targets: Tensor) -> TokenScores:
         return score_logits(logits[None], targets[None])
 
+    def logits(self, read: Tensor) -> Tensor:
+        return read
+
     @torch.no_grad()
     def after(self, tokens: Tensor, state: NestedState | None) -> tuple[Tensor, NestedState]:
         """Logits after the last token, [rows, vocabulary]; a module without state reads the last window once more."""

@@ -91,6 +91,10 @@ class Reader(Protocol):
         """Nats and rank of the true tokens [n] at positions that were read, [n, …] → [1, n]."""
         ...
 
+    def logits(self, read: Tensor) -> Tensor:
+        """Logits at positions that were read, [n, …] → [n, vocabulary]."""
+        ...
+
     def after(self, tokens: Tensor, state: NetworkState | None) -> tuple[Tensor, NetworkState]:
         """Logits after the last token, [rows, vocabulary], and the state."""
         ...
@@ -148,10 +152,13 @@ class SpecReader:
     def score(self, read: Tensor, targets: Tensor) -> TokenScores:
         return score_tokens(read[None], self._weight, self._bias, targets[None])
 
+    def logits(self, read: Tensor) -> Tensor:
+        return torch.baddbmm(self._bias[:, None], read[None], self._weight.mT)[0]
+
     @torch.no_grad()
     def after(self, tokens: Tensor, state: NetworkState | None) -> tuple[Tensor, NetworkState]:
         x, state = self.read(tokens, state)
-        return torch.baddbmm(self._bias[:, None], x[None, :, -1], self._weight.mT)[0], state
+        return self.logits(x[:, -1]), state
 
     def keep(self, state: NetworkState, rows: slice | Sequence[int]) -> NetworkState:
         return tuple(tuple(part[:, rows] for part in layer) for layer in state)

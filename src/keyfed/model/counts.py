@@ -3,15 +3,16 @@ r"""A count model made of sums over clients: the n-grams of at least k clients, 
 `counts.safetensors` has what the federation released. Contexts are numbered as rows of the level below (the empty
 context is row 0), as in `ngram.safetensors` of an exported keyboard, whose four arrays are here under the same names:
 
-    n{n}.start     int32 [contexts + 1]   the continuations of context c are the rows start[c] … start[c + 1] − 1
-    n{n}.words     int32 [grams]          the last word of each n-gram, ascending within a context
-    n{n}.prob      float32 [grams]        p_n(w | h), interpolated already
-    n{n}.backoff   float32 [contexts]     γ(h), the mass for the order below; 1 where a context has no continuation
-    n{n}.clients   int32 [grams]          how many clients wrote the n-gram, as the sum says (noisy under ε); ≥ k
-    n{n}.counts    int32 [grams]          how often they wrote it, each client counted at most `cap` times
+    `n{n}.start`    int32 [contexts + 1]   the continuations of context c are the rows start[c] … start[c + 1] − 1.
+    `n{n}.words`    int32 [grams]          the last word of each n-gram, ascending within a context.
+    `n{n}.prob`     float32 [grams]        p_n(w | h), interpolated already.
+    `n{n}.backoff`  float32 [contexts]     γ(h), the mass for the order below; 1 where a context has no continuation.
+    `n{n}.clients`  int32 [grams]          how many clients wrote the n-gram, as the sum says (noisy under ε); ≥ k.
+    `n{n}.counts`   int32 [grams]          how often they wrote it, each client counted at most `cap` times
 
 for n = 1 … order. Every n-gram has its first and its last n − 1 words in the level below. A word of fewer than k
-clients has no row, not even as a unigram. The metadata has one JSON object, `about` (`CountTerms`).
+clients has no row, not even as a unigram. The metadata has one JSON object, `about`: format, order,
+vocab and `CountTerms`.
 
 The next distribution: p ← 1/V; then for each n whose context (the last n − 1 tokens, found as a row of level n − 1) was
 seen: p ← γ(h) p everywhere, then p[words] ← prob on its rows; stop at the first context that was not seen. So it is
@@ -90,13 +91,23 @@ def grams_of(keys: Sequence[Ints], vocab: int) -> Ints:
 
 
 def counts_to_bytes(found: CountModel) -> bytes:
-    """Write a model as `counts.safetensors`; probabilities are rounded to float32."""
+    """Write a model as `counts.safetensors`; probabilities are rounded to float32.
+
+    Raises:
+      RunError: an n-gram has fewer than k clients; nothing of the kind is ever written.
+    """
+    for n, clients in enumerate(found.clients, 1):
+        if clients.size and clients.min() < found.about.k:
+            raise RunError(
+                f"an n-gram of length {n} has {clients.min()} clients, and k is {found.about.k}: not written"
+            )
     arrays: dict[str, NDArray[Any]] = levels_to_arrays(found.model)
     for n, (clients, counts) in enumerate(zip(found.clients, found.counts, strict=True), 1):
         arrays[f"n{n}.clients"], arrays[f"n{n}.counts"] = clients.astype(np.int32), counts.astype(np.int32)
-    about = json.dumps(asdict(found.about), sort_keys=True)
-    head = {"format": str(FORMAT), "order": str(found.model.order), "vocab": str(found.model.vocab_size)}
-    return bytes(save(arrays, {**head, "about": about}))
+    head = {"format": FORMAT, "order": found.model.order, "vocab": found.model.vocab_size}
+    head = {"format": FORMAT, "order": found.model.order, "vocab": found.model.vocab_size}
+    about = json.dumps({**head, **asdict(found.about)}, sort_keys=True)
+    return bytes(save(arrays, {"about": about}))  # one entry: several would be written in any order
 
 
 def counts_from_bytes(data: bytes, vocab_size: int, origin: str) -> CountModel:
@@ -106,10 +117,11 @@ def counts_from_bytes(data: bytes, vocab_size: int, origin: str) -> CountModel:
       RunError: the file is damaged, does not fit the vocabulary, or has an n-gram of fewer than k clients.
     """
     try:
-        head = metadata_of(data)
-        if head.get("format") != str(FORMAT):
+        text = metadata_of(data)["about"]
+        head = json.loads(text)
+        if head.get("format") != FORMAT:
             raise ValueError(f"it is of format {head.get('format')}, expected {FORMAT}")
-        about = terms_of(head["about"])
+        about = terms_of(text)
         arrays = load(data)
         levels = levels_from_arrays(arrays, int(head["order"]), vocab_size)
         clients, counts = (

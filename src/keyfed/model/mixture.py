@@ -113,8 +113,12 @@ def histogram(bucket: Ints, log_ratio: Floats, rows: int) -> NDArray[np.int64]:
       >>> histogram(np.array([0, 0]), np.array([0.0, 1.0]), rows=1).nonzero()[1].tolist()
       [128, 132]
     """
-    bins = np.clip(np.round(log_ratio * PER_OCTAVE) + BINS // 2, 0, BINS - 1).astype(np.int64)
-    return np.bincount(bucket * BINS + bins, minlength=rows * BINS).reshape(rows, BINS)
+    return np.bincount(bucket * BINS + binned(log_ratio), minlength=rows * BINS).reshape(rows, BINS)
+
+
+def binned(log_ratio: Floats) -> Ints:
+    """Return the bin of each log₂ ratio; both ends hold all that lies beyond."""
+    return np.clip(np.round(log_ratio * PER_OCTAVE) + BINS // 2, 0, BINS - 1).astype(np.int64)
 
 
 def fit_weights(found: NDArray[Any], steps: int = 200) -> Floats:

@@ -8,8 +8,9 @@ The stored model does not change.
 
 from __future__ import annotations
 
+import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from keyfed.config.load import Value, coerce
 from keyfed.engine.module import MakeModule
 from keyfed.engine.network import predictor, shapes
 from keyfed.engine.problem import solve_block
-from keyfed.errors import ConfigError, DataError, nearest
+from keyfed.errors import ConfigError, DataError, RunError, nearest
 from keyfed.federated.local import Optimiser
 from keyfed.federated.methods import build_method, method_options
 from keyfed.federated.spec import MethodSpec
@@ -31,8 +32,9 @@ from keyfed.model.output import Score
 from keyfed.reports.document import show
 from keyfed.reports.figures import draw_gains
 from keyfed.run.console import follow, plural, render_table
+from keyfed.run.counts.command import Counting, CountReport, count_run, read_counts, score_counts
 from keyfed.run.evaluate import headline, scorer_of, spread, total
-from keyfed.run.folder import Trained, load_model, read_result
+from keyfed.run.folder import Trained, load_model, read_result, resume_command, strict
 from keyfed.run.prepare import Prepared, make_problem, prepare
 from keyfed.text.vocab import PAD, SPECIALS, words_of
 
@@ -251,9 +253,38 @@ def evaluate_run(
         "unseen_spread": None if private else spread(unseen),
         "baselines": (read_result(folder) or {}).get("baselines", {}),
     }
+    found = read_counts(trained)
+    if found is not None:
+        result["counts"] = _summaries(score_counts(trained, prepared, *found))
     if personal is not None:
         result["personalised"] = _personalised(personal, trained, prepared)
     return result
+
+
+def count(folder: Path, how: Counting, say: Callable[[str], None]) -> CountReport:
+    """Count n-grams over a run's clients, write counts and mixture into its folder, and what they come to on its test.
+
+    Raises:
+      RunError: the run is not finished.
+    """
+    trained, prepared = with_data(folder, None)
+    result = read_result(folder)
+    if result is None:
+        raise RunError(f"{folder} has no result yet; go on with `{resume_command(folder)}`")
+    report = count_run(trained, prepared, how, say)
+    found = read_counts(trained)
+    assert found is not None, "counts were written"
+    say("testing counts, the mixture, and the mixture with every client's own cache")
+    result["counts"] = _summaries(score_counts(trained, prepared, *found))
+    write_atomically(folder / "result.json", json.dumps(strict(result), indent=1, allow_nan=False).encode())
+    return report
+
+
+def _summaries(scores: Mapping[str, Mapping[str, Score | None]]) -> dict[str, Any]:
+    return {
+        name: {split: None if score is None else score.summary() for split, score in splits.items()}
+        for name, splits in scores.items()
+    }
 
 
 def personalise_run(folder: Path, personal: Personalisation, module: MakeModule | None = None) -> dict[str, Any]:

@@ -47,6 +47,13 @@ LEVEL = 0.01  # perplexities this close, relative, count as level
 WORDS = {"unigram": "plain word frequencies", "kneser_ney": "counts of word sequences"}  # what a baseline is
 
 
+COUNTED = (
+    ("cache", "mixture + own cache"),
+    ("mixture", "mixture"),
+    ("counts", "federated counts"),
+)  # what `keyfed counts` adds to a run
+
+
 def verdict(result: Record) -> str:
     """Say in one sentence how the network stands to unigram, Kneser–Ney and central training.
 
@@ -80,12 +87,32 @@ rounds, fedavg is behind the unigram (perplexity 25 % higher).'
     after = "" if rounds is None else f" after {rounds:,.0f} round{'' if rounds == 1 else 's'}"
     start = f"With a test perplexity of {show(own)}{after}, {who} "
     if not clauses:
-        return start + "stands alone: the run has no baselines to compare it with."
+        return f"{start}stands alone: the run has no baselines to compare it with.{mixed(result)}"
     listed = clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
     first = not_beaten("This model does not beat", own, result.get("baselines") or {})
     if stands.get("unigram", 1) == 1 and stands.get("kneser_ney") == 1:
         listed += f": it predicts better than a count model of the {'same' if who == 'central' else 'pooled'} text"
-    return f"{first}{start}is {listed}."
+    return f"{first}{start}is {listed}.{mixed(result)}"
+
+
+def mixed(result: Record) -> str:
+    """Say how the mixture with federated counts stands to the network and to pooled counts; nothing without one.
+
+    Example:
+      >>> mixed({"test": {"perplexity": 110.0}, "counts": {"mixture": {"test": {"perplexity": 88.0}}}})
+      ' Its mixture with federated counts has a test perplexity of 88.00: ahead of the network alone (perplexity 20 % \
+lower).'
+    """
+    value = finite(((((result.get("counts") or {}).get("mixture") or {}).get("test")) or {}).get("perplexity"))
+    if value is None or value <= 0:
+        return ""
+    pooled = [(label, found) for key, label, found in baselines_of(result) if key == "kneser_ney"]
+    others = [("the network alone", result), *pooled]
+    known = [(label, finite((found.get("test") or {}).get("perplexity"))) for label, found in others]
+    listed = " and ".join(_compare(value, other, label)[1] for label, other in known if other)
+    return f" Its mixture with federated counts has a test perplexity of {show(value)}" + (
+        f": {listed}." if listed else "."
+    )
 
 
 def not_beaten(who: str, lowest: float, baselines: Mapping[str, Any]) -> str:
@@ -309,7 +336,8 @@ def result_table(result: Record) -> Rows:
       >>> rows[1][:4]
       ['fedavg (this run)', '120.0', '–', '15.0 %']
     """
-    models = [(f"{result.get('method') or 'network'} (this run)", result)]
+    models = [(label, result["counts"][key]) for key, label in COUNTED if (result.get("counts") or {}).get(key)]
+    models = [*models[:2], (f"{result.get('method') or 'network'} (this run)", result), *models[2:]]
     models += [(label, found) for key, label, found in baselines_of(result)][::-1]
     columns = [
         ("test", "perplexity", "test perplexity"),

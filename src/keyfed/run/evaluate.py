@@ -31,7 +31,7 @@ from torch import Tensor
 
 from keyfed.engine.network import Network, NetworkState, Reader, SpecReader, reader_of
 from keyfed.model.language_model import Params
-from keyfed.model.output import Score
+from keyfed.model.output import Score, TokenScores
 from keyfed.text.batches import Kind, line_bounds, line_read, lines_of, reads_lines
 from keyfed.text.vocab import BOS, EOS, PAD, UNK, Vocab
 
@@ -68,12 +68,17 @@ def one_thread(really: bool) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+ScoreAt = Callable[[Reader, Tensor, Tensor, Positions], TokenScores]
+"""(reader, what it read, the tokens that come next, where they were read) → nats and ranks of these tokens."""
+
+
 @dataclass(slots=True)
 class Sheet:
     """The streams' tokens, one stream behind the other, on the device; and what was found at which of them."""
 
     tokens: Tensor
     found: list[tuple[Positions, Tensor, Tensor]] = field(default_factory=list)
+    score: ScoreAt = lambda reader, x, targets, where: reader.score(x, targets)
 
     def at(self, positions: Positions) -> Tensor:
         return self.tokens[torch.from_numpy(positions).to(self.tokens.device)]
@@ -122,8 +127,13 @@ def cut(streams: Sequence[tuple[int, int]], side: Side, window: int) -> list[Pie
 
 
 @torch.no_grad()
-def score_streams(reader: Reader, streams: Sequence[Ids], device: str) -> tuple[NDArray[np.float64], Positions]:
+def score_streams(
+    reader: Reader, streams: Sequence[Ids], device: str, score: ScoreAt | None = None
+) -> tuple[NDArray[np.float64], Positions]:
     """Nats and rank of every token after the first of each stream, read in order from a zero state.
+
+    Args:
+      score: scores in the place of the reader; positions count through all streams, and may be scored twice.
 
     Returns:
       Both for all streams, one behind the other; a stream of n tokens has n − 1.
@@ -134,6 +144,8 @@ def score_streams(reader: Reader, streams: Sequence[Ids], device: str) -> tuple[
     # An empty stream predicts nothing.
     spans = list(zip((ends - lengths).tolist(), np.maximum(ends - 1, ends - lengths).tolist(), strict=True))
     sheet = Sheet(torch.from_numpy(tokens).to(device))
+    if score is not None:
+        sheet.score = score
     if not (isinstance(reader, SpecReader) and _in_pieces(reader, sheet, spans)):
         _in_order(reader, sheet, spans, None)
     nats, ranks = sheet.fetch()
@@ -174,7 +186,7 @@ def _window(
         x, where = x.flatten(0, 1), positions[real]
         if not real.all():
             x = x[torch.from_numpy(np.flatnonzero(real)).to(x.device)]
-        scores = reader.score(x, sheet.at(where + 1))
+        scores = sheet.score(reader, x, sheet.at(where + 1), where)
         sheet.found.append((where, scores.nats[0], scores.rank[0]))
     return state
 

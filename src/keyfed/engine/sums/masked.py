@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,6 +83,13 @@ def wire_bytes(words: int, members: int) -> dict[str, int]:
     }
 
 
+class Attendance(NamedTuple):
+    """Who is called to a secure sum, and which of them send their shares (see `SelfWeighedRound`)."""
+
+    called: tuple[ClientId, ...]
+    training: tuple[ClientId, ...]
+
+
 class MaskedSum:
     """One secure sum, both sides of it: shares at once, vectors as they come, unmasked at the end.
 
@@ -91,7 +98,12 @@ class MaskedSum:
     """
 
     def __init__(
-        self, context: bytes, length: int, current: SelfWeighedRound, settings: SecureSettings, costs: Costs
+        self,
+        context: bytes,
+        length: int,
+        current: SelfWeighedRound | Attendance,
+        settings: SecureSettings,
+        costs: Costs,
     ) -> None:
         self._costs = costs
         identities = {client: Identity.make() for client in current.called}

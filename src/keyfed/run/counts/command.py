@@ -1,0 +1,237 @@
+"""`keyfed counts RUN`: a count model of a run's clients and its mixture with the network, written next to the model.
+
+What cannot work is said with its numbers before anything is summed (`refuse_counts`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyfed.errors import ConfigError, DataError, RunError
+from keyfed.files import write_atomically
+from keyfed.model.counts import FILE, CountModel, CountTerms, counts_from_bytes, counts_to_bytes
+from keyfed.model.mixture import CONFIDENCE_EDGES, COUNT_EDGES, Mixture
+from keyfed.model.mixture import FILE as MIXTURE
+from keyfed.model.ngram import Ints
+from keyfed.model.output import Score
+from keyfed.model.tables import Texts, texts_of
+from keyfed.run.counts.cache import PersonalCache
+from keyfed.run.counts.fit import fit_levels, fit_mixture, opening
+from keyfed.run.counts.gather import AMONG, Gathering, groups_of
+from keyfed.run.counts.levels import DEPTH, MOST_ORDER, CountPlan, LevelFound, count_ngrams, sketches_of
+from keyfed.run.counts.mixing import laid_out, mixture_cells, read_both, scores_of
+from keyfed.run.encode import Streams
+from keyfed.run.evaluate import limit_streams, total
+from keyfed.run.folder import Trained
+from keyfed.run.prepare import Prepared
+from keyfed.run.secure import settings_of
+from keyfed.text.vocab import EOS
+
+MIXTURE_TOKENS = 60_000  # validation tokens on which the mixture's weights are fitted
+LEAST_K = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """What a person sets of a count; the attributes of `levels.CountPlan`, and how it is summed.
+
+    Attributes:
+      megabytes: of all sketches, a client.
+      among: clients of one sum at most.
+      secure: play the real protocol; None does as the run did.
+    """
+
+    order: int = 4
+    k: int = LEAST_K
+    cap: int = 64
+    most: int = 20_000
+    megabytes: float = 24.0
+    among: int = AMONG
+    secure: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CountReport:
+    """What a count came to.
+
+    Attributes:
+      size: bytes of the file.
+      sums: groups of clients, of up to `members`.
+      sent: bytes that one client sent, by what was summed.
+      closed: sums that were left out, and why; `note` of buckets without data.
+    """
+
+    file: str
+    size: int
+    terms: CountTerms
+    sums: int
+    members: int
+    masked: bool
+    levels: tuple[LevelFound, ...]
+    sent: Mapping[str, int]
+    closed: tuple[str, ...]
+    note: str
+    seconds: float
+
+
+def refuse_counts(trained: Trained, prepared: Prepared, how: Counting) -> None:
+    """Raise ConfigError or DataError where counting makes no sense, before anything is summed."""
+    clients = len(prepared.store)
+    if trained.config.privacy.on:
+        raise ConfigError(
+            f"{trained.folder} was trained with --dp, and counts without noise would void its epsilon; count for a run "
+            "without --dp"
+        )
+    if trained.vocab.kind == "char":
+        raise ConfigError(
+            f"{trained.folder} reads characters ({len(trained.vocab):,} of them), and counts are of words: train a "
+            "model of words"
+        )
+    if how.k < LEAST_K:
+        raise ConfigError(
+            f"--k is {how.k}; expected {LEAST_K} or more: with two, a client that writes an n-gram learns whether "
+            "another one did"
+        )
+    if clients < how.k:
+        raise DataError(f"{prepared.corpus.name} has {clients:,} clients, and an n-gram needs {how.k} (--k)")
+    if not 1 <= how.order <= MOST_ORDER:
+        raise ConfigError(f"--order is {how.order}; the sketches hold n-grams of 1 to {MOST_ORDER} words")
+    if how.cap < 1 or how.most < 1:
+        raise ConfigError(f"--cap is {how.cap} and --most is {how.most}; expected 1 or more")
+    least = max(how.k, trained.config.secure.floor)
+    if how.among < least:
+        raise ConfigError(f"--among is {how.among}; a sum hides a client among {least} or more")
+    opening(prepared.valid)
+
+
+def sum_groups(prepared: Prepared, trained: Trained, how: Counting, streams: Streams, published: bool) -> Gathering:
+    """Return the sums over clients' streams; a published text is read by the server, in the clear."""
+    secure = trained.config.secure.on if how.secure is None else how.secure
+    line_end = EOS if trained.reads_lines else None
+    groups = groups_of(list(streams), list(streams.values()), line_end, how.among)
+    return Gathering(groups, settings_of(trained.config) if secure and not published else None)
+
+
+def count_run(
+    trained: Trained, prepared: Prepared, how: Counting, say: Callable[[str], None] = lambda line: None
+) -> CountReport:
+    """Count, smooth and mix; write `counts.safetensors` and `mixture.json` into the run's folder; return a report.
+
+    Raises:
+      ConfigError, DataError: see `refuse_counts`.
+      RunError: too many sums stayed closed.
+    """
+    refuse_counts(trained, prepared, how)
+    began = time.monotonic()
+    store, vocab = prepared.store, len(trained.vocab)
+    whole = {name: store.stream(k) for k, name in enumerate(store.names)}
+    counting = sum_groups(prepared, trained, how, whole, published=False)
+    name = hashlib.sha256((trained.folder / "vocab.json").read_bytes()).hexdigest()
+    sketches = sketches_of(
+        how.megabytes * 1e6, how.order, counting.members, vocab, trained.config.train.seed, DEPTH
+    )  # fmt: skip
+    plan = CountPlan(how.order, how.k, how.cap, how.most, name, sketches)
+    say(
+        f"counting n-grams of 1 to {how.order} words of {counting.clients:,} clients, in {len(counting.groups):,} sums "
+        f"of up to {counting.members:,} clients, k = {how.k}"
+    )
+    tables, found = count_ngrams(counting, plan, vocab)
+    if not tables:
+        raise DataError(f"no word is released: none has {how.k} of the {counting.clients:,} clients")
+    for n, level in enumerate(found, 1):
+        say(f"  {n}: {level.candidates:,} candidates, {level.admitted:,} admitted, {level.released:,} released")
+    published = prepared.population.valid is not None
+    fitting = sum_groups(prepared, trained, how, opening(prepared.valid), published)
+    model = fit_levels(fitting, tables, vocab)
+    terms = CountTerms(how.k, how.cap, how.most, counting.clients, name)
+    written = CountModel(model, tuple(t.clients for t in tables), tuple(t.counts for t in tables), terms)
+    data = counts_to_bytes(written)
+    model_read = counts_from_bytes(data, vocab, FILE)  # what is tested is what is in the file
+    say("fitting the mixture")
+    some = sum_groups(prepared, trained, how, opening(limit_streams(prepared.valid, MIXTURE_TOKENS)), published)
+
+    def cells(text: Texts) -> tuple[Ints, Ints]:
+        laid = laid_out(model_read, text, COUNT_EDGES, trained.reads_lines)
+        return mixture_cells(read_both(trained, model_read, laid, "cpu"), laid, CONFIDENCE_EDGES)
+
+    mixture, note = fit_mixture(some, len(tables), cells)
+    if note:
+        say(note)
+    closed = counting.closed + fitting.closed + some.closed
+    write_atomically(trained.folder / FILE, data)
+    write_atomically(trained.folder / MIXTURE, mixture.to_json().encode())
+    return CountReport(
+        file=str(trained.folder / FILE), size=len(data), terms=terms, sums=len(counting.groups),
+        members=counting.members, masked=counting.settings is not None, levels=tuple(found),
+        sent={**counting.moved(), **fitting.moved(), **some.moved()}, closed=tuple(closed), note=note,
+        seconds=time.monotonic() - began,
+    )  # fmt: skip
+
+
+def read_counts(trained: Trained) -> tuple[CountModel, Mixture] | None:
+    """Read the counts and the mixture of a run; None where it has none.
+
+    Raises:
+      RunError: a file is damaged, or not of this run's vocabulary.
+    """
+    path, other = trained.folder / FILE, trained.folder / MIXTURE
+    if not path.exists() or not other.exists():
+        return None
+    model = counts_from_bytes(path.read_bytes(), len(trained.vocab), str(path))
+    name = hashlib.sha256((trained.folder / "vocab.json").read_bytes()).hexdigest()
+    if model.about.vocab_sha256 != name:
+        raise RunError(f"{path} was counted with another vocabulary; count again: keyfed counts {trained.folder}")
+    mixture = Mixture.from_json(other.read_text("utf-8"), str(other))
+    if mixture.order != model.model.order:
+        raise RunError(f"{other} is of order {mixture.order}, {path} of {model.model.order}; count again")
+    return model, mixture
+
+
+def score_counts(
+    trained: Trained, prepared: Prepared, model: CountModel, mixture: Mixture, device: str = "cpu"
+) -> dict[str, dict[str, Score | None]]:
+    """Test counts, mixture, and mixture with each client's cache on the run's test text, by model and split."""
+    line_end = EOS if trained.reads_lines else None
+    own = {name: k for k, name in enumerate(prepared.store.names)}
+    out: dict[str, dict[str, Score | None]] = {
+        name: {"test": None, "unseen": None} for name in ("counts", "mixture", "cache")
+    }
+    for split, streams in (("test", prepared.test), ("unseen", prepared.unseen)):
+        if not streams:
+            continue
+        names = list(streams)
+        text = texts_of(list(streams.values()), line_end)
+        nothing = np.zeros(0, np.int32)
+        history = [
+            np.concatenate([prepared.store.stream(own[name]), prepared.valid.get(name, nothing)])
+            if name in own and split == "test" else nothing
+            for name in names
+        ]  # fmt: skip
+        cache = PersonalCache(text, history)
+        laid = laid_out(model, text, mixture.count_edges, trained.reads_lines)
+        both = read_both(trained, model, laid, device, mixture, cache)
+        found = {name: (both.nats[name], both.rank[name]) for name in ("counts", "mixture")}
+        found["cache"] = cache.weighed(both.nats["mixture"])
+        for name, (nats, rank) in found.items():
+            out[name][split] = total(scores_of(text, names, nats, rank))
+    return out
+
+
+def counts_text(report: CountReport) -> str:
+    """Write the report for a person."""
+    terms = report.terms
+    grams = ", ".join(f"{level.released:,}" for level in report.levels)
+    masked = "masked" if report.masked else "in the clear; --secure masks them, to the same sums"
+    lines = [
+        f"released: {grams} n-grams of 1, 2, … words, each written by {terms.k} of {terms.clients:,} clients or more",
+        f"{report.sums:,} sums of up to {report.members:,} clients each, {masked}; a client sends "
+        f"{sum(report.sent.values()) / 1e6:,.1f} MB in all",
+        *([f"{len(report.closed)} sums stayed closed: {report.closed[0]}"] if report.closed else []),
+        f"written: {report.file} ({report.size / 1e6:,.1f} MB), in {report.seconds:,.0f} s",
+    ]
+    return "\n".join(lines)

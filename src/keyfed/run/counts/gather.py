@@ -1,0 +1,116 @@
+"""How vectors of counts are summed over clients: in groups, in the clear or by the real protocol, to the same integers.
+
+Clients form groups of nearly equal size, and every group has a secure sum of its own. The server adds what was opened.
+In the clear only the words that clients write are added, so a simulation of thousands of clients takes seconds. Masked,
+every client and the server play their role (`engine.sums.masked.MaskedSum`). Both give the same words, bit for bit.
+
+A group below the floor would hide too few clients; so groups are never smaller. A group whose sum stays closed is left
+out of that sum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from keyfed.engine.sums.codec import Vector
+from keyfed.engine.sums.tallies import Entries, added, vectors
+from keyfed.errors import SecureSumError
+from keyfed.model.ngram import Tokens
+from keyfed.model.tables import Texts, texts_of
+from keyfed.private.secagg.threshold import SecureSettings
+
+AMONG = 1_000  # clients of one sum, by default
+
+Write = Callable[[Texts], Entries]  # of a block of clients: the words that they add to
+Lost = Callable[[str, str], bool]  # (what is summed, client): whether it vanishes before its vector is there
+
+
+class Group(NamedTuple):
+    """The clients of one sum."""
+
+    names: tuple[str, ...]
+    texts: Texts
+
+
+def groups_of(names: Sequence[str], streams: Sequence[Tokens], line_end: int | None, among: int) -> list[Group]:
+    """Cut clients into groups of nearly equal size, `among` at most.
+
+    Example:
+      >>> [len(group.names) for group in groups_of("abcdefg", [np.array([1])] * 7, None, 3)]
+      [2, 2, 3]
+    """
+    count = -(-len(names) // among)
+    bounds = [len(names) * at // count for at in range(count + 1)]
+    return [Group(tuple(names[a:b]), texts_of(streams[a:b], line_end)) for a, b in pairwise(bounds)]
+
+
+class Opened(NamedTuple):
+    """One group's opened sum."""
+
+    total: Vector
+    clients: int
+
+
+@dataclass(slots=True)
+class Gathering:
+    """Sums over the clients of groups.
+
+    Attributes:
+      settings: of secure sums; None adds in the clear.
+      lost: which clients drop out of which sum.
+      words: of the vectors that one client sent, by what was summed.
+      closed: groups that were left out, and why.
+    """
+
+    groups: Sequence[Group]
+    settings: SecureSettings | None = None
+    lost: Lost = lambda purpose, name: False
+    words: dict[str, int] = field(default_factory=dict)
+    closed: list[str] = field(default_factory=list)
+
+    @property
+    def members(self) -> int:
+        """Clients of the largest sum, a public number."""
+        return max(len(group.names) for group in self.groups)
+
+    @property
+    def clients(self) -> int:
+        return sum(len(group.names) for group in self.groups)
+
+    def sums(self, purpose: str, public: bytes, words: int, write: Write) -> Iterator[Opened]:
+        """Yield every group's opened sum.
+
+        Args:
+          purpose: what is summed; it names the sum in the report.
+          public: what all clients must have received alike, which masks are bound to.
+        """
+        self.words[purpose] = words
+        context = hashlib.sha256(b"keyfed counts 1" + purpose.encode() + public).digest()
+        for number, group in enumerate(self.groups):
+            try:
+                yield self._sum(purpose, context, words, group, write(group.texts))
+            except SecureSumError as e:
+                self.closed.append(f"{purpose}, group {number}: {e}")
+
+    def _sum(self, purpose: str, context: bytes, words: int, group: Group, written: Entries) -> Opened:
+        stays = np.array([not self.lost(purpose, name) for name in group.names])
+        if self.settings is None:
+            return Opened(added(written, words, stays), int(stays.sum()))
+        from keyfed.engine.sums.masked import Attendance, Costs, MaskedSum  # needs a package of its own
+
+        summed = MaskedSum(context, words, Attendance(group.names, group.names), self.settings, Costs())
+        for name, vector, here in zip(group.names, vectors(written, words, len(group.names)), stays, strict=True):
+            if here:
+                summed.add(name, vector)
+        total, survivors = summed.total()
+        return Opened(total, len(survivors))
+
+    def moved(self) -> dict[str, int]:
+        """Return the bytes one client sent, by what was summed."""
+        return {purpose: 4 * words for purpose, words in self.words.items()}

@@ -1,0 +1,124 @@
+"""`keyfed counts`: from a run to counts, a mixture, and rows in its table; what is refused, and how it is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import keyfed as library
+from keyfed.model.mixture import COUNT_EDGES, mixture_of, places_of
+from keyfed.model.tables import texts_of
+from keyfed.reports.finished import with_data
+from keyfed.run.counts.command import read_counts, score_counts
+from keyfed.run.counts.mixing import laid_out
+from keyfed.run.evaluate import evaluate_ngram, evaluate_ngram_sentences, headline, total
+from keyfed.run.folder import read_result
+from tests.end_to_end.conftest import run_command, write_corpus
+
+COUNT = ("--order", "3", "--among", "4", "--megabytes", "0.1")
+
+
+@pytest.fixture(scope="module", params=["stream", "packed"])
+def counted(request, tmp_path_factory):
+    """A run, counted: of streams, and of lines on their own."""
+    root = tmp_path_factory.mktemp("counted")
+    own = {"model_embed": 8, "model_hidden": 12, "data_vocab": 60, "data_window": 8, "lr": 2.0, "optimiser": "sgd"}
+    own |= {"train_cohort": 3, "train_workers": 1, "train_valid_tokens": 500, "train_baselines": False}
+    own |= {"data_batches": request.param, "data_unseen": 0.2}
+    config = library.configure("fedavg", data=str(write_corpus(root / "corpus")), rounds=4, **own)
+    library.train(config, root / "run")
+    run_command("counts", root / "run", *COUNT)
+    return root / "run"
+
+
+def test_counts_are_written_tested_and_shown(counted, keyfed):
+    stored = read_result(counted)["counts"]
+    code, stdout, stderr = keyfed("evaluate", counted, "--json")
+    assert code == 0, stderr
+    assert json.loads(stdout)["counts"] == stored
+    code, stdout, _ = keyfed("evaluate", counted)
+    assert "mixture + own" in stdout
+    assert "Its mixture with federated counts has a test perplexity of" in stdout
+    model, _ = read_counts(with_data(counted, None)[0])
+    assert (model.about.k, model.about.epsilon, model.about.clients) == (3, None, 6)
+    assert [int(c.min()) >= 3 for c in model.clients] == [True] * 3
+
+
+def test_the_mixture_of_one_model_alone_is_that_model(counted):
+    """With weights of 1 it is the network, with weights of 0 the count model: the figures of their own paths."""
+    out = counted
+    trained, prepared = with_data(out, None)
+    model, mixture = read_counts(trained)
+    shape = mixture.shape
+    kind = trained.config.data.batching
+    network = headline(trained.spec, trained.params, prepared.test, kind)[1]
+    if trained.reads_lines:
+        pooled = evaluate_ngram_sentences(model.model.nats, model.model.top, prepared.test)
+    else:
+        pooled = total(evaluate_ngram(model.model.nats, model.model.top, prepared.test))
+    for weight, alone in ((1.0, network), (0.0, pooled.summary())):
+        found = score_counts(trained, prepared, model, mixture_of(np.full(shape, weight).reshape(-1), shape[0]))
+        for key in ("tokens", "perplexity", "top1", "top3"):
+            assert found["mixture"]["test"].summary()[key] == pytest.approx(alone[key], rel=1e-4), key
+    assert found["counts"]["test"].perplexity == pytest.approx(pooled.summary()["perplexity"], rel=1e-6)
+
+
+def test_the_mixture_is_better_than_each_and_the_cache_is_a_persons_own(counted):
+    rows = read_result(counted)["counts"]
+    perplexity = {name: split["test"]["perplexity"] for name, split in rows.items()}
+    assert perplexity["mixture"] < perplexity["counts"] * 1.001  # the network learnt next to nothing in four rounds
+    assert perplexity["cache"] != perplexity["mixture"]
+
+
+def test_buckets_are_the_same_for_one_stream_and_for_many(counted):
+    out = counted
+    trained, prepared = with_data(out, None)
+    model, _ = read_counts(trained)
+    if trained.reads_lines:
+        return
+    streams = list(prepared.test.values())
+    laid = laid_out(model, texts_of(streams), COUNT_EDGES, lines=False)
+    alone = np.concatenate([places_of(model, stream) for stream in streams])
+    assert laid.places[laid.text.predicted].tolist() == alone.tolist()
+
+
+def test_bad_input_is_one_line_with_numbers(counted, keyfed, tmp_path):
+    out = counted
+    for arguments, said in (
+        (["--k", "2"], "--k is 2; expected 3 or more"),
+        (["--k", "50"], "clients, and an n-gram needs 50"),
+        (["--order", "9"], "--order is 9; the sketches hold n-grams of 1 to 6 words"),
+        (["--megabytes", "0.0001"], "0.0001 MB a client leave"),
+        (["--among", "2"], "--among is 2; a sum hides a client among 3 or more"),
+    ):
+        code, _, stderr = keyfed("counts", out, *arguments)
+        assert (code, stderr.count("\n")) == (2, 1), stderr
+        assert said in stderr
+    broken = tmp_path / "broken"
+    shutil.copytree(out, broken)
+    data = bytearray((broken / "counts.safetensors").read_bytes())
+    data[200] ^= 255
+    (broken / "counts.safetensors").write_bytes(bytes(data))
+    code, _, stderr = keyfed("evaluate", broken)
+    assert code == 2
+    assert "counts.safetensors is damaged" in stderr
+
+
+def test_masked_and_in_the_clear_write_the_same_file(counted, keyfed):
+    pytest.importorskip("cryptography")
+    out = counted
+    written = [(out / name).read_bytes() for name in ("counts.safetensors", "mixture.json")]
+    code, stdout, stderr = keyfed("counts", out, *COUNT, "--secure", "--json")
+    assert code == 0, stderr
+    assert json.loads(stdout)["masked"]
+    assert [(out / name).read_bytes() for name in ("counts.safetensors", "mixture.json")] == written
+
+
+def test_characters_are_refused(train_quietly, keyfed):
+    out = train_quietly(rounds=1, model_name="char-lstm")
+    code, _, stderr = keyfed("counts", out)
+    assert code == 2
+    assert "reads characters" in stderr

@@ -1,0 +1,229 @@
+"""Counts over secure sums: the protocol gives the simulation's numbers, and what fewer than k wrote is not released."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keyfed.engine.sums.tallies import Entries, Fields, Sketch, added, read_recount, recount_fields, vectors
+from keyfed.errors import ConfigError, Lied
+from keyfed.model.counts import CountModel, CountTerms, counts_from_bytes, counts_to_bytes, grams_of
+from keyfed.private.secagg.collector import Collector
+from keyfed.private.secagg.threshold import SecureSettings
+from keyfed.run.counts import levels
+from keyfed.run.counts.fit import fit_levels
+from keyfed.run.counts.gather import Gathering, groups_of
+from keyfed.run.counts.levels import CountPlan, count_ngrams, sketches_of
+
+V, END, CLIENTS, K = 14, 2, 12, 3
+NAMES = [f"client{n}" for n in range(CLIENTS)]
+
+
+def streams(seed=0, length=40):
+    """Text in which common words follow common words, and every client has some that others lack."""
+    random = np.random.default_rng(seed)
+    return [np.minimum(random.geometric(0.25, length) + 1, V - 1).astype(np.int32) for _ in range(CLIENTS)]
+
+
+def gathering(text, settings=None, lost=lambda purpose, name: False, among=6):
+    return Gathering(groups_of(NAMES, text, END, among), settings, lost)
+
+
+def plan(order=3, cap=4, most=10_000, width=400):
+    return CountPlan(order, K, cap, most, "ab" * 32, tuple(Sketch(3, width, n) for n in range(2, order + 1)))
+
+
+def truth(text, n, cap, lost=()):
+    """Count n-grams by hand: lines on their own, the line end before a line in front."""
+    clients, counts = Counter(), Counter()
+    for name, stream in zip(NAMES, text, strict=True):
+        own, line = Counter(), [END]
+        for token in stream.tolist():
+            line.append(token)
+            if len(line) - (n == 1) >= n:
+                own[tuple(line[-n:])] += 1
+            if token == END:
+                line = [END]
+        if name not in lost:
+            clients.update(own.keys())
+            counts.update({gram: min(count, cap) for gram, count in own.items()})
+    return {gram: (c, counts[gram]) for gram, c in clients.items() if c >= K}
+
+
+def as_found(tables):
+    out = []
+    for n, table in enumerate(tables, 1):
+        grams = map(tuple, grams_of([t.keys for t in tables[:n]], V).tolist())
+        out.append(dict(zip(grams, zip(table.clients.tolist(), table.counts.tolist(), strict=True), strict=True)))
+    return out
+
+
+def test_what_is_released_is_what_k_clients_wrote_counted_by_hand():
+    text = streams()
+    found = as_found(count_ngrams(gathering(text), plan(), V)[0])
+    assert [len(level) for level in found] == [len(truth(text, n, 4)) for n in (1, 2, 3)]
+    assert found == [truth(text, n, 4) for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("drop", [False, True], ids=["all stay", "drop-outs"])
+def test_the_protocol_and_the_simulation_release_the_same_bit_for_bit(drop):
+    """Real members and collectors, in two groups; of each sum one client of each group vanishes, never the same."""
+    text, sent = streams(3), {}
+
+    def lost(purpose, name):
+        return drop and int(name[6:]) % 6 == int(purpose[-1]) % 6
+
+    for secure in (None, SecureSettings()):
+        summed = gathering(text, secure, lost)
+        tables, report = count_ngrams(summed, plan(order=2), V)
+        fitted = fit_levels(gathering(streams(9), secure, lost), tables, V)
+        assert not summed.closed
+        sent[secure is None] = (as_found(tables), report, summed.moved(), [a.tobytes() for a in
+                                  counts_arrays(fitted)])  # fmt: skip
+    assert sent[True] == sent[False]
+    if drop:
+        gone = {name for name in NAMES if lost("recount 1", name)}
+        assert sent[True][0][0] == truth(text, 1, 4, gone)
+
+
+def counts_arrays(model):
+    return [array for level in model.levels for array in (level.keys, level.prob, level.backoff)]
+
+
+def test_every_message_before_the_opening_is_masked(monkeypatch):
+    """Of what the server gets hardly a word is 0, and nearly all that clients write are."""
+    got, real = [], Collector.take_masked
+    monkeypatch.setattr(Collector, "take_masked", lambda self, name, v: (got.append(v.copy()), real(self, name, v)))
+    text = streams(3)
+    count_ngrams(gathering(text, SecureSettings()), plan(order=2), V)
+    wide = [vector for vector in got if vector.size > 100]  # those of the sketch
+    assert len(wide) == CLIENTS
+    assert all((vector == 0).mean() < 0.01 for vector in wide)
+    assert len({vector.tobytes() for vector in wide}) == CLIENTS
+
+
+def test_a_group_whose_sum_stays_closed_is_left_out_and_named():
+    few = gathering(streams(3), SecureSettings(), lambda purpose, name: purpose == "recount 1" and name in NAMES[:4])
+    count_ngrams(few, plan(order=1), V)
+    assert len(few.closed) == 1
+    assert few.closed[0].startswith("recount 1, group 0: 2 of 6 clients uploaded")
+
+
+def everything_shared_is_of_k_clients(text, monkeypatch):
+    """Check the file, and every list of n-grams that clients get, against counts by hand and the opened sketches."""
+    lists = []
+    real = levels._recounted
+
+    def seen(gathering, plan, tables, keys, estimates, vocab, noised):
+        if tables:
+            lists.append((keys, estimates))
+        return real(gathering, plan, tables, keys, estimates, vocab, noised)
+
+    monkeypatch.setattr(levels, "_recounted", seen)
+    tables, _ = count_ngrams(gathering(text), plan(width=60), V)
+    for keys, estimates in lists:
+        assert keys.size == 0 or estimates.min() >= K
+    for n, level in enumerate(as_found(tables), 1):
+        right = truth(text, n, 4)
+        assert all(gram in right for gram in level), "an n-gram of fewer than k clients is released"
+    terms = CountTerms(K, 4, 10_000, CLIENTS, "ab" * 32)
+    model = fit_levels(gathering(streams(9)), tables, V)
+    data = counts_to_bytes(CountModel(model, tuple(t.clients for t in tables), tuple(t.counts for t in tables), terms))
+    assert min(int(c.min()) for c in counts_from_bytes(data, V, "here").clients if c.size) >= K
+
+
+def test_nothing_of_fewer_than_k_clients_is_shared(monkeypatch):
+    """The sketch is so narrow that some of its estimates are too high: the recount decides."""
+    everything_shared_is_of_k_clients(streams(5), monkeypatch)
+
+
+def test_a_mutant_that_releases_one_client_less_is_found(monkeypatch):
+    monkeypatch.setattr(levels, "released", lambda clients, least: clients >= least - 1)
+    with pytest.raises(AssertionError, match="fewer than k clients"):
+        everything_shared_is_of_k_clients(streams(5), monkeypatch)
+
+
+def test_a_mutant_that_puts_smaller_estimates_on_a_list_is_found(monkeypatch):
+    real = Sketch.admitted
+    monkeypatch.setattr(Sketch, "admitted", lambda self, cells, keys, least: real(self, cells, keys, least - 1))
+    with pytest.raises(AssertionError):
+        everything_shared_is_of_k_clients(streams(5), monkeypatch)
+
+
+def test_a_client_contributes_at_most_m_n_grams_those_most_likely_shared():
+    text = streams(1)
+    seen = []
+
+    def lost(purpose, name):
+        seen.append((purpose, name))
+        return False
+
+    whole = as_found(count_ngrams(gathering(text, lost=lost), plan(order=2), V)[0])
+    few = as_found(count_ngrams(gathering(text), plan(order=2, most=5), V)[0])
+    for n in (0, 1):
+        assert sum(c for c, _ in few[n].values()) <= 5 * CLIENTS < sum(c for c, _ in whole[n].values())
+    assert len(few[1]) >= 3
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_cells_of_any_width_are_read_as_they_were_written(data):
+    most = tuple(data.draw(st.lists(st.integers(1, 5_000), min_size=1, max_size=3)))
+    lengths = tuple(data.draw(st.integers(1, 9)) for _ in most)
+    fields, clients = Fields(lengths, most), 3
+    values = [np.array(data.draw(st.lists(st.integers(0, m // clients), min_size=clients * n, max_size=clients * n)))
+              .reshape(clients, n) for m, n in zip(most, lengths, strict=True)]  # fmt: skip
+    entries = [Entries(np.repeat(np.arange(clients), v.shape[1]), np.tile(np.arange(v.shape[1]), clients),
+                       v.reshape(-1)) for v in values]  # fmt: skip
+    written = fields.write(entries)
+    alone = vectors(written, fields.words, clients)
+    total = added(written, fields.words, np.ones(clients, bool))
+    assert np.array_equal(sum(alone, np.zeros(fields.words, np.uint32)), total)
+    for got, own in zip(fields.read(total), values, strict=True):
+        assert got.tolist() == own.sum(0).tolist()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=60, unique=True), st.integers(0, 2**20))
+def test_a_sketch_is_never_below_the_number_of_clients(keys, seed):
+    keys = np.array(keys)
+    sketch, clients = Sketch(2, 16, seed), 4
+    who = np.random.default_rng(seed).random((clients, keys.size)) < 0.5
+    client, which = np.nonzero(who)
+    fields = sketch.fields(clients)
+    total = added(fields.write([sketch.write(client, keys[which])]), fields.words, np.ones(clients, bool))
+    found, estimates = sketch.admitted(fields.read(total)[0], keys, 0)
+    assert found.tolist() == keys.tolist()
+    assert (estimates >= who.sum(0)).all()
+    assert estimates.max() <= clients
+
+
+def test_a_recount_that_honest_clients_cannot_have_is_refused():
+    fields = recount_fields(2, 5, 4)
+    for wrote, often in ((6, 8), (3, 13), (3, 2)):
+        total = added(fields.write([Entries(*np.array([[0], [1], [wrote]])), Entries(*np.array([[0], [1], [often]]))]),
+                      fields.words, np.ones(1, bool))  # fmt: skip
+        with pytest.raises(Lied):
+            read_recount(fields, total, 5, 4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_distribution_sums_to_one(seed):
+    text = streams(seed, length=60)
+    tables, _ = count_ngrams(gathering(text), plan(), V)
+    model = fit_levels(gathering(streams(seed + 50)), tables, V)
+    random = np.random.default_rng(seed)
+    for context in [[], [END], [13, 13], *random.integers(2, V, (40, 3)).tolist()]:
+        p = model.next(np.array(context, np.int64))
+        assert p.sum() == pytest.approx(1, abs=1e-9)
+        assert (p > 0).all()
+
+
+def test_a_budget_too_small_for_one_level_is_refused_with_numbers():
+    with pytest.raises(ConfigError, match=r"leave 6,250 cells a row .* words \(10,000\); give --megabytes 0.16"):
+        sketches_of(1e5, 2, 50, 10_000, 7, 20)
+    assert len(sketches_of(2e5, 2, 50, 10_000, 7, 20)) == 1
